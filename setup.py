@@ -1,0 +1,386 @@
+"""Builds the native targets of hsgd; all metadata is in pyproject.toml.
+
+Owns how the three shared libraries and the Python extension are compiled, and the start-up hook of
+horovodrun. Calls the compiler directly, in parallel, and only for objects whose source, headers or
+flags changed (they live in build/native). Without an MPI it builds what needs none, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from setuptools import Command, Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+CSRC = Path("hsgd/csrc")
+HOOK = "hsgd_horovod_hook"
+EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
+MPI_SOURCES = ("mpi_cache.cpp", "mpi_comm.cpp", "transport_mpi.cpp")
+PRELOAD_SOURCES = ("pmpi.cpp",)
+BINDING_SOURCES = ("bind.cpp", "request.cpp")
+BASE_FLAGS = (
+    *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
+    "-ffp-contract=off",  # a fused multiply-add would round differently from one kernel to another
+)
+SIMD_FLAGS = {
+    "reduce_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
+    "reduce_avx512.cpp": (
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+        *("-mavx2", "-mfma", "-mf16c"),
+    ),
+}
+if platform.machine() not in ("x86_64", "AMD64"):
+    SIMD_FLAGS = {}  # the files are empty there
+
+
+def load_mpi_compiler() -> ModuleType:
+    """hsgd/mpi_compiler.py by path: the package itself cannot be imported before it is built."""
+    spec = importlib.util.spec_from_file_location("mpi_compiler", ROOT / "hsgd/mpi_compiler.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Library:
+    """One shared object to link: its file name, its sources, and what it needs."""
+
+    name: str
+    sources: tuple[Path, ...]
+    compile_flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # libraries of ours, linked before
+    runpath: tuple[str, ...] = ("$ORIGIN",)
+
+
+@dataclass
+class Builder:
+    """Compiles and links into `output`; knows nothing of setuptools."""
+
+    compiler: list[str]
+    output: Path
+    objects: Path
+    extra_flags: list[str] = field(
+        default_factory=lambda: shlex.split(os.environ.get("CXXFLAGS", ""))
+    )
+
+    def compile_all(self, jobs: list[tuple[Path, Path, tuple[str, ...]]]) -> None:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for result in [pool.submit(self.compile, *job) for job in jobs]:
+                result.result()
+
+    def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
+        depends, made_by = target.with_suffix(".d"), target.with_suffix(".cmd")
+        command = [*self.compiler, *BASE_FLAGS, *flags, *self.extra_flags]
+        command += ["-MMD", "-MF", str(depends), "-c", str(source), "-o", str(target)]
+        line = shlex.join(command)
+        if is_fresh(target, depends) and made_by.is_file() and made_by.read_text() == line:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made_by.unlink(missing_ok=True)
+        if "warning:" not in run(command):  # an object with warnings is compiled, and warns, again
+            made_by.write_text(line)
+        elif os.environ.get("WERROR"):
+            sys.exit(f"hsgd: error: {source} compiles with warnings, and WERROR is set")
+
+    def object_of(self, library: Library, source: Path) -> Path:
+        return self.objects / library.name.split(".")[0] / (source.stem + ".o")
+
+    def compile_sources(self, libraries: list[Library]) -> None:
+        self.compile_all(
+            [
+                (
+                    source,
+                    self.object_of(library, source),
+                    (*library.compile_flags, *SIMD_FLAGS.get(source.name, ())),
+                )
+                for library in libraries
+                for source in library.sources
+            ]
+        )
+
+    def link(self, library: Library) -> None:
+        target = self.output / library.name
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        command = [*self.compiler, "-shared", f"-Wl,-soname,{library.name}", "-o", str(temporary)]
+        command += [str(self.object_of(library, source)) for source in library.sources]
+        command += ["-Wl,--no-as-needed", *(str(self.output / need) for need in library.needs)]
+        command += ["-Wl,--enable-new-dtags", f"-Wl,-rpath,{':'.join(library.runpath)}"]
+        run([*command, *library.link_flags])
+        os.replace(temporary, target)  # a process that has the old library mapped keeps it
+
+    def link_program(self, program: Library, core: Library) -> None:
+        (source,) = program.sources
+        command = [*self.compiler, "-o", str(self.output / source.stem)]
+        command += [str(self.object_of(program, source))]
+        command += [str(self.object_of(core, path)) for path in core.sources]
+        run([*command, *core.link_flags, *self.extra_flags])
+
+
+def objects_folder(variant: str = "") -> Path:
+    tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    return ROOT / "build" / "native" / "-".join(filter(None, (tag, variant)))
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One build at a time in a folder of objects."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def is_fresh(target: Path, depends: Path) -> bool:
+    """Whether the object is newer than its source and all headers that the compiler listed."""
+    try:
+        words = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+        made = target.stat().st_mtime_ns
+        return all(Path(word).stat().st_mtime_ns < made for word in words)
+    except (OSError, IndexError):
+        return False
+
+
+def run(command: list[str]) -> str:
+    """Runs a compiler and returns what it said; its failure ends the build."""
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    sys.stderr.write(done.stderr)
+    if done.returncode != 0:
+        sys.exit(f"hsgd: error: the compiler failed ({done.returncode}): {shlex.join(command)}")
+    return done.stderr
+
+
+def find_compiler() -> list[str]:
+    for candidate in (os.environ.get("CXX", ""), "g++", "c++", "clang++"):
+        words = shlex.split(candidate)
+        if words and shutil.which(words[0]):
+            return words
+    sys.exit("hsgd: error: no C++ compiler on PATH; install g++ 9 or newer, or name one in CXX")
+
+
+def core_library() -> Library:
+    apart = {*MPI_SOURCES, *PRELOAD_SOURCES, *BINDING_SOURCES}
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / CSRC).glob("*.cpp"))
+    kept = tuple(path for path in sources if path.name not in apart)
+    flags = ("-Wl,--no-undefined", "-pthread", "-lrt")
+    return Library("libhsgd_core.so", kept, link_flags=flags)
+
+
+def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
+    """libhsgd_mpi and the interposer: libmpi in DT_NEEDED, and a run-time path to it."""
+    runpath = ["$ORIGIN"]
+    folder = mpi.library_dir
+    if folder:
+        if installed and os.path.commonpath([folder, sys.prefix]) == sys.prefix:
+            runpath.append(os.path.join("$ORIGIN", os.path.relpath(folder, installed)))
+        runpath.append(folder)
+    common = {
+        "compile_flags": mpi.compile_flags,
+        "link_flags": ("-Wl,--no-undefined", *mpi.link_flags),
+        "runpath": tuple(runpath),
+    }
+    core, name = "libhsgd_core.so", "libhsgd_mpi.so"
+    return [
+        Library(name, tuple(CSRC / s for s in MPI_SOURCES), needs=(core,), **common),
+        Library(
+            "libhsgd_preload.so",
+            tuple(CSRC / s for s in PRELOAD_SOURCES),
+            needs=(name, core),
+            **common,
+        ),
+    ]
+
+
+def binding_library() -> Library:
+    """The binding with nanobind's own sources, compiled as its nb_combined.cpp asks."""
+    import nanobind
+
+    include = sysconfig.get_path("include")
+    if not Path(include, "Python.h").is_file():
+        sys.exit(
+            f"hsgd: error: no Python.h in {include}; install the development files of this Python"
+        )
+    source = Path(nanobind.source_dir())
+    flags = ("-DNDEBUG", "-DNB_COMPACT_ASSERTIONS", "-fno-strict-aliasing", "-ffunction-sections")
+    folders = (include, nanobind.include_dir(), str(source.parent / "ext/robin_map/include"))
+    return Library(
+        EXTENSION,
+        (*(CSRC / name for name in BINDING_SOURCES), source / "nb_combined.cpp"),
+        compile_flags=(*flags, *(word for folder in folders for word in ("-isystem", folder))),
+        link_flags=("-Wl,--gc-sections",),
+        needs=("libhsgd_core.so",),
+    )
+
+
+def write_hook(site_packages: Path) -> list[Path]:
+    """The start-up hook: a top-level module, so that no interpreter start imports hsgd."""
+    files = {
+        f"{HOOK}.py": (ROOT / "hsgd/launch_hook.py").read_text(),
+        f"{HOOK}.pth": f"import {HOOK}\n",
+        f"{HOOK}.start": f"{HOOK}:install\n",  # Python 3.15 and later
+    }
+    for name, text in files.items():
+        (site_packages / name).write_text(text)
+    return [site_packages / name for name in files]
+
+
+class BuildNative(build_ext):
+    """All native files, next to hsgd/__init__.py of the build or, when editable, of the source."""
+
+    def run(self) -> None:
+        in_place = self.inplace or self.editable_mode
+        output = ROOT / "hsgd" if in_place else Path(self.build_lib).resolve() / "hsgd"
+        output.mkdir(parents=True, exist_ok=True)
+        mpi = load_mpi_compiler().find_mpi()
+        installed = None if in_place else Path(sysconfig.get_path("platlib"), "hsgd")
+        libraries = [core_library()]
+        if mpi is None:
+            print(
+                "hsgd: no mpicc beside the interpreter or on PATH: building without the MPI parts",
+                file=sys.stderr,
+            )
+        else:
+            libraries += mpi_libraries(mpi, installed)
+        libraries.append(binding_library())
+        builder = Builder(find_compiler(), output, objects_folder())
+        with locked(builder.objects):
+            builder.compile_sources(libraries)
+            for name in {"libhsgd_mpi.so", "libhsgd_preload.so"} - {lib.name for lib in libraries}:
+                (output / name).unlink(missing_ok=True)
+            for library in libraries:
+                builder.link(library)
+        self.made = [output / library.name for library in libraries]
+        self.made.append(self._describe(builder, mpi))
+        if self.editable_mode:  # setuptools gathers an editable wheel where it would install
+            self.made += write_hook(Path(self.get_finalized_command("install").install_lib))
+        elif not in_place:
+            self.made += write_hook(Path(self.build_lib))
+
+    def _describe(self, builder: Builder, mpi: Any) -> Path:
+        """hsgd/_build.json: what `hsgd info` tells of this build."""
+        version = subprocess.run(
+            [*builder.compiler, "--version"], capture_output=True, text=True, check=False
+        )
+        facts = {
+            "compiler": version.stdout.partition("\n")[0],
+            "flags": " ".join([*BASE_FLAGS, *builder.extra_flags]),
+            "mpi_name": mpi.name if mpi else None,
+            "mpi_version": mpi.version if mpi else None,
+            "mpi_library_dir": mpi.library_dir if mpi else None,
+        }
+        path = builder.output / "_build.json"
+        path.write_text(json.dumps(facts, indent=2) + "\n")
+        return path
+
+    def get_outputs(self) -> list[str]:
+        return [str(path) for path in getattr(self, "made", [])]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        return [str(p.relative_to(ROOT)) for p in sorted((ROOT / CSRC).iterdir()) if p.is_file()]
+
+
+class BuildNativeTests(Command):
+    """Each tests/native/test_*.cpp as a program, with the objects of the core."""
+
+    description = "build the native tests"
+    user_options = [("sanitize=", None, "thread, address or undefined")]  # noqa: RUF012
+
+    def initialize_options(self) -> None:
+        self.sanitize = ""
+
+    def finalize_options(self) -> None:
+        if self.sanitize not in ("", "thread", "address", "undefined"):
+            sys.exit(f"hsgd: error: no sanitizer {self.sanitize!r}; thread, address or undefined")
+
+    def run(self) -> None:
+        output = ROOT / "build" / "native-test"
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir(parents=True)
+        builder = Builder(find_compiler(), output, objects_folder(self.sanitize))
+        if self.sanitize:
+            builder.extra_flags.append(f"-fsanitize={self.sanitize}")
+            # What GCC 12 warns of under a sanitizer alone: that it ignores stand-alone fences, and
+            # bounds that it does not follow through the checks it inserts.
+            silent = {
+                "thread": ["-Wno-tsan"],
+                "address": ["-Wno-array-bounds", "-Wno-stringop-overflow"],
+            }
+            builder.extra_flags.extend(silent.get(self.sanitize, []))
+        programs = [
+            Library(f"native-test-{path.stem}", (path,), compile_flags=("-I", str(CSRC)))
+            for path in sorted(
+                path.relative_to(ROOT) for path in ROOT.glob("tests/native/test_*.cpp")
+            )
+        ]
+        core = core_library()
+        with locked(builder.objects):
+            builder.compile_sources([core, *programs])
+            for program in programs:
+                builder.link_program(program, core)
+
+
+class BuildFaultPoints(Command):
+    """The core and the binding with the points of csrc/fault.hpp, for tests; installs nothing."""
+
+    description = "build the core with fault points into build/fault-points, for tests"
+    user_options: ClassVar[list[Any]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        output = ROOT / "build" / "fault-points"
+        output.mkdir(parents=True, exist_ok=True)
+        builder = Builder(find_compiler(), output, objects_folder("fault-points"))
+        builder.extra_flags.append("-DHSGD_FAULT_POINTS")
+        libraries = [core_library(), binding_library()]
+        with locked(builder.objects):
+            builder.compile_sources(libraries)
+            for library in libraries:
+                builder.link(library)
+
+
+class BuildPackages(build_py):
+    """Starts from an empty folder: a module that was removed must not come back."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib), ignore_errors=True)
+        super().run()
+
+
+setup(
+    ext_modules=[Extension("hsgd._native", [str(CSRC / name) for name in BINDING_SOURCES])],
+    cmdclass={
+        "build_ext": BuildNative,
+        "build_py": BuildPackages,
+        "fault_points": BuildFaultPoints,
+        "native_test": BuildNativeTests,
+    },
+)
