@@ -1,0 +1,53 @@
+// Collectives on buffers that all ranks of a node can reach: no staging, no copies.
+//
+// Owns the state machines. The traffic of an allreduce is the least there is, each input read once
+// and each output written once: 2 S bytes per rank. Never blocks; the caller waits between steps
+// until all ranks have entered, and the last step waits for the peers, because they touch this
+// rank's buffers until then.
+#ifndef HSGD_DIRECT_HPP_
+#define HSGD_DIRECT_HPP_
+
+#include <memory>
+#include <vector>
+
+#include "arena.hpp"
+#include "local.hpp"
+#include "pipeline.hpp"
+#include "reduce.hpp"
+
+namespace hsgd {
+
+// The arguments of all ranks of the node, by local rank, and what keeps them mapped.
+struct SharedArguments {
+  std::vector<const std::byte*> in;
+  std::vector<std::byte*> out;
+  std::shared_ptr<SharedBuffer> in_buffer;
+  std::shared_ptr<SharedBuffer> out_buffer;
+};
+
+class DirectAllreduce {
+ public:
+  // Takes one step of the pipeline's counters. `claims`: ranks outnumber cores, so that parts are
+  // done by whoever runs; otherwise each rank does its own slice.
+  DirectAllreduce(const PipelineContext& context, const SharedArguments& arguments, uint64_t count,
+                  const Reduction& reduction, bool claims);
+  Step step();
+
+ private:
+  Step claim_parts();
+  Step own_slice();
+  void reduce(const Range& part);
+  void reduce_block(const Range& block);
+
+  PipelineContext context_;
+  const SharedArguments& arguments_;
+  uint64_t count_;
+  Reduction reduction_;
+  bool claims_;
+  bool reduced_ = false;
+  std::vector<const void*> inputs_;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_DIRECT_HPP_

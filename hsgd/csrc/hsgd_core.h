@@ -1,0 +1,246 @@
+/* The versioned C interface of libhsgd_core: two-level collectives on host memory.
+ *
+ * Owns nothing itself: it names the types, codes and functions that callers (the Python binding,
+ * the MPI interposer, C programs) may use. It never mentions Python, torch or MPI. Functions return
+ * HSGD_OK or a negative code and fill `err` (which may be NULL) with one line for the user.
+ */
+#ifndef HSGD_CORE_H_
+#define HSGD_CORE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HSGD_ABI_VERSION 1
+#define HSGD_API __attribute__((visibility("default")))
+
+typedef struct hsgd_comm hsgd_comm;
+
+typedef enum hsgd_status {
+  HSGD_OK = 0,
+  HSGD_ERR_ARGUMENT = -1,  /* caller's mistake, nothing was sent */
+  HSGD_ERR_PEER_LOST = -2, /* a rank died; err->rank names it */
+  HSGD_ERR_TIMEOUT = -3,   /* a deadline passed; err->rank names a rank that did not come, or -1 */
+  HSGD_ERR_SIGNATURE =
+      -4, /* ranks called with different shapes, dtypes, ops or names; no data was mixed */
+  HSGD_ERR_MEMORY = -5,      /* shared memory or address space could not be had */
+  HSGD_ERR_SYSTEM = -6,      /* another system call or MPI failed */
+  HSGD_ERR_CLOSED = -7,      /* the communicator was closed, or broken by an earlier error */
+  HSGD_ERR_INTERRUPTED = -8, /* options->interrupted said so; the communicator is broken */
+  HSGD_ERR_PENDING = -9      /* hsgd_request_wait only: not done in time, and goes on */
+} hsgd_status;
+
+typedef enum hsgd_dtype {
+  HSGD_FLOAT32 = 0,
+  HSGD_FLOAT64 = 1,
+  HSGD_FLOAT16 = 2,
+  HSGD_BFLOAT16 = 3,
+  HSGD_INT8 = 4,
+  HSGD_INT32 = 5,
+  HSGD_INT64 = 6,
+  HSGD_UINT8 = 7,
+  HSGD_DTYPE_COUNT = 8
+} hsgd_dtype;
+
+typedef enum hsgd_op {
+  HSGD_SUM = 0,
+  HSGD_MEAN = 1, /* sum / world_size, floating dtypes only */
+  HSGD_MIN = 2,
+  HSGD_MAX = 3,
+  HSGD_PROD = 4,
+  HSGD_OP_COUNT = 5
+} hsgd_op;
+
+typedef struct hsgd_error {
+  int32_t code; /* hsgd_status */
+  int32_t rank; /* the world rank that the error is about, or -1 */
+  char message[1024];
+} hsgd_error;
+
+/* Every field has a default (hsgd_options_default); all ranks must pass the same values. */
+typedef struct hsgd_options {
+  uint32_t struct_bytes; /* sizeof(hsgd_options), for versioning */
+  uint32_t nontemporal;  /* kind of store into shared memory: 0 ordinary, 1 non-temporal, 2 measured
+                            at start-up */
+  double timeout_s;      /* of one collective and of the set-up; <= 0 is refused */
+  int64_t oneshot_bytes; /* on one node, up to this payload each rank reads everybody's whole input;
+                            < 0: measured at start-up */
+  int64_t chunk_bytes;   /* payload of one pipeline step inside a node; < 0: measured */
+  uint64_t wire_oneshot_bytes; /* the most that a node sends of a payload that it sends whole: with
+                                  N nodes payloads up to 1 / (N - 1) of this go that way */
+  uint64_t wire_chunk_bytes;   /* payload of one pipeline step when there are several nodes; 0: what
+                                  makes messages of a good size */
+  uint32_t slots;              /* recycled staging slots per rank, >= 3 */
+  int32_t spin; /* iterations of busy waiting before yielding; < 0: chosen from cores and ranks */
+  uint64_t min_bytes;  /* interposer: smaller payloads pass through to MPI */
+  uint32_t report;     /* interposer: 1 prints a line of counters per rank at MPI_Finalize */
+  uint32_t wire_dtype; /* float32 travels between nodes as this: HSGD_BFLOAT16 or HSGD_FLOAT16; 0
+                          (HSGD_FLOAT32): as it is. Payloads that are sent whole stay exact */
+  /* NULL, or what a waiting rank calls some fifty times a second, in the thread that waits: nonzero
+   * ends the wait. So that Ctrl-C works in languages that only note a signal. */
+  int (*interrupted)(void);
+} hsgd_options;
+
+/* Monotonic counters of one communicator on one rank. Bytes are payload bytes. */
+typedef struct hsgd_counters {
+  uint64_t calls;            /* collectives completed */
+  uint64_t payload_bytes;    /* sum of count * itemsize over completed collectives */
+  uint64_t intra_bytes;      /* bytes this rank read or wrote in shared memory for them */
+  uint64_t inter_bytes_sent; /* bytes this rank sent to other nodes, headers included */
+  uint64_t inter_bytes_received;
+  uint64_t wait_ns;  /* time spent waiting for other ranks */
+  uint64_t total_ns; /* time spent inside collectives, waiting included */
+} hsgd_counters;
+
+typedef struct hsgd_topology {
+  int32_t rank, size;             /* world */
+  int32_t local_rank, local_size; /* ranks that share this node's memory */
+  int32_t node_rank, node_count;
+  int32_t leaders;        /* local ranks per node that carry data between nodes; 0 on one node */
+  int32_t nontemporal;    /* the kind of store in use: 0 or 1 */
+  uint64_t oneshot_bytes; /* the switch point and the step in use, for collectives on this node */
+  uint64_t chunk_bytes;
+} hsgd_topology;
+
+HSGD_API uint32_t hsgd_abi_version(void);
+HSGD_API void hsgd_options_default(hsgd_options* options);
+/* Defaults, then the HSGD_* variables (docs/configuration.md). HSGD_ERR_ARGUMENT names a malformed
+ * one. The only reader of the environment in the native code. */
+HSGD_API int hsgd_options_from_env(hsgd_options* options, hsgd_error* err);
+HSGD_API size_t hsgd_dtype_bytes(hsgd_dtype dtype); /* 0 if unknown */
+HSGD_API const char* hsgd_dtype_name(hsgd_dtype dtype);
+HSGD_API const char* hsgd_op_name(hsgd_op op);
+HSGD_API const char* hsgd_simd_name(void); /* "avx512", "avx2" or "plain" */
+
+/* Collective over the `size` processes of one node that pass the same `path` (a UNIX socket is made
+ * there by rank 0 and removed before this returns). Blocking, with options->timeout_s as deadline.
+ */
+HSGD_API int hsgd_comm_create_local(const char* path, int rank, int size,
+                                    const hsgd_options* options, hsgd_comm** comm, hsgd_error* err);
+
+/* Local. Unmaps the segments. Waits for nobody, except for requests that are open, which it
+ * finishes (each has its deadline); peers that still wait for this rank see PeerLost or their
+ * deadline. */
+HSGD_API void hsgd_comm_destroy(hsgd_comm* comm);
+
+HSGD_API void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology);
+HSGD_API void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters);
+
+/* What a caller may say about its data: compared between ranks and shown in SignatureMismatch. */
+typedef struct hsgd_label {
+  const char* name;     /* NULL: none; compared whole by hash, shown up to 63 characters */
+  const int64_t* shape; /* `ndim` extents, or NULL: only the element count is compared */
+  int32_t ndim;
+} hsgd_label;
+
+/* Collective, blocking. `in` and `out` hold `count` elements; they are the same address or do not
+ * overlap. `label` may be NULL. Calls of several threads on one communicator are served one at a
+ * time. */
+HSGD_API int hsgd_comm_allreduce(hsgd_comm* comm, const void* in, void* out, uint64_t count,
+                                 hsgd_dtype dtype, hsgd_op op, const hsgd_label* label,
+                                 hsgd_error* err);
+HSGD_API int hsgd_comm_broadcast(hsgd_comm* comm, void* data, uint64_t count, hsgd_dtype dtype,
+                                 int root, const hsgd_label* label, hsgd_error* err);
+HSGD_API int hsgd_comm_barrier(hsgd_comm* comm, hsgd_error* err);
+
+/* Memory that all ranks of a node can reach: allreduce and broadcast on it need no staging.
+ * Collective, blocking: `count` elements for each rank, zeroed, page-aligned. The buffer lives
+ * until hsgd_buffer_free, which is local, also after the communicator is gone. */
+typedef struct hsgd_buffer hsgd_buffer;
+HSGD_API int hsgd_comm_allocate(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype,
+                                const hsgd_label* label, hsgd_buffer** buffer, hsgd_error* err);
+HSGD_API void* hsgd_buffer_data(const hsgd_buffer* buffer); /* this rank's own part */
+HSGD_API void hsgd_buffer_free(hsgd_buffer* buffer);
+
+/* As above. `counts`: `size` entries, elements of the block of each rank, the same on all ranks.
+ * `in` holds all blocks in rank order; `out` this rank's block, combined over all ranks: bit for
+ * bit what an allreduce would give there. `out` may be this rank's block within `in`. */
+HSGD_API int hsgd_comm_reduce_scatter(hsgd_comm* comm, const void* in, void* out,
+                                      const uint64_t* counts, hsgd_dtype dtype, hsgd_op op,
+                                      const hsgd_label* label, hsgd_error* err);
+/* `in` holds this rank's block, `out` gets all blocks in rank order. `in` may be this rank's block
+ * within `out`. An extent below 0 in the label's shape says that it may differ between ranks. */
+HSGD_API int hsgd_comm_allgather(hsgd_comm* comm, const void* in, void* out, const uint64_t* counts,
+                                 hsgd_dtype dtype, const hsgd_label* label, hsgd_error* err);
+/* `in` holds a block for each rank, `out` gets one from each, in rank order. What rank i sends to
+ * rank j, send_counts[j] of i, must be what j expects from it, receive_counts[i] of j; `size`
+ * entries each. Buffers do not overlap. */
+HSGD_API int hsgd_comm_alltoall(hsgd_comm* comm, const void* in, const uint64_t* send_counts,
+                                void* out, const uint64_t* receive_counts, hsgd_dtype dtype,
+                                const hsgd_label* label, hsgd_error* err);
+/* --- any collective, now or asynchronously --- */
+
+typedef enum hsgd_kind {
+  HSGD_ALLREDUCE = 0,
+  HSGD_BROADCAST = 1, /* in == out */
+  HSGD_BARRIER = 2,
+  HSGD_KIND_COUNT = 3
+} hsgd_kind;
+
+/* One collective. Fields that its kind does not use are ignored. */
+typedef struct hsgd_call {
+  hsgd_kind kind;
+  const void* in;
+  void* out;
+  uint64_t count;
+  const uint64_t* counts;         /* one per rank, or NULL */
+  const uint64_t* receive_counts; /* one per rank, or NULL */
+  hsgd_dtype dtype;
+  hsgd_op op;
+  int root;
+  const hsgd_label* label; /* may be NULL */
+} hsgd_call;
+
+typedef struct hsgd_request hsgd_request;
+
+/* Collective, blocking: what the function of the kind does. */
+HSGD_API int hsgd_comm_run(hsgd_comm* comm, const hsgd_call* call, hsgd_error* err);
+
+/* Collective, never blocks: checks the arguments and submits the call to the thread of the
+ * communicator, which the first submission starts. Submitted calls are executed in the order of
+ * submission, and a blocking call after those that were submitted before it. Label and counts are
+ * copied; the buffers must stay as they are until the request is done. After an error that breaks
+ * the communicator the rest of the queue fails like any later call. Refused in a forked child and,
+ * between nodes, where MPI was initialized with less than MPI_THREAD_MULTIPLE. */
+HSGD_API int hsgd_comm_start(hsgd_comm* comm, const hsgd_call* call, hsgd_request** request,
+                             hsgd_error* err);
+
+/* Local, never blocks: nonzero when the collective has ended, in whatever way. */
+HSGD_API int hsgd_request_done(const hsgd_request* request);
+
+/* Returns what the collective ended with, as often as it is asked; HSGD_ERR_PENDING when it has not
+ * ended within `timeout_s`, if that is not negative. May be called after hsgd_comm_destroy. */
+HSGD_API int hsgd_request_wait(hsgd_request* request, double timeout_s, hsgd_error* err);
+
+/* Local. Does not stop the collective: its buffers are in use until it is done, or
+ * hsgd_comm_destroy has returned. */
+HSGD_API void hsgd_request_free(hsgd_request* request);
+
+/* Collective over `comm`, which must have one node, blocking: a communicator of the ranks with the
+ * same `color`, ordered by key, then rank. NULL in *part where `color` is negative. When a rank
+ * cannot take part, all ranks of its color are told, and `comm` goes on. Over several nodes: split
+ * the MPI communicator, then hsgd_mpi_comm_create. */
+HSGD_API int hsgd_comm_split(hsgd_comm* comm, int color, int key, hsgd_comm** part,
+                             hsgd_error* err);
+
+/* Collective over the ranks that are left after HSGD_ERR_PEER_LOST or HSGD_ERR_TIMEOUT, blocking: a
+ * new communicator of them, numbered in the old order. `comm` is broken afterwards and still to be
+ * destroyed. Ranks that ended are not waited for. Ranks that live are waited for up to `timeout_s`;
+ * those that did not come then get HSGD_ERR_CLOSED from whatever they call. All ranks that return
+ * HSGD_OK have the same members. HSGD_ERR_ARGUMENT when the ranks span several nodes. */
+HSGD_API int hsgd_comm_shrink(hsgd_comm* comm, double timeout_s, hsgd_comm** shrunk,
+                              hsgd_error* err);
+
+/* Local, no communication: out[i] = in[0][i] op in[1][i] op ... op in[inputs-1][i], left to right;
+ * 16-bit floats accumulate in float32 and round once. `out` may be one of the inputs. For tests and
+ * callers' own trees. */
+HSGD_API int hsgd_reduce(const void* const* in, int inputs, void* out, uint64_t count,
+                         hsgd_dtype dtype, hsgd_op op, hsgd_error* err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HSGD_CORE_H_ */

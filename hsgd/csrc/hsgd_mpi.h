@@ -1,0 +1,39 @@
+/* The C interface of libhsgd_mpi: communicators of the core over MPI. Loaded only where MPI is.
+ *
+ * MPI handles travel as addresses, so that this header needs no mpi.h: pass `&comm` of an MPI_Comm.
+ */
+#ifndef HSGD_MPI_H_
+#define HSGD_MPI_H_
+
+#include "hsgd_core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Collective over the MPI communicator, blocking, with options->timeout_s as deadline for the ranks
+ * to come. The communicator itself is not used afterwards; destroy the result with
+ * hsgd_comm_destroy (collective then, and before MPI_Finalize). Calls PMPI_* only. */
+HSGD_API int hsgd_mpi_comm_create(const void* mpi_comm, const hsgd_options* options,
+                                  hsgd_comm** comm, hsgd_error* err);
+
+/* Local. One line, such as "Open MPI v5.0.11, ...". Valid before MPI_Init too. */
+HSGD_API void hsgd_mpi_library_version(char* text, size_t text_bytes);
+
+/* The cached core communicator of an MPI communicator (an attribute on it): local, but collective
+ * at the first call, which creates it with `options`. NULL in *comm with HSGD_OK: this communicator
+ * does not take the two-level path (one rank, one rank per node, an intercommunicator, or it could
+ * not be made, which rank 0 has said in a line then), on all ranks alike. An error: not all ranks
+ * came. The cache owns it: it goes when the MPI communicator is freed or MPI is finalized. For
+ * callers that stand for an MPI call of the program. */
+HSGD_API int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options,
+                                  hsgd_comm** comm, hsgd_error* err);
+
+/* Local. Sum of the counters of all cached communicators of this process, freed ones included.
+ * Waits for collectives that are under way. */
+HSGD_API void hsgd_mpi_cached_counters(hsgd_counters* counters);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HSGD_MPI_H_ */

@@ -1,0 +1,353 @@
+// Set-up of a node's segments, the primitives of intra-node collectives, and the death watch.
+#include "local.hpp"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "error.hpp"
+#include "fault.hpp"
+
+namespace hsgd {
+namespace {
+
+// A descriptor of this very process, so that peers see its end whatever PID namespace they live in.
+Fd own_process() {
+#ifdef SYS_pidfd_open
+  return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+#else
+  return Fd();
+#endif
+}
+
+std::string host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) return "this node";
+  return name;
+}
+
+std::byte* payload_of(CellHeader& cell, size_t bytes) {
+  return bytes <= CellHeader::kInlineBytes ? cell.payload
+                                           : reinterpret_cast<std::byte*>(&cell) + kLine;
+}
+
+Doorbell& first_bell(const Segment& segment) {
+  return reinterpret_cast<Control*>(segment.data())->bell;
+}
+
+// Ranks that share cores do not spin: the one that they wait for may need theirs.
+WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
+  WaitPolicy policy = settings.wait;
+  if (policy.spin < 0) policy.spin = settings.size <= cores ? WaitPolicy{}.spin : 0;
+  return policy;
+}
+
+void write_failure(Control& control, hsgd_status code, int rank, const char* message) {
+  control.failure.rank = rank;
+  std::strncpy(control.failure.message, message, sizeof control.failure.message - 1);
+  control.failure.code.store(code, std::memory_order_release);  // partner: check_peers()
+}
+
+}  // namespace
+
+// The segment comes zeroed; the atomics in it start as zero, which is what every field means at the
+// beginning.
+Segment LocalGroup::new_segment(const Settings& settings) {
+  Segment segment =
+      Segment::create(segment_bytes(settings, settings.rank), static_cast<size_t>(settings.size),
+                      "lower HSGD_SLOTS or HSGD_CHUNK_BYTES");
+  auto* control = new (segment.data()) Control{};
+  control->cores = own_cores();
+  if (::getrandom(control->secret, sizeof control->secret, 0) != sizeof control->secret) {
+    fail_system("getrandom");
+  }
+  return segment;
+}
+
+LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settings& settings,
+                       const Deadline& deadline)
+    : settings_(settings),
+      node_name_(host_name()),
+      peers_([&] {
+        Segment own;
+        Member self;
+        self.pid = ::getpid();
+        self.world_rank = settings.world_rank;
+        self.settings = settings.fingerprint;
+        try {
+          own = new_segment(settings);
+          self.segment = Fd::duplicate(own.fd());
+          self.process = own_process();
+          HSGD_FAULT_POINT("set-up: segment made");
+        } catch (
+            const Error& error) {  // meet() tells the others, so that nobody waits for this rank
+          self.failed = error.code();
+          self.failure = text("rank %d: %s", settings.world_rank, error.what());
+        }
+        return meet_peers(path, listener, settings, std::move(own), std::move(self), deadline);
+      }()),
+      cores_(cores_of_node()),
+      waiter_(first_bell(peers_[static_cast<size_t>(settings.rank)].segment),
+              policy_for(settings, cores_)) {}
+
+int LocalGroup::cores_of_node() const {
+  Cores all = control(0).cores;
+  for (int peer = 1; peer < size(); ++peer) add_cores(&all, control(peer).cores);
+  return count_cores(all);
+}
+
+std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Listener* listener,
+                                                     const Settings& settings, Segment own,
+                                                     Member self, const Deadline& deadline) {
+  try {
+    std::vector<Member> members =
+        meet(path, listener, settings.rank, settings.size, std::move(self), deadline);
+    std::vector<Peer> peers(members.size());
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (static_cast<int>(i) == settings.rank) continue;
+      peers[i].segment = Segment::attach(std::move(members[i].segment),
+                                         segment_bytes(settings, static_cast<int>(i)));
+      peers[i].segment.forget_file();
+    }
+    own.forget_file();
+    peers[static_cast<size_t>(settings.rank)].segment = std::move(own);
+    for (size_t i = 0; i < members.size(); ++i) {
+      peers[i].pid = members[i].pid;
+      peers[i].world_rank = members[i].world_rank;
+      peers[i].process = std::move(members[i].process);
+    }
+    HSGD_FAULT_POINT("set-up: mapped");
+    return peers;
+  } catch (const Error& error) {  // the others may have this segment already, and go on to wait
+    if (own.data() != nullptr) {
+      auto& control = *reinterpret_cast<Control*>(own.data());
+      write_failure(control, error.code(), error.rank(), error.what());
+    }
+    throw;
+  }
+}
+
+LocalGroup::~LocalGroup() {
+  HSGD_FAULT_POINT("close: begun");
+  control(rank()).closed.store(1, std::memory_order_seq_cst);
+  HSGD_FAULT_POINT("close: marked");
+  wake_all();
+}
+
+void LocalGroup::wake_all() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) ring(control(peer).bell);
+  }
+}
+
+void LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
+                      const void* payload, size_t bytes, const Counts& counts) {
+  CellHeader& own = cell(rank(), sequence);
+  own.signature = signature;
+  fill_label(label, counts, &control(rank()).labels[sequence % kCells]);
+  if (payload != nullptr && bytes > 0) std::memcpy(payload_of(own, bytes), payload, bytes);
+  // Partner: is_open(). Forbids that a peer sees the sequence before payload and signature;
+  // sequentially consistent because ring() must not look at `asleep` before the store is visible.
+  own.sequence.store(sequence, std::memory_order_seq_cst);
+  wake_all();
+}
+
+bool LocalGroup::is_open(int rank, uint64_t sequence) const {
+  // Partner: open(). A recycled cell holds an older or this sequence, never a later one (see
+  // kCells).
+  return cell(rank, sequence).sequence.load(std::memory_order_acquire) == sequence;
+}
+
+const Signature& LocalGroup::signature(int rank, uint64_t sequence) const {
+  return cell(rank, sequence).signature;
+}
+
+const std::byte* LocalGroup::payload(int rank, uint64_t sequence, size_t bytes) const {
+  return payload_of(cell(rank, sequence), bytes);
+}
+
+Call LocalGroup::call(int rank, uint64_t sequence) const {
+  return Call{world_rank(rank), signature(rank, sequence), control(rank).labels[sequence % kCells]};
+}
+
+std::byte* LocalGroup::result_payload(uint64_t sequence, size_t bytes) {
+  return payload_of(result(sequence), bytes);
+}
+
+void LocalGroup::publish_result(uint64_t sequence, hsgd_status status) {
+  CellHeader& cell = result(sequence);
+  cell.status = static_cast<uint64_t>(static_cast<int64_t>(status));
+  // Partner: has_result(); the same reasons as in open().
+  cell.sequence.store(sequence, std::memory_order_seq_cst);
+  wake_all();
+}
+
+bool LocalGroup::has_result(uint64_t sequence) const {
+  return result(sequence).sequence.load(std::memory_order_acquire) == sequence;
+}
+
+hsgd_status LocalGroup::result_status(uint64_t sequence) const {
+  return static_cast<hsgd_status>(static_cast<int64_t>(result(sequence).status));
+}
+
+Call (&LocalGroup::mismatch())[2] { return control(0).mismatch; }
+
+void LocalGroup::publish(std::atomic<uint64_t> Progress::* member, uint64_t value) {
+  // Partners: the acquire loads of progress() by peers. Forbids that they see the counter before
+  // the data it stands for; sequentially consistent for the sake of ring().
+  (control(rank()).progress.*member).store(value, std::memory_order_seq_cst);
+  wake_all();
+}
+
+std::string LocalGroup::meeting_name(uint64_t number) const {
+  const uint64_t (&secret)[2] = control(0).secret;
+  return text("@hsgd-%016llx%016llx-%llu", static_cast<unsigned long long>(secret[0]),
+              static_cast<unsigned long long>(secret[1]), static_cast<unsigned long long>(number));
+}
+
+std::optional<uint64_t> LocalGroup::claim(uint64_t parts) {
+  std::atomic<uint64_t>& claimed = control(0).claimed;
+  uint64_t next = claimed.load(std::memory_order_relaxed);
+  while (next < claims_base_ + parts) {
+    // Relaxed: what a part is made of was published by the headers, before anybody claims.
+    if (claimed.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) {
+      return next - claims_base_;
+    }
+  }
+  return std::nullopt;
+}
+
+void LocalGroup::finish_claim(uint64_t parts) {
+  // Partner: claims_finished(). Releases the results of this part; sequentially consistent for the
+  // sake of ring().
+  const uint64_t before = control(0).finished.fetch_add(1, std::memory_order_seq_cst);
+  if (before + 1 == claims_base_ + parts) wake_all();
+}
+
+bool LocalGroup::claims_finished(uint64_t parts) const {
+  return control(0).finished.load(std::memory_order_acquire) >= claims_base_ + parts;
+}
+
+bool LocalGroup::died(int rank) const {
+  const Peer& peer = peers_[static_cast<size_t>(rank)];
+  if (peer.process.valid()) {
+    pollfd watched{peer.process.get(), POLLIN, 0};
+    return ::poll(&watched, 1, 0) > 0;
+  }
+  return ::kill(peer.pid, 0) != 0 && errno == ESRCH;  // kernels without pidfd
+}
+
+bool LocalGroup::has_left(int rank) const {
+  return control(rank).closed.load(std::memory_order_acquire) != 0 || died(rank);
+}
+
+std::string LocalGroup::person(int rank) const {
+  const Peer& peer = peers_[static_cast<size_t>(rank)];
+  return text("rank %d (pid %d, %s)", peer.world_rank, peer.pid, node_name_.c_str());
+}
+
+void LocalGroup::see_who_waits(uint64_t sequence) {
+  const int64_t now = now_ns();
+  const bool first = sequence != waiting_in_;
+  waiting_in_ = sequence;
+  control(rank()).looks.fetch_add(1, std::memory_order_relaxed);
+  for (int peer = 0; peer < size(); ++peer) {
+    const uint32_t looks = control(peer).looks.load(std::memory_order_relaxed);
+    Peer& seen = peers_[static_cast<size_t>(peer)];
+    if (first || looks != seen.looks) seen.looked_at_ns = now;
+    seen.looks = looks;
+  }
+}
+
+// Those that have not looked at their peers for long while this rank waited: they work, or hang.
+// The one that has not looked for longest comes first.
+std::vector<int> LocalGroup::who_does_not_wait() const {
+  constexpr int64_t kLongNs = 100'000'000;
+  const int64_t now = now_ns();
+  const auto age_ns = [&](int peer) {
+    return now - peers_[static_cast<size_t>(peer)].looked_at_ns;
+  };
+  std::vector<int> peers;
+  int64_t oldest_ns = kLongNs;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    peers.push_back(peer);
+    oldest_ns = std::max(oldest_ns, age_ns(peer));
+  }
+  std::sort(peers.begin(), peers.end(), [&](int a, int b) { return age_ns(a) > age_ns(b); });
+  const auto busy = [&](int peer) { return age_ns(peer) > std::max(kLongNs, oldest_ns / 2); };
+  peers.erase(std::find_if_not(peers.begin(), peers.end(), busy), peers.end());
+  return peers;
+}
+
+void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
+  // First what others gave up with: who gave up may have ended since, and is not the cause.
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const Failure& failure = control(peer).failure;
+    const int32_t code = failure.code.load(std::memory_order_acquire);  // partner: fail()
+    if (code != 0) throw Error(static_cast<hsgd_status>(code), failure.rank, failure.message);
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) check_alive(peer, what);
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    // A rank that closed its communicator may have finished this collective before; then it holds
+    // nobody up.
+    if (control(peer).closed.load(std::memory_order_acquire) == 0 || is_open(peer, sequence))
+      continue;
+    throw Error(HSGD_ERR_PEER_LOST, world_rank(peer),
+                what + ": " + person(peer) + " closed its communicator");
+  }
+}
+
+void LocalGroup::check_alive(int rank, const std::string& what) const {
+  if (!died(rank)) return;
+  // Not one that closed its communicator and then ended: others may need nothing more of it. Looked
+  // at in this order: a rank that ended between the two looks had closed before.
+  if (control(rank).closed.load(std::memory_order_acquire) != 0) return;
+  throw Error(HSGD_ERR_PEER_LOST, world_rank(rank), what + ": " + person(rank) + " died");
+}
+
+std::string LocalGroup::missing(uint64_t sequence, int* first) const {
+  std::string names;
+  *first = -1;
+  const auto add = [&](int peer) {
+    if (*first < 0) *first = world_rank(peer);
+    names += (names.empty() ? "" : ", ") + person(peer);
+  };
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && !is_open(peer, sequence)) add(peer);
+  }
+  if (!names.empty()) return names + " did not call it";
+  for (const int peer : who_does_not_wait()) add(peer);
+  if (!names.empty()) return names + " did not go on with it";
+  if (settings_.one_out_ring) return "another node holds it up";
+  uint64_t least = UINT64_MAX;  // all wait for one another
+  const auto behind = [&](int peer) {
+    const Progress& progress = control(peer).progress;
+    return progress.staged.load(std::memory_order_relaxed) +
+           progress.reduced.load(std::memory_order_relaxed) +
+           progress.gathered.load(std::memory_order_relaxed);
+  };
+  for (int peer = 0; peer < size(); ++peer) least = std::min(least, behind(peer));
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && behind(peer) == least) add(peer);
+  }
+  return names + " did not go on with it";
+}
+
+void LocalGroup::fail(hsgd_status code, int rank, const char* message) {
+  write_failure(control(this->rank()), code, rank, message);
+  wake_all();
+}
+
+}  // namespace hsgd

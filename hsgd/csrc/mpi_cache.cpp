@@ -1,0 +1,183 @@
+// One core communicator per MPI communicator, made when it is first needed, for the interposer.
+//
+// Owns the only global of the native code, two attribute keys: MPI itself calls the clean-up, when
+// a communicator is freed and, through MPI_COMM_SELF, at the beginning of MPI_Finalize. Calls
+// PMPI_* only.
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "capi.hpp"
+#include "communicator.hpp"
+#include "hsgd_mpi.h"
+#include "mpi_comm.hpp"
+#include "transport_mpi.hpp"
+
+namespace hsgd {
+namespace {
+
+void add(const hsgd_counters& from, hsgd_counters* to) {
+  to->calls += from.calls;
+  to->payload_bytes += from.payload_bytes;
+  to->intra_bytes += from.intra_bytes;
+  to->inter_bytes_sent += from.inter_bytes_sent;
+  to->inter_bytes_received += from.inter_bytes_received;
+  to->wait_ns += from.wait_ns;
+  to->total_ns += from.total_ns;
+}
+
+class Cache;
+
+// The attribute of an MPI communicator.
+struct Entry {
+  hsgd_comm* comm = nullptr;  // nullptr: this communicator stays with MPI
+  Cache* cache = nullptr;     // nullptr once the cache is gone
+};
+
+// The attribute of MPI_COMM_SELF: all entries of this process. MPI deletes it first thing in
+// MPI_Finalize, when communicators can still be freed; entries of living communicators stay, empty.
+class Cache {
+ public:
+  ~Cache() {
+    for (Entry* entry : live_) {
+      entry->cache = nullptr;
+      hsgd_comm_destroy(std::exchange(entry->comm, nullptr));
+    }
+  }
+
+  void enter(Entry* entry) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    live_.push_back(entry);
+    entry->cache = this;
+  }
+
+  void leave(Entry* entry) {
+    const std::lock_guard<std::mutex> leaving(leaving_);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      live_.erase(std::remove(live_.begin(), live_.end(), entry), live_.end());
+      if (entry->comm != nullptr) add(entry->comm->communicator->counters(), &past_);
+    }
+    hsgd_comm_destroy(std::exchange(entry->comm, nullptr));
+  }
+
+  hsgd_counters counters() {
+    // Nobody leaves meanwhile, but others may enter: the counters of a communicator come when its
+    // collective under way is finished, and a peer may make a communicator before it comes there.
+    const std::lock_guard<std::mutex> leaving(leaving_);
+    std::vector<Entry*> live;
+    hsgd_counters sum;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      live = live_;
+      sum = past_;
+    }
+    for (const Entry* entry : live) {
+      if (entry->comm != nullptr) add(entry->comm->communicator->counters(), &sum);
+    }
+    return sum;
+  }
+
+ private:
+  std::mutex leaving_;  // taken before mutex_
+  std::mutex mutex_;
+  std::vector<Entry*> live_;  // owned by the attributes
+  hsgd_counters past_{};
+};
+
+int delete_entry(MPI_Comm, int, void* attribute, void*) {
+  const std::unique_ptr<Entry> entry(static_cast<Entry*>(attribute));
+  if (entry->cache != nullptr) entry->cache->leave(entry.get());
+  return MPI_SUCCESS;
+}
+
+int delete_cache(MPI_Comm, int, void* attribute, void*) {
+  delete static_cast<Cache*>(attribute);
+  return MPI_SUCCESS;
+}
+
+// MPI knows attributes by keys that live as long as MPI.
+struct Keys {
+  int entry = MPI_KEYVAL_INVALID;
+  int cache = MPI_KEYVAL_INVALID;
+
+  // A copy of a communicator starts without an entry.
+  Keys() {
+    check_mpi(PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_entry, &entry, nullptr),
+              "MPI_Comm_create_keyval");
+    check_mpi(PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_cache, &cache, nullptr),
+              "MPI_Comm_create_keyval");
+    check_mpi(PMPI_Comm_set_attr(MPI_COMM_SELF, cache, new Cache), "MPI_Comm_set_attr");
+  }
+};
+
+// Made, with the cache itself, by the first caller. MPI must be running.
+const Keys& keys() {
+  static const Keys created;
+  return created;
+}
+
+template <class Attribute>
+Attribute* find(MPI_Comm comm, int key) {
+  Attribute* attribute = nullptr;
+  int found = 0;
+  check_mpi(PMPI_Comm_get_attr(comm, key, &attribute, &found), "MPI_Comm_get_attr");
+  return found != 0 ? attribute : nullptr;
+}
+
+hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
+  int size = 0;
+  int rank = 0;
+  int inter = 0;
+  check_mpi(PMPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
+  check_mpi(PMPI_Comm_size(comm, &size), "MPI_Comm_size");
+  check_mpi(PMPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  if (inter != 0 || size == 1) return nullptr;
+  try {
+    return create_over(comm, options, true);
+  } catch (const AgreedError& error) {
+    if (rank == 0) {
+      std::fprintf(stderr, "hsgd: warning: %s; this communicator of %d ranks stays with MPI\n",
+                   error.what(), size);
+    }
+    return nullptr;
+  }
+}
+
+hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options) {
+  if (!mpi_is_running()) return nullptr;
+  if (const Entry* entry = find<Entry>(comm, keys().entry)) return entry->comm;
+  Cache* cache = find<Cache>(MPI_COMM_SELF, keys().cache);
+  if (cache == nullptr) return nullptr;  // MPI_Finalize has begun
+  auto entry = std::make_unique<Entry>();
+  entry->comm = create_unless_pointless(comm, options);
+  cache->enter(entry.get());
+  hsgd_comm* made = entry->comm;
+  check_mpi(PMPI_Comm_set_attr(comm, keys().entry, entry.release()), "MPI_Comm_set_attr");
+  return made;
+}
+
+}  // namespace
+}  // namespace hsgd
+
+int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options, hsgd_comm** comm,
+                         hsgd_error* err) {
+  return hsgd::guarded(err, [&] {
+    *comm = nullptr;
+    *comm = hsgd::find_or_create(*static_cast<const MPI_Comm*>(mpi_comm), *options);
+  });
+}
+
+void hsgd_mpi_cached_counters(hsgd_counters* counters) {
+  *counters = hsgd_counters{};
+  hsgd::guarded(nullptr, [&] {
+    if (!hsgd::mpi_is_running()) return;
+    hsgd::Cache* cache = hsgd::find<hsgd::Cache>(MPI_COMM_SELF, hsgd::keys().cache);
+    if (cache != nullptr) *counters = cache->counters();
+  });
+}

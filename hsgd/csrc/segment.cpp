@@ -1,0 +1,171 @@
+// memfd segments and the memory check before they are allocated.
+#include "segment.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "error.hpp"
+
+namespace hsgd {
+
+// Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
+// sanitizer sees no race through two.
+__attribute__((weak)) void* map_shared(int fd, size_t bytes) {
+  return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+}
+__attribute__((weak)) void unmap_shared(void* address, size_t bytes) { ::munmap(address, bytes); }
+
+Fd::~Fd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Fd Fd::duplicate(int fd) {
+  Fd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) fail_system("dup");
+  return copy;
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (data_ != nullptr) unmap_shared(data_, bytes_);
+}
+
+Segment::Segment(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
+  void* address = map_shared(fd_.get(), bytes);
+  if (address == MAP_FAILED) fail_system("mapping of shared memory");
+  data_ = static_cast<std::byte*>(address);
+}
+
+Segment Segment::create(size_t bytes, size_t at_once, const char* remedy) {
+  const size_t available = available_memory_bytes();
+  if (bytes > available / at_once) {
+    throw Error(HSGD_ERR_MEMORY, -1,
+                text("shared memory: %zu x %zu bytes are needed and %zu are left within the limits "
+                     "of this machine or cgroup; %s, or raise the memory limit",
+                     at_once, bytes, available, remedy));
+  }
+  Fd fd(::memfd_create("hsgd", MFD_CLOEXEC));
+  if (!fd.valid()) fail_system("memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail_system("sizing of shared memory");
+  int status = 0;
+  do {
+    status = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
+  } while (status == EINTR);
+  if (status != 0) {
+    throw Error(
+        HSGD_ERR_MEMORY, -1,
+        text("shared memory: allocating %zu bytes failed: %s", bytes, std::strerror(status)));
+  }
+  return Segment(std::move(fd), bytes);
+}
+
+Segment Segment::attach(Fd fd, size_t bytes) {
+  struct stat status{};
+  if (::fstat(fd.get(), &status) != 0) fail_system("fstat of a peer's shared memory");
+  if (static_cast<size_t>(status.st_size) < bytes) {
+    throw Error(
+        HSGD_ERR_SYSTEM, -1,
+        text("shared memory: a peer's segment has %zu bytes, %zu expected; ranks must use the same "
+             "hsgd and the same HSGD_* settings",
+             static_cast<size_t>(status.st_size), bytes));
+  }
+  return Segment(std::move(fd), bytes);
+}
+
+namespace {
+
+// The first number of a small file, or `fallback` when the file is missing or says "max".
+uint64_t number_in(const std::string& path, uint64_t fallback) {
+  std::FILE* file = std::fopen(path.c_str(), "re");
+  if (file == nullptr) return fallback;
+  unsigned long long value = 0;
+  const bool read = std::fscanf(file, "%llu", &value) == 1;
+  std::fclose(file);
+  return read ? value : fallback;
+}
+
+uint64_t machine_available_bytes() {
+  std::FILE* file = std::fopen("/proc/meminfo", "re");
+  if (file == nullptr) return UINT64_MAX;
+  char line[256];
+  unsigned long long kib = 0;
+  uint64_t bytes = UINT64_MAX;
+  while (std::fgets(line, sizeof line, file) != nullptr) {
+    if (std::sscanf(line, "MemAvailable: %llu kB", &kib) == 1) bytes = kib * 1024;
+  }
+  std::fclose(file);
+  return bytes;
+}
+
+// What a cgroup of version 1 leaves, where the memory controller is mounted apart.
+uint64_t old_cgroup_left_bytes() {
+  const std::string folder = "/sys/fs/cgroup/memory";
+  const uint64_t limit = number_in(folder + "/memory.limit_in_bytes", UINT64_MAX);
+  const uint64_t used = number_in(folder + "/memory.usage_in_bytes", 0);
+  return limit - std::min(limit, used);
+}
+
+// What one cgroup folder leaves. Page cache counts as used there but can be reclaimed;
+// "inactive_file" says how much.
+uint64_t cgroup_left_bytes(const std::string& folder) {
+  const uint64_t limit = number_in(folder + "/memory.max", UINT64_MAX);
+  if (limit == UINT64_MAX) return UINT64_MAX;
+  uint64_t used = number_in(folder + "/memory.current", 0);
+  if (std::FILE* file = std::fopen((folder + "/memory.stat").c_str(), "re")) {
+    char key[64];
+    unsigned long long value = 0;
+    while (std::fscanf(file, "%63s %llu", key, &value) == 2) {
+      if (std::string(key) == "inactive_file") used -= std::min<uint64_t>(used, value);
+    }
+    std::fclose(file);
+  }
+  return limit - std::min(limit, used);
+}
+
+// Every cgroup from this process's own up to the root may carry a limit.
+uint64_t cgroups_left_bytes() {
+  std::FILE* file = std::fopen("/proc/self/cgroup", "re");
+  if (file == nullptr) return UINT64_MAX;
+  char line[4096];
+  std::string path;
+  while (std::fgets(line, sizeof line, file) != nullptr) {
+    const std::string entry(line);
+    if (entry.rfind("0::", 0) == 0) path = entry.substr(3, entry.find_last_not_of('\n') - 2);
+  }
+  std::fclose(file);
+  uint64_t left = UINT64_MAX;
+  for (;;) {
+    left = std::min(left, cgroup_left_bytes("/sys/fs/cgroup" + path));
+    const size_t slash = path.find_last_of('/');
+    if (path.empty() || slash == std::string::npos) return left;
+    path.resize(slash);
+  }
+}
+
+}  // namespace
+
+size_t available_memory_bytes() {
+  return static_cast<size_t>(
+      std::min({machine_available_bytes(), cgroups_left_bytes(), old_cgroup_left_bytes()}));
+}
+
+}  // namespace hsgd

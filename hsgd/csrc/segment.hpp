@@ -1,0 +1,70 @@
+// Shared memory segments: anonymous files (memfd) mapped by every rank of a node.
+//
+// Owns the life of a file descriptor (Fd) and of one mapping (Segment). A segment has no name in
+// any file system, so nothing is left when its last holder dies. Never decides what lies in a
+// segment.
+#ifndef HSGD_SEGMENT_HPP_
+#define HSGD_SEGMENT_HPP_
+
+#include <cstddef>
+#include <utility>
+
+namespace hsgd {
+
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd();
+  // A second descriptor of the same file.
+  static Fd duplicate(int fd);
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+class Segment {
+ public:
+  Segment() = default;
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  // A new segment whose pages are allocated here, after a look at the limits of machine and cgroup:
+  // full memory is HSGD_ERR_MEMORY and not SIGBUS later.
+  // `at_once`: ranks that allocate as much at the same time. `remedy`: what the user may do about
+  // it.
+  static Segment create(size_t bytes, size_t at_once = 1, const char* remedy = "ask for less");
+  // Maps a segment that another process made; refuses a file that is smaller than `bytes`.
+  static Segment attach(Fd fd, size_t bytes);
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }  // only until forget_file()
+  // The mapping needs no descriptor, and descriptors are scarce with many ranks.
+  void forget_file() { fd_ = Fd(); }
+
+ private:
+  Segment(Fd fd, size_t bytes);
+  Fd fd_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+void* map_shared(int fd, size_t bytes);
+void unmap_shared(void* address, size_t bytes);
+
+// Bytes that may still be allocated: the least of the machine's available memory and of what the
+// cgroups of this process leave.
+size_t available_memory_bytes();
+
+}  // namespace hsgd
+
+#endif  // HSGD_SEGMENT_HPP_

@@ -1,0 +1,52 @@
+// Messages between the leaders of nodes: what two-level collectives need from a network, and no
+// more.
+//
+// Owns the interface. Implementations: transport_mpi.cpp (PMPI_* only) and transport_inproc.cpp
+// (threads of one process; for tests). Never interprets the bytes. Nothing here blocks.
+#ifndef HSGD_TRANSPORT_HPP_
+#define HSGD_TRANSPORT_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "hsgd_core.h"
+#include "wait.hpp"
+
+namespace hsgd {
+
+// Messages of one channel between two nodes arrive in the order of sending.
+enum class Channel : uint8_t {
+  kHeader = 1,
+  kScatter = 2,
+  kGather = 3,
+  kBroadcast = 4,
+  kExchange = 5
+};
+
+class HSGD_API Transport {
+ public:
+  using Ticket = uint32_t;
+
+  virtual ~Transport() = default;
+  virtual int node_rank() const = 0;
+  virtual int node_count() const = 0;
+
+  // The buffer belongs to the transport until done() has said true.
+  virtual Ticket send(int node, Channel channel, const void* data, size_t bytes) = 0;
+  virtual Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) = 0;
+  // Drives progress. Says true once per ticket, which is then free for others.
+  virtual bool done(Ticket ticket) = 0;
+
+  // Tells the other nodes, as far as they can be reached, that this one gives up.
+  virtual void poison(const std::string& reason) noexcept = 0;
+  // True when another node gave up; `reason` then has its line.
+  virtual bool poisoned(std::string* reason) = 0;
+  // Ends what is under way: cancels receives and waits for sends. False when buffers may still be
+  // in use.
+  virtual bool quiesce(const Deadline& deadline) noexcept = 0;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_TRANSPORT_HPP_

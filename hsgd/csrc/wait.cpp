@@ -1,0 +1,56 @@
+// Futex calls and the idle back-off.
+#include "wait.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+namespace hsgd {
+
+// Neither call uses FUTEX_PRIVATE_FLAG: the word lies in memory that several processes map.
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) {
+  timespec timeout{};
+  timeout.tv_sec = timeout_ns / 1'000'000'000;
+  timeout.tv_nsec = timeout_ns % 1'000'000'000;
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &timeout, nullptr,
+          0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Waiter::Idle::pause() {
+  constexpr int kPolls = 32;  // a line that is on its way arrives sooner than one `pause` takes
+  if (pauses_ < policy_.spin) {
+    if (++pauses_ > kPolls) cpu_relax();
+    return;
+  }
+  if (yield_end_ns_ == 0) yield_end_ns_ = now_ns() + policy_.yield_ns;
+  sched_yield();
+  if (now_ns() >= yield_end_ns_) yield_end_ns_ = -1;
+}
+
+int64_t Waiter::Idle::next_sleep_ns(int64_t max_sleep_ns) {
+  constexpr int64_t kFirstSleepNs = 50'000;
+  constexpr int64_t kShare = 8;
+  const int64_t now = now_ns();
+  if (sleeps_since_ns_ == 0) sleeps_since_ns_ = now;
+  const int64_t longest = std::min(policy_.sleep_ns, max_sleep_ns);
+  // What cannot ring, such as a message, is noticed late by that share of the wait at most.
+  return std::min(longest, std::max(kFirstSleepNs, (now - sleeps_since_ns_) / kShare));
+}
+
+bool Waiter::Idle::time_to_check() {
+  const int64_t now = now_ns();
+  if (now - checked_ns_ < policy_.sleep_ns) return false;
+  checked_ns_ = now;
+  return true;
+}
+
+}  // namespace hsgd
