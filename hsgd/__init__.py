@@ -1,0 +1,81 @@
+"""hsgd: two-level collectives, contiguous HDF5 input and large-batch training for multi-rank nodes.
+
+Owns the few names that everybody needs. Imports nothing heavy: NumPy, MPI and the native core are
+loaded by the first use of a communicator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hsgd.errors import (
+    CollectiveTimeout,
+    DataError,
+    HsgdError,
+    LaunchError,
+    MissingExtra,
+    PeerLost,
+    SharedMemoryError,
+    SignatureMismatch,
+)
+
+if TYPE_CHECKING:
+    from hsgd.comm import Comm
+    from hsgd.handle import Handle
+    from hsgd.world import (
+        cross_rank,
+        cross_size,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        rank,
+        shutdown,
+        size,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CollectiveTimeout",
+    "Comm",
+    "DataError",
+    "Handle",
+    "HsgdError",
+    "LaunchError",
+    "MissingExtra",
+    "PeerLost",
+    "SharedMemoryError",
+    "SignatureMismatch",
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+_WORLD_NAMES = frozenset(name for name in __all__ if name.islower())
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Comm":
+        from hsgd.comm import Comm
+
+        return Comm
+    if name == "Handle":
+        from hsgd.handle import Handle
+
+        return Handle
+    if name in _WORLD_NAMES:
+        from hsgd import world
+
+        return getattr(world, name)
+    raise AttributeError(f"module 'hsgd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

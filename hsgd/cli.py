@@ -1,0 +1,222 @@
+"""The `hsgd` command: run, info, preload, data, clean.
+
+Owns the words and the exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the
+traceback), 2 wrong usage. Never does the work: each command is a few lines around the module that
+does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from hsgd import launch
+from hsgd.config import Config
+from hsgd.errors import HsgdError, MissingExtra
+
+__all__ = ["main"]
+
+EXAMPLES = """examples:
+  hsgd info                                       what is built, found here, and wrong
+  hsgd run -np 4 python train.py                  4 ranks here, two-level collectives
+  hsgd run -np 4 -H node1:2,node2:2 python train.py
+  horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
+  HOROVOD_PLUGIN=hsgd srun python train.py        where another launcher starts the ranks
+  LD_PRELOAD=$(hsgd preload) mpirun -np 4 ./app   any MPI program
+  hsgd data convert digits slabs/                 training data as contiguous HDF5 slabs
+
+Variables HSGD_* tune hsgd; `hsgd info` lists those in effect.
+"""
+RUN_EXAMPLES = """examples:
+  hsgd run -np 2 python train.py
+  hsgd run -np 4 -H node1:2,node2:2 python train.py --epochs 3
+  hsgd run -np 8 --mpi-args="--mca btl_tcp_if_include eth0" python train.py
+  hsgd run -np 2 --dry-run python train.py       print the mpirun command and start nothing
+
+The exit code is the job's. Neither Horovod nor the start-up hook is needed.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `argv` is without the program's name."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        debug = Config.from_env().debug
+    except ValueError:
+        debug = False  # the command itself will say so
+    try:
+        return _run_command(words)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except (HsgdError, ValueError, OSError) as error:
+        if debug:
+            raise
+        print(f"hsgd: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run_command(words: list[str]) -> int:
+    arguments = _parser(words).parse_args(words)
+    command: Callable[[argparse.Namespace], int | None] = arguments.command_function
+    return command(arguments) or 0
+
+
+def _parser(words: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hsgd",
+        description="Two-level collectives, data reader and launcher for data-parallel training.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
+    info = commands.add_parser(
+        "info", help="report what is built, found and wrong; exit code 1 when something stops use"
+    )
+    info.set_defaults(command_function=_info)
+    preload = commands.add_parser(
+        "preload", help="print the path for LD_PRELOAD=$(hsgd preload) mpirun ..."
+    )
+    preload.set_defaults(command_function=_preload)
+    clean = commands.add_parser(
+        "clean", help="remove sockets in the temporary folder that killed jobs left behind"
+    )
+    clean.add_argument("--dry-run", action="store_true", help="only report them")
+    clean.set_defaults(command_function=_clean)
+    _add_data(commands, wanted="data" in words[:1])
+    return parser
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        import importlib.metadata
+
+        print(f"hsgd {importlib.metadata.version('hsgd')}")
+        parser.exit()
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="start a job with the right settings for Open MPI or MPICH",
+        description="Start a command on several ranks under mpirun, with two-level collectives.",
+        epilog=RUN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument(
+        "-np",
+        "-n",
+        dest="ranks",
+        type=_rank_count,
+        required=True,
+        metavar="N",
+        help="number of ranks",
+    )
+    run.add_argument(
+        "-H",
+        "--hosts",
+        metavar="LIST",
+        help="hosts and their slots: node1:2,node2:2 (default: here)",
+    )
+    run.add_argument(
+        "--mpi-args",
+        metavar="WORDS",
+        default="",
+        help='more words for mpirun, as one string; write --mpi-args="..."',
+    )
+    run.add_argument(
+        "--verbose", action="store_true", help="print the mpirun command, then start it"
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="print the mpirun command and start nothing"
+    )
+    run.add_argument(
+        "job", nargs=argparse.REMAINDER, metavar="CMD ...", help="the command of each rank"
+    )
+    run.set_defaults(command_function=_run, usage_error=run.error)
+
+
+def _rank_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not a number of ranks; give a whole number from 1'
+        )
+    return int(text)
+
+
+def _run(arguments: argparse.Namespace) -> int | None:
+    job = arguments.job[1:] if arguments.job[:1] == ["--"] else arguments.job
+    if not job:
+        arguments.usage_error("no command to run; for example: hsgd run -np 2 python train.py")
+    mpi_args = shlex.split(arguments.mpi_args)
+    Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
+    words, added = launch.plan_run(job, arguments.ranks, arguments.hosts, mpi_args, os.environ)
+    if arguments.dry_run:
+        print(launch.read_command(words, added))
+        return None
+    if arguments.verbose:
+        print(launch.read_command(words, added), file=sys.stderr, flush=True)
+    os.execve(words[0], words, {**os.environ, **added})
+
+
+def _info(_: argparse.Namespace) -> int:
+    from hsgd import info
+
+    report = info.gather()
+    if report is None:
+        return 0
+    print("\n".join(report.lines()))
+    return 0 if report.usable else 1
+
+
+def _preload(_: argparse.Namespace) -> int:
+    from hsgd import preload
+
+    path = preload.library()
+    preload.check_loadable(path)
+    print(path)
+    return 0
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    from hsgd import leftovers
+
+    found = leftovers.stale_sockets()
+    for path in found:
+        if not arguments.dry_run:
+            path.unlink(missing_ok=True)
+        print(f"{'stale' if arguments.dry_run else 'removed'}: {path}")
+    if not found:
+        print("nothing is left of killed jobs")
+    return 0
+
+
+def _add_data(commands: Any, *, wanted: bool) -> None:
+    """The reader's own commands; h5py is imported only when they are wanted."""
+    if not wanted:
+        commands.add_parser("data", help="convert, inspect and verify training data in HDF5 slabs")
+        return
+    try:
+        from hsgd.io import cli as data_cli
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("hsgd"):
+            raise
+        raise MissingExtra(
+            f"hsgd data needs {error.name}, which is not installed; pip install {error.name}"
+        ) from None
+    data_cli.add_parser(commands)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

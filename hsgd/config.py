@@ -1,0 +1,167 @@
+"""Configuration: every HSGD_* variable is one documented field of Config.
+
+The only reader of HSGD_* variables in Python; csrc/options.cpp reads the same names for programs
+without Python, and a test holds the two together. Never decides anything: the values are taken as
+they are or refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+
+__all__ = ["Config"]
+
+# What strtod takes in every locale; Python's own int and float also take "1_000" and " 5 ".
+_FORMS = {int: r"[+-]?[0-9]+", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}
+
+
+def _variable(
+    variable: str, default: object, read: Callable[[str], object], expected: str
+) -> object:
+    return dataclasses.field(
+        default=default, metadata={"variable": variable, "read": read, "expected": expected}
+    )
+
+
+def _between(
+    kind: type[float], least: float, most: float, other: float | None = None
+) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        if not re.fullmatch(_FORMS[kind], text, re.ASCII):
+            raise ValueError(text)
+        value = kind(text)
+        if not least <= value <= most and value != other:
+            raise ValueError(text)
+        return value
+
+    return read
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(text)
+        return text
+
+    return read
+
+
+_flag: Callable[[str], object] = lambda text: bool(_between(int, 0, 1)(text))  # noqa: E731
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What HSGD_* variables set; `docs/configuration.md` explains each field."""
+
+    timeout_s: float = _variable(  # type: ignore[assignment]
+        "HSGD_TIMEOUT_S", 1800.0, _between(float, 1e-3, 1e9), "seconds from 0.001 to 1e9"
+    )
+    """Deadline of one collective and of the set-up, seconds."""
+    oneshot_bytes: int = _variable(  # type: ignore[assignment]
+        "HSGD_ONESHOT_BYTES",
+        -1,
+        _between(int, -1, 1 << 20),
+        "bytes from 0 to 1048576, -1 to choose",
+    )
+    """Largest payload that every rank reads whole from every other rank, bytes; -1 measures."""
+    chunk_bytes: int = _variable(  # type: ignore[assignment]
+        "HSGD_CHUNK_BYTES",
+        -1,
+        _between(int, 4096, 1 << 28, -1),
+        "bytes from 4096 to 268435456, -1 to choose",
+    )
+    """Payload of one pipeline step inside a node, bytes; -1 measures."""
+    wire_oneshot_bytes: int = _variable(  # type: ignore[assignment]
+        "HSGD_WIRE_ONESHOT_BYTES", 32 << 10, _between(int, 0, 1 << 20), "bytes from 0 to 1048576"
+    )
+    """The most that a node sends to others of a payload that it sends whole, bytes: with N nodes
+    payloads up to 1 / (N - 1) of it go that way.
+    """
+    wire_chunk_bytes: int = _variable(  # type: ignore[assignment]
+        "HSGD_WIRE_CHUNK_BYTES", 0, _between(int, 0, 1 << 28), "bytes from 0 to 268435456"
+    )
+    """Payload of one pipeline step when there are several nodes, bytes; 0 makes it fit messages of
+    a good size.
+    """
+    wire_dtype: str = _variable(  # type: ignore[assignment]
+        "HSGD_WIRE_DTYPE",
+        "none",
+        _one_of("none", "bfloat16", "float16"),
+        "none, bfloat16 or float16",
+    )
+    """What float32 travels as between nodes: none is as it is, the others halve the bytes and round
+    partial sums and results.
+    """
+    slots: int = _variable(  # type: ignore[assignment]
+        "HSGD_SLOTS", 4, _between(int, 3, 64), "a whole number from 3 to 64"
+    )
+    """Recycled staging slots per rank."""
+    spin: int = _variable(  # type: ignore[assignment]
+        "HSGD_SPIN", -1, _between(int, -1, 1e9), "iterations, 0 to yield at once, -1 to choose"
+    )
+    """Iterations of busy waiting before a waiting rank yields its core; -1 chooses from cores and
+    ranks.
+    """
+    store: str = _variable(  # type: ignore[assignment]
+        "HSGD_STORE",
+        "auto",
+        _one_of("ordinary", "nontemporal", "auto"),
+        "ordinary, nontemporal or auto",
+    )
+    """Kind of store into shared memory; auto measures both at start-up."""
+    min_bytes: int = _variable(  # type: ignore[assignment]
+        "HSGD_MIN_BYTES", 1024, _between(int, 0, 1e15), "bytes from 0"
+    )
+    """Interposer: smaller payloads pass through to MPI, bytes."""
+    report: bool = _variable(  # type: ignore[assignment]
+        "HSGD_REPORT", False, _flag, "0 or 1"
+    )
+    """Interposer: print one line of counters per rank when MPI is finalized."""
+    debug: bool = _variable(  # type: ignore[assignment]
+        "HSGD_DEBUG", False, _flag, "0 or 1"
+    )
+    """Command line: show tracebacks instead of one line."""
+    cache_dir: str | None = _variable(  # type: ignore[assignment]
+        "HSGD_CACHE", None, str, "a folder"
+    )
+    """Where built wheels are kept; None is $XDG_CACHE_HOME/hsgd or ~/.cache/hsgd."""
+
+    def __post_init__(self) -> None:
+        """Hold values given in a program to the same bounds; ValueError names the field."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            try:
+                field.metadata["read"](str(int(value) if isinstance(value, bool) else value))
+            except ValueError:
+                expected = field.metadata["expected"]
+                raise ValueError(f"Config.{field.name}={value!r}: expected {expected}") from None
+
+    @classmethod
+    def variables(cls) -> dict[str, str]:
+        """Names of the variables, by field."""
+        return {f.name: f.metadata["variable"] for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Read the environment (default `os.environ`); local.
+
+        Raises ValueError naming the variable, its value and what is expected.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for field in dataclasses.fields(cls):
+            variable = field.metadata["variable"]
+            text = environ.get(variable, "")
+            if not text:
+                continue
+            try:
+                values[field.name] = field.metadata["read"](text)
+            except ValueError:
+                expected = field.metadata["expected"]
+                raise ValueError(f"{variable}={text}: expected {expected}") from None
+        return cls(**values)  # type: ignore[arg-type]

@@ -1,0 +1,61 @@
+"""Error classes of hsgd: each derives from HsgdError and from the closest built-in class.
+
+Owns the names that a caller may catch. Never formats messages: whoever raises writes one line that
+says what failed, who, with which values, and what to do.
+"""
+
+__all__ = [
+    "CollectiveTimeout",
+    "DataError",
+    "HsgdError",
+    "LaunchError",
+    "MissingExtra",
+    "PeerLost",
+    "SharedMemoryError",
+    "SignatureMismatch",
+]
+
+
+class HsgdError(Exception):
+    """Base of all errors that hsgd raises on its own account.
+
+    rank: the rank that the error is about, or -1.
+    """
+
+    rank: int = -1
+
+
+class PeerLost(HsgdError, ConnectionError):
+    """A rank died during a collective. The communicator is broken; Comm.shrink() makes a new one
+    without that rank.
+    """
+
+
+class CollectiveTimeout(HsgdError, TimeoutError):
+    """A collective did not finish before its deadline. The communicator is broken; Comm.shrink()
+    makes a new one without ranks that hang.
+    """
+
+
+class SignatureMismatch(HsgdError, ValueError):
+    """Ranks called one collective with different shapes, dtypes, ops or names. No data was
+    mixed.
+    """
+
+
+class SharedMemoryError(HsgdError, MemoryError):
+    """Shared memory for the ranks of a node could not be had within the limits of the machine or
+    cgroup.
+    """
+
+
+class MissingExtra(HsgdError, ImportError):
+    """A feature needs a package that is not installed; the message names the extra."""
+
+
+class LaunchError(HsgdError, RuntimeError):
+    """A job cannot be started as asked."""
+
+
+class DataError(HsgdError, OSError):
+    """A data file is missing, truncated, foreign or changed."""

@@ -1,0 +1,60 @@
+"""Handle: an asynchronous collective that is under way, or has ended.
+
+Owns the references that keep its communicator and its result alive. Never blocks but in wait(), and
+never stops a collective: the communicator keeps the arrays of a dropped handle until they are free.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from hsgd import _native
+    from hsgd.comm import Comm
+
+__all__ = ["Handle"]
+
+Result = TypeVar("Result")
+
+
+class Handle(Generic[Result]):
+    """What `Comm.allreduce_async` and its like return. The arrays of the call must be left alone
+    until done() is true or wait() has returned.
+    """
+
+    __slots__ = ("__weakref__", "_comm", "_name", "_request", "_result")
+
+    def __init__(self, comm: Comm, request: _native.Request, result: Result, name: str) -> None:
+        self._comm = comm
+        self._request = request
+        self._result = result
+        self._name = name
+
+    def done(self) -> bool:
+        """Whether the collective has ended, in whatever way; local, never blocks."""
+        return self._request.done()
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the collective and return its result; blocking, releases the GIL.
+
+        timeout: seconds; None waits until the collective ends, at the latest by its own deadline,
+        `config.timeout_s` after it began.
+        Returns the result array (None of a barrier), as often as it is asked. Raises what the
+        collective raised: PeerLost, CollectiveTimeout, SignatureMismatch, or HsgdError where an
+        earlier error broke the communicator. Raises TimeoutError, which is no CollectiveTimeout,
+        when `timeout` passes: the collective goes on. Ctrl-C ends the wait and breaks the
+        communicator, as in a blocking collective.
+        """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"wait: timeout is {timeout!r}; give seconds from 0, or None")
+        if not self._request.wait(-1.0 if timeout is None else timeout):
+            raise TimeoutError(
+                f"{self._name}: not done within {timeout:g} s; it goes on, wait for it again"
+            )
+        return self._result
+
+    def __repr__(self) -> str:
+        return f"<hsgd.Handle of {self._name}, {'done' if self.done() else 'open'}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Handle cannot be pickled or copied; wait for it where it was made")

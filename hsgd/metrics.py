@@ -1,0 +1,92 @@
+"""Counters of what the interposer did in this process: calls, bytes per level, seconds.
+
+Owns the reading of the native counters and their arithmetic. Never loads a native library and never
+calls MPI: where the interposer is not at work there is nothing to read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+__all__ = ["Counters", "interposer_counters"]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the two-level path did on this rank since the process began, or between two readings.
+
+    The seconds are of the thread that called the collective, which for Horovod is its own
+    background thread.
+    """
+
+    calls: int
+    """Collectives that took the two-level path."""
+    payload_bytes: int
+    """Sum of count * itemsize over those calls."""
+    intra_bytes: int
+    """Bytes that this rank read or wrote in shared memory for them."""
+    inter_bytes_sent: int
+    """Bytes that this rank sent to other nodes, headers included."""
+    inter_bytes_received: int
+    """Bytes that this rank received from other nodes, headers included."""
+    wait_s: float
+    """Time spent waiting for other ranks."""
+    total_s: float
+    """Time spent inside the collectives, waiting included."""
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """What happened between the reading `earlier` and this one."""
+        if not isinstance(earlier, Counters):
+            return NotImplemented
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Counters(*(now - then for now, then in pairs))
+
+
+class _NativeCounters(ctypes.Structure):
+    """struct hsgd_counters of hsgd/csrc/hsgd_core.h."""
+
+    _fields_ = [
+        ("calls", ctypes.c_uint64),
+        ("payload_bytes", ctypes.c_uint64),
+        ("intra_bytes", ctypes.c_uint64),
+        ("inter_bytes_sent", ctypes.c_uint64),
+        ("inter_bytes_received", ctypes.c_uint64),
+        ("wait_ns", ctypes.c_uint64),
+        ("total_ns", ctypes.c_uint64),
+    ]
+
+
+def interposer_counters() -> Counters | None:
+    """Counters of this rank over all its communicators; None where the interposer is not loaded.
+
+    Local, no communication. May be called while another thread is in a collective.
+    """
+    if _loaded("libhsgd_preload.so") is None:
+        return None
+    core = _loaded("libhsgd_mpi.so")
+    if core is None:
+        return None
+    native = _NativeCounters()
+    core.hsgd_mpi_cached_counters(ctypes.byref(native))
+    return Counters(
+        native.calls,
+        native.payload_bytes,
+        native.intra_bytes,
+        native.inter_bytes_sent,
+        native.inter_bytes_received,
+        native.wait_ns * 1e-9,
+        native.total_ns * 1e-9,
+    )
+
+
+def _loaded(name: str) -> ctypes.CDLL | None:
+    """The library if this process has it, under its own name or as the file next to this one."""
+    for path in (name, str(Path(__file__).with_name(name))):
+        try:
+            return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        except OSError:
+            continue
+    return None

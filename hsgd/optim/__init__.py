@@ -1,0 +1,9 @@
+"""Optimizers and training algorithms of hsgd, for any torch model.
+
+Owns the public names of hsgd.optim. Never communicates: wrap an optimizer in a DistributedOptimizer
+to train on many ranks.
+"""
+
+from hsgd.optim.lars import LARS
+
+__all__ = ["LARS"]
