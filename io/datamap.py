@@ -1,0 +1,356 @@
+"""Where every sample lies in HDF5 files: examined once, without reading a sample.
+
+Owns `DataMap`, the metadata of a slab folder or of an ordinary HDF5 file (immutable, picklable, no
+open handle), and the checklist that decides whether HDF5 may be bypassed. Never reads samples
+(reader.py) and never writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hsgd.io.layout import (
+    INDEX_NAME,
+    FieldSpec,
+    SlabHeader,
+    import_h5py,
+    is_slab_folder,
+    read_header,
+    slab_name,
+)
+
+from hsgd.errors import DataError
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = [
+    "DataMap",
+    "Extent",
+    "Identity",
+    "SlabMap",
+    "first_line",
+    "identity_of",
+    "open_hdf5",
+    "open_map",
+]
+
+Identity = tuple[int, int, int]  # size, mtime_ns, inode
+
+_KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
+_TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where the rows of one field lie in one file.
+
+    offset: of row 0, in bytes, -1 where HDF5 is not bypassed; refusal says why not, "" where it is.
+    stored_dtype: with the byte order of the file. chunk_rows, chunk_bytes: of one HDF5 chunk.
+    """
+
+    offset: int
+    stored_dtype: np.dtype[Any]
+    chunk_rows: int
+    chunk_bytes: int
+    refusal: str
+
+
+@dataclass(frozen=True)
+class SlabMap:
+    """One file: its samples are rows [start, start + count) of the dataset."""
+
+    path: str
+    start: int
+    count: int
+    identity: Identity
+    extents: dict[str, Extent]
+
+
+@dataclass(frozen=True)
+class DataMap:
+    """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file."""
+
+    path: str
+    fields: tuple[FieldSpec, ...]
+    slabs: tuple[SlabMap, ...]
+    num_samples: int
+    header: SlabHeader | None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample over all fields."""
+        return sum(spec.row_bytes for spec in self.fields)
+
+    @property
+    def slab_counts(self) -> list[int]:
+        """Samples per file."""
+        return [slab.count for slab in self.slabs]
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of the largest HDF5 chunk; 1 without chunks."""
+        return max(extent.chunk_rows for slab in self.slabs for extent in slab.extents.values())
+
+    def refusals(self) -> dict[str, str]:
+        """Field name -> why HDF5 is not bypassed for it; "" where it is."""
+        first: dict[str, str] = {spec.name: "" for spec in self.fields}
+        for slab in self.slabs:
+            for name, extent in slab.extents.items():
+                first[name] = first[name] or extent.refusal
+        return first
+
+
+def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> DataMap:
+    """Examine a slab folder, its index file, or an ordinary HDF5 file.
+
+    fields: names of the datasets to use; by default all of the file, which then must have the same
+    first dimension (scalars are left aside).
+    Raises DataError naming the file for whatever is missing, truncated, foreign, unsealed or of a
+    type that cannot become a tensor; ValueError for unknown field names.
+    """
+    if isinstance(fields, str):
+        raise TypeError(f"fields={fields!r} is one string; use a list of names")
+    location = Path(path).absolute()
+    if location.is_dir():
+        if not is_slab_folder(location):
+            inside = ", ".join(sorted(p.name for p in location.iterdir() if is_slab_folder(p)))
+            remedy = f"it holds {inside}" if inside else "make one: hsgd data convert SRC DST"
+            raise DataError(f"{location}: no slab folder, {INDEX_NAME} is missing; {remedy}")
+        return _map_folder(location, fields)
+    with _examined(location) as file:
+        header = read_header(file)
+        if header is None or header.slab_index >= 0:
+            if header is not None and not header.sealed:
+                raise DataError(f"{location}: not sealed (writing was cut off); convert again")
+            specs, slab = _map_file(file, location, 0, _choose_fields(file, location, fields))
+            return DataMap(str(location), specs, (slab,), slab.count, None)
+    return _map_folder(location.parent, fields)
+
+
+def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
+    """Examine the index and every slab, and check that they belong together."""
+    index_path = folder / INDEX_NAME
+    with _examined(index_path) as file:
+        index = read_header(file)
+        if index is None:
+            raise DataError(f"{index_path}: not written by hsgd; convert the data again")
+        if not index.sealed:
+            raise DataError(f"{index_path}: not sealed (writing was cut off); convert again")
+    # The virtual datasets are for others: their maps carry no checksum, and take time to load.
+    chosen: list[str] = []
+    slabs: list[SlabMap] = []
+    specs: tuple[FieldSpec, ...] = ()
+    start = 0
+    for number in range(index.num_slabs):
+        path = folder / slab_name(number)
+        if not path.is_file():
+            raise DataError(
+                f"{path}: slab {number} of {index.num_slabs} is missing; "
+                "restore it or convert again"
+            )
+        with _examined(path) as file:
+            header = read_header(file)
+            _check_slab(path, header, index, number, start)
+            chosen = chosen or _choose_fields(file, path, names)
+            slab_specs, slab = _map_file(file, path, start, chosen)
+            if header is not None and header.num_samples != slab.count:
+                raise DataError(
+                    f"{path}: {slab.count} samples, its header says {header.num_samples}; "
+                    f"restore slab {number}"
+                )
+        if slabs and slab_specs != specs:
+            raise DataError(f"{path}: fields differ from those of slab 0; restore slab {number}")
+        specs = slab_specs
+        slabs.append(slab)
+        start += slab.count
+    if start != index.num_samples:
+        raise DataError(
+            f"{folder}: {start} samples in the slabs, {index.num_samples} in the index; "
+            "convert again"
+        )
+    return DataMap(str(folder), specs, tuple(slabs), start, index)
+
+
+def _check_slab(
+    path: Path, header: SlabHeader | None, index: SlabHeader, number: int, start: int
+) -> None:
+    """Refuse a slab that is unsealed, or not slab `number` of this dataset."""
+    if header is None:
+        raise DataError(f"{path}: foreign file, not a slab of hsgd; restore slab {number}")
+    if not header.sealed:
+        raise DataError(f"{path}: not sealed (writing was cut off); convert again")
+    if header.dataset_uuid != index.dataset_uuid:
+        raise DataError(
+            f"{path}: slab of another dataset ({header.dataset_uuid}, the index has "
+            f"{index.dataset_uuid}); restore slab {number}"
+        )
+    found = (header.slab_index, header.num_slabs, header.global_start)
+    wanted = (number, index.num_slabs, start)
+    if found != wanted:
+        raise DataError(
+            f"{path}: says (slab, slabs, first sample) = {found}, expected {wanted}; "
+            "restore the original file names"
+        )
+
+
+def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
+    """Open read-only, without locking, closed on exec; DataError in one line when that fails."""
+    h5py = import_h5py()
+
+    try:
+        file = h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path, or convert the data") from None
+    except OSError as error:
+        raise DataError(_explain_open(path, error)) from None
+    if file.driver == "sec2":
+        fcntl.fcntl(int(file.id.get_vfd_handle()), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    return file
+
+
+@contextmanager
+def _examined(path: Path) -> Iterator[h5py.File]:
+    """An open file; what HDF5 raises for damaged metadata inside the block becomes DataError."""
+    with open_hdf5(str(path)) as file:
+        try:
+            yield file
+        except DataError:
+            raise
+        except (KeyError, OSError, RuntimeError) as error:
+            raise DataError(
+                f"{path}: damaged: {first_line(error)}; copy or convert it again"
+            ) from error
+
+
+def _explain_open(path: str, error: OSError) -> str:
+    truncated = _TRUNCATED.search(str(error))
+    if truncated:
+        have, want = truncated.groups()
+        return f"{path}: truncated, bytes [{have}, {want}) are missing; copy or convert it again"
+    if "file signature not found" in str(error):
+        return f"{path}: not an HDF5 file; convert .npz and .npy with: hsgd data convert SRC DST"
+    return f"{path}: cannot be opened as HDF5: {first_line(error)}"
+
+
+def _choose_fields(file: h5py.File, path: Path, names: Sequence[str] | None) -> list[str]:
+    """The names of the datasets to use, in the order of the file or as given."""
+    h5py = import_h5py()
+
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.shape:
+            shapes[name] = item.shape
+
+    file.visititems(visit)
+    known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
+    chosen = list(shapes) if names is None else [name.strip("/") for name in names]
+    unknown = [name for name in chosen if name not in shapes]
+    if unknown:
+        raise ValueError(f"{path}: no field {', '.join(unknown)}; there are: {known}")
+    if not chosen:
+        raise DataError(f"{path}: no field to read; there are: {known}")
+    if len({shapes[name][0] for name in chosen}) > 1:
+        raise DataError(f"{path}: first dimensions differ: {known}; name the fields to use")
+    return chosen
+
+
+def _map_file(
+    file: h5py.File, path: Path, start: int, names: Sequence[str]
+) -> tuple[tuple[FieldSpec, ...], SlabMap]:
+    """Specs and extents of the named datasets of one open file."""
+    status = path.stat()
+    specs, extents = [], {}
+    for name in names:
+        dataset = file[name]
+        dtype = _supported_dtype(dataset, path, name)
+        specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("=")))
+        refusal = _bypass_refusal(file, dataset, dtype, status.st_size, path)
+        offset = -1 if refusal else int(dataset.id.get_offset())
+        chunks = dataset.chunks or (1,)
+        chunk_bytes = int(np.prod(chunks, dtype=np.int64)) * dtype.itemsize
+        extents[name] = Extent(offset, dtype, chunks[0], chunk_bytes, refusal)
+    count = int(file[names[0]].shape[0])
+    return tuple(specs), SlabMap(str(path), start, count, identity_of(status), extents)
+
+
+def _supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = dataset.dtype
+    except TypeError as error:  # h5py has no dtype for some types of HDF5
+        raise DataError(f"{path}: field {name!r}: {first_line(error)}; name other fields") from None
+    if dtype.kind not in _KINDS:
+        what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"
+        raise DataError(
+            f"{path}: field {name!r} has {what}; only numbers and bool can be read, "
+            "name the fields to use"
+        )
+    plain: np.dtype[Any] = np.dtype(dtype.str)  # without h5py's metadata on enumerations
+    return plain
+
+
+def _bypass_refusal(
+    file: h5py.File, dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path
+) -> str:
+    """Why the rows cannot be read around HDF5; "" when all of these hold.
+
+    Driver sec2, no user block, contiguous layout without external files, a plain number or bool in
+    the file exactly as in memory up to byte order, space allocated, storage size equal to that of
+    the rows. Rows that end beyond the file are an error, not a refusal.
+    """
+    h5py = import_h5py()
+
+    if dataset.is_virtual:
+        _check_virtual_sources(dataset, path)
+        return "virtual dataset"
+    create = dataset.id.get_create_plist()
+    if create.get_layout() != h5py.h5d.CONTIGUOUS:
+        return "chunked layout" if dataset.chunks else "compact layout"
+    if file.driver != "sec2":
+        return f"file driver {file.driver}"
+    if file.userblock_size:
+        return f"user block of {file.userblock_size} bytes"
+    if create.get_external_count():
+        return "external files"
+    exact = h5py.h5t.py_create(dtype, logical=True) == dataset.id.get_type()
+    if dtype.kind == "c" or dtype.itemsize > 8 or not exact:
+        return f"{dtype} is stored in a form of its own"
+    if not dataset.size or dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
+        return "no space allocated"
+    offset = dataset.id.get_offset()
+    if offset is None or dataset.id.get_storage_size() != dataset.nbytes:
+        return "storage size differs from that of the rows"
+    if offset + dataset.nbytes > file_bytes:
+        raise DataError(
+            f"{path}: truncated, {dataset.name} needs bytes [{offset}, {offset + dataset.nbytes}) "
+            f"and the file ends at {file_bytes}; copy or convert it again"
+        )
+    return ""
+
+
+def _check_virtual_sources(dataset: h5py.Dataset, path: Path) -> None:
+    """HDF5 silently gives fill values for a missing source file: refuse instead."""
+    for name in sorted({source.file_name for source in dataset.virtual_sources()} - {"."}):
+        source = path.parent / name
+        if not source.is_file():
+            raise DataError(f"{path}: {dataset.name} takes rows from {source}, which is missing")
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What must stay the same while a file is in use."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def first_line(error: BaseException) -> str:
+    """The text of an error, cut to one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,241 @@
+"""What can be converted: .npy and .npz files, HDF5, slab folders, scikit-learn's digits.
+
+Owns one class per kind of source, all with the same three members (`Source`). Each streams rows in
+their original order, so memory stays bounded whatever the source. Never writes.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from hsgd.io.datamap import first_line, open_map
+from hsgd.io.layout import FieldSpec, is_slab_folder
+from hsgd.io.partition import permutation
+from hsgd.io.reader import RowReader
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError, MissingExtra
+
+__all__ = ["ArraySource", "Hdf5Source", "NumpySource", "Source", "digits_splits", "open_source"]
+
+# Damaged archives, also inside a compressed member; encrypted ones; unknown compression methods.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    RuntimeError,
+    NotImplementedError,
+)
+
+_KINDS = "biufc"
+
+
+class Source(Protocol):
+    """Named fields with the same number of rows, read from the first row to the last."""
+
+    @property
+    def specs(self) -> tuple[FieldSpec, ...]:
+        """The fields, with native dtypes."""
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of every field."""
+
+    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+        """All rows of a field in blocks of at most `rows`; a block is valid until the next."""
+
+
+class ArraySource:
+    """Arrays in memory."""
+
+    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
+        self._arrays = arrays
+        self.specs = tuple(FieldSpec(n, a.shape[1:], a.dtype) for n, a in arrays.items())
+        self.num_samples = len(next(iter(arrays.values())))
+
+    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+        """Slices of the array."""
+        array = self._arrays[spec.name]
+        for start in range(0, len(array), rows):
+            yield array[start : start + rows]
+
+
+class Hdf5Source:
+    """An HDF5 file or a slab folder."""
+
+    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+        self._data = open_map(path, fields)
+        self.specs = self._data.fields
+        self.num_samples = self._data.num_samples
+
+    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+        """Ranges of rows, in the order of the file."""
+        with RowReader(self._data) as reader:
+            for start in range(0, self.num_samples, rows):
+                count = min(rows, self.num_samples - start)
+                block = np.empty((count, *spec.shape), spec.dtype)
+                reader.read(spec.name, start, block)
+                yield block
+
+
+class NumpySource:
+    """Arrays in .npy files, or members of one .npz file: field name -> where it is."""
+
+    def __init__(self, files: dict[str, tuple[Path, str | None]], names: Sequence[str] | None):
+        unknown = [name for name in names or () if name not in files]
+        if unknown:
+            raise ValueError(f"no field {', '.join(unknown)}; there are: {', '.join(files)}")
+        chosen = list(names) if names is not None else list(files)
+        self._files = {name: files[name] for name in chosen}
+        self._stored = {}
+        counts = {}
+        specs = []
+        for name in chosen:
+            with self._open(name) as stream:
+                shape, dtype = _read_header(stream, f"{self._files[name][0]}: {name!r}")
+            self._stored[name] = dtype
+            counts[name] = shape[0]
+            specs.append(FieldSpec(name, shape[1:], dtype.newbyteorder("=")))
+        if len(set(counts.values())) != 1:
+            text = ", ".join(f"{name} {count}" for name, count in counts.items()) or "no arrays"
+            raise DataError(f"first dimensions differ: {text}; choose the fields with --fields")
+        self.specs = tuple(specs)
+        self.num_samples = counts[chosen[0]]
+
+    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+        """Blocks read one after the other; also from inside a compressed .npz."""
+        path = self._files[spec.name][0]
+        dtype = self._stored[spec.name]
+        with self._open(spec.name) as stream:
+            _read_header(stream, f"{path}: {spec.name!r}")
+            for start in range(0, self.num_samples, rows):
+                count = min(rows, self.num_samples - start)
+                data = _read_exactly(stream, count * spec.row_bytes, f"{path}: {spec.name!r}")
+                block = np.frombuffer(data, dtype).reshape((count, *spec.shape))
+                yield block.astype(spec.dtype, copy=False)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
+        path, member = self._files[name]
+        try:
+            if member is None:
+                with open(path, "rb") as stream:
+                    yield stream
+            else:
+                with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+                    yield stream
+        except DataError:
+            raise
+        except _UNREADABLE as error:
+            raise DataError(f"{path}: cannot read {name!r}: {first_line(error)}") from error
+
+
+def open_source(source: str, fields: Sequence[str] | None = None) -> Source:
+    """The source that `source` names: a file, a folder, or several .npy files with commas."""
+    if "," in source and not Path(source).exists():
+        return NumpySource(_npy_files([Path(part.strip()) for part in source.split(",")]), fields)
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"{source}: no such file or folder, and no data set of that name")
+    if path.is_dir():
+        if is_slab_folder(path):
+            return Hdf5Source(path, fields)
+        found = sorted(path.glob("*.npy"))
+        if not found:
+            raise DataError(f"{source}: this folder holds no .npy files and no slabs")
+        return NumpySource(_npy_files(found), fields)
+    if path.suffix == ".npy":
+        return NumpySource({"data": (path, None)}, fields)
+    if path.suffix == ".npz":
+        return NumpySource(_npz_members(path), fields)
+    return Hdf5Source(path, fields)
+
+
+def digits_splits(test_fraction: float, seed: int) -> dict[str, Source]:
+    """scikit-learn's handwritten digits as {"train": ..., "test": ...}, stratified by label.
+
+    Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed alone.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtra(
+            "the digits come with scikit-learn, which is not installed; pip install scikit-learn"
+        ) from None
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test fraction {test_fraction}; use a number between 0 and 1")
+    digits = load_digits()
+    image = np.asarray(digits.data / 16.0, np.float32)
+    label = np.asarray(digits.target, np.int64)
+    test = np.zeros(len(label), bool)
+    for digit in np.unique(label):
+        rows = np.flatnonzero(label == digit)
+        shuffled = rows[permutation(len(rows), seed, int(digit))]
+        test[shuffled[: round(test_fraction * len(rows))]] = True
+    return {
+        name: ArraySource({"image": image[chosen], "label": label[chosen]})
+        for name, chosen in (("train", ~test), ("test", test))
+    }
+
+
+def _npy_files(paths: Sequence[Path]) -> dict[str, tuple[Path, str | None]]:
+    files: dict[str, tuple[Path, str | None]] = {}
+    for path in paths:
+        if path.suffix != ".npy":
+            raise DataError(f"{path}: only .npy files can be joined with commas")
+        if path.stem in files:
+            raise DataError(f"{path}: a second file of the name {path.name}; rename one")
+        files[path.stem] = (path, None)
+    return files
+
+
+def _npz_members(path: Path) -> dict[str, tuple[Path, str | None]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a readable .npz file: {first_line(error)}") from None
+    return {member.removesuffix(".npy"): (path, member) for member in members}
+
+
+def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and stored dtype of the array that starts here; the stream is left at its first row."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f"version {version} of the .npy format")
+    except ValueError as error:
+        raise DataError(f"{where}: not a readable .npy array: {first_line(error)}") from None
+    if dtype.kind not in _KINDS:
+        raise DataError(f"{where} has dtype {dtype}; only numbers and bool can be converted")
+    if not shape:
+        raise DataError(f"{where} is a single number; choose the fields with --fields")
+    if fortran and len(shape) > 1:
+        raise DataError(f"{where} is stored by columns; save it with numpy.ascontiguousarray")
+    return shape, dtype
+
+
+def _read_exactly(stream: IO[bytes], count: int, where: str) -> bytes:
+    """`count` bytes; a zip member may give them in parts."""
+    parts: list[bytes] = []
+    missing = count
+    while missing:
+        part = stream.read(missing)
+        if not part:
+            raise DataError(
+                f"{where} is truncated: {missing} bytes are missing; copy the file again"
+            )
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
