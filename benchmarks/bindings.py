@@ -1,0 +1,232 @@
+"""The Python side of the candidates: how one call of each collective is made.
+
+Owns the set-up and the calls. Never measures: worker.py does, with the calls bound here. A binding
+has a method per collective that it can do, named like it; what a library cannot do, the binding
+must not have. Heavy packages are imported by the class that needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pattern import Floats, aligned
+
+__all__ = ["BINDINGS", "Binding", "Call"]
+
+Call = Callable[[], object]
+
+
+class Binding:
+    """A candidate in a worker. The constructor is collective and does the set-up; `folder` is
+    one that all ranks see.
+    """
+
+    buffers = "private"  # bindings with the same kind of buffers use the same ones
+    tolerance = 0.0  # largest relative error of its sums
+
+    def __init__(self, folder: str) -> None:
+        pass
+
+    def empty(self, count: int) -> Floats:
+        """A new buffer of `count` float32."""
+        return aligned(count)
+
+    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
+        """One call per pair of buffers. Raises NotImplementedError for what it cannot do."""
+        method = getattr(self, collective, None)
+        if method is None:
+            raise NotImplementedError(f"there is no {collective} here")
+        self._results = outputs
+        return [method(given, taken) for given, taken in zip(inputs, outputs, strict=True)]
+
+    def result(self, buffer: int) -> Floats:
+        """What the last call on this pair gave."""
+        return self._results[buffer]
+
+    def close(self) -> None:
+        """Give everything back; collective."""
+
+
+def _rounding() -> float:
+    """Of hsgd, which may send 16-bit floats between nodes: partial sums and result are rounded."""
+    from hsgd.config import Config
+
+    return 0.0 if Config.from_env().wire_dtype == "none" else 2 / 256
+
+
+class _Hsgd(Binding):
+    def __init__(self, folder: str) -> None:
+        import hsgd
+
+        self.comm: Any = hsgd.Comm()
+        self.tolerance = _rounding()
+
+    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
+        if not hasattr(self.comm, collective):
+            raise NotImplementedError(f"hsgd.Comm has no {collective}")
+        return super().bind(collective, inputs, outputs)
+
+    def allreduce(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.comm.allreduce, given, "sum", taken)
+
+    def broadcast(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.comm.broadcast, taken, 0)
+
+    def allgather(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.comm.allgather, given, taken)
+
+    def reduce_scatter(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.comm.reduce_scatter, given, "sum", taken)
+
+    def alltoall(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.comm.alltoall, given, out=taken)
+
+    def barrier(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.comm.barrier)
+
+    def close(self) -> None:
+        self.comm.close()
+
+
+class _HsgdArena(_Hsgd):
+    buffers = "arena"
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        if not hasattr(self.comm, "empty"):
+            raise NotImplementedError("hsgd.Comm has no empty")
+
+    def empty(self, count: int) -> Floats:
+        return self.comm.empty((count,), np.float32)  # type: ignore[no-any-return]
+
+
+class _Mpi4py(Binding):
+    def __init__(self, folder: str) -> None:
+        from mpi4py import MPI
+
+        self.world = MPI.COMM_WORLD
+
+    def allreduce(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.world.Allreduce, given, taken)
+
+    def broadcast(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.world.Bcast, taken, 0)
+
+    def allgather(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.world.Allgather, given, taken)
+
+    def reduce_scatter(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.world.Reduce_scatter_block, given, taken)
+
+    def alltoall(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.world.Alltoall, given, taken)
+
+    def barrier(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.world.Barrier)
+
+
+class _Gloo(Binding):
+    def __init__(self, folder: str) -> None:
+        import torch
+        import torch.distributed as dist
+        from mpi4py import MPI
+
+        self.dist, self.tensor = dist, torch.from_numpy
+        world = MPI.COMM_WORLD
+        meeting_point = "file://" + os.path.join(folder, "gloo")
+        dist.init_process_group("gloo", meeting_point, rank=world.rank, world_size=world.size)
+
+    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
+        calls = super().bind(collective, inputs, outputs)
+        if collective == "allreduce":
+            self._results = inputs  # gloo works in place
+        return calls
+
+    def allreduce(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.dist.all_reduce, self.tensor(given))
+
+    def broadcast(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.dist.broadcast, self.tensor(taken), 0)
+
+    def allgather(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.dist.all_gather_into_tensor, self.tensor(taken), self.tensor(given))
+
+    def reduce_scatter(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.dist.reduce_scatter_tensor, self.tensor(taken), self.tensor(given))
+
+    def alltoall(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.dist.all_to_all_single, self.tensor(taken), self.tensor(given))
+
+    def barrier(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.dist.barrier)
+
+    def close(self) -> None:
+        self.dist.destroy_process_group()
+
+
+class _Horovod(Binding):
+    def __init__(self, folder: str) -> None:
+        import horovod.torch as hvd
+
+        self._start(hvd)
+
+    def _start(self, hvd: Any) -> None:
+        self.hvd = hvd
+        hvd.init()
+
+    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
+        import torch
+
+        if collective != "allreduce":
+            raise NotImplementedError(f"{collective} over Horovod is not measured")
+        self._answers: list[Any] = [None] * len(inputs)
+        tensors = [torch.from_numpy(array) for array in inputs]
+        return [partial(self._call, buffer, tensor) for buffer, tensor in enumerate(tensors)]
+
+    def _call(self, buffer: int, tensor: Any) -> None:
+        # names that come again, as in training: Horovod negotiates them from its cache
+        name = f"{tensor.numel()}.{buffer}"
+        self._answers[buffer] = self.hvd.allreduce(tensor, name=name, op=self.hvd.Sum)
+
+    def result(self, buffer: int) -> Floats:
+        return self._answers[buffer].numpy()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self.hvd.shutdown()
+
+
+class _HorovodPlugin(_Horovod):
+    def __init__(self, folder: str) -> None:
+        import hsgd.torch as hvd  # proves that Horovod's calls are bound to the interposer
+
+        self._start(hvd)
+        self.tolerance = _rounding()
+        self._prove()
+
+    def _prove(self) -> None:
+        """Never measure plain Horovod under this name; collective."""
+        import torch
+
+        from hsgd.config import Config
+        from hsgd.metrics import interposer_counters
+
+        count = max(1 << 14, Config.from_env().min_bytes)
+        self.hvd.allreduce(torch.ones(count), name="proof", op=self.hvd.Sum)
+        counters = interposer_counters()
+        if counters is None or counters.calls == 0:
+            raise RuntimeError("an allreduce did not take the two-level path; see hsgd info")
+
+
+BINDINGS: dict[str, type[Binding]] = {
+    "hsgd": _Hsgd,
+    "hsgd-arena": _HsgdArena,
+    "mpi4py": _Mpi4py,
+    "gloo": _Gloo,
+    "horovod": _Horovod,
+    "horovod-plugin": _HorovodPlugin,
+}

@@ -1,0 +1,295 @@
+"""What can be measured: the table of candidates and of the worker jobs that they live in.
+
+Owns names, labels and where each candidate applies. Never measures and never imports what it names:
+bindings.py holds the Python side of each, native/ the C side. To add a candidate, add a line here
+and a binding there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from layouts import Layout  # not at run time: workers may have no hsgd beside them
+
+__all__ = [
+    "CANDIDATES",
+    "HOROVOD_CYCLE_S",
+    "JOBS",
+    "MPICH_YIELDS",
+    "Candidate",
+    "Job",
+    "select",
+]
+
+ALL = ("allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "barrier")
+SHARED = ("allreduce", "broadcast")  # that need no staging on shared buffers
+HOROVOD_CYCLE_S = 1e-3  # HOROVOD_CYCLE_TIME as it comes, for Horovod with and without hsgd
+
+
+@dataclass(frozen=True)
+class Job:
+    """Worker processes that some candidates share, started by one mpirun."""
+
+    name: str
+    native: bool = False  # the C program instead of worker.py
+    peer: str | None = None  # installed for the comparison by peers.py: "mpich" or "deepspeed"
+    pauses: bool = False  # threads of its own wake up: stopped while another job is measured
+    environment: dict[str, str] = field(default_factory=dict)
+    crowded: dict[str, str] = field(default_factory=dict)  # as well when ranks outnumber cores
+    interface_variable: str | None = None  # tells the network between the nodes, here "lo"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to do a collective."""
+
+    name: str  # on the command line and in the JSON
+    job: str
+    label: str  # in the table and the plot
+    kind: str  # "hsgd", "peer" or "limit"
+    about: str
+    binding: str = ""  # who does it inside the job, where that has another name
+    collectives: tuple[str, ...] = ("allreduce",)
+    in_place: bool = False  # allreduce's input is its output: filled again before each batch
+    least_bytes: int = 0
+    most_bytes: int | None = None
+    nodes: str = "any"  # "one" or "several"
+    crowded: bool = True  # also measured when ranks outnumber cores
+    cycle_s: float = 0.0  # it answers in steps of this length: see EPILOG in command.py
+
+    @property
+    def does(self) -> str:
+        """The name that the worker knows."""
+        return self.binding or self.name
+
+    def fits(self, layout: Layout, collective: str, nbytes: int) -> bool:
+        """Whether it is measured in this case."""
+        return (
+            collective in self.collectives
+            and self.least_bytes <= nbytes
+            and (self.most_bytes is None or nbytes <= self.most_bytes)
+            and self.fits_layout(layout)
+        )
+
+    def fits_layout(self, layout: Layout) -> bool:
+        """Whether it is measured there at all."""
+        nodes = "one" if layout.nodes == 1 else "several"
+        return self.nodes in ("any", nodes) and (self.crowded or not layout.crowded)
+
+
+MPICH_YIELDS = {
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "1",
+}
+JOBS = (
+    Job("native", native=True),
+    Job("native-bf16", native=True, environment={"HSGD_WIRE_DTYPE": "bfloat16"}),
+    Job("native-sm", native=True, environment={"OMPI_MCA_coll_sm_priority": "100"}),
+    Job("native-flat", native=True, environment={"OMPI_MCA_coll_han_priority": "0"}),
+    Job("native-mpich", native=True, peer="mpich", crowded=MPICH_YIELDS),
+    Job("native-deepspeed", native=True, peer="deepspeed"),
+    Job("python"),
+    Job("python-mpich", peer="mpich", crowded=MPICH_YIELDS),
+    Job("gloo", interface_variable="GLOO_SOCKET_IFNAME"),
+    Job("horovod", pauses=True),
+    Job("horovod-plugin", pauses=True, environment={"HOROVOD_PLUGIN": "hsgd"}),
+)
+
+CANDIDATES = (
+    Candidate(
+        "hsgd-c",
+        "native",
+        "hsgd (C)",
+        "hsgd",
+        "hsgd_comm_allreduce and its like, called from C, private buffers",
+        collectives=ALL,
+    ),
+    Candidate(
+        "hsgd-arena-c",
+        "native",
+        "arena (C)",
+        "hsgd",
+        "the same, both buffers from hsgd_comm_allocate",
+        collectives=SHARED,
+    ),
+    Candidate(
+        "hsgd-bf16-c",
+        "native-bf16",
+        "bf16 (C)",
+        "hsgd",
+        "hsgd_comm_allreduce with HSGD_WIRE_DTYPE=bfloat16: rounded between nodes",
+        binding="hsgd-c",
+        nodes="several",
+    ),
+    Candidate(
+        "mpi-c",
+        "native",
+        "MPI (C)",
+        "peer",
+        "PMPI_Allreduce and its like in that C program; Open MPI as it comes, which is HAN "
+        "between nodes with several ranks",
+        collectives=ALL,
+    ),
+    Candidate(
+        "mpi-sm-c",
+        "native-sm",
+        "MPI sm (C)",
+        "peer",
+        "the same with coll_sm_priority 100: Open MPI's collectives in shared memory",
+        binding="mpi-c",
+        collectives=ALL,
+        nodes="one",
+        crowded=False,  # it spins
+    ),
+    Candidate(
+        "mpi-flat-c",
+        "native-flat",
+        "MPI flat (C)",
+        "peer",
+        "the same with coll_han_priority 0: without HAN",
+        binding="mpi-c",
+        collectives=ALL,
+        nodes="several",
+    ),
+    Candidate(
+        "mpich-c",
+        "native-mpich",
+        "MPICH (C)",
+        "peer",
+        "PMPI_Allreduce and its like of MPICH, in the same C program",
+        binding="mpi-c",
+        collectives=ALL,
+    ),
+    Candidate(
+        "deepspeed",
+        "native-deepspeed",
+        "DeepSpeed",
+        "peer",
+        "all_reduce_outer_loop of DeepSpeed's csrc/cpu/comm/shm.cpp, called from C, in place",
+        in_place=True,
+        nodes="one",
+        crowded=False,  # it spins for ever
+    ),
+    Candidate(
+        "limit-line",
+        "native",
+        "limit",
+        "limit",
+        "one transfer in a ping-pong of as many cache lines, between two cores",
+        most_bytes=512,
+        nodes="one",
+        crowded=False,
+    ),
+    Candidate(
+        "limit",
+        "native",
+        "limit",
+        "limit",
+        "the least loads and stores of a staged allreduce, all ranks at once, without waiting",
+        least_bytes=16 << 10,  # below, waiting for the other core decides, not memory traffic
+        nodes="one",
+    ),
+    Candidate(
+        "limit-past",
+        "native",
+        "limit past",
+        "limit",
+        "the same, results stored past the cache",
+        least_bytes=1 << 20,
+        nodes="one",
+    ),
+    Candidate(
+        "limit-arena",
+        "native",
+        "arena limit",
+        "limit",
+        "the least loads and stores when both buffers lie in shared memory",
+        least_bytes=16 << 10,
+        nodes="one",
+    ),
+    Candidate(
+        "limit-arena-past",
+        "native",
+        "arena past",
+        "limit",
+        "the same, stored past the cache",
+        least_bytes=1 << 20,
+        nodes="one",
+    ),
+    Candidate(
+        "limit-link",
+        "native",
+        "limit",
+        "limit",
+        "2 (nodes - 1) / nodes of the bytes over TCP from each node to the next, all at once",
+        least_bytes=64 << 10,
+        nodes="several",
+    ),
+    Candidate(
+        "hsgd", "python", "hsgd", "hsgd", "hsgd.Comm.allreduce(array, out=result)", collectives=ALL
+    ),
+    Candidate(
+        "hsgd-arena",
+        "python",
+        "arena",
+        "hsgd",
+        "the same, both arrays from hsgd.Comm.empty",
+        collectives=SHARED,
+    ),
+    Candidate(
+        "mpi4py",
+        "python",
+        "mpi4py",
+        "peer",
+        "MPI.COMM_WORLD.Allreduce(array, result) and its like, Open MPI as it comes",
+        collectives=ALL,
+    ),
+    Candidate(
+        "mpich",
+        "python-mpich",
+        "MPICH",
+        "peer",
+        "the same over MPICH",
+        binding="mpi4py",
+        collectives=ALL,
+    ),
+    Candidate(
+        "gloo",
+        "gloo",
+        "gloo",
+        "peer",
+        "torch.distributed.all_reduce(tensor) and its like",
+        collectives=ALL,
+        in_place=True,
+    ),
+    Candidate(
+        "horovod",
+        "horovod",
+        "Horovod",
+        "peer",
+        "horovod.torch.allreduce(tensor, name=..., op=Sum)",
+        cycle_s=HOROVOD_CYCLE_S,
+    ),
+    Candidate(
+        "horovod-plugin",
+        "horovod-plugin",
+        "Horovod+hsgd",
+        "hsgd",
+        "the same with HOROVOD_PLUGIN=hsgd: the interposer under Horovod",
+        cycle_s=HOROVOD_CYCLE_S,
+    ),
+)
+
+
+def select(names: Sequence[str], collectives: Sequence[str]) -> tuple[Candidate, ...]:
+    """The named candidates that do one of the collectives, in the order of the table; all of these
+    for no names. Raises ValueError.
+    """
+    known = {c.name: c for c in CANDIDATES if set(c.collectives) & set(collectives)}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"no candidate {', '.join(unknown)}; known: {', '.join(known)}")
+    return tuple(c for c in known.values() if not names or c.name in names)

@@ -1,0 +1,237 @@
+"""The command line that the benchmarks of collectives share, and what becomes of their figures.
+
+Owns options, the document that goes into the JSON, the tables and the exit code. Never touches
+data: turns.py says how candidates are interleaved, candidates.py what they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import report
+from candidates import CANDIDATES, HOROVOD_CYCLE_S, select
+from jobs import environment
+from layouts import Layout, on_one_node, read_layout
+from operations import OPERATIONS
+from ratios import SHOWN, ratios
+from turns import BATCH_S, BUFFERS, CYCLE_CALLS, SLOW_S, Plan, Run, measure
+
+__all__ = ["Benchmark", "document", "run", "tables"]
+
+# Variables that change what is measured: they go into the JSON.
+_TELLING = ("HSGD_", "HOROVOD_", "OMPI_MCA_", "MPIR_CVAR_", "GLOO_", "OMP_")
+
+EPILOG = f"""\
+A time is that of one call, the mean over a batch of calls of about {BATCH_S * 1e3:g} ms that
+begins with a barrier, and the largest over the ranks. Median and 99th percentile are over batches.
+After each turn the results of its last calls are compared with the exact ones, bit for bit, on all
+ranks; a wrong one is an error. Only hsgd with 16-bit floats between nodes may be off, by 2^-7.
+Who takes {SLOW_S:g} s for a call is not asked for larger sizes.
+
+Horovod, with hsgd or without, answers in steps of its cycle of {HOROVOD_CYCLE_S * 1e3:g} ms, and
+looks for the answer as seldom. Calls back to back would fall into step with that, and count a
+little work as a whole cycle or as nothing. So each of its calls begins after a pause below one
+cycle, drawn at random, the same on all ranks and not timed, and a batch is the mean of up to
+{CYCLE_CALLS} such calls.
+
+Where ranks outnumber cores Open MPI gets mpi_yield_when_idle, MPICH its progress throttle at every
+poll, and candidates that only spin are left out. Open MPI's TCP gets btl_tcp_links 4. Peers that
+are not there are installed once, into hsgd's cache: MPICH into an environment of its own, and
+DeepSpeed's allreduce, compiled from its source distribution.
+
+Virtual nodes (--nodes) need Linux and root; they share the cores of this machine.
+
+Ratios in the JSON, all within this run: vs_peer/allreduce/LAYOUT/SIZE is the median of the best of
+MPI, gloo and Horovod / that of hsgd from C; allreduce_python the same among calls from Python;
+allreduce_arena and allreduce_arena_python with hsgd's buffers in shared memory; allreduce_bf16 with
+16-bit floats between nodes;
+allreduce_horovod_plugin Horovod / Horovod with hsgd. vs_limit is the limit / hsgd, vs_deepspeed,
+vs_mpi-c, ... are a single peer / hsgd.
+"""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One of the programs in this folder."""
+
+    name: str
+    about: str
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    quick_sizes: tuple[int, ...]
+    rounds: int
+    quick_rounds: int
+    quick_budget_s: float
+    notes: str  # at the end of the help
+
+
+def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 for a wrong result, or when nothing was measured."""
+    plan, options = _read_arguments(benchmark, argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the jobs are ended
+    found = Run()
+    try:
+        measure(plan, found)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    doc = json.loads(json.dumps(document(benchmark.name, plan, found)))
+    print(tables(doc))
+    with tempfile.TemporaryDirectory() as folder:
+        written = options.json or Path(folder, "results.json")
+        report.write_json(written, doc)
+        if options.png and doc["results"]:
+            lower = {(vs, suffix): label for vs, suffix, _, label in SHOWN}
+            report.plot(written, options.png, lower)
+    if found.any_wrong:
+        print("error: results were wrong, see above", file=sys.stderr)
+    return 1 if found.any_wrong or not doc["results"] else 0
+
+
+def document(name: str, plan: Plan, found: Run) -> dict[str, Any]:
+    """Everything that is known after a run, as it goes into the JSON."""
+    rows = found.rows(plan)
+    settings = {
+        "sizes": plan.sizes,
+        "layouts": {layout.name: str(layout) for layout in plan.layouts},
+        "collectives": {c: OPERATIONS[c].about for c in plan.collectives},
+        "candidates": {c.name: c.about for c in plan.candidates},
+        "rounds": plan.rounds,
+        "budget_s": plan.budget_s,
+        "batch_s": BATCH_S,
+        "buffers": BUFFERS,
+        "dtype": "float32",
+        "op": "sum",
+        "omp_num_threads": {n.name: environment(n)["OMP_NUM_THREADS"] for n in plan.layouts},
+        "crowded": [layout.name for layout in plan.layouts if layout.crowded],
+        "pause_before_each_call_s": {c.name: c.cycle_s for c in plan.candidates if c.cycle_s},
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_TELLING)},
+    }
+    meta = {
+        **report.facts(name),
+        "settings": settings,
+        "machine": found.machine,
+        "launches": found.launches,
+    }
+    return {"meta": meta, "ratios": ratios(rows), "failures": found.failures, "results": rows}
+
+
+def tables(doc: Mapping[str, Any]) -> str:
+    """The document as text for a terminal, a table for each layout and collective."""
+    parts = []
+    results = doc["results"]
+    for layout, collective in dict.fromkeys((r["layout"], r["collective"]) for r in results):
+        rows = [r for r in results if (r["layout"], r["collective"]) == (layout, collective)]
+        title = f"{collective}, {doc['meta']['settings']['layouts'][layout]}"
+        parts += [f"{title}, median microseconds per call", _table(rows, doc["ratios"])]
+        parts.append(_state(doc["meta"]["machine"].get(layout, {})))
+    return "\n".join(part for part in parts if part)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], found: Mapping[str, float]) -> str:
+    layout, collective = rows[0]["layout"], rows[0]["collective"]
+    # candidates of one label share a column: the limits of different sizes
+    present = {row["candidate"] for row in rows}
+    labels = list(dict.fromkeys(c.label for c in CANDIDATES if c.name in present))
+    times = {(row["label"], row["bytes"]): row["median_us"] for row in rows}
+    ways = [
+        (f"{vs}/{collective}{suffix}/{layout}/", title)
+        for vs, suffix, title, _ in SHOWN
+        if any(key.startswith(f"{vs}/{collective}{suffix}/{layout}/") for key in found)
+    ]
+    lines = []
+    for nbytes in sorted({row["bytes"] for row in rows}):
+        size = report.size_label(nbytes)
+        cells = [_microseconds(times.get((label, nbytes))) for label in labels]
+        shares = [found.get(key + size) for key, _ in ways]
+        lines.append([size, *cells, *("-" if s is None else f"{s:.2f}" for s in shares)])
+    return report.table(["bytes", *labels, *(title for _, title in ways)], lines)
+
+
+def _microseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _state(machine: Mapping[str, Any]) -> str:
+    """The state of the machine in words."""
+    words = []
+    if machine.get("shared_last_level_cache") is not None:
+        cache = "share a" if machine["shared_last_level_cache"] else "share no"
+        fresh, memory = machine["fresh_line_gb_s"], machine["memory_gb_s"]
+        words.append(f"cores {cache} last-level cache ({fresh:g} GB/s fresh, {memory:g} memory)")
+    if machine.get("state_changed"):
+        words.append("and this changed during the run")
+    if "store" in machine:
+        words.append(f"hsgd uses {machine['store']} stores and {machine['kernels']} kernels")
+    return "; ".join(words)
+
+
+def _read_arguments(
+    benchmark: Benchmark, argv: Sequence[str] | None
+) -> tuple[Plan, argparse.Namespace]:
+    parser = _parser(benchmark)
+    options = parser.parse_args(argv)
+    try:
+        sizes = [report.read_size(text) for text in options.sizes or ()]
+        layouts = _layouts(options)
+        collectives = tuple(getattr(options, "collectives", None) or benchmark.collectives)
+        candidates = select(options.candidates, collectives)
+    except ValueError as error:
+        parser.error(str(error))
+    if any(size < 4 or size % 4 for size in sizes):
+        parser.error("--sizes: float32 takes multiples of 4 bytes")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds: 1 or more")
+    for path in filter(None, (options.json, options.png)):
+        if not path.absolute().parent.is_dir():
+            parser.error(f"{path}: there is no folder {path.parent}")
+    quick = options.quick
+    plan = Plan(
+        sizes=tuple(sizes) or (benchmark.quick_sizes if quick else benchmark.sizes),
+        layouts=layouts,
+        candidates=candidates,
+        rounds=options.rounds or (benchmark.quick_rounds if quick else benchmark.rounds),
+        budget_s=benchmark.quick_budget_s if quick else 1.0,
+        collectives=collectives,
+        install=not options.no_install,
+    )
+    return plan, options
+
+
+def _layouts(options: argparse.Namespace) -> tuple[Layout, ...]:
+    ranks = options.np or ([] if options.nodes else [2])
+    return (*map(on_one_node, ranks), *map(read_layout, options.nodes or ()))
+
+
+def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
+    known = [c.name for c in CANDIDATES if set(c.collectives) & set(benchmark.collectives)]
+    parser = argparse.ArgumentParser(
+        description=benchmark.about,
+        epilog=f"{EPILOG}\n{benchmark.notes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer sizes and rounds: under a minute")
+    add("--json", type=Path, metavar="FILE", help="write everything there")
+    add("--png", type=Path, metavar="FILE", help="plot the first layout and collective there")
+    add("--sizes", nargs="+", metavar="SIZE", help="bytes per rank, like 8 64KB 1MB")
+    add("--np", nargs="+", type=int, metavar="N", help="ranks on one node (default 2)")
+    add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@1gbit 2+1@10gbit")
+    if len(benchmark.collectives) > 1:
+        choices = benchmark.collectives
+        add("--collectives", nargs="+", choices=choices, help="these alone (default: all)")
+    add("--candidates", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(known)}")
+    add("--rounds", type=int, help=f"turns of each candidate (default {benchmark.rounds})")
+    add("--no-install", action="store_true", help="leave out peers that are not installed yet")
+    return parser

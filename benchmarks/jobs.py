@@ -1,0 +1,293 @@
+"""Worker jobs as the parent sees them: started by mpirun, ordered over sockets, always ended.
+
+Owns the processes, the compiling of the C program, the pausing of jobs whose own threads would
+disturb others, and the files that a library leaves in /dev/shm. Never measures, and never kills by
+name: ranks are known by the pid that the kernel gives for their socket, on virtual nodes too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from candidates import Job
+from hsgd import launch, mpirun
+from hsgd.mpi_compiler import find_wrapper
+from layouts import Layout, Place
+from peers import deepspeed_library, mpich_environment, telling_line
+
+__all__ = ["JobFailed", "Tools", "WorkerJob", "compile_native", "environment", "prepare"]
+
+HERE = Path(__file__).resolve().parent
+START_LIMIT_S = 180.0  # importing torch in all jobs at once on a busy machine
+ORDER_LIMIT_S = 300.0
+END_LIMIT_S = 20.0
+EXPORTED = ("PATH", "OMP_NUM_THREADS", "NUMPY_MADVISE_HUGEPAGE", "PYTHONPATH", "LD_LIBRARY_PATH")
+EXPORTED_PREFIXES = ("HSGD_", "HOROVOD_", "GLOO_")
+_PR_SET_PDEATHSIG = 1
+
+
+class JobFailed(RuntimeError):
+    """A job did not start, did not answer, or died: one line saying which and why."""
+
+
+@dataclass
+class _Rank:
+    number: int
+    connection: socket.socket
+    lines: TextIO
+    pid: int
+    pidfd: int
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What starts the ranks of a job."""
+
+    launcher: mpirun.Launcher
+    worker: tuple[str, ...]  # the command of a rank, but for the address
+    bin: Path  # comes first on the ranks' PATH
+    word: str = ""  # goes with each setup order
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    """What the launcher and all workers get, on top of nothing: this environment with settings."""
+    threads = str(max(1, launch.cores() // layout.ranks))
+    wanted = {"OMP_NUM_THREADS": threads}
+    if layout.nodes > 1 and layout.crowded:
+        wanted["HSGD_SPIN"] = "0"  # virtual nodes share the cores, which hsgd cannot know
+    fixed = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "NUMPY_MADVISE_HUGEPAGE": "0",  # the same pages for NumPy, torch and C
+    }
+    inherited = {k: v for k, v in os.environ.items() if k not in ("HOROVOD_PLUGIN", "LD_PRELOAD")}
+    return {**wanted, **inherited, **fixed}
+
+
+def prepare(job: Job, folder: Path, install: bool) -> Tools:
+    """Find, compile or install what the job needs; blocking. Raises JobFailed, LaunchError, or
+    PeerMissing.
+    """
+    if job.peer == "mpich":
+        home = mpich_environment(install)
+        path = home / "bin" / "mpirun"
+        launcher = launch.identify(str(path))
+        compiler = str(home / "bin" / "mpicc")
+        worker = [str(home / "bin" / "python"), str(HERE / "worker.py")]
+        if job.native:
+            worker = [str(compile_native(folder, compiler, hsgd=False))]
+        return Tools(launcher, tuple(worker), path.parent)
+    word = str(deepspeed_library(install)) if job.peer == "deepspeed" else ""
+    worker = [sys.executable, str(HERE / "worker.py")]
+    if job.native:
+        worker = [str(compile_native(folder, find_wrapper("mpicc"), hsgd=True))]
+    beside = Path(sys.executable).parent
+    path_first = {"PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    launcher = launch.find_launcher({**os.environ, **path_first})
+    return Tools(launcher, tuple(worker), beside, word)
+
+
+def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
+    """Build native/*.c with an mpicc, with hsgd or without; once per folder. Raises JobFailed."""
+    import hsgd as package
+
+    if compiler is None:
+        raise JobFailed("no mpicc beside the interpreter or on PATH: install an MPI with headers")
+    program = folder / ("worker-hsgd" if hsgd else "worker")
+    if program.exists():
+        return program
+    sources = [p for p in sorted((HERE / "native").glob("*.c")) if hsgd or p.stem != "hsgd"]
+    words = [compiler, "-std=gnu11", "-O3", "-march=native", *map(str, sources)]
+    if hsgd:
+        headers, libraries = HERE.parent / "hsgd" / "csrc", Path(package.__file__).parent
+        words += ["-DWITH_HSGD", f"-I{headers}", f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+        words += ["-lhsgd_mpi", "-lhsgd_core"]
+    words += ["-ldl", "-o", str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise JobFailed(f"benchmarks/native does not compile: {telling_line(done.stderr)}")
+    return program
+
+
+class WorkerJob:
+    """The ranks of one job. Use as a context manager: leaving it ends them."""
+
+    def __init__(self, job: Job, place: Place, folder: Path, tools: Tools) -> None:
+        self.job = job
+        self.word = tools.word
+        self._ranks: list[_Rank] = []
+        self._awake = True
+        self._segments: set[str] = set()
+        self._log = folder / f"{job.name}.log"
+        self._listener = socket.socket(socket.AF_UNIX)
+        address = str(folder / f"{job.name}.socket")
+        self._listener.bind(address)
+        self._listener.listen(place.layout.ranks)
+        self._expected = place.layout.ranks
+        environ = environment(place.layout)
+        environ["PATH"] = f"{tools.bin}{os.pathsep}{environ['PATH']}"
+        environ = place.environment(environ)
+        self.words = mpirun.command_line(
+            tools.launcher, _plan(job, place, (*tools.worker, address), environ), environ
+        )
+        with self._log.open("wb") as log:
+            self._mpirun = subprocess.Popen(
+                place.command(self.words),
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt is for the parent, who ends it
+                preexec_fn=_end_with_parent,
+            )
+
+    def __enter__(self) -> WorkerJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(self) -> None:
+        """Wait until all ranks are there. Raises JobFailed."""
+        deadline = time.monotonic() + START_LIMIT_S
+        ended = os.pidfd_open(self._mpirun.pid)
+        try:
+            sources: list[Any] = [self._listener, ended]
+            while len(self._ranks) < self._expected:
+                left = deadline - time.monotonic()
+                ready = select.select(sources, [], [], max(0.0, left))[0]
+                if self._listener not in ready:
+                    raise self._failure("ended before it began" if ready else "did not start")
+                self._ranks.append(self._accept())
+        except (OSError, ValueError) as error:
+            raise self._failure(f"did not start ({error})") from None
+        finally:
+            os.close(ended)
+        self._ranks.sort(key=lambda rank: rank.number)
+        self._note_segments()
+        self._pause()
+
+    def order(self, text: str) -> list[dict[str, Any]]:
+        """Have all ranks obey one line; their answers in rank order. Raises JobFailed."""
+        deadline = time.monotonic() + ORDER_LIMIT_S
+        with self._woken():
+            try:
+                for rank in self._ranks:
+                    rank.connection.sendall(f"{text}\n".encode())
+                answers = []
+                for rank in self._ranks:
+                    rank.connection.settimeout(max(0.01, deadline - time.monotonic()))
+                    answers.append(json.loads(rank.lines.readline() or "null"))
+            except TimeoutError:
+                limit = f"{ORDER_LIMIT_S:g} s"
+                raise self._failure(f'did not answer "{text}" within {limit}') from None
+            except (OSError, ValueError) as error:
+                raise self._failure(f'broke off at "{text}" ({error})') from None
+        if not all(isinstance(answer, dict) for answer in answers):
+            raise self._failure(f'died at "{text}"')
+        if text.startswith("setup "):
+            self._note_segments()
+        return answers
+
+    def close(self) -> None:
+        """End the ranks and mpirun, politely first; never raises."""
+        self._signal(signal.SIGCONT)
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.lines.close()
+                rank.connection.close()  # a rank that still listens reads the end
+        self._listener.close()
+        for stop in (None, self._mpirun.terminate, self._mpirun.kill):
+            if stop is not None:
+                stop()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._mpirun.wait(END_LIMIT_S)
+                break
+        self._signal(signal.SIGKILL)
+        for rank in self._ranks:
+            os.close(rank.pidfd)
+        self._ranks = []
+        for name in self._segments:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+    def _accept(self) -> _Rank:
+        connection, _ = self._listener.accept()
+        size = struct.calcsize("3i")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid = struct.unpack("3i", credentials)[0]
+        connection.settimeout(START_LIMIT_S)
+        lines = connection.makefile("r", encoding="utf-8")
+        return _Rank(int(lines.readline()), connection, lines, pid, os.pidfd_open(pid))
+
+    def _note_segments(self) -> None:
+        """Files in /dev/shm that a rank maps: an MPI whose ranks are killed leaves them behind."""
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{rank.pid}/maps").read_text()
+                self._segments |= set(re.findall(r"(/dev/shm/\S+)$", maps, re.M))
+
+    @contextlib.contextmanager
+    def _woken(self) -> Iterator[None]:
+        if self.job.pauses and not self._awake:
+            self._signal(signal.SIGCONT)
+            self._awake = True
+        yield
+        self._pause()
+
+    def _pause(self) -> None:
+        if self.job.pauses:
+            self._signal(signal.SIGSTOP)
+            self._awake = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank.pidfd, number)
+
+    def _failure(self, what: str) -> JobFailed:
+        code = self._mpirun.poll()
+        ending = "" if code is None else f" (exit code {code})"
+        said = telling_line(self._log.read_text(errors="replace"))
+        return JobFailed(f"the {self.job.name} job {what}{ending}" + (f": {said}" if said else ""))
+
+
+def _plan(job: Job, place: Place, command: tuple[str, ...], environ: dict[str, str]) -> mpirun.Job:
+    """The job in the launcher's words."""
+    define = {**job.environment, **(job.crowded if place.layout.crowded else {})}
+    if job.interface_variable:
+        define[job.interface_variable] = place.interface or "lo"
+    several = place.interface is not None
+    exported = {n for n in environ if n in EXPORTED or n.startswith(EXPORTED_PREFIXES)}
+    return mpirun.Job(
+        command=command,
+        ranks=place.layout.ranks,
+        cores=place.cores_of_a_host,
+        hosts=mpirun.parse_hosts(place.hosts, place.layout.ranks),
+        export=tuple(sorted(exported - define.keys())) if several else (),
+        define=define,
+        mpi_args=("-iface", str(place.interface)) if several and job.peer == "mpich" else (),
+        interfaces=(str(place.interface),) if several else (),
+    )
+
+
+def _end_with_parent() -> None:
+    """In the child before exec: mpirun gets SIGTERM, and ends its ranks, when this process dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

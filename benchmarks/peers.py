@@ -1,0 +1,152 @@
+"""Peers that no environment brings along: MPICH beside Open MPI, and DeepSpeed's allreduce.
+
+Owns the folder "peers" in hsgd's cache: a virtual environment with MPICH, and a library made from
+DeepSpeed's source distribution. Both are made once, by pip, and nothing of them is in this
+repository. Never changes the environment that benchmarks run in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from hsgd.horovod_wheel import cache_folder
+
+__all__ = ["PeerMissing", "deepspeed_library", "mpich_environment", "telling_line"]
+
+MPICH = ("mpich>=5.0", "mpi4py>=4.0", "numpy")
+DEEPSPEED = "0.19.8"
+DEEPSPEED_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-w")
+LIMIT_S = 600
+_GLUE = Path(__file__).resolve().parent / "native" / "deepspeed.cpp"
+# DeepSpeed's file includes all of torch with Python; tensors are all that it uses.
+_EXTENSION_H = "#include <ATen/ATen.h>\nnamespace torch { using at::Tensor; }\n"
+
+
+class PeerMissing(RuntimeError):
+    """A peer cannot be had: one line saying which and why."""
+
+
+def mpich_environment(install: bool) -> Path:
+    """A virtual environment with MPICH, mpi4py and NumPy; made at the first call if `install`.
+
+    Raises PeerMissing.
+    """
+    tag = f"{sys.implementation.cache_tag}"
+    with _made_once(f"mpich-{tag}", install) as (folder, missing):
+        if missing:
+            _say("MPICH into an environment of its own")
+            _run("MPICH", [sys.executable, "-m", "venv", str(folder)])
+            pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+            _run("MPICH", [*pip, "install", "--quiet", *MPICH])
+    return folder
+
+
+def deepspeed_library(install: bool) -> Path:
+    """DeepSpeed's shared-memory allreduce as a library in C, linked with the torch of this
+    environment; made at the first call if `install`. Raises PeerMissing.
+    """
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise PeerMissing("DeepSpeed's allreduce needs torch, which is not installed") from None
+    with _made_once(f"deepspeed-{DEEPSPEED}-torch{torch}", install) as (folder, missing):
+        library = folder / "libdeepspeed_allreduce.so"
+        if missing:
+            _say(f"DeepSpeed {DEEPSPEED}'s allreduce")
+            with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                _build_deepspeed(Path(temporary), library)
+    return library
+
+
+def _build_deepspeed(folder: Path, library: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    pip += ["--no-deps", "--no-binary", "deepspeed", "--no-build-isolation", "-d", str(folder)]
+    environment = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
+    _run("DeepSpeed", [*pip, f"deepspeed=={DEEPSPEED}"], environment)
+    archive = folder / f"deepspeed-{DEEPSPEED}.tar.gz"
+    try:
+        with tarfile.open(archive) as source:
+            source.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise PeerMissing(f"DeepSpeed: {archive.name} cannot be read ({error})") from None
+    (folder / "torch").mkdir()
+    (folder / "torch" / "extension.h").write_text(_EXTENSION_H)
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    torch = Path(spec.origin).parent
+    sources = folder / f"deepspeed-{DEEPSPEED}" / "csrc" / "cpu" / "comm"
+    words = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", *DEEPSPEED_FLAGS, str(_GLUE)]
+    words += [f"-I{folder}", f"-I{sources}", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
+    words += [f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library)]
+    _run("DeepSpeed", words)
+
+
+@contextlib.contextmanager
+def _made_once(name: str, install: bool) -> Iterator[tuple[Path, bool]]:
+    """A folder of the cache and whether it must be filled: it counts as made when the block ends
+    without an error. One process at a time.
+    """
+    cache = cache_folder(None).with_name("peers")
+    folder, stamp = cache / name, cache / f"{name}.made"
+    if stamp.exists():
+        yield folder, False
+        return
+    if not install:
+        raise PeerMissing("it is not there yet; run once without --no-install")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            missing = not stamp.exists()
+            if missing:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            yield folder, missing
+            stamp.touch()
+    except OSError as error:
+        raise PeerMissing(f"{cache} cannot be used ({error})") from None
+
+
+def _run(what: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        raise PeerMissing(f"{what}: {words[0]} took more than {LIMIT_S} s") from None
+    except OSError as error:
+        raise PeerMissing(f"{what}: {words[0]} does not run ({error})") from None
+    if done.returncode != 0:
+        raise PeerMissing(f"{what}: {telling_line(done.stdout)}")
+
+
+def telling_line(text: str) -> str:
+    """The line of an output that most likely says what is wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
+    errors = [line for line in lines if "error" in line.lower() or "cannot" in line]
+    return (errors or lines or [""])[-1]
+
+
+def _say(what: str) -> None:
+    tqdm.write(f"installing {what}, once, into {cache_folder(None).with_name('peers')}", sys.stderr)

@@ -1,0 +1,99 @@
+"""Figures that compare: the time of a peer, or of the limit, over that of hsgd in the same run.
+
+Owns the keys of "ratios" in the JSON, COMPARISON/WHAT/LAYOUT/SIZE, and the arithmetic: medians of
+one case, above 1 is ahead. Never measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import report
+from candidates import CANDIDATES, JOBS
+
+__all__ = ["SHOWN", "SUBJECTS", "Subject", "ratios"]
+
+# Compared by itself: it serves inference on one node, with up to 16 spinning ranks.
+APART = frozenset({"deepspeed"})
+_NATIVE = {job.name for job in JOBS if job.native}
+_FROM_C = {candidate.name for candidate in CANDIDATES if candidate.job in _NATIVE}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A way to use hsgd and what it is compared with."""
+
+    candidate: str
+    suffix: str  # of the collective, in the keys
+    limits: tuple[str, ...] = ()
+    from_c: bool = True  # peers called from C count too
+    peers: tuple[str, ...] = ()  # these alone; empty: all
+
+    def rivals(self, medians: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, float]:
+        """Times of the peers that it is compared with."""
+        return {
+            name: value
+            for name, value in medians.items()
+            if kinds[name] == "peer"
+            and (self.from_c or name not in _FROM_C)
+            and (not self.peers or name in self.peers)
+        }
+
+
+SUBJECTS = (
+    Subject("hsgd-c", "", limits=("limit-line", "limit", "limit-past", "limit-link")),
+    Subject("hsgd", "_python", from_c=False),
+    Subject("hsgd-bf16-c", "_bf16", limits=("limit-link",)),
+    Subject("hsgd-arena-c", "_arena", limits=("limit-arena", "limit-arena-past", "limit-link")),
+    Subject("hsgd-arena", "_arena_python", from_c=False),
+    Subject("horovod-plugin", "_horovod_plugin", peers=("horovod",)),
+)
+
+# What tables and plots show: comparison, suffix, title of the column, label of the line.
+SHOWN = (
+    ("vs_peer", "", "ahead", "best peer / hsgd (C)"),
+    ("vs_peer", "_python", "(Python)", "best peer / hsgd, from Python"),
+    ("vs_peer", "_arena", "(arena)", "best peer / arena (C)"),
+    ("vs_peer", "_bf16", "(bf16)", "best peer / bf16 (C)"),
+    ("vs_deepspeed", "", "(DeepSpeed)", "DeepSpeed / hsgd (C)"),
+    ("vs_peer", "_horovod_plugin", "(Horovod)", "Horovod / Horovod+hsgd"),
+    ("vs_limit", "", "of limit", "limit / hsgd (C)"),
+    ("vs_limit", "_arena", "(arena)", "limit / arena (C)"),
+)
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Flat figures per case from rows of results."""
+    found: dict[str, float] = {}
+    cases = dict.fromkeys((row["layout"], row["collective"], row["bytes"]) for row in rows)
+    for layout, collective, nbytes in cases:
+        here = [
+            row
+            for row in rows
+            if (row["layout"], row["collective"], row["bytes"]) == (layout, collective, nbytes)
+        ]
+        medians = {row["candidate"]: row["median_us"] for row in here}
+        kinds = {row["candidate"]: row["kind"] for row in here}
+        for subject in SUBJECTS:
+            ours = medians.get(subject.candidate)
+            if not ours:
+                continue
+            what = f"{collective}{subject.suffix}/{layout}/{report.size_label(nbytes)}"
+            for comparison, theirs in _compared(subject, medians, kinds).items():
+                found[f"{comparison}/{what}"] = float(f"{theirs / ours:.4g}")
+    return found
+
+
+def _compared(
+    subject: Subject, medians: Mapping[str, float], kinds: Mapping[str, str]
+) -> dict[str, float]:
+    """What stands above the line, by comparison: the best peer, the limit, each peer."""
+    rivals = subject.rivals(medians, kinds)
+    usual = [value for name, value in rivals.items() if name not in APART]
+    limits = [medians[name] for name in subject.limits if name in medians]
+    compared = {"vs_peer": min(usual)} if usual else {}
+    if limits:
+        compared["vs_limit"] = min(limits)
+    return compared | {f"vs_{name}": value for name, value in rivals.items()}

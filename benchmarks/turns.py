@@ -1,0 +1,332 @@
+"""Turns: which candidate is measured when and how often, in worker jobs that live side by side.
+
+Owns the order of measuring and what happens to candidates that fail. Candidates take turns, round
+after round, so that a change of the machine meets all alike; a job that has no order sleeps in a
+read, and one whose own threads would wake up (Horovod) is stopped meanwhile. Never touches data:
+worker.py and native/worker.c do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+import report
+from candidates import JOBS, Candidate
+from hsgd.errors import LaunchError
+from jobs import JobFailed, WorkerJob, prepare
+from layouts import Layout, Place, open_place
+from operations import OPERATIONS
+from peers import PeerMissing
+
+__all__ = [
+    "BATCH_S",
+    "BUFFERS",
+    "CYCLE_CALLS",
+    "LEAST_BATCHES",
+    "MOST_CALLS",
+    "SLOW_S",
+    "Jobs",
+    "Plan",
+    "Run",
+    "batches",
+    "buffer_count",
+    "measure",
+]
+
+Case = tuple[str, str, int]  # layout, collective, bytes
+
+BUFFERS = 4  # pairs of buffers used in turn; more of the smallest, fewer where they would hold
+BUFFER_BYTES = 64 << 20  # more than this
+SMALL_BUFFERS, SMALL_BYTES = 16, 4 << 10
+KEPT_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3  # by all, between turns
+BATCH_S = 1e-3  # calls between two looks at the clock take about this long
+TRIALS = 3  # batches that find out how many calls that is, of tiny payloads up to:
+TINY_BYTES = 256 << 10
+MOST_CALLS = 1000
+LEAST_BATCHES, MOST_BATCHES = 2, 400
+CYCLE_CALLS = 16  # calls per batch of a candidate that answers in steps, while they are short
+SLOW_S = 5.0  # who takes longer for a call is not asked for larger sizes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how long."""
+
+    sizes: tuple[int, ...]
+    layouts: tuple[Layout, ...]
+    candidates: tuple[Candidate, ...]
+    rounds: int
+    budget_s: float  # of timed calls, for each candidate and case
+    collectives: tuple[str, ...] = ("allreduce",)
+    install: bool = True  # peers that are missing
+
+    def cases(self, layout: Layout) -> list[Case]:
+        """What is measured on a layout, in order; a barrier has no size."""
+        return [
+            (layout.name, collective, nbytes)
+            for collective in self.collectives
+            for nbytes in ((0,) if collective == "barrier" else self.sizes)
+        ]
+
+    def contenders(self, layout: Layout, case: Case) -> list[Candidate]:
+        """Who is measured in a case, if nobody fails."""
+        return [c for c in self.candidates if c.fits(layout, *case[1:])]
+
+
+@dataclass
+class Run:
+    """What was found: samples by case and candidate, and who dropped out why."""
+
+    samples: dict[tuple[Case, str], list[float]] = field(default_factory=dict)
+    machine: dict[str, dict[str, Any]] = field(default_factory=dict)  # by layout
+    launches: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by layout and job
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    ended: set[tuple[str, str, str]] = field(default_factory=set)  # layout, candidate, collective
+
+    def fail(
+        self, layout: str, name: str, reason: str, *, wrong: bool = False, only: str = ""
+    ) -> None:
+        """Note, and tell at once, that a candidate drops out; `only`: of one collective."""
+        row = {"candidate": name, "layout": layout, "reason": reason, "wrong": wrong}
+        self.failures.append(row)
+        self.ended.add((layout, name, only))
+        tqdm.write(f"{'error' if wrong else 'left out'}: {name}: {reason}", file=sys.stderr)
+
+    def has_ended(self, layout: str, name: str, collective: str = "") -> bool:
+        return bool({(layout, name, ""), (layout, name, collective)} & self.ended)
+
+    @property
+    def any_wrong(self) -> bool:
+        return any(failure["wrong"] for failure in self.failures)
+
+    def rows(self, plan: Plan) -> list[dict[str, Any]]:
+        """The results, as they go into the JSON; of candidates with a wrong result none."""
+        known = {candidate.name: candidate for candidate in plan.candidates}
+        layouts = {layout.name: layout for layout in plan.layouts}
+        wrong = {(f["layout"], f["candidate"]) for f in self.failures if f["wrong"]}
+        return [
+            {
+                "candidate": name,
+                "label": known[name].label,
+                "kind": known[name].kind,
+                "collective": collective,
+                "layout": layout,
+                "ranks": layouts[layout].ranks,
+                "bytes": nbytes,
+                **report.statistics(seconds),
+                "samples": len(seconds),
+            }
+            for ((layout, collective, nbytes), name), seconds in self.samples.items()
+            if seconds and (layout, name) not in wrong
+        ]
+
+
+class Jobs:
+    """The worker jobs of one layout, and the candidates that can be measured in them."""
+
+    def __init__(self, plan: Plan, layout: Layout, run: Run) -> None:
+        self.plan, self.layout, self.run = plan, layout, run
+        self.by_name: dict[str, WorkerJob] = {}
+
+    def start(self, place: Place, folder: Path, stack: contextlib.ExitStack) -> None:
+        """Start all jobs side by side, then each candidate; those that fail drop out."""
+        wanted = [c for c in self.plan.candidates if c.fits_layout(self.layout)]
+        for job in (job for job in JOBS if job.name in {c.job for c in wanted}):
+            try:
+                tools = prepare(job, folder, self.plan.install)
+                started = stack.enter_context(WorkerJob(job, place, folder, tools))
+            except (JobFailed, LaunchError, PeerMissing, OSError) as error:
+                self._end(job.name, str(error))
+                continue
+            self.by_name[job.name] = started
+            words = [Path(word).name if "/" in word else word for word in started.words]
+            self.run.launches.setdefault(self.layout.name, {})[job.name] = words
+        for name in list(self.by_name):
+            with self._failing(name):
+                self.by_name[name].connect()
+        for candidate in wanted:
+            if candidate.job in self.by_name:
+                word = self.by_name[candidate.job].word
+                self._note(self.order(candidate, f"setup {candidate.does} {word}".strip()))
+        self.probe()
+
+    def probe(self) -> None:
+        """Look at the state of the machine, again when a layout is finished."""
+        if "native" not in self.by_name:
+            return
+        facts: dict[str, Any] = {}
+        with self._failing("native"):
+            facts = self.by_name["native"].order("probe")[0].get("facts", {})
+        known = self.run.machine.setdefault(self.layout.name, {})
+        now, before = (d.get("shared_last_level_cache") for d in (facts, known))
+        if None not in (now, before) and now != before:
+            facts = {"state_changed": True}
+            tqdm.write("note: the machine changed its state during this run", sys.stderr)
+        known.update(facts)
+
+    def alive(self, case: Case) -> list[Candidate]:
+        """Candidates for this case that have not dropped out."""
+        fitting = self.plan.contenders(self.layout, case)
+        ended = {c.name for c in fitting if self.run.has_ended(self.layout.name, c.name, case[1])}
+        return [c for c in fitting if c.name not in ended and c.job in self.by_name]
+
+    def order(self, candidate: Candidate, text: str, collective: str = "") -> list[dict[str, Any]]:
+        """The answers of all ranks; none when the candidate dropped out instead."""
+        answers: list[dict[str, Any]] = []
+        with self._failing(candidate.job):
+            answers = self.by_name[candidate.job].order(text)
+        for kind in ("wrong", "error", "missing"):
+            for rank, answer in enumerate(answers):
+                if kind in answer:
+                    missing = kind == "missing"
+                    reason = f"{text}: rank {rank}: {answer[kind]}"
+                    self.run.fail(
+                        self.layout.name,
+                        candidate.name,
+                        answer[kind] if missing else reason,
+                        wrong=kind == "wrong",
+                        only=collective if missing else "",
+                    )
+                    return []
+        return answers
+
+    def sample(
+        self, candidate: Candidate, case: Case, calls: int, count: int, buffers: int
+    ) -> list[float]:
+        """Seconds per call of `count` batches, those of the slowest rank; none when it failed."""
+        _, collective, nbytes = case
+        text = f"measure {candidate.does} {collective} {nbytes} {calls} {count} {buffers}"
+        answers = self.order(candidate, text, collective)
+        digests = [answer["digest"] for answer in answers]
+        alike = OPERATIONS[collective].alike and candidate.kind != "limit"
+        if alike and len(set(digests)) > 1:
+            reason = f"{text}: ranks hold different results, digests {digests}"
+            self.run.fail(self.layout.name, candidate.name, reason, wrong=True)
+            return []
+        if self.layout.ranks * len(self.by_name) * 2 * buffers * nbytes > KEPT_BYTES:
+            self.order(candidate, "release")
+        return [max(batch) for batch in zip(*(a["seconds"] for a in answers), strict=True)]
+
+    def finish(self) -> None:
+        """Have the candidates give everything back."""
+        self.probe()
+        for name in list(self.by_name):
+            with self._failing(name):
+                self.by_name[name].order("end")
+
+    def _note(self, answers: Sequence[dict[str, Any]]) -> None:
+        known = self.run.machine.setdefault(self.layout.name, {})
+        for key, value in (answers[0].get("facts", {}) if answers else {}).items():
+            if known.setdefault(key, value) != value:  # another MPI
+                known[key] = f"{known[key]}; {value}"
+
+    @contextlib.contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except JobFailed as error:
+            self._end(name, str(error))
+
+    def _end(self, name: str, reason: str) -> None:
+        self.by_name.pop(name, None)
+        for candidate in self.plan.candidates:
+            of_job = candidate.job == name and candidate.fits_layout(self.layout)
+            if of_job and not self.run.has_ended(self.layout.name, candidate.name):
+                self.run.fail(self.layout.name, candidate.name, reason)
+
+
+class _Progress:
+    """A bar on a terminal; elsewhere a line for each step."""
+
+    def __init__(self, total: int) -> None:
+        self.bar = tqdm(total=total, unit="turn", file=sys.stderr, leave=False, disable=None)
+
+    def step(self, text: str) -> None:
+        self.bar.set_description(text)
+        if self.bar.disable:
+            print(text, file=sys.stderr, flush=True)
+
+    def update(self) -> None:
+        self.bar.update()
+
+
+def measure(plan: Plan, run: Run) -> None:
+    """Everything that is planned, into `run`; blocking."""
+    cases = [(layout, case) for layout in plan.layouts for case in plan.cases(layout)]
+    turns = sum(len(plan.contenders(layout, case)) for layout, case in cases) * plan.rounds
+    progress = _Progress(turns)
+    for layout in plan.layouts:
+        progress.step(f"{layout}: starting jobs")
+        try:
+            with contextlib.ExitStack() as stack:
+                place = stack.enter_context(open_place(layout))
+                _measure_layout(plan, place, run, progress, stack)
+        except LaunchError as error:
+            run.fail(layout.name, layout.name, str(error))
+    progress.bar.close()
+
+
+def _measure_layout(
+    plan: Plan, place: Place, run: Run, progress: _Progress, stack: contextlib.ExitStack
+) -> None:
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hsgd-bench-"))
+    jobs = Jobs(plan, place.layout, run)
+    jobs.start(place, Path(folder), stack)
+    for case in plan.cases(place.layout):
+        _measure_case(plan, jobs, case, progress)
+    jobs.finish()
+
+
+def _measure_case(plan: Plan, jobs: Jobs, case: Case, progress: _Progress) -> None:
+    _, collective, nbytes = case
+    buffers = buffer_count(nbytes)
+    shape: dict[str, tuple[int, int]] = {}
+    progress.step(f"{jobs.layout}: {collective} {report.size_label(nbytes)}")
+    for turn in range(plan.rounds):
+        alive = jobs.alive(case)
+        for place in range(len(alive)):
+            candidate = alive[(place + turn) % len(alive)]  # nobody is always the first
+            key = (case, candidate.name)
+            if candidate.name not in shape:
+                trial = (buffers, TRIALS) if nbytes <= TINY_BYTES else (1, 1)
+                times = jobs.sample(candidate, case, *trial, buffers)
+                if not times:
+                    continue
+                if min(times) > SLOW_S:
+                    jobs.run.samples[key] = times
+                    took = f"a call of {report.size_label(nbytes)} took {min(times):.1f} s"
+                    reason = f"{took}: measured once, no larger sizes"
+                    jobs.run.fail(jobs.layout.name, candidate.name, reason, only=collective)
+                    continue
+                shape[candidate.name] = batches(median(times), plan, buffers, candidate)
+            times = jobs.sample(candidate, case, *shape[candidate.name], buffers)
+            jobs.run.samples.setdefault(key, []).extend(times)
+            progress.update()
+
+
+def buffer_count(nbytes: int) -> int:
+    """Pairs of buffers that are used in turn."""
+    wanted = SMALL_BUFFERS if nbytes <= SMALL_BYTES else BUFFERS
+    return max(2, min(wanted, BUFFER_BYTES // max(1, nbytes)))
+
+
+def batches(call_s: float, plan: Plan, buffers: int, candidate: Candidate) -> tuple[int, int]:
+    """Calls per batch and batches per round, for calls that take `call_s` seconds."""
+    call_s = max(call_s, 1e-9)
+    if candidate.cycle_s:  # a mean over its steps; where a call takes many of them, one will do
+        calls = min(CYCLE_CALLS, math.ceil(2 * CYCLE_CALLS * candidate.cycle_s / call_s))
+    else:
+        calls = min(math.ceil(BATCH_S / call_s), buffers if candidate.in_place else MOST_CALLS)
+    count = int(plan.budget_s / plan.rounds / (calls * call_s))
+    return calls, max(LEAST_BATCHES, min(MOST_BATCHES, count))
