@@ -1,0 +1,153 @@
+"""Random programs of reduce_scatter, allgather and alltoall, checked against NumPy on each rank.
+
+Owns what is drawn and what must come out. Run by ranks of any kind: forked ones and those of
+mpirun. Never starts ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reference import allreduced, as_torch, digest, made, zeros
+
+__all__ = ["KINDS", "wrong_results"]
+
+KINDS = ("reduce_scatter", "allgather", "alltoall")
+
+
+def wrong_results(
+    comm: Any,
+    nodes: list[list[int]],
+    seed: int,
+    calls: int,
+    dtypes: Sequence[str],
+    most_rows: int = 3000,
+    tensors: bool = True,
+) -> list[str]:
+    """Run a program, the same on all ranks; a line for each result that differs from NumPy's.
+
+    nodes: the ranks of each node, in local order. tensors: some of the arrays are torch's.
+    """
+    program = random.Random(seed)
+    wrong = []
+    for call in range(calls):
+        case = Case(program, comm.size, dtypes, seed * 1000 + call, most_rows, tensors)
+        if not case.run(comm, nodes):
+            wrong.append(f"call {call} of seed {seed} on rank {comm.rank}: {case}")
+    return wrong
+
+
+class Case:
+    """One call: the same on all ranks."""
+
+    def __init__(
+        self,
+        program: random.Random,
+        size: int,
+        dtypes: Sequence[str],
+        seed: int,
+        most_rows: int,
+        tensors: bool,
+    ) -> None:
+        self.kind = program.choice(KINDS)
+        self.dtype = program.choice(list(dtypes))
+        self.seed = seed
+        means = ["mean"] if "float" in self.dtype else []
+        self.op = program.choice(["sum", "min", "max", "prod", *means])
+        self.width = program.choice([None, 1, 3])  # None: 1-d arrays
+        self.even = program.random() < 0.3
+        self.in_place = program.random() < 0.4
+        tensor = program.random() < 0.5 and tensors
+        self.tensor = tensor or self.dtype == "bfloat16"
+        most = int(most_rows ** program.uniform(0, 1))
+        blocks = size * size if self.kind == "alltoall" else size
+        same = program.randrange(most + 1)
+        self.rows = [
+            same if self.even else program.choice([0, program.randrange(most + 1)])
+            for _ in range(blocks)
+        ]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} {self.dtype} {self.op} of {self.rows} rows of {self.width}, "
+            f"even {self.even}, in place {self.in_place}, tensor {self.tensor}"
+        )
+
+    def run(self, comm: Any, nodes: list[list[int]]) -> bool:
+        """Whether the result on this rank is right, and the input what it was."""
+        if self.kind == "reduce_scatter":
+            return self._reduce_scatter(comm, nodes)
+        return self._allgather(comm) if self.kind == "allgather" else self._alltoall(comm)
+
+    def _made(self, key: int, rows: int) -> np.ndarray:
+        return made(self.seed, key, rows * (self.width or 1), self.dtype, special=True)
+
+    def _array(self, stored: np.ndarray) -> Any:
+        shape = (-1,) if self.width is None else (-1, self.width)
+        array = as_torch(stored, self.dtype) if self.tensor else stored
+        return array.reshape(shape)
+
+    def _stored(self, array: Any) -> np.ndarray:
+        if self.dtype == "bfloat16":
+            array = array.view(dtype=_int16())
+        return np.asarray(array).reshape(-1).view(zeros(0, self.dtype).dtype)
+
+    def _is(self, array: Any, rows: int, stored: np.ndarray) -> bool:
+        shape = (rows,) if self.width is None else (rows, self.width)
+        return tuple(array.shape) == shape and digest(self._stored(array)) == digest(stored)
+
+    def _reduce_scatter(self, comm: Any, nodes: list[list[int]]) -> bool:
+        total = sum(self.rows)
+        inputs = [self._made(rank, total) for rank in range(comm.size)]
+        stored = inputs[comm.rank].copy()
+        begin = sum(self.rows[: comm.rank])
+        end = begin + self.rows[comm.rank]
+        array = self._array(stored)
+        out = array[begin:end] if self.in_place else None
+        counts = None if self.even else self.rows
+        result = comm.reduce_scatter(array, self.op, out=out, counts=counts)
+        ordered = [[inputs[rank] for rank in ranks] for ranks in nodes]
+        width = self.width or 1
+        whole = allreduced(ordered, self.dtype, self.op)[begin * width : end * width]
+        kept = self.in_place or digest(stored) == digest(inputs[comm.rank])
+        return kept and self._is(result, end - begin, whole)
+
+    def _allgather(self, comm: Any) -> bool:
+        blocks = [self._made(rank, rows) for rank, rows in enumerate(self.rows)]
+        whole = np.concatenate(blocks)
+        array, out = self._array(blocks[comm.rank].copy()), None
+        if self.in_place:
+            out = self._array(zeros(len(whole), self.dtype))
+            begin = sum(self.rows[: comm.rank])
+            own = out[begin : begin + self.rows[comm.rank]]
+            own[:] = array
+            array = own
+        result = comm.allgather(array, out=out, name="gather")
+        return (out is None or result is out) and self._is(result, sum(self.rows), whole)
+
+    def _alltoall(self, comm: Any) -> bool:
+        size, rank = comm.size, comm.rank
+        sent = self.rows[rank * size : (rank + 1) * size]
+        received = self.rows[rank::size]
+        blocks = [self._made(rank * size + to, rows) for to, rows in enumerate(sent)]
+        wanted = [self._made(sender * size + rank, rows) for sender, rows in enumerate(received)]
+        stored = np.concatenate(blocks)
+        before = stored.copy()
+        if self.even:
+            result = comm.alltoall(self._array(stored))
+        else:
+            result, told = comm.alltoall(self._array(stored), send_counts=sent, name="all")
+            if told != received:
+                return False
+        kept = digest(stored) == digest(before)
+        return kept and self._is(result, sum(received), np.concatenate(wanted))
+
+
+def _int16() -> Any:
+    import torch
+
+    return torch.int16

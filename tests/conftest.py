@@ -1,0 +1,142 @@
+"""Fixtures for all tests: virtual nodes, mpirun on one node, and proof that a test leaves nothing.
+
+Owns the clusters that tests share. Never runs pytest under mpirun: ranks are started from pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster
+from processes import end_marked, marked, outliving, run_marked
+
+__all__: list[str] = []
+
+GRACE_S = 10.0  # daemons of mpirun may end a little after it
+_clusters: dict[tuple[int, str | None, bool], Cluster] = {}
+
+
+@pytest.fixture(scope="session")
+def virtual_nodes() -> None:
+    """Skips, with the reason, where virtual nodes cannot be made; in CI that is a failure."""
+    reason = Cluster.reason_unavailable()
+    if reason and os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(f"CI must run the tests between nodes: {reason}")
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def cluster(virtual_nodes: None) -> Iterator[Callable[..., Cluster]]:
+    """cluster(nodes=2, rate=None, pid=False): virtual nodes, shared by all tests that ask alike."""
+
+    def get(nodes: int = 2, rate: str | None = None, *, pid: bool = False) -> Cluster:
+        key = (nodes, rate, pid)
+        if key not in _clusters:
+            _clusters[key] = Cluster(nodes, rate, pid=pid)
+        return _clusters[key]
+
+    yield get
+    while _clusters:
+        _clusters.popitem()[1].close()
+
+
+@pytest.fixture
+def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """mpirun(np, script, *args, env=None, mca=None, timeout_s=60): ranks of a Python file, here.
+
+    More ranks than cores are fine. Returns the CompletedProcess; raises CommandTimeout past the
+    limit, after ending all ranks. Settings go through the environment, which MPICH ignores.
+    """
+
+    def run(
+        np: int,
+        script: str | Path,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        mca: Mapping[str, str | int] | None = None,
+        timeout_s: float = 60.0,
+    ) -> subprocess.CompletedProcess[str]:
+        crowded = np > len(os.sched_getaffinity(0))
+        settings = {"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {}
+        settings |= {f"OMPI_MCA_{name}": str(value) for name, value in (mca or {}).items()}
+        fixed = {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "PRTE_MCA_hwloc_default_binding_policy": "none",
+        }
+        beside = Path(sys.executable).with_name("mpirun")
+        launch = [str(beside) if beside.exists() else "mpirun", "-n", str(np), sys.executable]
+        everything = {"OMP_NUM_THREADS": "1", **os.environ, **fixed, **settings, **(env or {})}
+        return run_marked([*launch, str(script), *args], everything, timeout_s)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fails a test that leaves processes or files in /dev/shm; ends the processes first."""
+    children_before, files_before = _children(), set(os.listdir("/dev/shm"))
+    yield
+    shared = {cluster.pid for cluster in _clusters.values()}
+    mine = f"{os.getpid()}."
+    suspects = (_children() - children_before - shared) | set(marked(mine))
+    left = {pid: _describe(pid) for pid in outliving(suspects, GRACE_S)}
+    for pid in left.keys() & _children():
+        os.kill(pid, signal.SIGKILL)
+    end_marked(mine)
+    files = _orphaned_files(files_before)
+    if left:
+        pytest.fail(f"processes left behind: {'; '.join(left.values())}")
+    if files:
+        pytest.fail(f"files left behind in /dev/shm: {', '.join(files)}")
+
+
+def _children() -> set[int]:
+    """Child processes of this one, but for the standard library's own servants."""
+    lists = (path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+    pids = {int(pid) for text in lists for pid in text.split()}
+    return {pid for pid in pids if "multiprocessing." not in _describe(pid)}
+
+
+def _describe(pid: int) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        line = "gone"
+    return f"{pid} {line.strip()}"
+
+
+def _orphaned_files(before: set[str]) -> list[str]:
+    """New files in /dev/shm that stay although no process maps them.
+
+    A file that is mapped, or is on its way in or out, may belong to a program beside these tests.
+    """
+    deadline = time.monotonic() + GRACE_S
+    while new := set(os.listdir("/dev/shm")) - before:
+        orphans = sorted(name for name in new if not _in_use(name))
+        if not orphans or time.monotonic() > deadline:
+            return orphans
+        time.sleep(0.1)  # no event tells that a file was mapped
+    return []
+
+
+def _in_use(name: str) -> bool:
+    """Whether a process maps the file: then a program beside these tests may own it."""
+    needle = f"/dev/shm/{name}\n".encode()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if needle in maps.read_bytes():
+                return True
+        except OSError:
+            continue
+    return False

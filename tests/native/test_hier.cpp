@@ -1,0 +1,289 @@
+// Several nodes of several ranks, all of them threads, over the in-process transport.
+#include <deque>
+
+#include "cluster.hpp"
+#include "communicator.hpp"
+
+namespace {
+
+using ranks::Cluster;
+using ranks::kLayouts;
+using ranks::Operation;
+using ranks::status_of;
+
+// What float32 of an operation travels as: small payloads are sent whole, as they are.
+hsgd_dtype narrowed(const Operation& operation, const hsgd_options& options, size_t nodes) {
+  if (operation.bytes() <= options.wire_oneshot_bytes / (nodes - 1)) return HSGD_FLOAT32;
+  if (operation.bytes() <= std::min<uint64_t>(4096, options.wire_oneshot_bytes))
+    return HSGD_FLOAT32;
+  return static_cast<hsgd_dtype>(options.wire_dtype);
+}
+
+void run_operation(hsgd::Communicator& comm, const Operation& operation, int rank,
+                   const std::vector<int>& ranks_of_node, const hsgd_options& options) {
+  std::vector<std::byte> data = ranks::input_of(operation, rank);
+  if (operation.kind == Operation::Kind::kBarrier) {
+    comm.barrier();
+  } else if (operation.kind == Operation::Kind::kBroadcast) {
+    comm.broadcast(data.data(), operation.count, operation.dtype, operation.root, nullptr);
+    CHECK(data == ranks::input_of(operation, operation.root));
+  } else {
+    std::vector<std::byte> other(operation.bytes());
+    std::vector<std::byte>& out = operation.in_place ? data : other;
+    comm.allreduce(data.data(), out.data(), operation.count, operation.dtype, operation.op,
+                   nullptr);
+    const hsgd_dtype narrow = narrowed(operation, options, ranks_of_node.size());
+    CHECK(out == ranks::expected(operation, ranks::in_a_row(ranks_of_node), narrow));
+  }
+}
+
+void random_program(const std::vector<int>& ranks_of_node, uint64_t seed, uint64_t wire_seed,
+                    int operations, hsgd_options options = ranks::small_steps()) {
+  const Cluster cluster{ranks_of_node, options, {1, wire_seed, 12}};
+  cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+    std::mt19937_64 program(seed);
+    std::mt19937_64 own(seed + static_cast<uint64_t>(rank));
+    for (int i = 0; i < operations; ++i) {
+      ranks::dawdle(own);
+      run_operation(*comm, ranks::draw(program, cluster.size()), rank, ranks_of_node, options);
+    }
+  });
+}
+
+void random_sharing(const std::vector<int>& ranks_of_node, uint64_t seed, int operations) {
+  const Cluster cluster{ranks_of_node, ranks::small_steps(), {1, seed, 12}};
+  cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+    const auto in = comm->allocate(50000, HSGD_FLOAT64, nullptr);
+    const auto out = comm->allocate(50000, HSGD_FLOAT64, nullptr);
+    std::mt19937_64 program(seed);
+    for (int i = 0; i < operations; ++i) {
+      Operation operation = ranks::draw(program, cluster.size());
+      operation.kind = Operation::Kind::kAllreduce;
+      const std::vector<std::byte> data = ranks::input_of(operation, rank);
+      if (!data.empty()) std::memcpy(in->own(), data.data(), data.size());
+      const std::byte* result = operation.in_place ? in->own() : out->own();
+      comm->allreduce(in->own(), operation.in_place ? in->own() : out->own(), operation.count,
+                      operation.dtype, operation.op, nullptr);
+      const std::vector<std::byte> expected =
+          ranks::expected(operation, ranks::in_a_row(ranks_of_node));
+      CHECK(expected.empty() || std::memcmp(result, expected.data(), expected.size()) == 0);
+    }
+  });
+}
+
+}  // namespace
+
+TEST("random programs on several nodes give the reference, bit for bit") {
+  uint64_t seed = 1;
+  for (const auto& layout : kLayouts) random_program(layout, seed++, 0, ranks::kOperations / 15);
+}
+
+TEST("shared buffers on several nodes give the reference, bit for bit") {
+  uint64_t seed = 50;
+  for (const auto& layout : kLayouts) random_sharing(layout, seed++, ranks::kOperations / 30);
+}
+
+TEST("late messages that overtake those of other channels change nothing") {
+  uint64_t seed = 100;
+  for (const auto& layout : kLayouts) {
+    random_program(layout, seed, seed + 1, ranks::kOperations / 15);
+    ++seed;
+  }
+}
+
+TEST("16-bit floats between nodes give the reference that rounds at each level, bit for bit") {
+  for (const hsgd_dtype narrow : {HSGD_BFLOAT16, HSGD_FLOAT16}) {
+    hsgd_options options = ranks::small_steps();
+    options.wire_dtype = narrow;
+    uint64_t seed = 200 + static_cast<uint64_t>(narrow);
+    for (const auto& layout : kLayouts) {
+      random_program(layout, seed, seed + 1, ranks::kOperations / 20, options);
+      seed += 10;
+    }
+  }
+}
+
+TEST("the step size chosen for the cluster gives the reference, with one leader or all") {
+  hsgd_options options = ranks::small_steps();
+  options.wire_chunk_bytes = 0;
+  for (const auto& layout : kLayouts) random_program(layout, 300, 7, 40, options);
+}
+
+TEST("every step size and number of slots gives the same result") {
+  hsgd_options options = ranks::small_steps();
+  for (const uint32_t slots : {3u, 4u, 7u}) {
+    for (const uint64_t chunk_bytes : {4096u, 12345u, 65536u}) {
+      options.slots = slots;
+      options.wire_chunk_bytes = chunk_bytes;
+      options.wire_oneshot_bytes = chunk_bytes == 12345u ? 0 : 100;
+      random_program({2, 2, 1}, slots + chunk_bytes, 5, ranks::kOperations / 60, options);
+    }
+  }
+}
+
+TEST("ranks that differ, within a node or between nodes, are told so alike and go on") {
+  for (const auto& layout : kLayouts) {
+    const Cluster cluster{layout, ranks::small_steps(), {1, 3, 6}};
+    for (int odd = 0; odd < cluster.size(); ++odd) {
+      std::vector<std::string> told(static_cast<size_t>(cluster.size()));
+      cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+        for (const size_t count : {10, 20000}) {
+          for (const size_t other : {17, 9000}) {
+            std::vector<double> data(rank == odd ? other : count, 1.0);
+            std::string message;
+            CHECK_EQ(status_of(
+                         [&] {
+                           comm->allreduce(data.data(), data.data(), data.size(), HSGD_FLOAT64,
+                                           HSGD_SUM, nullptr);
+                         },
+                         &message),
+                     HSGD_ERR_SIGNATURE);
+            for (const double value : data) CHECK_EQ(value, 1.0);
+            told[static_cast<size_t>(rank)] += message;
+            std::vector<double> good(count, 1.0);
+            comm->allreduce(good.data(), good.data(), count, HSGD_FLOAT64, HSGD_SUM, nullptr);
+            for (const double value : good) CHECK_EQ(value, 1.0 * cluster.size());
+          }
+        }
+      });
+      for (const std::string& text : told) CHECK_EQ(text, told[0]);
+      CHECK(told[0].find(hsgd::text("rank %d sent ", odd)) != std::string::npos);
+    }
+  }
+}
+
+namespace {
+
+struct Destroy {
+  void operator()(hsgd_comm* comm) const { hsgd_comm_destroy(comm); }
+};
+
+hsgd_call sum_of(std::vector<double>& data) {
+  hsgd_call call{};
+  call.kind = HSGD_ALLREDUCE;
+  call.in = call.out = data.data();
+  call.count = data.size();
+  call.dtype = HSGD_FLOAT64;
+  call.op = HSGD_SUM;
+  return call;
+}
+
+}  // namespace
+
+TEST("asynchronous and blocking calls between nodes are executed in order") {
+  for (const auto& layout : kLayouts) {
+    const Cluster cluster{layout, ranks::small_steps(), {1, 9, 12}};
+    cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& communicator) {
+      const std::unique_ptr<hsgd_comm, Destroy> comm(hsgd::new_comm(std::move(communicator)));
+      std::mt19937_64 program(3);
+      std::deque<std::vector<double>> data;
+      std::deque<hsgd_request*> requests;
+      hsgd_error error;
+      for (int i = 0; i < ranks::kOperations / 30; ++i) {
+        data.emplace_back(1 + program() % 3000, rank + i);
+        const hsgd_call call = sum_of(data.back());
+        if (program() % 5 == 0) {
+          CHECK_EQ(hsgd_comm_run(comm.get(), &call, &error), HSGD_OK);
+        } else {
+          requests.push_back(nullptr);
+          if (!CHECK_EQ(hsgd_comm_start(comm.get(), &call, &requests.back(), &error), HSGD_OK))
+            return;
+        }
+      }
+      while (!requests.empty()) {
+        CHECK_EQ(hsgd_request_wait(requests.back(), requests.size() % 2 == 0 ? -1 : 60, &error),
+                 HSGD_OK);
+        hsgd_request_free(requests.back());
+        requests.pop_back();
+      }
+      const int size = cluster.size();
+      for (size_t i = 0; i < data.size(); ++i) {
+        CHECK_EQ(data[i].back(), size * (size - 1) / 2.0 + size * static_cast<double>(i));
+      }
+    });
+  }
+}
+
+TEST("where a transport serves one thread only, all ranks refuse asynchronous calls alike") {
+  Cluster cluster{{2, 1}, ranks::small_steps(), {}};
+  cluster.one_thread = "this network is for one thread";
+  cluster.run([&](int, std::unique_ptr<hsgd::Communicator>& communicator) {
+    const std::unique_ptr<hsgd_comm, Destroy> comm(hsgd::new_comm(std::move(communicator)));
+    std::vector<double> data(1000, 1.0);
+    const hsgd_call call = sum_of(data);
+    hsgd_request* request = nullptr;
+    hsgd_error error;
+    CHECK_EQ(hsgd_comm_start(comm.get(), &call, &request, &error), HSGD_ERR_SYSTEM);
+    CHECK(std::strstr(error.message, "between nodes: this network is for one thread") != nullptr);
+    CHECK(request == nullptr);
+    CHECK_EQ(hsgd_comm_run(comm.get(), &call, &error), HSGD_OK);
+    CHECK_EQ(data[0], 3.0);
+  });
+}
+
+TEST("a node sends 2 (N - 1) / N of the bytes, whatever its number of ranks") {
+  for (const auto& layout : kLayouts) {
+    hsgd_options options = ranks::small_steps();
+    options.wire_chunk_bytes = 1 << 17;
+    const Cluster cluster{layout, options, {}};
+    std::vector<std::atomic<uint64_t>> sent(layout.size());
+    constexpr uint64_t kCount = 1 << 19;
+    cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+      std::vector<float> data(kCount, 1.0f);
+      comm->allreduce(data.data(), data.data(), kCount, HSGD_FLOAT32, HSGD_SUM, nullptr);
+      const auto node = static_cast<size_t>(cluster.place(rank).node_rank);
+      sent[node] += comm->counters().inter_bytes_sent;
+    });
+    const double nodes = static_cast<double>(layout.size());
+    const double least = 2 * (nodes - 1) / nodes * kCount * sizeof(float);
+    for (const auto& bytes : sent) {
+      CHECK(static_cast<double>(bytes) > 0.99 * least);
+      CHECK(static_cast<double>(bytes) < 1.01 * least);
+    }
+  }
+}
+
+TEST("16-bit floats halve what float32 sends between nodes, and nothing else") {
+  hsgd_options options = ranks::small_steps();
+  options.wire_dtype = HSGD_BFLOAT16;
+  options.wire_chunk_bytes = 1 << 17;
+  const Cluster cluster{{2, 2}, options, {}};
+  for (const hsgd_dtype dtype : {HSGD_FLOAT32, HSGD_INT32}) {
+    std::atomic<uint64_t> sent{0};
+    constexpr uint64_t kCount = 1 << 19;
+    cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+      std::vector<int32_t> data(kCount, 0);
+      comm->allreduce(data.data(), data.data(), kCount, dtype, HSGD_SUM, nullptr);
+      if (cluster.place(rank).node_rank == 0) sent += comm->counters().inter_bytes_sent;
+    });
+    const double least = static_cast<double>(kCount) * (dtype == HSGD_FLOAT32 ? 2 : 4);
+    CHECK(static_cast<double>(sent) > 0.99 * least);
+    CHECK(static_cast<double>(sent) < 1.01 * least);
+  }
+}
+
+TEST("when a rank leaves, every node learns it long before the deadline") {
+  for (const auto& layout : kLayouts) {
+    const Cluster cluster{layout, ranks::small_steps(), {}};
+    const int last = cluster.size() - 1;
+    if (layout.back() == 1) continue;  // nobody on its node is left to tell the others
+    cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+      comm->barrier();
+      if (rank == last) {
+        comm.reset();
+        return;
+      }
+      std::vector<double> data(20000);
+      std::string message;
+      CHECK_EQ(status_of(
+                   [&] {
+                     comm->allreduce(data.data(), data.data(), data.size(), HSGD_FLOAT64, HSGD_SUM,
+                                     nullptr);
+                   },
+                   &message),
+               HSGD_ERR_PEER_LOST);
+      CHECK(message.find(hsgd::text("rank %d (pid ", last)) != std::string::npos);
+      CHECK_EQ(status_of([&] { comm->barrier(); }), HSGD_ERR_CLOSED);
+    });
+  }
+}

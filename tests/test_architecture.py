@@ -1,0 +1,204 @@
+"""The rooms of the design and the direction of their dependencies, read from the sources.
+
+Owns the tables below: a new file gets its place there, on purpose. Never imports what it checks.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "hsgd" / "csrc"
+
+# Components of the core, lowest layer first; each may include its own headers and lower layers.
+# A component is all files of one stem; reduce_* belong to reduce.
+CORE_LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"hsgd_core"}),
+    frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
+    frozenset({"segment", "reduce", "signature", "capi", "transport", "owner"}),
+    frozenset({"options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
+    frozenset({"bootstrap", "wire"}),
+    frozenset({"blocks", "step_messages"}),
+    frozenset({"local", "arena"}),
+    frozenset({"pipeline", "regroup"}),
+    frozenset({"direct", "exchange_pipeline", "scatter_pipeline"}),
+    frozenset({"hier"}),
+    frozenset({"hier_blocks", "async", "shrink"}),
+    frozenset({"communicator"}),
+    frozenset({"core", "split", "mpi_comm"}),
+    frozenset({"mpi_cache"}),
+)
+# Users of the core: they see its C interface and their own helpers only.
+DOORS = {
+    "bind": {"array", "request"},
+    "request": {"array"},
+    "array": set[str](),
+    "pmpi": set[str](),
+}
+C_INTERFACE = {"hsgd_core", "hsgd_mpi"}
+
+# Headers that only these components may include.
+FOREIGN_HEADERS = {
+    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "pmpi"},
+    r"Python\.h|nanobind/.*": {"bind", "array", "request"},
+    r"torch/.*|ATen/.*|c10/.*": set[str](),
+}
+# Calls that only these components may make.
+FOREIGN_CALLS = {
+    r"\b(?:secure_)?getenv\s*\(": {"options"},
+    r"\bMPI_(?:Init|Send|Recv|Isend|Irecv|Allreduce|Bcast|Barrier|Gather|Allgather)\w*\s*\(": {
+        "pmpi"
+    },
+}
+
+# Python: what a package may import of hsgd besides itself and hsgd.errors.
+PACKAGE_IMPORTS = {"hsgd.io": set[str](), "hsgd.optim": {"hsgd.comm", "hsgd.box", "hsgd.exchange"}}
+# Files that run before or without the package: they may import this much when they are loaded.
+ALONE = {"launch_hook": {"sys"}, "errors": set[str]()}
+# Packages that take long to import, or that not everybody has, and where they may be at the top.
+HEAVY = {"torch", "h5py", "matplotlib", "sklearn", "mpi4py", "horovod"}
+HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim")}
+
+
+def component(path: Path) -> str:
+    return "reduce" if path.stem.startswith("reduce_") else path.stem
+
+
+def core_files() -> list[Path]:
+    return sorted(p for p in CSRC.iterdir() if p.suffix in (".h", ".hpp", ".cpp"))
+
+
+def code_of(path: Path) -> str:
+    text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def layer_of(name: str) -> int:
+    for level, names in enumerate(CORE_LAYERS):
+        if name in names:
+            return level
+    pytest.fail(f"{name} has no place in CORE_LAYERS or DOORS")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Name and path of each Python module of hsgd."""
+    for package, folder in (("hsgd", ROOT / "hsgd"), ("hsgd.io", ROOT / "io")):
+        for path in sorted(folder.rglob("*.py")):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imported(tree: ast.AST, *, at_load: bool) -> set[str]:
+    """Modules that a module imports: all of them, or only those imported when it is loaded."""
+    names: set[str] = set()
+    nodes = _load_time(tree) if at_load else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _load_time(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from _load_time(node)
+
+
+@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
+def test_includes_of_the_core_point_downwards(path: Path) -> None:
+    name = component(path)
+    for header in re.findall(r'#include\s+"([^"]+)"', code_of(path)):
+        used = component(Path(header))
+        if used == name:
+            continue
+        if name in DOORS:
+            assert used in C_INTERFACE | DOORS[name], f"{path.name} includes {header}"
+        else:
+            assert layer_of(used) < layer_of(name), f"{path.name} includes {header}, not below it"
+
+
+@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
+def test_the_core_knows_no_foreign_headers_or_calls(path: Path) -> None:
+    code = code_of(path)
+    for pattern, allowed in FOREIGN_HEADERS.items():
+        found = re.findall(rf"#include\s+[<\"]({pattern})[>\"]", code)
+        assert not found or component(path) in allowed, f"{path.name} includes {found}"
+    for pattern, allowed in FOREIGN_CALLS.items():
+        found = re.findall(pattern, code)
+        assert not found or component(path) in allowed, f"{path.name} calls {found}"
+
+
+@pytest.mark.parametrize("package", PACKAGE_IMPORTS)
+def test_packages_import_only_the_rooms_below_them(package: str) -> None:
+    allowed = PACKAGE_IMPORTS[package] | {package, "hsgd.errors"}
+    for name, path in modules():
+        if name != package and not name.startswith(package + "."):
+            continue
+        for used in imported(ast.parse(path.read_text()), at_load=False):
+            if used.startswith("hsgd."):
+                inside = any(used == room or used.startswith(room + ".") for room in allowed)
+                assert inside, f"{name} imports {used}"
+
+
+def test_modules_import_one_another_without_cycles() -> None:
+    sources = dict(modules())
+    uses = {
+        name: imported(ast.parse(path.read_text()), at_load=True) & sources.keys() - {name}
+        for name, path in sources.items()
+    }
+    # importing a.b imports a first, and `from hsgd import x` names hsgd beside hsgd.x
+    done: set[str] = set()
+    while ready := {n for n in uses.keys() - done if uses[n] - {"hsgd", "hsgd.io"} <= done}:
+        done |= ready
+    assert not uses.keys() - done, f"cycle among {sorted(uses.keys() - done)}"
+
+
+def test_heavy_packages_are_imported_only_where_they_are_used() -> None:
+    for name, path in modules():
+        for used in imported(ast.parse(path.read_text()), at_load=True):
+            package = used.partition(".")[0]
+            if package in HEAVY:
+                rooms = HEAVY_ALLOWED.get(package, ())
+                assert name.startswith(rooms) if rooms else False, f"{name} imports {used} on load"
+
+
+@pytest.mark.parametrize("stem", ALONE)
+def test_files_that_run_alone_load_nothing_of_hsgd(stem: str) -> None:
+    tree = ast.parse((ROOT / "hsgd" / f"{stem}.py").read_text())
+    used = {name.partition(".")[0] for name in imported(tree, at_load=True)} - {"__future__"}
+    assert used <= ALONE[stem]
+
+
+def test_only_config_reads_the_variables_of_hsgd() -> None:
+    # horovod_wheel runs before hsgd is installed and has one variable of its own
+    allowed = {"hsgd.config", "hsgd.launch_hook", "hsgd.horovod_wheel"}
+    pattern = re.compile(r"environ(?:\.get\(|\[)\s*[\"']HSGD_|getenv\(\s*[\"']HSGD_")
+    readers = {name for name, path in modules() if pattern.search(path.read_text())}
+    assert readers <= allowed
+
+
+def test_every_module_says_what_it_owns_and_what_it_exports() -> None:
+    for name, path in modules():
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), f"{name} has no docstring"
+        targets = [
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        ]
+        assert "__all__" in targets, f"{name} has no __all__"

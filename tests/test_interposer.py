@@ -1,0 +1,383 @@
+"""The interposer takes large MPI_Allreduce calls and changes nothing else that a program can see.
+
+The programs are C (mpi_programs/) and mpi4py; run under mpirun, this file is the latter:
+`python test_interposer.py CASE`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hsgd
+from cluster import Cluster
+from hsgd import mpi_compiler, preload
+from hsgd.metrics import interposer_counters
+from processes import run_marked
+
+__all__: list[str] = []
+
+TESTS = Path(__file__).resolve().parent
+PROGRAMS = ("lives", "passing", "results", "threads")
+EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
+MOVED_BYTES = 64 << 20
+LIMIT_S = 100.0
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def compile_programs(mpicc: str, folder: Path) -> Path:
+    for name in PROGRAMS:
+        source = str(TESTS / "mpi_programs" / f"{name}.c")
+        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        subprocess.run([mpicc, *flags, "-o", str(folder / name), source], check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the C programs and a Python file that becomes the program it is told."""
+    mpicc = mpi_compiler.find_wrapper("mpicc")
+    assert mpicc is not None
+    folder = compile_programs(mpicc, tmp_path_factory.mktemp("programs"))
+    (folder / "execute.py").write_text(EXECUTE)
+    return folder
+
+
+@pytest.fixture
+def run(mpirun: Run, programs: Path) -> Run:
+    """run(np, *words, env={}): ranks of a C program, or of a case of this file, interposed."""
+
+    def start(
+        np: int, program: str, *words: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        name = [str(programs / program)] if program in PROGRAMS else [program]
+        script = programs / "execute.py" if program in PROGRAMS else Path(__file__)
+        everything = {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60", **(env or {})}
+        return mpirun(np, script, *name, *words, env=everything, timeout_s=LIMIT_S)
+
+    return start
+
+
+def calls(done: subprocess.CompletedProcess[str]) -> tuple[int, int]:
+    """How many calls were taken and how many passed, as rank 0 of a C program says."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.fullmatch(r"taken (\d+) passed (\d+)", done.stdout.strip())
+    assert found, done.stdout
+    return int(found[1]), int(found[2])
+
+
+# Of 27 counts of results.c these many have 1 KiB or more: 13 of bytes (4 datatypes), 20 of 4-byte
+# elements (3), 23 of 8-byte elements (4); each with 4 ops.
+EXPECTED_TAKEN = 4 * (4 * 13 + 3 * 20 + 4 * 23)
+EXPECTED_CALLS = 4 * 11 * 27
+
+
+@pytest.mark.parametrize("np", [2, 3, 4])
+def test_results_equal_mpi_for_integers_and_the_promised_order_for_floats(
+    run: Run, np: int
+) -> None:
+    assert calls(run(np, "results", "1024")) == (EXPECTED_TAKEN, EXPECTED_CALLS - EXPECTED_TAKEN)
+
+
+def test_everything_but_empty_calls_is_taken_when_asked_for(run: Run) -> None:
+    done = run(3, "results", "0", env={"HSGD_MIN_BYTES": "0"})
+    assert calls(done) == (EXPECTED_CALLS - 4 * 11, 4 * 11)
+
+
+def test_small_chunks_and_rings_give_the_same_results(run: Run) -> None:
+    env = {"HSGD_CHUNK_BYTES": "4096", "HSGD_SLOTS": "3", "HSGD_ONESHOT_BYTES": "0"}
+    assert calls(run(2, "results", "1024", env=env))[0] == EXPECTED_TAKEN
+
+
+def test_one_rank_stays_with_mpi(run: Run) -> None:
+    assert calls(run(1, "results", "1024")) == (0, EXPECTED_CALLS)
+
+
+@pytest.mark.parametrize("np", [2, 4])
+def test_what_is_not_ours_passes_through(run: Run, np: int) -> None:
+    mistakes = [] if is_mpich() else ["mistakes"]  # its wheel checks no arguments, and crashes
+    assert calls(run(np, "passing", *mistakes)) == (0, 28 + 6 * len(mistakes))
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_communicators_come_and_go_without_a_trace(run: Run, np: int) -> None:
+    assert calls(run(np, "lives")) == (266, 21)  # rank 0 is alone in one of them
+
+
+def test_two_threads_reduce_on_two_communicators(run: Run) -> None:
+    assert calls(run(2, "threads")) == (2 * (51 + 6), 2 * 9)
+
+
+def test_a_program_without_mpi_does_not_notice() -> None:
+    env = {**os.environ, "LD_PRELOAD": str(preload.library()), "HSGD_MIN_BYTES": "nonsense"}
+    for argv in (["true"], ["sh", "-c", "echo hello"], [sys.executable, "-S", "-c", "pass"]):
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_report_tells_for_each_rank_what_was_taken_and_what_passed(run: Run) -> None:
+    done = run(2, "threads", env={"HSGD_REPORT": "1"})
+    lines = sorted(line for line in done.stderr.splitlines() if line.startswith("hsgd: "))
+    assert len(lines) == 2, done.stderr
+    for rank, line in enumerate(lines):
+        assert line.startswith(f"hsgd: rank {rank}: MPI_Allreduce: 114 calls with ")
+        assert "took the two-level path, 18 passed through to MPI; " in line
+
+
+def test_a_report_also_tells_that_nothing_was_taken(run: Run) -> None:
+    done = run(1, "results", "1024", env={"HSGD_REPORT": "1"})
+    assert f"0 calls with 0.000 MB took the two-level path, {EXPECTED_CALLS} passed" in done.stderr
+
+
+@pytest.mark.parametrize("setting", ["HSGD_MIN_BYTES=lots", "HSGD_SLOTS=1", "HSGD_STORE=fast"])
+def test_a_malformed_setting_ends_the_job_with_one_line(run: Run, setting: str) -> None:
+    name, value = setting.split("=")
+    done = run(2, "passing", env={name: value})
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert len(lines) == 1, done.stderr
+    assert f"hsgd: error: {setting}: expected " in lines[0]
+
+
+def test_ranks_with_different_settings_stay_with_mpi_and_say_so(run: Run) -> None:
+    done = run(2, "different_settings")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert len(lines) == 1, done.stderr
+    assert "hsgd: warning: set-up: ranks 0 and 1 have different HSGD_* settings" in lines[0]
+    assert done.stdout == "3.0 taken 0\n"
+
+
+def test_a_rank_that_never_comes_is_an_error_and_not_a_hang(run: Run) -> None:
+    done = run(2, "missing_rank", env={"HSGD_TIMEOUT_S": "2"})
+    assert done.returncode != 0
+    assert "set-up over MPI: not all of 2 ranks came within 2 s" in done.stderr
+
+
+def test_communicators_for_which_descriptors_are_missing_stay_with_mpi(run: Run) -> None:
+    done = run(2, "few_descriptors")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert lines and all("file descriptors are needed and " in line for line in lines), done.stderr
+    assert done.stdout == f"taken {60 - len(lines)}\n"
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_mistakes_of_the_program_are_mpi_errors_with_our_words(run: Run, np: int) -> None:
+    done = run(np, "mistakes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "fine\n" * np
+
+
+@pytest.mark.parametrize("layout", ["node1:2,node2:2", "node1:2,node2:1"])
+def test_nodes_exchange_the_least_that_an_allreduce_can(
+    cluster: Callable[..., Cluster], layout: str
+) -> None:
+    np = sum(int(host[-1]) for host in layout.split(","))
+    done = cluster(2).mpirun(
+        np,
+        [sys.executable, __file__, "between_nodes"],
+        hosts=layout,
+        env={"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"},
+        timeout_s=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    assert set(told) == {
+        f"{name} {what}" for name in ("node1", "node2") for what in ("sent", "wire")
+    }
+    for name, value in told.items():  # 2 (N - 1) / N of the payload, N = 2
+        assert int(value) == pytest.approx(MOVED_BYTES, rel=0.05 if "wire" in name else 0.01), name
+
+
+def test_one_rank_on_each_node_stays_with_mpi(cluster: Callable[..., Cluster]) -> None:
+    done = cluster(2).mpirun(
+        2,
+        [sys.executable, __file__, "alone_on_nodes"],
+        env={"LD_PRELOAD": str(preload.library()), "HSGD_REPORT": "1"},
+        timeout_s=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "3.0 taken 0\n"), done.stderr
+    assert done.stderr.count("took the two-level path, 1 passed through to MPI") == 2
+
+
+# --- another MPI ---
+
+
+@pytest.fixture(scope="module")
+def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MPICH from its wheel, the programs and an interposer for it, in one folder."""
+    folder = tmp_path_factory.mktemp("mpich")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [*pip, "--no-deps", "--no-warn-script-location", "--prefix", str(folder), "mpich"]
+    subprocess.run(install, check=True, timeout=LIMIT_S)
+    compile_programs(str(folder / "bin/mpicc"), folder)
+    found = mpi_compiler.find_mpi({**os.environ, "MPICC": str(folder / "bin/mpicc")})
+    assert found is not None and found.name == "MPICH"
+    sources = TESTS.parent / "hsgd" / "csrc"
+    core = Path(hsgd.__file__).parent
+    words = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden"]
+    words += ["-Wall", "-Wextra", "-Werror", *found.compile_flags, "-shared"]
+    words += [str(path) for path in sources.glob("*mpi*.cpp")]
+    words += ["-o", str(folder / "interposer.so"), f"-L{core}", "-lhsgd_core", *found.link_flags]
+    words += [f"-Wl,-rpath,{core}:{found.library_dir}", "-Wl,--no-undefined"]
+    subprocess.run(words, check=True, timeout=LIMIT_S)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "expected"),
+    [
+        ("results", ["1024"], (EXPECTED_TAKEN, EXPECTED_CALLS - EXPECTED_TAKEN)),
+        ("passing", [], (0, 28)),
+        ("lives", [], (266, 21)),
+        ("threads", [], (114, 18)),
+    ],
+)
+def test_the_interposer_works_on_mpich_too(
+    mpich: Path, program: str, words: list[str], expected: tuple[int, int]
+) -> None:
+    interposed = {"LD_PRELOAD": str(mpich / "interposer.so"), "HSGD_TIMEOUT_S": "60"}
+    argv = [str(mpich / "bin/mpirun"), "-n", "2", str(mpich / program), *words]
+    assert calls(run_marked(argv, {**os.environ, **interposed}, LIMIT_S)) == expected
+
+
+def is_mpich() -> bool:
+    found = mpi_compiler.find_mpi()
+    return found is not None and found.name == "MPICH"
+
+
+# --- the programs of the ranks ---
+
+
+def reduced(world: Any, count: int = 3000) -> float:
+    """One MPI_Allreduce of rank + 1; the first element of the sum."""
+    sums = np.empty(count, np.float32)
+    world.Allreduce(np.full(count, world.rank + 1, np.float32), sums)
+    assert (sums == sums[0]).all()
+    return float(sums[0])
+
+
+def taken() -> int:
+    counters = interposer_counters()
+    assert counters is not None
+    return counters.calls
+
+
+def different_settings(world: Any) -> None:
+    if world.rank == 1:
+        os.environ["HSGD_SLOTS"] = "5"
+    total = reduced(world)
+    if world.rank == 0:
+        print(total, "taken", taken())
+
+
+def missing_rank(world: Any) -> None:
+    """Rank 1 does not think that its call is large."""
+    if world.rank == 1:
+        os.environ["HSGD_MIN_BYTES"] = "1000000000"
+    try:
+        reduced(world)
+    finally:
+        world.Abort(3)
+
+
+def few_descriptors(world: Any) -> None:
+    """60 communicators alive at once are too many for these limits."""
+    used = len(os.listdir("/proc/self/fd"))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 120, most))
+    communicators = [world.Dup() for _ in range(60)]
+    for communicator in communicators:
+        assert reduced(communicator) == 3.0
+    if world.rank == 0:
+        print("taken", taken())
+
+
+def alone_on_nodes(world: Any) -> None:
+    total = reduced(world)
+    if world.rank == 0:
+        print(total, "taken", taken())
+
+
+def mistakes(world: Any) -> None:
+    """Each is an MPI error on every rank, and the communicator goes on."""
+    from mpi4py import MPI
+
+    def refused(send: Any, receive: Any, *texts: str) -> None:
+        with pytest.raises(MPI.Exception) as error:
+            world.Allreduce(send, receive)
+        assert error.value.Get_error_class() == MPI.ERR_OTHER
+        assert all(text in str(error.value) for text in ("hsgd: ", *texts)), error.value
+
+    expected = world.size * (world.size + 1) / 2
+    for _ in range(3):
+        assert reduced(world) == expected
+        count = 2000 + world.rank
+        refused(np.ones(count, np.float32), np.empty(count, np.float32), "rank 0", "rank 1", "2001")
+        dtype = np.float64 if world.rank == 1 else np.int64
+        refused(np.ones(2000, dtype), np.empty(2000, dtype), "float64", "int64")
+        both = np.ones(6000, np.float32)
+        refused(both[:4000], both[2000:], "overlap")
+    assert reduced(world) == expected
+    print("fine", flush=True)
+
+
+def between_nodes(world: Any) -> None:
+    """Verify a result bit by bit, then move MOVED_BYTES and tell what each node has sent."""
+    from mpi4py import MPI
+
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    verify_order(world, node)
+    buffer = np.ones((MOVED_BYTES // 4) // 4, np.float32)
+    world.Allreduce(MPI.IN_PLACE, buffer)
+    world.Barrier()
+    before, wire_before = interposer_counters(), sent_by_interface()
+    for _ in range(4):
+        world.Allreduce(MPI.IN_PLACE, buffer)
+    world.Barrier()
+    after, wire_after = interposer_counters(), sent_by_interface()
+    assert before is not None and after is not None
+    assert buffer[0] == buffer[-1] == float(world.size) ** 5
+    sent = node.reduce((after - before).inter_bytes_sent)
+    if node.rank == 0:
+        name = os.uname().nodename
+        print(f"{name} sent {sent}\n{name} wire {wire_after - wire_before}\n", end="", flush=True)
+
+
+def verify_order(world: Any, node: Any) -> None:
+    """The sum of each node in rank order, then of the nodes; one rank calls in place."""
+    from mpi4py import MPI
+
+    count = 300_007
+    mine = np.random.default_rng(world.rank).standard_normal(count, np.float32)
+    nodes: dict[str, Any] = {}
+    for name, row in world.allgather((os.uname().nodename, mine)):
+        nodes[name] = nodes[name] + row if name in nodes else row
+    first, *others = nodes.values()
+    result = mine.copy() if world.rank == 1 else np.empty_like(mine)
+    world.Allreduce(MPI.IN_PLACE if world.rank == 1 else mine, result)
+    assert result.tobytes() == sum(others, start=first).tobytes()
+
+
+def sent_by_interface() -> int:
+    """Bytes that this node has sent to others, as the kernel counts."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    (numbers,) = (line.split(":")[1].split() for line in lines if line.strip().startswith("eth0:"))
+    return int(numbers[8])
+
+
+if __name__ == "__main__":
+    from mpi4py import MPI
+
+    globals()[sys.argv[1]](MPI.COMM_WORLD)

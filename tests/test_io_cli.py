@@ -1,0 +1,74 @@
+"""hsgd data convert and info, as typed."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pytest
+from hsgd.io import open_map
+from hsgd.io.cli import add_parser
+
+from hdf5_samples import arrays_of, write_hdf5
+from hsgd.errors import DataError
+
+
+@pytest.fixture
+def data():
+    """Runs `data WORDS...` and gives the exit code."""
+    parser = argparse.ArgumentParser("hsgd")
+    add_parser(parser.add_subparsers())
+
+    def run(*words):
+        options = parser.parse_args(["data", *map(str, words)])
+        return options.command_function(options)
+
+    return run
+
+
+def test_convert_shows_progress_and_a_table_of_what_it_made(data, tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", **arrays_of(50))
+    assert data("convert", tmp_path / "a.npz", tmp_path / "out", "--slabs", "5", "--seed", "9") == 0
+    shown = capsys.readouterr()
+    assert "convert" in shown.err
+    assert "50 samples in 5 sealed slabs of 10 to 10" in shown.out
+    assert "shuffled with seed 9" in shown.out
+    assert "image   (2, 3)  float32" in shown.out
+    assert "preadv, around HDF5" in shown.out
+
+
+def test_quiet_is_quiet(data, tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", **arrays_of(50))
+    data("convert", tmp_path / "a.npz", tmp_path / "out", "--quiet", "--keep-order")
+    assert capsys.readouterr() == ("", "")
+    assert open_map(tmp_path / "out").header.permutation_seed == -1
+
+
+def test_info_says_why_hdf5_is_not_bypassed(data, tmp_path, capsys):
+    write_hdf5(tmp_path / "a.h5", {"x": np.arange(9), "y": np.arange(9.0)}, chunks=(3,))
+    assert data("info", tmp_path / "a.h5", "--fields", "y") == 0
+    shown = capsys.readouterr().out
+    assert "HDF5 file, 9 samples, 72 B" in shown
+    assert "h5py, because: chunked layout" in shown
+    assert "x" not in shown.splitlines()[-1].split()
+
+
+def test_info_on_a_text_file_is_a_data_error(data, tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    with pytest.raises(DataError, match="not an HDF5 file"):
+        data("info", tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["convert", "--help"], ["info", "--help"]])
+def test_help_teaches_with_examples(data, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        data(*words)
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert words[0] == "info" or "examples:" in shown
+
+
+def test_a_missing_command_is_an_error_of_use(data):
+    with pytest.raises(SystemExit) as end:
+        data()
+    assert end.value.code == 2

@@ -1,0 +1,333 @@
+"""Conversion: every kind of source becomes a slab folder, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import convert as conversion
+from hsgd.io.layout import ALIGNMENT_BYTES, SlabFolderWriter
+
+from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
+from hsgd.errors import DataError
+
+
+def read_all(folder, **options):
+    return collect(PartitionedLoader(folder, 7, shuffle="none", as_numpy=True, **options))
+
+
+def assert_same_samples(found, wanted):
+    """The same samples in any order; `number` says which is which."""
+    assert sorted(found) == sorted(wanted)
+    order = np.argsort(found["number"])
+    for name, array in wanted.items():
+        assert found[name].dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found[name][order], array)
+
+
+def save_npz(folder, arrays):
+    np.savez(folder / "source.npz", **arrays)
+    return folder / "source.npz"
+
+
+def save_compressed_npz(folder, arrays):
+    np.savez_compressed(folder / "source.npz", **arrays)
+    return folder / "source.npz"
+
+
+def save_npy_folder(folder, arrays):
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def save_npy_list(folder, arrays):
+    save_npy_folder(folder, arrays)
+    return ",".join(str(folder / f"{name}.npy") for name in arrays)
+
+
+def save_hdf5(folder, arrays):
+    return write_hdf5(folder / "source.h5", arrays)
+
+
+def save_chunked_hdf5(folder, arrays):
+    return write_hdf5(folder / "source.h5", arrays, chunks=True, compression="gzip")
+
+
+def save_big_endian(folder, arrays):
+    swapped = {name: a.astype(a.dtype.newbyteorder(">")) for name, a in arrays.items()}
+    return write_hdf5(folder / "source.h5", swapped)
+
+
+def save_big_endian_npz(folder, arrays):
+    swapped = {name: a.astype(a.dtype.newbyteorder(">")) for name, a in arrays.items()}
+    return save_npz(folder, swapped)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        save_npz,
+        save_compressed_npz,
+        save_npy_folder,
+        save_npy_list,
+        save_hdf5,
+        save_chunked_hdf5,
+        save_big_endian,
+        save_big_endian_npz,
+    ],
+)
+@pytest.mark.parametrize("permute", [True, False])
+def test_every_source_comes_out_with_every_sample_once(tmp_path, save, permute):
+    arrays = arrays_of(101)
+    (tmp_path / "in").mkdir()
+    source = save(tmp_path / "in", arrays)
+    folders = convert_to_slabs(source, tmp_path / "out", num_slabs=7, permute=permute)
+    assert folders == [tmp_path / "out"]
+    found = read_all(tmp_path / "out")
+    assert_same_samples(found, arrays)
+    assert (found["number"].tolist() == list(range(101))) is not permute
+
+
+def test_rows_larger_than_a_block_and_blocks_across_slabs_survive(tmp_path, monkeypatch):
+    monkeypatch.setattr(conversion, "_BLOCK_BYTES", 100)
+    make_slabs(tmp_path / "out", 53, 11)
+    assert_same_samples(read_all(tmp_path / "out"), arrays_of(53))
+
+
+def test_a_slab_folder_can_be_converted_anew(tmp_path):
+    make_slabs(tmp_path / "a", 30, 4, seed=1)
+    convert_to_slabs(tmp_path / "a", tmp_path / "b", num_slabs=3, seed=2)
+    assert_same_samples(read_all(tmp_path / "b"), arrays_of(30))
+
+
+def test_one_array_becomes_the_field_data(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(20.0))
+    convert_to_slabs(tmp_path / "x.npy", tmp_path / "out", permute=False)
+    assert read_all(tmp_path / "out")["data"].tolist() == list(range(20))
+
+
+def test_fields_can_be_chosen(tmp_path):
+    source = write_hdf5(tmp_path / "a.h5", {**arrays_of(9), "other": np.zeros(4)})
+    with pytest.raises(
+        DataError, match=r"first dimensions differ: .*other \(4,\).*name the fields"
+    ):
+        convert_to_slabs(source, tmp_path / "out")
+    convert_to_slabs(source, tmp_path / "out", fields=["number", "even"])
+    assert sorted(read_all(tmp_path / "out")) == ["even", "number"]
+
+
+def test_the_order_and_the_digest_depend_on_seed_and_content_alone(tmp_path):
+    make_slabs(tmp_path / "a", 60, 3, seed=5)
+    make_slabs(tmp_path / "b", 60, 8, seed=5)
+    make_slabs(tmp_path / "c", 60, 3, seed=6)
+    orders = [read_all(tmp_path / name)["number"].tolist() for name in "abc"]
+    assert orders[0] == orders[1] != orders[2]
+    headers = [open_map(tmp_path / name).header for name in "abc"]
+    assert len({header.source_digest for header in headers}) == 1
+    assert len({header.dataset_uuid for header in headers}) == 3
+    assert [header.permutation_seed for header in headers] == [5, 5, 6]
+
+
+def test_stock_h5py_reads_the_index_and_the_slabs_from_anywhere(tmp_path, monkeypatch):
+    make_slabs(tmp_path / "out", 101, 7)
+    found = read_all(tmp_path / "out")
+    monkeypatch.chdir("/")
+    with h5py.File(tmp_path / "out" / "index.h5") as index:
+        for name in arrays_of(1):
+            np.testing.assert_array_equal(index[name][()], found[name])
+    with h5py.File(tmp_path / "out" / "slab-00003.h5") as slab:
+        start = int(slab.attrs["global_start"])
+        np.testing.assert_array_equal(
+            slab["image"][()], found["image"][start:][: len(slab["image"])]
+        )
+        assert slab.attrs["sealed"] == 1
+        assert slab.attrs["num_slabs"] == 7
+
+
+def test_every_dataset_is_contiguous_and_aligned_without_user_block(tmp_path):
+    make_slabs(tmp_path / "out", 101, 7)
+    for path in (tmp_path / "out").glob("slab-*.h5"):
+        with h5py.File(path) as file:
+            assert file.userblock_size == 0
+            for dataset in file.values():
+                assert dataset.chunks is None
+                assert dataset.id.get_offset() % ALIGNMENT_BYTES == 0
+    assert set(open_map(tmp_path / "out").refusals().values()) == {""}
+
+
+def test_nested_names_survive(tmp_path):
+    write_hdf5(tmp_path / "a.h5", {"in/deep": np.arange(12), "top": np.arange(12)})
+    convert_to_slabs(tmp_path / "a.h5", tmp_path / "out", permute=False)
+    assert read_all(tmp_path / "out")["in/deep"].tolist() == list(range(12))
+
+
+def test_digits_become_a_stratified_train_and_test_set(tmp_path):
+    pytest.importorskip("sklearn")
+    folders = convert_to_slabs("digits", tmp_path / "digits")
+    assert folders == [tmp_path / "digits" / "train", tmp_path / "digits" / "test"]
+    train, test = (read_all(folder) for folder in folders)
+    assert len(train["label"]) + len(test["label"]) == 1797
+    assert train["image"].shape[1:] == (64,)
+    assert train["image"].dtype == np.float32
+    assert train["label"].dtype == np.int64
+    assert (train["image"].min(), train["image"].max()) == (0, 1)
+    share = np.bincount(test["label"]) / np.bincount(np.r_[train["label"], test["label"]])
+    assert np.all(abs(share - 0.2) < 0.01)
+    again = convert_to_slabs("digits", tmp_path / "again")
+    for folder, other in zip(folders, again, strict=True):
+        np.testing.assert_array_equal(read_all(folder)["image"], read_all(other)["image"])
+
+
+def test_an_existing_target_is_kept_unless_overwrite_is_asked_for(tmp_path):
+    make_slabs(tmp_path / "out", 10, 2)
+    uuid = open_map(tmp_path / "out").header.dataset_uuid
+    with pytest.raises(DataError, match=r"exists.*--overwrite"):
+        make_slabs(tmp_path / "out", 20, 2)
+    assert open_map(tmp_path / "out").header.dataset_uuid == uuid
+    make_slabs(tmp_path / "out", 20, 3, overwrite=True)
+    assert open_map(tmp_path / "out").num_samples == 20
+
+
+def test_overwrite_never_removes_what_is_not_a_slab(tmp_path):
+    make_slabs(tmp_path / "out", 10, 2)
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"notes\.txt, which is no slab"):
+        make_slabs(tmp_path / "out", 20, 2, overwrite=True)
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_a_failed_conversion_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device", "slab-00001.h5")
+
+    make_slabs(tmp_path / "good", 10, 2)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    monkeypatch.setattr(SlabFolderWriter, "write", fail)
+    with pytest.raises(DataError, match="No space left on device; free space"):
+        convert_to_slabs(tmp_path / "good-source.npz", tmp_path / "good", overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    assert open_map(tmp_path / "good").num_samples == 10
+
+
+def test_a_killed_conversion_leaves_no_target(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(50))
+    script = (
+        "import os, signal, sys\n"
+        "from hsgd.io import convert_to_slabs\n"
+        "from hsgd.io.layout import SlabFolderWriter\n"
+        "SlabFolderWriter.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "convert_to_slabs(sys.argv[1], sys.argv[2])\n"
+    )
+    arguments = [sys.executable, "-c", script, str(tmp_path / "x.npy"), str(tmp_path / "out")]
+    killed = subprocess.run(arguments, cwd=tmp_path, timeout=60, check=False)
+    assert killed.returncode == -9
+    assert not (tmp_path / "out").exists()
+
+
+def truncated_npz(folder):
+    path = save_npz(folder, {"x": np.arange(9000)})
+    os.truncate(path, 5000)
+    return path
+
+
+def truncated_npy(folder):
+    np.save(folder / "x.npy", np.arange(9000))
+    os.truncate(folder / "x.npy", 5000)
+    return folder / "x.npy"
+
+
+def corrupt_npz(folder):
+    path = save_npz(folder, {"x": np.arange(9000)})
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def corrupt_compressed_npz(folder):
+    path = folder / "x.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).integers(0, 9, 90000))
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+    return path
+
+
+def text_as(name):
+    def write(folder):
+        (folder / name).write_text("this is not an array\n" * 100)
+        return folder / name
+
+    return write
+
+
+def npy(array):
+    def write(folder):
+        np.save(folder / "x.npy", array)
+        return folder / "x.npy"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (truncated_npz, "not a readable .npz"),
+        (truncated_npy, "bytes are missing; copy the file again"),
+        (corrupt_npz, "Bad CRC-32"),
+        (corrupt_compressed_npz, "cannot read"),
+        (text_as("x.npz"), "not a readable .npz"),
+        (text_as("x.npy"), "not a readable .npy"),
+        (text_as("x.h5"), "not an HDF5 file"),
+        (text_as("x.jpg"), "not an HDF5 file"),
+        (npy(np.array(["a", "b"])), "only numbers and bool"),
+        (npy(np.array([{}, {}])), "only numbers and bool"),
+        (npy(np.float32(1)), "single number"),
+        (npy(np.asfortranarray(np.ones((3, 4)))), "ascontiguousarray"),
+        (npy(np.zeros((0, 4))), "no samples to convert"),
+        (npy(np.zeros((4, 0))), "axis of length 0"),
+        (lambda folder: folder / "absent.npz", "no such file"),
+        (lambda folder: folder, "no .npy files and no slabs"),
+        (lambda folder: f"{folder}/a.npy,{folder}/b.txt", "only .npy files can be joined"),
+    ],
+)
+def test_bad_sources_get_one_line_and_leave_nothing(tmp_path, make, message):
+    (tmp_path / "in").mkdir()
+    source = make(tmp_path / "in")
+    with pytest.raises(DataError, match=message) as caught:
+        convert_to_slabs(source, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_slabs": 0}, {"num_slabs": 11}, {"seed": -1}, {"fields": ["absent"]}, {"fields": []}],
+)
+def test_bad_options_are_value_errors(tmp_path, options):
+    with pytest.raises((ValueError, DataError), match=r"use|there are|no arrays"):
+        make_slabs(tmp_path / "out", 10, **{"num_slabs": 2, **options})
+    assert not Path(tmp_path / "out").exists()
+
+
+def test_slabs_too_large_for_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(conversion, "_MAX_SLAB_BYTES", 100)
+    with pytest.raises(ValueError, match="2 slabs would be too large to shuffle; use 24 at least"):
+        make_slabs(tmp_path / "out", 100, 2)
+
+
+def test_the_number_of_slabs_follows_the_size(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", np.arange(1000))
+    convert_to_slabs(tmp_path / "x.npy", tmp_path / "small")
+    assert len(open_map(tmp_path / "small").slabs) == 16
+    monkeypatch.setattr(conversion, "_SLAB_BYTES", 100)
+    convert_to_slabs(tmp_path / "x.npy", tmp_path / "large")
+    assert len(open_map(tmp_path / "large").slabs) == 80

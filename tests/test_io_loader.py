@@ -1,0 +1,415 @@
+"""PartitionedLoader: every sample once, same steps everywhere, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from hsgd.io import PartitionedLoader, RowReader
+from hsgd.io import loader as loading
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
+from hsgd.errors import DataError
+
+torch = pytest.importorskip("torch")
+
+TINY = {"block_bytes": 200, "window_bytes": 900}  # 4 samples in a block, 18 in a window
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "hsgd-io"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    gc.collect()
+    assert reading_threads() == []
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Slab folders by (samples, slabs), made once."""
+    root = tmp_path_factory.mktemp("folders")
+    made = {}
+
+    def get(samples, slabs):
+        key = samples, slabs
+        if key not in made:
+            made[key] = make_slabs(root / f"{samples}-{slabs}", samples, slabs)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    """101 samples in 7 slabs; a copy that the test may spoil."""
+    return shutil.copytree(folders(101, 7), tmp_path / "data")
+
+
+def numbers(loader):
+    return collect(loader)["number"].tolist()
+
+
+def assert_samples_are_whole(found):
+    """Fields belong together: all follow from `number`."""
+    everything = arrays_of(int(found["number"].max()) + 1)
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, everything[name][found["number"]])
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    samples=st.sampled_from([5, 6, 29, 101]),
+    slabs=st.sampled_from([1, 3, 5]),
+    world_size=st.integers(1, 5),
+    batch_size=st.sampled_from([1, 2, 3, 8, 64]),
+    shuffle=st.sampled_from(["block", "none", "full"]),
+    epoch=st.integers(0, 3),
+)
+def test_every_sample_comes_exactly_once_per_epoch_besides_padding(
+    folders, samples, slabs, world_size, batch_size, shuffle, epoch
+):
+    seen, padded, steps = [], 0, set()
+    for rank in range(world_size):
+        loader = PartitionedLoader(
+            folders(samples, slabs), batch_size, rank, world_size, shuffle, seed=3, **TINY
+        )
+        loader.set_epoch(epoch)
+        batches = list(loader)
+        steps.add((len(batches), len(loader)))
+        found = collect(batches)
+        assert_samples_are_whole(found)
+        padding = loader.stats()["padding"]
+        padded += padding
+        seen += found["number"].tolist()[: loader.samples_per_epoch - padding]
+    assert sorted(seen) == list(range(samples))
+    assert padded == -samples % world_size
+    assert steps == {(len(loader), len(loader))}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+def test_without_padding_no_sample_comes_twice_and_steps_stay_equal(folders, world_size):
+    path = folders(101, 7)
+    ranks = [
+        PartitionedLoader(path, 10, r, world_size, pad=False, **TINY) for r in range(world_size)
+    ]
+    batches = [list(loader) for loader in ranks]
+    assert len({len(b) for b in batches}) == 1
+    assert sorted(n for rank in batches for n in collect(rank)["number"]) == list(range(101))
+
+
+def test_an_exact_share_may_end_with_an_empty_batch(folders):
+    path = folders(5, 1)
+    last = [list(PartitionedLoader(path, 1, r, 2, pad=False))[-1]["image"].shape for r in (0, 1)]
+    assert last == [(1, 2, 3), (0, 2, 3)]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_drop_last_gives_full_batches_only(folders, world_size):
+    for rank in range(world_size):
+        loader = PartitionedLoader(folders(101, 7), 8, rank, world_size, drop_last=True)
+        assert [len(batch["number"]) for batch in loader] == [8] * (101 // (8 * world_size))
+
+
+def test_no_shuffle_gives_each_rank_its_contiguous_range(tmp_path):
+    path = write_hdf5(tmp_path / "a.h5", arrays_of(10))
+    parts = [numbers(PartitionedLoader(path, 3, r, 2, "none")) for r in (0, 1)]
+    assert parts == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize("shuffle", ["block", "full"])
+def test_epochs_differ_and_the_same_seed_gives_the_same_order(folder, shuffle):
+    def order(seed, epoch):
+        loader = PartitionedLoader(folder, 8, shuffle=shuffle, seed=seed, **TINY)
+        loader.set_epoch(epoch)
+        return numbers(loader)
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
+
+
+def test_the_global_stream_does_not_depend_on_the_number_of_ranks(folder):
+    def stream(world_size):
+        ranks = [
+            PartitionedLoader(folder, 8, r, world_size, pad=False, **TINY)
+            for r in range(world_size)
+        ]
+        return [n for loader in ranks for n in numbers(loader)]
+
+    assert stream(1) == stream(2) == stream(5)
+
+
+def test_iterating_again_without_set_epoch_repeats_the_epoch(folder):
+    loader = PartitionedLoader(folder, 8)
+    assert numbers(loader) == numbers(loader)
+
+
+@pytest.mark.parametrize("shuffle", ["block", "none", "full"])
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (7,)}, {"chunks": (16,), "compression": "gzip"}]
+)
+def test_ordinary_files_are_read_in_place(tmp_path, shuffle, options):
+    arrays = {"number": arrays_of(50)["number"]}
+    path = write_hdf5(tmp_path / "a.h5", arrays, **options)
+    loader = PartitionedLoader(path, 8, shuffle=shuffle, block_bytes=32, window_bytes=100)
+    assert sorted(numbers(loader)) == list(range(50))
+    stats = loader.stats()
+    if options:
+        assert stats["bypass"] == {"number": "h5py: chunked layout"}
+        assert (stats["preadv_calls"], stats["h5py_calls"] > 0) == (0, True)
+    else:
+        assert stats["bypass"] == {"number": "preadv"}
+        assert (stats["preadv_calls"] > 0, stats["h5py_calls"]) == (True, 0)
+
+
+def test_stats_count_what_was_delivered(folder):
+    loader = PartitionedLoader(folder, 10, shuffle="none")
+    list(loader)
+    stats = loader.stats()
+    assert (stats["batches"], stats["samples"]) == (11, 101)
+    assert stats["bytes_read"] == 101 * (8 + 24 + 5 + 1)
+
+
+def test_batches_are_tensors_that_share_the_memory_that_was_read(folder, monkeypatch):
+    arrays = []
+    convert = loading._as_tensors
+    monkeypatch.setattr(loading, "_as_tensors", lambda a: (arrays.append(a), convert(a))[1])
+    batches = list(PartitionedLoader(folder, 8))
+    assert {name: values.dtype for name, values in batches[0].items()} == {
+        "even": torch.bool,
+        "image": torch.float32,
+        "number": torch.int64,
+        "pixels": torch.uint8,
+    }
+    for batch, source in zip(batches, arrays, strict=True):
+        assert all(batch[n].data_ptr() == source[n].ctypes.data for n in batch)
+    assert len({batch["image"].data_ptr() for batch in batches}) == len(batches)
+
+
+def test_as_numpy_gives_arrays(folder):
+    (batch, *_) = PartitionedLoader(folder, 8, as_numpy=True)
+    assert all(type(values) is np.ndarray for values in batch.values())
+
+
+def test_big_endian_fields_arrive_in_native_order(tmp_path):
+    path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(30, dtype=">f4").reshape(10, 3)})
+    found = collect(PartitionedLoader(path, 4, shuffle="none"))["x"]
+    assert found.ravel().tolist() == list(range(30))
+
+
+def test_types_that_torch_does_not_know_are_refused_at_once(tmp_path):
+    path = write_hdf5(tmp_path / "a.h5", {"x": np.zeros(4, np.longdouble)})
+    with pytest.raises(TypeError, match=r"'x' has dtype .*as_numpy=True"):
+        PartitionedLoader(path, 2)
+    assert len(list(PartitionedLoader(path, 2, as_numpy=True))) == 2
+
+
+def test_fields_can_be_chosen(folder):
+    (batch, *_) = PartitionedLoader(folder, 8, fields=["pixels", "number"])
+    assert list(batch) == ["pixels", "number"]
+
+
+def test_breaking_off_ends_the_thread(folder):
+    for _ in PartitionedLoader(folder, 1, read_ahead=1):
+        assert len(reading_threads()) == 1
+        break
+    gc.collect()
+    assert reading_threads() == []
+
+
+def test_close_ends_an_iteration_that_somebody_still_holds(folder):
+    iteration = iter(PartitionedLoader(folder, 1, read_ahead=1))
+    next(iteration)
+    iteration.close()
+    assert reading_threads() == []
+    assert list(iteration) == []
+
+
+def test_an_error_in_the_loop_ends_the_thread(folder):
+    def train():
+        for _ in PartitionedLoader(folder, 1, read_ahead=1):
+            raise KeyError("the user's own")
+
+    with pytest.raises(KeyError):
+        train()
+
+
+def test_two_iterations_at_once_do_not_disturb_each_other(folder):
+    loader = PartitionedLoader(folder, 8, **TINY)
+    pairs = [
+        (a["number"].tolist(), b["number"].tolist()) for a, b in zip(loader, loader, strict=True)
+    ]
+    assert all(a == b for a, b in pairs)
+
+
+def test_errors_of_the_thread_reach_the_loop(folder):
+    loader = PartitionedLoader(folder, 1, shuffle="none", read_ahead=1)
+    path = folder / "slab-00004.h5"
+    with h5py.File(path, "r+") as file:
+        file["number"][0] = 5
+    iteration = iter(loader)
+    delivered = []
+    with pytest.raises(DataError, match=r"slab-00004\.h5: changed since it was opened"):
+        delivered.extend(iteration)
+    assert len(delivered) == 101 * 4 // 7
+
+
+def test_unexpected_errors_of_the_thread_reach_the_loop_too(folder, monkeypatch):
+    def fail(*_):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(RowReader, "read", fail)
+    with pytest.raises(MemoryError):
+        list(PartitionedLoader(folder, 8))
+
+
+def test_a_file_system_that_hangs_is_reported_after_the_timeout(folder, monkeypatch):
+    release = threading.Event()
+    read = RowReader.read
+    monkeypatch.setattr(RowReader, "read", lambda *a: (release.wait(60), read(*a))[1])
+    iteration = iter(PartitionedLoader(folder, 8, timeout_s=0.01))
+    with pytest.raises(DataError, match=r"batch 0 did not arrive within 0\.01 s"):
+        next(iteration)
+    release.set()
+    for thread in reading_threads():
+        thread.join(60)
+
+
+def test_a_forgotten_iterator_does_not_keep_the_interpreter_from_ending(folder):
+    script = (
+        "import sys\n"
+        "from hsgd.io import PartitionedLoader\n"
+        "iteration = iter(PartitionedLoader(sys.argv[1], 1, as_numpy=True, read_ahead=1))\n"
+        "print(len(next(iteration)['number']))\n"
+    )
+    # Elsewhere than in the source tree, where `hsgd` would be the folder and not the package.
+    command = [sys.executable, "-c", script, str(folder)]
+    done = subprocess.run(
+        command, cwd=folder, timeout=60, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_a_pickled_loader_reads_the_same_elsewhere(folder):
+    loader = PartitionedLoader(folder, 8, 1, 2, seed=4, as_numpy=True)
+    loader.set_epoch(3)
+    expected = numbers(loader)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(numbers, (loader,)) == expected
+
+
+def test_a_pickled_loader_refuses_files_that_changed(folder):
+    data = pickle.dumps(PartitionedLoader(folder, 8))
+    os.utime(folder / "slab-00000.h5", ns=(1, 1))
+    with pytest.raises(DataError, match=r"slab-00000\.h5: changed since it was opened"):
+        list(pickle.loads(data))
+
+
+def in_fork(action):
+    """The result of action() in a forked child; an exception as its text."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            result = action()
+        except BaseException as error:
+            result = f"{type(error).__name__}: {error}"
+        os.write(write_end, pickle.dumps(result))
+        os._exit(0)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    return pickle.loads(data)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"chunks": (7,)}])
+def test_a_forked_child_reads_by_itself_while_the_parent_goes_on(tmp_path, options):
+    path = write_hdf5(tmp_path / "a.h5", {"number": np.arange(50)}, **options)
+    loader = PartitionedLoader(path, 1, as_numpy=True, read_ahead=1)
+    expected = numbers(loader)
+    iteration = iter(loader)
+    first = next(iteration)["number"].tolist()
+    assert in_fork(lambda: numbers(loader)) == expected
+    message = in_fork(lambda: next(iteration))
+    assert message.startswith("RuntimeError: iteration over")
+    assert "call iter(loader) here" in message
+    assert first + numbers(iteration) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_keeps_no_descriptor_and_its_reader_opens_anew(folder):
+    loader = PartitionedLoader(folder, 101, as_numpy=True)
+    with RowReader(loader._data) as reader:
+        out = np.empty(101, np.int64)
+        reader.read("number", 0, out)
+
+        def look():
+            left = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+            kept = [path for path in left if path.startswith(str(folder))]
+            again = np.empty(101, np.int64)
+            reader.read("number", 0, again)
+            return kept, again.tolist()
+
+        assert in_fork(look) == ([], out.tolist())
+        reader.read("number", 0, out)
+
+
+def test_more_ranks_than_samples_is_refused_with_both_numbers(tmp_path):
+    path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(3)})
+    with pytest.raises(ValueError, match=r"3 samples for 4 ranks.*start at most 3"):
+        PartitionedLoader(path, 1, 0, 4)
+
+
+def test_an_empty_dataset_is_refused(tmp_path):
+    path = write_hdf5(tmp_path / "a.h5", {"x": np.zeros((0, 3), np.float32)})
+    with pytest.raises(ValueError, match="the dataset is empty"):
+        PartitionedLoader(path, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shuffle": "yes"}, {"seed": -1}, {"read_ahead": 0}, {"window_bytes": 0}, {"batch_size": 0}],
+)
+def test_bad_options_are_refused_at_once(folder, options):
+    with pytest.raises(ValueError, match="use"):
+        PartitionedLoader(folder, **{"batch_size": 8, **options})
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(-1, ValueError), (1.5, TypeError)])
+def test_a_bad_epoch_is_refused_and_the_old_one_stays(folder, epoch, error):
+    loader = PartitionedLoader(folder, 8)
+    expected = numbers(loader)
+    with pytest.raises(error, match="epoch is"):
+        loader.set_epoch(epoch)
+    assert numbers(loader) == expected
+
+
+def test_importing_the_package_loads_neither_h5py_nor_torch(tmp_path):
+    script = (
+        "import sys, hsgd.io, hsgd.io.loader, hsgd.io.cli\n"
+        "hsgd.io.PartitionedLoader\n"
+        "print([name for name in ('h5py', 'torch', 'tqdm', 'sklearn') if name in sys.modules])\n"
+        "import io; print(io.__file__ != hsgd.io.__file__)\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, cwd=tmp_path, timeout=60, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[]\nTrue\n"

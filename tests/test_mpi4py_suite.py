@@ -1,0 +1,71 @@
+"""mpi4py's own tests pass with the interposer preloaded.
+
+They come with its source distribution, kept in the cache folder of hsgd for the next time. Only
+the modules that call MPI_Allreduce, or look closely at communicators, attributes and errors.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hsgd import preload
+from hsgd.horovod_wheel import cache_folder
+
+__all__: list[str] = []
+
+RANKS = 4
+MODULES = (
+    *("test_op", "test_cco_buf", "test_cco_obj", "test_cco_buf_inter", "test_cco_obj_inter"),
+    *("test_comm", "test_attributes", "test_errhandler", "test_threads"),
+)
+LIMIT_S = 240.0
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def source_archive() -> Path:
+    """The source distribution of the installed mpi4py, from the cache or through pip."""
+    version = importlib.metadata.version("mpi4py")
+    folder = cache_folder(None).parent / "mpi4py"
+    archive = folder / f"mpi4py-{version}.tar.gz"
+    if not archive.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q"]
+            words = ["--no-deps", "--no-build-isolation", "--no-binary", "mpi4py", "-d", scratch]
+            subprocess.run([*pip, *words, f"mpi4py=={version}"], check=True, timeout=LIMIT_S)
+            os.replace(Path(scratch, archive.name), archive)
+    return archive
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mpi4py")
+    with tarfile.open(source_archive()) as archive:
+        archive.extractall(folder, filter="data")
+    (script,) = folder.glob("*/test/main.py")
+    return script
+
+
+@pytest.mark.parametrize("least_bytes", ["0", "1024"])
+def test_the_tests_of_mpi4py_pass_through_the_interposer(
+    mpirun: Run, suite: Path, least_bytes: str
+) -> None:
+    env = {"LD_PRELOAD": str(preload.library()), "HSGD_REPORT": "1", "HSGD_MIN_BYTES": least_bytes}
+    done = mpirun(RANKS, suite, "-q", *MODULES, env=env, timeout_s=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-6000:]
+    lines = done.stderr.splitlines()
+    assert sum(line.startswith("OK") for line in lines) == RANKS, done.stderr[-6000:]
+    reports = [line for line in lines if line.startswith("hsgd: rank ")]
+    assert len(reports) == RANKS
+    nothing = sum(": 0 calls with" in line for line in reports)
+    assert nothing == (0 if least_bytes == "0" else RANKS)  # their messages are small
