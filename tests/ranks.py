@@ -127,6 +127,10 @@ class Ranks:
         assert pid is not None
         return pid
 
+    def is_alive(self, rank: int) -> bool:
+        """Whether the process of a rank has not ended."""
+        return self._processes[rank].is_alive()
+
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Send a signal to a rank."""
         os.kill(self.pid(rank), number)

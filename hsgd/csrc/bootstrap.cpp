@@ -253,15 +253,29 @@ class Host {
   }
 
  private:
-  // Those at the door, too: they came late, or have not said who they are.
+  // Those at the door, too: they have not said who they are. And who comes a moment later, so that
+  // nobody waits a whole deadline for a rank that has left.
   void tell_everybody(const Hello& failure) {
+    constexpr double kLateS = 1.0;
+    constexpr int kLookMs = 20;
+    const bool may_be_late =
+        failure.failed != HSGD_ERR_TIMEOUT && failure.failed != HSGD_ERR_INTERRUPTED;
+    const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
+    int told = 0;
+    const auto tell = [&](const Fd& socket) {
+      if (!socket.valid()) return;
+      send_hello(socket.get(), failure, Fd(), Fd());
+      ++told;
+    };
+    std::for_each(sockets_.begin(), sockets_.end(), tell);
     pollfd door{listener_.fd(), POLLIN, 0};
-    while (::poll(&door, 1, 0) > 0 && let_in()) {
-    }
-    for (const std::vector<Fd>* sockets : {&sockets_, &strangers_}) {
-      for (const Fd& socket : *sockets) {
-        if (socket.valid()) send_hello(socket.get(), failure, Fd(), Fd());
+    for (;;) {
+      while (::poll(&door, 1, 0) > 0 && let_in()) {
       }
+      std::for_each(strangers_.begin(), strangers_.end(), tell);
+      strangers_.clear();
+      if (told >= size_ - 1 || late.passed() || late.interrupted()) return;
+      ::poll(&door, 1, kLookMs);
     }
   }
 
@@ -329,12 +343,11 @@ class Host {
           text("set-up at %s: ranks 0 and %d have different HSGD_* settings; use the same on all",
                path_.c_str(), hello.rank);
     }
-    if (!complaint.empty()) {
-      send_hello(socket.get(), failure_hello(HSGD_ERR_ARGUMENT, hello.rank, complaint), Fd(), Fd());
-      throw Error(HSGD_ERR_ARGUMENT, hello.rank, complaint);
-    }
-    if (hello.failed != HSGD_OK)
+    if (!complaint.empty() || hello.failed != HSGD_OK) {
+      strangers_.push_back(std::move(socket));  // it is told with all others
+      if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, hello.rank, complaint);
       throw Error(static_cast<hsgd_status>(hello.failed), hello.rank, hello.message);
+    }
     members_[static_cast<size_t>(hello.rank)] = take(hello, std::move(segment), std::move(process));
     sockets_[static_cast<size_t>(hello.rank)] = std::move(socket);
     ++present_;
@@ -373,7 +386,7 @@ class Host {
   int present_ = 1;
   std::vector<Member> members_;
   std::vector<Fd> sockets_;
-  std::vector<Fd> strangers_;  // connected, not introduced yet
+  std::vector<Fd> strangers_;  // connected, not introduced yet or not accepted
 };
 
 std::vector<Member> join(const std::string& path, int rank, int size, Member self,
