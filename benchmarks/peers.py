@@ -1,8 +1,8 @@
-"""Peers that no environment brings along: MPICH beside Open MPI, and DeepSpeed's allreduce.
+"""Peers that no environment brings along: MPICH beside Open MPI, DeepSpeed's allreduce, timm.
 
-Owns the folder "peers" in hsgd's cache: a virtual environment with MPICH, and a library made from
-DeepSpeed's source distribution. Both are made once, by pip, and nothing of them is in this
-repository. Never changes the environment that benchmarks run in.
+Owns the folder "peers" in hsgd's cache: a virtual environment with MPICH, a library made from
+DeepSpeed's source distribution, timm's files. All are made once, by pip, and nothing of them is in
+this repository. Never changes the environment that benchmarks run in.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ from tqdm import tqdm
 
 from hsgd.horovod_wheel import cache_folder
 
-__all__ = ["PeerMissing", "deepspeed_library", "mpich_environment", "telling_line"]
+__all__ = [
+    "PeerMissing",
+    "deepspeed_library",
+    "mpich_environment",
+    "telling_line",
+    "timm_lars_file",
+]
 
 MPICH = ("mpich>=5.0", "mpi4py>=4.0", "numpy")
 DEEPSPEED = "0.19.8"
+TIMM = "1.0.31"
 DEEPSPEED_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-w")
 LIMIT_S = 600
 _GLUE = Path(__file__).resolve().parent / "native" / "deepspeed.cpp"
@@ -92,6 +99,18 @@ def _build_deepspeed(folder: Path, library: Path) -> None:
     words += [f"-I{folder}", f"-I{sources}", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
     words += [f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library)]
     _run("DeepSpeed", words)
+
+
+def timm_lars_file(install: bool) -> Path:
+    """timm's LARS, a file that needs torch alone; timm as a whole would need torchvision. Fetched
+    at the first call if `install`. Raises PeerMissing.
+    """
+    with _made_once(f"timm-{TIMM}", install) as (folder, missing):
+        if missing:
+            _say(f"timm {TIMM}'s optimizers")
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+            _run("timm", [*pip, "--no-deps", "--target", str(folder), f"timm=={TIMM}"])
+    return folder / "timm" / "optim" / "lars.py"
 
 
 @contextlib.contextmanager

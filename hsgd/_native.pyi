@@ -99,5 +99,23 @@ class MpiLibrary:
     def version(self) -> str: ...
     def create(self, address: int, options: Options) -> Comm: ...
 
+class LarsRule:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        trust_coefficient: float,
+        eps: float,
+        adapt: bool,
+        norm_of: int,
+        lr_in_momentum: bool,
+        clip: bool,
+        plain_at_zero: bool,
+        nesterov: bool,
+    ) -> None: ...
+
+def lars_step(tensors: list[tuple[int, int, int, int]], rule: LarsRule, threads: int) -> None: ...
 def simd_name() -> str: ...
 def abi_version() -> int: ...

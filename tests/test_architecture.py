@@ -23,7 +23,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
     frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
     frozenset({"segment", "reduce", "signature", "capi", "transport", "owner"}),
-    frozenset({"options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
+    frozenset({"lars", "options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
     frozenset({"bootstrap", "wire"}),
     frozenset({"blocks", "step_messages"}),
     frozenset({"local", "arena"}),
@@ -37,7 +37,8 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "request"},
+    "bind": {"array", "bind_lars", "request"},
+    "bind_lars": {"request"},
     "request": {"array"},
     "array": set[str](),
     "pmpi": set[str](),
@@ -47,7 +48,7 @@ C_INTERFACE = {"hsgd_core", "hsgd_mpi"}
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
     r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "pmpi"},
-    r"Python\.h|nanobind/.*": {"bind", "array", "request"},
+    r"Python\.h|nanobind/.*": {"bind", "bind_lars", "array", "request"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.
@@ -59,7 +60,10 @@ FOREIGN_CALLS = {
 }
 
 # Python: what a package may import of hsgd besides itself and hsgd.errors.
-PACKAGE_IMPORTS = {"hsgd.io": set[str](), "hsgd.optim": {"hsgd.comm", "hsgd.box", "hsgd.exchange"}}
+PACKAGE_IMPORTS = {
+    "hsgd.io": set[str](),
+    "hsgd.optim": {"hsgd._native", "hsgd.comm", "hsgd.box", "hsgd.exchange"},
+}
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.

@@ -120,6 +120,20 @@ def test_all_collectives_are_measured_and_checked(tmp_path: Path) -> None:
     assert "barrier, 3 ranks, median microseconds per call" in done.stdout
 
 
+def test_steps_of_lars_are_measured_and_compared(tmp_path: Path) -> None:
+    file, png = tmp_path / "a.json", tmp_path / "a.png"
+    words = ("--models", "1000x256", "--threads", "1", "2", "--rounds", "1")
+    done = run(*words, "--json", str(file), "--png", str(png), program="lars")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert [line for line in document["failures"] if "timm" not in line] == []
+    assert {row["threads"] for row in document["results"]} == {1, 2}
+    cases = {f"{vs}/1000x256/{n}threads" for vs in ("vs_peer", "vs_limit") for n in (1, 2)}
+    assert cases <= document["ratios"].keys()
+    assert "one step, median milliseconds" in done.stdout
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
 def test_virtual_nodes_are_measured_against_the_link(tmp_path: Path, virtual_nodes: None) -> None:
     file = tmp_path / "a.json"
     words = ("--quick", "--rounds", "1", "--sizes", "64KB", "--nodes", "2+1@1gbit")

@@ -94,6 +94,12 @@ def test_the_default_options_are_those_of_the_documentation() -> None:
         "trust_coefficient": 0.001,
         "eps": 1e-8,
         "exclude_1d": True,
+        "adapt": "always",
+        "norm_of": "gradient",
+        "lr_in_momentum": True,
+        "trust_clip": False,
+        "zero_norm": "unit",
+        "nesterov": False,
     }
 
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bind_lars.hpp"
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
 #include "request.hpp"
@@ -678,6 +679,7 @@ NB_MODULE(_native, module) {
         return Comm(self.create(address, options));
       });
 
+  hsgd::python::bind_lars(module);
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
   module.def("abi_version", &hsgd_abi_version);
 }

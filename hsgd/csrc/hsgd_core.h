@@ -240,6 +240,41 @@ HSGD_API int hsgd_comm_shrink(hsgd_comm* comm, double timeout_s, hsgd_comm** shr
 HSGD_API int hsgd_reduce(const void* const* in, int inputs, void* out, uint64_t count,
                          hsgd_dtype dtype, hsgd_op op, hsgd_error* err);
 
+/* What the trust ratio of a LARS step divides |weight| by. */
+typedef enum hsgd_lars_norm {
+  HSGD_LARS_GRADIENT = 0, /* |g| + weight_decay * |w| + eps */
+  HSGD_LARS_DECAYED = 1,  /* |g + weight_decay * w| + eps */
+  HSGD_LARS_UPDATE = 2    /* |what momentum makes of it| + eps */
+} hsgd_lars_norm;
+
+/* A form of LARS; see hsgd/optim/lars.py. Flags are 0 or 1. */
+typedef struct hsgd_lars_rule {
+  double lr;
+  double momentum;
+  double weight_decay;
+  double trust_coefficient;
+  double eps;
+  int32_t adapt;          /* 0: the ratio is 1, without a look at the norms */
+  int32_t norm_of;        /* hsgd_lars_norm */
+  int32_t lr_in_momentum; /* the buffer sums up lr * trust * g, not trust * g */
+  int32_t clip;           /* the ratio becomes min(ratio / lr, 1) */
+  int32_t plain_at_zero;  /* where a norm is 0: no decay either */
+  int32_t nesterov;
+} hsgd_lars_rule;
+
+/* `count` float32 elements each, in the same order; buffer is NULL without momentum. */
+typedef struct hsgd_lars_tensor {
+  float* weight;
+  const float* gradient;
+  float* buffer;
+  uint64_t count;
+} hsgd_lars_tensor;
+
+/* Local, blocking, no communication: one step on all tensors, in place, by up to `threads` threads
+ * of which the caller is one. The result does not depend on their number. */
+HSGD_API int hsgd_lars_step(const hsgd_lars_tensor* tensors, uint64_t count,
+                            const hsgd_lars_rule* rule, int threads, hsgd_error* err);
+
 #ifdef __cplusplus
 }
 #endif

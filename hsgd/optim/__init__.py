@@ -4,6 +4,8 @@ Owns the public names of hsgd.optim. Never communicates: wrap an optimizer in a 
 to train on many ranks.
 """
 
+from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
+from hsgd.optim.schedule import WarmupPolynomialLR
 
-__all__ = ["LARS"]
+__all__ = ["LAMB", "LARS", "WarmupPolynomialLR"]

@@ -1,0 +1,266 @@
+"""Steps of LARS on the shapes of real models: hsgd against torch-optimizer, timm and SGD.
+
+Owns the shapes and the comparison. Times one process, without gradients or communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import report
+from peers import PeerMissing, timm_lars_file
+
+__all__ = ["MODELS", "main"]
+
+HYPER = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+NOTES = """\
+A step updates all parameters of a model from gradients that are there. Candidates take turns, one
+step each, and every one has its own parameters, gradients and momentum buffers, so that nothing is
+in the caches that would not be in a training. Medians over all turns.
+
+The limit is torch.optim.SGD(fused=True) in the same run: reading weights, gradients and buffers and
+writing weights and buffers once is the least that momentum needs. LARS has to read weights and
+gradients of large tensors once more, for their norms.
+
+After the run the parameters are compared: hsgd's preset must be where its peer is.
+
+examples:
+  python benchmarks/lars.py --quick
+  python benchmarks/lars.py --threads 1 2 --json lars.json --png lars.png
+"""
+
+Shapes = list[tuple[int, ...]]
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def resnet50() -> Shapes:
+    """161 tensors, 102 MB (He et al., arXiv:1512.03385)."""
+    shapes: Shapes = [(64, 3, 7, 7), (64,), (64,)]
+    inputs = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
+                shapes += [shape, (shape[0],), (shape[0],)]
+            if block == 0:
+                shapes += [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
+            inputs = 4 * width
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+def bert_base() -> Shapes:
+    """199 tensors, 438 MB (Devlin et al., arXiv:1810.04805)."""
+    hidden, inner = 768, 3072
+    norm: Shapes = [(hidden,), (hidden,)]
+    square: Shapes = [(hidden, hidden), (hidden,)]
+    layer = [*square * 4, *norm, (inner, hidden), (inner,), (hidden, inner), (hidden,), *norm]
+    embeddings: Shapes = [(30522, hidden), (512, hidden), (2, hidden), *norm]
+    return [*embeddings, *layer * 12, *square]
+
+
+MODELS: dict[str, Callable[[], Shapes]] = {
+    "resnet50": resnet50,
+    "bert_base": bert_base,
+    "1000x256": lambda: [(16, 16)] * 1000,
+}
+
+
+def candidates(install: bool) -> tuple[dict[str, tuple[str, Make]], list[str]]:
+    """Kind and maker by name, and a line for each that is missing."""
+    from hsgd.optim import LAMB, LARS
+
+    found: dict[str, tuple[str, Make]] = {
+        "hsgd": ("hsgd", lambda p: LARS(p, **HYPER)),
+        "hsgd timm": ("hsgd", lambda p: LARS(p, **HYPER, preset="timm")),
+        "hsgd torch_optimizer": ("hsgd", lambda p: LARS(p, **HYPER, preset="torch_optimizer")),
+        "hsgd LAMB": ("other", lambda p: LAMB(p, lr=0.01)),
+        "SGD fused": ("limit", lambda p: torch.optim.SGD(p, **HYPER, fused=True)),
+        "SGD": ("other", lambda p: torch.optim.SGD(p, **HYPER, foreach=False)),
+    }
+    missing = []
+    try:
+        import torch_optimizer
+
+        found["torch_optimizer"] = (
+            "peer",
+            lambda p: torch_optimizer.LARS(p, **HYPER, trust_coefficient=0.01),
+        )
+    except ImportError:
+        missing.append("torch_optimizer: not installed; pip install torch-optimizer")
+    try:
+        lars = _load(timm_lars_file(install)).Lars
+        found["timm"] = ("peer", lambda p: lars(p, **HYPER))
+    except PeerMissing as error:
+        missing.append(f"timm: {error}")
+    return found, missing
+
+
+def _load(path: Path) -> Any:
+    """A module of a folder whose package is not imported: timm as a whole needs torchvision."""
+    package = types.ModuleType("_peer")
+    package.__path__ = [str(path.parent)]
+    sys.modules["_peer"] = package
+    return importlib.import_module(f"_peer.{path.stem}")
+
+
+def measure(
+    shapes: Shapes, makers: dict[str, tuple[str, Make]], rounds: int, progress: Any
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Seconds of each step by candidate, and where hsgd and a peer ended apart."""
+    sets, optimizers = {}, {}
+    for name, (_, make) in makers.items():
+        draw = torch.Generator().manual_seed(1)
+        sets[name] = [torch.nn.Parameter(torch.randn(s, generator=draw)) for s in shapes]
+        for parameter in sets[name]:
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        optimizers[name] = make(sets[name])
+        optimizers[name].step()  # makes the buffers of those that have none yet
+    seconds: dict[str, list[float]] = {name: [] for name in makers}
+    gc.disable()
+    for _ in range(rounds):
+        for name, optimizer in optimizers.items():
+            begin = time.perf_counter()
+            optimizer.step()
+            seconds[name].append(time.perf_counter() - begin)
+            progress.update()
+    gc.enable()
+    apart = []
+    for peer in ("timm", "torch_optimizer"):
+        for ours, theirs in zip(sets[f"hsgd {peer}"], sets.get(peer, ()), strict=False):
+            error = float(
+                torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs)
+            )
+            if not error < 1e-5:
+                apart.append(f"{peer}, shape {tuple(ours.shape)}: apart by {error:.2g}")
+                break
+    return seconds, apart
+
+
+def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """vs_peer/MODEL/THREADS, vs_NAME/..., and vs_limit/..., all over hsgd's LARS."""
+    found = {}
+    for case in dict.fromkeys((row["model"], row["threads"]) for row in rows):
+        here = {r["candidate"]: r for r in rows if (r["model"], r["threads"]) == case}
+        ours = here["hsgd"]["median_us"]
+        key = f"{case[0]}/{case[1]}threads"
+        peers = {n: r["median_us"] for n, r in here.items() if r["kind"] == "peer"}
+        compared = {f"vs_{name}": value for name, value in peers.items()}
+        if peers:
+            compared["vs_peer"] = min(peers.values())
+        compared["vs_limit"] = here["SGD fused"]["median_us"]
+        found.update({f"{vs}/{key}": float(f"{v / ours:.4g}") for vs, v in compared.items()})
+    return found
+
+
+def plot(document: dict[str, Any], target: Path) -> None:
+    """Bars of the step times, one panel per case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = document["results"]
+    cases = list(dict.fromkeys((row["model"], row["threads"]) for row in rows))
+    figure, panels = pyplot.subplots(
+        1, len(cases), figsize=(4 * len(cases), 4), layout="constrained", squeeze=False
+    )
+    colours = {"hsgd": "#4292c6", "peer": "#fdae6b", "limit": "#000000", "other": "#bdbdbd"}
+    for panel, case in zip(panels[0], cases, strict=True):
+        here = [r for r in rows if (r["model"], r["threads"]) == case]
+        bars = [r["median_us"] / 1e3 for r in here]
+        panel.barh([r["candidate"] for r in here], bars, color=[colours[r["kind"]] for r in here])
+        panel.invert_yaxis()
+        panel.set_title(f"{case[0]}, {case[1]} thread(s)", fontsize=10, loc="left")
+        panel.set_xlabel("ms per step")
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code is 1 where hsgd and a peer came to different parameters."""
+    parser = argparse.ArgumentParser(
+        description="Measure steps of LARS on the shapes of real models.",
+        epilog=NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer models and rounds: under a minute")
+    add("--json", type=Path, metavar="FILE", help="write everything there")
+    add("--png", type=Path, metavar="FILE", help="plot the medians there")
+    add("--models", nargs="+", choices=MODELS, help="default: all, with --quick without bert_base")
+    add("--threads", nargs="+", type=int, default=[1], help="of torch and the kernel (default 1)")
+    add("--rounds", type=int, help="steps of each candidate (default 30)")
+    add("--no-install", action="store_true", help="leave out timm if it was not fetched yet")
+    options = parser.parse_args(argv)
+    for path in filter(None, (options.json, options.png)):
+        if not path.absolute().parent.is_dir():
+            parser.error(f"{path}: there is no folder {path.parent}")
+    rounds = options.rounds or (7 if options.quick else 30)
+    if rounds < 1 or min(options.threads) < 1:
+        parser.error("--rounds and --threads: 1 or more")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    models = options.models or [m for m in MODELS if not options.quick or m != "bert_base"]
+    makers, missing = candidates(not options.no_install)
+    rows, failures = [], [f"left out: {line}" for line in missing]
+    wrong = False
+    cases = [(model, threads) for model in models for threads in options.threads]
+    with tqdm(total=len(cases) * rounds * len(makers), unit="step", disable=None) as progress:
+        for model, threads in cases:
+            torch.set_num_threads(threads)
+            seconds, apart = measure(MODELS[model](), makers, rounds, progress)
+            wrong |= bool(apart)
+            failures += [f"{model}: {line}" for line in apart]
+            for name, values in seconds.items():
+                row = {"model": model, "threads": threads, "candidate": name}
+                row |= {"kind": makers[name][0], **report.statistics(values)}
+                rows.append(row)
+    document = {
+        "meta": {**report.facts("lars"), "settings": {"rounds": rounds, **HYPER}},
+        "ratios": ratios(rows),
+        "failures": failures,
+        "results": rows,
+    }
+    _show(document)
+    if options.json:
+        report.write_json(options.json, document)
+    if options.png:
+        plot(json.loads(json.dumps(document)), options.png)
+    return 1 if wrong else 0
+
+
+def _show(document: dict[str, Any]) -> None:
+    names = list(dict.fromkeys(row["candidate"] for row in document["results"]))
+    lines = []
+    for case in dict.fromkeys((r["model"], r["threads"]) for r in document["results"]):
+        here = {
+            r["candidate"]: r["median_us"] / 1e3
+            for r in document["results"]
+            if (r["model"], r["threads"]) == case
+        }
+        key = f"{case[0]}/{case[1]}threads"
+        shares = [document["ratios"].get(f"{vs}/{key}") for vs in ("vs_peer", "vs_limit")]
+        cells = [f"{here[name]:.2f}" for name in names]
+        lines.append(
+            [case[0], str(case[1]), *cells, *("-" if s is None else f"{s:.2f}" for s in shares)]
+        )
+    print("one step, median milliseconds")
+    print(report.table(["model", "threads", *names, "ahead", "of limit"], lines))
+    for line in document["failures"]:
+        print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+#include "bind_lars.hpp"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <vector>
+
+#include "hsgd_core.h"
+#include "request.hpp"
+
+namespace nb = nanobind;
+
+namespace hsgd::python {
+namespace {
+
+// Addresses of weight, gradient and buffer (0: none), and the number of elements. The caller has
+// checked dtypes and strides, and keeps the memory until the step is done.
+using Addresses = std::tuple<uintptr_t, uintptr_t, uintptr_t, uint64_t>;
+
+void step(const std::vector<Addresses>& tensors, const hsgd_lars_rule& rule, int threads) {
+  std::vector<hsgd_lars_tensor> table;
+  table.reserve(tensors.size());
+  for (const auto& [weight, gradient, buffer, count] : tensors) {
+    table.push_back({reinterpret_cast<float*>(weight), reinterpret_cast<const float*>(gradient),
+                     reinterpret_cast<float*>(buffer), count});
+  }
+  hsgd_error error{};
+  int status = HSGD_OK;
+  {
+    nb::gil_scoped_release released;
+    status = hsgd_lars_step(table.data(), table.size(), &rule, threads, &error);
+  }
+  raise_on_error(status, error);
+}
+
+}  // namespace
+
+void bind_lars(nb::module_& module) {
+  nb::class_<hsgd_lars_rule>(module, "LarsRule")
+      .def(
+          "__init__",
+          [](hsgd_lars_rule* self, double lr, double momentum, double weight_decay,
+             double trust_coefficient, double eps, bool adapt, int norm_of, bool lr_in_momentum,
+             bool clip, bool plain_at_zero, bool nesterov) {
+            new (self) hsgd_lars_rule{lr,   momentum,      weight_decay, trust_coefficient,
+                                      eps,  adapt,         norm_of,      lr_in_momentum,
+                                      clip, plain_at_zero, nesterov};
+          },
+          nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("weight_decay"),
+          nb::arg("trust_coefficient"), nb::arg("eps"), nb::arg("adapt"), nb::arg("norm_of"),
+          nb::arg("lr_in_momentum"), nb::arg("clip"), nb::arg("plain_at_zero"),
+          nb::arg("nesterov"));
+  module.def("lars_step", &step, nb::arg("tensors"), nb::arg("rule"), nb::arg("threads"));
+}
+
+}  // namespace hsgd::python
