@@ -176,17 +176,39 @@ class Comm:
         Raises SharedMemoryError when memory is missing on any rank, TypeError for other dtypes,
         SignatureMismatch.
         """
+        return self._allocate("empty", shape, dtype, name, once_per_node=False)
+
+    def shared(
+        self, shape: int | Sequence[int], dtype: Any = "float32", name: str | None = None
+    ) -> Any:
+        """A new array of which each node has one, seen by all its ranks; collective, blocking.
+
+        What one rank of the node writes, the others read; nothing orders that but collectives:
+        barrier() between writing and reading. Its pages are spread over the ranks in order.
+        shape, dtype and name are those of empty(), and so are the life of the memory and what is
+        raised. For a collective it is an array like others. The contents are zero.
+        """
+        return self._allocate("shared", shape, dtype, name, once_per_node=True)
+
+    def _allocate(
+        self,
+        what: str,
+        shape: int | Sequence[int],
+        dtype: Any,
+        name: str | None,
+        once_per_node: bool,
+    ) -> Any:
         extents = [shape] if isinstance(shape, int) else list(shape)
         if any(extent < 0 for extent in extents):
-            raise ValueError(f"empty: shape is {shape}; give extents of 0 or more")
+            raise ValueError(f"{what}: shape is {shape}; give extents of 0 or more")
         in_torch = str(dtype).startswith("torch.")
         dtype_name = str(dtype).removeprefix("torch.") if in_torch else _numpy_name(dtype)
         code = _DTYPE_CODES.get(dtype_name)
         if code is None or (dtype_name == "bfloat16" and not in_torch):
             raise TypeError(
-                f"empty: dtype {dtype} is not supported; use one of {', '.join(DTYPES)}"
+                f"{what}: dtype {dtype} is not supported; use one of {', '.join(DTYPES)}"
             )
-        memory = self._native.allocate(code, extents, name)
+        memory = self._native.allocate(code, extents, once_per_node, name)
         if in_torch:
             import torch
 

@@ -12,7 +12,8 @@ SharedBuffer::SharedBuffer(uint64_t id, int rank, int size, size_t bytes)
   segments_[static_cast<size_t>(rank)] = Segment::create(bytes, static_cast<size_t>(size));
 }
 
-void SharedBuffer::share(const std::string& path, int world_rank, const Deadline& deadline) {
+void SharedBuffer::share(const std::string& path, int world_rank, bool in_a_row,
+                         const Deadline& deadline) {
   Segment& own = segments_[static_cast<size_t>(rank_)];
   const auto size = static_cast<int>(segments_.size());
   Member self;
@@ -26,8 +27,9 @@ void SharedBuffer::share(const std::string& path, int world_rank, const Deadline
     if (peer != rank_) {
       segment = Segment::attach(std::move(members[static_cast<size_t>(peer)].segment), bytes_);
     }
-    segment.forget_file();
   }
+  if (in_a_row) row_ = Row(segments_);
+  for (Segment& segment : segments_) segment.forget_file();
 }
 
 void Arena::add(const std::shared_ptr<SharedBuffer>& buffer) {

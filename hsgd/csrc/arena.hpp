@@ -29,17 +29,20 @@ class SharedBuffer {
   // Local: this rank's own part. `id` is above 0 and the same on all ranks.
   SharedBuffer(uint64_t id, int rank, int size, size_t bytes);
   // Collective over the ranks of the node, which meet at the abstract socket name `path`.
-  void share(const std::string& path, int world_rank, const Deadline& deadline);
+  // `in_a_row`: the parts also become one array, of which every rank sees the whole.
+  void share(const std::string& path, int world_rank, bool in_a_row, const Deadline& deadline);
   uint64_t id() const { return id_; }
   size_t bytes() const { return bytes_; }
   std::byte* data(int rank) const { return segments_[static_cast<size_t>(rank)].data(); }
   std::byte* own() const { return data(rank_); }
+  std::byte* whole() const { return row_.data(); }  // nullptr: not in a row
 
  private:
   uint64_t id_;
   int rank_;
   size_t bytes_;
   std::vector<Segment> segments_;
+  Row row_;
 };
 
 class Arena {

@@ -333,14 +333,15 @@ class Comm {
   }
 
   // The bytes of a shared buffer, which lives as long as the array and all that is made of it.
-  nb::object allocate(int dtype, const std::vector<int64_t>& shape, nb::handle name) {
+  nb::object allocate(int dtype, const std::vector<int64_t>& shape, bool once_per_node,
+                      nb::handle name) {
     uint64_t count = 1;
     for (const int64_t extent : shape) count *= static_cast<uint64_t>(extent);
     const hsgd_label label = {text_of(name), shape.data(), static_cast<int32_t>(shape.size())};
     hsgd_buffer* buffer = nullptr;
     call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_allocate(comm, count, static_cast<hsgd_dtype>(dtype), &label, &buffer,
-                                error);
+      const auto make = once_per_node ? hsgd_comm_allocate_shared : hsgd_comm_allocate;
+      return make(comm, count, static_cast<hsgd_dtype>(dtype), &label, &buffer, error);
     });
     const nb::capsule owner(
         buffer, [](void* memory) noexcept { hsgd_buffer_free(static_cast<hsgd_buffer*>(memory)); });
@@ -647,7 +648,8 @@ NB_MODULE(_native, module) {
            nb::arg("out").none(), nb::arg("op"), nb::arg("name").none())
       .def("broadcast", blocking(&Collective::broadcast), nb::arg("data").none(), nb::arg("root"),
            nb::arg("name").none())
-      .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"), nb::arg("name").none())
+      .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),
+           nb::arg("once_per_node"), nb::arg("name").none())
       .def("reduce_scatter", &Comm::reduce_scatter, nb::arg("source").none(), nb::arg("out").none(),
            nb::arg("op"), nb::arg("counts"), nb::arg("name").none())
       .def("gather_rows", &Comm::gather_rows, nb::arg("source").none(), nb::arg("out").none(),

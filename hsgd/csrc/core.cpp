@@ -284,19 +284,36 @@ void hsgd_request_free(hsgd_request* request) {
   if (request != nullptr && request->submissions->is_mine()) delete request;
 }
 
-int hsgd_comm_allocate(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype, const hsgd_label* label,
-                       hsgd_buffer** buffer, hsgd_error* err) {
+namespace {
+
+int allocate(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype, bool once_per_node,
+             const hsgd_label* label, hsgd_buffer** buffer, hsgd_error* err) {
   return guarded(err, [&] {
     *buffer = nullptr;
     hsgd::check_type(dtype, HSGD_SUM);
     hsgd::checked_bytes(count, dtype);
     comm->submissions->keep_order();
-    auto memory = comm->communicator->allocate(count, dtype, label);
+    auto memory = comm->communicator->allocate(count, dtype, once_per_node, label);
     *buffer = new hsgd_buffer{std::move(memory)};
   });
 }
 
-void* hsgd_buffer_data(const hsgd_buffer* buffer) { return buffer->memory->own(); }
+}  // namespace
+
+int hsgd_comm_allocate(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype, const hsgd_label* label,
+                       hsgd_buffer** buffer, hsgd_error* err) {
+  return allocate(comm, count, dtype, false, label, buffer, err);
+}
+
+int hsgd_comm_allocate_shared(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype,
+                              const hsgd_label* label, hsgd_buffer** buffer, hsgd_error* err) {
+  return allocate(comm, count, dtype, true, label, buffer, err);
+}
+
+void* hsgd_buffer_data(const hsgd_buffer* buffer) {
+  std::byte* whole = buffer->memory->whole();
+  return whole != nullptr ? whole : buffer->memory->own();
+}
 
 void hsgd_buffer_free(hsgd_buffer* buffer) { delete buffer; }
 

@@ -314,15 +314,18 @@ void Communicator::run_locally(const Operation& operation) {
 }
 
 std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype dtype,
-                                                     const hsgd_label* label) {
+                                                     bool once_per_node, const hsgd_label* label) {
   const std::lock_guard<std::mutex> allocating(allocating_);
   Operation agreement;
   agreement.signature =
-      Signature::pack(Kind::kAllocate, dtype, HSGD_SUM, 0, count, hash_label(label));
+      Signature::pack(Kind::kAllocate, dtype, HSGD_SUM, once_per_node, count, hash_label(label));
   agreement.label = label;
   run(agreement);
   const uint64_t id = ++allocations_;
-  const size_t bytes = round_up(std::max<size_t>(1, count * hsgd_dtype_bytes(dtype)), kPage);
+  // An array of the node lies in parts of the same size, each with the rank that made it.
+  const size_t parts = once_per_node ? static_cast<size_t>(place_.local_size) : 1;
+  const size_t wanted = std::max<size_t>(1, count * hsgd_dtype_bytes(dtype));
+  const size_t bytes = round_up((wanted + parts - 1) / parts, kPage);
   std::shared_ptr<SharedBuffer> buffer;
   // Each step on all ranks or on none, so that nobody waits for one that has failed.
   attempt_on_all([&] {
@@ -331,10 +334,11 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   HSGD_FAULT_POINT("empty: segment made");
   attempt_on_all([&] {
     PeerWatch watch(local_, "empty");
-    buffer->share(local_.meeting_name(id), place_.rank,
+    buffer->share(local_.meeting_name(id), place_.rank, once_per_node,
                   Deadline(options_.timeout_s, options_.interrupted, &watch));
     HSGD_FAULT_POINT("empty: shared");
   });
+  if (once_per_node) return buffer;  // collectives take it for private memory
   const std::lock_guard<std::mutex> lock(mutex_);
   arena_.add(buffer);
   return buffer;

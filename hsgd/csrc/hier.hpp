@@ -56,7 +56,9 @@ class HSGD_API Communicator final : private Watch {
   void broadcast(void* data, uint64_t count, hsgd_dtype dtype, int root, const hsgd_label* label);
   void barrier();
   // Collective: memory that collectives use where it lies.
-  std::shared_ptr<SharedBuffer> allocate(uint64_t count, hsgd_dtype dtype, const hsgd_label* label);
+  // `once_per_node`: one array of `count` elements for all ranks of a node, not one for each.
+  std::shared_ptr<SharedBuffer> allocate(uint64_t count, hsgd_dtype dtype, bool once_per_node,
+                                         const hsgd_label* label);
   // `counts`: of the block of each rank, the same on all ranks.
   void reduce_scatter(const void* in, void* out, const uint64_t* counts, hsgd_dtype dtype,
                       hsgd_op op, const hsgd_label* label);

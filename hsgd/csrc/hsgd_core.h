@@ -152,7 +152,12 @@ HSGD_API int hsgd_comm_barrier(hsgd_comm* comm, hsgd_error* err);
 typedef struct hsgd_buffer hsgd_buffer;
 HSGD_API int hsgd_comm_allocate(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype,
                                 const hsgd_label* label, hsgd_buffer** buffer, hsgd_error* err);
-HSGD_API void* hsgd_buffer_data(const hsgd_buffer* buffer); /* this rank's own part */
+/* The same, but one array of `count` elements for all ranks of a node, who see one memory. */
+HSGD_API int hsgd_comm_allocate_shared(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype,
+                                       const hsgd_label* label, hsgd_buffer** buffer,
+                                       hsgd_error* err);
+HSGD_API void* hsgd_buffer_data(
+    const hsgd_buffer* buffer); /* this rank's own array, or the node's */
 HSGD_API void hsgd_buffer_free(hsgd_buffer* buffer);
 
 /* As above. `counts`: `size` entries, elements of the block of each rank, the same on all ranks.

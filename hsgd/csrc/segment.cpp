@@ -91,6 +91,41 @@ Segment Segment::attach(Fd fd, size_t bytes) {
   return Segment(std::move(fd), bytes);
 }
 
+Row::Row(const std::vector<Segment>& segments) {
+  const size_t each = segments.front().bytes();
+  const size_t bytes = each * segments.size();
+  // The range is reserved first: nobody else may map something into it meanwhile.
+  void* range =
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) fail_system("reserving addresses for shared memory");
+  data_ = static_cast<std::byte*>(range);
+  bytes_ = bytes;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    constexpr int kFlags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
+    if (::mmap(data_ + i * each, each, PROT_READ | PROT_WRITE, kFlags, segments[i].fd(), 0) ==
+        MAP_FAILED) {
+      const int error = errno;
+      ::munmap(data_, bytes_);
+      data_ = nullptr;
+      errno = error;
+      fail_system("mapping of shared memory side by side");
+    }
+  }
+}
+
+Row::Row(Row&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Row& Row::operator=(Row&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Row::~Row() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
 namespace {
 
 // The first number of a small file, or `fallback` when the file is missing or says "max".

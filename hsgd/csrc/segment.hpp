@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 namespace hsgd {
 
@@ -54,6 +55,22 @@ class Segment {
  private:
   Segment(Fd fd, size_t bytes);
   Fd fd_;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Segments side by side: a second mapping of all of them, in one range of addresses.
+class Row {
+ public:
+  Row() = default;
+  // All segments have the same size, a multiple of the page size, and their files.
+  explicit Row(const std::vector<Segment>& segments);
+  Row(Row&& other) noexcept;
+  Row& operator=(Row&& other) noexcept;
+  ~Row();
+  std::byte* data() const { return data_; }
+
+ private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
