@@ -1,0 +1,370 @@
+"""One copy of the parameters per node: the same bits as the same optimizer after an allreduce."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hsgd import Comm, HsgdError, PeerLost
+from hsgd.optim import LAMB, LARS
+from hsgd.optim.node_shared import NodeSharedOptimizer, share_parameters
+from ranks import PATIENT, Ranks, Seat, meeting_point
+
+__all__: list[str] = []
+
+MOST_RANKS = 4
+STEPS = 5
+
+MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "lars": lambda p: LARS(p, lr=1.0, weight_decay=0.01, trust_coefficient=0.02),
+    "lamb": lambda p: LAMB(p, lr=0.01, weight_decay=0.01),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the ranks: other threads would sum in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(MOST_RANKS) as pool:
+        yield pool
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(13, 37),
+        nn.BatchNorm1d(37),
+        nn.ReLU(),
+        nn.Linear(37, 5, bias=False),
+        nn.Linear(5, 3),
+    )
+
+
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Two groups, not in the order of the model."""
+    parameters = list(model.parameters())
+    return [{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 0.05}]
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    torch.manual_seed(100 * step + rank)
+    result: torch.Tensor = model(torch.randn(8, 13)).square().mean()
+    return result
+
+
+def weights(model: nn.Module) -> list[list[float]]:
+    return [p.detach().flatten().tolist() for p in model.parameters()]
+
+
+def take_step(model: nn.Module, optimizer: Any, comm: Comm, step: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, comm.rank, step).backward()
+    optimizer.step()
+
+
+def take_reference_step(model: nn.Module, optimizer: Any, comm: Comm, step: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, comm.rank, step).backward()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            comm.allreduce(parameter.grad, "mean", out=parameter.grad)
+    optimizer.step()
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict that compares."""
+    flat = {
+        index: {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name, value in entry.items()
+            if value is not None
+        }
+        for index, entry in state["state"].items()
+    }
+    flat = {index: entry for index, entry in flat.items() if entry}  # SGD without momentum
+    return {"state": flat, "param_groups": state["param_groups"]}
+
+
+def do_compare(seat: Seat, path: str, size: int, kind: str) -> dict[str, bool]:
+    torch.set_num_threads(1)
+    with Comm.local(path, seat.rank, size, PATIENT) as comm:
+        model = make_model(seat.rank)  # all get the root's values
+        reference = make_model(0)
+        shared = share_parameters(model, comm)
+        optimizer = NodeSharedOptimizer(MAKERS[kind](groups_of(model)), shared)
+        other = MAKERS[kind](groups_of(reference))
+        schedulers = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, other)]
+        same_start = weights(model) == weights(reference)
+        for step in range(STEPS):
+            take_step(model, optimizer, comm, step)
+            take_reference_step(reference, other, comm, step)
+            for scheduler in schedulers:
+                scheduler.step()
+        return {
+            "start": same_start,
+            "weights": weights(model) == weights(reference),
+            "state": plain(optimizer.state_dict()) == plain(other.state_dict()),
+        }
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_training_is_bitwise_that_of_the_same_optimizer(ranks: Ranks, size: int, kind: str) -> None:
+    found = ranks.run(do_compare, meeting_point(), size, kind, on=range(size))
+    assert found == [{"start": True, "weights": True, "state": True}] * size
+
+
+def do_train(
+    seat: Seat, path: str, size: int, kind: str, steps: range, start: Any
+) -> tuple[Any, Any]:
+    torch.set_num_threads(1)
+    with Comm.local(path, seat.rank, size, PATIENT) as comm:
+        model = make_model()
+        if start is not None:
+            model.load_state_dict(start[0])
+        optimizer = NodeSharedOptimizer(
+            MAKERS[kind](groups_of(model)), share_parameters(model, comm)
+        )
+        if start is not None:
+            optimizer.load_state_dict(start[1])
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(model, 0, step).backward()  # the same on all ranks: their number plays no role
+            optimizer.step()
+        state = copy.deepcopy(model.state_dict())
+        return {name: value.clone() for name, value in state.items()}, optimizer.state_dict()
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_checkpoint_loads_with_another_number_of_ranks_and_in_one_process(
+    ranks: Ranks, kind: str
+) -> None:
+    first = ranks.run(do_train, meeting_point(), 2, kind, range(3), None, on=range(2))
+    resumed = ranks.run(do_train, meeting_point(), 4, kind, range(3, 6), first[0], on=range(4))
+    model = make_model()
+    model.load_state_dict(first[1][0])
+    optimizer = MAKERS[kind](groups_of(model))
+    optimizer.load_state_dict(first[1][1])
+    for step in range(3, 6):
+        optimizer.zero_grad()
+        loss_of(model, 0, step).backward()
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        for outcome in resumed:
+            assert torch.equal(outcome[0][name], value), name
+
+
+def do_leave_some_out(seat: Seat, path: str) -> list[bool]:
+    with Comm.local(path, seat.rank, 3, PATIENT) as comm:
+        used_by_one, used_by_none = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(4))
+        late = nn.Parameter(torch.ones(3), requires_grad=False)
+        model = nn.ParameterList([used_by_one, used_by_none, late])
+        shared = share_parameters(model, comm)
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
+        optimizer = NodeSharedOptimizer(sgd, shared)
+        if comm.rank == 1:
+            used_by_one.sum().backward()
+        optimizer.step()
+        seen = [used_by_one.tolist() == pytest.approx([1 - (1 / 3 + 0.5)] * 5)]
+        seen.append(used_by_none.tolist() == [1.0] * 4)
+        late.requires_grad_(True)
+        optimizer.zero_grad()
+        (3 * late).sum().backward()
+        optimizer.step()
+        seen.append(late.tolist() == pytest.approx([1 - 3.5] * 3))
+        seen.append(used_by_none.tolist() == [1.0] * 4)
+        return seen
+
+
+def test_unused_and_late_unfrozen_parameters(ranks: Ranks) -> None:
+    assert ranks.run(do_leave_some_out, meeting_point(), on=range(3)) == [[True] * 4] * 3
+
+
+def do_clip(seat: Seat, path: str, norm_type: float) -> tuple[bool, bool]:
+    torch.set_num_threads(1)
+    with Comm.local(path, seat.rank, 3, PATIENT) as comm:
+        model, reference = make_model(), make_model()
+        optimizer = NodeSharedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), share_parameters(model, comm)
+        )
+        other = torch.optim.SGD(reference.parameters(), lr=0.1)
+        loss_of(model, seat.rank, 0).backward()
+        norm = optimizer.clip_grad_norm_(0.01, norm_type)
+        optimizer.step()
+        loss_of(reference, seat.rank, 0).backward()
+        for parameter in reference.parameters():
+            comm.allreduce(parameter.grad, "mean", out=parameter.grad)
+        expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.01, norm_type)
+        other.step()
+        close = all(
+            torch.allclose(a, b, rtol=1e-5, atol=1e-8)
+            for a, b in zip(model.parameters(), reference.parameters(), strict=True)
+        )
+        return bool(torch.isclose(norm.float(), expected, rtol=1e-5)), close
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+def test_gradients_are_clipped_by_the_norm_over_all_parameters(
+    ranks: Ranks, norm_type: float
+) -> None:
+    found = ranks.run(do_clip, meeting_point(), norm_type, on=range(3))
+    assert found == [(True, True)] * 3
+
+
+def do_write_outside(seat: Seat, path: str) -> list[float]:
+    with Comm.local(path, seat.rank, 3, PATIENT) as comm:
+        model = make_model()
+        shared = share_parameters(model, comm)
+        loaded = make_model(7).state_dict()
+        shared.synchronize()
+        if comm.local_rank == 2:  # any one rank of the node will do
+            model.load_state_dict(loaded)
+        shared.synchronize()
+        same = [
+            torch.equal(parameter, loaded[name]) for name, parameter in model.named_parameters()
+        ]
+        return [float(all(same))]
+
+
+def test_what_one_rank_loads_the_whole_node_has(ranks: Ranks) -> None:
+    assert ranks.run(do_write_outside, meeting_point(), on=range(3)) == [[1.0]] * 3
+
+
+def shared_kib() -> int:
+    """Proportional share of this process in memory that ranks share, KiB."""
+    total, ours = 0, False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            if "-" in line.split()[0] and not line[0].isupper():
+                ours = "memfd:hsgd" in line
+            elif ours and line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total
+
+
+def do_weigh(seat: Seat, path: str, size: int, count: int) -> int:
+    with Comm.local(path, seat.rank, size, PATIENT) as comm:
+        comm.barrier()
+        before = shared_kib()
+        model = nn.ParameterList([nn.Parameter(torch.ones(count))])
+        optimizer = NodeSharedOptimizer(
+            torch.optim.Adam(model.parameters()), share_parameters(model, comm)
+        )
+        model[0].sum().backward()
+        optimizer.step()
+        comm.barrier()
+        after = shared_kib()
+        comm.barrier()
+        return after - before
+
+
+def test_parameters_and_state_exist_once_per_node(ranks: Ranks) -> None:
+    count = 1 << 20  # 4 MiB of parameters, 8 of state, and 4 of gradients for each rank
+    found = ranks.run(do_weigh, meeting_point(), 4, count, on=range(4))
+    mib = sum(found) / 1024
+    assert 4 + 8 + 4 * 4 <= mib < 4 + 8 + 4 * 4 + 2, found
+
+
+def do_step_until_told(seat: Seat, path: str) -> tuple[str, int, bool]:
+    torch.set_num_threads(1)
+    with Comm.local(path, seat.rank, 3, PATIENT) as comm:
+        model = make_model()
+        optimizer = NodeSharedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            share_parameters(model, comm),
+        )
+        take_step(model, optimizer, comm, 0)
+        saved = optimizer.state_dict()
+        kept = copy.deepcopy(saved)
+        seat.tell("ready")
+        try:
+            for step in range(1, 1_000_000):
+                take_step(model, optimizer, comm, step)
+        except HsgdError as error:
+            return type(error).__name__, error.rank, plain(saved) == plain(kept)
+        raise AssertionError("nobody was missed")
+
+
+def test_a_rank_that_is_killed_is_named_and_the_last_state_dict_stays() -> None:
+    with Ranks(3) as pool:
+        pool.start(do_step_until_told, meeting_point())
+        for rank in range(3):
+            pool.hear(rank)
+        pool.signal(1, signal.SIGKILL)
+        for outcome in pool.finish(on=[0, 2]):
+            assert outcome.value == (PeerLost.__name__, 1, True), outcome.trace
+
+
+def local(model: nn.Module) -> Any:
+    return share_parameters(model, Comm.local(meeting_point(), 0, 1))
+
+
+def test_optimizers_that_need_whole_tensors_are_refused_by_name() -> None:
+    model = make_model()
+    shared = local(model)
+    with pytest.raises(ValueError, match=r"^node_shared: Adagrad is not supported.*SGD, Adam"):
+        NodeSharedOptimizer(torch.optim.Adagrad(model.parameters()), shared)
+
+
+def test_an_optimizer_with_state_or_foreign_parameters_is_refused() -> None:
+    model, other = make_model(), make_model()
+    shared = local(model)
+    used = torch.optim.Adam(model.parameters())
+    loss_of(model, 0, 0).backward()
+    used.step()
+    with pytest.raises(ValueError, match=r"^node_shared: the Adam has state already"):
+        NodeSharedOptimizer(used, shared)
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0, shape \(37, 13\), is not among"):
+        NodeSharedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), shared)
+
+
+def test_a_parameter_that_left_the_shared_memory_is_named() -> None:
+    model = make_model()
+    optimizer = NodeSharedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), local(model))
+    loss_of(model, 0, 0).backward()
+    model[3].weight.data = torch.zeros(5, 37)
+    with pytest.raises(
+        RuntimeError, match=r"^node_shared: parameter 4, shape \(5, 37\), no longer"
+    ):
+        optimizer.step()
+
+
+def test_only_floating_point_parameters_in_host_memory_are_shared() -> None:
+    model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)])
+    with pytest.raises(
+        ValueError, match=r"^share_parameters: parameter 0, shape \(2,\), is torch.int64"
+    ):
+        local(model)
+
+
+def test_sparse_gradients_and_later_groups_are_refused() -> None:
+    model = nn.Embedding(5, 2, sparse=True)
+    optimizer = NodeSharedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), local(model))
+    with pytest.raises(TypeError, match=r"^node_shared: parameter 0, shape \(5, 2\), has a sparse"):
+        model(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"^node_shared: groups cannot be added"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def test_nothing_is_left_in_shared_memory() -> None:
+    assert [name for name in os.listdir("/dev/shm") if "hsgd" in name] == []
