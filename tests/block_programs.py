@@ -7,7 +7,7 @@ mpirun. Never starts ranks.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from reference import allreduced, as_torch, digest, made, zeros
 
 __all__ = ["KINDS", "wrong_results"]
 
+# The name of a method, its arguments, and the judgement of its result.
+Prepared = tuple[str, dict[str, Any], Callable[[Any], bool]]
 KINDS = ("reduce_scatter", "allgather", "alltoall")
 
 
@@ -27,17 +29,40 @@ def wrong_results(
     dtypes: Sequence[str],
     most_rows: int = 3000,
     tensors: bool = True,
+    asynchronous: bool = False,
 ) -> list[str]:
     """Run a program, the same on all ranks; a line for each result that differs from NumPy's.
 
     nodes: the ranks of each node, in local order. tensors: some of the arrays are torch's.
+    asynchronous: most calls are, and each rank waits for them in an order of its own.
     """
-    program = random.Random(seed)
+    program, own = random.Random(seed), random.Random(seed * 100 + comm.rank)
     wrong = []
+    open_calls: list[tuple[str, Any, Callable[[Any], bool]]] = []
+
+    def judge(line: str, right: bool) -> None:
+        if not right:
+            wrong.append(line)
+
+    def wait_for_one() -> None:
+        line, handle, is_right = open_calls.pop(own.randrange(len(open_calls)))
+        result = handle.wait(own.choice([None, 60]))
+        judge(line, handle.done() and is_right(result) and handle.wait() is result)
+
     for call in range(calls):
         case = Case(program, comm.size, dtypes, seed * 1000 + call, most_rows, tensors)
-        if not case.run(comm, nodes):
-            wrong.append(f"call {call} of seed {seed} on rank {comm.rank}: {case}")
+        line = f"call {call} of seed {seed} on rank {comm.rank}: {case}"
+        name, arguments, is_right = case.prepared(comm, nodes)
+        if asynchronous and program.random() < 0.8:
+            handle = getattr(comm, f"{name}_async")(**arguments)
+            open_calls.append((line, handle, is_right))
+        else:
+            judge(line, is_right(getattr(comm, name)(**arguments)))
+            judge(f"overtaken: {line}", all(handle.done() for _, handle, _ in open_calls))
+        while open_calls and (own.random() < 0.3 or len(open_calls) > 8):
+            wait_for_one()
+    while open_calls:
+        wait_for_one()
     return wrong
 
 
@@ -77,8 +102,10 @@ class Case:
             f"even {self.even}, in place {self.in_place}, tensor {self.tensor}"
         )
 
-    def run(self, comm: Any, nodes: list[list[int]]) -> bool:
-        """Whether the result on this rank is right, and the input what it was."""
+    def prepared(self, comm: Any, nodes: list[list[int]]) -> Prepared:
+        """What to call with which arguments, and whether what comes of it is right on this rank,
+        and the input what it was.
+        """
         if self.kind == "reduce_scatter":
             return self._reduce_scatter(comm, nodes)
         return self._allgather(comm) if self.kind == "allgather" else self._alltoall(comm)
@@ -100,7 +127,7 @@ class Case:
         shape = (rows,) if self.width is None else (rows, self.width)
         return tuple(array.shape) == shape and digest(self._stored(array)) == digest(stored)
 
-    def _reduce_scatter(self, comm: Any, nodes: list[list[int]]) -> bool:
+    def _reduce_scatter(self, comm: Any, nodes: list[list[int]]) -> Prepared:
         total = sum(self.rows)
         inputs = [self._made(rank, total) for rank in range(comm.size)]
         stored = inputs[comm.rank].copy()
@@ -109,14 +136,17 @@ class Case:
         array = self._array(stored)
         out = array[begin:end] if self.in_place else None
         counts = None if self.even else self.rows
-        result = comm.reduce_scatter(array, self.op, out=out, counts=counts)
         ordered = [[inputs[rank] for rank in ranks] for ranks in nodes]
         width = self.width or 1
         whole = allreduced(ordered, self.dtype, self.op)[begin * width : end * width]
-        kept = self.in_place or digest(stored) == digest(inputs[comm.rank])
-        return kept and self._is(result, end - begin, whole)
 
-    def _allgather(self, comm: Any) -> bool:
+        def is_right(result: Any) -> bool:
+            kept = self.in_place or digest(stored) == digest(inputs[comm.rank])
+            return kept and self._is(result, end - begin, whole)
+
+        return self.kind, {"array": array, "op": self.op, "out": out, "counts": counts}, is_right
+
+    def _allgather(self, comm: Any) -> Prepared:
         blocks = [self._made(rank, rows) for rank, rows in enumerate(self.rows)]
         whole = np.concatenate(blocks)
         array, out = self._array(blocks[comm.rank].copy()), None
@@ -126,10 +156,13 @@ class Case:
             own = out[begin : begin + self.rows[comm.rank]]
             own[:] = array
             array = own
-        result = comm.allgather(array, out=out, name="gather")
-        return (out is None or result is out) and self._is(result, sum(self.rows), whole)
 
-    def _alltoall(self, comm: Any) -> bool:
+        def is_right(result: Any) -> bool:
+            return (out is None or result is out) and self._is(result, sum(self.rows), whole)
+
+        return self.kind, {"array": array, "out": out, "name": "gather"}, is_right
+
+    def _alltoall(self, comm: Any) -> Prepared:
         size, rank = comm.size, comm.rank
         sent = self.rows[rank * size : (rank + 1) * size]
         received = self.rows[rank::size]
@@ -137,14 +170,14 @@ class Case:
         wanted = [self._made(sender * size + rank, rows) for sender, rows in enumerate(received)]
         stored = np.concatenate(blocks)
         before = stored.copy()
-        if self.even:
-            result = comm.alltoall(self._array(stored))
-        else:
-            result, told = comm.alltoall(self._array(stored), send_counts=sent, name="all")
-            if told != received:
-                return False
-        kept = digest(stored) == digest(before)
-        return kept and self._is(result, sum(received), np.concatenate(wanted))
+
+        def is_right(result: Any) -> bool:
+            array, told = (result, received) if self.even else result
+            kept = told == received and digest(stored) == digest(before)
+            return kept and self._is(array, sum(received), np.concatenate(wanted))
+
+        arguments = {"array": self._array(stored), "name": "all"}
+        return self.kind, arguments if self.even else {**arguments, "send_counts": sent}, is_right
 
 
 def _int16() -> Any:

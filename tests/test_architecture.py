@@ -22,7 +22,7 @@ CSRC = ROOT / "hsgd" / "csrc"
 CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
     frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
-    frozenset({"segment", "reduce", "signature", "capi", "transport", "owner"}),
+    frozenset({"segment", "reduce", "signature", "capi", "transport", "owner", "types"}),
     frozenset({"options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
     frozenset({"bootstrap", "wire"}),
     frozenset({"blocks", "step_messages"}),
@@ -30,7 +30,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"pipeline", "regroup"}),
     frozenset({"direct", "exchange_pipeline", "scatter_pipeline"}),
     frozenset({"hier"}),
-    frozenset({"hier_blocks", "async", "shrink"}),
+    frozenset({"hier_blocks", "async", "shrink", "calls"}),
     frozenset({"communicator"}),
     frozenset({"core", "split", "mpi_comm"}),
     frozenset({"mpi_cache"}),

@@ -330,7 +330,9 @@ def run_blocks(world: Any) -> list[str]:
             for node, _, rank in sorted(places):
                 nodes[node].append(rank)
             dtypes = [dtype for dtype in DTYPES if dtype != "bfloat16"]  # it needs torch
-            wrong += wrong_results(comm, nodes, comm.size, 40, dtypes, 20_000, tensors=False)
+            for later in (False, True):
+                seed, calls = comm.size + 10 * later, 20 if later else 40
+                wrong += wrong_results(comm, nodes, seed, calls, dtypes, 20_000, False, later)
     dealt.Free()
     return wrong
 

@@ -299,6 +299,12 @@ void Communicator::give_up(hsgd_status code, int rank, const char* message) {
   if (transport_ != nullptr) transport_->poison(broken_);
 }
 
+void Communicator::abandon(hsgd_status code, const std::string& message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  give_up(code, place_.rank, message.c_str());
+  throw Error(code, place_.rank, message);
+}
+
 void Communicator::run_locally(const Operation& operation) {
   const bool broadcasts = operation.root >= 0;
   if (place_.size == 1) {

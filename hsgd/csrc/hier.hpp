@@ -70,6 +70,10 @@ class HSGD_API Communicator final : private Watch {
   // broken afterwards. On one node only. In shrink.cpp.
   std::unique_ptr<Communicator> shrink(double timeout_s);
 
+  // Between two collectives that belong together: breaks the communicator, tells the other ranks,
+  // and throws.
+  [[noreturn]] void abandon(hsgd_status code, const std::string& message);
+
   // False in a forked child, where nothing may be called but this.
   bool is_mine() const { return owner_.is_this_process(); }
   // Throws where a thread of hsgd's own cannot execute collectives.
