@@ -362,6 +362,10 @@ def run_narrow_results(world: Any) -> list[str]:
                         expected = allreduced(inputs, dtype, op, "none" if whole else wire_dtype)
                         if digest(data) != digest(expected):
                             wrong.append(f"{wire_dtype} {dtype} {op} {count} on rank {comm.rank}")
+                        data = made(case, comm.rank, count, dtype, op != "mean")
+                        rows = np.array_split(expected, comm.size)[comm.rank]
+                        if digest(comm.reduce_scatter(data, op)) != digest(rows):
+                            wrong.append(f"rows of {wire_dtype} {dtype} {op} {count}")
     return wrong
 
 

@@ -51,7 +51,8 @@ void Communicator::reduce_scatter(const void* in, void* out, const uint64_t* cou
   operation.part.begin = std::accumulate(counts, counts + place_.rank, uint64_t{0});
   operation.part.end = operation.part.begin + counts[place_.rank];
   operation.reduction = {select_reduce(dtype, op, isa_), copy_, hsgd_dtype_bytes(dtype),
-                         op == HSGD_MEAN ? static_cast<double>(place_.size) : 1.0};
+                         op == HSGD_MEAN ? static_cast<double>(place_.size) : 1.0,
+                         narrowing_of(dtype, op)};
   run(operation);
 }
 
@@ -116,10 +117,9 @@ void Communicator::run_reduce_scatter(const Operation& operation) {
   const size_t size = operation.reduction.element_bytes;
   BlockTable table(operation.counts.of_rank, map_, size);
   table.cut(ReduceScatterPipeline::steps_needed(table, block_step_bytes(), size));
-  Inboxes inboxes;
-  if (slices_ != nullptr) inboxes = {slices_->inboxes(), slices_->part_bytes()};
+  const Mailboxes mailboxes = slices_ != nullptr ? slices_->mailboxes() : Mailboxes{};
   ReduceScatterPipeline pipeline(pipeline_context(place_.leaders), operation.in, operation.out,
-                                 table, operation.reduction, messages_.get(), inboxes);
+                                 table, operation.reduction, messages_.get(), mailboxes);
   run_pipeline(pipeline, operation, table.steps());
 }
 
