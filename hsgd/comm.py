@@ -163,16 +163,18 @@ class Comm:
     ) -> Any:
         """A new array in memory that all ranks of the node can reach; collective, blocking.
 
-        allreduce on such arrays needs no staging: with one node it moves 2 bytes per byte and rank
-        instead of 5 - 2 / local_size.
+        Large collectives on such arrays need no staging: on one node an allreduce moves 2 bytes
+        per byte and rank instead of 5 - 2 / local_size, and the others read the inputs of their
+        peers where they lie.
 
         shape: equal on all ranks. dtype: NumPy dtype or its name for a NumPy array, torch.dtype
         for a torch tensor; one of float32, float64, float16, bfloat16 (torch), int8, int32, int64,
         uint8. The contents are zero.
         A collective uses the memory in place when all ranks of the node pass parts of arrays of
-        the same `empty` call, as input and as output; `out` may be a second one. Otherwise they
-        are arrays like others. Each rank gives the memory back when the last view of it is gone,
-        also after close(). A forked child shares it.
+        the same `empty` call: allreduce as input and as output, where `out` may be a second one;
+        broadcast, reduce_scatter, allgather and alltoall, on one node, as input. Otherwise they are
+        arrays like others. Results are the same bits. Each rank gives the memory back when the last
+        view of it is gone, also after close(). A forked child shares it.
         Raises SharedMemoryError when memory is missing on any rank, TypeError for other dtypes,
         SignatureMismatch.
         """

@@ -30,11 +30,13 @@ def wrong_results(
     most_rows: int = 3000,
     tensors: bool = True,
     asynchronous: bool = False,
+    shared: Sequence[np.ndarray] = (),
 ) -> list[str]:
     """Run a program, the same on all ranks; a line for each result that differs from NumPy's.
 
     nodes: the ranks of each node, in local order. tensors: some of the arrays are torch's.
     asynchronous: most calls are, and each rank waits for them in an order of its own.
+    shared: two arrays of bytes of Comm.empty, in which arguments lie then; blocking calls only.
     """
     program, own = random.Random(seed), random.Random(seed * 100 + comm.rank)
     wrong = []
@@ -51,6 +53,7 @@ def wrong_results(
 
     for call in range(calls):
         case = Case(program, comm.size, dtypes, seed * 1000 + call, most_rows, tensors)
+        case.share(program, comm, shared)
         line = f"call {call} of seed {seed} on rank {comm.rank}: {case}"
         name, arguments, is_right = case.prepared(comm, nodes)
         if asynchronous and program.random() < 0.8:
@@ -96,10 +99,34 @@ class Case:
             for _ in range(blocks)
         ]
 
+    def share(self, program: random.Random, comm: Any, shared: Sequence[np.ndarray]) -> None:
+        """Put arguments into shared memory: those of all ranks, inputs alone, or not the last's."""
+        style = program.choice(["both", "inputs", "all but one"]) if shared else "none"
+        start = 64 * program.randrange(4) * (comm.rank % 3)  # ranks need not use the same place
+        private = style == "none" or (style == "all but one" and comm.rank == comm.size - 1)
+        self.shared = [] if private else [array[start:] for array in shared]
+        self.shares_out = bool(self.shared) and style != "inputs"
+
+    def _placed(self, stored: np.ndarray) -> np.ndarray:
+        """An input."""
+        return self._in_shared(0, stored) if self.shared else stored
+
+    def _target(self, rows: int) -> Any:
+        """An output, where it is shared."""
+        if not self.shares_out:
+            return None
+        return self._array(self._in_shared(1, zeros(rows * (self.width or 1), self.dtype)))
+
+    def _in_shared(self, which: int, stored: np.ndarray) -> np.ndarray:
+        place = self.shared[which][: stored.nbytes].view(stored.dtype)
+        place[:] = stored
+        return place
+
     def __str__(self) -> str:
         return (
             f"{self.kind} {self.dtype} {self.op} of {self.rows} rows of {self.width}, "
-            f"even {self.even}, in place {self.in_place}, tensor {self.tensor}"
+            f"even {self.even}, in place {self.in_place}, tensor {self.tensor}, "
+            f"shared {bool(self.shared)}, {self.shares_out}"
         )
 
     def prepared(self, comm: Any, nodes: list[list[int]]) -> Prepared:
@@ -130,11 +157,11 @@ class Case:
     def _reduce_scatter(self, comm: Any, nodes: list[list[int]]) -> Prepared:
         total = sum(self.rows)
         inputs = [self._made(rank, total) for rank in range(comm.size)]
-        stored = inputs[comm.rank].copy()
+        stored = self._placed(inputs[comm.rank].copy())
         begin = sum(self.rows[: comm.rank])
         end = begin + self.rows[comm.rank]
         array = self._array(stored)
-        out = array[begin:end] if self.in_place else None
+        out = array[begin:end] if self.in_place else self._target(end - begin)
         counts = None if self.even else self.rows
         ordered = [[inputs[rank] for rank in ranks] for ranks in nodes]
         width = self.width or 1
@@ -149,16 +176,17 @@ class Case:
     def _allgather(self, comm: Any) -> Prepared:
         blocks = [self._made(rank, rows) for rank, rows in enumerate(self.rows)]
         whole = np.concatenate(blocks)
-        array, out = self._array(blocks[comm.rank].copy()), None
+        rows = sum(self.rows)
+        array, out = self._array(self._placed(blocks[comm.rank].copy())), self._target(rows)
         if self.in_place:
-            out = self._array(zeros(len(whole), self.dtype))
+            out = self._array(self._placed(zeros(len(whole), self.dtype)))
             begin = sum(self.rows[: comm.rank])
             own = out[begin : begin + self.rows[comm.rank]]
-            own[:] = array
+            own[:] = self._array(blocks[comm.rank])
             array = own
 
         def is_right(result: Any) -> bool:
-            return (out is None or result is out) and self._is(result, sum(self.rows), whole)
+            return (out is None or result is out) and self._is(result, rows, whole)
 
         return self.kind, {"array": array, "out": out, "name": "gather"}, is_right
 
@@ -168,7 +196,7 @@ class Case:
         received = self.rows[rank::size]
         blocks = [self._made(rank * size + to, rows) for to, rows in enumerate(sent)]
         wanted = [self._made(sender * size + rank, rows) for sender, rows in enumerate(received)]
-        stored = np.concatenate(blocks)
+        stored = self._placed(np.concatenate(blocks))
         before = stored.copy()
 
         def is_right(result: Any) -> bool:
@@ -176,7 +204,8 @@ class Case:
             kept = told == received and digest(stored) == digest(before)
             return kept and self._is(array, sum(received), np.concatenate(wanted))
 
-        arguments = {"array": self._array(stored), "name": "all"}
+        out = self._target(sum(received))
+        arguments = {"array": self._array(stored), "out": out, "name": "all"}
         return self.kind, arguments if self.even else {**arguments, "send_counts": sent}, is_right
 
 

@@ -29,6 +29,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"local", "arena"}),
     frozenset({"pipeline", "regroup"}),
     frozenset({"direct", "exchange_pipeline", "scatter_pipeline"}),
+    frozenset({"direct_blocks"}),
     frozenset({"hier"}),
     frozenset({"hier_blocks", "async", "shrink", "calls"}),
     frozenset({"communicator"}),

@@ -98,8 +98,16 @@ SCENARIOS: dict[str, Sequence[Scenario]] = {
     "exchange: collected": steps("large allgather", 0),
     "empty: segment made": [Scenario("empty", victim) for victim in (0, -1)],
     "empty: shared": [Scenario("empty", 1)],
-    "in place: reduced, not told": [Scenario("allreduce in place")],
-    "in place: reduced": [Scenario("allreduce in place", 0)],
+    "in place: done, not told": [
+        Scenario("allreduce in place"),
+        Scenario("broadcast in place", 0),
+        Scenario("reduce_scatter in place"),
+    ],
+    "in place: done": [
+        Scenario("allreduce in place", 0),
+        Scenario("allgather in place"),
+        Scenario("alltoall in place", 0),
+    ],
     "in place: claimed, not told": [Scenario("allreduce in place", crowded=True)],
     "in place: claim told": [Scenario("allreduce in place", 0, crowded=True)],
     "close: begun": [Scenario("close", 0)],
@@ -185,10 +193,11 @@ def built() -> None:
     fault_points.build()
 
 
-def sizes_for(point: str) -> list[int]:
+def sizes_for(scenario: Scenario) -> list[int]:
     """Ranks that have a core each reduce slices of their own where the data lies."""
+    with_cores = scenario.call == "allreduce in place" and not scenario.crowded
     cores = len(os.sched_getaffinity(0))
-    return [size for size in SIZES if size <= cores or not point.startswith("in place: reduced")]
+    return [size for size in SIZES if size <= cores or not with_cores]
 
 
 class Job(NamedTuple):
@@ -211,7 +220,7 @@ def fallen(
             config = replace(
                 Config() if scenario.measures else FIXED, timeout_s=timeout_s(scenario)
             )
-            for size in sizes_for(point):
+            for size in sizes_for(scenario):
                 pool = stack.enter_context(Ranks(size))
                 args = (meeting_point(), size, config, point, scenario)
                 pool.start(do_until_told, *args)

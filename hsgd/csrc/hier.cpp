@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "direct.hpp"
+#include "direct_blocks.hpp"
 #include "error.hpp"
 #include "fault.hpp"
 #include "regroup.hpp"
@@ -278,7 +279,9 @@ void Communicator::run(Operation& operation) {
     give_up(HSGD_ERR_SYSTEM, place_.rank, error.what());
     throw;
   }
-  if (current_.kind() != Kind::kAllocate) {
+  if (current_.kind() == Kind::kAllocate) {
+    shares_ = true;
+  } else {
     ++counters_.calls;
     counters_.payload_bytes += operation.bytes();
   }
@@ -619,34 +622,54 @@ void Communicator::open_large(const Operation& operation, const ArenaPlace place
   open(operation, places, kPlacesBytes);
 }
 
-// True when the allreduce is done.
-bool Communicator::allreduce_in_place(const Operation& operation) {
-  if (arena_.empty()) return false;
-  const size_t bytes = operation.bytes();
-  SharedArguments own;
-  own.in_buffer = arena_.find(operation.in, bytes);
-  own.out_buffer = arena_.find(operation.out, bytes);
-  const bool in_reach = own.in_buffer != nullptr && own.out_buffer != nullptr;
-  if (!in_reach) return false;
+// Opens the collective when this rank's arguments lie in shared buffers: those of all ranks, if
+// theirs lie in the same ones. `out_bytes`: 0 when only the inputs need to be in reach.
+std::optional<SharedArguments> Communicator::shared_arguments(const Operation& operation,
+                                                              size_t in_bytes, size_t out_bytes) {
+  if (arena_.empty()) return std::nullopt;
+  SharedArguments all;
+  all.in_buffer = arena_.find(operation.in, in_bytes);
+  if (all.in_buffer == nullptr) return std::nullopt;
   const auto place_of = [](const SharedBuffer& buffer, const void* data) {
     return ArenaPlace{buffer.id(),
                       static_cast<uint64_t>(static_cast<const std::byte*>(data) - buffer.own())};
   };
-  const ArenaPlace places[2] = {place_of(*own.in_buffer, operation.in),
-                                place_of(*own.out_buffer, operation.out)};
+  ArenaPlace places[2] = {place_of(*all.in_buffer, operation.in), {}};
+  if (out_bytes > 0) {
+    all.out_buffer = arena_.find(operation.out, out_bytes);
+    if (all.out_buffer == nullptr) return std::nullopt;
+    places[1] = place_of(*all.out_buffer, operation.out);
+  }
   open_large(operation, places);
   wait([&] { return permission() == Permission::kGranted ? Step::kDone : Step::kIdle; });
   for (int rank = 0; rank < place_.local_size; ++rank) {
     ArenaPlace theirs[2];
     std::memcpy(theirs, local_.payload(rank, sequence_, sizeof theirs), sizeof theirs);
-    if (theirs[0].buffer != places[0].buffer || theirs[1].buffer != places[1].buffer) return false;
-    own.in.push_back(own.in_buffer->data(rank) + theirs[0].offset);
-    own.out.push_back(own.out_buffer->data(rank) + theirs[1].offset);
+    if (theirs[0].buffer != places[0].buffer || theirs[1].buffer != places[1].buffer)
+      return std::nullopt;
+    all.in.push_back(all.in_buffer->data(rank) + theirs[0].offset);
+    if (out_bytes > 0) all.out.push_back(all.out_buffer->data(rank) + theirs[1].offset);
   }
+  return all;
+}
+
+// On one node, when all have entered.
+void Communicator::run_directly(const std::function<void(const PipelineContext&)>& work) {
+  const PipelineContext context = pipeline_context(0);
+  DirectWork direct(context, [&] { work(context); });
+  wait([&] { return direct.step(); });
+  finish_steps(1);
+}
+
+// True when the allreduce is done.
+bool Communicator::allreduce_in_place(const Operation& operation) {
+  const size_t bytes = operation.bytes();
+  const std::optional<SharedArguments> shared = shared_arguments(operation, bytes, bytes);
+  if (!shared) return false;
   const WirePlan plan = wire_plan(bytes);
   const PipelineContext context = pipeline_context(plan.leaders);
   if (place_.node_count == 1) {
-    DirectAllreduce direct(context, own, operation.count, operation.reduction,
+    DirectAllreduce direct(context, *shared, operation.count, operation.reduction,
                            place_.local_size > local_.cores());
     wait([&] { return direct.step(); });
     finish_steps(1);
@@ -654,7 +677,7 @@ bool Communicator::allreduce_in_place(const Operation& operation) {
     const Chunking chunking(operation.count, operation.reduction.element_bytes, plan.step_bytes);
     AllreducePipeline pipeline(context, operation.in, operation.out, chunking, operation.reduction,
                                started_wire(plan, operation));
-    pipeline.read_in_place(own.in);
+    pipeline.read_in_place(shared->in);
     run_pipeline(pipeline, operation, chunking.steps);
   }
   return true;
@@ -675,7 +698,20 @@ size_t Communicator::broadcast_step_bytes() const {
   return chosen ? std::min(chunk_bytes_, kMessageBytes) : step_bytes();
 }
 
+// True when the broadcast is done.
+bool Communicator::broadcast_in_place(const Operation& operation) {
+  if (place_.node_count > 1) return false;
+  const size_t bytes = operation.bytes();
+  const std::optional<SharedArguments> shared = shared_arguments(operation, bytes, bytes);
+  if (!shared) return false;
+  run_directly([&](const PipelineContext& context) {
+    broadcast_part(context, *shared, operation.root, bytes, copy_);
+  });
+  return true;
+}
+
 void Communicator::large_broadcast(const Operation& operation) {
+  if (broadcast_in_place(operation)) return;
   const Chunking chunking(operation.count, operation.reduction.element_bytes,
                           broadcast_step_bytes());
   TreeBroadcast* wire = tree_.get();

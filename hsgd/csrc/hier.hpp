@@ -31,6 +31,7 @@
 namespace hsgd {
 
 class AlltoallShape;
+struct SharedArguments;
 
 // Where a rank stands; the same picture on all ranks but for the rank's own place.
 struct Place {
@@ -133,7 +134,11 @@ class HSGD_API Communicator final : private Watch {
   size_t broadcast_step_bytes() const;
   SliceExchange* started_wire(const WirePlan& plan, const Operation& operation);
   void large_allreduce(const Operation& operation);
+  std::optional<SharedArguments> shared_arguments(const Operation& operation, size_t in_bytes,
+                                                  size_t out_bytes);
   bool allreduce_in_place(const Operation& operation);
+  bool broadcast_in_place(const Operation& operation);
+  void run_directly(const std::function<void(const PipelineContext&)>& work);
   void open_large(const Operation& operation, const ArenaPlace places[2]);
   void large_broadcast(const Operation& operation);
   void run_pipeline(Pipeline& pipeline, const Operation& operation, uint64_t steps);
@@ -142,12 +147,15 @@ class HSGD_API Communicator final : private Watch {
   // In hier_blocks.cpp: collectives whose ranks have different parts.
   void run_on_blocks(const Operation& operation);
   void run_reduce_scatter(const Operation& operation);
+  bool reduce_scatter_in_place(const Operation& operation);
   Operation allgather_of(const void* in, void* out, const uint64_t* counts, hsgd_dtype dtype,
                          const hsgd_label* label) const;
   void run_allgather(const Operation& operation);
+  bool allgather_in_place(const Operation& operation);
   void small_allgather_on_node(const Operation& operation);
   void small_allgather_between_nodes(const Operation& operation);
   void run_alltoall(const Operation& operation);
+  std::shared_ptr<SharedBuffer> tell_places_of(const Operation& operation);
   size_t packet_bytes() const;
   ExchangeNote note_of(const Operation& operation, const AlltoallShape& shape) const;
   void fill_packet(const Operation& operation);
@@ -224,6 +232,7 @@ class HSGD_API Communicator final : private Watch {
   std::string broken_;
   std::vector<const void*> inputs_;
   Arena arena_;
+  bool shares_ = false;  // buffers were allocated; changes in the same collective on all ranks
 
   std::mutex allocating_;  // taken before mutex_
   uint64_t allocations_ = 0;

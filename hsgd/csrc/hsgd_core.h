@@ -146,7 +146,8 @@ HSGD_API int hsgd_comm_broadcast(hsgd_comm* comm, void* data, uint64_t count, hs
                                  int root, const hsgd_label* label, hsgd_error* err);
 HSGD_API int hsgd_comm_barrier(hsgd_comm* comm, hsgd_error* err);
 
-/* Memory that all ranks of a node can reach: allreduce and broadcast on it need no staging.
+/* Memory that all ranks of a node can reach: allreduce on it, and on one node the other collectives
+ * whose inputs lie there, need no staging.
  * Collective, blocking: `count` elements for each rank, zeroed, page-aligned. The buffer lives
  * until hsgd_buffer_free, which is local, also after the communicator is gone. */
 typedef struct hsgd_buffer hsgd_buffer;

@@ -71,7 +71,10 @@ struct ExchangeNote {
   uint64_t imbalance = 0;  // adds up to 0 over all ranks when what is sent is what is expected
   uint64_t steps = 0;      // that the pipeline would take; the most of all ranks counts
   uint64_t at_once = 1;    // 1: the payload lies beside the header
+  static constexpr uint64_t kAny = UINT64_MAX;
+  uint64_t buffer = kAny;  // the shared buffer that holds the input; 0: none, or not all in one
   void add(const ExchangeNote& other) {
+    buffer = buffer == kAny || buffer == other.buffer ? other.buffer : 0;
     imbalance += other.imbalance;
     steps = std::max(steps, other.steps);
     at_once = std::min(at_once, other.at_once);
