@@ -284,6 +284,28 @@ def test_a_rank_stopped_at_a_point_is_named_at_the_deadline_and_learns_of_it(poi
             assert (told is None) == (scenario.call == "close"), told
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -> None:
+    """What is told is that it did not come there, not that it missed the vote on that."""
+    scenario = Scenario("empty", victim)
+    config = replace(FIXED, timeout_s=TIMEOUT_S)
+    with Ranks(3) as pool:
+        pool.start(do_until_told, meeting_point(), 3, config, "empty: segment made", scenario)
+        pool.let_go()
+        assert pool.hear(victim) == "reached"
+        pool.signal(victim, signal.SIGSTOP)
+        try:
+            for told in survivors_told(pool, victim):
+                assert told.kind == "CollectiveTimeout" and told.rank == victim
+                assert told.line.startswith(f"empty: rank {victim} (pid {pool.pid(victim)}, ")
+                assert "did not come to share its memory within 1 s" in told.line
+        finally:
+            pool.signal(victim, signal.SIGCONT)
+            pool.send(victim, "go on")
+        (outcome,) = pool.finish(on=[victim])
+        assert outcome.error is None, outcome.trace
+
+
 def test_every_point_of_the_sources_has_a_scenario() -> None:
     tables = (SCENARIOS, test_fault_nodes.SCENARIOS, test_shrink.POINTS)
     assert fault_points.named_in_sources() == {point for table in tables for point in table}

@@ -151,9 +151,10 @@ void run_into_place(Communicator& communicator, const hsgd_call& call, const Row
   if (refused.code == HSGD_OK) return run(out);
   const std::unique_ptr<std::byte[]> unseen(new (std::nothrow) std::byte[bytes]);
   if (unseen == nullptr) {
-    communicator.abandon(HSGD_ERR_MEMORY, text("rank %d has no memory for a result of %llu bytes",
-                                               communicator.topology().rank,
-                                               static_cast<unsigned long long>(bytes)));
+    const int rank = communicator.topology().rank;
+    communicator.abandon(Error(HSGD_ERR_MEMORY, rank,
+                               text("rank %d has no memory for a result of %llu bytes", rank,
+                                    static_cast<unsigned long long>(bytes))));
   }
   run(unseen.get());
   throw Error(static_cast<hsgd_status>(refused.code), refused.rank, refused.message);

@@ -112,13 +112,23 @@ class PeerWatch final : public Watch {
   PeerWatch(const LocalGroup& local, const char* what) : local_(local), what_(what) {}
   void check() override {
     constexpr uint64_t kNone = 0;
+    has_spoken_ = true;
     local_.check_peers(kNone, what_);
+    has_spoken_ = false;
   }
+  bool has_spoken() const { return has_spoken_; }  // what was thrown is its
 
  private:
   const LocalGroup& local_;
   const char* what_;
+  bool has_spoken_ = false;
 };
+
+// Waiting failed, and nothing of this rank's own.
+bool is_of_peer(const Error& error) {
+  return error.code() == HSGD_ERR_TIMEOUT || error.code() == HSGD_ERR_PEER_LOST ||
+         error.code() == HSGD_ERR_INTERRUPTED;
+}
 
 }  // namespace
 
@@ -271,12 +281,10 @@ void Communicator::run(Operation& operation) {
       finish_steps(kSkippedSteps);
       throw;
     }
-    const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
-    give_up(interrupted ? HSGD_ERR_PEER_LOST : error.code(),
-            interrupted ? place_.rank : error.rank(), error.what());
+    give_up(error);
     throw;
   } catch (const std::exception& error) {  // out of memory, most likely
-    give_up(HSGD_ERR_SYSTEM, place_.rank, error.what());
+    give_up(Error(HSGD_ERR_SYSTEM, place_.rank, error.what()));
     throw;
   }
   if (current_.kind() == Kind::kAllocate) {
@@ -296,16 +304,18 @@ void Communicator::begin_collective(const Signature& signature) {
 }
 
 // Nobody waits for this rank from now on.
-void Communicator::give_up(hsgd_status code, int rank, const char* message) {
-  broken_ = message;
-  local_.fail(code, rank, message);
+void Communicator::give_up(const Error& error) {
+  const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
+  broken_ = error.what();
+  local_.fail(interrupted ? HSGD_ERR_PEER_LOST : error.code(),
+              interrupted ? place_.rank : error.rank(), error.what());
   if (transport_ != nullptr) transport_->poison(broken_);
 }
 
-void Communicator::abandon(hsgd_status code, const std::string& message) {
+void Communicator::abandon(const Error& error) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  give_up(code, place_.rank, message.c_str());
-  throw Error(code, place_.rank, message);
+  give_up(error);
+  throw Error(error);
 }
 
 void Communicator::run_locally(const Operation& operation) {
@@ -339,9 +349,7 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   });
   HSGD_FAULT_POINT("empty: segment made");
   attempt_on_all([&] {
-    PeerWatch watch(local_, "empty");
-    buffer->share(local_.meeting_name(id), place_.rank,
-                  Deadline(options_.timeout_s, options_.interrupted, &watch));
+    share(*buffer);
     HSGD_FAULT_POINT("empty: shared");
   });
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -349,7 +357,27 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   return buffer;
 }
 
-// Throws on all ranks when `body` throws on one.
+// The ranks of the node meet. Where they do so, local ranks are what counts.
+void Communicator::share(SharedBuffer& buffer) {
+  PeerWatch watch(local_, "empty");
+  try {
+    buffer.share(local_.meeting_name(buffer.id()), place_.rank,
+                 Deadline(options_.timeout_s, options_.interrupted, &watch));
+  } catch (const Error& error) {
+    const bool late = error.code() == HSGD_ERR_TIMEOUT;
+    const bool of_peer = late || error.code() == HSGD_ERR_PEER_LOST;
+    if (!of_peer || error.rank() < 0 || watch.has_spoken()) throw;
+    throw Error(error.code(), local_.world_rank(error.rank()),
+                "empty: " + local_.person(error.rank()) +
+                    (late ? text(" did not come to share its memory within %g s; raise "
+                                 "HSGD_TIMEOUT_S if this is expected",
+                                 options_.timeout_s)
+                          : " left"));
+  }
+}
+
+// Throws on all ranks when `body` throws on one. Not asked about is the failure of a peer: who did
+// not come once would be waited for again.
 template <class Body>
 void Communicator::attempt_on_all(Body&& body) {
   std::optional<Error> failure;
@@ -358,6 +386,7 @@ void Communicator::attempt_on_all(Body&& body) {
   } catch (const Error& error) {
     failure = error;
   }
+  if (failure && is_of_peer(*failure)) abandon(*failure);
   int32_t failed = failure ? place_.rank + 1 : 0;
   Operation vote;
   vote.signature = Signature::pack(Kind::kAllocate, HSGD_INT32, HSGD_MAX, 0, 1, 0);

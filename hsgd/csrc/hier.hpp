@@ -19,6 +19,7 @@
 
 #include "arena.hpp"
 #include "blocks.hpp"
+#include "error.hpp"
 #include "local.hpp"
 #include "owner.hpp"
 #include "pipeline.hpp"
@@ -72,8 +73,8 @@ class HSGD_API Communicator final : private Watch {
   std::unique_ptr<Communicator> shrink(double timeout_s);
 
   // Between two collectives that belong together: breaks the communicator, tells the other ranks,
-  // and throws.
-  [[noreturn]] void abandon(hsgd_status code, const std::string& message);
+  // and throws the error.
+  [[noreturn]] void abandon(const Error& error);
 
   // False in a forked child, where nothing may be called but this.
   bool is_mine() const { return owner_.is_this_process(); }
@@ -124,7 +125,7 @@ class HSGD_API Communicator final : private Watch {
   void wait_for_headers();
   void wait_for_result();
   void lead(const std::function<Outgoing()>& collect, const std::function<void()>& combine);
-  void give_up(hsgd_status code, int rank, const char* message);
+  void give_up(const Error& error);
   void run_locally(const Operation& operation);
   void small_on_node(const Operation& operation);
   void small_between_nodes(const Operation& operation);
@@ -175,6 +176,7 @@ class HSGD_API Communicator final : private Watch {
   void reduce_payloads(const Operation& operation, const Range& part, void* out, double divisor);
   int local_rank_of(int world_rank) const;
 
+  void share(SharedBuffer& buffer);
   template <class Body>
   void attempt_on_all(Body&& body);
   // MPI makes progress only when it is called.
