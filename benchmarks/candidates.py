@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 ALL = ("allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "barrier")
-SHARED = ("allreduce", "broadcast")  # that need no staging on shared buffers
+SHARED = ALL[:-1]  # that need no staging on shared buffers
 HOROVOD_CYCLE_S = 1e-3  # HOROVOD_CYCLE_TIME as it comes, for Horovod with and without hsgd
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import built
 from hsgd.config import Config
-from hsgd.errors import HsgdError, LaunchError, MissingExtra
+from hsgd.errors import LaunchError, MissingExtra
 from hsgd.handle import Handle
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Comm:
         code = _op_code("allreduce", op)
         target: Array = _like(array) if out is None else out
         request = self._native.allreduce_async(array, target, code, name)
-        return Handle(self, request, target, _named("allreduce", name))
+        return Handle(self, request, lambda _: target, _named("allreduce", name))
 
     def broadcast(self, array: Array, root: int = 0, name: str | None = None) -> Array:
         """Overwrite `array` on all ranks by the root's; collective, blocking, in place.
@@ -163,16 +163,18 @@ class Comm:
     ) -> Any:
         """A new array in memory that all ranks of the node can reach; collective, blocking.
 
-        allreduce on such arrays needs no staging: with one node it moves 2 bytes per byte and rank
-        instead of 5 - 2 / local_size.
+        Large collectives on such arrays need no staging: on one node an allreduce moves 2 bytes
+        per byte and rank instead of 5 - 2 / local_size, and the others read the inputs of their
+        peers where they lie.
 
         shape: equal on all ranks. dtype: NumPy dtype or its name for a NumPy array, torch.dtype
         for a torch tensor; one of float32, float64, float16, bfloat16 (torch), int8, int32, int64,
         uint8. The contents are zero.
         A collective uses the memory in place when all ranks of the node pass parts of arrays of
-        the same `empty` call, as input and as output; `out` may be a second one. Otherwise they
-        are arrays like others. Each rank gives the memory back when the last view of it is gone,
-        also after close(). A forked child shares it.
+        the same `empty` call: allreduce as input and as output, where `out` may be a second one;
+        broadcast, reduce_scatter, allgather and alltoall, on one node, as input. Otherwise they are
+        arrays like others. Results are the same bits. Each rank gives the memory back when the last
+        view of it is gone, also after close(). A forked child shares it.
         Raises SharedMemoryError when memory is missing on any rank, TypeError for other dtypes,
         SignatureMismatch.
         """
@@ -209,11 +211,7 @@ class Comm:
                 f"{what}: dtype {dtype} is not supported; use one of {', '.join(DTYPES)}"
             )
         memory = self._native.allocate(code, extents, once_per_node, name)
-        if in_torch:
-            import torch
-
-            return torch.from_numpy(memory).view(dtype).reshape(extents)
-        return memory.view(dtype_name).reshape(extents)
+        return _typed(memory, dtype if in_torch else dtype_name, extents)
 
     def reduce_scatter(
         self,
@@ -235,12 +233,34 @@ class Comm:
         counts before anything is sent.
         """
         code = _op_code("reduce_scatter", op)
+        target, rows = self._scattered(array, out, counts)
+        self._native.reduce_scatter(array, target, code, rows, name)
+        return target
+
+    def reduce_scatter_async(
+        self,
+        array: Array,
+        op: str = "sum",
+        out: Array | None = None,
+        counts: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> Handle[Array]:
+        """Start a reduce_scatter; collective, not blocking. Arguments are those of reduce_scatter;
+        for the arrays see allreduce_async.
+        """
+        code = _op_code("reduce_scatter", op)
+        target, rows = self._scattered(array, out, counts)
+        request = self._native.reduce_scatter_async(array, target, code, rows, name)
+        return Handle(self, request, lambda _: target, _named("reduce_scatter", name))
+
+    def _scattered(
+        self, array: Array, out: Array | None, counts: Sequence[int] | None
+    ) -> tuple[Array, list[int]]:
+        """Where the rows of this rank go, and how many each rank gets."""
         shape = _shape(array)
         rows = _even(shape[0] if shape else 0, self.size) if counts is None else _rows(counts)
         own = rows[self.rank] if len(rows) == self.size else 0
-        target: Array = _empty(array, (own, *shape[1:])) if out is None else out
-        self._native.reduce_scatter(array, target, code, rows, name)
-        return target
+        return _empty(array, (own, *shape[1:])) if out is None else out, rows
 
     def allgather(self, array: Array, out: Array | None = None, name: str | None = None) -> Array:
         """Join the arrays of all ranks along the first dimension, in rank order; collective,
@@ -255,14 +275,18 @@ class Comm:
         anything is sent; that `out` has the wrong number of rows shows later, and is raised on
         this rank when the others have their result.
         """
-        counts = self._native.gather_rows(array, out, name)
-        shape = (sum(counts), *_shape(array)[1:])
-
-        def gather(target: Array) -> None:
-            self._native.allgather(array, target, counts, name)
-
-        result: Array = _into(out, gather, array, shape)
+        result: Array = _joiner(array, out)(self._native.allgather(array, out, name))[0]
         return result
+
+    def allgather_async(
+        self, array: Array, out: Array | None = None, name: str | None = None
+    ) -> Handle[Array]:
+        """Start an allgather; collective, not blocking. Arguments are those of allgather; for the
+        arrays see allreduce_async. That `out` has the wrong number of rows is raised by wait().
+        """
+        join = _joiner(array, out)
+        request = self._native.allgather_async(array, out, name)
+        return Handle(self, request, lambda done: join(done.result())[0], _named("allgather", name))
 
     @overload
     def alltoall(
@@ -304,25 +328,61 @@ class Comm:
         Raises ValueError or TypeError for unusable arrays and counts before anything is sent; that
         `out` has the wrong number of rows, or overlaps, as for allgather.
         """
+        if send_counts is not None:
+            sent = _rows(send_counts)
+            return _joiner(array, out)(self._native.alltoall_rows(array, sent, out, name))
+        target, rows = self._exchanged(array, out)
+        self._native.alltoall(array, target, rows, name)
+        return target
+
+    @overload
+    def alltoall_async(
+        self,
+        array: Array,
+        send_counts: None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Handle[Array]: ...
+
+    @overload
+    def alltoall_async(
+        self,
+        array: Array,
+        send_counts: Sequence[int],
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Handle[tuple[Array, list[int]]]: ...
+
+    def alltoall_async(
+        self,
+        array: Array,
+        send_counts: Sequence[int] | None = None,
+        out: Array | None = None,
+        name: str | None = None,
+    ) -> Handle[Array] | Handle[tuple[Array, list[int]]]:
+        """Start an alltoall; collective, not blocking. Arguments and result are those of alltoall;
+        for the arrays see allreduce_async. That `out` has the wrong number of rows, or overlaps, is
+        raised by wait() where `send_counts` are given.
+        """
+        text = _named("alltoall", name)
+        if send_counts is not None:
+            join = _joiner(array, out)
+            request = self._native.alltoall_rows_async(array, _rows(send_counts), out, name)
+            return Handle(self, request, lambda done: join(done.result()), text)
+        target, rows = self._exchanged(array, out)
+        request = self._native.alltoall_async(array, target, rows, name)
+        return Handle(self, request, lambda _: target, text)
+
+    def _exchanged(self, array: Array, out: Array | None) -> tuple[Array, list[int]]:
+        """Where the result of an even alltoall goes, and how many rows each rank gets."""
         shape = _shape(array)
-        if send_counts is None:
-            rows = shape[0] if shape else 0
-            if rows % self.size:
-                raise ValueError(
-                    f"alltoall: {rows} rows cannot be split evenly over {self.size} ranks; "
-                    "give send_counts"
-                )
-            sent = received = _even(rows, self.size)
-            target: Array = _empty(array, shape) if out is None else out
-            self._native.alltoall(array, sent, target, received, False, name)
-            return target
-        sent = _rows(send_counts)
-        received = self._native.exchange_rows(array, sent, out, name)
-
-        def exchange(target: Array) -> None:
-            self._native.alltoall(array, sent, target, received, True, name)
-
-        return _into(out, exchange, array, (sum(received), *shape[1:])), received
+        rows = shape[0] if shape else 0
+        if rows % self.size:
+            raise ValueError(
+                f"alltoall: {rows} rows cannot be split evenly over {self.size} ranks; "
+                "give send_counts"
+            )
+        return _empty(array, shape) if out is None else out, _even(rows, self.size)
 
     def barrier(self) -> None:
         """Return when all ranks have called this; collective, blocking."""
@@ -333,13 +393,13 @@ class Comm:
     ) -> Handle[Array]:
         """Start a broadcast; collective, not blocking. See broadcast and allreduce_async."""
         request = self._native.broadcast_async(array, root, name)
-        return Handle(self, request, array, _named("broadcast", name))
+        return Handle(self, request, lambda _: array, _named("broadcast", name))
 
     def barrier_async(self) -> Handle[None]:
         """Start a barrier; collective, not blocking. Its handle is done when all ranks have
         started it and finished what they started before.
         """
-        return Handle(self, self._native.barrier_async(), None, "barrier")
+        return Handle(self, self._native.barrier_async(), lambda _: None, "barrier")
 
     def split(self, color: int | None, key: int = 0) -> Comm | None:
         """A communicator of the ranks that give the same color; collective, blocking.
@@ -520,7 +580,7 @@ def _empty(array: Any, shape: tuple[int, ...]) -> Any:
         return array.detach().new_empty(shape)
     import numpy as np
 
-    return np.empty(shape, getattr(array, "dtype", None) or np.asarray(array).dtype)
+    return np.empty(shape, _dtype(array))
 
 
 def _shape(array: Any) -> tuple[int, ...]:
@@ -541,22 +601,35 @@ def _even(rows: int, size: int) -> list[int]:
     return [each + (rank < more) for rank in range(size)]
 
 
-def _into(out: Any, collective: Callable[[Any], None], array: Any, shape: tuple[int, ...]) -> Any:
-    """Run the collective into `out` or a new array. An `out` that cannot be used is refused after
-    the collective, so that the other ranks do not wait in vain.
+def _joiner(
+    array: Array, out: Array | None
+) -> Callable[[tuple[Any, list[int]]], tuple[Array, list[int]]]:
+    """Makes the result of what the core gives: its bytes, unless there is `out`, and the rows from
+    each rank. Does not keep `array`.
     """
-    if out is None:
-        out = _empty(array, shape)
-        collective(out)
-        return out
-    try:
-        collective(out)
-    except HsgdError:
-        raise
-    except (TypeError, ValueError):  # nothing was sent
-        collective(_empty(array, shape))
-        raise
-    return out
+    dtype, more = _dtype(array), _shape(array)[1:]
+
+    def join(given: tuple[Any, list[int]]) -> tuple[Array, list[int]]:
+        memory, rows = given
+        return _typed(memory, dtype, (sum(rows), *more)) if out is None else out, rows
+
+    return join
+
+
+def _dtype(array: Any) -> Any:
+    """A torch.dtype of a tensor, else NumPy's."""
+    import numpy as np
+
+    return getattr(array, "dtype", None) or np.asarray(array).dtype
+
+
+def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:
+    """The bytes as an array: a torch tensor where `dtype` is torch's, else NumPy's."""
+    if str(dtype).startswith("torch."):
+        import torch
+
+        return torch.from_numpy(memory).view(dtype).reshape(shape)
+    return memory.view(dtype).reshape(shape)
 
 
 def _options(config: Config) -> _native.Options:

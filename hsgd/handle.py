@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hsgd import _native
     from hsgd.comm import Comm
 
@@ -22,13 +24,22 @@ class Handle(Generic[Result]):
     until done() is true or wait() has returned.
     """
 
-    __slots__ = ("__weakref__", "_comm", "_name", "_request", "_result")
+    __slots__ = ("__weakref__", "_comm", "_name", "_request", "_result", "_taken")
+    _taken: list[Result]
 
-    def __init__(self, comm: Comm, request: _native.Request, result: Result, name: str) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        request: _native.Request,
+        result: Callable[[_native.Request], Result],
+        name: str,
+    ) -> None:
+        """result: makes what wait() returns of the request, when that has succeeded."""
         self._comm = comm
         self._request = request
         self._result = result
         self._name = name
+        self._taken = []
 
     def done(self) -> bool:
         """Whether the collective has ended, in whatever way; local, never blocks."""
@@ -39,11 +50,11 @@ class Handle(Generic[Result]):
 
         timeout: seconds; None waits until the collective ends, at the latest by its own deadline,
         `config.timeout_s` after it began.
-        Returns the result array (None of a barrier), as often as it is asked. Raises what the
-        collective raised: PeerLost, CollectiveTimeout, SignatureMismatch, or HsgdError where an
-        earlier error broke the communicator. Raises TimeoutError, which is no CollectiveTimeout,
-        when `timeout` passes: the collective goes on. Ctrl-C ends the wait and breaks the
-        communicator, as in a blocking collective.
+        Returns what the blocking form of the collective returns, as often as it is asked. Raises
+        what the collective raised: PeerLost, CollectiveTimeout, SignatureMismatch, or HsgdError
+        where an earlier error broke the communicator. Raises TimeoutError, which is no
+        CollectiveTimeout, when `timeout` passes: the collective goes on. Ctrl-C ends the wait and
+        breaks the communicator, as in a blocking collective.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"wait: timeout is {timeout!r}; give seconds from 0, or None")
@@ -51,7 +62,9 @@ class Handle(Generic[Result]):
             raise TimeoutError(
                 f"{self._name}: not done within {timeout:g} s; it goes on, wait for it again"
             )
-        return self._result
+        if not self._taken:
+            self._taken.append(self._result(self._request))
+        return self._taken[0]  # also where another thread was first
 
     def __repr__(self) -> str:
         return f"<hsgd.Handle of {self._name}, {'done' if self.done() else 'open'}>"

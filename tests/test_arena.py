@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from block_programs import wrong_results
 from hsgd import Comm, SignatureMismatch
 from hsgd.comm import DTYPES, OPS
 from hsgd.errors import SharedMemoryError
@@ -82,6 +83,73 @@ def test_shared_arrays_give_the_bits_of_private_ones(
     results = ranks.run(do_allreduce, paths[size], size, count, dtype, op, style, on=range(size))
     inputs = [made(3, rank, count, dtype, special=True) for rank in range(size)]
     assert results == [digest(allreduced([inputs], dtype, op))] * size
+
+
+def do_blocks(seat: Seat, path: str, size: int, seed: int) -> list[str]:
+    comm = seat.comm(path, size)
+    nodes = [list(range(size))]
+    shared = arena(seat, path, size)
+    return wrong_results(comm, nodes, seed, 60, DTYPES, 60_000 // size, shared=shared)
+
+
+@pytest.mark.parametrize("size", range(1, MOST_RANKS + 1))
+def test_collectives_of_blocks_give_from_shared_arrays_what_numpy_gives(
+    ranks: Ranks, paths: dict[int, str], size: int
+) -> None:
+    for seed in range(3):
+        assert ranks.run(do_blocks, paths[size], size, seed, on=range(size)) == [[]] * size
+
+
+def do_broadcasts(seat: Seat, path: str, size: int) -> list[str]:
+    comm = seat.comm(path, size)
+    whole, _ = arena(seat, path, size)
+    wrong = []
+    for turn, count in enumerate([9_000, 65_537, 300_001, 2_000_003]):
+        for private in (None, 0, size - 1):
+            root = (turn + (private or 0)) % size
+            stored = made(turn, seat.rank, count, "uint8")
+            data = stored if seat.rank == private else whole[seat.rank :][:count]
+            data[:] = stored
+            comm.broadcast(data, root=root)
+            if digest(data) != digest(made(turn, root, count, "uint8")):
+                wrong.append(f"{count} from {root}, {private} private")
+            data[:] = 255  # nobody reads it any more
+            comm.barrier()
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_broadcast_of_shared_arrays_gives_all_the_bits_of_the_root(
+    ranks: Ranks, paths: dict[int, str], size: int
+) -> None:
+    assert ranks.run(do_broadcasts, paths[size], size, on=range(size)) == [[]] * size
+
+
+def do_overwrite_at_once(seat: Seat, path: str) -> list[bool]:
+    """Inputs belong to their rank again when the call has returned."""
+    comm = seat.comm(path, 3)
+    shared = comm.empty(9 << 16)
+    calls: dict[str, Callable[[int], np.ndarray]] = {
+        "allgather": lambda root: comm.allgather(shared[: 3 << 16]),
+        "reduce_scatter": lambda root: comm.reduce_scatter(shared, "max"),
+        "alltoall": lambda root: comm.alltoall(shared),
+        "broadcast": lambda root: comm.broadcast(shared, root=root).copy(),
+    }
+    right = []
+    for turn in range(20):
+        root = turn % 3
+        rows = {"reduce_scatter": [2] * 3, "broadcast": [root] * 3}
+        for kind, call in calls.items():
+            shared[:] = 100 * turn + seat.rank
+            result = call(root).reshape(3, -1)
+            shared[:] = -1.0
+            expected = 100 * turn + np.array([rows.get(kind, range(3))]).T
+            right.append(bool((result == expected).all()))
+    return right
+
+
+def test_an_input_may_be_overwritten_when_the_call_has_returned(ranks: Ranks) -> None:
+    assert ranks.run(do_overwrite_at_once, meeting_point(), on=range(3)) == [[True] * 80] * 3
 
 
 def do_move_no_more_than_needed(seat: Seat, path: str) -> tuple[int, int]:

@@ -283,6 +283,27 @@ WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
     "mean": (lambda c: c.allreduce_async(np.ones(4, int), "mean"), ValueError, "mean of int64"),
     "out": (lambda c: c.allreduce_async(np.ones(4), out=np.ones(5)), ValueError, "shape"),
     "read-only": (lambda c: c.broadcast_async(b"abc"), ValueError, "read-only"),
+    "counts": (
+        lambda c: c.reduce_scatter_async(np.ones(4), counts=[1, 2]),
+        ValueError,
+        "2 counts for 3 rows",
+    ),
+    "counts to send": (
+        lambda c: c.alltoall_async(np.ones(4), send_counts=[4]),
+        ValueError,
+        "1 counts for 4 rows",
+    ),
+    "uneven": (lambda c: c.alltoall_async(np.ones(3)), ValueError, "give send_counts"),
+    "extents": (
+        lambda c: c.allgather_async(np.ones((2, 3)), out=np.ones((4, 2))),
+        ValueError,
+        "other extents",
+    ),
+    "in place": (
+        lambda c: (lambda a: c.alltoall_async(a, out=a))(np.ones(4)),
+        ValueError,
+        "overlap",
+    ),
     "root": (lambda c: c.broadcast_async(np.ones(4), root=2), ValueError, "ranks are 0 to 1"),
     "timeout": (lambda c: c.barrier_async().wait(-1), ValueError, "timeout is -1"),
     "no timeout": (lambda c: c.barrier_async().wait(float("nan")), ValueError, "timeout is nan"),
@@ -409,6 +430,11 @@ CALLS: dict[str, Callable[[Comm, np.ndarray], Any]] = {
     "large allreduce": lambda comm, data: comm.allreduce_async(data, out=data),
     "large broadcast": lambda comm, data: comm.broadcast_async(data, root=comm.size - 1),
     "barrier": lambda comm, data: comm.barrier_async(),
+    "large reduce_scatter": lambda comm, data: comm.reduce_scatter_async(data),
+    "large allgather": lambda comm, data: comm.allgather_async(data),
+    "large alltoall": lambda comm, data: comm.alltoall_async(
+        data, send_counts=[len(data) // comm.size] * comm.size
+    ),
 }
 WAITS = {"wait": None, "wait with a limit": 60.0}
 

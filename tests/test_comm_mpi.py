@@ -330,7 +330,9 @@ def run_blocks(world: Any) -> list[str]:
             for node, _, rank in sorted(places):
                 nodes[node].append(rank)
             dtypes = [dtype for dtype in DTYPES if dtype != "bfloat16"]  # it needs torch
-            wrong += wrong_results(comm, nodes, comm.size, 40, dtypes, 20_000, tensors=False)
+            for later in (False, True):
+                seed, calls = comm.size + 10 * later, 20 if later else 40
+                wrong += wrong_results(comm, nodes, seed, calls, dtypes, 20_000, False, later)
     dealt.Free()
     return wrong
 
@@ -360,6 +362,10 @@ def run_narrow_results(world: Any) -> list[str]:
                         expected = allreduced(inputs, dtype, op, "none" if whole else wire_dtype)
                         if digest(data) != digest(expected):
                             wrong.append(f"{wire_dtype} {dtype} {op} {count} on rank {comm.rank}")
+                        data = made(case, comm.rank, count, dtype, op != "mean")
+                        rows = np.array_split(expected, comm.size)[comm.rank]
+                        if digest(comm.reduce_scatter(data, op)) != digest(rows):
+                            wrong.append(f"rows of {wire_dtype} {dtype} {op} {count}")
     return wrong
 
 

@@ -98,8 +98,16 @@ SCENARIOS: dict[str, Sequence[Scenario]] = {
     "exchange: collected": steps("large allgather", 0),
     "empty: segment made": [Scenario("empty", victim) for victim in (0, -1)],
     "empty: shared": [Scenario("empty", 1)],
-    "in place: reduced, not told": [Scenario("allreduce in place")],
-    "in place: reduced": [Scenario("allreduce in place", 0)],
+    "in place: done, not told": [
+        Scenario("allreduce in place"),
+        Scenario("broadcast in place", 0),
+        Scenario("reduce_scatter in place"),
+    ],
+    "in place: done": [
+        Scenario("allreduce in place", 0),
+        Scenario("allgather in place"),
+        Scenario("alltoall in place", 0),
+    ],
     "in place: claimed, not told": [Scenario("allreduce in place", crowded=True)],
     "in place: claim told": [Scenario("allreduce in place", 0, crowded=True)],
     "close: begun": [Scenario("close", 0)],
@@ -185,10 +193,11 @@ def built() -> None:
     fault_points.build()
 
 
-def sizes_for(point: str) -> list[int]:
+def sizes_for(scenario: Scenario) -> list[int]:
     """Ranks that have a core each reduce slices of their own where the data lies."""
+    with_cores = scenario.call == "allreduce in place" and not scenario.crowded
     cores = len(os.sched_getaffinity(0))
-    return [size for size in SIZES if size <= cores or not point.startswith("in place: reduced")]
+    return [size for size in SIZES if size <= cores or not with_cores]
 
 
 class Job(NamedTuple):
@@ -211,7 +220,7 @@ def fallen(
             config = replace(
                 Config() if scenario.measures else FIXED, timeout_s=timeout_s(scenario)
             )
-            for size in sizes_for(point):
+            for size in sizes_for(scenario):
                 pool = stack.enter_context(Ranks(size))
                 args = (meeting_point(), size, config, point, scenario)
                 pool.start(do_until_told, *args)
@@ -273,6 +282,28 @@ def test_a_rank_stopped_at_a_point_is_named_at_the_deadline_and_learns_of_it(poi
             told, left = outcome.value
             assert left == []
             assert (told is None) == (scenario.call == "close"), told
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -> None:
+    """What is told is that it did not come there, not that it missed the vote on that."""
+    scenario = Scenario("empty", victim)
+    config = replace(FIXED, timeout_s=TIMEOUT_S)
+    with Ranks(3) as pool:
+        pool.start(do_until_told, meeting_point(), 3, config, "empty: segment made", scenario)
+        pool.let_go()
+        assert pool.hear(victim) == "reached"
+        pool.signal(victim, signal.SIGSTOP)
+        try:
+            for told in survivors_told(pool, victim):
+                assert told.kind == "CollectiveTimeout" and told.rank == victim
+                assert told.line.startswith(f"empty: rank {victim} (pid {pool.pid(victim)}, ")
+                assert "did not come to share its memory within 1 s" in told.line
+        finally:
+            pool.signal(victim, signal.SIGCONT)
+            pool.send(victim, "go on")
+        (outcome,) = pool.finish(on=[victim])
+        assert outcome.error is None, outcome.trace
 
 
 def test_every_point_of_the_sources_has_a_scenario() -> None:

@@ -104,7 +104,7 @@ const Contender kHsgd = {.name = "hsgd-c",
                          .tolerance = tolerance,
                          .stop = stop};
 const Contender kHsgdArena = {.name = "hsgd-arena-c",
-                              .collectives = 1u << kAllreduce | 1u << kBroadcast,
+                              .collectives = ((1u << kCollectives) - 1) & ~(1u << kBarrier),
                               .start = start,
                               .call = call,
                               .tolerance = tolerance,

@@ -280,9 +280,6 @@ class MpiLibrary {
 
 // --- communicators ---
 
-using Rows = std::vector<uint64_t>;
-using Shape = std::vector<int64_t>;
-
 class Comm {
  public:
   explicit Comm(hsgd_comm* comm) : comm_(comm, hsgd_comm_destroy) {
@@ -310,17 +307,18 @@ class Comm {
 
   // `fill` describes the collective; see Collective.
   template <class Fill>
-  void run(Fill&& fill) {
-    Collective collective;
+  nb::object run(Fill&& fill) {
+    Collective collective(topology_);
     fill(collective);
     call([&](hsgd_comm* comm, hsgd_error* error) {
       return hsgd_comm_run(comm, &collective.call(), error);
     });
+    return collective.result();
   }
 
   template <class Fill>
   Request start(Fill&& fill) {
-    const auto submitted = std::make_shared<Submitted>();
+    const auto submitted = std::make_shared<Submitted>(topology_);
     fill(submitted->collective);
     forget_done();
     check_open();
@@ -348,85 +346,6 @@ class Comm {
     const size_t bytes = count * hsgd_dtype_bytes(static_cast<hsgd_dtype>(dtype));
     return nb::cast(
         nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(hsgd_buffer_data(buffer), {bytes}, owner));
-  }
-
-  // Counts are rows, one per rank, here and below.
-  void reduce_scatter(nb::handle in, nb::handle out, int op, const Rows& counts, nb::handle name) {
-    const Array source(in, "reduce_scatter", false);
-    const Array target(out, "reduce_scatter, out", true);
-    check_split(source, counts, "reduce_scatter");
-    check_joined(source, target, counts[static_cast<size_t>(topology_.rank)], "reduce_scatter");
-    const Rows elements = elements_of(source, counts);
-    const hsgd_label label = label_of(source, name);
-    call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_reduce_scatter(comm, source.data(), target.data(), elements.data(),
-                                      source.dtype(), static_cast<hsgd_op>(op), &label, error);
-    });
-  }
-
-  // What allgather() needs to know: the rows of each rank's array. `out` may be None.
-  Rows gather_rows(nb::handle in, nb::handle out, nb::handle name) {
-    const Array source(in, "allgather", false);
-    if (!out.is_none()) check_joins(source, Array(out, "allgather, out", true), "allgather");
-    const Rows ones(static_cast<size_t>(topology_.size), 1);
-    const uint64_t own = source.rows();
-    Rows rows(ones.size());
-    const std::string told = name_of_rows(name);
-    const hsgd_label label{told.c_str(), nullptr, 0};
-    call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_allgather(comm, &own, rows.data(), ones.data(), HSGD_INT64, &label, error);
-    });
-    return rows;
-  }
-
-  void allgather(nb::handle in, nb::handle out, const Rows& counts, nb::handle name) {
-    const Array source(in, "allgather", false);
-    const Array target(out, "allgather, out", true);
-    check_joined(source, target, std::accumulate(counts.begin(), counts.end(), uint64_t{0}),
-                 "allgather");
-    const Rows elements = elements_of(source, counts);
-    const Shape shape = ragged_shape(source);
-    const hsgd_label label{text_of(name), shape.data(), static_cast<int32_t>(shape.size())};
-    call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_allgather(comm, source.data(), target.data(), elements.data(),
-                                 source.dtype(), &label, error);
-    });
-  }
-
-  // What alltoall() needs to know: the rows that each rank sends to this one. `out` may be None.
-  Rows exchange_rows(nb::handle in, const Rows& counts, nb::handle out, nb::handle name) {
-    const Array source(in, "alltoall", false);
-    check_split(source, counts, "alltoall");
-    if (!out.is_none()) check_joins(source, Array(out, "alltoall, out", true), "alltoall");
-    const Rows ones(counts.size(), 1);
-    Rows rows(counts.size());
-    const std::string told = name_of_rows(name);
-    const hsgd_label label{told.c_str(), nullptr, 0};
-    call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_alltoall(comm, counts.data(), ones.data(), rows.data(), ones.data(),
-                                HSGD_INT64, &label, error);
-    });
-    return rows;
-  }
-
-  // `ragged`: counts may differ between ranks, and so may the shapes of their arrays.
-  void alltoall(nb::handle in, const Rows& send_counts, nb::handle out, const Rows& receive_counts,
-                bool ragged, nb::handle name) {
-    const Array source(in, "alltoall", false);
-    const Array target(out, "alltoall, out", true);
-    check_split(source, send_counts, "alltoall");
-    check_joined(source, target,
-                 std::accumulate(receive_counts.begin(), receive_counts.end(), uint64_t{0}),
-                 "alltoall");
-    const Rows sent = elements_of(source, send_counts);
-    const Rows received = elements_of(source, receive_counts);
-    const Shape shape = ragged_shape(source);
-    const hsgd_label label{text_of(name), ragged ? shape.data() : source.shape(),
-                           static_cast<int32_t>(shape.size())};
-    call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_alltoall(comm, source.data(), sent.data(), target.data(), received.data(),
-                                source.dtype(), &label, error);
-    });
   }
 
   std::optional<Comm> split(int color, int key) {
@@ -468,60 +387,6 @@ class Comm {
   }
 
  private:
-  // So that errors tell the exchange of rows from that of the arrays.
-  static std::string name_of_rows(nb::handle name) {
-    return name.is_none() ? "rows" : std::string("rows of ") + text_of(name);
-  }
-
-  static hsgd_label label_of(const Array& array, nb::handle name) {
-    return {text_of(name), array.shape(), array.ndim()};
-  }
-
-  // For labels of arrays whose rows may differ between ranks.
-  static Shape ragged_shape(const Array& array) {
-    Shape shape{-1};
-    if (array.ndim() > 1)
-      shape.insert(shape.end(), array.shape() + 1, array.shape() + array.ndim());
-    return shape;
-  }
-
-  static Rows elements_of(const Array& array, Rows rows) {
-    for (uint64_t& count : rows) count *= array.row_elements();
-    return rows;
-  }
-
-  void check_split(const Array& source, const Rows& counts, const std::string& what) const {
-    if (source.ndim() == 0) {
-      throw nb::value_error(
-          (what + ": a 0-d array has no rows to split; pass one with rows").c_str());
-    }
-    const uint64_t sum = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
-    if (counts.size() == static_cast<size_t>(topology_.size) && sum == source.rows()) return;
-    throw nb::value_error((what + ": " + std::to_string(counts.size()) + " counts for " +
-                           std::to_string(sum) + " rows, but there are " +
-                           std::to_string(topology_.size) + " ranks and " +
-                           std::to_string(source.rows()) + " rows; give each rank its rows")
-                              .c_str());
-  }
-
-  static void check_joins(const Array& source, const Array& target, const std::string& what) {
-    if (target.joins(source)) return;
-    throw nb::value_error(
-        (what + ": out has another dtype or other extents after the first than the input; pass one "
-                "like it but for the rows")
-            .c_str());
-  }
-
-  static void check_joined(const Array& source, const Array& target, uint64_t rows,
-                           const std::string& what) {
-    check_joins(source, target, what);
-    if (target.rows() == rows) return;
-    throw nb::value_error((what + ": out has " + std::to_string(target.rows()) +
-                           " rows, but the result has " + std::to_string(rows) +
-                           "; pass one of that size, or None")
-                              .c_str());
-  }
-
   void check_open() const {
     if (comm_ != nullptr) return;
     hsgd_error error{};
@@ -568,7 +433,7 @@ class Comm {
 template <class... Arguments>
 auto blocking(void (Collective::*fill)(Arguments...)) {
   return [fill](Comm& self, Arguments... arguments) {
-    self.run([&](Collective& collective) { (collective.*fill)(arguments...); });
+    return self.run([&](Collective& collective) { (collective.*fill)(arguments...); });
   };
 }
 
@@ -640,31 +505,28 @@ NB_MODULE(_native, module) {
       .def_ro("oneshot_bytes", &hsgd_topology::oneshot_bytes)
       .def_ro("chunk_bytes", &hsgd_topology::chunk_bytes);
 
-  nb::class_<Comm>(module, "Comm")
-      .def_static("local", &Comm::local)
-      .def("allreduce", blocking(&Collective::allreduce), nb::arg("source").none(),
-           nb::arg("out").none(), nb::arg("op"), nb::arg("name").none())
-      .def("allreduce_async", starting(&Collective::allreduce), nb::arg("source").none(),
-           nb::arg("out").none(), nb::arg("op"), nb::arg("name").none())
-      .def("broadcast", blocking(&Collective::broadcast), nb::arg("data").none(), nb::arg("root"),
-           nb::arg("name").none())
+  nb::class_<Comm> comm(module, "Comm");
+  // One kind of collective: NAME, which blocks, and NAME_async, which gives a Request.
+  const auto def_collective = [&](const std::string& name, auto fill, const auto&... arguments) {
+    comm.def(name.c_str(), blocking(fill), arguments...);
+    comm.def((name + "_async").c_str(), starting(fill), arguments...);
+  };
+  def_collective("allreduce", &Collective::allreduce, nb::arg("source").none(),
+                 nb::arg("out").none(), nb::arg("op"), nb::arg("name").none());
+  def_collective("broadcast", &Collective::broadcast, nb::arg("data").none(), nb::arg("root"),
+                 nb::arg("name").none());
+  def_collective("barrier", &Collective::barrier);
+  def_collective("reduce_scatter", &Collective::reduce_scatter, nb::arg("source").none(),
+                 nb::arg("out").none(), nb::arg("op"), nb::arg("counts"), nb::arg("name").none());
+  def_collective("allgather", &Collective::allgather, nb::arg("source").none(),
+                 nb::arg("out").none(), nb::arg("name").none());
+  def_collective("alltoall", &Collective::alltoall, nb::arg("source").none(), nb::arg("out").none(),
+                 nb::arg("counts"), nb::arg("name").none());
+  def_collective("alltoall_rows", &Collective::alltoall_rows, nb::arg("source").none(),
+                 nb::arg("counts"), nb::arg("out").none(), nb::arg("name").none());
+  comm.def_static("local", &Comm::local)
       .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),
            nb::arg("once_per_node"), nb::arg("name").none())
-      .def("reduce_scatter", &Comm::reduce_scatter, nb::arg("source").none(), nb::arg("out").none(),
-           nb::arg("op"), nb::arg("counts"), nb::arg("name").none())
-      .def("gather_rows", &Comm::gather_rows, nb::arg("source").none(), nb::arg("out").none(),
-           nb::arg("name").none())
-      .def("allgather", &Comm::allgather, nb::arg("source").none(), nb::arg("out").none(),
-           nb::arg("counts"), nb::arg("name").none())
-      .def("exchange_rows", &Comm::exchange_rows, nb::arg("source").none(), nb::arg("counts"),
-           nb::arg("out").none(), nb::arg("name").none())
-      .def("alltoall", &Comm::alltoall, nb::arg("source").none(), nb::arg("send_counts"),
-           nb::arg("out").none(), nb::arg("receive_counts"), nb::arg("ragged"),
-           nb::arg("name").none())
-      .def("broadcast_async", starting(&Collective::broadcast), nb::arg("data").none(),
-           nb::arg("root"), nb::arg("name").none())
-      .def("barrier", blocking(&Collective::barrier))
-      .def("barrier_async", starting(&Collective::barrier))
       .def("split", &Comm::split)
       .def("shrink", &Comm::shrink, nb::arg("timeout_s"))
       .def("close", &Comm::close)
@@ -672,7 +534,10 @@ NB_MODULE(_native, module) {
       .def("topology", &Comm::topology, nb::rv_policy::copy)
       .def("counters", &Comm::counters);
 
-  nb::class_<Request>(module, "Request").def("done", &Request::done).def("wait", &Request::wait);
+  nb::class_<Request>(module, "Request")
+      .def("done", &Request::done)
+      .def("wait", &Request::wait)
+      .def("result", &Request::result);
 
   nb::class_<MpiLibrary>(module, "MpiLibrary")
       .def(nb::init<const std::string&>())

@@ -1,141 +1,20 @@
 // The C interface over Communicator: checks arguments, turns exceptions into status codes.
+#include "calls.hpp"
 #include "capi.hpp"
 #include "communicator.hpp"
 #include "hier.hpp"
 #include "hsgd_core.h"
 #include "reduce.hpp"
+#include "types.hpp"
 
 namespace hsgd {
 namespace {
 
-constexpr struct {
-  const char* name;
-  size_t bytes;
-  bool floating;
-} kDtypes[HSGD_DTYPE_COUNT] = {
-    {"float32", 4, true}, {"float64", 8, true}, {"float16", 2, true}, {"bfloat16", 2, true},
-    {"int8", 1, false},   {"int32", 4, false},  {"int64", 8, false},  {"uint8", 1, false},
-};
-constexpr const char* kOps[HSGD_OP_COUNT] = {"sum", "mean", "min", "max", "prod"};
-
-bool valid(hsgd_dtype dtype) { return dtype >= 0 && dtype < HSGD_DTYPE_COUNT; }
-bool valid(hsgd_op op) { return op >= 0 && op < HSGD_OP_COUNT; }
-
-void check_type(hsgd_dtype dtype, hsgd_op op) {
-  if (!valid(dtype))
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("unknown dtype code %d", static_cast<int>(dtype)));
-  if (!valid(op))
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("unknown op code %d", static_cast<int>(op)));
-  if (op == HSGD_MEAN && !kDtypes[dtype].floating) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("mean of %s is not defined here; use sum and divide as your program needs, or "
-                     "a floating dtype",
-                     kDtypes[dtype].name));
-  }
-}
-
-// A buffer of a collective, and where in it the other one may lie.
-struct Buffer {
-  const void* data;
-  uint64_t bytes;
-  uint64_t place = 0;
-};
-constexpr uint64_t kNowhere = UINT64_MAX;
-
-void check_buffers(const Buffer& in, const Buffer& out, const char* allowed) {
-  if ((in.bytes > 0 && in.data == nullptr) || (out.bytes > 0 && out.data == nullptr))
-    throw Error(HSGD_ERR_ARGUMENT, -1, "a buffer is NULL");
-  const auto a = reinterpret_cast<uintptr_t>(in.data);
-  const auto b = reinterpret_cast<uintptr_t>(out.data);
-  const bool apart = a + in.bytes <= b || b + out.bytes <= a || in.bytes == 0 || out.bytes == 0;
-  const bool in_place = in.place != kNowhere && a + in.place == b + out.place;
-  if (apart || in_place) return;
-  throw Error(HSGD_ERR_ARGUMENT, -1,
-              text("input and output overlap; pass %s separate ones", allowed));
-}
-
-void check_buffers(const void* in, const void* out, uint64_t bytes) {
-  check_buffers({in, bytes}, {out, bytes}, "the same buffer or");
-}
-
-uint64_t checked_bytes(uint64_t count, hsgd_dtype dtype) {
-  const uint64_t size = kDtypes[dtype].bytes;
-  if (count > UINT64_MAX / 16) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("%llu elements are too many", static_cast<unsigned long long>(count)));
-  }
-  return count * size;
-}
-
-// The blocks of a packed buffer.
-struct Blocks {
-  uint64_t before = 0;  // bytes in front of this rank's
-  uint64_t own = 0;
-  uint64_t total = 0;
-};
-
-Blocks checked_blocks(const hsgd_comm* comm, const uint64_t* counts, hsgd_dtype dtype) {
-  if (counts == nullptr) throw Error(HSGD_ERR_ARGUMENT, -1, "counts is NULL");
-  const hsgd_topology place = comm->communicator->topology();
-  uint64_t count = 0;
-  Blocks blocks;
-  for (int rank = 0; rank < place.size; ++rank) {
-    if (rank == place.rank) blocks.before = count * kDtypes[dtype].bytes;
-    checked_bytes(counts[rank], dtype);
-    count += counts[rank];
-    blocks.total = checked_bytes(count, dtype);
-  }
-  blocks.own = counts[place.rank] * kDtypes[dtype].bytes;
-  return blocks;
-}
-
-void check_kind(hsgd_kind kind) {
-  if (kind < 0 || kind >= HSGD_KIND_COUNT)
-    throw Error(HSGD_ERR_ARGUMENT, -1, text("unknown kind %d", static_cast<int>(kind)));
-}
-
-void check_allreduce(const Communicator&, const hsgd_call& call) {
-  check_type(call.dtype, call.op);
-  check_buffers(call.in, call.out, checked_bytes(call.count, call.dtype));
-}
-
-void check_broadcast(const Communicator& communicator, const hsgd_call& call) {
-  check_type(call.dtype, HSGD_SUM);
-  check_buffers(call.out, call.out, checked_bytes(call.count, call.dtype));
-  const int size = communicator.topology().size;
-  if (call.root < 0 || call.root >= size || call.root > kMaxRoot) {
-    throw Error(HSGD_ERR_ARGUMENT, call.root,
-                text("broadcast: root %d is not a rank; ranks are 0 to %d", call.root, size - 1));
-  }
-}
-
-// What each kind checks before anything is sent, and what it does.
-constexpr struct {
-  void (*check)(const Communicator&, const hsgd_call&);
-  void (*execute)(Communicator&, const hsgd_call&);
-} kCollectives[HSGD_KIND_COUNT] = {
-    {check_allreduce,
-     [](Communicator& communicator, const hsgd_call& call) {
-       communicator.allreduce(call.in, call.out, call.count, call.dtype, call.op, call.label);
-     }},
-    {check_broadcast,
-     [](Communicator& communicator, const hsgd_call& call) {
-       communicator.broadcast(call.out, call.count, call.dtype, call.root, call.label);
-     }},
-    {[](const Communicator&, const hsgd_call&) {},
-     [](Communicator& communicator, const hsgd_call&) { communicator.barrier(); }},
-};
-
-void execute(Communicator& communicator, const hsgd_call& call) {
-  kCollectives[call.kind].execute(communicator, call);
-}
-
 int run_now(hsgd_comm* comm, const hsgd_call& call, hsgd_error* err) {
   return guarded(err, [&] {
-    check_kind(call.kind);
-    kCollectives[call.kind].check(*comm->communicator, call);
+    check_call(*comm->communicator, call);
     comm->submissions->keep_order();
-    execute(*comm->communicator, call);
+    execute_call(*comm->communicator, call);
   });
 }
 
@@ -172,7 +51,7 @@ void check_options(const hsgd_options& options) {
 }
 
 hsgd_comm* new_comm(std::unique_ptr<Communicator> communicator) {
-  auto submissions = std::make_shared<Submissions>(*communicator, execute);
+  auto submissions = std::make_shared<Submissions>(*communicator, execute_call);
   return new hsgd_comm{std::move(communicator), std::move(submissions)};
 }
 
@@ -181,13 +60,6 @@ hsgd_comm* new_comm(std::unique_ptr<Communicator> communicator) {
 using hsgd::guarded;
 
 uint32_t hsgd_abi_version(void) { return HSGD_ABI_VERSION; }
-size_t hsgd_dtype_bytes(hsgd_dtype dtype) {
-  return hsgd::valid(dtype) ? hsgd::kDtypes[dtype].bytes : 0;
-}
-const char* hsgd_dtype_name(hsgd_dtype dtype) {
-  return hsgd::valid(dtype) ? hsgd::kDtypes[dtype].name : "unknown dtype";
-}
-const char* hsgd_op_name(hsgd_op op) { return hsgd::valid(op) ? hsgd::kOps[op] : "unknown op"; }
 const char* hsgd_simd_name(void) { return hsgd::isa_name(hsgd::detect_isa()); }
 
 int hsgd_comm_create_local(const char* path, int rank, int size, const hsgd_options* options,
@@ -250,6 +122,46 @@ int hsgd_comm_broadcast(hsgd_comm* comm, void* data, uint64_t count, hsgd_dtype 
   return hsgd::run_now(comm, call, err);
 }
 
+int hsgd_comm_reduce_scatter(hsgd_comm* comm, const void* in, void* out, const uint64_t* counts,
+                             hsgd_dtype dtype, hsgd_op op, const hsgd_label* label,
+                             hsgd_error* err) {
+  hsgd_call call{};
+  call.kind = HSGD_REDUCE_SCATTER;
+  call.in = in;
+  call.out = out;
+  call.counts = counts;
+  call.dtype = dtype;
+  call.op = op;
+  call.label = label;
+  return hsgd::run_now(comm, call, err);
+}
+
+int hsgd_comm_allgather(hsgd_comm* comm, const void* in, void* out, const uint64_t* counts,
+                        hsgd_dtype dtype, const hsgd_label* label, hsgd_error* err) {
+  hsgd_call call{};
+  call.kind = HSGD_ALLGATHER;
+  call.in = in;
+  call.out = out;
+  call.counts = counts;
+  call.dtype = dtype;
+  call.label = label;
+  return hsgd::run_now(comm, call, err);
+}
+
+int hsgd_comm_alltoall(hsgd_comm* comm, const void* in, const uint64_t* send_counts, void* out,
+                       const uint64_t* receive_counts, hsgd_dtype dtype, const hsgd_label* label,
+                       hsgd_error* err) {
+  hsgd_call call{};
+  call.kind = HSGD_ALLTOALL;
+  call.in = in;
+  call.out = out;
+  call.counts = send_counts;
+  call.receive_counts = receive_counts;
+  call.dtype = dtype;
+  call.label = label;
+  return hsgd::run_now(comm, call, err);
+}
+
 int hsgd_comm_barrier(hsgd_comm* comm, hsgd_error* err) {
   hsgd_call call{};
   call.kind = HSGD_BARRIER;
@@ -264,8 +176,7 @@ int hsgd_comm_start(hsgd_comm* comm, const hsgd_call* call, hsgd_request** reque
                     hsgd_error* err) {
   return guarded(err, [&] {
     *request = nullptr;
-    hsgd::check_kind(call->kind);
-    hsgd::kCollectives[call->kind].check(*comm->communicator, *call);
+    hsgd::check_call(*comm->communicator, *call);
     auto made = std::make_unique<hsgd_request>();
     made->submissions = comm->submissions;
     made->request = comm->submissions->submit(*call);
@@ -316,44 +227,6 @@ void* hsgd_buffer_data(const hsgd_buffer* buffer) {
 }
 
 void hsgd_buffer_free(hsgd_buffer* buffer) { delete buffer; }
-
-int hsgd_comm_reduce_scatter(hsgd_comm* comm, const void* in, void* out, const uint64_t* counts,
-                             hsgd_dtype dtype, hsgd_op op, const hsgd_label* label,
-                             hsgd_error* err) {
-  return guarded(err, [&] {
-    hsgd::check_type(dtype, op);
-    const hsgd::Blocks blocks = hsgd::checked_blocks(comm, counts, dtype);
-    hsgd::check_buffers({in, blocks.total, blocks.before}, {out, blocks.own},
-                        "this rank's block of the input as output, or");
-    comm->submissions->keep_order();
-    comm->communicator->reduce_scatter(in, out, counts, dtype, op, label);
-  });
-}
-
-int hsgd_comm_allgather(hsgd_comm* comm, const void* in, void* out, const uint64_t* counts,
-                        hsgd_dtype dtype, const hsgd_label* label, hsgd_error* err) {
-  return guarded(err, [&] {
-    hsgd::check_type(dtype, HSGD_SUM);
-    const hsgd::Blocks blocks = hsgd::checked_blocks(comm, counts, dtype);
-    hsgd::check_buffers({in, blocks.own}, {out, blocks.total, blocks.before},
-                        "this rank's block of the output as input, or");
-    comm->submissions->keep_order();
-    comm->communicator->allgather(in, out, counts, dtype, label);
-  });
-}
-
-int hsgd_comm_alltoall(hsgd_comm* comm, const void* in, const uint64_t* send_counts, void* out,
-                       const uint64_t* receive_counts, hsgd_dtype dtype, const hsgd_label* label,
-                       hsgd_error* err) {
-  return guarded(err, [&] {
-    hsgd::check_type(dtype, HSGD_SUM);
-    const hsgd::Blocks sent = hsgd::checked_blocks(comm, send_counts, dtype);
-    const hsgd::Blocks received = hsgd::checked_blocks(comm, receive_counts, dtype);
-    hsgd::check_buffers({in, sent.total, hsgd::kNowhere}, {out, received.total}, "two");
-    comm->submissions->keep_order();
-    comm->communicator->alltoall(in, send_counts, out, receive_counts, dtype, label);
-  });
-}
 
 int hsgd_comm_shrink(hsgd_comm* comm, double timeout_s, hsgd_comm** shrunk, hsgd_error* err) {
   return guarded(err, [&] {

@@ -1,8 +1,9 @@
-// Allreduce in place of where the data lies.
+// Work where the data lies, and the allreduce.
 #include "direct.hpp"
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "error.hpp"
 #include "fault.hpp"
@@ -17,6 +18,19 @@ constexpr size_t kClaimBytes = 128 << 10;
 
 }  // namespace
 
+// Others read this rank's input, and may write its output, until they are through as well.
+Step DirectWork::step() {
+  if (work_) {
+    std::exchange(work_, nullptr)();
+    HSGD_FAULT_POINT("in place: done, not told");
+    context_.local.publish(&Progress::gathered, context_.base + 1);
+    HSGD_FAULT_POINT("in place: done");
+    return Step::kProgress;
+  }
+  return context_.local.peers_reached(&Progress::gathered, context_.base + 1) ? Step::kDone
+                                                                              : Step::kIdle;
+}
+
 DirectAllreduce::DirectAllreduce(const PipelineContext& context, const SharedArguments& arguments,
                                  uint64_t count, const Reduction& reduction, bool claims)
     : context_(context),
@@ -24,26 +38,14 @@ DirectAllreduce::DirectAllreduce(const PipelineContext& context, const SharedArg
       count_(count),
       reduction_(reduction),
       claims_(claims),
+      own_slice_(context,
+                 [this] {
+                   reduce(part_of(count_, context_.local.size(), context_.local.rank(),
+                                  reduction_.element_bytes));
+                 }),
       inputs_(arguments.in.size()) {}
 
-Step DirectAllreduce::step() { return claims_ ? claim_parts() : own_slice(); }
-
-// Others read this rank's input and write its output until they are through as well.
-Step DirectAllreduce::own_slice() {
-  if (!reduced_) {
-    reduce(part_of(count_, context_.local.size(), context_.local.rank(), reduction_.element_bytes));
-    HSGD_FAULT_POINT("in place: reduced, not told");
-    context_.local.publish(&Progress::gathered, context_.base + 1);
-    HSGD_FAULT_POINT("in place: reduced");
-    reduced_ = true;
-    return Step::kProgress;
-  }
-  for (int peer = 0; peer < context_.local.size(); ++peer) {
-    const Progress& progress = context_.local.progress(peer);
-    if (progress.gathered.load(std::memory_order_acquire) < context_.base + 1) return Step::kIdle;
-  }
-  return Step::kDone;
-}
+Step DirectAllreduce::step() { return claims_ ? claim_parts() : own_slice_.step(); }
 
 Step DirectAllreduce::claim_parts() {
   const uint64_t most = kClaimBytes / reduction_.element_bytes;

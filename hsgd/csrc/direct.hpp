@@ -1,12 +1,13 @@
-// Collectives on buffers that all ranks of a node can reach: no staging, no copies.
+// Collectives on buffers that all ranks of a node can reach: no staging.
 //
-// Owns the state machines. The traffic of an allreduce is the least there is, each input read once
-// and each output written once: 2 S bytes per rank. Never blocks; the caller waits between steps
-// until all ranks have entered, and the last step waits for the peers, because they touch this
-// rank's buffers until then.
+// Owns the state machines, and the allreduce. Its traffic is the least there is, each input read
+// once and each output written once: 2 S bytes per rank. Never blocks; the caller waits until all
+// ranks have entered, and the last step waits for the peers, because they touch this rank's buffers
+// until then.
 #ifndef HSGD_DIRECT_HPP_
 #define HSGD_DIRECT_HPP_
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -20,9 +21,23 @@ namespace hsgd {
 // The arguments of all ranks of the node, by local rank, and what keeps them mapped.
 struct SharedArguments {
   std::vector<const std::byte*> in;
-  std::vector<std::byte*> out;
+  std::vector<std::byte*> out;  // empty where only inputs need to be in reach
   std::shared_ptr<SharedBuffer> in_buffer;
   std::shared_ptr<SharedBuffer> out_buffer;
+};
+
+// What this rank does by itself, and then the wait for all others to have done the same. Takes one
+// step of the pipeline's counters.
+class DirectWork {
+ public:
+  using Work = std::function<void()>;
+  DirectWork(const PipelineContext& context, Work work)
+      : context_(context), work_(std::move(work)) {}
+  Step step();
+
+ private:
+  PipelineContext context_;
+  Work work_;  // empty once it is done
 };
 
 class DirectAllreduce {
@@ -31,11 +46,11 @@ class DirectAllreduce {
   // done by whoever runs; otherwise each rank does its own slice.
   DirectAllreduce(const PipelineContext& context, const SharedArguments& arguments, uint64_t count,
                   const Reduction& reduction, bool claims);
+  DirectAllreduce(const DirectAllreduce&) = delete;
   Step step();
 
  private:
   Step claim_parts();
-  Step own_slice();
   void reduce(const Range& part);
   void reduce_block(const Range& block);
 
@@ -44,7 +59,7 @@ class DirectAllreduce {
   uint64_t count_;
   Reduction reduction_;
   bool claims_;
-  bool reduced_ = false;
+  DirectWork own_slice_;
   std::vector<const void*> inputs_;
 };
 

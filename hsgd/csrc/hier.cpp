@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "direct.hpp"
+#include "direct_blocks.hpp"
 #include "error.hpp"
 #include "fault.hpp"
 #include "regroup.hpp"
@@ -111,13 +112,23 @@ class PeerWatch final : public Watch {
   PeerWatch(const LocalGroup& local, const char* what) : local_(local), what_(what) {}
   void check() override {
     constexpr uint64_t kNone = 0;
+    has_spoken_ = true;
     local_.check_peers(kNone, what_);
+    has_spoken_ = false;
   }
+  bool has_spoken() const { return has_spoken_; }  // what was thrown is its
 
  private:
   const LocalGroup& local_;
   const char* what_;
+  bool has_spoken_ = false;
 };
+
+// Waiting failed, and nothing of this rank's own.
+bool is_of_peer(const Error& error) {
+  return error.code() == HSGD_ERR_TIMEOUT || error.code() == HSGD_ERR_PEER_LOST ||
+         error.code() == HSGD_ERR_INTERRUPTED;
+}
 
 }  // namespace
 
@@ -270,15 +281,15 @@ void Communicator::run(Operation& operation) {
       finish_steps(kSkippedSteps);
       throw;
     }
-    const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
-    give_up(interrupted ? HSGD_ERR_PEER_LOST : error.code(),
-            interrupted ? place_.rank : error.rank(), error.what());
+    give_up(error);
     throw;
   } catch (const std::exception& error) {  // out of memory, most likely
-    give_up(HSGD_ERR_SYSTEM, place_.rank, error.what());
+    give_up(Error(HSGD_ERR_SYSTEM, place_.rank, error.what()));
     throw;
   }
-  if (current_.kind() != Kind::kAllocate) {
+  if (current_.kind() == Kind::kAllocate) {
+    shares_ = true;
+  } else {
     ++counters_.calls;
     counters_.payload_bytes += operation.bytes();
   }
@@ -293,10 +304,18 @@ void Communicator::begin_collective(const Signature& signature) {
 }
 
 // Nobody waits for this rank from now on.
-void Communicator::give_up(hsgd_status code, int rank, const char* message) {
-  broken_ = message;
-  local_.fail(code, rank, message);
+void Communicator::give_up(const Error& error) {
+  const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
+  broken_ = error.what();
+  local_.fail(interrupted ? HSGD_ERR_PEER_LOST : error.code(),
+              interrupted ? place_.rank : error.rank(), error.what());
   if (transport_ != nullptr) transport_->poison(broken_);
+}
+
+void Communicator::abandon(const Error& error) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  give_up(error);
+  throw Error(error);
 }
 
 void Communicator::run_locally(const Operation& operation) {
@@ -333,9 +352,7 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   });
   HSGD_FAULT_POINT("empty: segment made");
   attempt_on_all([&] {
-    PeerWatch watch(local_, "empty");
-    buffer->share(local_.meeting_name(id), place_.rank, once_per_node,
-                  Deadline(options_.timeout_s, options_.interrupted, &watch));
+    share(*buffer, once_per_node);
     HSGD_FAULT_POINT("empty: shared");
   });
   if (once_per_node) return buffer;  // collectives take it for private memory
@@ -344,7 +361,27 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   return buffer;
 }
 
-// Throws on all ranks when `body` throws on one.
+// The ranks of the node meet. Where they do so, local ranks are what counts.
+void Communicator::share(SharedBuffer& buffer, bool in_a_row) {
+  PeerWatch watch(local_, "empty");
+  try {
+    buffer.share(local_.meeting_name(buffer.id()), place_.rank, in_a_row,
+                 Deadline(options_.timeout_s, options_.interrupted, &watch));
+  } catch (const Error& error) {
+    const bool late = error.code() == HSGD_ERR_TIMEOUT;
+    const bool of_peer = late || error.code() == HSGD_ERR_PEER_LOST;
+    if (!of_peer || error.rank() < 0 || watch.has_spoken()) throw;
+    throw Error(error.code(), local_.world_rank(error.rank()),
+                "empty: " + local_.person(error.rank()) +
+                    (late ? text(" did not come to share its memory within %g s; raise "
+                                 "HSGD_TIMEOUT_S if this is expected",
+                                 options_.timeout_s)
+                          : " left"));
+  }
+}
+
+// Throws on all ranks when `body` throws on one. Not asked about is the failure of a peer: who did
+// not come once would be waited for again.
 template <class Body>
 void Communicator::attempt_on_all(Body&& body) {
   std::optional<Error> failure;
@@ -353,6 +390,7 @@ void Communicator::attempt_on_all(Body&& body) {
   } catch (const Error& error) {
     failure = error;
   }
+  if (failure && is_of_peer(*failure)) abandon(*failure);
   int32_t failed = failure ? place_.rank + 1 : 0;
   Operation vote;
   vote.signature = Signature::pack(Kind::kAllocate, HSGD_INT32, HSGD_MAX, 0, 1, 0);
@@ -617,34 +655,54 @@ void Communicator::open_large(const Operation& operation, const ArenaPlace place
   open(operation, places, kPlacesBytes);
 }
 
-// True when the allreduce is done.
-bool Communicator::allreduce_in_place(const Operation& operation) {
-  if (arena_.empty()) return false;
-  const size_t bytes = operation.bytes();
-  SharedArguments own;
-  own.in_buffer = arena_.find(operation.in, bytes);
-  own.out_buffer = arena_.find(operation.out, bytes);
-  const bool in_reach = own.in_buffer != nullptr && own.out_buffer != nullptr;
-  if (!in_reach) return false;
+// Opens the collective when this rank's arguments lie in shared buffers: those of all ranks, if
+// theirs lie in the same ones. `out_bytes`: 0 when only the inputs need to be in reach.
+std::optional<SharedArguments> Communicator::shared_arguments(const Operation& operation,
+                                                              size_t in_bytes, size_t out_bytes) {
+  if (arena_.empty()) return std::nullopt;
+  SharedArguments all;
+  all.in_buffer = arena_.find(operation.in, in_bytes);
+  if (all.in_buffer == nullptr) return std::nullopt;
   const auto place_of = [](const SharedBuffer& buffer, const void* data) {
     return ArenaPlace{buffer.id(),
                       static_cast<uint64_t>(static_cast<const std::byte*>(data) - buffer.own())};
   };
-  const ArenaPlace places[2] = {place_of(*own.in_buffer, operation.in),
-                                place_of(*own.out_buffer, operation.out)};
+  ArenaPlace places[2] = {place_of(*all.in_buffer, operation.in), {}};
+  if (out_bytes > 0) {
+    all.out_buffer = arena_.find(operation.out, out_bytes);
+    if (all.out_buffer == nullptr) return std::nullopt;
+    places[1] = place_of(*all.out_buffer, operation.out);
+  }
   open_large(operation, places);
   wait([&] { return permission() == Permission::kGranted ? Step::kDone : Step::kIdle; });
   for (int rank = 0; rank < place_.local_size; ++rank) {
     ArenaPlace theirs[2];
     std::memcpy(theirs, local_.payload(rank, sequence_, sizeof theirs), sizeof theirs);
-    if (theirs[0].buffer != places[0].buffer || theirs[1].buffer != places[1].buffer) return false;
-    own.in.push_back(own.in_buffer->data(rank) + theirs[0].offset);
-    own.out.push_back(own.out_buffer->data(rank) + theirs[1].offset);
+    if (theirs[0].buffer != places[0].buffer || theirs[1].buffer != places[1].buffer)
+      return std::nullopt;
+    all.in.push_back(all.in_buffer->data(rank) + theirs[0].offset);
+    if (out_bytes > 0) all.out.push_back(all.out_buffer->data(rank) + theirs[1].offset);
   }
+  return all;
+}
+
+// On one node, when all have entered.
+void Communicator::run_directly(const std::function<void(const PipelineContext&)>& work) {
+  const PipelineContext context = pipeline_context(0);
+  DirectWork direct(context, [&] { work(context); });
+  wait([&] { return direct.step(); });
+  finish_steps(1);
+}
+
+// True when the allreduce is done.
+bool Communicator::allreduce_in_place(const Operation& operation) {
+  const size_t bytes = operation.bytes();
+  const std::optional<SharedArguments> shared = shared_arguments(operation, bytes, bytes);
+  if (!shared) return false;
   const WirePlan plan = wire_plan(bytes);
   const PipelineContext context = pipeline_context(plan.leaders);
   if (place_.node_count == 1) {
-    DirectAllreduce direct(context, own, operation.count, operation.reduction,
+    DirectAllreduce direct(context, *shared, operation.count, operation.reduction,
                            place_.local_size > local_.cores());
     wait([&] { return direct.step(); });
     finish_steps(1);
@@ -652,7 +710,7 @@ bool Communicator::allreduce_in_place(const Operation& operation) {
     const Chunking chunking(operation.count, operation.reduction.element_bytes, plan.step_bytes);
     AllreducePipeline pipeline(context, operation.in, operation.out, chunking, operation.reduction,
                                started_wire(plan, operation));
-    pipeline.read_in_place(own.in);
+    pipeline.read_in_place(shared->in);
     run_pipeline(pipeline, operation, chunking.steps);
   }
   return true;
@@ -673,7 +731,20 @@ size_t Communicator::broadcast_step_bytes() const {
   return chosen ? std::min(chunk_bytes_, kMessageBytes) : step_bytes();
 }
 
+// True when the broadcast is done.
+bool Communicator::broadcast_in_place(const Operation& operation) {
+  if (place_.node_count > 1) return false;
+  const size_t bytes = operation.bytes();
+  const std::optional<SharedArguments> shared = shared_arguments(operation, bytes, bytes);
+  if (!shared) return false;
+  run_directly([&](const PipelineContext& context) {
+    broadcast_part(context, *shared, operation.root, bytes, copy_);
+  });
+  return true;
+}
+
 void Communicator::large_broadcast(const Operation& operation) {
+  if (broadcast_in_place(operation)) return;
   const Chunking chunking(operation.count, operation.reduction.element_bytes,
                           broadcast_step_bytes());
   TreeBroadcast* wire = tree_.get();

@@ -19,6 +19,7 @@
 
 #include "arena.hpp"
 #include "blocks.hpp"
+#include "error.hpp"
 #include "local.hpp"
 #include "owner.hpp"
 #include "pipeline.hpp"
@@ -31,6 +32,7 @@
 namespace hsgd {
 
 class AlltoallShape;
+struct SharedArguments;
 
 // Where a rank stands; the same picture on all ranks but for the rank's own place.
 struct Place {
@@ -71,6 +73,10 @@ class HSGD_API Communicator final : private Watch {
   // A communicator of the ranks that are left, in the old order; collective over them. This one is
   // broken afterwards. On one node only. In shrink.cpp.
   std::unique_ptr<Communicator> shrink(double timeout_s);
+
+  // Between two collectives that belong together: breaks the communicator, tells the other ranks,
+  // and throws the error.
+  [[noreturn]] void abandon(const Error& error);
 
   // False in a forked child, where nothing may be called but this.
   bool is_mine() const { return owner_.is_this_process(); }
@@ -121,7 +127,7 @@ class HSGD_API Communicator final : private Watch {
   void wait_for_headers();
   void wait_for_result();
   void lead(const std::function<Outgoing()>& collect, const std::function<void()>& combine);
-  void give_up(hsgd_status code, int rank, const char* message);
+  void give_up(const Error& error);
   void run_locally(const Operation& operation);
   void small_on_node(const Operation& operation);
   void small_between_nodes(const Operation& operation);
@@ -131,7 +137,11 @@ class HSGD_API Communicator final : private Watch {
   size_t broadcast_step_bytes() const;
   SliceExchange* started_wire(const WirePlan& plan, const Operation& operation);
   void large_allreduce(const Operation& operation);
+  std::optional<SharedArguments> shared_arguments(const Operation& operation, size_t in_bytes,
+                                                  size_t out_bytes);
   bool allreduce_in_place(const Operation& operation);
+  bool broadcast_in_place(const Operation& operation);
+  void run_directly(const std::function<void(const PipelineContext&)>& work);
   void open_large(const Operation& operation, const ArenaPlace places[2]);
   void large_broadcast(const Operation& operation);
   void run_pipeline(Pipeline& pipeline, const Operation& operation, uint64_t steps);
@@ -140,12 +150,15 @@ class HSGD_API Communicator final : private Watch {
   // In hier_blocks.cpp: collectives whose ranks have different parts.
   void run_on_blocks(const Operation& operation);
   void run_reduce_scatter(const Operation& operation);
+  bool reduce_scatter_in_place(const Operation& operation);
   Operation allgather_of(const void* in, void* out, const uint64_t* counts, hsgd_dtype dtype,
                          const hsgd_label* label) const;
   void run_allgather(const Operation& operation);
+  bool allgather_in_place(const Operation& operation);
   void small_allgather_on_node(const Operation& operation);
   void small_allgather_between_nodes(const Operation& operation);
   void run_alltoall(const Operation& operation);
+  std::shared_ptr<SharedBuffer> tell_places_of(const Operation& operation);
   size_t packet_bytes() const;
   ExchangeNote note_of(const Operation& operation, const AlltoallShape& shape) const;
   void fill_packet(const Operation& operation);
@@ -165,6 +178,7 @@ class HSGD_API Communicator final : private Watch {
   void reduce_payloads(const Operation& operation, const Range& part, void* out, double divisor);
   int local_rank_of(int world_rank) const;
 
+  void share(SharedBuffer& buffer, bool in_a_row);
   template <class Body>
   void attempt_on_all(Body&& body);
   // MPI makes progress only when it is called.
@@ -222,6 +236,7 @@ class HSGD_API Communicator final : private Watch {
   std::string broken_;
   std::vector<const void*> inputs_;
   Arena arena_;
+  bool shares_ = false;  // buffers were allocated; changes in the same collective on all ranks
 
   std::mutex allocating_;  // taken before mutex_
   uint64_t allocations_ = 0;

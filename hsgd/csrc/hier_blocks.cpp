@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "direct_blocks.hpp"
 #include "error.hpp"
 #include "exchange_pipeline.hpp"
 #include "hier.hpp"
@@ -51,7 +52,8 @@ void Communicator::reduce_scatter(const void* in, void* out, const uint64_t* cou
   operation.part.begin = std::accumulate(counts, counts + place_.rank, uint64_t{0});
   operation.part.end = operation.part.begin + counts[place_.rank];
   operation.reduction = {select_reduce(dtype, op, isa_), copy_, hsgd_dtype_bytes(dtype),
-                         op == HSGD_MEAN ? static_cast<double>(place_.size) : 1.0};
+                         op == HSGD_MEAN ? static_cast<double>(place_.size) : 1.0,
+                         narrowing_of(dtype, op)};
   run(operation);
 }
 
@@ -108,22 +110,47 @@ void Communicator::run_on_blocks(const Operation& operation) {
 
 // --- reduce_scatter ---
 
+// True when it is done: inputs are read where they lie.
+bool Communicator::reduce_scatter_in_place(const Operation& operation) {
+  if (place_.node_count > 1) return false;
+  const auto shared = shared_arguments(operation, operation.bytes(), 0);
+  if (!shared) return false;
+  const Range own = operation.part;
+  run_directly([&](const PipelineContext& context) {
+    reduce_block(context, *shared, {own.begin, own.count(), 0}, operation.reduction, operation.out);
+  });
+  return true;
+}
+
 void Communicator::run_reduce_scatter(const Operation& operation) {
   if (operation.count == 0 || operation.bytes() <= tuning_.oneshot_bytes) {
     place_.node_count == 1 ? small_on_node(operation) : small_between_nodes(operation);
     return;
   }
+  if (reduce_scatter_in_place(operation)) return;
   const size_t size = operation.reduction.element_bytes;
   BlockTable table(operation.counts.of_rank, map_, size);
   table.cut(ReduceScatterPipeline::steps_needed(table, block_step_bytes(), size));
-  Inboxes inboxes;
-  if (slices_ != nullptr) inboxes = {slices_->inboxes(), slices_->part_bytes()};
+  const Mailboxes mailboxes = slices_ != nullptr ? slices_->mailboxes() : Mailboxes{};
   ReduceScatterPipeline pipeline(pipeline_context(place_.leaders), operation.in, operation.out,
-                                 table, operation.reduction, messages_.get(), inboxes);
+                                 table, operation.reduction, messages_.get(), mailboxes);
   run_pipeline(pipeline, operation, table.steps());
 }
 
 // --- allgather ---
+
+// True when it is done: blocks are read where they lie.
+bool Communicator::allgather_in_place(const Operation& operation) {
+  if (place_.node_count > 1) return false;
+  const size_t size = operation.reduction.element_bytes;
+  const uint64_t* counts = operation.counts.of_rank;
+  const auto shared = shared_arguments(operation, counts[place_.rank] * size, 0);
+  if (!shared) return false;
+  run_directly([&](const PipelineContext& context) {
+    join_blocks(context, *shared, blocks_of(counts, map_), size, copy_, operation.out);
+  });
+  return true;
+}
 
 void Communicator::run_allgather(const Operation& operation) {
   const size_t size = operation.reduction.element_bytes;
@@ -132,10 +159,13 @@ void Communicator::run_allgather(const Operation& operation) {
   // Between nodes local rank 0 has one cell for the whole result.
   const uint64_t held =
       one_node ? *std::max_element(counts, counts + place_.size) : operation.count;
-  if (held * size <= tuning_.oneshot_bytes) {
+  // Blocks may lie in reach, from where they are copied once: that pays earlier.
+  const size_t oneshot_bytes = tuning_.oneshot_bytes / (one_node && shares_ ? 2 : 1);
+  if (held * size <= oneshot_bytes) {
     one_node ? small_allgather_on_node(operation) : small_allgather_between_nodes(operation);
     return;
   }
+  if (allgather_in_place(operation)) return;
   BlockTable table(counts, map_, size);
   const uint64_t blocks = one_node ? 1 : static_cast<uint64_t>(place_.size);
   table.cut(steps_for(held, block_step_bytes() / size, blocks * table.line()));
@@ -218,15 +248,40 @@ ExchangeNote Communicator::note_of(const Operation& operation, const AlltoallSha
   return note;
 }
 
+// The shared buffer that holds this rank's input, of which it tells the others the places; nullptr
+// when there is none, or they could not use it.
+std::shared_ptr<SharedBuffer> Communicator::tell_places_of(const Operation& operation) {
+  if (place_.node_count > 1 || arena_.empty()) return nullptr;
+  std::shared_ptr<SharedBuffer> buffer = arena_.find(operation.in, operation.bytes());
+  if (buffer == nullptr) return nullptr;
+  // The slot is this rank's when its peers have finished the step that it held before.
+  wait([&] {
+    return local_.peers_freed(&Progress::gathered, base_, options_.slots) ? Step::kDone
+                                                                          : Step::kIdle;
+  });
+  tell_places(pipeline_context(0), blocks_of(operation.counts.of_rank, map_).data(),
+              static_cast<const std::byte*>(operation.in), *buffer,
+              operation.reduction.element_bytes);
+  return buffer;
+}
+
 void Communicator::run_alltoall(const Operation& operation) {
   const AlltoallShape shape(map_, block_step_bytes());
   ExchangeNote note = note_of(operation, shape);
+  const std::shared_ptr<SharedBuffer> buffer = tell_places_of(operation);
+  note.buffer = buffer != nullptr ? buffer->id() : 0;
   if (note.at_once == 1) fill_packet(operation);
   static_assert(sizeof note <= CellHeader::kInlineBytes, "the packet lies beside it");
   open(operation, &note, sizeof note);
   note = place_.node_count == 1 ? notes_on_node() : notes_between_nodes();
   if (note.imbalance != 0) fail_imbalance(operation);
   if (note.at_once == 1) return take_packets(operation);
+  if (note.buffer != 0) {
+    return run_directly([&](const PipelineContext& context) {
+      pick_blocks(context, *buffer, blocks_of(operation.receive_counts, map_),
+                  operation.reduction.element_bytes, copy_, operation.out);
+    });
+  }
   const uint64_t* counts = operation.counts.of_rank;
   AlltoallPipeline pipeline(pipeline_context(place_.leaders), operation.in, operation.out,
                             blocks_of(counts, map_), blocks_of(operation.receive_counts, map_),

@@ -146,7 +146,8 @@ HSGD_API int hsgd_comm_broadcast(hsgd_comm* comm, void* data, uint64_t count, hs
                                  int root, const hsgd_label* label, hsgd_error* err);
 HSGD_API int hsgd_comm_barrier(hsgd_comm* comm, hsgd_error* err);
 
-/* Memory that all ranks of a node can reach: allreduce and broadcast on it need no staging.
+/* Memory that all ranks of a node can reach: allreduce on it, and on one node the other collectives
+ * whose inputs lie there, need no staging.
  * Collective, blocking: `count` elements for each rank, zeroed, page-aligned. The buffer lives
  * until hsgd_buffer_free, which is local, also after the communicator is gone. */
 typedef struct hsgd_buffer hsgd_buffer;
@@ -182,8 +183,21 @@ typedef enum hsgd_kind {
   HSGD_ALLREDUCE = 0,
   HSGD_BROADCAST = 1, /* in == out */
   HSGD_BARRIER = 2,
-  HSGD_KIND_COUNT = 3
+  HSGD_REDUCE_SCATTER = 3,
+  HSGD_ALLGATHER = 4,
+  HSGD_ALLTOALL = 5, /* `counts` to each rank, `receive_counts` from each */
+  /* The same where each rank knows its own rows only: `count` of them, or `counts` to each rank, of
+   * `row_elements` each. The ranks tell one another, then `place` says where the result goes. */
+  HSGD_ALLGATHER_ROWS = 6,
+  HSGD_ALLTOALL_ROWS = 7,
+  HSGD_KIND_COUNT = 8
 } hsgd_kind;
+
+/* Where a result goes whose size only the ranks together know. `rows`: one entry per rank, of what
+ * it gives to this one. Called once, in the thread that executes the collective, which is one of
+ * the core's own when the call was submitted. Whoever cannot say fills `err` with a status other
+ * than HSGD_OK: the call ends with that, but not before the other ranks have their result. */
+typedef void* (*hsgd_place)(void* context, const uint64_t* rows, hsgd_error* err);
 
 /* One collective. Fields that its kind does not use are ignored. */
 typedef struct hsgd_call {
@@ -197,6 +211,9 @@ typedef struct hsgd_call {
   hsgd_op op;
   int root;
   const hsgd_label* label; /* may be NULL */
+  uint64_t row_elements;
+  hsgd_place place;
+  void* context; /* for `place`; stays until the collective is done */
 } hsgd_call;
 
 typedef struct hsgd_request hsgd_request;

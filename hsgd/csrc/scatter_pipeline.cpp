@@ -20,7 +20,7 @@ Range common(const Range& a, const Range& b) {
 ReduceScatterPipeline::ReduceScatterPipeline(const PipelineContext& context, const void* in,
                                              void* out, const BlockTable& table,
                                              const Reduction& reduction, StepMessages* wire,
-                                             const Inboxes& inboxes)
+                                             const Mailboxes& mailboxes)
     : context_(context),
       in_(static_cast<const std::byte*>(in)),
       out_(static_cast<std::byte*>(out)),
@@ -29,7 +29,8 @@ ReduceScatterPipeline::ReduceScatterPipeline(const PipelineContext& context, con
       reduction_(reduction),
       size_(reduction.element_bytes),
       wire_(wire),
-      inboxes_(inboxes),
+      mailboxes_(mailboxes),
+      sent_size_(reduction.narrowing.active() ? Narrowing::kElementBytes : size_),
       inputs_(static_cast<size_t>(std::max(context.local.size(), map_.nodes()))) {
   if (wire_ != nullptr) wire_->start();
 }
@@ -165,8 +166,8 @@ void ReduceScatterPipeline::post(uint64_t step) {
   wire_->begin();
   const int me = map_.node();
   const int nodes = map_.nodes();
-  const size_t own_bytes = own_section(step, me).count() * size_;
-  HSGD_CHECK(own_bytes <= inboxes_.part_bytes);
+  const size_t own_bytes = own_section(step, me).count() * sent_size_;
+  HSGD_CHECK(own_bytes <= mailboxes_.in_bytes);
   for (int i = 1; i < nodes; ++i) {
     const int from = (me + nodes - i) % nodes;
     wire_->receive(from, Channel::kScatter, inbox(step, from), own_bytes);
@@ -175,20 +176,37 @@ void ReduceScatterPipeline::post(uint64_t step) {
   for (int i = 1; i < nodes; ++i) {
     const int to = (me + i) % nodes;
     const Range part = own_section(step, to);
-    wire_->send(to, Channel::kScatter, sums(step) + part.begin * size_, part.count() * size_);
+    const std::byte* sent = reduction_.narrowing.active() ? narrowed_section(step, to)
+                                                          : sums(step) + part.begin * size_;
+    wire_->send(to, Channel::kScatter, sent, part.count() * sent_size_);
   }
   HSGD_FAULT_POINT("between nodes: section sent");
 }
 
+// This leader's share of the sums for a node, as 16-bit floats in its outbox.
+const std::byte* ReduceScatterPipeline::narrowed_section(uint64_t step, int node) {
+  const Range part = own_section(step, node);
+  std::byte* narrow = outbox(step, node);
+  HSGD_CHECK(part.count() * sent_size_ <= mailboxes_.out_bytes);
+  reduction_.narrowing.conversion.narrow(narrow, sums(step) + part.begin * size_, part.count());
+  return narrow;
+}
+
+// What this node's own ranks summed is narrowed as well, so that no result depends on who adds.
 void ReduceScatterPipeline::add_nodes(uint64_t step) {
   const Range part = own_section(step, map_.node());
   if (part.count() == 0) return;
-  std::byte* own = sums(step) + part.begin * size_;
+  std::byte* result = sums(step) + part.begin * size_;
+  const bool narrows = reduction_.narrowing.active();
+  const void* own = narrows ? narrowed_section(step, map_.node()) : result;
   for (int node = 0; node < map_.nodes(); ++node) {
     inputs_[static_cast<size_t>(node)] = node == map_.node() ? own : inbox(step, node);
   }
-  reduction_.reduce({inputs_.data(), map_.nodes(), own, nullptr, part.count(), reduction_.divisor,
-                     Store::kOrdinary, Store::kOrdinary});
+  std::byte* sum = narrows ? outbox(step, map_.node()) : result;
+  const ReduceFn add = narrows ? reduction_.narrowing.reduce : reduction_.reduce;
+  add({inputs_.data(), map_.nodes(), sum, nullptr, part.count(), reduction_.divisor,
+       Store::kOrdinary, Store::kOrdinary});
+  if (narrows) reduction_.narrowing.conversion.widen(result, sum, part.count());
 }
 
 bool ReduceScatterPipeline::try_take() {

@@ -3,8 +3,8 @@
 // Owns the order of work on one rank. Each element is summed as in an allreduce: local ranks in
 // order, then nodes in order. On one node a rank stages all but its own pieces and reduces those
 // straight into its output. Between nodes the ranks of a node share the reduction of all pieces,
-// leaders send each node the sums that its ranks need, add in node order, and each rank takes its
-// piece. A state machine whose step() never blocks.
+// leaders send each node the sums that its ranks need, narrowed where that is asked for, add in
+// node order, and each rank takes its piece. A state machine whose step() never blocks.
 #ifndef HSGD_SCATTER_PIPELINE_HPP_
 #define HSGD_SCATTER_PIPELINE_HPP_
 
@@ -17,19 +17,13 @@
 
 namespace hsgd {
 
-// Where a leader receives the sums of other nodes: in each slot an equal part per node.
-struct Inboxes {
-  std::byte* data = nullptr;
-  size_t part_bytes = 0;
-};
-
 class ReduceScatterPipeline final : public Pipeline {
  public:
   // `in`: all blocks in rank order; `out`: this rank's block, perhaps at its place in `in`. `wire`
-  // and `inboxes`: on leaders of several nodes.
+  // and `mailboxes`: on leaders of several nodes.
   ReduceScatterPipeline(const PipelineContext& context, const void* in, void* out,
                         const BlockTable& table, const Reduction& reduction, StepMessages* wire,
-                        const Inboxes& inboxes);
+                        const Mailboxes& mailboxes);
   bool stage_first() override;
   Step step(Permission permission) override;
   // The steps in which all pieces fit into the slots of `chunk_bytes`, and so into the inboxes.
@@ -49,10 +43,15 @@ class ReduceScatterPipeline final : public Pipeline {
   uint64_t own_begin() const { return table_.block(map_.place()).begin; }
   std::byte* sums(uint64_t step) const { return context_.local.out_slot(0, context_.base + step); }
   std::byte* inbox(uint64_t step, int node) const {
-    const size_t part =
-        step % context_.slots * static_cast<size_t>(map_.nodes()) + static_cast<size_t>(node);
-    return inboxes_.data + part * inboxes_.part_bytes;
+    return mailboxes_.in + part_index(step, node) * mailboxes_.in_bytes;
   }
+  std::byte* outbox(uint64_t step, int node) const {
+    return mailboxes_.out + part_index(step, node) * mailboxes_.out_bytes;
+  }
+  size_t part_index(uint64_t step, int node) const {
+    return step % context_.slots * static_cast<size_t>(map_.nodes()) + static_cast<size_t>(node);
+  }
+  const std::byte* narrowed_section(uint64_t step, int node);
 
   PipelineContext context_;
   const std::byte* in_;
@@ -62,7 +61,8 @@ class ReduceScatterPipeline final : public Pipeline {
   Reduction reduction_;
   size_t size_;  // of an element
   StepMessages* wire_;
-  Inboxes inboxes_;
+  Mailboxes mailboxes_;
+  size_t sent_size_;  // of an element between nodes
   uint64_t staged_ = 0;
   uint64_t reduced_ = 0;
   uint64_t exchanged_ = 0;

@@ -20,7 +20,7 @@ std::unique_ptr<Communicator> Communicator::shrink(double timeout_s) {
                      place_.node_count));
   }
   if (broken_.empty()) {
-    give_up(HSGD_ERR_PEER_LOST, place_.rank, text("rank %d called shrink()", place_.rank).c_str());
+    give_up(Error(HSGD_ERR_PEER_LOST, place_.rank, text("rank %d called shrink()", place_.rank)));
   }
   std::unique_ptr<Communicator> shrunk;
   Regroup(local_, timeout_s, options_.interrupted).run([&](const Regroup::Round& round) {

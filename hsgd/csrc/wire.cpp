@@ -95,9 +95,10 @@ SliceExchange::SliceExchange(Transport& transport, size_t slice_bytes, size_t sl
                              WireCounters& counters)
     : transport_(transport), counters_(counters) {
   const auto nodes = static_cast<size_t>(transport.node_count());
-  const size_t outbox_bytes =
-      narrows ? round_up(slice_bytes / sizeof(float) * Narrowing::kElementBytes, kLine) : 0;
   part_bytes_ = round_up(slice_bytes / nodes + 2 * kLine, kLine);
+  out_part_bytes_ =
+      narrows ? round_up(part_bytes_ / sizeof(float) * Narrowing::kElementBytes, kLine) : 0;
+  const size_t outbox_bytes = nodes * out_part_bytes_;  // more than a narrowed slice
   inboxes_.reset(new std::byte[slots * nodes * part_bytes_]);
   outboxes_.reset(new std::byte[slots * outbox_bytes]);
   inputs_.resize(nodes);

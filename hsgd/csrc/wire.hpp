@@ -71,7 +71,10 @@ struct ExchangeNote {
   uint64_t imbalance = 0;  // adds up to 0 over all ranks when what is sent is what is expected
   uint64_t steps = 0;      // that the pipeline would take; the most of all ranks counts
   uint64_t at_once = 1;    // 1: the payload lies beside the header
+  static constexpr uint64_t kAny = UINT64_MAX;
+  uint64_t buffer = kAny;  // the shared buffer that holds the input; 0: none, or not all in one
   void add(const ExchangeNote& other) {
+    buffer = buffer == kAny || buffer == other.buffer ? other.buffer : 0;
     imbalance += other.imbalance;
     steps = std::max(steps, other.steps);
     at_once = std::min(at_once, other.at_once);
@@ -108,6 +111,15 @@ class HeaderExchange {
   Messages pending_;
 };
 
+// The memory in which a leader receives what other nodes send and, where that is not as it lies in
+// the rings, prepares what it sends: for each slot one part per node.
+struct Mailboxes {
+  std::byte* in = nullptr;
+  size_t in_bytes = 0;       // of a part
+  std::byte* out = nullptr;  // for what is narrowed
+  size_t out_bytes = 0;
+};
+
 // Sums slices over nodes, several chunks in flight.
 class SliceExchange {
  public:
@@ -121,9 +133,10 @@ class SliceExchange {
   bool progress();  // true when anything moved on
   uint64_t begun() const { return begun_; }
   uint64_t finished() const { return finished_; }  // chunks whose slice is final, in order
-  // For other exchanges while this one rests: per slot a part per node.
-  std::byte* inboxes() const { return inboxes_.get(); }
-  size_t part_bytes() const { return part_bytes_; }
+  // For other exchanges while this one rests.
+  Mailboxes mailboxes() const {
+    return {inboxes_.get(), part_bytes_, outboxes_.get(), out_part_bytes_};
+  }
 
  private:
   enum class Phase { kIdle, kScatter, kGather, kFinished };
@@ -148,6 +161,7 @@ class SliceExchange {
   Transport& transport_;
   WireCounters& counters_;
   size_t part_bytes_;
+  size_t out_part_bytes_;
   Reduction reduction_;
   size_t element_bytes_ = 0;  // as sent
   std::unique_ptr<std::byte[]> inboxes_;

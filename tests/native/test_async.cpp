@@ -394,3 +394,100 @@ TEST("split makes communicators of each color, ordered by key and then rank") {
     CHECK_EQ(data[0], 10.0);
   });
 }
+
+namespace {
+
+// Where the result of a call with rows goes: into a vector, or nowhere.
+struct Joined {
+  std::vector<int64_t> data;
+  std::vector<uint64_t> rows;
+  bool refuses = false;
+};
+
+void* place(void* context, const uint64_t* rows, hsgd_error* err) {
+  auto& joined = *static_cast<Joined*>(context);
+  uint64_t total = 0;
+  for (uint64_t& each : joined.rows) total += each = *rows++;
+  if (joined.refuses) {
+    *err = {HSGD_ERR_MEMORY, -1, "there is no room"};
+    return nullptr;
+  }
+  joined.data.assign(2 * total, -1);
+  return joined.data.data();
+}
+
+hsgd_call of_rows(hsgd_kind kind, const std::vector<int64_t>& in, Joined& joined) {
+  hsgd_call call{};
+  call.kind = kind;
+  call.in = in.data();
+  call.dtype = HSGD_INT64;
+  call.row_elements = 2;
+  call.place = place;
+  call.context = &joined;
+  return call;
+}
+
+}  // namespace
+
+TEST("ranks that know their own rows only get those of all, and who refuses disturbs nobody") {
+  for (int size = 1; size <= 4; ++size) {
+    const std::string path = ranks::meeting_point();
+    ranks::run(size, [&](int rank) {
+      const auto own = static_cast<uint64_t>(rank);
+      const auto ranks_count = static_cast<size_t>(size);
+      const Comm comm = create(path, rank, size);
+      for (const uint64_t length : {0, 1, 1000}) {
+        Joined gathered{{}, std::vector<uint64_t>(ranks_count), length == 1 && rank == 1};
+        Joined exchanged = gathered;
+        const std::vector<int64_t> mine(2 * (length + own), rank);
+        hsgd_call gather = of_rows(HSGD_ALLGATHER_ROWS, mine, gathered);
+        gather.count = length + own;
+        const std::vector<uint64_t> counts(ranks_count, length + own);
+        const std::vector<int64_t> parts(2 * ranks_count * (length + own), rank);
+        hsgd_call exchange = of_rows(HSGD_ALLTOALL_ROWS, parts, exchanged);
+        exchange.counts = counts.data();
+        const Request first = start(comm, gather);
+        const Request second = start(comm, exchange);
+        hsgd_error error;
+        const int expected = gathered.refuses ? HSGD_ERR_MEMORY : HSGD_OK;
+        CHECK_EQ(wait(second, &error), expected);
+        CHECK_EQ(wait(first, &error), expected);
+        if (gathered.refuses) continue;
+        for (const Joined* joined : {&gathered, &exchanged}) {
+          auto value = joined->data.begin();
+          for (int from = 0; from < size; ++from) {
+            const uint64_t rows = length + static_cast<uint64_t>(from);
+            CHECK_EQ(joined->rows[static_cast<size_t>(from)], rows);
+            for (uint64_t i = 0; i < 2 * rows; ++i) CHECK_EQ(*value++, from);
+          }
+          CHECK(value == joined->data.end());
+        }
+      }
+    });
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+// The sanitizers end a program that asks for that much.
+TEST("a rank without any memory for the result breaks off and the others are told") {
+  const std::string path = ranks::meeting_point();
+  ranks::run(2, [&](int rank) {
+    const Comm comm = create(path, rank, 2);
+    const std::vector<int64_t> mine(2);
+    Joined joined{{}, std::vector<uint64_t>(2), rank == 1};
+    hsgd_call gather = of_rows(HSGD_ALLGATHER_ROWS, mine, joined);
+    gather.count = rank == 1 ? uint64_t{1} << 52 : 0;
+    // Rank 0 says where the result goes and never comes to write there.
+    if (rank == 0) {
+      gather.context = const_cast<int64_t*>(mine.data());
+      gather.place = [](void* context, const uint64_t*, hsgd_error*) { return context; };
+    }
+    hsgd_error error;
+    const int status = hsgd_comm_run(comm.get(), &gather, &error);
+    CHECK_EQ(status, HSGD_ERR_MEMORY);
+    CHECK_EQ(error.rank, 1);
+    CHECK(std::strstr(error.message, "rank 1 has no memory for a result of") != nullptr);
+    CHECK_EQ(hsgd_comm_barrier(comm.get(), &error), HSGD_ERR_CLOSED);
+  });
+}
+#endif
