@@ -1,11 +1,13 @@
 // One core communicator per MPI communicator, made when it is first needed, for the interposer.
 //
-// Owns the only global of the native code, two attribute keys: MPI itself calls the clean-up, when
-// a communicator is freed and, through MPI_COMM_SELF, at the beginning of MPI_Finalize. Calls
+// Owns the only globals of the native code: two attribute keys, so that MPI itself calls the
+// clean-up, when a communicator is freed and, through MPI_COMM_SELF, at the beginning of
+// MPI_Finalize; and what each thread looked up last, because asking MPI takes its locks. Calls
 // PMPI_* only.
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <mutex>
@@ -90,8 +92,22 @@ class Cache {
   hsgd_counters past_{};
 };
 
+// How many entries have gone: a handle may come back as that of another communicator. The thread
+// that frees a communicator and the one that then uses a new one with the same handle are ordered
+// by the program; this must only not tear.
+std::atomic<uint64_t> entries_gone{0};
+
+// The last communicator that this thread asked for.
+struct LastFound {
+  MPI_Comm comm;
+  uint64_t entries_gone;
+  Entry* entry;  // nullptr: none yet
+};
+thread_local LastFound last_found{};
+
 int delete_entry(MPI_Comm, int, void* attribute, void*) {
   const std::unique_ptr<Entry> entry(static_cast<Entry*>(attribute));
+  entries_gone.fetch_add(1, std::memory_order_relaxed);
   if (entry->cache != nullptr) entry->cache->leave(entry.get());
   return MPI_SUCCESS;
 }
@@ -130,6 +146,15 @@ Attribute* find(MPI_Comm comm, int key) {
   return found != 0 ? attribute : nullptr;
 }
 
+Entry* find_entry(MPI_Comm comm) {
+  const uint64_t gone = entries_gone.load(std::memory_order_relaxed);
+  LastFound& last = last_found;
+  if (last.entry != nullptr && last.comm == comm && last.entries_gone == gone) return last.entry;
+  auto* entry = find<Entry>(comm, keys().entry);
+  if (entry != nullptr) last = {comm, gone, entry};
+  return entry;
+}
+
 hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
   int size = 0;
   int rank = 0;
@@ -150,8 +175,7 @@ hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
 }
 
 hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options) {
-  if (!mpi_is_running()) return nullptr;
-  if (const Entry* entry = find<Entry>(comm, keys().entry)) return entry->comm;
+  if (const Entry* entry = find_entry(comm)) return entry->comm;
   Cache* cache = find<Cache>(MPI_COMM_SELF, keys().cache);
   if (cache == nullptr) return nullptr;  // MPI_Finalize has begun
   auto entry = std::make_unique<Entry>();
@@ -171,6 +195,15 @@ int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options, hsgd
     *comm = nullptr;
     *comm = hsgd::find_or_create(*static_cast<const MPI_Comm*>(mpi_comm), *options);
   });
+}
+
+hsgd_comm* hsgd_mpi_comm_known(const void* mpi_comm) {
+  hsgd_comm* comm = nullptr;
+  hsgd::guarded(nullptr, [&] {
+    const hsgd::Entry* entry = hsgd::find_entry(*static_cast<const MPI_Comm*>(mpi_comm));
+    if (entry != nullptr) comm = entry->comm;
+  });
+  return comm;
 }
 
 void hsgd_mpi_cached_counters(hsgd_counters* counters) {
