@@ -28,6 +28,7 @@ __all__: list[str] = []
 
 TESTS = Path(__file__).resolve().parent
 PROGRAMS = ("collectives", "lives", "passing", "progress", "results", "threads")
+OPEN_MPI_PROGRAMS = ("fortran",)
 EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
 MOVED_BYTES = 64 << 20
 LIMIT_S = 100.0
@@ -35,8 +36,8 @@ LIMIT_S = 100.0
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def compile_programs(mpicc: str, folder: Path) -> Path:
-    for name in PROGRAMS:
+def compile_programs(mpicc: str, folder: Path, programs: tuple[str, ...] = PROGRAMS) -> Path:
+    for name in programs:
         source = str(TESTS / "mpi_programs" / f"{name}.c")
         flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
         subprocess.run([mpicc, *flags, "-o", str(folder / name), source], check=True, timeout=120)
@@ -48,7 +49,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the C programs and a Python file that becomes the program it is told."""
     mpicc = mpi_compiler.find_wrapper("mpicc")
     assert mpicc is not None
-    folder = compile_programs(mpicc, tmp_path_factory.mktemp("programs"))
+    names = PROGRAMS if is_mpich() else PROGRAMS + OPEN_MPI_PROGRAMS
+    folder = compile_programs(mpicc, tmp_path_factory.mktemp("programs"), names)
     (folder / "execute.py").write_text(EXECUTE)
     return folder
 
@@ -60,8 +62,9 @@ def run(mpirun: Run, programs: Path) -> Run:
     def start(
         np: int, program: str, *words: str, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        name = [str(programs / program)] if program in PROGRAMS else [program]
-        script = programs / "execute.py" if program in PROGRAMS else Path(__file__)
+        compiled = program in PROGRAMS + OPEN_MPI_PROGRAMS
+        name = [str(programs / program)] if compiled else [program]
+        script = programs / "execute.py" if compiled else Path(__file__)
         everything = {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60", **(env or {})}
         return mpirun(np, script, *name, *words, env=everything, timeout_s=LIMIT_S)
 
@@ -196,6 +199,12 @@ def test_every_collective_equals_mpi_between_nodes(
 def test_a_rank_that_waits_carries_on_with_messages_that_others_need(run: Run) -> None:
     """Also where the receiver cannot fetch the data from the sender's memory by itself."""
     assert calls(run(2, "progress", env={"OMPI_MCA_smsc": "^cma"})) == (2, 0)
+
+
+@pytest.mark.skipif("is_mpich()", reason="MPICH's Fortran functions call the C ones")
+@pytest.mark.parametrize("np", [2, 3])
+def test_fortran_programs_take_the_same_path_under_every_name(run: Run, np: int) -> None:
+    assert calls(run(np, "fortran")) == (5 * 9, 0)
 
 
 # --- the program around it ---
