@@ -36,7 +36,7 @@ EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
 MPI_SOURCES = ("mpi_cache.cpp", "mpi_comm.cpp", "transport_mpi.cpp")
 PRELOAD_SOURCES = (
     *("pmpi.cpp", "pmpi_fortran.cpp", "pmpi_take.cpp", "pmpi_types.cpp"),
-    *("pmpi_settings.cpp", "pmpi_counters.cpp"),
+    *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp"),
 )
 BINDING_SOURCES = ("bind.cpp", "request.cpp")
 BASE_FLAGS = (

@@ -92,22 +92,24 @@ class Cache {
   hsgd_counters past_{};
 };
 
-// How many entries have gone: a handle may come back as that of another communicator. The thread
-// that frees a communicator and the one that then uses a new one with the same handle are ordered
-// by the program; this must only not tear.
-std::atomic<uint64_t> entries_gone{0};
+// Counts entries that came and went: a communicator may get one, and a handle may come back as that
+// of another communicator. The thread that frees or uses a communicator and the one that then does
+// something with the same handle are ordered by the program; so that needs no order of its own.
+std::atomic<uint64_t> entry_changes{0};
+
+void note_change() { entry_changes.fetch_add(1, std::memory_order_relaxed); }
 
 // The last communicator that this thread asked for.
 struct LastFound {
   MPI_Comm comm;
-  uint64_t entries_gone;
-  Entry* entry;  // nullptr: none yet
+  uint64_t changes;  // when it asked; 0: never
+  Entry* entry;      // nullptr: there was none
 };
 thread_local LastFound last_found{};
 
 int delete_entry(MPI_Comm, int, void* attribute, void*) {
   const std::unique_ptr<Entry> entry(static_cast<Entry*>(attribute));
-  entries_gone.fetch_add(1, std::memory_order_relaxed);
+  note_change();
   if (entry->cache != nullptr) entry->cache->leave(entry.get());
   return MPI_SUCCESS;
 }
@@ -129,6 +131,7 @@ struct Keys {
     check_mpi(PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_cache, &cache, nullptr),
               "MPI_Comm_create_keyval");
     check_mpi(PMPI_Comm_set_attr(MPI_COMM_SELF, cache, new Cache), "MPI_Comm_set_attr");
+    note_change();
   }
 };
 
@@ -147,11 +150,11 @@ Attribute* find(MPI_Comm comm, int key) {
 }
 
 Entry* find_entry(MPI_Comm comm) {
-  const uint64_t gone = entries_gone.load(std::memory_order_relaxed);
+  const uint64_t changes = entry_changes.load(std::memory_order_relaxed);
   LastFound& last = last_found;
-  if (last.entry != nullptr && last.comm == comm && last.entries_gone == gone) return last.entry;
+  if (last.changes == changes && changes > 0 && last.comm == comm) return last.entry;
   auto* entry = find<Entry>(comm, keys().entry);
-  if (entry != nullptr) last = {comm, gone, entry};
+  last = {comm, changes, entry};
   return entry;
 }
 
@@ -183,6 +186,7 @@ hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options) {
   cache->enter(entry.get());
   hsgd_comm* made = entry->comm;
   check_mpi(PMPI_Comm_set_attr(comm, keys().entry, entry.release()), "MPI_Comm_set_attr");
+  note_change();
   return made;
 }
 

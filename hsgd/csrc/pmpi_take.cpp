@@ -1,6 +1,8 @@
 // What is taken, and how.
 #include "pmpi_take.hpp"
 
+#include <algorithm>
+#include <climits>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -8,6 +10,7 @@
 
 #include "pmpi_settings.hpp"
 #include "pmpi_types.hpp"
+#include "pmpi_user_op.hpp"
 
 namespace hsgd::pmpi {
 namespace {
@@ -24,11 +27,14 @@ int ranks_of(MPI_Comm comm) {
   return size;
 }
 
-int rank_of(const hsgd_comm* comm) {
+hsgd_topology topology_of(const hsgd_comm* comm) {
   hsgd_topology place;
   hsgd_comm_topology(comm, &place);
-  return place.rank;
+  return place;
 }
+
+int rank_of(const hsgd_comm* comm) { return topology_of(comm).rank; }
+bool on_one_node(const hsgd_comm* comm) { return topology_of(comm).node_count == 1; }
 
 void describe(const char* message, hsgd_error* error) {
   error->code = HSGD_ERR_SYSTEM;
@@ -37,18 +43,45 @@ void describe(const char* message, hsgd_error* error) {
   error->message[sizeof error->message - 1] = '\0';
 }
 
-// Runs body(comm, &error), which returns a hsgd_status, when the call is large enough and the
-// communicator one of ours.
+// Payloads in bytes, both ends included.
+struct Sizes {
+  uint64_t least, most;
+  bool hold(uint64_t bytes) const { return least <= bytes && bytes <= most; }
+};
+
+// Where the two-level path is ahead of PMPI, as measured (docs/performance.md): fixed, so that all
+// ranks choose alike.
+struct Worthwhile {
+  Sizes on_node, between_nodes;
+  bool somewhere(uint64_t bytes) const { return on_node.hold(bytes) || between_nodes.hold(bytes); }
+};
+
+constexpr uint64_t kAny = UINT64_MAX;
+constexpr Sizes kNever{kAny, 0};
+constexpr Sizes kAlways{0, kAny};
+constexpr Worthwhile kReductions{kAlways, kAlways};
+constexpr Worthwhile kScatteredReductions{kAlways, {512 << 10, kAny}};
+// Beyond the first end Open MPI copies once, from process to process, and we twice.
+constexpr Worthwhile kCopies{{0, (64 << 10) - 1}, {256 << 10, kAny}};
+constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever};
+
+// Runs body(comm, &error), which returns a hsgd_status, when the payload is worth it and the
+// communicator one of ours. With HSGD_MIN_BYTES=0 every payload is.
 template <class Body>
-Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, Body&& body) {
+Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhile& worthwhile,
+           Body&& body) {
   const hsgd_options* options = settings();
   if (options == nullptr || comm == MPI_COMM_NULL || bytes == 0 || bytes < options->min_bytes)
     return pass(collective, bytes);
+  const bool all = options->min_bytes == 0;
+  if (!all && !worthwhile.somewhere(bytes)) return pass(collective, bytes);
   hsgd_comm* core = nullptr;
   hsgd_error error;
   int code = communicator_of(comm, *options, &core, &error);
   if (code == HSGD_OK) {
     if (core == nullptr) return pass(collective, bytes);
+    const Sizes& sizes = on_one_node(core) ? worthwhile.on_node : worthwhile.between_nodes;
+    if (!all && !sizes.hold(bytes)) return pass(collective, bytes);
     try {
       code = body(core, &error);
     } catch (const std::bad_alloc&) {
@@ -176,13 +209,33 @@ int allgather(hsgd_comm* core, const Gathering& call, Blocks blocks, hsgd_error*
   return code;
 }
 
+// MPI allows ranks to have different ops of their own here, so that nothing but the size decides.
+Taken take_user_allreduce(const Reduction& call, MPI_Count count) {
+  const std::optional<uint64_t> size = size_of(call.type);
+  if (!size || call.out == MPI_IN_PLACE || count > INT_MAX) return pass(Collective::kAllreduce, 0);
+  const auto elements = static_cast<uint64_t>(count);
+  const uint64_t bytes = elements * *size;
+  constexpr uint64_t kMostGathered = 128 << 10;  // each rank folds the data of all
+  const hsgd_options* options = settings();
+  const bool all = options != nullptr && options->min_bytes == 0;
+  if (!all && bytes > kMostGathered / static_cast<uint64_t>(std::max(1, ranks_of(call.comm))))
+    return pass(Collective::kAllreduce, bytes);
+  return take(Collective::kAllreduce, call.comm, bytes, kUserReductions,
+              [&](hsgd_comm* core, hsgd_error* error) {
+                return allreduce_by_user_op(core, call.in, call.out, elements, call.type, call.op,
+                                            error);
+              });
+}
+
 }  // namespace
 
 Taken take_allreduce(const Reduction& call, MPI_Count count) {
+  if (count <= 0) return pass(Collective::kAllreduce, 0);
   const std::optional<Kernel> kernel = kernel_of(call);
-  if (!kernel || count <= 0) return pass(Collective::kAllreduce, 0);
+  if (!kernel && is_user_op(call.op)) return take_user_allreduce(call, count);
+  if (!kernel) return pass(Collective::kAllreduce, 0);
   const auto elements = static_cast<uint64_t>(count);
-  return take(Collective::kAllreduce, call.comm, elements * kernel->size,
+  return take(Collective::kAllreduce, call.comm, elements * kernel->size, kReductions,
               [&](hsgd_comm* core, hsgd_error* error) {
                 const void* in = call.in == MPI_IN_PLACE ? call.out : call.in;
                 return hsgd_comm_allreduce(core, in, call.out, elements, kernel->dtype, kernel->op,
@@ -195,7 +248,7 @@ Taken take_bcast(void* data, MPI_Count count, MPI_Datatype type, int root, MPI_C
   if (!size || count < 0 || root < 0 || root >= ranks_of(comm)) return pass(Collective::kBcast, 0);
   const auto elements = static_cast<uint64_t>(count);
   const uint64_t bytes = elements * *size;
-  return take(Collective::kBcast, comm, bytes, [&](hsgd_comm* core, hsgd_error* error) {
+  return take(Collective::kBcast, comm, bytes, kCopies, [&](hsgd_comm* core, hsgd_error* error) {
     const Layout layout = layout_of(type);
     if (layout.is_packed)
       return hsgd_comm_broadcast(core, data, bytes, HSGD_UINT8, root, nullptr, error);
@@ -210,11 +263,12 @@ Taken take_bcast(void* data, MPI_Count count, MPI_Datatype type, int root, MPI_C
 }
 
 // A barrier has no payload that would tell whether the set-up of a communicator pays off: it takes
-// the two-level path where another collective has made one.
+// the two-level path where another collective has made one. Between nodes MPI's is faster.
 Taken take_barrier(MPI_Comm comm) {
   if (settings() == nullptr || comm == MPI_COMM_NULL) return pass(Collective::kBarrier, 0);
   hsgd_comm* core = known_communicator_of(comm);
-  if (core == nullptr) return pass(Collective::kBarrier, 0);
+  if (core == nullptr || !(on_one_node(core) || settings()->min_bytes == 0))
+    return pass(Collective::kBarrier, 0);
   hsgd_error error;
   if (hsgd_comm_barrier(core, &error) != HSGD_OK) return fail(comm, error);
   count_taken(Collective::kBarrier, 0);
@@ -228,7 +282,7 @@ Taken take_allgather(const Gathering& call, MPI_Count out_count) {
     return pass(Collective::kAllgather, 0);
   const uint64_t block_bytes = static_cast<uint64_t>(out_count) * *size;
   return take(Collective::kAllgather, call.comm, block_bytes * static_cast<uint64_t>(ranks),
-              [&](hsgd_comm* core, hsgd_error* error) {
+              kCopies, [&](hsgd_comm* core, hsgd_error* error) {
                 Blocks blocks;
                 for (int rank = 0; rank < ranks; ++rank) {
                   blocks.bytes.push_back(block_bytes);
@@ -247,7 +301,7 @@ Taken take_allgatherv(const Gathering& call, const Number* counts, const Displac
     return pass(Collective::kAllgatherv, 0);
   const std::optional<uint64_t> total = total_of(counts, ranks);
   if (!total || places == nullptr) return pass(Collective::kAllgatherv, 0);
-  return take(Collective::kAllgatherv, call.comm, *total * *size,
+  return take(Collective::kAllgatherv, call.comm, *total * *size, kCopies,
               [&](hsgd_comm* core, hsgd_error* error) {
                 Blocks blocks;
                 for (int rank = 0; rank < ranks; ++rank) {
@@ -266,7 +320,7 @@ Taken take_reduce_scatter(const Reduction& call, const Number* counts) {
     return pass(Collective::kReduceScatter, 0);
   const std::optional<uint64_t> total = total_of(counts, ranks);
   if (!total) return pass(Collective::kReduceScatter, 0);
-  return take(Collective::kReduceScatter, call.comm, *total * kernel->size,
+  return take(Collective::kReduceScatter, call.comm, *total * kernel->size, kScatteredReductions,
               [&](hsgd_comm* core, hsgd_error* error) {
                 return reduce_scatter(core, call, *kernel,
                                       std::vector<uint64_t>(counts, counts + ranks), error);
@@ -279,7 +333,7 @@ Taken take_reduce_scatter_block(const Reduction& call, MPI_Count count) {
   if (!kernel || count < 0 || ranks == 0) return pass(Collective::kReduceScatterBlock, 0);
   const auto elements = static_cast<uint64_t>(count);
   return take(Collective::kReduceScatterBlock, call.comm,
-              elements * static_cast<uint64_t>(ranks) * kernel->size,
+              elements * static_cast<uint64_t>(ranks) * kernel->size, kScatteredReductions,
               [&](hsgd_comm* core, hsgd_error* error) {
                 const std::vector<uint64_t> counts(static_cast<size_t>(ranks), elements);
                 return reduce_scatter(core, call, *kernel, counts, error);

@@ -35,14 +35,6 @@ std::optional<hsgd_dtype> known_fortran_dtype(MPI_Datatype type) {
   return real ? floating(bytes) : signed_integer(bytes);
 }
 
-void check(int status, const char* what) {
-  if (status == MPI_SUCCESS) return;
-  char words[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  PMPI_Error_string(status, words, &length);
-  throw std::runtime_error(std::string(what) + " failed: " + words);
-}
-
 // Elements of a derived datatype may lie in any order, overlap and leave gaps; extents do not tell.
 // So what a type was made of decides, and what is not known to be packed is packed by MPI.
 bool is_packed(MPI_Datatype type, uint64_t size) {
@@ -94,6 +86,14 @@ void in_pieces(uint64_t count, const Layout& layout, Move&& move) {
 }
 
 }  // namespace
+
+void check(int status, const char* what) {
+  if (status == MPI_SUCCESS) return;
+  char words[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  PMPI_Error_string(status, words, &length);
+  throw std::runtime_error(std::string(what) + " failed: " + words);
+}
 
 std::optional<hsgd_op> known_op(MPI_Op op) {
   if (op == MPI_SUM) return HSGD_SUM;

@@ -16,6 +16,9 @@
 
 namespace hsgd::pmpi {
 
+// Throws std::runtime_error with MPI's words unless `status` is MPI_SUCCESS.
+void check(int status, const char* what);
+
 std::optional<hsgd_op> known_op(MPI_Op op);
 // Predefined datatypes only.
 std::optional<hsgd_dtype> known_dtype(MPI_Datatype type);
@@ -33,8 +36,8 @@ struct Layout {
 
 Layout layout_of(MPI_Datatype type);
 
-// Copies `count` elements between memory that the layout describes and contiguous memory. Throw
-// std::runtime_error with MPI's words.
+// Copies `count` elements between memory that the layout describes and contiguous memory.
+// Throw as check() does.
 void pack(const void* from, uint64_t count, const Layout& layout, std::byte* to);
 void unpack(const std::byte* from, void* to, uint64_t count, const Layout& layout);
 

@@ -185,6 +185,59 @@ static void allreduce(work* w, MPI_Comm comm, int ranks, int ints) {
   PMPI_Allreduce(in, w->out_copy, ints, MPI_INT, op, comm);
 }
 
+/* An op of the program's own: (a, b) stands for x -> a x + b, and the op does one after the other,
+ * which is not the same the other way round. Pairs lie as the datatype says.
+ */
+static void compose_pair(const unsigned* first, const unsigned* second, unsigned* both, int step) {
+  const unsigned a = first[0] * second[0], b = second[0] * first[step] + second[step];
+  both[0] = a, both[step] = b;
+}
+
+static void compose(void* in, void* in_out, int* count, MPI_Datatype* type) {
+  MPI_Aint lower, extent;
+  MPI_Type_get_extent(*type, &lower, &extent);
+  const int ints = (int)(extent / (MPI_Aint)sizeof(int)), step = ints / 2;
+  for (int i = 0; i < *count; ++i) {
+    unsigned* second = (unsigned*)in_out + (size_t)i * ints;
+    compose_pair((unsigned*)in + (size_t)i * ints, second, second, step);
+  }
+}
+
+static void allreduce_user(work* w, MPI_Comm comm, int ranks, int ints) {
+  MPI_Op op;
+  MPI_Datatype inner, pair;
+  const int pairs = ints / 2, in_place = next(&w->shared) % 3 == 0;
+  const unsigned alike = next(&w->shared), choice = mixed ? next(&w->own) : alike;
+  if (choice % 2 == 0) {
+    MPI_Type_contiguous(2, MPI_INT, &pair);
+  } else {
+    MPI_Type_vector(2, 1, 2, MPI_INT, &inner);
+    MPI_Type_create_resized(inner, 0, 4 * sizeof(int), &pair);
+    MPI_Type_free(&inner);
+  }
+  MPI_Type_commit(&pair);
+  MPI_Op_create(compose, 0, &op);
+  fill(&w->own, w->in, w->in_copy);
+  fill(&w->own, w->out, w->out_copy);
+  CHECK(MPI_Allreduce(in_place ? MPI_IN_PLACE : w->in, w->out, pairs, pair, op, comm) ==
+        MPI_SUCCESS);
+
+  int position = 0;
+  const int bytes = 2 * pairs * (int)sizeof(int);
+  unsigned *plain = malloc((size_t)bytes), *all = malloc((size_t)(bytes * ranks));
+  PMPI_Pack(in_place ? w->out_copy : w->in_copy, pairs, pair, plain, bytes, &position,
+            MPI_COMM_SELF);
+  PMPI_Allgather(plain, 2 * pairs, MPI_INT, all, 2 * pairs, MPI_INT, comm);
+  for (int r = 1; r < ranks; ++r)
+    for (int i = 0; i < 2 * pairs; i += 2)
+      compose_pair(all + i, all + (size_t)r * 2 * pairs + i, all + i, 1);
+  position = 0;
+  PMPI_Unpack(all, bytes, &position, w->out_copy, pairs, pair, MPI_COMM_SELF);
+  free(plain), free(all);
+  MPI_Op_free(&op);
+  MPI_Type_free(&pair);
+}
+
 static void reduce_scatter(work* w, MPI_Comm comm, int ranks, int ints) {
   const MPI_Op op = choose_op(w);
   int counts[kMostRanks];
@@ -223,7 +276,8 @@ static void barrier(work* w, MPI_Comm comm, int ranks, int ints) {
 }
 
 static void (*const kCalls[])(work*, MPI_Comm, int, int) = {
-    bcast, allgather, allgatherv, allreduce, reduce_scatter, reduce_scatter_block, barrier};
+    bcast,          allgather,      allgatherv,           allreduce,
+    allreduce_user, reduce_scatter, reduce_scatter_block, barrier};
 
 static int rounds;
 
