@@ -42,22 +42,28 @@ DOORS = {
     "bind_lars": {"request"},
     "request": {"array"},
     "array": set[str](),
-    "pmpi": set[str](),
+    "pmpi": {"pmpi_take", "pmpi_counters"},
+    "pmpi_fortran": set[str](),
+    "pmpi_take": {"pmpi_counters", "pmpi_settings", "pmpi_types", "pmpi_user_op"},
+    "pmpi_user_op": {"pmpi_types"},
+    "pmpi_settings": {"pmpi_counters"},
+    "pmpi_types": set[str](),
+    "pmpi_counters": set[str](),
 }
+INTERPOSER = {name for name in DOORS if name.startswith("pmpi")}
 C_INTERFACE = {"hsgd_core", "hsgd_mpi"}
 
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
-    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "pmpi"},
+    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache"} | INTERPOSER,
     r"Python\.h|nanobind/.*": {"bind", "bind_lars", "array", "request"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.
 FOREIGN_CALLS = {
     r"\b(?:secure_)?getenv\s*\(": {"options"},
-    r"\bMPI_(?:Init|Send|Recv|Isend|Irecv|Allreduce|Bcast|Barrier|Gather|Allgather)\w*\s*\(": {
-        "pmpi"
-    },
+    r"\bMPI_(?:Init|Send|Recv|Isend|Irecv|Allreduce|Reduce_\w+|Bcast|Barrier|Gather|Allgather)"
+    r"\w*\s*\(": {"pmpi", "pmpi_fortran"},
 }
 
 # Python: what a package may import of hsgd besides itself and hsgd.errors.

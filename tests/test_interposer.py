@@ -1,4 +1,4 @@
-"""The interposer takes large MPI_Allreduce calls and changes nothing else that a program can see.
+"""The interposer takes large collectives and changes nothing else that a program can see.
 
 The programs are C (mpi_programs/) and mpi4py; run under mpirun, this file is the latter:
 `python test_interposer.py CASE`.
@@ -27,7 +27,8 @@ from processes import run_marked
 __all__: list[str] = []
 
 TESTS = Path(__file__).resolve().parent
-PROGRAMS = ("lives", "passing", "results", "threads")
+PROGRAMS = ("collectives", "lives", "passing", "progress", "results", "threads")
+OPEN_MPI_PROGRAMS = ("fortran",)
 EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
 MOVED_BYTES = 64 << 20
 LIMIT_S = 100.0
@@ -35,8 +36,8 @@ LIMIT_S = 100.0
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def compile_programs(mpicc: str, folder: Path) -> Path:
-    for name in PROGRAMS:
+def compile_programs(mpicc: str, folder: Path, programs: tuple[str, ...] = PROGRAMS) -> Path:
+    for name in programs:
         source = str(TESTS / "mpi_programs" / f"{name}.c")
         flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
         subprocess.run([mpicc, *flags, "-o", str(folder / name), source], check=True, timeout=120)
@@ -48,7 +49,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the C programs and a Python file that becomes the program it is told."""
     mpicc = mpi_compiler.find_wrapper("mpicc")
     assert mpicc is not None
-    folder = compile_programs(mpicc, tmp_path_factory.mktemp("programs"))
+    names = PROGRAMS if is_mpich() else PROGRAMS + OPEN_MPI_PROGRAMS
+    folder = compile_programs(mpicc, tmp_path_factory.mktemp("programs"), names)
     (folder / "execute.py").write_text(EXECUTE)
     return folder
 
@@ -60,8 +62,9 @@ def run(mpirun: Run, programs: Path) -> Run:
     def start(
         np: int, program: str, *words: str, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        name = [str(programs / program)] if program in PROGRAMS else [program]
-        script = programs / "execute.py" if program in PROGRAMS else Path(__file__)
+        compiled = program in PROGRAMS + OPEN_MPI_PROGRAMS
+        name = [str(programs / program)] if compiled else [program]
+        script = programs / "execute.py" if compiled else Path(__file__)
         everything = {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60", **(env or {})}
         return mpirun(np, script, *name, *words, env=everything, timeout_s=LIMIT_S)
 
@@ -118,6 +121,95 @@ def test_two_threads_reduce_on_two_communicators(run: Run) -> None:
     assert calls(run(2, "threads")) == (2 * (51 + 6), 2 * 9)
 
 
+# --- the other collectives ---
+
+
+def taken_and_passed(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[int, int]]:
+    """Of each collective, how many calls were taken and how many passed, as rank 0 says."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    pattern = r"(MPI_\w+): taken (\d+) calls (\d+) bytes, passed (\d+) calls (\d+) bytes"
+    found = {}
+    for line in done.stdout.splitlines()[:-1]:
+        match = re.fullmatch(pattern, line)
+        assert match, done.stdout
+        name, taken, taken_bytes, passed, passed_bytes = match.groups()
+        found[name] = (int(taken), int(passed))
+        assert (int(taken_bytes) > 0) == (int(taken) > 0) or name == "MPI_Barrier", line
+        assert int(passed_bytes) == 0 or int(passed) > 0, line
+    return found
+
+
+NAMES = {
+    *("MPI_Allreduce", "MPI_Bcast", "MPI_Barrier", "MPI_Allgather", "MPI_Allgatherv"),
+    *("MPI_Reduce_scatter", "MPI_Reduce_scatter_block"),
+}
+
+
+def assert_almost_all_taken(done: subprocess.CompletedProcess[str]) -> None:
+    """All but empty calls, and barriers on communicators on which nothing was taken before."""
+    found = taken_and_passed(done)
+    assert found.keys() == NAMES
+    for name, (taken, passed) in found.items():
+        assert taken > 5 and passed <= taken, (name, taken, passed)
+
+
+@pytest.mark.parametrize("np", [2, 3, 4])
+def test_every_collective_equals_mpi_when_ranks_use_datatypes_of_their_own(
+    run: Run, np: int
+) -> None:
+    env = {"HSGD_MIN_BYTES": "0"}
+    assert_almost_all_taken(run(np, "collectives", "300", str(np), "1", "mixed", env=env))
+
+
+def test_every_collective_equals_mpi_where_some_calls_pass_through(run: Run) -> None:
+    found = taken_and_passed(run(3, "collectives", "300", "7", "1", "alike"))
+    assert found.keys() == NAMES
+    del found["MPI_Barrier"]  # has no size: taken where something else was before
+    assert all(taken > 1 and passed > 1 for taken, passed in found.values()), found
+
+
+def test_two_threads_make_any_collective_on_their_own_communicators(run: Run) -> None:
+    env = {"HSGD_MIN_BYTES": "0"}
+    assert_almost_all_taken(run(2, "collectives", "200", "5", "2", "mixed", env=env))
+
+
+def test_one_rank_makes_its_collectives_with_mpi(run: Run) -> None:
+    found = taken_and_passed(run(1, "collectives", "100", "3", "1", "mixed"))
+    assert all(taken == 0 and passed > 0 for taken, passed in found.values()), found
+
+
+@pytest.mark.parametrize("layout", ["node1:2,node2:2", "node1:2,node2:1"])
+def test_every_collective_equals_mpi_between_nodes(
+    cluster: Callable[..., Cluster], programs: Path, layout: str
+) -> None:
+    done = cluster(2).mpirun(
+        sum(int(host[-1]) for host in layout.split(",")),
+        [str(programs / "collectives"), "200", "11", "1", "mixed"],
+        hosts=layout,
+        env={
+            "LD_PRELOAD": str(preload.library()),
+            "HSGD_TIMEOUT_S": "60",
+            "HSGD_MIN_BYTES": "0",
+        },
+        timeout_s=LIMIT_S,
+    )
+    assert_almost_all_taken(done)
+
+
+def test_a_rank_that_waits_carries_on_with_messages_that_others_need(run: Run) -> None:
+    """Also where the receiver cannot fetch the data from the sender's memory by itself."""
+    assert calls(run(2, "progress", env={"OMPI_MCA_smsc": "^cma"})) == (2, 0)
+
+
+@pytest.mark.skipif("is_mpich()", reason="MPICH's Fortran functions call the C ones")
+@pytest.mark.parametrize("np", [2, 3])
+def test_fortran_programs_take_the_same_path_under_every_name(run: Run, np: int) -> None:
+    assert calls(run(np, "fortran")) == (5 * 9, 0)
+
+
+# --- the program around it ---
+
+
 def test_a_program_without_mpi_does_not_notice() -> None:
     env = {**os.environ, "LD_PRELOAD": str(preload.library()), "HSGD_MIN_BYTES": "nonsense"}
     for argv in (["true"], ["sh", "-c", "echo hello"], [sys.executable, "-S", "-c", "pass"]):
@@ -130,13 +222,16 @@ def test_a_report_tells_for_each_rank_what_was_taken_and_what_passed(run: Run) -
     lines = sorted(line for line in done.stderr.splitlines() if line.startswith("hsgd: "))
     assert len(lines) == 2, done.stderr
     for rank, line in enumerate(lines):
-        assert line.startswith(f"hsgd: rank {rank}: MPI_Allreduce: 114 calls with ")
-        assert "took the two-level path, 18 passed through to MPI; " in line
+        assert re.match(
+            rf"hsgd: rank {rank}: MPI_Allreduce: 114 calls with \S+ MB took the two-level path, "
+            r"18 with \S+ MB passed through to MPI; \S+ MB moved inside the node, ",
+            line,
+        )
 
 
 def test_a_report_also_tells_that_nothing_was_taken(run: Run) -> None:
     done = run(1, "results", "1024", env={"HSGD_REPORT": "1"})
-    assert f"0 calls with 0.000 MB took the two-level path, {EXPECTED_CALLS} passed" in done.stderr
+    assert f"0 calls with 0.000 MB took the two-level path, {EXPECTED_CALLS} with " in done.stderr
 
 
 @pytest.mark.parametrize("setting", ["HSGD_MIN_BYTES=lots", "HSGD_SLOTS=1", "HSGD_STORE=fast"])
@@ -208,7 +303,7 @@ def test_one_rank_on_each_node_stays_with_mpi(cluster: Callable[..., Cluster]) -
         timeout_s=LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (0, "3.0 taken 0\n"), done.stderr
-    assert done.stderr.count("took the two-level path, 1 passed through to MPI") == 2
+    assert done.stderr.count("took the two-level path, 1 with 0.012 MB passed through") == 2
 
 
 # --- another MPI ---
@@ -242,6 +337,7 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("passing", [], (0, 28)),
         ("lives", [], (266, 21)),
         ("threads", [], (114, 18)),
+        ("progress", [], (2, 0)),
     ],
 )
 def test_the_interposer_works_on_mpich_too(
@@ -250,6 +346,14 @@ def test_the_interposer_works_on_mpich_too(
     interposed = {"LD_PRELOAD": str(mpich / "interposer.so"), "HSGD_TIMEOUT_S": "60"}
     argv = [str(mpich / "bin/mpirun"), "-n", "2", str(mpich / program), *words]
     assert calls(run_marked(argv, {**os.environ, **interposed}, LIMIT_S)) == expected
+
+
+def test_every_collective_works_on_mpich_too(mpich: Path) -> None:
+    interposed = {"LD_PRELOAD": str(mpich / "interposer.so"), "HSGD_TIMEOUT_S": "60"}
+    argv = [str(mpich / "bin/mpirun"), "-n", "3", str(mpich / "collectives")]
+    argv += ["200", "2", "1", "mixed"]
+    env = {**os.environ, **interposed, "HSGD_MIN_BYTES": "0"}
+    assert_almost_all_taken(run_marked(argv, env, LIMIT_S))
 
 
 def is_mpich() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -67,5 +68,5 @@ def test_the_tests_of_mpi4py_pass_through_the_interposer(
     assert sum(line.startswith("OK") for line in lines) == RANKS, done.stderr[-6000:]
     reports = [line for line in lines if line.startswith("hsgd: rank ")]
     assert len(reports) == RANKS
-    nothing = sum(": 0 calls with" in line for line in reports)
-    assert nothing == (0 if least_bytes == "0" else RANKS)  # their messages are small
+    taken = [sum(map(int, re.findall(r": (\d+) calls with ", line))) for line in reports]
+    assert all(calls > (1000 if least_bytes == "0" else 0) for calls in taken), taken

@@ -29,6 +29,10 @@ HSGD_API void hsgd_mpi_library_version(char* text, size_t text_bytes);
 HSGD_API int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options,
                                   hsgd_comm** comm, hsgd_error* err);
 
+/* Local: the same when it was decided before; NULL when it was not, or when the communicator does
+ * not take the two-level path. Valid while MPI is running. */
+HSGD_API hsgd_comm* hsgd_mpi_comm_known(const void* mpi_comm);
+
 /* Local. Sum of the counters of all cached communicators of this process, freed ones included.
  * Waits for collectives that are under way. */
 HSGD_API void hsgd_mpi_cached_counters(hsgd_counters* counters);

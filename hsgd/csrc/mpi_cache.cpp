@@ -1,11 +1,13 @@
 // One core communicator per MPI communicator, made when it is first needed, for the interposer.
 //
-// Owns the only global of the native code, two attribute keys: MPI itself calls the clean-up, when
-// a communicator is freed and, through MPI_COMM_SELF, at the beginning of MPI_Finalize. Calls
+// Owns the only globals of the native code: two attribute keys, so that MPI itself calls the
+// clean-up, when a communicator is freed and, through MPI_COMM_SELF, at the beginning of
+// MPI_Finalize; and what each thread looked up last, because asking MPI takes its locks. Calls
 // PMPI_* only.
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <mutex>
@@ -90,8 +92,24 @@ class Cache {
   hsgd_counters past_{};
 };
 
+// Counts entries that came and went: a communicator may get one, and a handle may come back as that
+// of another communicator. The thread that frees or uses a communicator and the one that then does
+// something with the same handle are ordered by the program; so that needs no order of its own.
+std::atomic<uint64_t> entry_changes{0};
+
+void note_change() { entry_changes.fetch_add(1, std::memory_order_relaxed); }
+
+// The last communicator that this thread asked for.
+struct LastFound {
+  MPI_Comm comm;
+  uint64_t changes;  // when it asked; 0: never
+  Entry* entry;      // nullptr: there was none
+};
+thread_local LastFound last_found{};
+
 int delete_entry(MPI_Comm, int, void* attribute, void*) {
   const std::unique_ptr<Entry> entry(static_cast<Entry*>(attribute));
+  note_change();
   if (entry->cache != nullptr) entry->cache->leave(entry.get());
   return MPI_SUCCESS;
 }
@@ -113,6 +131,7 @@ struct Keys {
     check_mpi(PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_cache, &cache, nullptr),
               "MPI_Comm_create_keyval");
     check_mpi(PMPI_Comm_set_attr(MPI_COMM_SELF, cache, new Cache), "MPI_Comm_set_attr");
+    note_change();
   }
 };
 
@@ -128,6 +147,15 @@ Attribute* find(MPI_Comm comm, int key) {
   int found = 0;
   check_mpi(PMPI_Comm_get_attr(comm, key, &attribute, &found), "MPI_Comm_get_attr");
   return found != 0 ? attribute : nullptr;
+}
+
+Entry* find_entry(MPI_Comm comm) {
+  const uint64_t changes = entry_changes.load(std::memory_order_relaxed);
+  LastFound& last = last_found;
+  if (last.changes == changes && changes > 0 && last.comm == comm) return last.entry;
+  auto* entry = find<Entry>(comm, keys().entry);
+  last = {comm, changes, entry};
+  return entry;
 }
 
 hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
@@ -150,8 +178,7 @@ hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
 }
 
 hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options) {
-  if (!mpi_is_running()) return nullptr;
-  if (const Entry* entry = find<Entry>(comm, keys().entry)) return entry->comm;
+  if (const Entry* entry = find_entry(comm)) return entry->comm;
   Cache* cache = find<Cache>(MPI_COMM_SELF, keys().cache);
   if (cache == nullptr) return nullptr;  // MPI_Finalize has begun
   auto entry = std::make_unique<Entry>();
@@ -159,6 +186,7 @@ hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options) {
   cache->enter(entry.get());
   hsgd_comm* made = entry->comm;
   check_mpi(PMPI_Comm_set_attr(comm, keys().entry, entry.release()), "MPI_Comm_set_attr");
+  note_change();
   return made;
 }
 
@@ -171,6 +199,15 @@ int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options, hsgd
     *comm = nullptr;
     *comm = hsgd::find_or_create(*static_cast<const MPI_Comm*>(mpi_comm), *options);
   });
+}
+
+hsgd_comm* hsgd_mpi_comm_known(const void* mpi_comm) {
+  hsgd_comm* comm = nullptr;
+  hsgd::guarded(nullptr, [&] {
+    const hsgd::Entry* entry = hsgd::find_entry(*static_cast<const MPI_Comm*>(mpi_comm));
+    if (entry != nullptr) comm = entry->comm;
+  });
+  return comm;
 }
 
 void hsgd_mpi_cached_counters(hsgd_counters* counters) {

@@ -27,6 +27,7 @@ typedef struct {
 
 void hsgd_interposer_counters(counters*) __attribute__((weak));
 uint64_t hsgd_interposer_passed(void) __attribute__((weak));
+const char* hsgd_interposer_collective(int, uint64_t[4]) __attribute__((weak));
 
 static inline uint64_t taken(void) {
   counters now = {0};
@@ -42,6 +43,18 @@ static inline void start(int* argc, char*** argv) {
   MPI_Init(argc, argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
+}
+
+/* Rank 0 says for each collective what happened to its calls. */
+static inline void tell_collectives(void) {
+  uint64_t n[4];
+  const char* name;
+  if (rank != 0 || hsgd_interposer_collective == NULL) return;
+  for (int i = 0; (name = hsgd_interposer_collective(i, n)) != NULL; ++i) {
+    printf("%s: taken %llu calls %llu bytes, passed %llu calls %llu bytes\n", name,
+           (unsigned long long)n[0], (unsigned long long)n[1], (unsigned long long)n[2],
+           (unsigned long long)n[3]);
+  }
 }
 
 /* Rank 0 says what happened: one line that a test reads. */

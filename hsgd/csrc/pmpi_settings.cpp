@@ -1,0 +1,127 @@
+// Settings, communicators and errors of the interposer.
+#include "pmpi_settings.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "hsgd_mpi.h"
+#include "pmpi_counters.hpp"
+
+namespace hsgd::pmpi {
+namespace {
+
+constexpr int kExitCode = 2;
+constexpr unsigned kGraceS = 5;
+
+bool mpi_is_running() {
+  int initialized = 0;
+  int finalized = 0;
+  PMPI_Initialized(&initialized);
+  PMPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+int world_rank() {
+  int rank = 0;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+// What a rank that waits in a collective does now and then. It is inside an MPI call of the
+// program, where MPI promises progress to messages that were started before: a peer may need one of
+// them to come to this collective. A share of the time, well below what a waiting rank may use.
+int drive_mpi() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kSpell(200);
+  const Clock::time_point end = Clock::now() + kSpell;
+  int flag = 0;
+  do {
+    PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+  } while (Clock::now() < end);
+  return 0;
+}
+
+// Delete function of an attribute of MPI_COMM_SELF: called first thing in MPI_Finalize.
+int print_report(MPI_Comm, int, void*, void*) {
+  hsgd_counters sum;
+  hsgd_mpi_cached_counters(&sum);
+  std::fputs(report_line(world_rank(), sum).c_str(), stderr);
+  return MPI_SUCCESS;
+}
+
+// Attributes go in the reverse order of their coming, so the cache must have its own before.
+void report_at_finalize() {
+  hsgd_counters none;
+  hsgd_mpi_cached_counters(&none);
+  int key = MPI_KEYVAL_INVALID;
+  PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, print_report, &key, nullptr);
+  PMPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+  PMPI_Comm_free_keyval(&key);  // goes with the attribute
+}
+
+struct Settings {
+  hsgd_options options;
+
+  Settings() {
+    hsgd_error error;
+    if (hsgd_options_from_env(&options, &error) != HSGD_OK) refuse(error.message);
+    options.interrupted = drive_mpi;
+    if (options.report != 0) report_at_finalize();
+  }
+
+  [[noreturn]] static void refuse(const char* message) {
+    // Most likely all ranks have read the same: the first one says it for all, and ends all.
+    if (world_rank() != 0) ::sleep(kGraceS);
+    std::fprintf(stderr, "hsgd: error: %s\n", message);
+    PMPI_Abort(MPI_COMM_WORLD, kExitCode);
+    ::_exit(kExitCode);
+  }
+};
+
+// An MPI error code of class MPI_ERR_OTHER with this text, as MPI_Error_string tells it.
+int error_code(const char* message) {
+  static const int code = [] {
+    int added = MPI_ERR_OTHER;
+    PMPI_Add_error_code(MPI_ERR_OTHER, &added);
+    return added;
+  }();
+  const std::string line = std::string("hsgd: ") + message;
+  if (code != MPI_ERR_OTHER) {
+    PMPI_Add_error_string(code, line.substr(0, MPI_MAX_ERROR_STRING - 1).c_str());
+  }
+  return code;
+}
+
+}  // namespace
+
+const hsgd_options* settings() {
+  // Pairs with the store below: who sees the address sees what was read. No program calls a
+  // collective after MPI_Finalize, so that nobody asks again.
+  static std::atomic<const hsgd_options*> ready{nullptr};
+  if (const hsgd_options* options = ready.load(std::memory_order_acquire)) return options;
+  if (!mpi_is_running()) return nullptr;
+  static const Settings read_once;
+  ready.store(&read_once.options, std::memory_order_release);
+  return &read_once.options;
+}
+
+int communicator_of(MPI_Comm comm, const hsgd_options& options, hsgd_comm** found,
+                    hsgd_error* err) {
+  return hsgd_mpi_comm_cached(&comm, &options, found, err);
+}
+
+hsgd_comm* known_communicator_of(MPI_Comm comm) { return hsgd_mpi_comm_known(&comm); }
+
+int fail(MPI_Comm comm, const hsgd_error& error) {
+  std::fprintf(stderr, "hsgd: error: %s\n", error.message);
+  const int status = error_code(error.message);
+  PMPI_Comm_call_errhandler(comm, status);
+  return status;
+}
+
+}  // namespace hsgd::pmpi

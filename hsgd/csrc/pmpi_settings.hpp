@@ -1,0 +1,33 @@
+// What the interposer was told at start-up, and the communicators that it takes calls on.
+//
+// Owns the settings, read once, and how a failure is told to the program; communicators are cached
+// by libhsgd_mpi as attributes.
+#ifndef HSGD_PMPI_SETTINGS_HPP_
+#define HSGD_PMPI_SETTINGS_HPP_
+
+#include <mpi.h>
+
+#include "hsgd_core.h"
+
+namespace hsgd::pmpi {
+
+// Read at the first call while MPI is running; nullptr when it is not. A malformed setting ends the
+// job.
+const hsgd_options* settings();
+
+// The core's communicator, made when this is the first call that wants it (collective then);
+// nullptr when calls on this one stay with MPI, on all ranks alike. HSGD_OK, or an error: not all
+// ranks came.
+int communicator_of(MPI_Comm comm, const hsgd_options& options, hsgd_comm** found, hsgd_error* err);
+
+// Local: the same if it is there already. That is so on all ranks or on none, because collectives
+// of one communicator have one order.
+hsgd_comm* known_communicator_of(MPI_Comm comm);
+
+// Prints the message, and gives it to the communicator's error handler as an MPI error of class
+// MPI_ERR_OTHER; returns that.
+int fail(MPI_Comm comm, const hsgd_error& error);
+
+}  // namespace hsgd::pmpi
+
+#endif  // HSGD_PMPI_SETTINGS_HPP_

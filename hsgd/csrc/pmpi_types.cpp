@@ -1,0 +1,162 @@
+// What handles mean, and packing.
+#include "pmpi_types.hpp"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace hsgd::pmpi {
+namespace {
+
+std::optional<hsgd_dtype> signed_integer(size_t bytes) {
+  if (bytes == 1) return HSGD_INT8;
+  if (bytes == 4) return HSGD_INT32;
+  if (bytes == 8) return HSGD_INT64;
+  return std::nullopt;
+}
+
+std::optional<hsgd_dtype> floating(size_t bytes) {
+  if (bytes == 4) return HSGD_FLOAT32;
+  if (bytes == 8) return HSGD_FLOAT64;
+  return std::nullopt;
+}
+
+// Fortran's: their sizes are the compiler's choice when MPI was built.
+std::optional<hsgd_dtype> known_fortran_dtype(MPI_Datatype type) {
+  const bool real =
+      type == MPI_REAL || type == MPI_DOUBLE_PRECISION || type == MPI_REAL4 || type == MPI_REAL8;
+  const bool integer =
+      type == MPI_INTEGER || type == MPI_INTEGER1 || type == MPI_INTEGER4 || type == MPI_INTEGER8;
+  if (!real && !integer) return std::nullopt;
+  const size_t bytes = size_of(type).value_or(0);
+  return real ? floating(bytes) : signed_integer(bytes);
+}
+
+// Elements of a derived datatype may lie in any order, overlap and leave gaps; extents do not tell.
+// So what a type was made of decides, and what is not known to be packed is packed by MPI.
+bool is_packed(MPI_Datatype type, uint64_t size) {
+  MPI_Aint lower = 0;
+  MPI_Aint extent = 0;
+  PMPI_Type_get_extent(type, &lower, &extent);
+  if (lower != 0 || static_cast<uint64_t>(extent) != size) return false;
+  int integers = 0;
+  int addresses = 0;
+  int types = 0;
+  int combiner = 0;
+  PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner);
+  if (combiner == MPI_COMBINER_NAMED) return true;
+  const bool plain = combiner == MPI_COMBINER_CONTIGUOUS || combiner == MPI_COMBINER_DUP;
+  if (!plain || types != 1) return false;
+  std::vector<int> integer_of(static_cast<size_t>(std::max(integers, 1)));
+  MPI_Aint address_of[1] = {};
+  MPI_Datatype inner = MPI_DATATYPE_NULL;
+  if (addresses > 0) return false;
+  if (PMPI_Type_get_contents(type, integers, addresses, types, integer_of.data(), address_of,
+                             &inner) != MPI_SUCCESS)
+    return false;
+  const bool packed = is_packed(inner, size_of(inner).value_or(UINT64_MAX));
+  PMPI_Type_get_envelope(inner, &integers, &addresses, &types, &combiner);
+  if (combiner != MPI_COMBINER_NAMED) PMPI_Type_free(&inner);  // a handle of our own
+  return packed;
+}
+
+// MPI_Pack counts in int: elements at a time.
+uint64_t elements_at_once(const Layout& layout) {
+  constexpr uint64_t kMostBytes = 1 << 30;
+  if (layout.size > INT_MAX) {
+    throw std::runtime_error("one element of a derived datatype holds " +
+                             std::to_string(layout.size) +
+                             " bytes; at most 2147483647 can be packed");
+  }
+  return std::max<uint64_t>(1, kMostBytes / std::max<uint64_t>(1, layout.size));
+}
+
+// Calls move(element address offset, elements, packed offset) for as much as fits at once.
+template <class Move>
+void in_pieces(uint64_t count, const Layout& layout, Move&& move) {
+  const uint64_t most = elements_at_once(layout);
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t now = std::min(most, count - done);
+    move(static_cast<int64_t>(done) * layout.extent, static_cast<int>(now), done * layout.size);
+    done += now;
+  }
+}
+
+}  // namespace
+
+void check(int status, const char* what) {
+  if (status == MPI_SUCCESS) return;
+  char words[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  PMPI_Error_string(status, words, &length);
+  throw std::runtime_error(std::string(what) + " failed: " + words);
+}
+
+std::optional<hsgd_op> known_op(MPI_Op op) {
+  if (op == MPI_SUM) return HSGD_SUM;
+  if (op == MPI_MAX) return HSGD_MAX;
+  if (op == MPI_MIN) return HSGD_MIN;
+  if (op == MPI_PROD) return HSGD_PROD;
+  return std::nullopt;
+}
+
+std::optional<hsgd_dtype> known_dtype(MPI_Datatype type) {
+  if (type == MPI_FLOAT) return HSGD_FLOAT32;
+  if (type == MPI_DOUBLE) return HSGD_FLOAT64;
+  if (type == MPI_INT || type == MPI_INT32_T) return HSGD_INT32;
+  if (type == MPI_INT64_T || type == MPI_LONG_LONG) return HSGD_INT64;
+  if (type == MPI_LONG) return signed_integer(sizeof(long));
+  if (type == MPI_INT8_T || type == MPI_SIGNED_CHAR) return HSGD_INT8;
+  if (type == MPI_UINT8_T || type == MPI_UNSIGNED_CHAR) return HSGD_UINT8;
+  return known_fortran_dtype(type);
+}
+
+std::optional<uint64_t> size_of(MPI_Datatype type) {
+  if (type == MPI_DATATYPE_NULL) return std::nullopt;
+  MPI_Count size = 0;
+  if (PMPI_Type_size_x(type, &size) != MPI_SUCCESS || size < 0) return std::nullopt;
+  return static_cast<uint64_t>(size);
+}
+
+Layout layout_of(MPI_Datatype type) {
+  Layout layout{type, size_of(type).value_or(0), 0, false};
+  MPI_Aint lower = 0;
+  MPI_Aint extent = 0;
+  PMPI_Type_get_extent(type, &lower, &extent);
+  layout.extent = extent;
+  layout.is_packed = is_packed(type, layout.size);
+  return layout;
+}
+
+void pack(const void* from, uint64_t count, const Layout& layout, std::byte* to) {
+  if (layout.is_packed) {
+    if (count > 0) std::memcpy(to, from, count * layout.size);
+    return;
+  }
+  in_pieces(count, layout, [&](int64_t offset, int elements, uint64_t packed) {
+    int position = 0;
+    const auto bytes = static_cast<int>(static_cast<uint64_t>(elements) * layout.size);
+    check(PMPI_Pack(static_cast<const std::byte*>(from) + offset, elements, layout.type,
+                    to + packed, bytes, &position, MPI_COMM_SELF),
+          "MPI_Pack");
+  });
+}
+
+void unpack(const std::byte* from, void* to, uint64_t count, const Layout& layout) {
+  if (layout.is_packed) {
+    if (count > 0) std::memcpy(to, from, count * layout.size);
+    return;
+  }
+  in_pieces(count, layout, [&](int64_t offset, int elements, uint64_t packed) {
+    int position = 0;
+    const auto bytes = static_cast<int>(static_cast<uint64_t>(elements) * layout.size);
+    check(PMPI_Unpack(from + packed, bytes, &position, static_cast<std::byte*>(to) + offset,
+                      elements, layout.type, MPI_COMM_SELF),
+          "MPI_Unpack");
+  });
+}
+
+}  // namespace hsgd::pmpi
