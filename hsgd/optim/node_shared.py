@@ -182,11 +182,14 @@ class NodeSharedOptimizer(Optimizer):
             dtype: self._comm.empty(count, dtype, name="gradients")
             for dtype, count in shared.counts.items()
         }
+        self._views = [self._view(index) for index in range(len(shared.parameters))]
+        self._addresses = [view.data_ptr() for view in self._views]
         self._ranges = {dtype: self._split(dtype) for dtype in shared.counts}
         self._make_inner()
         self._used = torch.zeros(len(shared.parameters), dtype=torch.uint8)
         self._steps = [0] * len(shared.parameters)
         self._state_flats: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._moved: set[tuple[int, str]] = set()  # state of pieces that lies there already
         self._hooked: set[int] = set()
         self._is_reduced = False
         self.zero_grad()
@@ -272,6 +275,10 @@ class NodeSharedOptimizer(Optimizer):
             options.pop("param_names", None)
             groups.append({**options, "params": [self._mine[i][1] for i in owned]})
         self._inner = self._kind(groups)
+        self._parts = {
+            index: self._piece_of(piece, self._grads[part.dtype])
+            for index, (piece, part) in self._mine.items()
+        }
 
     # --- gradients ---
 
@@ -285,7 +292,7 @@ class NodeSharedOptimizer(Optimizer):
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
-                parameter.grad = self._view(index).zero_()
+                parameter.grad = self._views[index].zero_()
 
     def _view(self, index: int) -> Tensor:
         return self._shared.places[index].view(self._grads[self._shared.parameters[index].dtype])
@@ -293,7 +300,7 @@ class NodeSharedOptimizer(Optimizer):
     def _arrive(self, parameter: Tensor) -> None:
         """A gradient is ready: it moves to where it is reduced."""
         index = self._index[parameter]  # type: ignore[index]
-        view, grad = self._view(index), parameter.grad
+        view, grad = self._views[index], parameter.grad
         if grad is None:
             return
         if grad.layout is not torch.strided:
@@ -311,12 +318,17 @@ class NodeSharedOptimizer(Optimizer):
         step() does it unless it was done. `parameter.grad` is not the average afterwards: clip with
         clip_grad_norm_().
         """
+        used: list[int] = []
         for index, parameter in enumerate(self._shared.parameters):
-            self._used[index] = parameter.grad is not None
-            if parameter.grad is None:
-                self._view(index).zero_()
-            else:
+            grad = parameter.grad
+            if grad is None:
+                self._views[index].zero_()
+                used.append(0)
+                continue
+            used.append(1)
+            if grad.layout is not torch.strided or grad.data_ptr() != self._addresses[index]:
                 self._arrive(parameter)  # put there by hand, or without a hook
+        self._used.copy_(torch.tensor(used, dtype=torch.uint8))
         self._comm.allreduce(self._used, "max", out=self._used, name="used parameters")
         for dtype, flat in self._grads.items():
             self._reduce(flat, self._ranges[dtype], self._own(dtype))
@@ -371,9 +383,8 @@ class NodeSharedOptimizer(Optimizer):
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner.update({k: v for k, v in group.items() if k not in ("params", "param_names")})
         used = self._used.tolist()
-        for index, (piece, part) in self._mine.items():
-            grads = self._grads[part.dtype]
-            part.grad = self._piece_of(piece, grads) if used[index] else None
+        for index, (_, part) in self._mine.items():
+            part.grad = self._parts[index] if used[index] else None
         self._inner.step()
         for index, was_used in enumerate(used):
             self._steps[index] += was_used
@@ -399,15 +410,14 @@ class NodeSharedOptimizer(Optimizer):
             wide = torch.promote_types(dtype, torch.float32) if _is_wide(self._kind) else dtype
             count = self._shared.counts[dtype]
             self._state_flats[key] = self._shared.local.shared(count, wide, name=name)
-        for piece, part in self._mine.values():
-            state = self._inner.state.get(part, {})
-            held = state.get(name)
-            if part.dtype != dtype or held is None:
+        for index, (piece, part) in self._mine.items():
+            if part.dtype != dtype or (index, name) in self._moved:
                 continue
-            view = self._piece_of(piece, self._state_flats[key])
-            if held.data_ptr() != view.data_ptr():
-                view.copy_(held)
-                state[name] = view
+            state = self._inner.state.get(part, {})
+            if state.get(name) is not None:
+                view = self._piece_of(piece, self._state_flats[key])
+                state[name] = view.copy_(state[name])
+                self._moved.add((index, name))
 
     def _keeps(self, name: str) -> bool:
         """Whether the options of any group make the optimizer keep this state."""
@@ -465,6 +475,7 @@ class NodeSharedOptimizer(Optimizer):
             counted = state.get("step", 1 if state else 0)
             self._steps[self._index[parameter]] = int(counted)
         self._inner.state.clear()
+        self._moved.clear()
         for index, (piece, part) in self._mine.items():
             state = whole.state.get(self._shared.parameters[index], {})
             place = self._shared.places[index]
