@@ -11,7 +11,7 @@ import os
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-__all__ = ["Counters", "interposer_counters"]
+__all__ = ["CollectiveCounters", "Counters", "interposer_collectives", "interposer_counters"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,38 @@ def interposer_counters() -> Counters | None:
         native.wait_ns * 1e-9,
         native.total_ns * 1e-9,
     )
+
+
+@dataclass(frozen=True)
+class CollectiveCounters:
+    """What became of the calls of one collective on this rank since the process began."""
+
+    taken_calls: int
+    """Calls that took the two-level path."""
+    taken_bytes: int
+    """Their payload: of the data, of all blocks together, or of a reduction's input."""
+    passed_calls: int
+    """Calls that passed through to MPI."""
+    passed_bytes: int
+    """Their payload, where the interposer looked at it."""
+
+
+def interposer_collectives() -> dict[str, CollectiveCounters] | None:
+    """By name, such as "MPI_Allreduce", what the interposer did with the calls of each collective
+    that it knows; None where it is not loaded.
+
+    Local, no communication, waits for nobody.
+    """
+    library = _loaded("libhsgd_preload.so")
+    if library is None:
+        return None
+    describe = library.hsgd_interposer_collective
+    describe.restype = ctypes.c_char_p
+    numbers = (ctypes.c_uint64 * 4)()
+    found = {}
+    while name := describe(len(found), numbers):
+        found[name.decode()] = CollectiveCounters(*numbers)
+    return found
 
 
 def _loaded(name: str) -> ctypes.CDLL | None:

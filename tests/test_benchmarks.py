@@ -47,7 +47,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     file = str(ROOT / "benchmarks" / f"{program}.py")
     everything = {**os.environ, **CROWDED, **(env or {})}
-    return run_marked([sys.executable, file, "--no-install", *words], everything, LIMIT_S)
+    needs_peers = [] if program == "interposer" else ["--no-install"]
+    return run_marked([sys.executable, file, *needs_peers, *words], everything, LIMIT_S)
 
 
 def plan(*names: str, sizes: tuple[int, ...] = (8,), **more: Any) -> turns.Plan:
@@ -491,3 +492,20 @@ def test_who_is_too_slow_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert [size for name, size in asked if name == "hsgd"] == [8]
     assert group.run.samples[("np2", "allreduce", 8), "hsgd"] == [turns.SLOW_S + 1]
     assert [size for name, size in asked if name == "mpi4py"] == [8] * 4 + [16] * 4
+
+
+def test_the_interposer_is_measured_where_calls_pass_and_where_they_are_taken(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "interposer.json"
+    done = run("--quick", "--sizes", "1KB", "--json", str(file), program="interposer")
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(file.read_text())
+    names = {"allreduce", "bcast", "barrier", "allgather", "allgatherv", "reduce_scatter"}
+    kinds = {row["kind"] for row in document["results"]}
+    assert kinds == {"passed", "plain", "taken"}
+    ratios_found = document["ratios"]
+    for name in names:
+        assert f"vs_limit/passed/{name}/64B" in ratios_found
+        assert f"vs_peer/interposer/{name}/np2/1KB" in ratios_found
+    assert all(value > 0 for value in ratios_found.values())

@@ -21,13 +21,22 @@ import pytest
 import hsgd
 from cluster import Cluster
 from hsgd import mpi_compiler, preload
-from hsgd.metrics import interposer_counters
+from hsgd.metrics import CollectiveCounters, interposer_collectives, interposer_counters
 from processes import run_marked
 
 __all__: list[str] = []
 
 TESTS = Path(__file__).resolve().parent
-PROGRAMS = ("collectives", "lives", "passing", "progress", "results", "threads")
+PROGRAMS = (
+    "collectives",
+    "lives",
+    "passing",
+    "patience",
+    "progress",
+    "results",
+    "sizes",
+    "threads",
+)
 OPEN_MPI_PROGRAMS = ("fortran",)
 EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
 MOVED_BYTES = 64 << 20
@@ -196,6 +205,27 @@ def test_every_collective_equals_mpi_between_nodes(
     assert_almost_all_taken(done)
 
 
+def test_a_communicator_is_set_up_when_it_has_proved_to_be_used(run: Run) -> None:
+    passed = (
+        50 * 2 * 2 + 64 * 2
+    )  # on short-lived communicators, and the first 64 rounds on the world
+    assert calls(run(2, "patience")) == (36 * 2, passed)
+
+
+@pytest.mark.parametrize("np", [2, 3])
+def test_sizes_at_which_mpi_is_as_fast_pass_through(run: Run, np: int) -> None:
+    found = taken_and_passed(run(np, "sizes"))
+    assert found.pop("MPI_Barrier") == (0, 0)
+    assert found == {
+        "MPI_Allreduce": (4 + 2, 1 + 3),  # user-defined ops too
+        "MPI_Bcast": (2, 3),
+        "MPI_Allgather": (2, 3),
+        "MPI_Allgatherv": (2, 3),
+        "MPI_Reduce_scatter": (4, 1),
+        "MPI_Reduce_scatter_block": (4, 1),
+    }
+
+
 def test_a_rank_that_waits_carries_on_with_messages_that_others_need(run: Run) -> None:
     """Also where the receiver cannot fetch the data from the sender's memory by itself."""
     assert calls(run(2, "progress", env={"OMPI_MCA_smsc": "^cma"})) == (2, 0)
@@ -205,6 +235,12 @@ def test_a_rank_that_waits_carries_on_with_messages_that_others_need(run: Run) -
 @pytest.mark.parametrize("np", [2, 3])
 def test_fortran_programs_take_the_same_path_under_every_name(run: Run, np: int) -> None:
     assert calls(run(np, "fortran")) == (5 * 9, 0)
+
+
+def test_programs_in_python_can_read_what_was_taken_and_what_passed(run: Run) -> None:
+    done = run(2, "counted")
+    assert (done.returncode, done.stdout) == (0, "fine\nfine\n"), done.stdout + done.stderr
+    assert interposer_collectives() is None  # not in this process
 
 
 # --- the program around it ---
@@ -376,6 +412,22 @@ def taken() -> int:
     counters = interposer_counters()
     assert counters is not None
     return counters.calls
+
+
+def counted(world: Any) -> None:
+    from mpi4py import MPI
+
+    for count in (10, 1000):
+        reduced(world, count)
+        world.Bcast(np.zeros(count, np.uint8))
+        world.Bcast(np.zeros(2 * count, np.uint8))
+    world.Allreduce(MPI.IN_PLACE, np.zeros(1000, np.int64), MPI.BAND)
+    found = interposer_collectives()
+    assert found is not None
+    assert found["MPI_Allreduce"] == CollectiveCounters(1, 4000, 2, 40)
+    assert found["MPI_Bcast"] == CollectiveCounters(1, 2000, 3, 1030)
+    assert found["MPI_Allgatherv"] == CollectiveCounters(0, 0, 0, 0)
+    print("fine", flush=True)
 
 
 def different_settings(world: Any) -> None:

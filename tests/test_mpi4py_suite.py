@@ -1,7 +1,7 @@
 """mpi4py's own tests pass with the interposer preloaded.
 
 They come with its source distribution, kept in the cache folder of hsgd for the next time. Only
-the modules that call MPI_Allreduce, or look closely at communicators, attributes and errors.
+the modules that call collectives, or look closely at communicators, attributes and errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__: list[str] = []
 
 RANKS = 4
 MODULES = (
-    *("test_op", "test_cco_buf", "test_cco_obj", "test_cco_buf_inter", "test_cco_obj_inter"),
+    *("test_op", "test_cco_buf", "test_cco_vec", "test_cco_obj"),
+    *("test_cco_buf_inter", "test_cco_vec_inter", "test_cco_obj_inter"),
     *("test_comm", "test_attributes", "test_errhandler", "test_threads"),
 )
 LIMIT_S = 240.0

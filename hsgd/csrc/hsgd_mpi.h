@@ -21,13 +21,14 @@ HSGD_API int hsgd_mpi_comm_create(const void* mpi_comm, const hsgd_options* opti
 HSGD_API void hsgd_mpi_library_version(char* text, size_t text_bytes);
 
 /* The cached core communicator of an MPI communicator (an attribute on it): local, but collective
- * at the first call, which creates it with `options`. NULL in *comm with HSGD_OK: this communicator
- * does not take the two-level path (one rank, one rank per node, an intercommunicator, or it could
- * not be made, which rank 0 has said in a line then), on all ranks alike. An error: not all ranks
- * came. The cache owns it: it goes when the MPI communicator is freed or MPI is finalized. For
- * callers that stand for an MPI call of the program. */
+ * at the call that creates it with `options`, which is the first one that `patience` others have
+ * come before. NULL in *comm with HSGD_OK: this communicator
+ * does not take the two-level path so far (patience, one rank, one rank per node, an
+ * intercommunicator, or it could not be made, which rank 0 has said in a line then), on all ranks
+ * alike. An error: not all ranks came. The cache owns it: it goes when the MPI communicator is
+ * freed or MPI is finalized. For callers that stand for an MPI call of the program. */
 HSGD_API int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options,
-                                  hsgd_comm** comm, hsgd_error* err);
+                                  uint64_t patience, hsgd_comm** comm, hsgd_error* err);
 
 /* Local: the same when it was decided before; NULL when it was not, or when the communicator does
  * not take the two-level path. Valid while MPI is running. */

@@ -37,8 +37,10 @@ class Cache;
 
 // The attribute of an MPI communicator.
 struct Entry {
-  hsgd_comm* comm = nullptr;  // nullptr: this communicator stays with MPI
-  Cache* cache = nullptr;     // nullptr once the cache is gone
+  hsgd_comm* comm = nullptr;  // nullptr: this communicator stays with MPI, at least so far
+  Cache* cache = nullptr;     // nullptr until it is decided, and once the cache is gone
+  uint64_t asked = 0;         // calls that wanted `comm`, the same on all ranks
+  bool decided = false;
 };
 
 // The attribute of MPI_COMM_SELF: all entries of this process. MPI deletes it first thing in
@@ -177,27 +179,34 @@ hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
   }
 }
 
-hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options) {
-  if (const Entry* entry = find_entry(comm)) return entry->comm;
+Entry* make_entry(MPI_Comm comm) {
+  auto entry = std::make_unique<Entry>();
+  check_mpi(PMPI_Comm_set_attr(comm, keys().entry, entry.get()), "MPI_Comm_set_attr");
+  note_change();
+  return entry.release();
+}
+
+hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options, uint64_t patience) {
+  Entry* entry = find_entry(comm);
+  if (entry != nullptr && entry->decided) return entry->comm;
   Cache* cache = find<Cache>(MPI_COMM_SELF, keys().cache);
   if (cache == nullptr) return nullptr;  // MPI_Finalize has begun
-  auto entry = std::make_unique<Entry>();
+  if (entry == nullptr) entry = make_entry(comm);
+  if (entry->asked++ < patience) return nullptr;
   entry->comm = create_unless_pointless(comm, options);
-  cache->enter(entry.get());
-  hsgd_comm* made = entry->comm;
-  check_mpi(PMPI_Comm_set_attr(comm, keys().entry, entry.release()), "MPI_Comm_set_attr");
-  note_change();
-  return made;
+  entry->decided = true;
+  cache->enter(entry);
+  return entry->comm;
 }
 
 }  // namespace
 }  // namespace hsgd
 
-int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options, hsgd_comm** comm,
-                         hsgd_error* err) {
+int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options, uint64_t patience,
+                         hsgd_comm** comm, hsgd_error* err) {
   return hsgd::guarded(err, [&] {
     *comm = nullptr;
-    *comm = hsgd::find_or_create(*static_cast<const MPI_Comm*>(mpi_comm), *options);
+    *comm = hsgd::find_or_create(*static_cast<const MPI_Comm*>(mpi_comm), *options, patience);
   });
 }
 

@@ -110,9 +110,9 @@ const hsgd_options* settings() {
   return &read_once.options;
 }
 
-int communicator_of(MPI_Comm comm, const hsgd_options& options, hsgd_comm** found,
-                    hsgd_error* err) {
-  return hsgd_mpi_comm_cached(&comm, &options, found, err);
+int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t patience,
+                    hsgd_comm** found, hsgd_error* err) {
+  return hsgd_mpi_comm_cached(&comm, &options, patience, found, err);
 }
 
 hsgd_comm* known_communicator_of(MPI_Comm comm) { return hsgd_mpi_comm_known(&comm); }

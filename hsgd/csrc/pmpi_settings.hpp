@@ -15,10 +15,11 @@ namespace hsgd::pmpi {
 // job.
 const hsgd_options* settings();
 
-// The core's communicator, made when this is the first call that wants it (collective then);
-// nullptr when calls on this one stay with MPI, on all ranks alike. HSGD_OK, or an error: not all
-// ranks came.
-int communicator_of(MPI_Comm comm, const hsgd_options& options, hsgd_comm** found, hsgd_error* err);
+// The core's communicator, made when this call is the first one that `patience` others have asked
+// before (collective then); nullptr when this call stays with MPI, on all ranks alike. HSGD_OK, or
+// an error: not all ranks came.
+int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t patience,
+                    hsgd_comm** found, hsgd_error* err);
 
 // Local: the same if it is there already. That is so on all ranks or on none, because collectives
 // of one communicator have one order.

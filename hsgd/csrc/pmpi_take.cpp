@@ -53,17 +53,21 @@ struct Sizes {
 // ranks choose alike.
 struct Worthwhile {
   Sizes on_node, between_nodes;
+  // The set-up of a communicator takes some ten milliseconds: who calls an allreduce will call it
+  // again; a few broadcasts on a communicator that soon goes are not worth it.
+  uint64_t patience;
   bool somewhere(uint64_t bytes) const { return on_node.hold(bytes) || between_nodes.hold(bytes); }
 };
 
 constexpr uint64_t kAny = UINT64_MAX;
 constexpr Sizes kNever{kAny, 0};
 constexpr Sizes kAlways{0, kAny};
-constexpr Worthwhile kReductions{kAlways, kAlways};
-constexpr Worthwhile kScatteredReductions{kAlways, {512 << 10, kAny}};
+constexpr uint64_t kPatience = 64;
+constexpr Worthwhile kReductions{kAlways, kAlways, 0};
+constexpr Worthwhile kScatteredReductions{kAlways, {512 << 10, kAny}, kPatience};
 // Beyond the first end Open MPI copies once, from process to process, and we twice.
-constexpr Worthwhile kCopies{{0, (64 << 10) - 1}, {256 << 10, kAny}};
-constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever};
+constexpr Worthwhile kCopies{{0, (64 << 10) - 1}, {256 << 10, kAny}, kPatience};
+constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever, kPatience};
 
 // Runs body(comm, &error), which returns a hsgd_status, when the payload is worth it and the
 // communicator one of ours. With HSGD_MIN_BYTES=0 every payload is.
@@ -77,7 +81,7 @@ Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhil
   if (!all && !worthwhile.somewhere(bytes)) return pass(collective, bytes);
   hsgd_comm* core = nullptr;
   hsgd_error error;
-  int code = communicator_of(comm, *options, &core, &error);
+  int code = communicator_of(comm, *options, all ? 0 : worthwhile.patience, &core, &error);
   if (code == HSGD_OK) {
     if (core == nullptr) return pass(collective, bytes);
     const Sizes& sizes = on_one_node(core) ? worthwhile.on_node : worthwhile.between_nodes;
