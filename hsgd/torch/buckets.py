@@ -92,12 +92,14 @@ class Bucket:
         """Make the gradient of one parameter a view of the array, with its value."""
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad
-        if gradient is not None and gradient.data_ptr() == view.data_ptr():
-            return
         if gradient is None:
             view.zero_()
+        elif gradient.is_sparse:
+            view.copy_(gradient.to_dense())
+        elif gradient.data_ptr() == view.data_ptr():
+            return
         else:
-            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            view.copy_(gradient)
         parameter.grad = view
 
     def zero(self, index: int) -> None:
@@ -145,8 +147,11 @@ class Bucket:
     def release(self) -> None:
         """Give gradients memory of their own again; local."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is not None and parameter.grad.data_ptr() == view.data_ptr():
-                parameter.grad = parameter.grad.clone()
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse:
+                continue
+            if gradient.data_ptr() == view.data_ptr():
+                parameter.grad = gradient.clone()
 
 
 def _view(flat: Tensor, begin: int, parameter: Tensor) -> Tensor:

@@ -82,8 +82,9 @@ class TensorOperation(Operation):
         """Name for the core, which compares dtype and shape of one tensor by itself."""
         if not self.grouped:
             return self.name
-        parts = self.parts()
-        return f"{self.name}#{zlib.crc32(repr((parts['dtypes'], parts['shapes'])).encode()):08x}"
+        signature = self.signature
+        told = repr((signature.dtypes, signature.compared_shapes()))
+        return f"{self.name}#{zlib.crc32(told.encode()):08x}"
 
     def give(self, outputs: Sequence[Tensor]) -> None:
         self.result = tuple(outputs) if self.grouped else outputs[0]

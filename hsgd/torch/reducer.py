@@ -8,6 +8,7 @@ way. Never updates parameters.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,7 @@ class GradientReducer:
         self._names = names
         self._known: dict[Tensor, int] = {}  # parameters with hooks; how many passes are to come
         self._hooks: list[Any] = []
+        self._hook = _weak_hook(self)
         self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
         self._places: dict[Tensor, tuple[Bucket, int]] = {}
         self._sparse: dict[Tensor, None] = {}
@@ -68,8 +70,7 @@ class GradientReducer:
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf and parameter not in self._known:
                 self._known[parameter] = self.passes
-                hook = parameter.register_post_accumulate_grad_hook(self._came)
-                self._hooks.append(hook)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook))
 
     @property
     def open(self) -> bool:
@@ -269,8 +270,32 @@ class GradientReducer:
         self._next = 0
         self._comm = job.private_comm(self._options.process_set.process_set_id, "optimizer")
         self._job = job
-        job.watched.append(self._pending)
+        job.watched.append(_weak_pending(self))
 
     def _pending(self) -> list[tuple[str, float]]:
         """Collectives under way, for the stall inspector."""
         return [(b.label, b.launched_s) for b in list(self._buckets) if b.launched_s]
+
+
+# Parameters and the job outlive an optimizer, and must not keep its buckets.
+
+
+def _weak_hook(reducer: GradientReducer) -> Callable[[Tensor], None]:
+    found = weakref.ref(reducer)
+
+    def hook(parameter: Tensor) -> None:
+        alive = found()
+        if alive is not None:
+            alive._came(parameter)
+
+    return hook
+
+
+def _weak_pending(reducer: GradientReducer) -> Callable[[], list[tuple[str, float]]]:
+    found = weakref.ref(reducer)
+
+    def pending() -> list[tuple[str, float]]:
+        alive = found()
+        return [] if alive is None else alive._pending()
+
+    return pending

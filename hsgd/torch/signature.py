@@ -42,7 +42,7 @@ class Signature(NamedTuple):
                 f"Mismatched data types: One rank had type {_list(self.dtypes)}, but another rank "
                 f"had type {_list(other.dtypes)}."
             )
-        mine, theirs = self._compared(), other._compared()
+        mine, theirs = self.compared_shapes(), other.compared_shapes()
         if mine != theirs:
             return (
                 f"Mismatched {self.kind.upper()} tensor shapes: One rank sent a tensor of shape "
@@ -85,7 +85,8 @@ class Signature(NamedTuple):
             return None
         return (self.dtypes, self.op, self.scales)
 
-    def _compared(self) -> tuple[tuple[int, ...], ...]:
+    def compared_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes, with -1 for extents that may differ between ranks."""
         if self.kind not in _JOINING:
             return self.shapes
         return tuple((-1, *shape[1:]) if shape else () for shape in self.shapes)

@@ -211,7 +211,6 @@ class ModelStateHandler(_StateDictHandler):
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
 
 
 class OptimizerStateHandler(_StateDictHandler):
@@ -219,7 +218,6 @@ class OptimizerStateHandler(_StateDictHandler):
 
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
 
 
 class SamplerStateHandler(_StateDictHandler):
@@ -227,7 +225,6 @@ class SamplerStateHandler(_StateDictHandler):
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
-        self.save()
 
 
 _registry: list[tuple[type, type[StateHandler]]] = [
