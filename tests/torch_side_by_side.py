@@ -357,7 +357,9 @@ def ranks_that_disagree(hvd: Any) -> Any:
     odd = bool(rank % 2)
     return [
         caught(lambda: hvd.allreduce(torch.ones(3 + odd), name="shape")),
-        caught(lambda: hvd.allreduce(torch.ones(2, 3).reshape((3, 2) if odd else (2, 3)), name="t")),
+        caught(
+            lambda: hvd.allreduce(torch.ones(2, 3).reshape((3, 2) if odd else (2, 3)), name="t")
+        ),
         caught(lambda: hvd.allreduce(torch.ones(3).to(DTYPES[2 + odd]), name="dtype")),
         caught(lambda: hvd.allreduce(torch.ones(3), op=hvd.Sum if odd else hvd.Max, name="op")),
         caught(lambda: hvd.allreduce(torch.ones(3), prescale_factor=1.0 + odd, name="scale")),
@@ -656,7 +658,9 @@ def main() -> int:
         mine = caught(lambda f=function: _numbers(f(ours)))
         expected = caught(lambda f=function: _numbers(f(theirs)))
         if not same(mine, expected, exact):
-            failures.append(f"rank {theirs_rank}: {function.__name__}\n  {mine}\n  {expected}\n  {messages}")
+            failures.append(
+                f"rank {theirs_rank}: {function.__name__}\n  {mine}\n  {expected}\n  {messages}"
+            )
     for failure in failures:
         print(failure, flush=True)
     print(f"compared {len(CASES)} cases", flush=True)

@@ -24,7 +24,5 @@ def start(call: Callable[[Any], Any], process_set: ProcessSet) -> int:
     if process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     if runtime.current().comm.size.bit_count() != 1:
-        raise NotImplementedError(
-            "Running Adasum with non-power of 2 ranks is not supported yet."
-        )
+        raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
     return take_over(call(horovod_path.usable("Adasum")))

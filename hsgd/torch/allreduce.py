@@ -41,7 +41,9 @@ def reduce_op(op: int | None, average: bool | None) -> int:
     """
     if op is not None:
         if average is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+            raise ValueError(
+                "The op parameter supersedes average. Please provide only one of them."
+            )
         return op
     if average is None:
         return AVERAGE
@@ -88,9 +90,7 @@ def _by_horovod(
 
     def call(horovod: Any) -> Any:
         start = getattr(horovod, function)
-        return start(
-            what, name=name, op=op, prescale_factor=scales[0], postscale_factor=scales[1]
-        )
+        return start(what, name=name, op=op, prescale_factor=scales[0], postscale_factor=scales[1])
 
     if op == ADASUM:
         return adasum.start(call, process_set)

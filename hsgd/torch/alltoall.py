@@ -20,9 +20,7 @@ Splits = Tensor | Sequence[int] | None
 def _start(
     tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet, *, wake: bool = True
 ) -> int:
-    handed = hand_over(
-        [tensor], "alltoall", lambda hvd: hvd.alltoall_async(tensor, splits, name)
-    )
+    handed = hand_over([tensor], "alltoall", lambda hvd: hvd.alltoall_async(tensor, splits, name))
     if handed is not None:
         return handed
     coordinator = coordinator_of(process_set, "Alltoall")

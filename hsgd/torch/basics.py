@@ -120,9 +120,7 @@ def is_homogeneous() -> bool:
 def mpi_threads_supported() -> bool:
     """Whether MPI serves several threads at once; local. Raises ValueError without MPI."""
     if not mpi_enabled():
-        raise ValueError(
-            "Horovod MPI is not enabled; Please make sure it's installed and enabled."
-        )
+        raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
     return _mpi_threads()
 
 

@@ -120,9 +120,7 @@ class Bucket:
         mean = self._op == AVERAGE and self._predivide == 1.0 and self._result.is_floating_point()
         op = "mean" if mean else CORE_OPS[self._op]
         if self._threaded:
-            self._handle = self._comm.allreduce_async(
-                self._result, op, self._result, self.label
-            )
+            self._handle = self._comm.allreduce_async(self._result, op, self._result, self.label)
         else:
             self._comm.allreduce(self._result, op, self._result, self.label)
 

@@ -245,5 +245,3 @@ class Coordinator:
             self._pending.clear()
             self._negotiating = False
             self._changed.notify_all()
-
-

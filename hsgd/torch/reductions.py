@@ -184,5 +184,3 @@ def _spread(flat: Tensor, targets: Sequence[Tensor]) -> None:
     pieces = flat.split([target.numel() for target in targets])
     for target, piece in zip(targets, pieces, strict=True):
         target.copy_(piece.view_as(target))
-
-

@@ -104,8 +104,14 @@ class Runtime:
         return {number: known.ranks for number, known in self._sets.items()}
 
     def coordinator(self, number: int | None, what: str) -> Coordinator:
-        """Of a process set that this rank is in; local. Raises ValueError in Horovod's words."""
-        found = None if number is None else self._sets.get(number)
+        """Of a process set that this rank is in; local. Raises ValueError in Horovod's words, and
+        TypeError for a set without a number, as Horovod does.
+        """
+        if number is None:
+            raise TypeError(
+                f"{what}: the process set is not registered; give it to init() or add_process_set()"
+            )
+        found = self._sets.get(number)
         if found is None:
             raise ValueError(
                 f"{what}: Process set provided does not exist, or has not been registered."

@@ -18,7 +18,16 @@ from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.operation import Operation
 from hsgd.torch.process_sets import ProcessSet
 
-__all__ = ["coordinator_of", "hand_over", "local_root", "named", "poll", "submit", "synchronize", "take_over"]
+__all__ = [
+    "coordinator_of",
+    "hand_over",
+    "local_root",
+    "named",
+    "poll",
+    "submit",
+    "synchronize",
+    "take_over",
+]
 
 _numbers = itertools.count()
 _open: dict[int, tuple[Coordinator, Operation]] = {}

@@ -63,7 +63,9 @@ class SyncBatchNorm(_BatchNorm):
         """How much of the new moments goes into the running ones."""
         if self.momentum is not None:
             return self.momentum
-        return 1.0 / float(self.num_batches_tracked) if self.num_batches_tracked is not None else 0.0
+        return (
+            1.0 / float(self.num_batches_tracked) if self.num_batches_tracked is not None else 0.0
+        )
 
 
 class _SyncBatchNorm(torch.autograd.Function):

@@ -42,9 +42,7 @@ class State:
     rank.
     """
 
-    def __init__(
-        self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]
-    ) -> None:
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._host_messages: queue.Queue[tuple[float, int]] = queue.Queue()
