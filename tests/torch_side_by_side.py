@@ -57,10 +57,23 @@ def values(hvd: Any, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def places(hvd: Any) -> Any:
     return [
         getattr(hvd, name)()
-        for name in (
-            "rank size local_rank local_size cross_rank cross_size is_initialized mpi_enabled "
-            "mpi_built mpi_threads_supported nccl_built cuda_built rocm_built ddl_built ccl_built"
-        ).split()
+        for name in [
+            "rank",
+            "size",
+            "local_rank",
+            "local_size",
+            "cross_rank",
+            "cross_size",
+            "is_initialized",
+            "mpi_enabled",
+            "mpi_built",
+            "mpi_threads_supported",
+            "nccl_built",
+            "cuda_built",
+            "rocm_built",
+            "ddl_built",
+            "ccl_built",
+        ]
     ]
 
 

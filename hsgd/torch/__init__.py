@@ -14,6 +14,7 @@ if importlib.util.find_spec("torch") is None:
     raise MissingExtra("hsgd.torch needs PyTorch, which is not installed; pip install torch")
 
 from hsgd.torch import elastic, mpi_ops
+from hsgd.torch.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 from hsgd.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -28,6 +29,8 @@ __all__ = sorted(
     [
         *mpi_ops.__all__,
         "DistributedOptimizer",
+        "HorovodVersionMismatchError",
+        "HostsUpdatedInterrupt",
         "SyncBatchNorm",
         "allgather_object",
         "broadcast_object",

@@ -1,7 +1,6 @@
 """What Horovod itself does for hsgd.torch: Adasum, elastic.run, and tensors on accelerators.
 
-Owns the loading of Horovod behind the interposer, when it is first needed, and the handles that it
-gave. Where it is not installed, or cannot do it, raises one clear error.
+Owns the loading of Horovod, when it is first needed, and the handles that it gave. Where it is not installed, or cannot do it, raises one clear error.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ def installed() -> bool:
 
 
 def load(what: str) -> Any:
-    """The module horovod.torch, with the interposer in front; local. Raises MissingExtra that says
-    who needs it, LaunchError when it fits neither hsgd nor the job.
+    """The module horovod.torch; local. Raises MissingExtra that says who needs it, LaunchError when
+    it was built for another MPI.
+
+    Without the interposer: what Horovod does here is nothing that it would take.
     """
     if not installed():
         raise MissingExtra(
@@ -39,9 +40,8 @@ def load(what: str) -> Any:
         )
     with _lock:
         if not _loaded:
-            preload.load_for_horovod()
+            preload.check_horovod()
             _loaded.append(importlib.import_module("horovod.torch"))
-            preload.verify_horovod()
     return _loaded[0]
 
 

@@ -52,18 +52,18 @@ from hsgd.torch.process_sets import (
     global_process_set,
     remove_process_set,
 )
-from hsgd.torch.reductions import ADASUM as Adasum
-from hsgd.torch.reductions import AVERAGE as Average
-from hsgd.torch.reductions import MAX as Max
-from hsgd.torch.reductions import MIN as Min
-from hsgd.torch.reductions import PRODUCT as Product
-from hsgd.torch.reductions import SUM as Sum
 from hsgd.torch.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
+from hsgd.torch.reductions import ADASUM as Adasum
+from hsgd.torch.reductions import AVERAGE as Average
+from hsgd.torch.reductions import MAX as Max
+from hsgd.torch.reductions import MIN as Min
+from hsgd.torch.reductions import PRODUCT as Product
+from hsgd.torch.reductions import SUM as Sum
 from hsgd.torch.submission import poll, synchronize
 
 __all__ = [

@@ -8,6 +8,7 @@ way. Never updates parameters.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -237,7 +238,7 @@ class GradientReducer:
         if isinstance(groups, int):
             each, more = divmod(len(ordered), groups)
             ends = [n * each + min(n, more) for n in range(groups + 1)]
-            parts = [list(ordered[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+            parts = [list(ordered[a:b]) for a, b in itertools.pairwise(ends)]
             most = 1 << 62
         elif groups is not None:
             chosen = {parameter: n for n, group in enumerate(groups) for parameter in group}
