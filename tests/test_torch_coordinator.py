@@ -178,7 +178,7 @@ def names_in_use(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         if seat.rank == 0:
             handle = hvd.allreduce_async(torch.ones(1), name="x")
-            with pytest.raises(ValueError, match="same name as another tensor.*allreduce.x"):
+            with pytest.raises(ValueError, match=r"same name as another tensor.*allreduce\.x"):
                 hvd.allreduce_async(torch.ones(1), name="x")
         hvd.barrier()
         if seat.rank:

@@ -25,17 +25,15 @@ from hsgd.torch.mpi_ops import *  # noqa: F403
 from hsgd.torch.optimizer import DistributedOptimizer
 from hsgd.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = sorted(
-    [
-        *mpi_ops.__all__,
-        "DistributedOptimizer",
-        "HorovodVersionMismatchError",
-        "HostsUpdatedInterrupt",
-        "SyncBatchNorm",
-        "allgather_object",
-        "broadcast_object",
-        "broadcast_optimizer_state",
-        "broadcast_parameters",
-        "elastic",
-    ]
-)
+__all__ = [
+    "DistributedOptimizer",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "SyncBatchNorm",
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "elastic",
+]
+__all__ += mpi_ops.__all__

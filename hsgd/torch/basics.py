@@ -12,12 +12,14 @@ from typing import Any
 
 from hsgd import built
 from hsgd.comm import Comm
+from hsgd.metrics import Counters
 from hsgd.torch import runtime, timeline
 from hsgd.torch.process_sets import ProcessSet, global_process_set
 from hsgd.torch.settings import Settings
 
 __all__ = [
     "ccl_built",
+    "counters",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -167,6 +169,13 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """False: hsgd computes on host memory."""
     return False
+
+
+def counters() -> Counters:
+    """What this rank's collectives did since init(): calls, bytes inside and between nodes, seconds;
+    local. Not a name of Horovod's.
+    """
+    return runtime.current().counters()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

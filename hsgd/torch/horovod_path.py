@@ -1,6 +1,7 @@
 """What Horovod itself does for hsgd.torch: Adasum, elastic.run, and tensors on accelerators.
 
-Owns the loading of Horovod, when it is first needed, and the handles that it gave. Where it is not installed, or cannot do it, raises one clear error.
+Owns the loading of Horovod, when it is first needed, and the handles that it gave. Where it is not
+installed, or cannot do it, raises one clear error.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from hsgd.torch.allreduce import (
 from hsgd.torch.alltoall import alltoall, alltoall_async
 from hsgd.torch.basics import (
     ccl_built,
+    counters,
     cross_rank,
     cross_size,
     cuda_built,
@@ -91,6 +92,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "ccl_built",
+    "counters",
     "cross_rank",
     "cross_size",
     "cuda_built",

@@ -14,6 +14,7 @@ from typing import Any
 
 from hsgd import world
 from hsgd.comm import Comm
+from hsgd.metrics import Counters
 from hsgd.torch.coordinator import Coordinator
 from hsgd.torch.coordinator import Operation as Submitted
 from hsgd.torch.objects import exchange
@@ -79,8 +80,7 @@ class Runtime:
         self.threaded = threaded
         self.watched: list[Callable[[], list[tuple[str, float]]]] = []
         """What else has operations open over all ranks: names, and since when."""
-        self.closers: list[Callable[[str], None]] = []
-        """Called by close() in reverse order, with the reason."""
+        self._privates: list[Comm] = []
         self.observer: Callable[[Submitted], None] | None = None
         self._numbers = itertools.count(1)
         self._private = itertools.count()
@@ -147,6 +147,11 @@ class Runtime:
         """add_process_set() for init()."""
         return self._add(ranks)
 
+    def counters(self) -> Counters:
+        """What this rank did over the job's communicators, the stall inspector's aside; local."""
+        comms = [known.coordinator.comm for known in self._sets.values() if known.coordinator]
+        return sum((Counters.of(comm) for comm in (*comms, *self._privates)), Counters.none())
+
     def register_own(self, ranks: Sequence[int]) -> tuple[int | None, list[int]]:
         """register() where each rank names the set that it is in; collective over all ranks.
 
@@ -167,15 +172,15 @@ class Runtime:
         operation = _NewSet(f"{what}.{next(self._private)}", range(coordinator.comm.size))
         self._run(operation, coordinator)
         comm: Comm = operation.result
-        self.closers.append(lambda reason: comm.close())
+        self._privates.append(comm)
         return comm
 
     def close(self, reason: str) -> None:
         """Fail what is open and close all communicators; local."""
         if self._inspector is not None:
             self._inspector.close()
-        while self.closers:
-            self.closers.pop()(reason)
+        while self._privates:
+            self._privates.pop().close()
         for number in sorted(self._sets, reverse=True):
             coordinator = self._sets[number].coordinator
             if coordinator is not None:

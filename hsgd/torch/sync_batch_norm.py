@@ -31,25 +31,26 @@ class SyncBatchNorm(_BatchNorm):
     DistributedOptimizer to reduce. In float32 and float64; Horovod's takes tensors on GPUs only.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalize; collective and blocking in training."""
-        self._check_input_dim(input)
+        batch = input
+        self._check_input_dim(batch)
         local = not self.training and self.track_running_stats
         if local or runtime.current().comm.size == 1:
-            return super().forward(input)
+            return super().forward(batch)
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        if input.device.type != "cpu":
-            horovod = horovod_path.for_device(input.device, "SyncBatchNorm")
+        if batch.device.type != "cpu":
+            horovod = horovod_path.for_device(batch.device, "SyncBatchNorm")
             function = horovod.sync_batch_norm._SyncBatchNorm
         else:
             function = _SyncBatchNorm
         output: Tensor = function.apply(
-            input,
+            batch,
             self.weight,
             self.bias,
             self.running_mean,
@@ -72,7 +73,7 @@ class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        input: Tensor,
+        batch: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         running_mean: Tensor | None,
@@ -80,34 +81,34 @@ class _SyncBatchNorm(torch.autograd.Function):
         eps: float,
         rate: float,
     ) -> Tensor:
-        count, mean, variance = _moments(input)
+        count, mean, variance = _moments(batch)
         scale = torch.rsqrt(variance + eps)
         if running_mean is not None and running_var is not None:
             unbiased = variance * (count / max(count - 1, 1))
             running_mean.lerp_(mean.to(running_mean.dtype), rate)
             running_var.lerp_(unbiased.to(running_var.dtype), rate)
-        mean, scale = mean.to(input.dtype), scale.to(input.dtype)
-        ctx.save_for_backward(input, weight, mean, scale)
+        mean, scale = mean.to(batch.dtype), scale.to(batch.dtype)
+        ctx.save_for_backward(batch, weight, mean, scale)
         ctx.count = count
-        normalized = (input - _along(mean, input)) * _along(scale, input)
+        normalized = (batch - _along(mean, batch)) * _along(scale, batch)
         if weight is not None:
-            normalized = normalized * _along(weight, input)
-        return normalized if bias is None else normalized + _along(bias, input)
+            normalized = normalized * _along(weight, batch)
+        return normalized if bias is None else normalized + _along(bias, batch)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, mean, scale = ctx.saved_tensors
+        batch, weight, mean, scale = ctx.saved_tensors
         gradient = gradients[0]
-        axes = [0, *range(2, input.dim())]
-        normalized = (input - _along(mean, input)) * _along(scale, input)
+        axes = [0, *range(2, batch.dim())]
+        normalized = (batch - _along(mean, batch)) * _along(scale, batch)
         of_bias = gradient.sum(axes)
         of_weight = (gradient * normalized).sum(axes)
         of_input = None
         if ctx.needs_input_grad[0]:
             sums = allreduce(torch.stack([of_bias, of_weight]), op=SUM) / ctx.count
-            shift, slope = _along(sums[0], input), _along(sums[1], input)
+            shift, slope = _along(sums[0], batch), _along(sums[1], batch)
             factor = scale if weight is None else scale * weight
-            of_input = (gradient - shift - normalized * slope) * _along(factor, input)
+            of_input = (gradient - shift - normalized * slope) * _along(factor, batch)
         return (
             of_input,
             of_weight if weight is not None and ctx.needs_input_grad[1] else None,
@@ -119,12 +120,12 @@ class _SyncBatchNorm(torch.autograd.Function):
         )
 
 
-def _moments(input: Tensor) -> tuple[float, Tensor, Tensor]:
+def _moments(batch: Tensor) -> tuple[float, Tensor, Tensor]:
     """Count, mean and biased variance of each channel over all ranks; collective, blocking."""
-    axes = [0, *range(2, input.dim())]
-    own_count = input.numel() // input.shape[1]
-    wide = input.detach().double()
-    own_mean = wide.mean(axes) if own_count else wide.new_zeros(input.shape[1])
+    axes = [0, *range(2, batch.dim())]
+    own_count = batch.numel() // batch.shape[1]
+    wide = batch.detach().double()
+    own_mean = wide.mean(axes) if own_count else wide.new_zeros(batch.shape[1])
     own_square = ((wide - _along(own_mean, wide)) ** 2).sum(axes)
     counts = torch.full_like(own_mean, own_count)
     parts = allgather(torch.stack([counts, own_mean, own_square])[None])
