@@ -136,9 +136,9 @@ def summarize(
     """The numbers of all ranks for one epoch. Collective.
 
     communication_share: seconds that the thread which communicates (Horovod's, or hsgd's, in the
-    background) spent inside two-level collectives, waiting for slower ranks included, over the wall time of
-    the training loop; mean over ranks. It overlaps with the computation of the main thread, so it
-    is not time lost; Horovod's own negotiation and copies are not in it.
+    background) spent inside two-level collectives, waiting for slower ranks included, over the wall
+    time of the training loop; mean over ranks. It overlaps with the computation of the main thread,
+    so it is not time lost; Horovod's own negotiation and copies are not in it.
     """
     own = moved or Counters.none()
     values = [*train, *test, seconds, moved is not None]

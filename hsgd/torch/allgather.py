@@ -50,7 +50,7 @@ def allgather(
     between ranks. Raises ValueError for unusable tensors, HorovodInternalError when ranks disagree
     or one is lost.
     """
-    gathered: Tensor = _Allgather.apply(name, process_set, False, tensor)[0]
+    gathered: Tensor = _Allgather.apply(name, process_set, False, tensor)[0]  # type: ignore[no-untyped-call]
     return gathered
 
 
@@ -69,7 +69,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
     """allgather() of several tensors; collective, blocking, differentiable."""
-    result: tuple[Tensor, ...] = _Allgather.apply(name, process_set, True, *tensors)
+    result: tuple[Tensor, ...] = _Allgather.apply(name, process_set, True, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -153,7 +153,7 @@ def allreduce(
     compressed, context = compression.compress(tensor)
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
     if compressed.requires_grad and torch.is_grad_enabled():
-        reduced = _Allreduce.apply(compressed, name, chosen, scales, process_set)
+        reduced = _Allreduce.apply(compressed, name, chosen, scales, process_set)  # type: ignore[no-untyped-call]
     else:
         reduced = synchronize(_start([compressed], name, chosen, scales, process_set, wake=False))
     return compression.decompress(reduced, context)
@@ -218,7 +218,7 @@ def grouped_allreduce(
     """
     pairs = [compression.compress(tensor) for tensor in tensors]
     chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
-    reduced = _GroupedAllreduce.apply(
+    reduced = _GroupedAllreduce.apply(  # type: ignore[no-untyped-call]
         name, chosen, scales, process_set, *(tensor for tensor, _ in pairs)
     )
     return [

@@ -82,7 +82,7 @@ def alltoall(
     ValueError for unusable tensors and splits, HorovodInternalError when ranks disagree or one is
     lost.
     """
-    result: Tensor | tuple[Tensor, Tensor] = _Alltoall.apply(tensor, splits, name, process_set)
+    result: Tensor | tuple[Tensor, Tensor] = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -75,7 +75,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 def shutdown() -> None:
     """Close the job; local. Operations that are open fail, here and on other ranks."""
-    timeline.stop()
     runtime.stop()
 
 
@@ -172,8 +171,9 @@ def rocm_built() -> bool:
 
 
 def counters() -> Counters:
-    """What this rank's collectives did since init(): calls, bytes inside and between nodes, seconds;
-    local. Not a name of Horovod's.
+    """What this rank's collectives did since init(): calls, bytes, seconds; local.
+
+    Not a name of Horovod's.
     """
     return runtime.current().counters()
 

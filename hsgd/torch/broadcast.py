@@ -71,7 +71,7 @@ def broadcast(
     Raises ValueError for unusable tensors and roots, HorovodInternalError when ranks disagree or
     one is lost.
     """
-    result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
+    result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
     return result
 
 

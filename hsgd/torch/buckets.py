@@ -23,7 +23,10 @@ from hsgd.torch.reductions import AVERAGE, CORE_OPS
 
 __all__ = ["Bucket", "fill"]
 
-_CASTS = {FP16Compressor: torch.float16, BF16Compressor: torch.bfloat16}
+_CASTS: dict[type[Compressor], torch.dtype] = {
+    FP16Compressor: torch.float16,
+    BF16Compressor: torch.bfloat16,
+}
 
 
 def fill(sizes: Sequence[tuple[torch.dtype, int]], most_bytes: int) -> list[list[int]]:

@@ -44,6 +44,10 @@ class Operation(Protocol):
     error: BaseException | None
 
     @property
+    def payload_bytes(self) -> int:
+        """Bytes of this rank's input."""
+
+    @property
     def signature(self) -> Signature:
         """What must be equal on all ranks; asked for only when ranks differ."""
 

@@ -143,7 +143,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     data = _pack(obj)
     lengths = allgather(torch.tensor([data.numel()], dtype=torch.int64), f"{name}.sz")
     gathered = allgather(data, f"{name}.t")
-    return [_unpack(piece) for piece in gathered.split(lengths.tolist())]
+    return [_unpack(piece) for piece in torch.split(gathered, lengths.tolist())]
 
 
 def _pack(obj: Any) -> Tensor:

@@ -30,6 +30,9 @@ class _Distributed(torch.optim.Optimizer):
     """What is put in front of the class of a user's optimizer."""
 
     _reducer: GradientReducer
+    _names: dict[int, str]
+    _synchronized: bool
+    _should_synchronize: bool
     process_set: ProcessSet
     op: int
     gradient_predivide_factor: float
@@ -64,7 +67,7 @@ class _Distributed(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """synchronize(), unless told not to, and the optimizer's own step()."""
         if self._should_synchronize:
             if self._synchronized:
@@ -237,7 +240,7 @@ def DistributedOptimizer(
         bucket_cap_mb,
         strategy == "overlap",
     )
-    kind = type(
+    kind: Any = type(
         type(optimizer).__name__,
         (_Distributed, type(optimizer)),
         {"__module__": __name__, "__doc__": type(optimizer).__doc__},

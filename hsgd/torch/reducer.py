@@ -9,6 +9,7 @@ way. Never updates parameters.
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,10 @@ class GradientReducer:
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf and parameter not in self._known:
                 self._known[parameter] = self.passes
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook))
+                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._hook
+                )
+                self._hooks.append(handle)
 
     @property
     def open(self) -> bool:
@@ -120,7 +124,11 @@ class GradientReducer:
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._densified[parameter] = None
         bucket, index = place
+        tracer = None if self._job is None else self._job.tracer
+        begin_s = 0.0 if tracer is None else time.monotonic()
         bucket.adopt(index)
+        if tracer is not None:
+            tracer("pack", self._names[id(parameter)], begin_s, time.monotonic())
         bucket.waiting -= 1
         if self._options.overlap and self._job is runtime.current():
             self._launch_complete()
@@ -137,7 +145,10 @@ class GradientReducer:
         if new:  # on all ranks in the same step; else they wait, and the stall inspector tells
             sparse += self._extend(new)
         for bucket in self._buckets:
+            begin_s = bucket.launched_s
             bucket.finish()
+            if self._job is not None and self._job.tracer is not None:
+                self._job.tracer("collective", bucket.label, begin_s, time.monotonic())
         for parameter, finish in sparse:
             parameter.grad = finish()
         for parameter in self._densified:

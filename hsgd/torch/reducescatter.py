@@ -82,7 +82,7 @@ def reducescatter(
     """
     compressed, context = compression.compress(tensor)
     scales = (prescale_factor, postscale_factor)
-    (reduced,) = _Reducescatter.apply(name, op, scales, process_set, False, compressed)
+    (reduced,) = _Reducescatter.apply(name, op, scales, process_set, False, compressed)  # type: ignore[no-untyped-call]
     return compression.decompress(reduced, context)
 
 
@@ -111,7 +111,7 @@ def grouped_reducescatter(
     """reducescatter() of several tensors; collective, blocking, differentiable."""
     pairs = [compression.compress(tensor) for tensor in tensors]
     scales = (prescale_factor, postscale_factor)
-    reduced = _Reducescatter.apply(
+    reduced = _Reducescatter.apply(  # type: ignore[no-untyped-call]
         name, op, scales, process_set, True, *(tensor for tensor, _ in pairs)
     )
     return [

@@ -181,6 +181,6 @@ def _scaled(tensor: Tensor, factor: float) -> Tensor:
 
 
 def _spread(flat: Tensor, targets: Sequence[Tensor]) -> None:
-    pieces = flat.split([target.numel() for target in targets])
+    pieces = torch.split(flat, [target.numel() for target in targets])
     for target, piece in zip(targets, pieces, strict=True):
         target.copy_(piece.view_as(target))

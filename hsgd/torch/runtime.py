@@ -81,7 +81,13 @@ class Runtime:
         self.watched: list[Callable[[], list[tuple[str, float]]]] = []
         """What else has operations open over all ranks: names, and since when."""
         self._privates: list[Comm] = []
-        self.observer: Callable[[Submitted], None] | None = None
+        self.observer: Callable[[Submitted, float], None] | None = None
+        """Told of operations that ended, and of the seconds that they waited for other ranks."""
+        self.endings: list[Callable[[], None]] = []
+        """Called when the job ends, before anything is closed."""
+        self.tracer: Callable[..., None] | None = None
+        """Told of what else took time, as Timeline.add()."""
+        self._waited_s: dict[str, float] = {}
         self._numbers = itertools.count(1)
         self._private = itertools.count()
         self.place = _place(comm)
@@ -177,6 +183,8 @@ class Runtime:
 
     def close(self, reason: str) -> None:
         """Fail what is open and close all communicators; local."""
+        while self.endings:
+            self.endings.pop()()
         if self._inspector is not None:
             self._inspector.close()
         while self._privates:
@@ -216,12 +224,16 @@ class Runtime:
 
     def _coordinator(self, comm: Comm, label: str) -> Coordinator:
         made = Coordinator(comm, label, run_fused, stand_in, threaded=self.threaded)
-        made.observer = self._observe
+        made.observer = lambda operation: self._observe(operation, comm, label)
         return made
 
-    def _observe(self, operation: Submitted) -> None:
-        if self.observer is not None:
-            self.observer(operation)
+    def _observe(self, operation: Submitted, comm: Comm, label: str) -> None:
+        if self.observer is None:
+            return
+        waited_s = comm.counters().wait_ns * 1e-9
+        before = self._waited_s.get(label, waited_s)
+        self._waited_s[label] = waited_s
+        self.observer(operation, waited_s - before)
 
     def _open(self) -> Open:
         table: Open = {}

@@ -58,8 +58,8 @@ def describe(found: dict[tuple[int, str], list[int]], least_s: float) -> str:
         "indicate that different ranks are trying to submit different tensors or that only subset "
         "of ranks is submitting tensors, which will cause deadlock."
     ]
-    for ranks, names in by_ranks.items():
-        who = ", ".join(map(str, ranks))
+    for missed, names in by_ranks.items():
+        who = ", ".join(map(str, missed))
         lines.append(f"Missing ranks: {who} [{', '.join(names[:5])}{' ...' * (len(names) > 5)}]")
     return "\n".join(lines)
 
