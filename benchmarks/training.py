@@ -215,9 +215,9 @@ def _processes_and_threads(results: Sequence[Mapping[str, Any]]) -> dict[str, fl
             continue
         for (other, same), several in times.items():
             shape, _, rate = other.partition("@")
-            if same == way and other != layout and shape.startswith(f"{nodes}x"):
-                if rate == rest.removeprefix("@"):
-                    found[f"processes_vs_threads/{way}/{other}"] = float(f"{single / several:.4g}")
+            alike = shape.startswith(f"{nodes}x") and rate == rest.removeprefix("@")
+            if alike and same == way and other != layout:
+                found[f"processes_vs_threads/{way}/{other}"] = float(f"{single / several:.4g}")
     return found
 
 

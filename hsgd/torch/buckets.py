@@ -97,20 +97,37 @@ class Bucket:
         gradient = parameter.grad
         if gradient is None:
             view.zero_()
-        elif gradient.is_sparse:
-            view.copy_(gradient.to_dense())
-        elif gradient.data_ptr() == view.data_ptr():
+        elif gradient is view:
             return
         else:
-            view.copy_(gradient)
+            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         parameter.grad = view
 
-    def zero(self, index: int) -> None:
-        """Add nothing for one parameter, and leave its gradient alone."""
-        self.views[index].zero_()
+    def pack(self) -> None:
+        """adopt() all gradients that are not views yet; parameters that need none and have none
+        add zeros, and stay without.
+        """
+        targets, sources = [], []
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is view:
+                continue
+            if gradient is None:
+                view.zero_()
+                if not parameter.requires_grad:
+                    continue
+            elif gradient.is_sparse:
+                view.copy_(gradient.to_dense())
+            else:
+                targets.append(view)
+                sources.append(gradient)
+            parameter.grad = view
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     def launch(self) -> None:
-        """Start the collective; collective over the ranks of the bucket, not blocking."""
+        """Pack, and start the collective; collective over the ranks of the bucket, not blocking."""
+        self.pack()
         self.launched_s = time.monotonic()
         if self._predivide != 1.0:
             self._flat.mul_(1.0 / self._predivide)
@@ -148,11 +165,8 @@ class Bucket:
     def release(self) -> None:
         """Give gradients memory of their own again; local."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            gradient = parameter.grad
-            if gradient is None or gradient.is_sparse:
-                continue
-            if gradient.data_ptr() == view.data_ptr():
-                parameter.grad = gradient.clone()
+            if parameter.grad is view:
+                parameter.grad = view.clone()
 
 
 def _view(flat: Tensor, begin: int, parameter: Tensor) -> Tensor:

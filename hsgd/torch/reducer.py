@@ -31,6 +31,7 @@ from hsgd.torch.process_sets import ProcessSet
 __all__ = ["GradientReducer", "Options"]
 
 _MIB = 1 << 20
+_HOT_COUNT = 1 << 14  # elements of a gradient that is copied at once
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class GradientReducer:
         self._options = options
         self._names = names
         self._known: dict[Tensor, int] = {}  # parameters with hooks; how many passes are to come
-        self._hooks: list[Any] = []
-        self._hook = _weak_hook(self)
+        self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
+        self._hooks: dict[Tensor, Any] = {}
+        self._wake = _weak_hook(self)
         self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
         self._places: dict[Tensor, tuple[Bucket, int]] = {}
         self._sparse: dict[Tensor, None] = {}
@@ -72,15 +74,12 @@ class GradientReducer:
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf and parameter not in self._known:
                 self._known[parameter] = self.passes
-                handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    self._hook
-                )
-                self._hooks.append(handle)
+                self._hook(parameter, self._wake)
 
     @property
     def open(self) -> bool:
         """Whether gradients came that were not reduced."""
-        return self._touched
+        return self._touched or bool(self._arrived)
 
     def set_passes(self, passes: int) -> None:
         """From the next step on."""
@@ -96,6 +95,7 @@ class GradientReducer:
         """
         self._follow_job()
         try:
+            self._look()
             self._finish_round()
         except HsgdError as error:
             raise HorovodInternalError(str(error)) from error
@@ -104,8 +104,30 @@ class GradientReducer:
             self._next = 0
             self.set_passes(self.passes)
 
+    def _hook(self, parameter: Tensor, call: Callable[[Tensor], None]) -> None:
+        """Have `call` told when autograd has added to the gradient."""
+        if parameter in self._hooks:
+            self._hooks[parameter].remove()
+        register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
+        self._hooks[parameter] = register(call)
+
     def _came(self, parameter: Tensor) -> None:
-        """A hook: autograd has added to the gradient of `parameter`."""
+        """A hook of parameters that are new, complete a bucket, or are so large that they are
+        copied while in cache. That of the others is the append of a list: it costs no Python.
+        """
+        self._arrived.append(parameter)
+        self._look()
+        if self._options.overlap and self._job is runtime.current():
+            self._launch_complete()
+
+    def _look(self) -> None:
+        """Work off what arrived."""
+        arrived = self._arrived[:]
+        self._arrived.clear()
+        for parameter in arrived:
+            self._count(parameter)
+
+    def _count(self, parameter: Tensor) -> None:
         left = self._known[parameter]
         if left <= 0:
             raise AssertionError(
@@ -124,19 +146,21 @@ class GradientReducer:
         if parameter.grad is not None and parameter.grad.is_sparse:
             self._densified[parameter] = None
         bucket, index = place
-        tracer = None if self._job is None else self._job.tracer
-        begin_s = 0.0 if tracer is None else time.monotonic()
-        bucket.adopt(index)
-        if tracer is not None:
-            tracer("pack", self._names[id(parameter)], begin_s, time.monotonic())
         bucket.waiting -= 1
-        if self._options.overlap and self._job is runtime.current():
-            self._launch_complete()
+        if parameter.numel() >= _HOT_COUNT:
+            bucket.adopt(index)
 
     def _launch_complete(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
-            self._buckets[self._next].launch()
+            self._launch(self._buckets[self._next])
             self._next += 1
+
+    def _launch(self, bucket: Bucket) -> None:
+        tracer = None if self._job is None else self._job.tracer
+        begin_s = time.monotonic()
+        bucket.launch()
+        if tracer is not None:
+            tracer("pack", bucket.label, begin_s, bucket.launched_s)
 
     def _finish_round(self) -> None:
         self._complete()
@@ -159,12 +183,7 @@ class GradientReducer:
     def _complete(self) -> None:
         """Launch what is left, with zeros where a gradient is missing."""
         for bucket in self._buckets[self._next :]:
-            for index, parameter in enumerate(bucket.parameters):
-                if parameter.grad is None and not parameter.requires_grad:
-                    bucket.zero(index)
-                else:
-                    bucket.adopt(index)
-            bucket.launch()
+            self._launch(bucket)
         self._next = len(self._buckets)
 
     def _has_place(self, parameter: Tensor) -> bool:
@@ -196,8 +215,9 @@ class GradientReducer:
                 self._places[parameter] = (bucket, index)
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     self._densified[parameter] = None
-                bucket.adopt(index)
-            bucket.launch()
+                if index < len(members) - 1 and parameter.numel() < _HOT_COUNT:
+                    self._hook(parameter, self._arrived.append)
+            self._launch(bucket)
             self._buckets.append(bucket)
         self._next = len(self._buckets)
         return begun
