@@ -40,7 +40,8 @@ if api.parse_known_args()[0].api == "hsgd":
 else:
     import horovod.torch as hvd
 
-IDLE = Counters(0, 0, 0, 0, 0, 0.0, 0.0)
+# Horovod communicates through the interposer if it is there, hsgd.torch by itself.
+read_counters = hvd.counters if api.parse_known_args()[0].api == "hsgd" else interposer_counters
 COLUMNS = (  # title, key in the JSON, factor, format
     ("epoch", "epoch", 1, "d"),
     ("loss", "loss", 1, ".4f"),
@@ -134,12 +135,12 @@ def summarize(
 ) -> dict[str, float | None]:
     """The numbers of all ranks for one epoch. Collective.
 
-    communication_share: seconds that the thread which communicates (Horovod's background thread)
-    spent inside two-level collectives, waiting for slower ranks included, over the wall time of
-    the training loop; mean over ranks. It overlaps with the computation of the main thread, so it
-    is not time lost; Horovod's own negotiation and copies are not in it.
+    communication_share: seconds that the thread which communicates (Horovod's, or hsgd's, in the
+    background) spent inside two-level collectives, waiting for slower ranks included, over the wall
+    time of the training loop; mean over ranks. It overlaps with the computation of the main thread,
+    so it is not time lost; Horovod's own negotiation and copies are not in it.
     """
-    own = moved or IDLE
+    own = moved or Counters.none()
     values = [*train, *test, seconds, moved is not None]
     values += [own.calls, own.intra_bytes, own.inter_bytes_sent, own.total_s]
     total = hvd.allreduce(torch.tensor(values, dtype=torch.float64), name="epoch", op=hvd.Sum)
@@ -197,9 +198,9 @@ def train(
     with tqdm(total=steps, unit="step", disable=hvd.rank() != 0) as bar:
         for epoch in range(1, options.epochs + 1):
             loader.set_epoch(epoch)
-            before, start = interposer_counters(), time.perf_counter()
+            before, start = read_counters(), time.perf_counter()
             trained = train_epoch(model, loader, optimizer, scheduler, bar)
-            seconds, after = time.perf_counter() - start, interposer_counters()
+            seconds, after = time.perf_counter() - start, read_counters()
             moved = after - before if before and after else None
             epochs.append(summarize(epoch, trained, evaluate(model, tests), seconds, moved))
             text = "loss {loss:.4f}, test accuracy {test_accuracy:.4f}".format(**epochs[-1])

@@ -1,4 +1,4 @@
-"""The `hsgd` command: run, info, preload, data, clean.
+"""The `hsgd` command: run, info, preload, trace, data, clean.
 
 Owns the words and the exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the
 traceback), 2 wrong usage. Never does the work: each command is a few lines around the module that
@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
   HOROVOD_PLUGIN=hsgd srun python train.py        where another launcher starts the ranks
   LD_PRELOAD=$(hsgd preload) mpirun -np 4 ./app   any MPI program
+  hsgd trace summary timeline.json timeline.json.*   where the time of each rank went
   hsgd data convert digits slabs/                 training data as contiguous HDF5 slabs
 
 Variables HSGD_* tune hsgd; `hsgd info` lists those in effect.
@@ -91,6 +92,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     )
     clean.add_argument("--dry-run", action="store_true", help="only report them")
     clean.set_defaults(command_function=_clean)
+    _add_trace(commands)
     _add_data(commands, wanted="data" in words[:1])
     return parser
 
@@ -200,6 +202,20 @@ def _clean(arguments: argparse.Namespace) -> int:
     if not found:
         print("nothing is left of killed jobs")
     return 0
+
+
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser("trace", help="read timelines of hsgd.torch")
+    kinds = trace.add_subparsers(metavar="WHAT", required=True)
+    summary = kinds.add_parser("summary", help="where the time of each rank went")
+    summary.add_argument("files", nargs="+", metavar="FILE", help="a timeline; all ranks' will do")
+    summary.set_defaults(command_function=_trace_summary)
+
+
+def _trace_summary(arguments: argparse.Namespace) -> None:
+    from hsgd import timeline
+
+    print(timeline.summarize(arguments.files))
 
 
 def _add_data(commands: Any, *, wanted: bool) -> None:

@@ -489,6 +489,11 @@ class Comm:
         return self._native.closed()
 
     @property
+    def mpi(self) -> Any | None:
+        """The mpi4py communicator that this one was made from; None without MPI."""
+        return self._mpi
+
+    @property
     def rank(self) -> int:
         """Rank in this communicator, from 0."""
         return self._place.rank

@@ -1,4 +1,5 @@
-"""Counters of what the interposer did in this process: calls, bytes per level, seconds.
+"""Counters of what the interposer, or a communicator, did in this process: calls, bytes per level,
+seconds.
 
 Owns the reading of the native counters and their arithmetic. Never loads a native library and never
 calls MPI: where the interposer is not at work there is nothing to read.
@@ -10,6 +11,10 @@ import ctypes
 import os
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hsgd.comm import Comm
 
 __all__ = ["CollectiveCounters", "Counters", "interposer_collectives", "interposer_counters"]
 
@@ -36,6 +41,31 @@ class Counters:
     """Time spent waiting for other ranks."""
     total_s: float
     """Time spent inside the collectives, waiting included."""
+
+    @classmethod
+    def none(cls) -> Counters:
+        """Nothing was done."""
+        return cls(0, 0, 0, 0, 0, 0.0, 0.0)
+
+    @classmethod
+    def of(cls, comm: Comm) -> Counters:
+        """What a communicator did on this rank since it was made; local."""
+        native = comm.counters()
+        return cls(
+            native.calls,
+            native.payload_bytes,
+            native.intra_bytes,
+            native.inter_bytes_sent,
+            native.inter_bytes_received,
+            native.wait_ns * 1e-9,
+            native.total_ns * 1e-9,
+        )
+
+    def __add__(self, other: Counters) -> Counters:
+        """What was done in two places."""
+        if not isinstance(other, Counters):
+            return NotImplemented
+        return Counters(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, earlier: Counters) -> Counters:
         """What happened between the reading `earlier` and this one."""

@@ -30,12 +30,13 @@ _world: list[Comm] = []
 def init(comm: Any | None = None) -> None:
     """Set up the job's communicator; collective, blocking. A second call does nothing.
 
-    comm: an mpi4py communicator; None is MPI.COMM_WORLD.
+    comm: an mpi4py communicator; None is MPI.COMM_WORLD. A Comm is taken as it is, and closed by
+    shutdown().
     Raises MissingExtra without mpi4py, LaunchError when the MPI libraries do not agree.
     """
     with _lock:
         if not _world:
-            _world.append(Comm(comm))
+            _world.append(comm if isinstance(comm, Comm) else Comm(comm))
 
 
 def shutdown() -> None:

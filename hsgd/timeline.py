@@ -1,0 +1,121 @@
+"""Timeline: what a rank did when, as a Chrome trace that Perfetto and chrome://tracing open.
+
+Owns the form of the file and the reading of it. Never measures: others say what began and ended.
+
+Format: "Trace Event Format", complete events ("ph": "X"), times in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hsgd.errors import DataError
+
+__all__ = ["ROWS", "Timeline", "summarize"]
+
+ROWS = ("queue", "pack", "collective", "wait")
+"""What a rank's time goes into: an operation waits for its turn and for ranks that have not
+submitted it; gradients are copied into a bucket; the collective runs; and waits for other ranks,
+which is a part of it."""
+
+
+class Timeline:
+    """Events of one rank; any thread may add. The file is written by close()."""
+
+    def __init__(self, path: str | Path, rank: int) -> None:
+        self._path = Path(path)
+        self._path.write_text("")  # a path that cannot be written is told now
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._events: list[dict[str, Any]] = []
+        self._offset_s = time.time() - time.monotonic()  # so that files of several ranks agree
+
+    def add(self, row: str, name: str, begin_s: float, end_s: float, **details: Any) -> None:
+        """Something took from `begin_s` to `end_s` on time.monotonic(); local."""
+        event = {
+            "ph": "X",
+            "pid": self._rank,
+            "tid": ROWS.index(row),
+            "cat": row,
+            "name": name,
+            "ts": round((begin_s + self._offset_s) * 1e6, 3),
+            "dur": round(max(0.0, end_s - begin_s) * 1e6, 3),
+            "args": details,
+        }
+        with self._lock:
+            self._events.append(event)
+
+    def close(self) -> None:
+        """Write the file; local. Raises OSError."""
+        named = [_meta(self._rank, 0, "process_name", name=f"rank {self._rank}")]
+        for number, row in enumerate(ROWS):
+            named.append(_meta(self._rank, number, "thread_name", name=row))
+            named.append(_meta(self._rank, number, "thread_sort_index", sort_index=number))
+        with self._lock:
+            document = {"traceEvents": [*named, *self._events], "displayTimeUnit": "ms"}
+        self._path.write_text(json.dumps(document))
+
+
+def _meta(rank: int, row: int, what: str, **details: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": rank, "tid": row, "name": what, "args": details}
+
+
+def summarize(paths: Iterable[str | Path]) -> str:
+    """A table of the events in files of Timeline, by rank and row, then the longest operations.
+
+    Raises DataError for files that cannot be read, or hold no trace.
+    """
+    events = [event for path in paths for event in _read(Path(path))]
+    sums: dict[tuple[int, str], list[float]] = {}
+    by_name: dict[str, list[float]] = {}
+    for event in events:
+        sums.setdefault((event["pid"], event["cat"]), []).append(event["dur"])
+        if event["cat"] == "collective":
+            by_name.setdefault(event["name"], []).append(event["dur"])
+    order = {row: number for number, row in enumerate(ROWS)}
+    lines = [["rank", "row", "events", "total ms", "mean us", "longest us"]]
+    for rank, row in sorted(sums, key=lambda key: (key[0], order.get(key[1], len(order)))):
+        lines.append([str(rank), row, *_figures(sums[rank, row])])
+    longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:10]
+    named = [["collective", "events", "total ms", "mean us", "longest us"]]
+    named += [[name, *_figures(durations)] for name, durations in longest]
+    return "\n\n".join(_aligned(part) for part in (lines, named) if len(part) > 1)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        document = json.loads(path.read_text())
+        events = document["traceEvents"] if isinstance(document, dict) else document
+        found = [event for event in events if event.get("ph") == "X"]
+        if all(isinstance(e["dur"], int | float) and e["cat"] and "pid" in e for e in found):
+            return found
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise DataError(
+        f"{path}: this is no timeline; hvd.start_timeline() or HOROVOD_TIMELINE write one"
+    )
+
+
+def _figures(durations_us: Sequence[float]) -> list[str]:
+    total = sum(durations_us)
+    return [
+        str(len(durations_us)),
+        f"{total / 1e3:.3f}",
+        f"{total / len(durations_us):.1f}",
+        f"{max(durations_us):.1f}",
+    ]
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )

@@ -1,0 +1,251 @@
+"""Coordinator: gives the operations of a process set one order on all its ranks.
+
+Owns the queue of what this rank submitted and has not seen done, and the thread that works on it.
+
+Every collective of the core compares what its ranks call before data moves. So ranks simply call
+what they submitted first: where all submitted the same, which is the everyday case, there is
+nothing to negotiate. Where not, all get SignatureMismatch from that same call, and all turn to
+rounds: they exchange what they have submitted (one allgather: shared memory inside a node, leaders
+between nodes), each works out the same plan, and they go through it together. Rounds go on, at
+growing intervals, until no operation waits for a rank; then the first case is back.
+
+No rank can be left out: one that has nothing to do lets the others wait, as what they do first
+needs it anyway, and meets them with whatever it submits next. Never looks into tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hsgd.comm import Comm
+from hsgd.errors import SignatureMismatch
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.objects import exchange
+from hsgd.torch.plan import Plan, Table
+from hsgd.torch.signature import Signature
+
+__all__ = ["Coordinator", "Operation"]
+
+_SHORTEST_S, _LONGEST_S = 1e-4, 5e-3  # between rounds while operations wait for a rank
+_ROUND = "hsgd.torch round"
+
+
+class Operation(Protocol):
+    """What can be submitted."""
+
+    name: str
+    submitted_s: float
+    begun_s: float
+    ended_s: float
+    done: bool
+    error: BaseException | None
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of this rank's input."""
+
+    @property
+    def signature(self) -> Signature:
+        """What must be equal on all ranks; asked for only when ranks differ."""
+
+    def run(self, comm: Comm) -> None:
+        """Call the core; blocking. SignatureMismatch leaves the operation as it was."""
+
+
+class Coordinator:
+    """Runs operations over `comm`, which it owns from here on; several threads may use it.
+
+    label: names the process set in threads and reports.
+    threaded: whether another thread may call the core; else operations run in wait().
+    fused: runs operations that may travel together. stand_in: makes, for a rank that has joined,
+    an operation that adds nothing to that of the others.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        label: str,
+        fused: Callable[[Sequence[Operation], Comm], None],
+        stand_in: Callable[[str, Signature], Operation],
+        *,
+        threaded: bool = True,
+    ) -> None:
+        self.comm = comm
+        self.label = label
+        self.observer: Callable[[Operation], None] | None = None
+        """Told of each operation that ended well."""
+        self._fused = fused
+        self._stand_in = stand_in
+        self._threaded = threaded
+        self._changed = threading.Condition()  # guards all that follows
+        self._pending: dict[str, Operation] = {}
+        self._negotiating = False
+        self._news = False  # something was submitted since the last round
+        self._interval_s = _SHORTEST_S
+        self._busy = False  # a thread is in _step()
+        self._sleepers = 0  # threads that wait for an operation that another thread runs
+        self._ended: str | None = None  # why nothing more is taken
+        self._thread: threading.Thread | None = None
+
+    def submit(self, operation: Operation, *, wake: bool = True) -> None:
+        """Add an operation; local, returns at once.
+
+        wake: have the thread run it; else wait() is called for it next.
+        Raises ValueError for a name that is in use, HorovodInternalError after the end.
+        """
+        operation.submitted_s = time.monotonic()
+        with self._changed:
+            if self._ended is not None:
+                raise HorovodInternalError(self._ended)
+            if operation.name in self._pending:
+                raise ValueError(
+                    "Requested to allreduce, allgather, or broadcast a tensor with the same name "
+                    "as another tensor that is currently being processed. If you want to request "
+                    f"another tensor, use a different tensor name: {operation.name}"
+                )
+            self._pending[operation.name] = operation
+            self._news = True
+            if wake:
+                self._start()
+            if wake or self._negotiating:
+                self._changed.notify_all()
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is done; blocking. Its error stays in it."""
+        if not operation.done:
+            self._work(lambda: operation.done, sleeper=True)
+
+    def pending(self) -> list[tuple[str, float]]:
+        """What is submitted and not done: names, and seconds on time.monotonic(); local."""
+        with self._changed:
+            return [(op.name, op.submitted_s) for op in self._pending.values()]
+
+    def end(self, reason: str) -> None:
+        """Fail what is open and take nothing more; local. A collective under way goes on."""
+        self._fail(HorovodInternalError(reason))
+
+    def close(self, reason: str) -> None:
+        """end(), and close the communicator; local. Ranks that wait for this one hear of it."""
+        self.end(reason)
+        thread = self._thread
+        self.comm.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _start(self) -> None:
+        if self._threaded and self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work,
+                args=(lambda: self._ended is not None,),
+                name=f"hsgd.torch {self.label}",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def _work(self, ended: Callable[[], bool], *, sleeper: bool = False) -> None:
+        """Take steps until `ended`. One thread at a time takes them, the others sleep."""
+        with self._changed:
+            while not ended():
+                if self._busy or not (self._pending or self._negotiating):
+                    self._sleepers += sleeper
+                    self._changed.wait()
+                    self._sleepers -= sleeper
+                    continue
+                self._busy = True
+                self._changed.release()
+                try:
+                    self._step()
+                finally:
+                    self._changed.acquire()
+                    self._busy = False
+                    if self._sleepers or self._pending or self._negotiating:
+                        self._changed.notify_all()
+
+    def _step(self) -> None:
+        """Run the operation that was submitted first, or one round."""
+        try:
+            if self._negotiating:
+                self._round()
+            else:
+                self._run_first()
+        except Exception as error:
+            self._break(error)
+        except BaseException as error:  # Ctrl-C breaks the communicator
+            self._break(error)
+            raise
+
+    def _run_first(self) -> None:
+        with self._changed:
+            operation = next(iter(self._pending.values()), None)
+        if operation is None:
+            return
+        operation.begun_s = time.monotonic()
+        try:
+            operation.run(self.comm)
+        except SignatureMismatch:
+            with self._changed:
+                self._negotiating = self._news = True
+                self._interval_s = _SHORTEST_S
+                self._start()  # the other ranks count on this one in the rounds
+        else:
+            self._finish([operation])
+
+    def _round(self) -> None:
+        """All ranks are here together."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news, self._interval_s)
+            self._news = False
+            held = dict(self._pending)
+        mine: Table = [(operation.name, operation.signature) for operation in held.values()]
+        plan = Plan(exchange(self.comm, mine, _ROUND))
+        self._interval_s = _SHORTEST_S if plan.ready else min(2 * self._interval_s, _LONGEST_S)
+        for names in plan.batches():
+            own = [held[name] for name in names if name in held]
+            for operation in own:
+                operation.begun_s = time.monotonic()
+            if (words := plan.error(names[0])) is not None:
+                for operation in own:
+                    operation.error = HorovodInternalError(words)
+            else:
+                self._run_planned(
+                    [held.get(name) or self._stand_in(name, plan.signature(name)) for name in names]
+                )
+            self._finish(own)
+        with self._changed:
+            self._negotiating = plan.leftover
+
+    def _run_planned(self, operations: Sequence[Operation]) -> None:
+        if len(operations) > 1:
+            self._fused(operations, self.comm)
+        else:
+            operations[0].run(self.comm)
+
+    def _finish(self, operations: Sequence[Operation]) -> None:
+        now = time.monotonic()
+        with self._changed:
+            for operation in operations:
+                self._pending.pop(operation.name, None)
+                operation.ended_s = now
+                operation.done = True
+        if self.observer is not None:
+            for operation in operations:
+                self.observer(operation)
+
+    def _break(self, error: BaseException) -> None:
+        """A communicator that failed once is of no more use."""
+        failure = HorovodInternalError(str(error) or type(error).__name__)
+        failure.__cause__ = error
+        self._fail(failure)
+
+    def _fail(self, error: HorovodInternalError) -> None:
+        with self._changed:
+            if self._ended is None:
+                self._ended = str(error)
+            for operation in self._pending.values():
+                operation.error, operation.done = error, True
+            self._pending.clear()
+            self._negotiating = False
+            self._changed.notify_all()

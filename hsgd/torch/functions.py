@@ -1,0 +1,164 @@
+"""Models, optimizers and Python objects from one rank to all: what scripts call before training.
+
+Owns which parts of an optimizer's state are tensors and which are not.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.errors import MissingExtra
+from hsgd.torch import runtime
+from hsgd.torch.allgather import allgather
+from hsgd.torch.broadcast import broadcast_, broadcast_async_
+from hsgd.torch.process_sets import ProcessSet, global_process_set
+from hsgd.torch.submission import synchronize
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrite parameters by the root's; collective, blocking, in place.
+
+    params: a dict (model.state_dict()), or a list or generator of parameters or of pairs of name
+    and parameter. What is no tensor in a dict is refused with ValueError.
+    """
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, Tensor | str):
+        pairs = [item if isinstance(item, tuple) else (None, item) for item in params]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    handles = []
+    for name, tensor in pairs:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"invalid params: {name} is {type(tensor).__name__}, not a tensor")
+        handles.append(_overwrite(tensor, root_rank, name))
+    for handle, tensor, copy in handles:
+        synchronize(handle)
+        if copy is not tensor:
+            with torch.no_grad():
+                tensor.copy_(copy)
+
+
+def _overwrite(tensor: Tensor, root_rank: int, name: str | None) -> tuple[int, Tensor, Tensor]:
+    """Tensors with gaps travel as copies."""
+    copy = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    return broadcast_async_(copy, root_rank, name), tensor, copy
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Overwrite the state of an optimizer by the root's; collective, blocking.
+
+    Ranks whose optimizer has no state yet get the root's. A DistributedOptimizer may be given as
+    well as a plain one; no gradient travels. `model` is taken for Horovod's sake.
+    Raises ValueError for LBFGS, as Horovod does.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    state = optimizer.state_dict()
+    tensors: list[Tensor] = []
+    skeleton = broadcast_object(_take_apart(state, tensors), root_rank, "optimizer_state")
+    if runtime.current().comm.rank != root_rank:
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in skeleton[1]]
+    tensors = [tensor.contiguous() for tensor in tensors]
+    broadcast_parameters(
+        [(f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)], root_rank
+    )
+    if runtime.current().comm.rank != root_rank:
+        _load(optimizer, _put_together(skeleton[0], tensors))
+
+
+class _Place:
+    """Where a tensor belongs in a state that travels without its tensors."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _take_apart(state: Any, tensors: list[Tensor]) -> tuple[Any, list[tuple[Any, torch.dtype]]]:
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value.detach())
+            return _Place(len(tensors) - 1)
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+            return type(value)(walk(item) for item in value)
+        return value
+
+    return walk(state), [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
+def _put_together(value: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(value, _Place):
+        return tensors[value.index]
+    if isinstance(value, dict):
+        return {key: _put_together(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(_put_together(item, tensors) for item in value)
+    return value
+
+
+def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    torch.optim.Optimizer.load_state_dict(optimizer, state)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's object on all ranks; collective, blocking. It travels through cloudpickle.
+
+    Returns `obj` itself on the root.
+    """
+    name = type(obj).__name__ if name is None else name
+    is_root = runtime.current().comm.rank == root_rank
+    data = _pack(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([data.numel()], dtype=torch.int64)
+    broadcast_(length, root_rank, f"{name}.sz", process_set)
+    if not is_root:
+        data = torch.empty(int(length), dtype=torch.uint8)
+    broadcast_(data, root_rank, f"{name}.t", process_set)
+    return obj if is_root else _unpack(data)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """The objects of all ranks, in rank order; collective, blocking."""
+    name = type(obj).__name__ if name is None else name
+    data = _pack(obj)
+    lengths = allgather(torch.tensor([data.numel()], dtype=torch.int64), f"{name}.sz")
+    gathered = allgather(data, f"{name}.t")
+    return [_unpack(piece) for piece in torch.split(gathered, lengths.tolist())]
+
+
+def _pack(obj: Any) -> Tensor:
+    return torch.frombuffer(bytearray(_cloudpickle().dumps(obj)), dtype=torch.uint8)
+
+
+def _unpack(data: Tensor) -> Any:
+    return _cloudpickle().load(io.BytesIO(data.numpy().tobytes()))
+
+
+def _cloudpickle() -> Any:
+    try:
+        import cloudpickle
+    except ImportError:
+        raise MissingExtra(
+            "objects travel through cloudpickle, which is not installed; pip install cloudpickle"
+        ) from None
+    return cloudpickle

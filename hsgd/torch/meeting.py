@@ -1,0 +1,32 @@
+"""barrier and join."""
+
+from __future__ import annotations
+
+import time
+
+from hsgd.torch.operation import Barrier, Join
+from hsgd.torch.plan import JOIN
+from hsgd.torch.process_sets import ProcessSet, global_process_set
+from hsgd.torch.submission import coordinator_of, submit, synchronize
+
+__all__ = ["barrier", "join"]
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all ranks of a process set have called this; collective, blocking. Raises
+    HorovodInternalError when one is lost.
+    """
+    synchronize(submit(coordinator_of(process_set, "Barrier"), Barrier("barrier"), wake=False))
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data; blocking until all ranks have said so.
+
+    Until then it takes part in the allreduces of the others with zeros. Everything else fails on
+    all ranks while one has joined, but barriers.
+    device: taken for Horovod's sake.
+    Returns the rank that joined last.
+    """
+    coordinator = coordinator_of(global_process_set, "Join")
+    last: int = synchronize(submit(coordinator, Join(JOIN, time.time()), wake=False))
+    return last

@@ -1,0 +1,76 @@
+"""The public names of hsgd.torch by whose they are.
+
+`python -m hsgd.torch.names` prints the table of the README, and a test compares the two.
+
+Owns the families and their order. The names themselves are read from the modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__all__ = ["FAMILIES", "HOROVODS_OWN", "table"]
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "job": ("basics", "process_sets", "meeting"),
+    "operations": (
+        "allreduce",
+        "allgather",
+        "broadcast",
+        "alltoall",
+        "reducescatter",
+        "submission",
+    ),
+    "models": ("functions", "optimizer", "sync_batch_norm", "compression"),
+    "elastic": ("elastic", "elastic.state"),
+    "constants and errors": ("exceptions",),
+}
+"""Modules of hsgd.torch by family."""
+
+HOROVODS_OWN = {
+    "`op=Adasum`, `elastic.run`": ("`MissingExtra` that says how to install it", "Horovod's own"),
+    "tensors on accelerators": (
+        "`ValueError`",
+        "Horovod's own where it was built for them, else `ValueError`",
+    ),
+}
+"""What needs Horovod: without it, and with it."""
+
+_CONSTANTS = ("Average", "Sum", "Min", "Max", "Product")
+_INTERNAL = {
+    "hand_over",
+    "local_root",
+    "named",
+    "submit",
+    "take_over",
+    "coordinator_of",
+    "reduce_op",
+    "run",  # of elastic: Horovod's own
+    "NoneCompressor",
+    "FP16Compressor",
+    "BF16Compressor",
+    "Compressor",
+}
+
+
+def table() -> str:
+    """The table in Markdown; local. Imports hsgd.torch."""
+    lines = ["| names | without Horovod | with Horovod |", "|---|---|---|"]
+    for family, modules in FAMILIES.items():
+        names = [name for module in modules for name in _public(module)]
+        names += _CONSTANTS if family.startswith("constants") else ()
+        listed = ", ".join(f"`{name}`" for name in sorted(set(names), key=str.lower))
+        lines.append(f"| {family}: {listed} | native | native |")
+    for names_of, (without, having) in HOROVODS_OWN.items():
+        lines.append(f"| {names_of} | {without} | {having} |")
+    return "\n".join(lines)
+
+
+def _public(module: str) -> list[str]:
+    found = importlib.import_module(f"hsgd.torch.{module}")
+    prefix = "elastic." if module.startswith("elastic") else ""
+    return [prefix + name for name in found.__all__ if name not in _INTERNAL]
+
+
+if __name__ == "__main__":
+    print(table())

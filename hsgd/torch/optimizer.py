@@ -1,0 +1,259 @@
+"""DistributedOptimizer: a user's optimizer that steps on gradients of all ranks.
+
+Owns Horovod's arguments and methods around the optimizer. The update itself is the optimizer's
+own, always.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.torch import horovod_path, runtime
+from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.process_sets import ProcessSet, global_process_set
+from hsgd.torch.reducer import GradientReducer, Options
+from hsgd.torch.reductions import ADASUM, AVERAGE
+
+__all__ = ["DistributedOptimizer"]
+
+_STRATEGIES = ("overlap", "after_backward")
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What is put in front of the class of a user's optimizer."""
+
+    _reducer: GradientReducer
+    _names: dict[int, str]
+    _synchronized: bool
+    _should_synchronize: bool
+    process_set: ProcessSet
+    op: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes between two steps."""
+        return self._reducer.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change it; local, the same on all ranks."""
+        self._reducer.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Make the gradients those of all ranks; collective over the process set, blocking.
+
+        To be followed by `with optimizer.skip_synchronize(): optimizer.step()`; between the two
+        gradients may be clipped or unscaled.
+        """
+        if self._active():
+            self._watch()
+            self._reducer.reduce()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A context in which step() does not synchronize."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Any = None) -> Any:
+        """synchronize(), unless told not to, and the optimizer's own step()."""
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(). This can cause training slowdown. You may want to "
+                    "consider using optimizer.skip_synchronize() context if you use "
+                    "optimizer.synchronize() in your code.",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of the optimizer. Gradients that came and were not used are reduced first, so that
+        ranks stay together.
+        """
+        if self._active():
+            if self._reducer.open:
+                self._reducer.reduce()
+            self._watch()
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of the optimizer; the new parameters are reduced as well. On all ranks before the
+        same step.
+        """
+        super().add_param_group(param_group)
+        if hasattr(self, "_reducer"):
+            _name(self._names, self.param_groups)
+            if self._active():
+                self._watch()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of the optimizer. Gradients that came before are dropped."""
+        if self._active() and self._reducer.open:
+            self._reducer.reduce()
+        self._synchronized, self._should_synchronize = False, True
+        super().load_state_dict(state_dict)
+
+    def _active(self) -> bool:
+        if not runtime.is_initialized() or not self.process_set.included():
+            return False
+        return (self.process_set.size() or 1) > 1
+
+    def _watch(self) -> None:
+        self._reducer.watch(p for group in self.param_groups for p in group["params"])
+
+
+def _name(names: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:
+    """Names for parameters that have none."""
+    for i, group in enumerate(groups):
+        for j, parameter in enumerate(group["params"]):
+            names.setdefault(id(parameter), f"allreduce.noname.{i}.{j}")
+
+
+def _names(
+    groups: Sequence[dict[str, Any]], named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> dict[int, str]:
+    """Names of parameters by id(). Raises ValueError as Horovod does."""
+    if named_parameters is None:
+        names: dict[int, str] = {}
+        _name(names, groups)
+        return names
+    pairs = list(named_parameters)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
+            "by model.named_parameters()."
+        )
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(twice)
+        )
+    names = {id(parameter): name for name, parameter in pairs}
+    unnamed = [id(p) for group in groups for p in group["params"] if id(p) not in names]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. "
+            f"Python object ids: {', '.join(map(str, unnamed))}"
+        )
+    return names
+
+
+def _check_groups(groups: Any) -> None:
+    if isinstance(groups, list):
+        seen: set[int] = set()
+        for group in groups:
+            for parameter in group:
+                if not isinstance(parameter, Tensor):
+                    raise ValueError("groups must consist of torch.Tensor.")
+                if id(parameter) in seen:
+                    raise ValueError("A parameter can only appear once in groups.")
+                seen.add(id(parameter))
+    elif groups is not None and not groups > 0:
+        raise ValueError(
+            "groups should be a non-negative integer or a list of list of torch.Tensor."
+        )
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = AVERAGE,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    bucket_cap_mb: float = 25.0,
+    strategy: str = "overlap",
+) -> Any:
+    """An optimizer like `optimizer`, of a subclass of its class, that steps on gradients of all
+    ranks; local. Its first step is collective, and agrees on the buckets.
+
+    The new optimizer shares parameter groups and state with `optimizer`, which is not to be used
+    any more.
+
+    named_parameters: model.named_parameters(); names are for reports and must be equal on all
+    ranks. compression: what gradients travel as. backward_passes_per_step: passes whose gradients
+    are added up before they travel. op: Average, Sum, Min, Max, Product, or Adasum, which is
+    Horovod's own. gradient_predivide_factor: divides before the sum and multiplies after it, with
+    Average only. groups: how many buckets, or lists of parameters that share one; num_groups is
+    its old name. sparse_as_dense: let sparse gradients travel in buckets.
+    bucket_cap_mb: most MiB of a bucket without groups. strategy: "overlap" starts a bucket when
+    its last gradient has come, "after_backward" starts all in step().
+    Raises ValueError for arguments out of range.
+    """
+    if gradient_predivide_factor != 1.0 and op != AVERAGE:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        groups = num_groups if groups is None else groups
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if strategy not in _STRATEGIES:
+        raise ValueError(f'strategy is "{strategy}"; use one of {", ".join(_STRATEGIES)}')
+    if not bucket_cap_mb > 0:
+        raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; give MiB above 0")
+    size = runtime.current().comm.size
+    if op == ADASUM and size > 1:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum does not support non-global process sets yet.")
+        horovod = horovod_path.usable("Adasum")
+        return horovod.DistributedOptimizer(
+            optimizer,
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op=horovod.Adasum,
+        )
+    names = _names(optimizer.param_groups, named_parameters)
+    _check_groups(groups)
+    options = Options(
+        compression,
+        op,
+        gradient_predivide_factor,
+        groups,
+        sparse_as_dense,
+        process_set,
+        bucket_cap_mb,
+        strategy == "overlap",
+    )
+    kind: Any = type(
+        type(optimizer).__name__,
+        (_Distributed, type(optimizer)),
+        {"__module__": __name__, "__doc__": type(optimizer).__doc__},
+    )
+    made = kind.__new__(kind)
+    # A scheduler of `optimizer` may have put a step of its own there.
+    made.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    made._reducer = GradientReducer(options, backward_passes_per_step, names)
+    made._names = names
+    made.process_set, made.op = process_set, op
+    made.gradient_predivide_factor = gradient_predivide_factor
+    made.sparse_as_dense = sparse_as_dense
+    made._synchronized, made._should_synchronize = False, True
+    if made._active():
+        made._watch()
+    return made

@@ -1,0 +1,333 @@
+"""GradientReducer: from gradients of one rank to gradients of all, while backward still runs.
+
+Owns the hooks of the parameters, the buckets, and the round from the first gradient of a step to
+the last collective. Bucket by bucket in one order, which the ranks agree on once, when they first
+meet; what comes later (new groups, parameters that begin to need gradients) is appended the same
+way. Never updates parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.errors import HsgdError
+from hsgd.torch import runtime
+from hsgd.torch.allreduce import sparse_allreduce_async
+from hsgd.torch.buckets import Bucket, fill
+from hsgd.torch.compression import Compressor
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.objects import exchange
+from hsgd.torch.process_sets import ProcessSet
+
+__all__ = ["GradientReducer", "Options"]
+
+_MIB = 1 << 20
+_HOT_COUNT = 1 << 14  # elements of a gradient that is copied at once
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients travel; equal on all ranks."""
+
+    compression: type[Compressor]
+    op: int
+    predivide: float
+    groups: int | list[list[Tensor]] | None
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    bucket_cap_mb: float
+    overlap: bool
+
+
+class GradientReducer:
+    """passes: backward passes per step. names: of all parameters, by id()."""
+
+    def __init__(self, options: Options, passes: int, names: dict[int, str]) -> None:
+        self.passes = passes
+        self._options = options
+        self._names = names
+        self._known: dict[Tensor, int] = {}  # parameters with hooks; how many passes are to come
+        self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
+        self._hooks: dict[Tensor, Any] = {}
+        self._wake = _weak_hook(self)
+        self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
+        self._places: dict[Tensor, tuple[Bucket, int]] = {}
+        self._sparse: dict[Tensor, None] = {}
+        self._densified: dict[Tensor, None] = {}  # sparse in this step, and travels as dense
+        self._buckets: list[Bucket] = []
+        self._next = 0  # the bucket to launch next
+        self._touched = False  # a gradient came since the last round
+        self._job: runtime.Runtime | None = None
+        self._comm: Comm | None = None
+
+    def watch(self, parameters: Iterable[Tensor]) -> None:
+        """Follow parameters that need gradients and are new; local."""
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.is_leaf and parameter not in self._known:
+                self._known[parameter] = self.passes
+                self._hook(parameter, self._wake)
+
+    @property
+    def open(self) -> bool:
+        """Whether gradients came that were not reduced."""
+        return self._touched or bool(self._arrived)
+
+    def set_passes(self, passes: int) -> None:
+        """From the next step on."""
+        self.passes = passes
+        for parameter in self._known:
+            self._known[parameter] = passes
+
+    def reduce(self) -> None:
+        """Make all gradients those of all ranks; collective over the process set, blocking.
+
+        Parameters without a gradient count as zero. Raises HorovodInternalError when ranks
+        disagree or one is lost.
+        """
+        self._follow_job()
+        try:
+            self._look()
+            self._finish_round()
+        except HsgdError as error:
+            raise HorovodInternalError(str(error)) from error
+        finally:
+            self._touched = False
+            self._next = 0
+            self.set_passes(self.passes)
+
+    def _hook(self, parameter: Tensor, call: Callable[[Tensor], None]) -> None:
+        """Have `call` told when autograd has added to the gradient."""
+        if parameter in self._hooks:
+            self._hooks[parameter].remove()
+        register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
+        self._hooks[parameter] = register(call)
+
+    def _came(self, parameter: Tensor) -> None:
+        """A hook of parameters that are new, complete a bucket, or are so large that they are
+        copied while in cache. That of the others is the append of a list: it costs no Python.
+        """
+        self._arrived.append(parameter)
+        self._look()
+        if self._options.overlap and self._job is runtime.current():
+            self._launch_complete()
+
+    def _look(self) -> None:
+        """Work off what arrived."""
+        arrived = self._arrived[:]
+        self._arrived.clear()
+        for parameter in arrived:
+            self._count(parameter)
+
+    def _count(self, parameter: Tensor) -> None:
+        left = self._known[parameter]
+        if left <= 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to "
+                "step(). Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        self._touched = True
+        self._known[parameter] = left - 1
+        if left > 1:
+            return
+        place = self._places.get(parameter)
+        if place is None:
+            if parameter not in self._sparse:
+                self._order[parameter] = None
+            return
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self._densified[parameter] = None
+        bucket, index = place
+        bucket.waiting -= 1
+        if parameter.numel() >= _HOT_COUNT:
+            bucket.adopt(index)
+
+    def _launch_complete(self) -> None:
+        while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
+            self._launch(self._buckets[self._next])
+            self._next += 1
+
+    def _launch(self, bucket: Bucket) -> None:
+        tracer = None if self._job is None else self._job.tracer
+        begin_s = time.monotonic()
+        bucket.launch()
+        if tracer is not None:
+            tracer("pack", bucket.label, begin_s, bucket.launched_s)
+
+    def _finish_round(self) -> None:
+        self._complete()
+        sparse = [(p, self._start_sparse(p)) for p in self._sparse]
+        new = [parameter for parameter in self._known if not self._has_place(parameter)]
+        if new:  # on all ranks in the same step; else they wait, and the stall inspector tells
+            sparse += self._extend(new)
+        for bucket in self._buckets:
+            begin_s = bucket.launched_s
+            bucket.finish()
+            if self._job is not None and self._job.tracer is not None:
+                self._job.tracer("collective", bucket.label, begin_s, time.monotonic())
+        for parameter, finish in sparse:
+            parameter.grad = finish()
+        for parameter in self._densified:
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.to_sparse()
+        self._densified.clear()
+
+    def _complete(self) -> None:
+        """Launch what is left, with zeros where a gradient is missing."""
+        for bucket in self._buckets[self._next :]:
+            self._launch(bucket)
+        self._next = len(self._buckets)
+
+    def _has_place(self, parameter: Tensor) -> bool:
+        return parameter in self._places or parameter in self._sparse
+
+    def _extend(self, new: Sequence[Tensor]) -> list[tuple[Tensor, Callable[[], Tensor]]]:
+        """Agree on the order of new parameters, make their buckets, and launch these."""
+        assert self._comm is not None and self._job is not None
+        for parameter in new:
+            self._order.setdefault(parameter)
+        by_name = {self._names[id(parameter)]: parameter for parameter in new}
+        ordered, sparse = self._agree(list(self._order), by_name)
+        self._order.clear()
+        begun = [(parameter, self._start_sparse(parameter)) for parameter in sparse]
+        self._sparse.update(dict.fromkeys(sparse))
+        for members in self._split(ordered):
+            number = len(self._buckets)
+            bucket = Bucket(
+                self._comm,
+                number,
+                self._names[id(members[0])],
+                members,
+                self._options.op,
+                self._options.predivide,
+                self._options.compression,
+                self._job.threaded,
+            )
+            for index, parameter in enumerate(members):
+                self._places[parameter] = (bucket, index)
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    self._densified[parameter] = None
+                if index < len(members) - 1 and parameter.numel() < _HOT_COUNT:
+                    self._hook(parameter, self._arrived.append)
+            self._launch(bucket)
+            self._buckets.append(bucket)
+        self._next = len(self._buckets)
+        return begun
+
+    def _agree(
+        self, order: Sequence[Tensor], by_name: dict[str, Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Dense and sparse parameters in the order of the first rank."""
+        assert self._comm is not None
+        own = [self._describe(parameter) for parameter in order]
+        tables = exchange(self._comm, own, "optimizer layout")
+        first = {name: (shape, dtype) for name, shape, dtype, _ in tables[0]}
+        for rank, table in enumerate(tables):
+            for name, shape, dtype, _ in table:
+                if first.get(name) != (shape, dtype):
+                    raise HorovodInternalError(
+                        f"DistributedOptimizer: rank {rank} has parameter {name} of shape {shape} "
+                        f"and {dtype}, rank 0 has {first.get(name, 'none of that name')}; build "
+                        "the same model on every rank"
+                    )
+            if len(table) != len(first):
+                absent = sorted(first.keys() - {name for name, *_ in table})
+                raise HorovodInternalError(
+                    f"DistributedOptimizer: rank {rank} lacks the parameters {absent[:5]} of rank "
+                    "0; build the same model on every rank"
+                )
+        sparse_names = {name for table in tables for name, _, _, sparse in table if sparse}
+        names = [name for name, *_ in tables[0]]
+        return (
+            [by_name[name] for name in names if name not in sparse_names],
+            [by_name[name] for name in names if name in sparse_names],
+        )
+
+    def _describe(self, parameter: Tensor) -> tuple[str, tuple[int, ...], str, bool]:
+        gradient = parameter.grad
+        sparse = gradient is not None and gradient.is_sparse and not self._options.sparse_as_dense
+        return (
+            self._names[id(parameter)],
+            tuple(parameter.shape),
+            str(parameter.dtype),
+            sparse,
+        )
+
+    def _split(self, ordered: Sequence[Tensor]) -> list[list[Tensor]]:
+        """The buckets of new parameters."""
+        groups = self._options.groups
+        parts: list[list[Tensor]] = [list(ordered)]
+        most = int(self._options.bucket_cap_mb * _MIB)
+        if isinstance(groups, int):
+            each, more = divmod(len(ordered), groups)
+            ends = [n * each + min(n, more) for n in range(groups + 1)]
+            parts = [list(ordered[a:b]) for a, b in itertools.pairwise(ends)]
+            most = 1 << 62
+        elif groups is not None:
+            chosen = {parameter: n for n, group in enumerate(groups) for parameter in group}
+            parts = [[p for p in ordered if chosen.get(p) == n] for n in range(len(groups))]
+            parts += [[p] for p in ordered if p not in chosen]
+            most = 1 << 62
+        made = []
+        for part in parts:
+            sizes = [(p.dtype, p.numel() * p.element_size()) for p in part]
+            made += [[part[n] for n in indices] for indices in fill(sizes, most)]
+        return made
+
+    def _start_sparse(self, parameter: Tensor) -> Callable[[], Tensor]:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter).to_sparse()
+        options = self._options
+        name = f"sparse.{self._names[id(parameter)]}"
+        return sparse_allreduce_async(parameter.grad, name, options.op, options.process_set)
+
+    def _follow_job(self) -> None:
+        """Start anew after hvd.shutdown() and hvd.init(); the first time is collective."""
+        job = runtime.current()
+        if self._job is job:
+            return
+        for bucket in self._buckets:
+            bucket.release()
+        self._places.clear()
+        self._sparse.clear()
+        self._buckets.clear()
+        self._next = 0
+        self._comm = job.private_comm(self._options.process_set.process_set_id, "optimizer")
+        self._job = job
+        job.watched.append(_weak_pending(self))
+
+    def _pending(self) -> list[tuple[str, float]]:
+        """Collectives under way, for the stall inspector."""
+        return [(b.label, b.launched_s) for b in list(self._buckets) if b.launched_s]
+
+
+# Parameters and the job outlive an optimizer, and must not keep its buckets.
+
+
+def _weak_hook(reducer: GradientReducer) -> Callable[[Tensor], None]:
+    found = weakref.ref(reducer)
+
+    def hook(parameter: Tensor) -> None:
+        alive = found()
+        if alive is not None:
+            alive._came(parameter)
+
+    return hook
+
+
+def _weak_pending(reducer: GradientReducer) -> Callable[[], list[tuple[str, float]]]:
+    found = weakref.ref(reducer)
+
+    def pending() -> list[tuple[str, float]]:
+        alive = found()
+        return [] if alive is None else alive._pending()
+
+    return pending

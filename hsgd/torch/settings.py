@@ -1,0 +1,60 @@
+"""The HOROVOD_* variables that hsgd.torch honours, read once by init().
+
+Owns their names, units and defaults, which are Horovod 0.28.1's. Variables of its cycle, cache,
+fusion and autotuner have no meaning here and are not read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks of hsgd.torch."""
+
+    stall_check: bool = True
+    """HOROVOD_STALL_CHECK_DISABLE: whether operations that some rank never submits are reported."""
+    stall_warning_s: float = 60.0
+    """HOROVOD_STALL_CHECK_TIME_SECONDS: age at which such an operation is reported."""
+    stall_shutdown_s: float = 0.0
+    """HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: age at which it fails on all ranks; 0 is never."""
+    timeline: str | None = None
+    """HOROVOD_TIMELINE: file of the timeline, or DYNAMIC to wait for start_timeline()."""
+    dynamic_process_sets: bool = False
+    """HOROVOD_DYNAMIC_PROCESS_SETS: whether process sets may be added and removed after init()."""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the environment (default `os.environ`); local. Raises ValueError naming a variable
+        that cannot be read.
+        """
+        environ = os.environ if environ is None else environ
+        return cls(
+            stall_check=not _flag(environ, "HOROVOD_STALL_CHECK_DISABLE"),
+            stall_warning_s=_seconds(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0),
+            stall_shutdown_s=_seconds(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+            timeline=environ.get("HOROVOD_TIMELINE") or None,
+            dynamic_process_sets=_flag(environ, "HOROVOD_DYNAMIC_PROCESS_SETS"),
+        )
+
+
+def _flag(environ: Mapping[str, str], variable: str) -> bool:
+    return environ.get(variable, "").strip().lower() not in ("", "0", "false")
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    text = environ.get(variable, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise ValueError(f"{variable}={text}: expected seconds from 0")
+    return seconds
