@@ -501,6 +501,59 @@ def test_buckets_start_while_backward_runs(ranks: Ranks) -> None:
     assert on(ranks, 2, overlapping) == [[0, 1, 2, 3]] * 2
 
 
+def train_shared(seat: Seat, path: str, size: int, node_shared: bool) -> list[Any]:
+    with job(seat, path, size) as hvd:
+        torch.manual_seed(seat.rank)
+        net = Net()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9),
+            named_parameters=net.named_parameters(),
+            node_shared=node_shared,
+        )
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            images, labels = data(step, size)
+            mine = slice(hvd.rank() * ROWS, (hvd.rank() + 1) * ROWS)
+            functional.cross_entropy(net(images[mine]), labels[mine]).backward()
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            if step == 2:
+                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        buffers = optimizer.state_dict()["state"]
+        return [
+            *(parameter.detach().tolist() for parameter in net.parameters()),
+            *(buffers[n]["momentum_buffer"].tolist() for n in sorted(buffers)),
+        ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_node_shared_parameters_train_to_the_same_weights(ranks: Ranks, size: int) -> None:
+    shared = on(ranks, size, train_shared, True)
+    usual = on(ranks, size, train_shared, False)
+    assert shared == [shared[0]] * size
+    for ours, theirs in zip(shared[0], usual[0], strict=True):  # a convolution's strides differ
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6)
+
+
+def options_that_cannot_be_shared(seat: Seat, path: str, size: int) -> None:
+    with job(seat, path, size) as hvd:
+        parameters = list(nn.Linear(1, 1).parameters())
+        sgd = torch.optim.SGD(parameters, lr=1.0)
+        with pytest.raises(ValueError, match=r"^node_shared: compression, op cannot be given"):
+            hvd.DistributedOptimizer(
+                sgd, node_shared=True, op=hvd.Sum, compression=hvd.Compression.fp16
+            )
+        with pytest.raises(ValueError, match=r"^node_shared: Adagrad is not supported"):
+            hvd.DistributedOptimizer(torch.optim.Adagrad(parameters), node_shared=True)
+
+
+def test_what_cannot_be_shared_is_refused(ranks: Ranks) -> None:
+    on(ranks, 1, options_that_cannot_be_shared)
+
+
 def options_out_of_range(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         plain = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)

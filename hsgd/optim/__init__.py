@@ -1,11 +1,19 @@
 """Optimizers and training algorithms of hsgd, for any torch model.
 
-Owns the public names of hsgd.optim. Never communicates: wrap an optimizer in a DistributedOptimizer
-to train on many ranks.
+Owns the public names of hsgd.optim. LARS, LAMB and the schedule never communicate: wrap an
+optimizer in a DistributedOptimizer to train on many ranks.
 """
 
 from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
+from hsgd.optim.node_shared import NodeSharedOptimizer, SharedParameters, share_parameters
 from hsgd.optim.schedule import WarmupPolynomialLR
 
-__all__ = ["LAMB", "LARS", "WarmupPolynomialLR"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "NodeSharedOptimizer",
+    "SharedParameters",
+    "WarmupPolynomialLR",
+    "share_parameters",
+]

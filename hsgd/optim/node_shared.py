@@ -9,6 +9,7 @@ through shared memory); one copy per node, sharded updates and shared state are 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -162,16 +163,10 @@ class NodeSharedOptimizer(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer, shared: SharedParameters) -> None:
-        kind = type(optimizer)
-        if kind not in _ELEMENTWISE:
-            known = ", ".join(known.__name__ for known in _ELEMENTWISE)
-            raise ValueError(
-                f"node_shared: {kind.__name__} is not supported, its update may need more than "
-                f"this rank's part of the parameters; use {known}, or node_shared=False"
-            )
+        self.check_kind(optimizer)
         self._shared = shared
         self._comm = shared.comm
-        self._kind = kind
+        self._kind = type(optimizer)
         self._index = {parameter: i for i, parameter in enumerate(shared.parameters)}
         self._check(optimizer)
         self.defaults = optimizer.defaults
@@ -193,6 +188,17 @@ class NodeSharedOptimizer(Optimizer):
         self._hooked: set[int] = set()
         self._is_reduced = False
         self.zero_grad()
+
+    @staticmethod
+    def check_kind(optimizer: Optimizer) -> None:
+        """Raise ValueError where parts of the parameters cannot be updated by themselves. Local."""
+        kind = type(optimizer)
+        if kind not in _ELEMENTWISE:
+            known = ", ".join(known.__name__ for known in _ELEMENTWISE)
+            raise ValueError(
+                f"node_shared: {kind.__name__} is not supported, its update may need more than "
+                f"this rank's part of the parameters; use {known}, or node_shared=False"
+            )
 
     # --- which rank owns what ---
 
@@ -345,6 +351,13 @@ class NodeSharedOptimizer(Optimizer):
         if self._cross is not None:
             self._cross.allreduce(part, "sum", out=part, name="gradients")
             part.div_(self._comm.size)
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """For scripts that call synchronize() themselves, as with Horovod: step() does not repeat
+        it anyway.
+        """
+        yield
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the averaged gradients so that their norm over all parameters is `max_norm` at

@@ -23,6 +23,7 @@ from hsgd.torch.functions import (
 )
 from hsgd.torch.mpi_ops import *  # noqa: F403
 from hsgd.torch.optimizer import DistributedOptimizer
+from hsgd.torch.sharing import share_parameters
 from hsgd.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
+    "share_parameters",
 ]
 __all__ += mpi_ops.__all__

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from hsgd.errors import MissingExtra
+from hsgd.optim.node_shared import NodeSharedOptimizer
 from hsgd.torch import runtime
 from hsgd.torch.allgather import allgather
 from hsgd.torch.broadcast import broadcast_, broadcast_async_
+from hsgd.torch.optimizer import Distributed
 from hsgd.torch.process_sets import ProcessSet, global_process_set
 from hsgd.torch.submission import synchronize
 
@@ -77,7 +79,7 @@ def broadcast_optimizer_state(
     broadcast_parameters(
         [(f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)], root_rank
     )
-    if runtime.current().comm.rank != root_rank:
+    if runtime.current().comm.rank != root_rank or isinstance(optimizer, NodeSharedOptimizer):
         _load(optimizer, _put_together(skeleton[0], tensors))
 
 
@@ -113,7 +115,10 @@ def _put_together(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    torch.optim.Optimizer.load_state_dict(optimizer, state)
+    if isinstance(optimizer, Distributed):  # whose own would be collective over all ranks
+        super(Distributed, optimizer).load_state_dict(state)
+    else:
+        optimizer.load_state_dict(state)
 
 
 def broadcast_object(

@@ -21,7 +21,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "reducescatter",
         "submission",
     ),
-    "models": ("functions", "optimizer", "sync_batch_norm", "compression"),
+    "models": ("functions", "optimizer", "sharing", "sync_batch_norm", "compression"),
     "elastic": ("elastic", "elastic.state"),
     "constants and errors": ("exceptions",),
 }
@@ -43,6 +43,8 @@ _INTERNAL = {
     "named",
     "submit",
     "take_over",
+    "Distributed",
+    "share_optimizer",
     "coordinator_of",
     "reduce_op",
     "run",  # of elastic: Horovod's own

@@ -20,13 +20,14 @@ from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.process_sets import ProcessSet, global_process_set
 from hsgd.torch.reducer import GradientReducer, Options
 from hsgd.torch.reductions import ADASUM, AVERAGE
+from hsgd.torch.sharing import share_optimizer
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["Distributed", "DistributedOptimizer"]
 
 _STRATEGIES = ("overlap", "after_backward")
 
 
-class _Distributed(torch.optim.Optimizer):
+class Distributed(torch.optim.Optimizer):
     """What is put in front of the class of a user's optimizer."""
 
     _reducer: GradientReducer
@@ -184,6 +185,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     bucket_cap_mb: float = 25.0,
     strategy: str = "overlap",
+    node_shared: bool = False,
 ) -> Any:
     """An optimizer like `optimizer`, of a subclass of its class, that steps on gradients of all
     ranks; local. Its first step is collective, and agrees on the buckets.
@@ -199,6 +201,10 @@ def DistributedOptimizer(
     its old name. sparse_as_dense: let sparse gradients travel in buckets.
     bucket_cap_mb: most MiB of a bucket without groups. strategy: "overlap" starts a bucket when
     its last gradient has come, "after_backward" starts all in step().
+    node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
+    part of them after the backward pass; all ranks get those of rank 0, which makes this call
+    collective. For SGD, Adam, AdamW, LARS and LAMB; clip with its clip_grad_norm_(). See
+    hsgd.optim.NodeSharedOptimizer.
     Raises ValueError for arguments out of range.
     """
     if gradient_predivide_factor != 1.0 and op != AVERAGE:
@@ -230,6 +236,8 @@ def DistributedOptimizer(
         )
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
+    if node_shared:
+        return share_optimizer(optimizer, compression, op, process_set, gradient_predivide_factor)
     options = Options(
         compression,
         op,
@@ -242,7 +250,7 @@ def DistributedOptimizer(
     )
     kind: Any = type(
         type(optimizer).__name__,
-        (_Distributed, type(optimizer)),
+        (Distributed, type(optimizer)),
         {"__module__": __name__, "__doc__": type(optimizer).__doc__},
     )
     made = kind.__new__(kind)
