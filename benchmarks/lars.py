@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import report
 from peers import PeerMissing, timm_lars_file
+from steps import bert, resnet50
 
 __all__ = ["MODELS", "main"]
 
@@ -46,33 +47,9 @@ Shapes = list[tuple[int, ...]]
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
-def resnet50() -> Shapes:
-    """161 tensors, 102 MB (He et al., arXiv:1512.03385)."""
-    shapes: Shapes = [(64, 3, 7, 7), (64,), (64,)]
-    inputs = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
-                shapes += [shape, (shape[0],), (shape[0],)]
-            if block == 0:
-                shapes += [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
-            inputs = 4 * width
-    return [*shapes, (1000, 2048), (1000,)]
-
-
-def bert_base() -> Shapes:
-    """199 tensors, 438 MB (Devlin et al., arXiv:1810.04805)."""
-    hidden, inner = 768, 3072
-    norm: Shapes = [(hidden,), (hidden,)]
-    square: Shapes = [(hidden, hidden), (hidden,)]
-    layer = [*square * 4, *norm, (inner, hidden), (inner,), (hidden, inner), (hidden,), *norm]
-    embeddings: Shapes = [(30522, hidden), (512, hidden), (2, hidden), *norm]
-    return [*embeddings, *layer * 12, *square]
-
-
 MODELS: dict[str, Callable[[], Shapes]] = {
     "resnet50": resnet50,
-    "bert_base": bert_base,
+    "bert": bert,
     "1000x256": lambda: [(16, 16)] * 1000,
 }
 
@@ -200,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--quick", action="store_true", help="fewer models and rounds: under a minute")
     add("--json", type=Path, metavar="FILE", help="write everything there")
     add("--png", type=Path, metavar="FILE", help="plot the medians there")
-    add("--models", nargs="+", choices=MODELS, help="default: all, with --quick without bert_base")
+    add("--models", nargs="+", choices=MODELS, help="default: all, with --quick without bert")
     add("--threads", nargs="+", type=int, default=[1], help="of torch and the kernel (default 1)")
     add("--rounds", type=int, help="steps of each candidate (default 30)")
     add("--no-install", action="store_true", help="leave out timm if it was not fetched yet")
@@ -212,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rounds < 1 or min(options.threads) < 1:
         parser.error("--rounds and --threads: 1 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    models = options.models or [m for m in MODELS if not options.quick or m != "bert_base"]
+    models = options.models or [m for m in MODELS if not options.quick or m != "bert"]
     makers, missing = candidates(not options.no_install)
     rows, failures = [], [f"left out: {line}" for line in missing]
     wrong = False

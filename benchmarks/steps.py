@@ -12,7 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CASES", "Gradients", "Network", "build", "payload_bytes"]
+__all__ = [
+    "CASES",
+    "UPDATES",
+    "Gradients",
+    "Network",
+    "bert",
+    "build",
+    "payload_bytes",
+    "resnet50",
+]
 
 Shapes = list[tuple[int, ...]]
 CASES = {
@@ -20,6 +29,10 @@ CASES = {
     "bert": "gradients of BERT-base's 199 tensors, 438 MB",
     "small1000": "gradients of 1000 tensors of 256 floats",
     "cnn": "a small convolutional network on 3x32x32 images, with SGD",
+}
+UPDATES = {  # with an update by SGD(momentum=0.9, fused=True)
+    f"{case}+sgd": f"{CASES[case]}, and the update by SGD with momentum"
+    for case in ("resnet50", "bert")
 }
 IMAGES = 64  # of a step of "cnn", over all ranks
 
@@ -101,6 +114,7 @@ class Network(nn.Module):
 def build(case: str, rank: int, ranks: int) -> tuple[nn.Module, Tensor]:
     """The model of a case, alike on all ranks, and this rank's input."""
     torch.manual_seed(0)
+    case = case.removesuffix("+sgd")
     if case == "cnn":
         images = torch.randn(IMAGES, 3, 32, 32)
         return Network(), images[rank * IMAGES // ranks : (rank + 1) * IMAGES // ranks]

@@ -26,7 +26,18 @@ from jobs import HERE, JobFailed, Tools, WorkerJob, environment
 from layouts import Layout, Place, on_one_node, open_place, read_layout
 from steps import CASES, payload_bytes
 
-__all__ = ["WAYS", "document", "ratios", "tables"]
+__all__ = [
+    "WAYS",
+    "Samples",
+    "Way",
+    "document",
+    "measure",
+    "ordered",
+    "ratios",
+    "tables",
+    "told",
+    "worker_job",
+]
 
 BATCH = 5  # steps of a turn, of each kind
 EPILOG = """\
@@ -96,34 +107,38 @@ def measure(
     place: Place, ways: Sequence[Way], cases: Sequence[str], turns: int, failures: list[str]
 ) -> dict[tuple[str, str], Samples]:
     """All cases of a layout. Ways that fail are left out, and named in `failures`."""
-    tools = Tools(launch.find_launcher(_environ(place)), (), Path(sys.executable).parent)
     found: dict[tuple[str, str], Samples] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         alive: dict[str, WorkerJob] = {}
         for way in ways:  # one after the other: their ranks share the cores
-            words = (sys.executable, str(HERE / "training_worker.py"), way.worker)
-            own = Path(folder, way.name)
-            own.mkdir()
-            job = stack.enter_context(
-                WorkerJob(way.job(), place, own, Tools(tools.launcher, words, tools.bin))
-            )
-            with _told(way, failures):
+            job = worker_job(way, place, Path(folder), stack)
+            with told(way, failures):
                 job.connect()
                 alive[way.name] = job
         for case in cases:
-            ready = [w for w in alive if _ordered(alive[w], w, f"setup {case}", failures)]
+            ready = [w for w in alive if ordered(alive[w], w, f"setup {case}", failures)]
             for way_name in ready:
                 found[case, way_name] = Samples([], [])
             for _ in range(turns):
                 for way_name in ready:
-                    answers = _ordered(alive[way_name], way_name, f"measure {BATCH}", failures)
+                    answers = ordered(alive[way_name], way_name, f"measure {BATCH}", failures)
                     if answers:
                         _add(found[case, way_name], answers)
             for way_name in ready:
-                _ordered(alive[way_name], way_name, "release", failures)
+                ordered(alive[way_name], way_name, "release", failures)
         for way_name, job in alive.items():
-            _ordered(job, way_name, "end", failures)
+            ordered(job, way_name, "end", failures)
     return {key: samples for key, samples in found.items() if samples.step}
+
+
+def worker_job(way: Way, place: Place, folder: Path, stack: contextlib.ExitStack) -> WorkerJob:
+    """The ranks of one way, started in a folder of their own; ended with the stack."""
+    launcher = launch.find_launcher(_environ(place))
+    words = (sys.executable, str(HERE / "training_worker.py"), way.worker)
+    own = folder / way.name
+    own.mkdir()
+    tools = Tools(launcher, words, Path(sys.executable).parent)
+    return stack.enter_context(WorkerJob(way.job(), place, own, tools))
 
 
 def _environ(place: Place) -> dict[str, str]:
@@ -132,7 +147,8 @@ def _environ(place: Place) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _told(way: Way, failures: list[str]) -> Any:
+def told(way: Way, failures: list[str]) -> Any:
+    """A context whose JobFailed becomes a line of `failures`."""
     try:
         yield
     except JobFailed as error:
@@ -140,9 +156,10 @@ def _told(way: Way, failures: list[str]) -> Any:
         print(f"left out: {failures[-1]}", file=sys.stderr)
 
 
-def _ordered(
+def ordered(
     job: WorkerJob, way: str, order: str, failures: list[str]
 ) -> list[dict[str, Any]] | None:
+    """The answers of all ranks; None, and a line of `failures`, where one had an error."""
     try:
         answers = job.order(order)
         wrong = next((answer["error"] for answer in answers if "error" in answer), None)

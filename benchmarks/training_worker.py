@@ -7,6 +7,7 @@ until the weights are updated). Never compares candidates.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -47,8 +48,9 @@ class Way:
 class ByHorovod(Way):
     """horovod.torch, with the plugin or without, or hsgd.torch."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, **options: Any) -> None:
         self._module = module
+        self._options = options
 
     def start(self, folder: Path) -> None:
         import importlib
@@ -60,7 +62,7 @@ class ByHorovod(Way):
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
         self._hvd.broadcast_parameters(model.state_dict(), 0)
-        made = self._hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        made = self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), **self._options)
         return model, made, made.synchronize
 
     def end(self) -> None:
@@ -68,7 +70,12 @@ class ByHorovod(Way):
 
 
 class ByGloo(Way):
-    """DistributedDataParallel over gloo, as torch comes, with gradients as views of buckets."""
+    """DistributedDataParallel over gloo, as torch comes, with gradients as views of buckets; with
+    ZeroRedundancyOptimizer or without.
+    """
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
 
     def start(self, folder: Path) -> None:
         torch.distributed.init_process_group(
@@ -82,6 +89,14 @@ class ByGloo(Way):
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if self._zero:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            (group,) = optimizer.param_groups
+            options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), optimizer_class=type(optimizer), **options
+            )
         return wrapped, optimizer, lambda: None
 
     def end(self) -> None:
@@ -91,7 +106,9 @@ class ByGloo(Way):
 WAYS: dict[str, Callable[[], Way]] = {
     "horovod": lambda: ByHorovod("horovod.torch"),
     "hsgd": lambda: ByHorovod("hsgd.torch"),
+    "hsgd-node-shared": lambda: ByHorovod("hsgd.torch", node_shared=True),
     "ddp": ByGloo,
+    "ddp-zero": lambda: ByGloo(zero=True),
 }
 
 
@@ -117,19 +134,29 @@ class Bench:
 
     def _make(self, case: str, way: Way) -> Callable[[], None]:
         model, batch = steps.build(case, WORLD.rank, WORLD.size)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        updates = not isinstance(model, steps.Gradients) or (
+            case in steps.UPDATES and type(way) is not Way
+        )
+        more: dict[str, Any] = {"momentum": 0.9, "fused": True} if case in steps.UPDATES else {}
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, **more)
         forward, stepper, finish = way.wrap(model, optimizer)
 
         def step() -> None:
             stepper.zero_grad()
             loss: Tensor = forward(batch)
             loss.backward()
-            if isinstance(model, steps.Gradients):
-                finish()
-            else:
+            if updates:
                 stepper.step()
+            else:
+                finish()
 
-        if isinstance(model, steps.Gradients):
+        if updates and isinstance(model, steps.Gradients):
+            step()
+            expected = -1e-3 * (WORLD.size + 1) / 2
+            for number, weight in enumerate(model.weights):
+                if not torch.allclose(weight, torch.full_like(weight, expected), rtol=1e-6):
+                    raise RuntimeError(f"wrong result: parameter {number} is not {expected}")
+        elif isinstance(model, steps.Gradients):
             step()
             expected = WORLD.rank + 1.0 if type(way) is Way else (WORLD.size + 1) / 2
             wrong = model.wrong(expected)
@@ -149,6 +176,18 @@ class Bench:
                 found[kind].append(time.perf_counter() - begin)
         return {"plain": found[0], "step": found[1]}
 
+    def weigh(self, case: str) -> dict[str, Any]:
+        """Resident bytes that this rank gains by a model that is trained. Collective."""
+        WORLD.Barrier()
+        before = resident_bytes()
+        WORLD.Barrier()
+        step = self._make(case, self._way)
+        step()
+        WORLD.Barrier()
+        gained = resident_bytes() - before
+        WORLD.Barrier()
+        return {"bytes": gained}
+
     def release(self) -> dict[str, Any]:
         """Forget the models."""
         self._steps = None
@@ -160,10 +199,19 @@ class Bench:
         return {}
 
 
+def resident_bytes() -> int:
+    """Of this process, shared pages divided by those who share them."""
+    gc.collect()
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
 def obey(bench: Bench, verb: str, words: list[str]) -> dict[str, Any]:
     try:
         if verb == "setup":
             return bench.setup(words[0])
+        if verb == "weigh":
+            return bench.weigh(words[0])
         if verb == "measure":
             return bench.measure(int(words[0]))
         return bench.release() if verb == "release" else bench.end()

@@ -24,6 +24,7 @@ import cluster
 import command
 import jobs
 import layouts
+import node_shared
 import operations
 import pattern
 import peers
@@ -133,6 +134,34 @@ def test_steps_of_lars_are_measured_and_compared(tmp_path: Path) -> None:
     assert cases <= document["ratios"].keys()
     assert "one step, median milliseconds" in done.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_node_shared_is_compared_in_time_and_memory() -> None:
+    def result(name: str, spent_us: float, job_bytes: int | None) -> dict[str, Any]:
+        way = next(way for way in node_shared.WAYS if way.name == name)
+        case = {"case": "resnet50+sgd", "layout": "np2", "candidate": name, "label": way.label}
+        times = {"median_us": 9.0, "p99_us": 9.0, "spent_us": spent_us}
+        return {**case, "kind": way.kind, **times, "rank_bytes": 1, "job_bytes": job_bytes}
+
+    results = [
+        result("hsgd-node-shared", 10.0, 100),
+        result("hsgd", 15.0, 150),
+        result("horovod", 60.0, 200),
+        result("ddp", 40.0, None),
+    ]
+    found = node_shared.ratios(results)
+    assert found == {
+        "vs_hsgd/resnet50+sgd/np2": 1.5,
+        "vs_horovod/resnet50+sgd/np2": 6.0,
+        "vs_ddp/resnet50+sgd/np2": 4.0,
+        "vs_peer/resnet50+sgd/np2": 4.0,
+        "memory_vs_hsgd/resnet50+sgd/np2": 1.5,
+        "memory_vs_horovod/resnet50+sgd/np2": 2.0,
+    }
+    meta = {"settings": {"layouts": {"np2": "2 ranks"}}}
+    assert "vs_peer/resnet50+sgd/np2: 4" in node_shared.tables(
+        {"meta": meta, "results": results, "ratios": found}
+    )
 
 
 def test_virtual_nodes_are_measured_against_the_link(tmp_path: Path, virtual_nodes: None) -> None:
