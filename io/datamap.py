@@ -8,6 +8,8 @@ open handle), and the checklist that decides whether HDF5 may be bypassed. Never
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -99,6 +101,16 @@ class DataMap:
     def chunk_rows(self) -> int:
         """Rows of the largest HDF5 chunk; 1 without chunks."""
         return max(extent.chunk_rows for slab in self.slabs for extent in slab.extents.values())
+
+    def fingerprint(self) -> str:
+        """What tells this dataset from others, wherever its files lie: the uuid of slabs, else a
+        digest of fields and sizes.
+        """
+        if self.header is not None:
+            return self.header.dataset_uuid
+        specs = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
+        sizes = [slab.identity[0] for slab in self.slabs]
+        return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
 
     def refusals(self) -> dict[str, str]:
         """Field name -> why HDF5 is not bypassed for it; "" where it is."""
