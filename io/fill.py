@@ -1,30 +1,31 @@
 """Threads that fill batches: each block of the stream is read once, straight into its batches.
 
-Owns the way from pieces of the stream (partition.py) to reads, who does them, and the order in
-which finished batches come out. One thread plans the next piece while the others read the last one;
-rows of a block go to their batches in the same call that reads them, without a buffer in between.
-Never talks to other ranks, and never gives up a batch in silence: rows that could not be read come
-with the error.
+Owns who plans and who reads, and the order in which finished batches come out. One thread plans the
+next piece (schedule.py) while the others read the last one: they take its reads one by one inside
+libhsgd_io, without the GIL, so that a busy training loop does not hold them up. Never talks to
+other ranks, and never gives up a batch in silence: rows that could not be read come with the error.
 """
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from hsgd.io.datamap import DataMap
-from hsgd.io.native import Addresses
-from hsgd.io.partition import EpochOrder, IntArray, Piece, Range, Share
+from hsgd.io import native
+from hsgd.io.files import SlabFiles
+from hsgd.io.partition import IntArray
 from hsgd.io.reader import ReadStats, RowReader
 from hsgd.io.ring import BufferRing, RingClosed, Slot
+from hsgd.io.schedule import PieceReads, Plan, Scheduler, SlowRead
 
 from hsgd.errors import DataError
 
-__all__ = ["STARVED", "Filled", "Filler", "Plan", "Starved"]
+__all__ = ["STARVED", "Filled", "Filler", "Starved"]
 
 
 class Starved:
@@ -32,26 +33,6 @@ class Starved:
 
 
 STARVED = Starved()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one rank reads in one iteration; holds no handle.
-
-    ranges: positions of the stream, in the order in which this rank gets them.
-    """
-
-    data: DataMap
-    share: Share
-    order: EpochOrder
-    ranges: tuple[Range, ...]
-    block_samples: int
-    direct: bool
-
-    def pieces(self) -> Iterator[Piece]:
-        """All that is to be read, in order."""
-        for start, count in self.ranges:
-            yield from self.order.pieces(start, count)
 
 
 @dataclass
@@ -65,26 +46,19 @@ class Filled:
 
 @dataclass
 class _Work:
-    """A piece on its way: reads that are not done yet, and the batches that they go to."""
+    """A piece on its way: its reads, and the batches that they go to."""
 
     first: int  # of its samples, in the share
     first_step: int
     batches: list[Filled]
     complete: int  # so many of them end with this piece
-    unfinished: int = 0
-    failed: list[tuple[IntArray, DataError]] = field(default_factory=list)
+    reads: PieceReads
+    unfinished: int
+    failed: list[tuple[IntArray, DataError]]
 
-
-@dataclass(frozen=True)
-class _Task:
-    """Ranges of one slab, at most a block of them, and where their rows go."""
-
-    work: _Work
-    slab: int
-    starts: IntArray  # from the first row of the slab
-    counts: IntArray
-    places: IntArray  # in the piece, -1 for rows that nobody wants
-    addresses: dict[str, Addresses]
+    def has_reads(self) -> bool:
+        """Whether there is something that no thread has taken."""
+        return self.reads.batch.has_work() or bool(self.reads.slow)
 
 
 class Filler:
@@ -96,11 +70,12 @@ class Filler:
 
     def __init__(self, plan: Plan, ring: BufferRing, threads: int) -> None:
         self._plan, self._ring = plan, ring
+        self._files = SlabFiles(plan.data, direct=plan.direct)
+        self._scheduler = Scheduler(plan, ring.offsets, self._files)
         self._pieces = plan.pieces()
         self._planned = 0  # samples of the share whose piece was planned
-        self._open: dict[int, Filled] = {}  # batches that wait for rows, by step
-        self._completed = 0  # batches that were given to `_ready` or belong to a piece
-        self._tasks: deque[_Task] = deque()
+        self._open: dict[int, Filled] = {}  # batches that wait for another piece, by step
+        self._completed = 0  # batches that belong to a planned piece
         self._works: deque[_Work] = deque()
         self._changed = threading.Condition()
         self._planning = self._exhausted = self._closed = False
@@ -140,15 +115,12 @@ class Filler:
 
     def close(self) -> None:
         """Let the threads end as soon as they can; does not wait for them."""
-        with self._changed:
-            self._closed = True
-            self._tasks.clear()
-            self._changed.notify_all()
-        self._ring.wake()
+        self._end()
         self._ready.put(None)
 
     def release(self) -> None:
         """Give back the slots of batches that were not handed out; after the threads have ended."""
+        self._files.close()
         left = {id(filled): filled for work in self._works for filled in work.batches}
         left |= {id(filled): filled for filled in self._open.values()}
         while not self._ready.empty():
@@ -159,38 +131,46 @@ class Filler:
             if filled.slot is not None:
                 self._ring.give_back(filled.slot)
 
+    def _end(self) -> None:
+        with self._changed:
+            self._closed = True
+            for work in self._works:
+                work.reads.batch.cancel()
+                work.reads.slow.clear()
+            self._changed.notify_all()
+        self._ring.wake()
+
     def _run(self, stats: ReadStats) -> None:
-        """Body of a thread: plan when nothing is left to read, else read."""
+        """Body of a thread: read what was planned, or plan."""
         try:
-            with RowReader(self._plan.data, stats, direct=self._plan.direct) as reader:
-                while (task := self._next_task()) is not None:
-                    self._read(reader, task)
+            staging = native.Staging(self._scheduler.staging_bytes)
+            with RowReader(self._plan.data, stats) as reader:
+                while (work := self._next_work()) is not None:
+                    self._help(work, reader, staging, stats)
         except RingClosed:
             pass
         except BaseException as error:  # whatever it is, the training loop gets it
-            with self._changed:
-                self._closed = True
-                self._tasks.clear()
-                self._changed.notify_all()
-            self._ring.wake()
+            self._end()
             self._ready.put(error)
 
-    def _next_task(self) -> _Task | None:
-        """Something to read; plans, or waits, until there is. None at the end."""
-        # One thread alone must not wait for slots while it has reads to do; several keep one read
-        # per thread in stock while one of them plans.
-        spare = len(self.threads) if len(self.threads) > 1 else 1
+    def _next_work(self) -> _Work | None:
+        """A piece with reads to do; plans, or waits, until there is one. None at the end.
+
+        A thread alone plans when nothing is left to read; of several, one plans while the last
+        piece is being read.
+        """
+        ahead = 1 if len(self.threads) > 1 else 0
         while True:
             with self._changed:
                 while True:
                     if self._closed:
                         return None
-                    may_plan = not self._planning and not self._exhausted
-                    if may_plan and len(self._tasks) < spare and (spare > 1 or not self._tasks):
+                    pending = [work for work in self._works if work.has_reads()]
+                    if not self._planning and not self._exhausted and len(pending) <= ahead:
                         self._planning = True
                         break
-                    if self._tasks:
-                        return self._tasks.popleft()
+                    if pending:
+                        return pending[0]
                     if self._exhausted and not self._planning:
                         return None
                     self._changed.wait()
@@ -202,12 +182,12 @@ class Filler:
                     self._changed.notify_all()
 
     def _plan_next(self) -> None:
-        """Turn the next piece into tasks. Only one thread at a time is here."""
+        """Turn the next piece into reads. Only one thread at a time is here."""
         piece = next(self._pieces, None)
         if piece is None:
             self._finish_plan()
             return
-        share, ring = self._plan.share, self._ring
+        share = self._plan.share
         first, stop = self._planned, self._planned + piece.stream_rows
         self._planned = stop
         first_step, last_step = first // share.batch_size, (stop - 1) // share.batch_size
@@ -216,19 +196,22 @@ class Filler:
                 self._open[step] = Filled(self._take_slot(), share.batch_count(step))
         ended = stop // share.batch_size if stop < share.count else last_step + 1
         batches = [self._open[step] for step in range(first_step, last_step + 1)]
-        work = _Work(first, first_step, batches, ended - first_step)
         slots = (filled.slot for filled in batches)
         bases = np.array([slot.address for slot in slots if slot is not None], np.uint64)
-        addresses = self._addresses(piece, first - first_step * share.batch_size, bases)
-        tasks = list(self._cut(piece, work, addresses))
+        reads = self._scheduler.reads(piece, first - first_step * share.batch_size, bases)
+        unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
+        work = _Work(
+            first, first_step, batches, ended - first_step, reads, unfinished, reads.failed
+        )
         for step in range(first_step, ended):
             del self._open[step]
         with self._changed:
             self._completed += work.complete
-            work.unfinished = len(tasks)
             self._works.append(work)
-            if not self._closed:
-                self._tasks.extend(tasks)
+            if self._closed:
+                reads.batch.cancel()
+                reads.slow.clear()
+            self._deliver_finished()
             self._changed.notify_all()
 
     def _take_slot(self) -> Slot:
@@ -247,73 +230,60 @@ class Filler:
             self._called = True
             self._ready.put(STARVED)
 
-    def _addresses(self, piece: Piece, skip: int, bases: Addresses) -> dict[str, Addresses]:
-        """Field -> address of every row that the piece reads. skip: rows before it in a batch."""
-        places = piece.places + skip
-        batch, row = np.divmod(places, self._plan.share.batch_size)
-        base = bases[batch]  # an unwanted row (-1) may get that of any batch
-        unwanted = piece.places < 0
-        some_unwanted = bool(unwanted.any())
-        rows = row.astype(np.uint64)
-        found = {}
-        for spec in self._plan.data.fields:
-            of_field = base + rows * np.uint64(spec.row_bytes)
-            of_field += np.uint64(self._ring.offsets[spec.name])
-            if some_unwanted:
-                of_field[unwanted] = 0
-            found[spec.name] = of_field
-        return found
-
-    def _cut(
-        self, piece: Piece, work: _Work, addresses: dict[str, Addresses]
-    ) -> Iterator[_Task]:
-        """The ranges of a piece as tasks: those of one slab together, up to a block of rows."""
-        stops = self._stops()
-        slabs = np.searchsorted(stops, piece.starts, side="right")
-        ends = np.cumsum(piece.counts)
-        portion = (ends - 1) // self._plan.block_samples
-        breaks = np.flatnonzero((np.diff(slabs) != 0) | (np.diff(portion) != 0)) + 1
-        edges = [0, *breaks.tolist(), len(piece.starts)]
-        row = 0
-        for low, high in zip(edges, edges[1:], strict=False):
-            slab = int(slabs[low])
-            rows = slice(row, int(ends[high - 1]))
-            row = rows.stop
-            yield _Task(
-                work,
-                slab,
-                piece.starts[low:high] - self._plan.data.slabs[slab].start,
-                np.ascontiguousarray(piece.counts[low:high]),
-                piece.places[rows],
-                {name: where[rows] for name, where in addresses.items()},
-            )
-
-    def _stops(self) -> Sequence[int]:
-        return [slab.start + slab.count for slab in self._plan.data.slabs]
-
-    def _read(self, reader: RowReader, task: _Task) -> None:
-        failure = None
+    def _help(
+        self, work: _Work, reader: RowReader, staging: native.Staging, stats: ReadStats
+    ) -> None:
+        """Do reads of a piece until none is left that nobody has taken."""
+        batch = work.reads.batch
+        if batch.has_work():
+            began = time.perf_counter()
+            was_last = batch.work(staging)
+            stats.read_s += time.perf_counter() - began
+            if was_last:
+                failed = self._examine(work.reads, staging, stats)
+                self._done(work, failed)
+            return
         try:
-            for spec in self._plan.data.fields:
-                reader.scatter(
-                    spec.name, task.slab, task.starts, task.counts, task.addresses[spec.name]
-                )
-        except DataError as error:
-            failure = error
+            read = work.reads.slow.popleft()
+        except IndexError:
+            return
+        self._done(work, _read_slowly(reader, read))
+
+    def _examine(
+        self, reads: PieceReads, staging: native.Staging, stats: ReadStats
+    ) -> list[tuple[IntArray, DataError]]:
+        """Count what was read and explain what failed; reads past the page cache get a 2nd try."""
+        tasks = reads.batch.tasks
+        refused = np.flatnonzero((tasks["status"] == errno.EINVAL) & (tasks["alignment"] > 1))
+        if len(refused):
+            self._files.leave_direct("the file system refuses direct reads")
+            tasks["alignment"] = 1
+            again = tasks[refused]
+            native.TaskBatch(again, reads).work(staging)
+            tasks[refused] = again
+        stats.direct_refusal = self._files.direct_refusal
+        stats.preadv_calls += int(tasks["calls"].sum())
+        stats.bytes_read += reads.nbytes
+        return [reads.explain(number) for number in np.flatnonzero(tasks["status"]).tolist()]
+
+    def _done(self, work: _Work, failed: list[tuple[IntArray, DataError]]) -> None:
+        """Some reads of a piece are done; hand out what is complete, in order."""
         with self._changed:
-            work = task.work
-            if failure is not None:
-                work.failed.append((task.places[task.places >= 0], failure))
+            work.failed += failed
             work.unfinished -= 1
-            while self._works and not self._works[0].unfinished:
-                self._deliver(self._works.popleft())
-                self._changed.notify_all()
+            self._deliver_finished()
+
+    def _deliver_finished(self) -> None:
+        while self._works and not self._works[0].unfinished and not self._closed:
+            self._deliver(self._works.popleft())
+            self._changed.notify_all()
 
     def _deliver(self, work: _Work) -> None:
         """Hand out the batches that a piece completes, and note in all what it did not read."""
+        self._files.release(work.reads.slabs)
         batch_size = self._plan.share.batch_size
         for places, error in work.failed:
-            positions = places + work.first
+            positions = places[places >= 0] + work.first
             steps = positions // batch_size
             for step in np.unique(steps).tolist():
                 filled = work.batches[step - work.first_step]
@@ -332,3 +302,15 @@ class Filler:
             for _ in range(self._completed, self._plan.share.steps):
                 self._ready.put(Filled(None, 0))
             self._ready.put(None)
+
+
+def _read_slowly(reader: RowReader, read: SlowRead) -> list[tuple[IntArray, DataError]]:
+    """What only Python can read: through h5py, or with another byte order."""
+    try:
+        done = 0
+        for start, count in zip(read.starts.tolist(), read.counts.tolist(), strict=True):
+            reader.scatter(read.name, read.slab, start, read.addresses[done : done + count])
+            done += count
+    except DataError as error:
+        return [(read.places, error)]
+    return []

@@ -15,14 +15,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from hsgd.io.datamap import DataMap, open_map
-from hsgd.io.fill import Filler, Plan
+from hsgd.io.datamap import open_map
+from hsgd.io.fill import Filler
 from hsgd.io.iteration import Batch, Iteration, Progress, Settings
 from hsgd.io.layout import FieldSpec
 from hsgd.io.partition import Cut, EpochOrder, Share, part_of, remaining, share_of
 from hsgd.io.reader import ReadStats
 from hsgd.io.resume import EpochState, state_from
 from hsgd.io.ring import BufferRing
+from hsgd.io.schedule import Plan
 
 __all__ = ["Batch", "PartitionedLoader"]
 
@@ -337,9 +338,7 @@ class PartitionedLoader:
         """The share of this rank in what is left of the epoch, and its positions in the stream."""
         if not self._cuts:
             share = self._share
-            return share, tuple(
-                part_of([(0, self._data.num_samples)], share.start, share.count)
-            )
+            return share, tuple(part_of([(0, self._data.num_samples)], share.start, share.count))
         left = remaining(self._data.num_samples, self._cuts)
         cut = self._cut
         share = share_of(

@@ -161,9 +161,7 @@ class BufferRing:
         lease = self._lease.from_address(slot.address)
         lease.slot = slot
         return {
-            spec.name: np.ndarray(
-                (count, *spec.shape), spec.dtype, lease, self.offsets[spec.name]
-            )
+            spec.name: np.ndarray((count, *spec.shape), spec.dtype, lease, self.offsets[spec.name])
             for spec in self._specs
         }
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hsgd.io import PartitionedLoader, RowReader
 from hsgd.io import iteration as iterating
+from hsgd.io import native
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -273,15 +274,15 @@ def test_unexpected_errors_of_the_thread_reach_the_loop_too(folder, monkeypatch)
     def fail(*_):
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(RowReader, "scatter", fail)
+    monkeypatch.setattr(native.TaskBatch, "work", fail)
     with pytest.raises(MemoryError):
         list(PartitionedLoader(folder, 8))
 
 
 def test_a_file_system_that_hangs_is_reported_after_the_timeout(folder, monkeypatch):
     release = threading.Event()
-    read = RowReader.scatter
-    monkeypatch.setattr(RowReader, "scatter", lambda *a: (release.wait(60), read(*a))[1])
+    work = native.TaskBatch.work
+    monkeypatch.setattr(native.TaskBatch, "work", lambda *a: (release.wait(60), work(*a))[1])
     iteration = iter(PartitionedLoader(folder, 8, timeout_s=0.01))
     with pytest.raises(DataError, match=r"batch 0 did not arrive within 0\.01 s"):
         next(iteration)

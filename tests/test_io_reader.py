@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import RowReader, open_map
+from hsgd.io import files as filing
 from hsgd.io import reader as reading
 
 from hdf5_samples import arrays_of, make_slabs, rewrite_attribute, write_hdf5
@@ -170,7 +171,7 @@ def test_ragged_fields_are_refused_by_name(tmp_path):
 
 
 def test_reads_cross_slabs_and_open_files_stay_few(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_OPEN_FILES", 2)
+    monkeypatch.setattr(filing, "_OPEN_FILES", 2)
     data = open_map(make_slabs(tmp_path / "out", 101, 11, permute=False))
     expected = arrays_of(101)
     with RowReader(data) as reader:
@@ -178,7 +179,7 @@ def test_reads_cross_slabs_and_open_files_stay_few(tmp_path, monkeypatch):
             out = np.empty((count, 2, 3), np.float32)
             reader.read("image", start, out)
             np.testing.assert_array_equal(out, expected["image"][start : start + count])
-            assert len(reader._open) <= 2
+            assert len(reader._files._files) <= 2
 
 
 def test_reads_are_cut_into_calls_of_bounded_size(tmp_path, monkeypatch):

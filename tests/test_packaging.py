@@ -103,7 +103,9 @@ def test_a_wheel_holds_every_module_and_library_and_nothing_else(wheel: Path) ->
     natives = {Path(n).name.partition(".")[0] for n in names if n.endswith(".so")}
     assert natives == {"_native", "libhsgd_core", "libhsgd_io", "libhsgd_mpi", "libhsgd_preload"}
     assert {"hsgd/py.typed", "hsgd/_build.json", *HOOK_FILES} <= names
-    assert not [n for n in names if n.startswith(("tests", "benchmarks", "hsgd/csrc", "hsgd/io/csrc"))]
+    assert not [
+        n for n in names if n.startswith(("tests", "benchmarks", "hsgd/csrc", "hsgd/io/csrc"))
+    ]
 
 
 def test_an_installed_wheel_hooks_the_start_and_an_uninstall_removes_all(

@@ -1,5 +1,6 @@
 // preadv with a destination per row. Owns the choice between reading straight into the rows and
-// going through a staging buffer that stays in the cache. Never allocates and never throws.
+// going through a staging buffer that stays in the cache, and how threads share tasks. Never
+// allocates and never throws.
 #include "rows.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@ struct Request {
   int64_t row_bytes;
   int64_t rows;
   const uint64_t* places;
-  hsgd_io_outcome* outcome;
+  hsgd_io_task* outcome;
 };
 
 char* address(uint64_t place) { return reinterpret_cast<char*>(static_cast<uintptr_t>(place)); }
@@ -103,50 +104,96 @@ void place_bytes(const Request& request, const char* from, int64_t begin, int64_
   }
 }
 
-int read_through_staging(const Request& request, const hsgd_io_method& method) {
-  const int64_t mask = ~(method.alignment - 1);
+struct Staging {
+  char* memory;
+  int64_t bytes;
+};
+
+int read_through_staging(const Request& request, const Staging& staging, int64_t alignment) {
+  const int64_t mask = ~(alignment - 1);
   const int64_t end = request.offset + request.rows * request.row_bytes;
   int64_t from = request.offset;
   while (from < end) {
     const int64_t start = from & mask;
-    const int64_t need = ((end + method.alignment - 1) & mask) - start;
-    const auto length = static_cast<size_t>(std::min(method.staging_bytes, need));
-    const ssize_t got = pread(request.file, method.staging, length, start);
+    const int64_t need = ((end + alignment - 1) & mask) - start;
+    const auto length = static_cast<size_t>(std::min(staging.bytes, need));
+    const ssize_t got = pread(request.file, staging.memory, length, start);
     request.outcome->position = from;
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno;
     const int64_t fresh = std::min<int64_t>(start + got, end) - from;
     if (fresh <= 0) return HSGD_IO_END;
     ++request.outcome->calls;
-    place_bytes(request, static_cast<char*>(method.staging) + (from - start), from - request.offset,
-                fresh);
+    place_bytes(request, staging.memory + (from - start), from - request.offset, fresh);
     from += fresh;
   }
   return 0;
 }
 
-int read_range(const Request& request, const hsgd_io_method& method) {
-  if (method.alignment <= 1) {
+// The whole range into the staging buffer, and on only if it is right.
+int read_checked(const Request& request, const Staging& staging, int64_t alignment,
+                 uint32_t checksum) {
+  const int64_t mask = ~(alignment - 1);
+  const int64_t bytes = request.rows * request.row_bytes;
+  const int64_t start = request.offset & mask;
+  const int64_t end = request.offset + bytes;
+  const int64_t limit = (end + alignment - 1) & mask;
+  if (limit - start > staging.bytes) return ENOBUFS;
+  for (int64_t from = start; from < end;) {
+    request.outcome->position = from;
+    const ssize_t got = pread(request.file, staging.memory + (from - start),
+                              static_cast<size_t>(limit - from), from);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) return HSGD_IO_END;
+    ++request.outcome->calls;
+    from += got;
+    if (from < end) from &= mask;
+  }
+  request.outcome->position = request.offset;
+  const char* first = staging.memory + (request.offset - start);
+  if (hsgd_io_crc32c(0, first, bytes) != checksum) return HSGD_IO_MISMATCH;
+  hsgd_io_move_rows(first, request.row_bytes, request.rows, request.places);
+  return 0;
+}
+
+int read_range(const Request& request, const Staging& staging, int64_t alignment) {
+  if (alignment <= 1) {
     int64_t runs = 0;
     for (int64_t row = 0; row < request.rows; row += run_of(request, row)) ++runs;
     if (request.row_bytes * request.rows >= runs * kVectorBytes) return read_into_rows(request);
   }
-  return read_through_staging(request, method);
+  return read_through_staging(request, staging, alignment);
+}
+
+int do_task(hsgd_io_task* task, const Staging& staging) {
+  const uint64_t* places = task->places;
+  for (int64_t i = 0; i < task->ranges; ++i) {
+    const int64_t offset = task->offset + task->starts[i] * task->row_bytes;
+    const Request request{task->file, offset, task->row_bytes, task->counts[i], places, task};
+    const int status = task->checksums == nullptr
+                           ? read_range(request, staging, task->alignment)
+                           : read_checked(request, staging, task->alignment, task->checksums[i]);
+    if (status != 0) return status;
+    places += task->counts[i];
+  }
+  return 0;
 }
 
 }  // namespace
 
-extern "C" int hsgd_io_read_rows(int file, const hsgd_io_ranges* ranges,
-                                 const hsgd_io_method* method, hsgd_io_outcome* outcome) {
-  const uint64_t* places = ranges->places;
-  for (int64_t i = 0; i < ranges->count; ++i) {
-    const int64_t offset = ranges->offset + ranges->starts[i] * ranges->row_bytes;
-    const Request request{file, offset, ranges->row_bytes, ranges->counts[i], places, outcome};
-    const int status = read_range(request, *method);
-    if (status != 0) return status;
-    places += ranges->counts[i];
+extern "C" int hsgd_io_work(hsgd_io_batch* batch, void* staging, int64_t staging_bytes) {
+  const Staging own{static_cast<char*>(staging), staging_bytes};
+  int was_last = 0;
+  for (;;) {
+    // Relaxed: tasks were written before the batch was shown to any thread, by Python's own locks.
+    const int64_t taken = __atomic_fetch_add(&batch->next, 1, __ATOMIC_RELAXED);
+    if (taken >= batch->count) return was_last;
+    batch->tasks[taken].status = do_task(&batch->tasks[taken], own);
+    // Acquire and release: the thread that sees the last task done sees the rows and the status of
+    // all others, which it would otherwise hand out before they were written.
+    if (__atomic_add_fetch(&batch->finished, 1, __ATOMIC_ACQ_REL) == batch->count) was_last = 1;
   }
-  return 0;
 }
 
 extern "C" void hsgd_io_move_rows(const void* from, int64_t row_bytes, int64_t rows,

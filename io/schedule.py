@@ -1,0 +1,204 @@
+"""From pieces of the stream to reads: which bytes of which files go to which addresses.
+
+Owns `Plan`, what one rank reads in one iteration, and `Scheduler`, the arithmetic that turns a
+piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads and never waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from hsgd.io import native
+from hsgd.io.datamap import DataMap
+from hsgd.io.files import SlabFiles
+from hsgd.io.native import TASK, Addresses, TaskBatch
+from hsgd.io.partition import EpochOrder, IntArray, Piece, Range, Share
+
+from hsgd.errors import DataError
+
+__all__ = ["PieceReads", "Plan", "Scheduler", "SlowRead"]
+
+_STAGING_BYTES = 1 << 20  # small rows pass through so much, which stays in the cache
+_DIRECT_BYTES = 4 << 20  # one read past the page cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank reads in one iteration; holds no handle.
+
+    ranges: positions of the stream, in the order in which this rank gets them. block_samples: the
+    most rows that one task reads. direct: past the page cache.
+    """
+
+    data: DataMap
+    share: Share
+    order: EpochOrder
+    ranges: tuple[Range, ...]
+    block_samples: int
+    direct: bool
+
+    def pieces(self) -> Iterator[Piece]:
+        """All that is to be read, in order."""
+        for start, count in self.ranges:
+            yield from self.order.pieces(start, count)
+
+
+@dataclass(frozen=True)
+class SlowRead:
+    """Ranges of one slab and field that libhsgd_io cannot read."""
+
+    name: str
+    slab: int
+    starts: IntArray  # from the first row of the slab
+    counts: IntArray
+    addresses: Addresses
+    places: IntArray  # in the piece, -1 for rows that nobody wants
+
+
+@dataclass(frozen=True)
+class PieceReads:
+    """All reads of one piece. slabs: acquired in SlabFiles, to be released.
+
+    failed: places of the piece that cannot be read, and why. task_places, task_paths: by task.
+    """
+
+    batch: TaskBatch
+    slow: deque[SlowRead]
+    slabs: list[int]
+    nbytes: int
+    failed: list[tuple[IntArray, DataError]]
+    task_places: list[IntArray]
+    task_paths: list[str]
+
+    def explain(self, number: int) -> tuple[IntArray, DataError]:
+        """Places and error of a task that failed."""
+        task, path = self.batch.tasks[number], self.task_paths[number]
+        status, position = int(task["status"]), int(task["position"])
+        if status == native.END:
+            text = f"truncated, bytes from {position} on are missing; copy or convert it again"
+        elif status == native.MISMATCH:
+            text = (
+                f"checksum of the block at byte {position} is wrong, the data changed on its way or "
+                "on the disk; restore this file, see hsgd data verify"
+            )
+        else:
+            text = f"reading from byte {position} on failed: {os.strerror(status)}"
+        return self.task_places[number], DataError(f"{path}: {text}")
+
+
+class Scheduler:
+    """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch."""
+
+    def __init__(self, plan: Plan, field_offsets: Mapping[str, int], files: SlabFiles) -> None:
+        self._plan, self._files = plan, files
+        self._field_offsets = field_offsets
+        slabs = plan.data.slabs
+        self._starts = np.array([slab.start for slab in slabs], np.int64)
+        self._stops = self._starts + np.array([slab.count for slab in slabs], np.int64)
+        self._fields = [spec for spec in plan.data.fields if spec.row_bytes]
+        # Byte offsets by slab and field; -1 where libhsgd_io cannot read.
+        self._offsets = np.array(
+            [
+                [
+                    extent.offset if not extent.refusal and extent.stored_dtype.isnative else -1
+                    for extent in (slab.extents[spec.name] for spec in self._fields)
+                ]
+                for slab in slabs
+            ],
+            np.int64,
+        ).reshape(len(slabs), len(self._fields))
+        self.staging_bytes = _DIRECT_BYTES if plan.direct else _STAGING_BYTES
+
+    def reads(self, piece: Piece, skip: int, bases: Addresses) -> PieceReads:
+        """The reads of a piece. bases: addresses of its batches; skip: samples that the first
+        batch had before.
+        """
+        slabs = np.searchsorted(self._stops, piece.starts, side="right")
+        ends = np.cumsum(piece.counts)
+        # One task: the ranges of one slab that follow one another, up to a block of rows.
+        portion = (ends - 1) // self._plan.block_samples
+        breaks = np.flatnonzero((np.diff(slabs) != 0) | (np.diff(portion) != 0)) + 1
+        edges = np.concatenate(([0], breaks, [len(piece.starts)]))
+        row_edges = np.concatenate(([0], ends))[edges]
+        starts = piece.starts - self._starts[slabs]
+        counts = np.ascontiguousarray(piece.counts)
+        addresses = self._addresses(piece, skip, bases)
+        slab_of = slabs[edges[:-1]]
+        opened, failures = self._open(np.unique(slab_of).tolist())
+
+        shape = (len(slab_of), len(self._fields))
+        tasks = np.zeros(shape, TASK)
+        tasks["offset"] = self._offsets[slab_of]
+        tasks["ranges"] = np.diff(edges)[:, None]
+        tasks["starts"] = starts.ctypes.data + 8 * edges[:-1, None]
+        tasks["counts"] = counts.ctypes.data + 8 * edges[:-1, None]
+        handles = [opened.get(slab, (-1, 1)) for slab in slab_of.tolist()]
+        tasks["file"] = np.array([handle[0] for handle in handles])[:, None]
+        tasks["alignment"] = np.array([handle[1] for handle in handles])[:, None]
+        for column, spec in enumerate(self._fields):
+            tasks["row_bytes"][:, column] = spec.row_bytes
+            tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
+
+        row_slices = [slice(*edge) for edge in zip(row_edges[:-1], row_edges[1:], strict=True)]
+        failed = [
+            (piece.places[rows], failures[slab])
+            for slab, rows in zip(slab_of.tolist(), row_slices, strict=True)
+            if slab in failures
+        ]
+        readable = np.isin(slab_of, list(opened))[:, None]
+        fast = readable & (tasks["offset"] >= 0)
+        slow = deque(
+            SlowRead(
+                self._fields[column].name,
+                int(slab_of[number]),
+                starts[edges[number] : edges[number + 1]],
+                counts[edges[number] : edges[number + 1]],
+                addresses[column][row_slices[number]],
+                piece.places[row_slices[number]],
+            )
+            for number, column in np.argwhere(readable & ~fast).tolist()
+        )
+        chosen = np.ascontiguousarray(tasks[fast])
+        numbers = np.nonzero(fast)[0].tolist()
+        rows = np.diff(row_edges)[numbers]
+        return PieceReads(
+            TaskBatch(chosen, (starts, counts, addresses)),
+            slow,
+            list(opened),
+            int((chosen["row_bytes"] * rows).sum()),
+            failed,
+            [piece.places[row_slices[number]] for number in numbers],
+            [self._plan.data.slabs[int(slab_of[number])].path for number in numbers],
+        )
+
+    def _open(self, slabs: list[int]) -> tuple[dict[int, tuple[int, int]], dict[int, DataError]]:
+        """Descriptors and alignments of slabs, and the errors of those that cannot be opened."""
+        opened: dict[int, tuple[int, int]] = {}
+        failures: dict[int, DataError] = {}
+        for slab in slabs:
+            try:
+                opened[slab] = self._files.acquire(slab)
+            except DataError as error:
+                failures[slab] = error
+        return opened, failures
+
+    def _addresses(self, piece: Piece, skip: int, bases: Addresses) -> list[Addresses]:
+        """By field, the address of every row that the piece reads, 0 for unwanted ones."""
+        unwanted = piece.places < 0
+        some_unwanted = bool(unwanted.any())
+        batch, row = np.divmod(piece.places + skip, self._plan.share.batch_size)
+        base = bases[batch]  # an unwanted row gets that of some batch
+        rows = row.view(np.uint64)
+        found = []
+        for spec in self._fields:
+            of_field = rows * np.uint64(spec.row_bytes)
+            of_field += base
+            of_field += np.uint64(self._field_offsets[spec.name])
+            if some_unwanted:
+                of_field[unwanted] = 0
+            found.append(of_field)
+        return found
