@@ -312,7 +312,8 @@ class PartitionedLoader:
     def _slots(self, share: Share) -> int:
         """Batches that the ring holds: two windows, those read ahead, and what the loop has."""
         reading, batch_size = self._reading, share.batch_size
-        window = -(-reading.window_samples // batch_size) + 1
+        piece_samples = self._order().piece_samples
+        window = -(-piece_samples // batch_size) + 1
         slots = max(1, min(2 * window + reading.read_ahead, share.steps + 1))
         limit = self._buffer_limit()
         if limit is not None:
@@ -321,7 +322,7 @@ class PartitionedLoader:
             if least * slot_bytes > limit:
                 raise ValueError(
                     f"memory_limit={reading.memory_limit} is too small: a window of "
-                    f"{reading.window_samples} samples, 2 batches and {reading.threads} threads "
+                    f"{piece_samples} samples, 2 batches and {reading.threads} threads "
                     f"need {least * slot_bytes + reading.threads * _STAGING_BYTES} bytes; raise "
                     "it, or lower window_bytes, batch_size or threads"
                 )

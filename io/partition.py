@@ -41,7 +41,6 @@ Range = tuple[int, int]  # first position, number of positions
 
 # Rows that are read and thrown away rather than starting another read: at most 4 times the bytes.
 _MERGE_GAP = 3
-_ORDERED_BLOCKS = 4  # blocks that make a piece where nothing is shuffled
 _BLOCKS, _ROWS, _WINDOW = 1, 2, 3  # what a random stream is for, so that no two are the same
 
 
@@ -249,6 +248,13 @@ class EpochOrder:
         else:
             self._plan_blocks(slab_counts, int(block_samples))
 
+    @property
+    def piece_samples(self) -> int:
+        """About the most samples that a piece has."""
+        if self._shuffle == "full":
+            return self._window_samples
+        return int(np.diff(self._window_ends, prepend=0).max(initial=1))
+
     def pieces(self, start: int, count: int) -> Iterator[Piece]:
         """The stream from position `start` on, for `count` samples, wrapping around at its end."""
         if count and not 0 <= start < self.num_samples:
@@ -293,12 +299,9 @@ class EpochOrder:
         if self._shuffle == "block":
             order = permutation(len(starts), *self._key, _BLOCKS)
             starts, lengths = starts[order], lengths[order]
-            window_samples = self._window_samples
-        else:
-            window_samples = min(self._window_samples, _ORDERED_BLOCKS * block_samples)
         self._block_starts, self._block_counts = starts, lengths
         mean_block = -(-self.num_samples // max(1, len(starts)))
-        self._window_blocks = max(1, window_samples // max(1, mean_block))
+        self._window_blocks = max(1, self._window_samples // max(1, mean_block))
         ends = np.cumsum(self._block_counts)
         self._window_ends = ends[self._window_blocks - 1 :: self._window_blocks]
         if len(ends) % self._window_blocks:

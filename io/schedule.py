@@ -6,6 +6,7 @@ piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads an
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -82,8 +83,8 @@ class PieceReads:
             text = f"truncated, bytes from {position} on are missing; copy or convert it again"
         elif status == native.MISMATCH:
             text = (
-                f"checksum of the block at byte {position} is wrong, the data changed on its way or "
-                "on the disk; restore this file, see hsgd data verify"
+                f"the checksum of the block at byte {position} is wrong, its data changed on the "
+                "disk or on the way; restore this file, see hsgd data verify"
             )
         else:
             text = f"reading from byte {position} on failed: {os.strerror(status)}"
@@ -143,7 +144,7 @@ class Scheduler:
             tasks["row_bytes"][:, column] = spec.row_bytes
             tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
 
-        row_slices = [slice(*edge) for edge in zip(row_edges[:-1], row_edges[1:], strict=True)]
+        row_slices = [slice(*edge) for edge in itertools.pairwise(row_edges.tolist())]
         failed = [
             (piece.places[rows], failures[slab])
             for slab, rows in zip(slab_of.tolist(), row_slices, strict=True)

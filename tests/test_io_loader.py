@@ -14,9 +14,8 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, RowReader
+from hsgd.io import PartitionedLoader, RowReader, native
 from hsgd.io import iteration as iterating
-from hsgd.io import native
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
