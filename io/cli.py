@@ -1,4 +1,4 @@
-"""hsgd data convert | info: the reader's commands.
+"""hsgd data convert | info | verify | bench: the reader's commands.
 
 Owns arguments, their help, and the text of `info`. Errors are raised and become one line in
 hsgd/cli.py, which calls `add_parser`.
@@ -7,14 +7,21 @@ hsgd/cli.py, which calls `add_parser`.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from hsgd.io.convert import convert_to_slabs
 from hsgd.io.datamap import DataMap, open_map
 from hsgd.io.layout import SOURCE_ORDER
+from hsgd.io.loader import PartitionedLoader
+from hsgd.io.progress import Progress, bytes_text
+from hsgd.io.verify import find_damage
 
 __all__ = ["add_parser", "describe"]
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_PICTURE_CELLS = 64
 
 _DATA_EXAMPLES = """\
 examples:
@@ -22,6 +29,8 @@ examples:
   hsgd data convert train.npz data/train         every array of the file becomes a field
   hsgd data convert x.npy,y.npy data/train       fields x and y
   hsgd data info data/train                      what is in there, and how it will be read
+  hsgd data verify data/train                    every block against its checksum
+  hsgd data bench data/train                     how fast this machine reads it
 
 In a training script:
   from hsgd.io import PartitionedLoader
@@ -65,6 +74,28 @@ def add_parser(subparsers: Any) -> None:
     info.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
     _add_fields(info)
     info.set_defaults(command_function=_info)
+    verify = commands.add_parser(
+        "verify",
+        help="check every block of a slab folder against its checksum",
+        description="Check every block against its checksum; exit code 1 when one is damaged.",
+    )
+    verify.add_argument("path", metavar="PATH", help="slab folder")
+    verify.add_argument("--threads", type=int, default=4, metavar="N", help="default: 4")
+    verify.add_argument("--quiet", action="store_true", help="no progress bar")
+    verify.set_defaults(command_function=_verify)
+    bench = commands.add_parser(
+        "bench",
+        help="measure how fast this machine reads a dataset",
+        description="Read a dataset as a training loop would, once in each order.",
+    )
+    bench.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
+    bench.add_argument("--batch-size", type=int, default=64, metavar="N", help="default: 64")
+    bench.add_argument("--threads", type=int, default=4, metavar="N", help="default: 4")
+    bench.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="at most for each order"
+    )
+    _add_fields(bench)
+    bench.set_defaults(command_function=_bench)
 
 
 def _add_convert(commands: Any) -> None:
@@ -131,9 +162,50 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
+def _verify(options: argparse.Namespace) -> int:
+    if options.threads < 1:
+        raise ValueError(f"--threads {options.threads}; use at least 1")
+    data = open_map(options.path)
+    total = data.num_samples * data.row_bytes
+    damaged = 0
+    with Progress(total, f"verify {options.path}", show=not options.quiet) as advance:
+        for line in find_damage(data, threads=options.threads, advance=advance):
+            print(line)
+            damaged += 1
+    if damaged:
+        print(f"{damaged} damaged blocks; restore these files, or convert the data again")
+        return 1
+    print(f"{data.path}: {bytes_text(total)} in {len(data.slabs)} slabs, all checksums right")
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    rows = [("order", "samples/s", "GB/s", "first batch")]
+    for shuffle, title in (("none", "in order"), ("block", "shuffled")):
+        loader = PartitionedLoader(
+            options.path,
+            options.batch_size,
+            shuffle=shuffle,
+            fields=options.fields,
+            threads=options.threads,
+        )
+        began = time.perf_counter()
+        first_s, samples = 0.0, 0
+        for batch in loader:
+            first_s = first_s or time.perf_counter() - began
+            samples += len(next(iter(batch.values())))
+            if time.perf_counter() - began > options.seconds:
+                break
+        seconds = time.perf_counter() - began
+        rate = loader.stats()["bytes_read"] / seconds / 1e9
+        rows.append((title, f"{samples / seconds:,.0f}", f"{rate:.2f}", f"{first_s * 1e3:.0f} ms"))
+    print("\n".join([str(options.path), *_table(rows)]))
+    return 0
+
+
 def describe(data: DataMap) -> str:
     """A table of the fields, below a line on the whole."""
-    size = _bytes_text(data.num_samples * data.row_bytes)
+    size = bytes_text(data.num_samples * data.row_bytes)
     header = data.header
     if header is None:
         kind = f"HDF5 file, {data.num_samples} samples, {size}"
@@ -152,12 +224,30 @@ def describe(data: DataMap) -> str:
     for spec in data.fields:
         refusal = refusals[spec.name]
         how = f"h5py, because: {refusal}" if refusal else "preadv, around HDF5"
-        total = _bytes_text(data.num_samples * spec.row_bytes)
+        total = bytes_text(data.num_samples * spec.row_bytes)
         rows.append((spec.name, str(spec.shape), str(spec.dtype), total, how))
     lines = [data.path, f"  {kind}", *_table(rows)]
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
+        lines += _slab_picture(data)
     return "\n".join(lines)
+
+
+def _slab_picture(data: DataMap) -> list[str]:
+    """All slabs as one line of bars: as high as their samples, a dot where HDF5 has to read."""
+    counts = data.slab_counts
+    largest = max(counts)
+    cells = [
+        "·"
+        if any(extent.refusal for extent in slab.extents.values())
+        else _BARS[-(-(len(_BARS) - 1) * slab.count // largest)]
+        for slab in data.slabs
+    ]
+    lines = ["", f"  slabs 0 to {len(cells) - 1}, each as high as its samples"]
+    for start in range(0, len(cells), _PICTURE_CELLS):
+        part = "".join(cells[start : start + _PICTURE_CELLS])
+        lines.append(f"  {start:>5} {part}")
+    return lines
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -169,13 +259,3 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         for row in rows
     ]
     return [lines[0], "  " + "  ".join("-" * width for width in widths), *lines[1:]]
-
-
-def _bytes_text(count: int) -> str:
-    """A size in the largest binary unit that leaves at least 1."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

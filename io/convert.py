@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from hsgd.io.layout import SOURCE_ORDER, FieldSpec, SlabFolderWriter, staged_folder
 from hsgd.io.partition import IntArray, permutation
+from hsgd.io.progress import Advance, Progress
 from hsgd.io.sources import Source, digits_splits, open_source
 
 from hsgd.errors import DataError
@@ -28,8 +29,6 @@ _SLAB_BYTES = 128 << 20  # aim
 _MAX_SLAB_BYTES = 2 << 30  # one slab is held in memory while its rows are put in order
 _LEAST_SLABS = 16  # more slabs than ranks, also for small data
 _PERMUTE = 4  # what the random stream is for (partition.py uses 1 to 3)
-
-Advance = Callable[[int], object]  # told the number of bytes that were just written
 
 
 def convert_to_slabs(
@@ -70,7 +69,7 @@ def convert_to_slabs(
     total = sum(d.num_samples * sum(s.row_bytes for s in d.specs) for d in parts.values())
     with (
         staged_folder(Path(target), overwrite=overwrite) as staged,
-        _Progress(total * (2 if permute else 1), f"convert {name}", show=progress) as advance,
+        Progress(total * (2 if permute else 1), f"convert {name}", show=progress) as advance,
     ):
         for part, data in parts.items():
             folder = staged / part
@@ -173,26 +172,3 @@ def _order_slab(
         block = values[arrival_at[first : first + rows]]
         writer.write(slab, spec, first, block)
         advance(block.nbytes)
-
-
-class _Progress:
-    """A tqdm bar in bytes, or nothing."""
-
-    def __init__(self, total_bytes: int, title: str, *, show: bool) -> None:
-        self._total_bytes, self._title, self._show = total_bytes, title, show
-
-    def __enter__(self) -> Advance:
-        if not self._show:
-            self._bar = None
-            return lambda count: None
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            total=self._total_bytes, desc=self._title, unit="B", unit_scale=True, leave=False
-        )
-        advance: Advance = self._bar.update
-        return advance
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()

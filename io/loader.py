@@ -15,19 +15,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from hsgd.io.datamap import open_map
+from hsgd.io.datamap import DataMap, open_map
 from hsgd.io.fill import Filler
 from hsgd.io.iteration import Batch, Iteration, Progress, Settings
 from hsgd.io.layout import FieldSpec
-from hsgd.io.partition import Cut, EpochOrder, Share, part_of, remaining, share_of
+from hsgd.io.partition import Cut, EpochOrder, Share, part_of, remaining, share_of, with_cut
 from hsgd.io.reader import ReadStats
 from hsgd.io.resume import EpochState, state_from
 from hsgd.io.ring import BufferRing
-from hsgd.io.schedule import Plan
+from hsgd.io.schedule import Plan, staging_bytes
 
 __all__ = ["Batch", "PartitionedLoader"]
-
-_STAGING_BYTES = 4 << 20  # of one thread, at most
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class _Reading:
     threads: int
     memory_limit: int | None
     direct: bool
+    verify: bool
     pin_memory: bool
 
 
@@ -69,6 +68,8 @@ class PartitionedLoader:
     memory_limit (bytes) never more than that: arguments that need more are refused, and a loop that
     keeps too many batches gets a MemoryError. pin_memory: page-lock the buffers for a GPU.
     direct: read past the page cache (O_DIRECT); where the file system cannot, stats() says so.
+    verify: check the checksum of everything that is read, and raise DataError naming file and byte
+    where it is wrong; blocks of checksum_rows samples are then read whole. Needs a slab folder.
     timeout_s: longest wait for one batch.
 
     Local: sends no message. Picklable and safe to fork; an iteration that runs stays in its
@@ -98,6 +99,7 @@ class PartitionedLoader:
         memory_limit: int | None = None,
         pin_memory: bool = False,
         direct: bool = False,
+        verify: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
         if min(read_ahead, block_bytes, window_bytes, threads) < 1 or transform_threads < 0:
@@ -123,6 +125,7 @@ class PartitionedLoader:
             threads=threads,
             memory_limit=memory_limit,
             direct=direct,
+            verify=verify,
             pin_memory=pin_memory,
         )
         self._epoch, self._cuts = 0, ()
@@ -134,6 +137,8 @@ class PartitionedLoader:
             transform_threads=transform_threads,
         )
         self._forget_process()
+        if verify:
+            _check_verifiable(self._data, shuffle)
         self._order()  # reports bad arguments now and not in the first epoch
         self._slots(self._share)
         if self._settings.as_torch:
@@ -156,6 +161,7 @@ class PartitionedLoader:
             ranges,
             self._reading.block_samples,
             self._reading.direct,
+            self._reading.verify,
         )
         ring = self._take_ring(share)
         filler = Filler(plan, ring, self._reading.threads)
@@ -192,14 +198,14 @@ class PartitionedLoader:
         """
         epoch, cuts, progress = self._current
         if progress.batches:
-            cuts = (*cuts, replace(self._cut, steps=progress.batches))
+            cuts = with_cut(cuts, replace(self._cut, steps=progress.batches))
         return self._state(epoch, cuts).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where state_dict() was called, perhaps on another number of ranks; on every rank.
 
         The next iteration gives the samples of that epoch which no rank had consumed, each exactly
-        once; with as many ranks and the same batch_size, in the same order. Raises ValueError for
+        once; with as many ranks and the same batch_size, in the same order (but for padding). Raises ValueError for
         the state of another dataset, or of another order (seed, shuffle, block and window).
         """
         wanted = state_from(state)
@@ -323,7 +329,7 @@ class PartitionedLoader:
                 raise ValueError(
                     f"memory_limit={reading.memory_limit} is too small: a window of "
                     f"{piece_samples} samples, 2 batches and {reading.threads} threads "
-                    f"need {least * slot_bytes + reading.threads * _STAGING_BYTES} bytes; raise "
+                    f"need {least * slot_bytes + self._staging_bytes()} bytes; raise "
                     "it, or lower window_bytes, batch_size or threads"
                 )
             slots = min(slots, limit // slot_bytes)
@@ -333,7 +339,12 @@ class PartitionedLoader:
         reading = self._reading
         if reading.memory_limit is None:
             return None
-        return max(0, reading.memory_limit - reading.threads * _STAGING_BYTES)
+        return max(0, reading.memory_limit - self._staging_bytes())
+
+    def _staging_bytes(self) -> int:
+        reading = self._reading
+        each = staging_bytes(self._data, direct=reading.direct, verify=reading.verify)
+        return reading.threads * each
 
     def _resumed_share(self) -> tuple[Share, tuple[tuple[int, int], ...]]:
         """The share of this rank in what is left of the epoch, and its positions in the stream."""
@@ -397,6 +408,18 @@ def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
                 f"field {spec.name!r} has dtype {spec.dtype}, torch has no such type; "
                 "use as_numpy=True or name other fields"
             ) from None
+
+
+def _check_verifiable(data: DataMap, shuffle: str) -> None:
+    if not data.checksum_rows:
+        raise ValueError(
+            f"verify=True: {data.path} has no checksums; convert it with hsgd data convert"
+        )
+    if shuffle == "full":
+        raise ValueError(
+            'verify=True with shuffle="full" would read a block for every sample; use "block", or '
+            "check the files before with hsgd data verify"
+        )
 
 
 def _check_pinning() -> None:

@@ -14,7 +14,7 @@ that was permuted at conversion this behaves like a full shuffle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ __all__ = [
     "permutation",
     "remaining",
     "share_of",
+    "with_cut",
 ]
 
 SHUFFLES = ("block", "none", "full")
@@ -148,6 +149,13 @@ class Cut:
     drop_last: bool
     pad: bool
     steps: int
+
+
+def with_cut(cuts: Sequence[Cut], new: Cut) -> tuple[Cut, ...]:
+    """The cuts followed by another; one like the last only adds its steps to it."""
+    if cuts and replace(cuts[-1], steps=new.steps) == new:
+        return (*cuts[:-1], replace(new, steps=cuts[-1].steps + new.steps))
+    return (*cuts, new)
 
 
 def remaining(num_samples: int, cuts: Sequence[Cut]) -> list[Range]:

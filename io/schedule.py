@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from hsgd.io import native
 from hsgd.io.datamap import DataMap
-from hsgd.io.files import SlabFiles
+from hsgd.io.files import SECTOR_BYTES, SlabFiles
 from hsgd.io.native import TASK, Addresses, TaskBatch
 from hsgd.io.partition import EpochOrder, IntArray, Piece, Range, Share
+from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-__all__ = ["PieceReads", "Plan", "Scheduler", "SlowRead"]
+__all__ = ["PieceReads", "Plan", "Scheduler", "SlowRead", "staging_bytes"]
 
 _STAGING_BYTES = 1 << 20  # small rows pass through so much, which stays in the cache
 _DIRECT_BYTES = 4 << 20  # one read past the page cache
@@ -32,7 +33,8 @@ class Plan:
     """What one rank reads in one iteration; holds no handle.
 
     ranges: positions of the stream, in the order in which this rank gets them. block_samples: the
-    most rows that one task reads. direct: past the page cache.
+    most rows that one task reads. direct: past the page cache. verify: check the checksums, for
+    which blocks are read whole.
     """
 
     data: DataMap
@@ -41,6 +43,7 @@ class Plan:
     ranges: tuple[Range, ...]
     block_samples: int
     direct: bool
+    verify: bool
 
     def pieces(self) -> Iterator[Piece]:
         """All that is to be read, in order."""
@@ -91,6 +94,15 @@ class PieceReads:
         return self.task_places[number], DataError(f"{path}: {text}")
 
 
+def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
+    """Memory that each reading thread needs besides the batches."""
+    least = _DIRECT_BYTES if direct else _STAGING_BYTES
+    if not verify:
+        return least
+    longest = max((spec.row_bytes for spec in data.fields), default=0) * data.checksum_rows
+    return max(least, longest + 2 * SECTOR_BYTES)
+
+
 class Scheduler:
     """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch."""
 
@@ -112,12 +124,21 @@ class Scheduler:
             ],
             np.int64,
         ).reshape(len(slabs), len(self._fields))
-        self.staging_bytes = _DIRECT_BYTES if plan.direct else _STAGING_BYTES
+        self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
+        if plan.verify:
+            blocks = -(-(self._stops - self._starts) // plan.data.checksum_rows)
+            self._first_blocks = np.cumsum(blocks) - blocks
+            self._checksums = [
+                np.frombuffer(b"".join(slab.extents[spec.name].checksums for slab in slabs), "u4")
+                for spec in self._fields
+            ]
 
     def reads(self, piece: Piece, skip: int, bases: Addresses) -> PieceReads:
         """The reads of a piece. bases: addresses of its batches; skip: samples that the first
         batch had before.
         """
+        if self._plan.verify:
+            piece = self._whole_blocks(piece)
         slabs = np.searchsorted(self._stops, piece.starts, side="right")
         ends = np.cumsum(piece.counts)
         # One task: the ranges of one slab that follow one another, up to a block of rows.
@@ -144,6 +165,9 @@ class Scheduler:
             tasks["row_bytes"][:, column] = spec.row_bytes
             tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
 
+        expected = self._expected(slabs, starts)
+        for column, values in enumerate(expected):
+            tasks["checksums"][:, column] = values.ctypes.data + 4 * edges[:-1]
         row_slices = [slice(*edge) for edge in itertools.pairwise(row_edges.tolist())]
         failed = [
             (piece.places[rows], failures[slab])
@@ -167,7 +191,7 @@ class Scheduler:
         numbers = np.nonzero(fast)[0].tolist()
         rows = np.diff(row_edges)[numbers]
         return PieceReads(
-            TaskBatch(chosen, (starts, counts, addresses)),
+            TaskBatch(chosen, (starts, counts, addresses, expected)),
             slow,
             list(opened),
             int((chosen["row_bytes"] * rows).sum()),
@@ -186,6 +210,35 @@ class Scheduler:
             except DataError as error:
                 failures[slab] = error
         return opened, failures
+
+    def _whole_blocks(self, piece: Piece) -> Piece:
+        """The same rows, read as all blocks with a checksum that hold some of them."""
+        rows = self._plan.data.checksum_rows
+        read = np.repeat(piece.starts - (np.cumsum(piece.counts) - piece.counts), piece.counts)
+        read += np.arange(len(read))
+        wanted = piece.places >= 0
+        read, places = read[wanted], piece.places[wanted]
+        slabs = np.searchsorted(self._stops, read, side="right")
+        in_slab = read - self._starts[slabs]
+        block = self._first_blocks[slabs] + in_slab // rows
+        blocks, first_seen, of_row = np.unique(block, return_index=True, return_inverse=True)
+        order = np.argsort(first_seen)  # as they come in the stream
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        slab = slabs[first_seen][order]
+        starts = self._starts[slab] + (blocks[order] - self._first_blocks[slab]) * rows
+        counts = np.minimum(rows, self._stops[slab] - starts)
+        spread = np.full(int(counts.sum()), -1, np.int64)
+        of_row = rank[of_row]
+        spread[(np.cumsum(counts) - counts)[of_row] + read - starts[of_row]] = places
+        return Piece(starts, counts, spread, piece.stream_rows)
+
+    def _expected(self, slabs: IntArray, starts: IntArray) -> list[NDArray[np.uint32]]:
+        """By field, the checksum of each range; nothing when they are not checked."""
+        if not self._plan.verify:
+            return []
+        blocks = self._first_blocks[slabs] + starts // self._plan.data.checksum_rows
+        return [of_field[blocks] for of_field in self._checksums]
 
     def _addresses(self, piece: Piece, skip: int, bases: Addresses) -> list[Addresses]:
         """By field, the address of every row that the piece reads, 0 for unwanted ones."""

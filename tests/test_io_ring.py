@@ -122,7 +122,7 @@ def test_memory_stays_when_an_epoch_follows_another(folder):
 
 def test_the_memory_limit_holds_and_a_loop_that_keeps_too_much_is_told(folder, monkeypatch):
     monkeypatch.setattr("hsgd.io.iteration._RELEASE_S", 0.05)
-    limit = 2 * (4 << 20) + 30 * 4096
+    limit = 2 * (1 << 20) + 30 * 4096
     loader = PartitionedLoader(folder, 1, threads=2, memory_limit=limit, **TINY)
     assert sorted(int(batch["number"]) for batch in loader) == list(range(101))
     assert loader.stats()["buffer_bytes"] <= limit
