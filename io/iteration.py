@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hsgd.io.fill import Filled, Filler, Starved
+from hsgd.io.policy import ErrorPolicy
 from hsgd.io.ring import BufferRing
 from numpy.typing import NDArray
 
@@ -36,6 +37,8 @@ class Progress:
     batches: int = 0
     samples: int = 0
     wait_s: float = 0.0
+    skipped: int = 0  # batches that nobody got because some rank could not read its own
+    substituted: int = 0  # samples in the place of others that could not be read
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,16 @@ class Iteration(Iterator[Any]):
         filler: Filler,
         ring: BufferRing,
         settings: Settings,
+        policy: ErrorPolicy,
         finished: Callable[[], None],
     ) -> None:
         self.progress = Progress()
         self._filler, self._ring, self._settings = filler, ring, settings
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: deque[tuple[Future[Any], int]] = deque()
+        self._policy = policy
+        self._ahead: deque[tuple[Future[Any], int, int]] = deque()
+        self._step = 0  # of the next batch from the threads
         self._ended = False
         if settings.transform is not None and settings.transform_threads:
             self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
@@ -84,10 +90,12 @@ class Iteration(Iterator[Any]):
                 f"{os.getpid()}; call iter(loader) here"
             )
         began = time.perf_counter()
-        batch, count = self._transformed() if self._pool is not None else self._plain()
+        batch, count, steps = self._transformed() if self._pool is not None else self._plain()
         self.progress.wait_s += time.perf_counter() - began
         self.progress.batches += 1
+        self.progress.skipped += steps - 1
         self.progress.samples += count
+        self.progress.substituted = self._policy.substituted
         return batch
 
     def close(self) -> None:
@@ -95,58 +103,70 @@ class Iteration(Iterator[Any]):
         self._ended = True
         self._stop()
 
-    def _plain(self) -> tuple[Any, int]:
-        """The next batch and its samples; StopIteration at the end."""
-        filled = self._filled()
-        if filled is None:
+    def _plain(self) -> tuple[Any, int, int]:
+        """The next batch, its samples, and the steps that it took; StopIteration at the end."""
+        found = self._next_batch()
+        if found is None:
             raise StopIteration
-        batch = self._batch(filled)
+        batch, count, steps = found
         transform = self._settings.transform
-        return batch if transform is None else transform(batch), filled.count
+        return batch if transform is None else transform(batch), count, steps
 
-    def _transformed(self) -> tuple[Any, int]:
+    def _transformed(self) -> tuple[Any, int, int]:
         """The same, with transforms of the next batches under way in threads, in order."""
         assert self._pool is not None and self._settings.transform is not None
         while not self._ended and len(self._ahead) <= self._settings.transform_threads:
-            filled = self._filled()
-            if filled is None:
+            found = self._next_batch()
+            if found is None:
                 break
-            task = self._pool.submit(self._settings.transform, self._batch(filled))
-            self._ahead.append((task, filled.count))
+            batch, count, steps = found
+            self._ahead.append((self._pool.submit(self._settings.transform, batch), count, steps))
         if not self._ahead:
             self.close()
             raise StopIteration
-        task, count = self._ahead.popleft()
-        return task.result(self._settings.timeout_s), count
+        task, count, steps = self._ahead.popleft()
+        return task.result(self._settings.timeout_s), count, steps
 
-    def _filled(self) -> Filled | None:
-        """The next batch from the threads; None, or an exception, ends the iteration."""
-        if self._ended:
-            return None
-        deadline = time.monotonic() + self._settings.timeout_s
-        while True:
+    def _next_batch(self) -> tuple[Batch, int, int] | None:
+        """The next batch that the policy lets pass; None at the end, or an error, ends it all."""
+        steps = 0
+        while (found := self._fetch()) is not None:
+            steps += 1
+            step, self._step = self._step, self._step + 1
+            failure = found if isinstance(found, BaseException) else None
+            filled = found if isinstance(found, Filled) else None
+            arrays = None if filled is None else self._arrays(filled)
             try:
-                found = self._filler.get(max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                self._give_up()
+                delivered = self._policy.judge(filled, step, failure, lambda a=arrays: a)
             except BaseException:
                 self.close()
                 raise
-            if isinstance(found, Starved):
+            if delivered and filled is not None and arrays is not None:
+                batch = _as_tensors(arrays) if self._settings.as_torch else arrays
+                return batch, filled.count, steps
+        self.progress.skipped += steps
+        return None
+
+    def _fetch(self) -> Filled | BaseException | None:
+        """The next batch from the threads, or what came in its place; None at the end."""
+        if self._ended:
+            return None
+        deadline = time.monotonic() + self._settings.timeout_s
+        try:
+            while True:
+                found = self._filler.get(max(0.0, deadline - time.monotonic()))
+                if not isinstance(found, Starved):
+                    break
                 self._make_room()
-            elif isinstance(found, BaseException):
+        except queue.Empty:
+            return self._give_up()
+        except MemoryError as error:
+            return error
+        if found is None:
+            self._ended = True
+            if self._pool is None:
                 self.close()
-                raise found
-            elif found is None:
-                if self._pool is None:
-                    self.close()
-                self._ended = True
-                return None
-            else:
-                if found.bad:
-                    self.close()
-                    raise found.bad[0][1]
-                return found
+        return found
 
     def _make_room(self) -> None:
         """Add slots when the loop keeps so many batches that none is left to read into."""
@@ -158,7 +178,6 @@ class Iteration(Iterator[Any]):
         deadline = time.monotonic() + min(_RELEASE_S, self._settings.timeout_s)
         while self._filler.is_stuck():
             if time.monotonic() > deadline:
-                self.close()
                 raise MemoryError(
                     f"{self._settings.source}: the program keeps batches of "
                     f"{self._ring.nbytes >> 20} MiB, all that memory_limit allows; drop them "
@@ -166,22 +185,20 @@ class Iteration(Iterator[Any]):
                 )
             time.sleep(0.01)  # a destructor in another thread tells nobody
 
-    def _give_up(self) -> None:
+    def _give_up(self) -> DataError:
         """Nothing came in time: leave without waiting for threads that the file system holds."""
         self._ended = True
         self._filler.close()
         self._stop.detach()
-        raise DataError(
-            f"{self._settings.source}: batch {self.progress.batches} did not arrive within "
+        return DataError(
+            f"{self._settings.source}: batch {self._step} did not arrive within "
             f"{self._settings.timeout_s} s; check the file system or raise timeout_s"
-        ) from None
+        )
 
-    def _batch(self, filled: Filled) -> Batch:
+    def _arrays(self, filled: Filled) -> dict[str, NDArray[Any]]:
         if filled.slot is None:
-            arrays = self._ring.empty()
-        else:
-            arrays = self._ring.arrays(filled.slot, filled.count)
-        return _as_tensors(arrays) if self._settings.as_torch else arrays
+            return self._ring.empty()
+        return self._ring.arrays(filled.slot, filled.count)
 
 
 def _as_tensors(arrays: dict[str, NDArray[Any]]) -> Batch:

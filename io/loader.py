@@ -20,6 +20,7 @@ from hsgd.io.fill import Filler
 from hsgd.io.iteration import Batch, Iteration, Progress, Settings
 from hsgd.io.layout import FieldSpec
 from hsgd.io.partition import Cut, EpochOrder, Share, part_of, remaining, share_of, with_cut
+from hsgd.io.policy import POLICIES, Agreement, ErrorPolicy
 from hsgd.io.reader import ReadStats
 from hsgd.io.resume import EpochState, state_from
 from hsgd.io.ring import BufferRing
@@ -70,11 +71,15 @@ class PartitionedLoader:
     direct: read past the page cache (O_DIRECT); where the file system cannot, stats() says so.
     verify: check the checksum of everything that is read, and raise DataError naming file and byte
     where it is wrong; blocks of checksum_rows samples are then read whole. Needs a slab folder.
+    on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
+    or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
+    every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
+    waits in a collective for a rank that failed. "skip" on several ranks needs it.
     timeout_s: longest wait for one batch.
 
-    Local: sends no message. Picklable and safe to fork; an iteration that runs stays in its
-    process. Raises DataError for files that are missing, truncated, foreign, unsealed or changed,
-    ValueError for arguments that leave a rank without samples.
+    Local: sends no message without comm. Picklable (without comm) and safe to fork; an iteration
+    that runs stays in its process. Raises DataError for files that are missing, truncated, foreign,
+    unsealed or changed, ValueError for arguments that leave a rank without samples.
     """
 
     def __init__(
@@ -100,6 +105,8 @@ class PartitionedLoader:
         pin_memory: bool = False,
         direct: bool = False,
         verify: bool = False,
+        on_error: str = "raise",
+        comm: Agreement | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         if min(read_ahead, block_bytes, window_bytes, threads) < 1 or transform_threads < 0:
@@ -136,6 +143,8 @@ class PartitionedLoader:
             transform=transform,
             transform_threads=transform_threads,
         )
+        _check_policy(on_error, comm, world_size)
+        self._on_error, self._comm = on_error, comm
         self._forget_process()
         if verify:
             _check_verifiable(self._data, shuffle)
@@ -167,7 +176,11 @@ class PartitionedLoader:
         filler = Filler(plan, ring, self._reading.threads)
         counted: list[Progress] = []
         iteration = Iteration(
-            filler, ring, self._settings, lambda: self._finished(filler, ring, counted)
+            filler,
+            ring,
+            self._settings,
+            ErrorPolicy(self._on_error, self._comm, self._rank),
+            lambda: self._finished(filler, ring, counted),
         )
         counted.append(iteration.progress)
         with self._lock:
@@ -197,16 +210,18 @@ class PartitionedLoader:
         do not count. Local.
         """
         epoch, cuts, progress = self._current
-        if progress.batches:
-            cuts = with_cut(cuts, replace(self._cut, steps=progress.batches))
+        steps = progress.batches + progress.skipped
+        if steps:
+            cuts = with_cut(cuts, replace(self._cut, steps=steps))
         return self._state(epoch, cuts).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where state_dict() was called, perhaps on another number of ranks; on every rank.
 
         The next iteration gives the samples of that epoch which no rank had consumed, each exactly
-        once; with as many ranks and the same batch_size, in the same order (but for padding). Raises ValueError for
-        the state of another dataset, or of another order (seed, shuffle, block and window).
+        once; with as many ranks and the same batch_size, in the same order (but for padding).
+        Raises ValueError for the state of another dataset, or of another order (seed, shuffle,
+        block and window).
         """
         wanted = state_from(state)
         wanted.check_fits(self._state(0, ()))
@@ -234,9 +249,9 @@ class PartitionedLoader:
 
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
-        that the loop waited for batches), padding (samples per epoch that another rank has too),
-        buffer_bytes (memory of the batches), and bypass: field name -> "preadv", or "h5py: " and
-        the reason.
+        that the loop waited for batches), skipped (batches), substituted (samples), padding
+        (samples per epoch that another rank has too), buffer_bytes (memory of the batches), and
+        bypass: field name -> "preadv", or "h5py: " and the reason.
         """
         bypass = {
             name: f"h5py: {refusal}" if refusal else "preadv"
@@ -408,6 +423,16 @@ def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
                 f"field {spec.name!r} has dtype {spec.dtype}, torch has no such type; "
                 "use as_numpy=True or name other fields"
             ) from None
+
+
+def _check_policy(on_error: str, comm: Agreement | None, world_size: int) -> None:
+    if on_error not in POLICIES:
+        raise ValueError(f"on_error={on_error!r}; use one of {', '.join(map(repr, POLICIES))}")
+    if on_error == "skip" and world_size > 1 and comm is None:
+        raise ValueError(
+            'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
+            "batch together, or their numbers of steps would differ"
+        )
 
 
 def _check_verifiable(data: DataMap, shuffle: str) -> None:
