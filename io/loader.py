@@ -20,11 +20,12 @@ from hsgd.io.fill import Filler
 from hsgd.io.iteration import Batch, Iteration, Progress, Settings
 from hsgd.io.layout import FieldSpec
 from hsgd.io.partition import Cut, EpochOrder, Share, part_of, remaining, share_of, with_cut
-from hsgd.io.policy import POLICIES, Agreement, ErrorPolicy
+from hsgd.io.policy import POLICIES, ErrorPolicy
 from hsgd.io.reader import ReadStats
 from hsgd.io.resume import EpochState, state_from
 from hsgd.io.ring import BufferRing
 from hsgd.io.schedule import Plan, staging_bytes
+from hsgd.io.sharing import Group, open_map_together
 
 __all__ = ["Batch", "PartitionedLoader"]
 
@@ -74,7 +75,8 @@ class PartitionedLoader:
     on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
     or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
     every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
-    waits in a collective for a rank that failed. "skip" on several ranks needs it.
+    waits in a collective for a rank that failed. "skip" on several ranks needs it. With comm rank 0
+    alone examines the files (collective: all ranks make the loader), which must have one path.
     timeout_s: longest wait for one batch.
 
     Local: sends no message without comm. Picklable (without comm) and safe to fork; an iteration
@@ -106,7 +108,7 @@ class PartitionedLoader:
         direct: bool = False,
         verify: bool = False,
         on_error: str = "raise",
-        comm: Agreement | None = None,
+        comm: Group | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         if min(read_ahead, block_bytes, window_bytes, threads) < 1 or transform_threads < 0:
@@ -115,7 +117,7 @@ class PartitionedLoader:
                 f"threads={threads}, transform_threads={transform_threads}; use at least 1 "
                 "(transform_threads 0)"
             )
-        self._data = open_map(path, fields)
+        self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
         self._rank = rank
         self._share = share_of(
             self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
@@ -155,7 +157,10 @@ class PartitionedLoader:
         if pin_memory:
             _check_pinning()
 
-    _cuts: tuple[Cut, ...]
+    _cuts: tuple[Cut, ...]  # how the epoch was left before
+    _current: tuple[
+        int, tuple[Cut, ...], Progress
+    ]  # epoch, cuts and progress of the last iteration
 
     def __len__(self) -> int:
         """Steps of the next iteration, the same on all ranks."""
@@ -294,7 +299,7 @@ class PartitionedLoader:
         self._used_rings: list[BufferRing] = []
         self._running: list[tuple[Filler, Progress]] = []
         self._read, self._seen = ReadStats(), Progress()
-        self._current: tuple[int, tuple[Cut, ...], Progress] = (self._epoch, self._cuts, Progress())
+        self._current = (self._epoch, self._cuts, Progress())
 
     def _take_ring(self, share: Share) -> BufferRing:
         """A ring that no iteration uses; memory is kept from one epoch to the next."""
@@ -425,7 +430,7 @@ def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
             ) from None
 
 
-def _check_policy(on_error: str, comm: Agreement | None, world_size: int) -> None:
+def _check_policy(on_error: str, comm: Group | None, world_size: int) -> None:
     if on_error not in POLICIES:
         raise ValueError(f"on_error={on_error!r}; use one of {', '.join(map(repr, POLICIES))}")
     if on_error == "skip" and world_size > 1 and comm is None:

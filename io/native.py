@@ -77,7 +77,7 @@ class TaskBatch:
 
     def has_work(self) -> bool:
         """Whether some task was taken by nobody yet; a hint while threads are at work."""
-        return self._batch.next < self._batch.count
+        return bool(self._batch.next < self._batch.count)
 
     def cancel(self) -> None:
         """Let no more tasks be taken; those under way go on."""

@@ -6,24 +6,18 @@ ranks agree when they have a communicator. Never reads again.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from hsgd.io.fill import Filled
+from hsgd.io.sharing import Group
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-__all__ = ["POLICIES", "Agreement", "ErrorPolicy"]
+__all__ = ["POLICIES", "ErrorPolicy"]
 
 POLICIES = ("raise", "skip", "substitute")
-
-
-class Agreement(Protocol):
-    """What is needed of hsgd.Comm: the largest value over all ranks."""
-
-    def allreduce(self, array: Any, op: str = "sum") -> Any:
-        """Combine `array` over all ranks; collective, blocking."""
 
 
 class ErrorPolicy:
@@ -32,7 +26,7 @@ class ErrorPolicy:
     skipped, substituted: batches left out, and samples replaced, on this rank.
     """
 
-    def __init__(self, on_error: str, comm: Agreement | None, rank: int) -> None:
+    def __init__(self, on_error: str, comm: Group | None, rank: int) -> None:
         self.on_error = on_error
         self.skipped = 0
         self.substituted = 0

@@ -48,7 +48,7 @@ class _Arena:
         """Page-lock the memory, until it goes. Raises RuntimeError when the driver refuses."""
         import torch
 
-        runtime = torch.cuda.cudart()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         failed = int(runtime.cudaHostRegister(self.address, self.nbytes, 0))
         if failed:
             raise RuntimeError(f"pinning {self.nbytes} bytes failed: CUDA error {failed}")

@@ -131,3 +131,30 @@ def test_substitution_stays_with_the_rank_and_nobody_waits(pool, folder):
 def test_policies_that_cannot_hold_are_refused(folder, options, message):
     with pytest.raises(ValueError, match=message):
         make(folder, **options)
+
+
+def count_examinations(seat, folder, path):
+    """How many files this rank opened with HDF5, and its numbers; or the text of its error."""
+    from hsgd.io import datamap
+
+    opened = []
+    examine, datamap.open_hdf5 = datamap.open_hdf5, lambda *a: (opened.append(a), examine(*a))[1]
+    try:
+        loader = PartitionedLoader(
+            folder, 6, seat.rank, 3, as_numpy=True, comm=seat.comm(path, 3), **TINY
+        )
+        return len(opened), collect(loader)["number"].tolist()
+    except DataError as error:
+        return len(opened), str(error)
+    finally:
+        datamap.open_hdf5 = examine
+
+
+def test_only_rank_0_parses_the_metadata_and_its_errors_reach_all(pool, original, tmp_path):
+    path = meeting_point()
+    found = pool.run(count_examinations, original, path)
+    assert [opened for opened, _ in found] == [6, 0, 0]
+    assert {number for _, numbers in found for number in numbers} == set(range(100))
+    found = pool.run(count_examinations, tmp_path / "nothing", path)
+    assert [opened for opened, _ in found] == [1, 0, 0]
+    assert len({text for _, text in found}) == 1 and "nothing: no such file" in found[0][1]
