@@ -7,6 +7,7 @@ hsgd/cli.py, which calls `add_parser`.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +19,11 @@ from hsgd.io.loader import PartitionedLoader
 from hsgd.io.progress import Progress, bytes_text
 from hsgd.io.verify import find_damage
 
+from hsgd.errors import MissingExtra
+
 __all__ = ["add_parser", "describe"]
 
+_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _BARS = " ▁▂▃▄▅▆▇█"
 _PICTURE_CELLS = 64
 
@@ -43,12 +47,16 @@ SRC is one of
   x.npy | x.npy,y.npy    one array (field "data"), or several (fields x and y)
   arrays/                a folder of .npy files, or a slab folder (to shuffle it anew)
   old.h5                 an HDF5 file; every dataset is a field
+  photos/                images as photos/CLASS/x.png: fields image and label
+  data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
+  t.csv | t.parquet      a table; every column of numbers is a field
   digits                 scikit-learn's digits; makes DST/train and DST/test
 
 examples:
   hsgd data convert train.npz data/train
   hsgd data convert old.h5 data/train --fields image,label --seed 7
   hsgd data convert digits data/digits --overwrite
+  mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
 
 Samples are put in a random order once, here; the loader then shuffles blocks in every epoch, which
 together is as good as a full shuffle. DST appears whole or not at all.
@@ -101,7 +109,7 @@ def add_parser(subparsers: Any) -> None:
 def _add_convert(commands: Any) -> None:
     convert = commands.add_parser(
         "convert",
-        help="make a slab folder from NumPy or HDF5 files",
+        help="make a slab folder from NumPy or HDF5 files, images, tar files or tables",
         description="Convert SRC to the slab folder DST.",
         epilog=_CONVERT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -126,6 +134,9 @@ def _add_convert(commands: Any) -> None:
         metavar="F",
         help="digits only: part of each class that goes to DST/test (default: 0.2)",
     )
+    convert.add_argument(
+        "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
+    )
     convert.add_argument("--overwrite", action="store_true", help="replace the slabs in DST")
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(command_function=_convert)
@@ -141,6 +152,7 @@ def _add_fields(parser: Any) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
+    comm = _launched_together()
     folders = convert_to_slabs(
         options.source,
         options.target,
@@ -150,11 +162,26 @@ def _convert(options: argparse.Namespace) -> int:
         permute=not options.keep_order,
         overwrite=options.overwrite,
         test_fraction=options.test_fraction,
+        image_size=options.image_size,
+        comm=comm,
         progress=not options.quiet,
     )
-    if not options.quiet:
+    if not options.quiet and (comm is None or comm.rank == 0):
         print("\n\n".join(describe(open_map(folder)) for folder in folders))
     return 0
+
+
+def _launched_together() -> Any:
+    """The communicator of all ranks under mpirun; None for a single process."""
+    if not any(int(os.environ.get(name, "1")) > 1 for name in _WORLD_SIZES):
+        return None
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingExtra(
+            f"converting with several ranks needs mpi4py ({error}); pip install 'hsgd[mpi]'"
+        ) from None
+    return MPI.COMM_WORLD
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -192,11 +192,22 @@ class SlabFolderWriter:
 
     Slabs exist with their full size from the start; rows are written in any order straight to their
     place in the file, and nothing counts until `seal` has written the digest and the seal into
-    every slab and added the index.
+    every slab and `write_index` has added the index.
+
+    owned: the slabs that this writer makes (all by default); others have a writer elsewhere, with
+    the same dataset_uuid, and one of the writers adds the index when all have sealed.
     """
 
     def __init__(
-        self, folder: Path, specs: Sequence[FieldSpec], num_samples: int, num_slabs: int, seed: int
+        self,
+        folder: Path,
+        specs: Sequence[FieldSpec],
+        num_samples: int,
+        num_slabs: int,
+        seed: int,
+        *,
+        dataset_uuid: str | None = None,
+        owned: Sequence[int] | None = None,
     ) -> None:
         self.specs = tuple(specs)
         self.bounds = [slab * num_samples // num_slabs for slab in range(num_slabs + 1)]
@@ -204,8 +215,9 @@ class SlabFolderWriter:
         self._seed = seed
         row_bytes = sum(spec.row_bytes for spec in self.specs)
         self._checksum_rows = max(1, CHECKSUM_BYTES // max(1, row_bytes))
-        self._uuid = uuid.uuid4().hex
-        self._offsets = [self._create_slab(slab) for slab in range(num_slabs)]
+        self._uuid = dataset_uuid or uuid.uuid4().hex
+        self.owned = tuple(range(num_slabs) if owned is None else owned)
+        self._offsets = {slab: self._create_slab(slab) for slab in self.owned}
 
     def write(self, slab: int, spec: FieldSpec, row: int, values: NDArray[Any]) -> None:
         """Put `values` (rows of field `spec`, native, contiguous) at row `row` of the slab."""
@@ -224,10 +236,10 @@ class SlabFolderWriter:
         return self._read_rows(slab, spec, 0, self.bounds[slab + 1] - self.bounds[slab])
 
     def seal(self, source_digest: str) -> None:
-        """Declare all slabs complete, write the index, and bring everything to the disk."""
+        """Declare the owned slabs complete, with their checksums, and bring them to the disk."""
         h5py = import_h5py()
 
-        for slab in range(len(self._offsets)):
+        for slab in self.owned:
             path = self._folder / slab_name(slab)
             with h5py.File(path, "r+", locking=False) as file:
                 file.attrs.modify("source_digest", np.bytes_(source_digest.ljust(64)))
@@ -235,8 +247,6 @@ class SlabFolderWriter:
                     file[spec.name].attrs.modify(CHECKSUMS, self._checksums_of(slab, spec))
                 file.attrs.modify("sealed", np.uint8(1))
             _sync_file(path)
-        self._write_index(source_digest)
-        _sync_folder(self._folder)
 
     def _read_rows(self, slab: int, spec: FieldSpec, row: int, rows: int) -> NDArray[Any]:
         with open(self._folder / slab_name(slab), "rb") as file:
@@ -293,7 +303,8 @@ class SlabFolderWriter:
         attrs["checksum_rows"] = np.int64(self._checksum_rows)
         attrs["sealed"] = np.uint8(sealed)
 
-    def _write_index(self, source_digest: str) -> None:
+    def write_index(self, source_digest: str) -> None:
+        """Add the index, after all slabs of all writers were sealed."""
         h5py = import_h5py()
 
         path = self._folder / INDEX_NAME
@@ -302,13 +313,14 @@ class SlabFolderWriter:
             self._write_header(file, _WHOLE, 0, total, source_digest, sealed=True)
             for spec in self.specs:
                 layout = h5py.VirtualLayout((total, *spec.shape), spec.dtype)
-                for slab in range(len(self._offsets)):
+                for slab in range(len(self.bounds) - 1):
                     start, stop = self.bounds[slab], self.bounds[slab + 1]
                     layout[start:stop] = h5py.VirtualSource(
                         slab_name(slab), spec.name, (stop - start, *spec.shape), spec.dtype
                     )
                 file.create_virtual_dataset(spec.name, layout)
         _sync_file(path)
+        _sync_folder(self._folder)
 
 
 def _create_contiguous(file: h5py.File, spec: FieldSpec, rows: int) -> h5py.h5d.DatasetID:
