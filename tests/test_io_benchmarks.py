@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import io_throughput
+import shuffle_quality
 from processes import run_marked
 
 __all__: list[str] = []
@@ -47,3 +48,17 @@ def test_bad_arguments_are_an_error_of_use(words: list[str], capsys) -> None:
         io_throughput.main(words)
     assert caught.value.code == 2
     assert "nobody" in (text := capsys.readouterr().err) or "apples" in text
+
+
+def test_shuffle_quality_pairs_orders_and_reports_entropy(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    program = str(ROOT / "benchmarks" / "shuffle_quality.py")
+    words = ["--seeds", "1", "--epochs", "1", "--json", str(file)]
+    done = run_marked([sys.executable, program, *words], dict(os.environ), 200)
+    assert done.returncode == 0, done.stderr
+    ratios = json.loads(file.read_text())["ratios"]
+    cases = {f"{d}/{o}" for d in ("digits", "synthetic") for o in shuffle_quality.ORDERS}
+    assert ratios.keys() == {f"{what}/{case}" for what in ("accuracy", "entropy") for case in cases}
+    for name in ("digits", "synthetic"):
+        assert ratios[f"entropy/{name}/block"] > 0.9  # batches are as mixed as with full
+        assert ratios[f"entropy/{name}/sorted"] < 0.3
