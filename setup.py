@@ -1,6 +1,6 @@
 """Builds the native targets of hsgd; all metadata is in pyproject.toml.
 
-Owns how the three shared libraries and the Python extension are compiled, and the start-up hook of
+Owns how the four shared libraries and the Python extension are compiled, and the start-up hook of
 horovodrun. Calls the compiler directly, in parallel, and only for objects whose source, headers or
 flags changed (they live in build/native). Without an MPI it builds what needs none, and says so.
 """
@@ -31,6 +31,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("hsgd/csrc")
+IO_CSRC = Path("io/csrc")
 HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
 MPI_SOURCES = ("mpi_cache.cpp", "mpi_comm.cpp", "transport_mpi.cpp")
@@ -191,6 +192,12 @@ def core_library() -> Library:
     return Library("libhsgd_core.so", kept, link_flags=flags)
 
 
+def reader_library() -> Library:
+    """What hsgd.io calls by ctypes: needs neither Python nor the core."""
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / IO_CSRC).glob("*.cpp"))
+    return Library("libhsgd_io.so", tuple(sources), link_flags=("-Wl,--no-undefined",))
+
+
 def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     """libhsgd_mpi and the interposer: libmpi in DT_NEEDED, and a run-time path to it."""
     runpath = ["$ORIGIN"]
@@ -258,7 +265,7 @@ class BuildNative(build_ext):
         output.mkdir(parents=True, exist_ok=True)
         mpi = load_mpi_compiler().find_mpi()
         installed = None if in_place else Path(sysconfig.get_path("platlib"), "hsgd")
-        libraries = [core_library()]
+        libraries = [core_library(), reader_library()]
         if mpi is None:
             print(
                 "hsgd: no mpicc beside the interpreter or on PATH: building without the MPI parts",
@@ -304,7 +311,8 @@ class BuildNative(build_ext):
         return {}
 
     def get_source_files(self) -> list[str]:
-        return [str(p.relative_to(ROOT)) for p in sorted((ROOT / CSRC).iterdir()) if p.is_file()]
+        files = (p for folder in (CSRC, IO_CSRC) for p in sorted((ROOT / folder).iterdir()))
+        return [str(p.relative_to(ROOT)) for p in files if p.is_file()]
 
 
 class BuildNativeTests(Command):

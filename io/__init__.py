@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hsgd.io.convert import convert_to_slabs
     from hsgd.io.datamap import DataMap, open_map
+    from hsgd.io.dataset import PartitionedDataset
     from hsgd.io.loader import Batch, PartitionedLoader
     from hsgd.io.partition import EpochOrder, Share, share_of
     from hsgd.io.reader import RowReader
@@ -20,6 +21,7 @@ __all__ = [
     "Batch",
     "DataMap",
     "EpochOrder",
+    "PartitionedDataset",
     "PartitionedLoader",
     "RowReader",
     "Share",
@@ -32,6 +34,7 @@ _HOMES = {
     "Batch": "loader",
     "DataMap": "datamap",
     "EpochOrder": "partition",
+    "PartitionedDataset": "dataset",
     "PartitionedLoader": "loader",
     "RowReader": "reader",
     "Share": "partition",

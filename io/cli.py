@@ -1,4 +1,4 @@
-"""hsgd data convert | info: the reader's commands.
+"""hsgd data convert | info | verify | bench: the reader's commands.
 
 Owns arguments, their help, and the text of `info`. Errors are raised and become one line in
 hsgd/cli.py, which calls `add_parser`.
@@ -7,14 +7,25 @@ hsgd/cli.py, which calls `add_parser`.
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from hsgd.io.convert import convert_to_slabs
 from hsgd.io.datamap import DataMap, open_map
 from hsgd.io.layout import SOURCE_ORDER
+from hsgd.io.loader import PartitionedLoader
+from hsgd.io.progress import Progress, bytes_text
+from hsgd.io.verify import find_damage
+
+from hsgd.errors import MissingExtra
 
 __all__ = ["add_parser", "describe"]
+
+_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_BARS = " ▁▂▃▄▅▆▇█"
+_PICTURE_CELLS = 64
 
 _DATA_EXAMPLES = """\
 examples:
@@ -22,6 +33,8 @@ examples:
   hsgd data convert train.npz data/train         every array of the file becomes a field
   hsgd data convert x.npy,y.npy data/train       fields x and y
   hsgd data info data/train                      what is in there, and how it will be read
+  hsgd data verify data/train                    every block against its checksum
+  hsgd data bench data/train                     how fast this machine reads it
 
 In a training script:
   from hsgd.io import PartitionedLoader
@@ -34,12 +47,16 @@ SRC is one of
   x.npy | x.npy,y.npy    one array (field "data"), or several (fields x and y)
   arrays/                a folder of .npy files, or a slab folder (to shuffle it anew)
   old.h5                 an HDF5 file; every dataset is a field
+  photos/                images as photos/CLASS/x.png: fields image and label
+  data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
+  t.csv | t.parquet      a table; every column of numbers is a field
   digits                 scikit-learn's digits; makes DST/train and DST/test
 
 examples:
   hsgd data convert train.npz data/train
   hsgd data convert old.h5 data/train --fields image,label --seed 7
   hsgd data convert digits data/digits --overwrite
+  mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
 
 Samples are put in a random order once, here; the loader then shuffles blocks in every epoch, which
 together is as good as a full shuffle. DST appears whole or not at all.
@@ -65,12 +82,34 @@ def add_parser(subparsers: Any) -> None:
     info.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
     _add_fields(info)
     info.set_defaults(command_function=_info)
+    verify = commands.add_parser(
+        "verify",
+        help="check every block of a slab folder against its checksum",
+        description="Check every block against its checksum; exit code 1 when one is damaged.",
+    )
+    verify.add_argument("path", metavar="PATH", help="slab folder")
+    verify.add_argument("--threads", type=int, default=4, metavar="N", help="default: 4")
+    verify.add_argument("--quiet", action="store_true", help="no progress bar")
+    verify.set_defaults(command_function=_verify)
+    bench = commands.add_parser(
+        "bench",
+        help="measure how fast this machine reads a dataset",
+        description="Read a dataset as a training loop would, once in each order.",
+    )
+    bench.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
+    bench.add_argument("--batch-size", type=int, default=64, metavar="N", help="default: 64")
+    bench.add_argument("--threads", type=int, default=4, metavar="N", help="default: 4")
+    bench.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="at most for each order"
+    )
+    _add_fields(bench)
+    bench.set_defaults(command_function=_bench)
 
 
 def _add_convert(commands: Any) -> None:
     convert = commands.add_parser(
         "convert",
-        help="make a slab folder from NumPy or HDF5 files",
+        help="make a slab folder from NumPy or HDF5 files, images, tar files or tables",
         description="Convert SRC to the slab folder DST.",
         epilog=_CONVERT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,6 +134,9 @@ def _add_convert(commands: Any) -> None:
         metavar="F",
         help="digits only: part of each class that goes to DST/test (default: 0.2)",
     )
+    convert.add_argument(
+        "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
+    )
     convert.add_argument("--overwrite", action="store_true", help="replace the slabs in DST")
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(command_function=_convert)
@@ -110,6 +152,7 @@ def _add_fields(parser: Any) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
+    comm = _launched_together()
     folders = convert_to_slabs(
         options.source,
         options.target,
@@ -119,11 +162,26 @@ def _convert(options: argparse.Namespace) -> int:
         permute=not options.keep_order,
         overwrite=options.overwrite,
         test_fraction=options.test_fraction,
+        image_size=options.image_size,
+        comm=comm,
         progress=not options.quiet,
     )
-    if not options.quiet:
+    if not options.quiet and (comm is None or comm.rank == 0):
         print("\n\n".join(describe(open_map(folder)) for folder in folders))
     return 0
+
+
+def _launched_together() -> Any:
+    """The communicator of all ranks under mpirun; None for a single process."""
+    if not any(int(os.environ.get(name, "1")) > 1 for name in _WORLD_SIZES):
+        return None
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise MissingExtra(
+            f"converting with several ranks needs mpi4py ({error}); pip install 'hsgd[mpi]'"
+        ) from None
+    return MPI.COMM_WORLD
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -131,9 +189,50 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
+def _verify(options: argparse.Namespace) -> int:
+    if options.threads < 1:
+        raise ValueError(f"--threads {options.threads}; use at least 1")
+    data = open_map(options.path)
+    total = data.num_samples * data.row_bytes
+    damaged = 0
+    with Progress(total, f"verify {options.path}", show=not options.quiet) as advance:
+        for line in find_damage(data, threads=options.threads, advance=advance):
+            print(line)
+            damaged += 1
+    if damaged:
+        print(f"{damaged} damaged blocks; restore these files, or convert the data again")
+        return 1
+    print(f"{data.path}: {bytes_text(total)} in {len(data.slabs)} slabs, all checksums right")
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    rows = [("order", "samples/s", "GB/s", "first batch")]
+    for shuffle, title in (("none", "in order"), ("block", "shuffled")):
+        loader = PartitionedLoader(
+            options.path,
+            options.batch_size,
+            shuffle=shuffle,
+            fields=options.fields,
+            threads=options.threads,
+        )
+        began = time.perf_counter()
+        first_s, samples = 0.0, 0
+        for batch in loader:
+            first_s = first_s or time.perf_counter() - began
+            samples += len(next(iter(batch.values())))
+            if time.perf_counter() - began > options.seconds:
+                break
+        seconds = time.perf_counter() - began
+        rate = loader.stats()["bytes_read"] / seconds / 1e9
+        rows.append((title, f"{samples / seconds:,.0f}", f"{rate:.2f}", f"{first_s * 1e3:.0f} ms"))
+    print("\n".join([str(options.path), *_table(rows)]))
+    return 0
+
+
 def describe(data: DataMap) -> str:
     """A table of the fields, below a line on the whole."""
-    size = _bytes_text(data.num_samples * data.row_bytes)
+    size = bytes_text(data.num_samples * data.row_bytes)
     header = data.header
     if header is None:
         kind = f"HDF5 file, {data.num_samples} samples, {size}"
@@ -152,12 +251,30 @@ def describe(data: DataMap) -> str:
     for spec in data.fields:
         refusal = refusals[spec.name]
         how = f"h5py, because: {refusal}" if refusal else "preadv, around HDF5"
-        total = _bytes_text(data.num_samples * spec.row_bytes)
+        total = bytes_text(data.num_samples * spec.row_bytes)
         rows.append((spec.name, str(spec.shape), str(spec.dtype), total, how))
     lines = [data.path, f"  {kind}", *_table(rows)]
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
+        lines += _slab_picture(data)
     return "\n".join(lines)
+
+
+def _slab_picture(data: DataMap) -> list[str]:
+    """All slabs as one line of bars: as high as their samples, a dot where HDF5 has to read."""
+    counts = data.slab_counts
+    largest = max(counts)
+    cells = [
+        "·"
+        if any(extent.refusal for extent in slab.extents.values())
+        else _BARS[-(-(len(_BARS) - 1) * slab.count // largest)]
+        for slab in data.slabs
+    ]
+    lines = ["", f"  slabs 0 to {len(cells) - 1}, each as high as its samples"]
+    for start in range(0, len(cells), _PICTURE_CELLS):
+        part = "".join(cells[start : start + _PICTURE_CELLS])
+        lines.append(f"  {start:>5} {part}")
+    return lines
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -169,13 +286,3 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         for row in rows
     ]
     return [lines[0], "  " + "  ".join("-" * width for width in widths), *lines[1:]]
-
-
-def _bytes_text(count: int) -> str:
-    """A size in the largest binary unit that leaves at least 1."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -8,6 +8,8 @@ open handle), and the checklist that decides whether HDF5 may be bypassed. Never
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hsgd.io.layout import (
+    CHECKSUMS,
     INDEX_NAME,
     FieldSpec,
     SlabHeader,
@@ -55,6 +58,7 @@ class Extent:
 
     offset: of row 0, in bytes, -1 where HDF5 is not bypassed; refusal says why not, "" where it is.
     stored_dtype: with the byte order of the file. chunk_rows, chunk_bytes: of one HDF5 chunk.
+    checksums: unsigned 32-bit CRC-32C of each block of checksum_rows rows, empty without.
     """
 
     offset: int
@@ -62,6 +66,7 @@ class Extent:
     chunk_rows: int
     chunk_bytes: int
     refusal: str
+    checksums: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,24 @@ class DataMap:
     def chunk_rows(self) -> int:
         """Rows of the largest HDF5 chunk; 1 without chunks."""
         return max(extent.chunk_rows for slab in self.slabs for extent in slab.extents.values())
+
+    @property
+    def checksum_rows(self) -> int:
+        """Rows that one checksum covers; 0 when there are no checksums, or HDF5 has to read."""
+        extents = (extent for slab in self.slabs for extent in slab.extents.values())
+        if self.header is None or any(extent.refusal for extent in extents):
+            return 0
+        return self.header.checksum_rows
+
+    def fingerprint(self) -> str:
+        """What tells this dataset from others, wherever its files lie: the uuid of slabs, else a
+        digest of fields and sizes.
+        """
+        if self.header is not None:
+            return self.header.dataset_uuid
+        specs = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
+        sizes = [slab.identity[0] for slab in self.slabs]
+        return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
 
     def refusals(self) -> dict[str, str]:
         """Field name -> why HDF5 is not bypassed for it; "" where it is."""
@@ -161,7 +184,7 @@ def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
             header = read_header(file)
             _check_slab(path, header, index, number, start)
             chosen = chosen or _choose_fields(file, path, names)
-            slab_specs, slab = _map_file(file, path, start, chosen)
+            slab_specs, slab = _map_file(file, path, start, chosen, index.checksum_rows)
             if header is not None and header.num_samples != slab.count:
                 raise DataError(
                     f"{path}: {slab.count} samples, its header says {header.num_samples}; "
@@ -192,6 +215,11 @@ def _check_slab(
         raise DataError(
             f"{path}: slab of another dataset ({header.dataset_uuid}, the index has "
             f"{index.dataset_uuid}); restore slab {number}"
+        )
+    if header.checksum_rows != index.checksum_rows:
+        raise DataError(
+            f"{path}: a checksum for {header.checksum_rows} rows, the index says "
+            f"{index.checksum_rows}; restore slab {number}"
         )
     found = (header.slab_index, header.num_slabs, header.global_start)
     wanted = (number, index.num_slabs, start)
@@ -265,9 +293,12 @@ def _choose_fields(file: h5py.File, path: Path, names: Sequence[str] | None) -> 
 
 
 def _map_file(
-    file: h5py.File, path: Path, start: int, names: Sequence[str]
+    file: h5py.File, path: Path, start: int, names: Sequence[str], checksum_rows: int = 0
 ) -> tuple[tuple[FieldSpec, ...], SlabMap]:
-    """Specs and extents of the named datasets of one open file."""
+    """Specs and extents of the named datasets of one open file.
+
+    checksum_rows: of a slab, whose datasets then must have checksums.
+    """
     status = path.stat()
     specs, extents = [], {}
     for name in names:
@@ -278,9 +309,21 @@ def _map_file(
         offset = -1 if refusal else int(dataset.id.get_offset())
         chunks = dataset.chunks or (1,)
         chunk_bytes = int(np.prod(chunks, dtype=np.int64)) * dtype.itemsize
-        extents[name] = Extent(offset, dtype, chunks[0], chunk_bytes, refusal)
+        checksums = _read_checksums(dataset, path, checksum_rows) if checksum_rows else b""
+        extents[name] = Extent(offset, dtype, chunks[0], chunk_bytes, refusal, checksums)
     count = int(file[names[0]].shape[0])
     return tuple(specs), SlabMap(str(path), start, count, identity_of(status), extents)
+
+
+def _read_checksums(dataset: h5py.Dataset, path: Path, rows: int) -> bytes:
+    found = np.asarray(dataset.attrs[CHECKSUMS])
+    blocks = -(-dataset.shape[0] // rows)
+    if found.dtype != np.uint32 or found.shape != (blocks,):
+        raise DataError(
+            f"{path}: {dataset.name} has {found.size} checksums of {found.dtype}, {blocks} of "
+            "uint32 are needed; restore this slab"
+        )
+    return found.tobytes()
 
 
 def _supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[Any]:

@@ -2,8 +2,9 @@
 
 A folder holds slab-00000.h5, slab-00001.h5, ... and index.h5. Every slab is plain HDF5: one
 contiguous, 4-KiB-aligned dataset per field, space allocated early, no user block, little-endian,
-with the attributes of `SlabHeader`. index.h5 shows all slabs as one virtual dataset per field, so
-that any HDF5 program reads the whole.
+with the attributes of `SlabHeader`. The attribute crc32c of a dataset has the CRC-32C of each of
+its blocks of `checksum_rows` rows, which all fields together make about 4 MiB. index.h5 shows all
+slabs as one virtual dataset per field, so that any HDF5 program reads the whole.
 
 Owns names, attributes and the writing: a sibling folder under a temporary name, everything fsynced,
 then one rename. Never reads samples (reader.py) and knows nothing of where they come from
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hsgd.io import native
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIGNMENT_BYTES",
+    "CHECKSUMS",
     "FORMAT_VERSION",
     "INDEX_NAME",
     "FieldSpec",
@@ -45,15 +48,24 @@ __all__ = [
     "staged_folder",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT_BYTES = 4096
 INDEX_NAME = "index.h5"
+CHECKSUMS = "crc32c"  # attribute of a dataset: unsigned 32-bit, one for each block
+CHECKSUM_BYTES = 4 << 20  # a block of all fields, about
 # Metadata of this version carries checksums: damaged, it gives an error where older forms can crash
 # HDF5. Virtual datasets need 1.10 anyway.
 _LIBVER = ("v110", "v110")
 SOURCE_ORDER = -1  # permutation_seed of a folder that keeps the order of its source
 _OWN_FILES = re.compile(r"(index|slab-\d{5,})\.h5")
 _WHOLE = -1  # slab_index of index.h5
+_TEXTS = frozenset({"dataset_uuid", "source_digest"})
+_LEAST = {
+    "slab_index": _WHOLE,
+    "permutation_seed": SOURCE_ORDER,
+    "num_slabs": 1,
+    "checksum_rows": 1,
+}
 
 
 def import_h5py() -> Any:
@@ -96,6 +108,7 @@ class SlabHeader:
     num_samples: int
     permutation_seed: int
     source_digest: str
+    checksum_rows: int
     sealed: bool
 
 
@@ -106,20 +119,31 @@ def read_header(file: h5py.File) -> SlabHeader | None:
     """
     if "format_version" not in file.attrs or "dataset_uuid" not in file.attrs:
         return None
-    version = int(file.attrs["format_version"])
+    version = _read_attribute(file, "format_version")
     if version != FORMAT_VERSION:
         raise DataError(
             f"{file.filename}: format_version {version}, this hsgd reads {FORMAT_VERSION}; "
             "convert the data again or install the matching hsgd"
         )
-    values: dict[str, Any] = {}
-    for field in fields(SlabHeader):
-        if field.name not in file.attrs:
-            raise DataError(f"{file.filename}: attribute {field.name} is missing; convert again")
-        value = file.attrs[field.name]
-        values[field.name] = value.decode() if isinstance(value, bytes) else int(value)
+    values = {field.name: _read_attribute(file, field.name) for field in fields(SlabHeader)}
     values["sealed"] = bool(values["sealed"])
     return SlabHeader(**values)
+
+
+def _read_attribute(file: h5py.File, name: str) -> Any:
+    """An attribute as text or number, as its name asks."""
+    if name not in file.attrs:
+        raise DataError(f"{file.filename}: attribute {name} is missing; convert again")
+    value = file.attrs[name]
+    if name in _TEXTS:
+        if isinstance(value, bytes) and value.isascii():
+            return value.decode()
+    elif isinstance(value, np.integer) and value >= _LEAST.get(name, 0):
+        return int(value)
+    raise DataError(
+        f"{file.filename}: attribute {name} is {str(value)[:40]!r}, which hsgd never writes; "
+        "restore this file or convert again"
+    )
 
 
 def is_slab_folder(path: Path) -> bool:
@@ -168,18 +192,32 @@ class SlabFolderWriter:
 
     Slabs exist with their full size from the start; rows are written in any order straight to their
     place in the file, and nothing counts until `seal` has written the digest and the seal into
-    every slab and added the index.
+    every slab and `write_index` has added the index.
+
+    owned: the slabs that this writer makes (all by default); others have a writer elsewhere, with
+    the same dataset_uuid, and one of the writers adds the index when all have sealed.
     """
 
     def __init__(
-        self, folder: Path, specs: Sequence[FieldSpec], num_samples: int, num_slabs: int, seed: int
+        self,
+        folder: Path,
+        specs: Sequence[FieldSpec],
+        num_samples: int,
+        num_slabs: int,
+        seed: int,
+        *,
+        dataset_uuid: str | None = None,
+        owned: Sequence[int] | None = None,
     ) -> None:
         self.specs = tuple(specs)
         self.bounds = [slab * num_samples // num_slabs for slab in range(num_slabs + 1)]
         self._folder = folder
         self._seed = seed
-        self._uuid = uuid.uuid4().hex
-        self._offsets = [self._create_slab(slab) for slab in range(num_slabs)]
+        row_bytes = sum(spec.row_bytes for spec in self.specs)
+        self._checksum_rows = max(1, CHECKSUM_BYTES // max(1, row_bytes))
+        self._uuid = dataset_uuid or uuid.uuid4().hex
+        self.owned = tuple(range(num_slabs) if owned is None else owned)
+        self._offsets = {slab: self._create_slab(slab) for slab in self.owned}
 
     def write(self, slab: int, spec: FieldSpec, row: int, values: NDArray[Any]) -> None:
         """Put `values` (rows of field `spec`, native, contiguous) at row `row` of the slab."""
@@ -195,24 +233,33 @@ class SlabFolderWriter:
 
     def read_back(self, slab: int, spec: FieldSpec) -> NDArray[Any]:
         """All rows of a field in the slab, as written so far."""
-        rows = self.bounds[slab + 1] - self.bounds[slab]
-        with open(self._folder / slab_name(slab), "rb") as file:
-            file.seek(self._offsets[slab][spec.name])
-            flat = np.fromfile(file, spec.dtype, rows * int(np.prod(spec.shape, dtype=np.int64)))
-        return flat.reshape((rows, *spec.shape))
+        return self._read_rows(slab, spec, 0, self.bounds[slab + 1] - self.bounds[slab])
 
     def seal(self, source_digest: str) -> None:
-        """Declare all slabs complete, write the index, and bring everything to the disk."""
+        """Declare the owned slabs complete, with their checksums, and bring them to the disk."""
         h5py = import_h5py()
 
-        for slab in range(len(self._offsets)):
+        for slab in self.owned:
             path = self._folder / slab_name(slab)
             with h5py.File(path, "r+", locking=False) as file:
                 file.attrs.modify("source_digest", np.bytes_(source_digest.ljust(64)))
+                for spec in self.specs:
+                    file[spec.name].attrs.modify(CHECKSUMS, self._checksums_of(slab, spec))
                 file.attrs.modify("sealed", np.uint8(1))
             _sync_file(path)
-        self._write_index(source_digest)
-        _sync_folder(self._folder)
+
+    def _read_rows(self, slab: int, spec: FieldSpec, row: int, rows: int) -> NDArray[Any]:
+        with open(self._folder / slab_name(slab), "rb") as file:
+            file.seek(self._offsets[slab][spec.name] + row * spec.row_bytes)
+            flat = np.fromfile(file, spec.dtype, rows * int(np.prod(spec.shape, dtype=np.int64)))
+        return flat.reshape((rows, *spec.shape))
+
+    def _checksums_of(self, slab: int, spec: FieldSpec) -> NDArray[np.uint32]:
+        rows, step = self.bounds[slab + 1] - self.bounds[slab], self._checksum_rows
+        blocks = (
+            self._read_rows(slab, spec, row, min(step, rows - row)) for row in range(0, rows, step)
+        )
+        return np.array([native.crc32c(block) for block in blocks], np.uint32)
 
     def _create_slab(self, slab: int) -> dict[str, int]:
         """Make a slab with all space allocated; field name -> byte offset of its rows."""
@@ -232,6 +279,8 @@ class SlabFolderWriter:
             self._write_header(file, slab, start, stop - start, " " * 64, sealed=False)
             for spec in self.specs:
                 dataset = _create_contiguous(file, spec, stop - start)
+                blocks = -(-(stop - start) // self._checksum_rows)
+                file[spec.name].attrs[CHECKSUMS] = np.zeros(blocks, np.uint32)
                 offset = dataset.get_offset()
                 if offset is None or offset % ALIGNMENT_BYTES:
                     raise DataError(f"{path}: HDF5 put {spec.name!r} at {offset}, not aligned")
@@ -251,9 +300,11 @@ class SlabFolderWriter:
         attrs["num_samples"] = np.int64(count)
         attrs["permutation_seed"] = np.int64(self._seed)
         attrs["source_digest"] = np.bytes_(digest)
+        attrs["checksum_rows"] = np.int64(self._checksum_rows)
         attrs["sealed"] = np.uint8(sealed)
 
-    def _write_index(self, source_digest: str) -> None:
+    def write_index(self, source_digest: str) -> None:
+        """Add the index, after all slabs of all writers were sealed."""
         h5py = import_h5py()
 
         path = self._folder / INDEX_NAME
@@ -262,13 +313,14 @@ class SlabFolderWriter:
             self._write_header(file, _WHOLE, 0, total, source_digest, sealed=True)
             for spec in self.specs:
                 layout = h5py.VirtualLayout((total, *spec.shape), spec.dtype)
-                for slab in range(len(self._offsets)):
+                for slab in range(len(self.bounds) - 1):
                     start, stop = self.bounds[slab], self.bounds[slab + 1]
                     layout[start:stop] = h5py.VirtualSource(
                         slab_name(slab), spec.name, (stop - start, *spec.shape), spec.dtype
                     )
                 file.create_virtual_dataset(spec.name, layout)
         _sync_file(path)
+        _sync_folder(self._folder)
 
 
 def _create_contiguous(file: h5py.File, spec: FieldSpec, rows: int) -> h5py.h5d.DatasetID:

@@ -1,8 +1,8 @@
-"""PartitionedLoader: the batches of one rank, read ahead by a thread.
+"""PartitionedLoader: the batches of one rank, read ahead by threads.
 
-Owns the loop from stream order (partition.py) to batches: what to read when, into which buffer, and
-the life of the reading thread. Never talks to other ranks: rank and world_size are arguments, and
-equal arguments everywhere are enough for equal steps and disjoint samples.
+Owns the arguments, the epoch and its state, and the memory that iterations share. Threads and
+batches are those of iteration.py and fill.py. Never talks to other ranks: rank and world_size are
+arguments, and equal arguments everywhere are enough for equal steps and disjoint samples.
 """
 
 from __future__ import annotations
@@ -10,58 +10,78 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-import time
-import weakref
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from hsgd.io.channel import Channel
 from hsgd.io.datamap import DataMap, open_map
+from hsgd.io.fill import Filler
+from hsgd.io.iteration import Batch, Iteration, Progress, Settings
 from hsgd.io.layout import FieldSpec
-from hsgd.io.partition import EpochOrder, Piece, Share, share_of
-from hsgd.io.reader import ReadStats, RowReader
-from numpy.typing import NDArray
-
-from hsgd.errors import DataError
+from hsgd.io.partition import Cut, EpochOrder, Share, part_of, remaining, share_of, with_cut
+from hsgd.io.policy import POLICIES, ErrorPolicy
+from hsgd.io.reader import ReadStats
+from hsgd.io.resume import EpochState, state_from
+from hsgd.io.ring import BufferRing
+from hsgd.io.schedule import Plan, staging_bytes
+from hsgd.io.sharing import Group, open_map_together
 
 __all__ = ["Batch", "PartitionedLoader"]
 
-Batch = dict[str, Any]  # field name -> CPU torch tensor or NumPy array, samples along axis 0
-_Arrays = dict[str, NDArray[Any]]
 
+@dataclass(frozen=True)
+class _Reading:
+    """How a loader reads: its arguments, checked."""
 
-@dataclass
-class _LoaderStats(ReadStats):
-    """ReadStats plus what the training loop saw."""
-
-    batches: int = 0
-    samples: int = 0
-    wait_s: float = 0.0
+    shuffle: str
+    seed: int
+    block_samples: int
+    window_samples: int
+    read_ahead: int
+    threads: int
+    memory_limit: int | None
+    direct: bool
+    verify: bool
+    pin_memory: bool
 
 
 class PartitionedLoader:
     """Iterable of the batches of one rank in one epoch; iterate again for the same epoch again.
 
     A batch is a dict: field name -> CPU torch tensor of shape (samples, ...), or NumPy array when
-    torch is not installed or as_numpy=True. Tensors share the memory of the array that was read
-    and belong to the caller.
+    torch is not installed or as_numpy=True. Tensors look at the memory into which the file was read
+    and belong to the caller: that memory is used again only after the last of them has died.
 
     path: a slab folder (hsgd data convert) or an ordinary HDF5 file. batch_size: samples per rank.
     shuffle: "block" (blocks permuted globally, then samples within windows), "full" (one
     permutation of all samples; reads single rows) or "none" (the order of the files). seed, and the
-    epoch of set_epoch(), alone determine the order; they must be equal on all ranks.
+    epoch of set_epoch(), alone determine the order; they must be equal on all ranks, and so must
+    block_bytes and window_bytes, the sizes of what is shuffled.
     drop_last, pad: see hsgd.io.partition.share_of. By default every sample comes once per epoch and
     ranks that would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
     last batch may then be empty on some ranks. All ranks have the same number of steps.
-    fields: names to read (all by default). read_ahead: batches kept ready. block_bytes,
-    window_bytes: sizes of what is shuffled; a window is also the memory of the reading thread.
+    fields: names to read (all by default).
+    transform: called with each batch in transform_threads threads, or in the loop when that is 0;
+    what it returns is delivered, in order.
+
+    threads: how many read, and so how many reads are under way at once. Memory: two windows and
+    read_ahead batches, and more while the loop keeps more than read_ahead old batches. With
+    memory_limit (bytes) never more than that: arguments that need more are refused, and a loop that
+    keeps too many batches gets a MemoryError. pin_memory: page-lock the buffers for a GPU.
+    direct: read past the page cache (O_DIRECT); where the file system cannot, stats() says so.
+    verify: check the checksum of everything that is read, and raise DataError naming file and byte
+    where it is wrong; blocks of checksum_rows samples are then read whole. Needs a slab folder.
+    on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
+    or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
+    every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
+    waits in a collective for a rank that failed. "skip" on several ranks needs it. With comm rank 0
+    alone examines the files (collective: all ranks make the loader), which must have one path.
     timeout_s: longest wait for one batch.
 
-    Local: sends no message. Picklable and safe to fork; an iteration that runs stays in its
-    process. Raises DataError for files that are missing, truncated, foreign, unsealed or changed,
-    ValueError for arguments that leave a rank without samples.
+    Local: sends no message without comm. Picklable (without comm) and safe to fork; an iteration
+    that runs stays in its process. Raises DataError for files that are missing, truncated, foreign,
+    unsealed or changed, ValueError for arguments that leave a rank without samples.
     """
 
     def __init__(
@@ -77,52 +97,142 @@ class PartitionedLoader:
         pad: bool = True,
         fields: Sequence[str] | None = None,
         as_numpy: bool = False,
+        transform: Callable[[Batch], Any] | None = None,
+        transform_threads: int = 0,
         read_ahead: int = 4,
         block_bytes: int = 4 << 20,
         window_bytes: int = 64 << 20,
+        threads: int = 4,
+        memory_limit: int | None = None,
+        pin_memory: bool = False,
+        direct: bool = False,
+        verify: bool = False,
+        on_error: str = "raise",
+        comm: Group | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        if read_ahead < 1 or block_bytes < 1 or window_bytes < 1:
+        if min(read_ahead, block_bytes, window_bytes, threads) < 1 or transform_threads < 0:
             raise ValueError(
-                f"read_ahead={read_ahead}, block_bytes={block_bytes}, window_bytes={window_bytes}; "
-                "use at least 1"
+                f"read_ahead={read_ahead}, block_bytes={block_bytes}, window_bytes={window_bytes}, "
+                f"threads={threads}, transform_threads={transform_threads}; use at least 1 "
+                "(transform_threads 0)"
             )
-        self._data = open_map(path, fields)
+        self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
         self._rank = rank
         self._share = share_of(
             self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
         )
-        self._shuffle, self._seed, self._epoch = shuffle, seed, 0
-        self._block_bytes, self._window_bytes = block_bytes, window_bytes
-        self._read_ahead, self._timeout_s = read_ahead, timeout_s
-        self._as_torch = not as_numpy and importlib.util.find_spec("torch") is not None
-        self._stats = _LoaderStats()
+        self._cut = Cut(world_size, batch_size, drop_last, pad, 0)
+        # Blocks are whole HDF5 chunks where there are chunks.
+        row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
+        self._reading = _Reading(
+            shuffle=shuffle,
+            seed=seed,
+            block_samples=-(-max(1, block_bytes // row_bytes) // chunk_rows) * chunk_rows,
+            window_samples=max(1, window_bytes // row_bytes),
+            read_ahead=read_ahead,
+            threads=threads,
+            memory_limit=memory_limit,
+            direct=direct,
+            verify=verify,
+            pin_memory=pin_memory,
+        )
+        self._epoch, self._cuts = 0, ()
+        self._settings = Settings(
+            as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
+            timeout_s=timeout_s,
+            source=f"{self._data.path} (rank {rank})",
+            transform=transform,
+            transform_threads=transform_threads,
+        )
+        _check_policy(on_error, comm, world_size)
+        self._on_error, self._comm = on_error, comm
+        self._forget_process()
+        if verify:
+            _check_verifiable(self._data, shuffle)
         self._order()  # reports bad arguments now and not in the first epoch
-        if self._as_torch:
+        self._slots(self._share)
+        if self._settings.as_torch:
             _check_torch_types(self._data.fields)
+        if pin_memory:
+            _check_pinning()
+
+    _cuts: tuple[Cut, ...]  # how the epoch was left before
+    _current: tuple[
+        int, tuple[Cut, ...], Progress
+    ]  # epoch, cuts and progress of the last iteration
 
     def __len__(self) -> int:
-        """Steps per epoch, the same on all ranks."""
-        return self._share.steps
+        """Steps of the next iteration, the same on all ranks."""
+        return self._resumed_share()[0].steps
 
-    def __iter__(self) -> Iterator[Batch]:
-        return _Iteration(
-            _Plan(self._data, self._share, self._order()),
-            Channel(self._read_ahead),
-            self._stats,
-            as_torch=self._as_torch,
-            timeout_s=self._timeout_s,
-            source=f"{self._data.path} (rank {self._rank})",
+    def __iter__(self) -> Iterator[Any]:
+        share, ranges = self._resumed_share()
+        plan = Plan(
+            self._data,
+            share,
+            self._order(),
+            ranges,
+            self._reading.block_samples,
+            self._reading.direct,
+            self._reading.verify,
         )
+        ring = self._take_ring(share)
+        filler = Filler(plan, ring, self._reading.threads)
+        counted: list[Progress] = []
+        iteration = Iteration(
+            filler,
+            ring,
+            self._settings,
+            ErrorPolicy(self._on_error, self._comm, self._rank),
+            lambda: self._finished(filler, ring, counted),
+        )
+        counted.append(iteration.progress)
+        with self._lock:
+            self._running.append((filler, iteration.progress))
+        self._current = (self._epoch, self._cuts, iteration.progress)
+        return iteration
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the iterations that start from now on; same value on all ranks."""
+        """Choose the order of the iterations that start from now on; same value on all ranks.
+
+        A state that was loaded stays in force when `epoch` is the one that it was saved in.
+        """
         before, self._epoch = self._epoch, epoch
         try:
             self._order()
         except (TypeError, ValueError):
             self._epoch = before
             raise
+        if epoch != before:
+            self._cuts = ()
+            self._current = (epoch, (), Progress())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop is: the batches that the latest iteration has handed out are consumed.
+
+        A few numbers, the same on all ranks after the same step; batches that were only read ahead
+        do not count. Local.
+        """
+        epoch, cuts, progress = self._current
+        steps = progress.batches + progress.skipped
+        if steps:
+            cuts = with_cut(cuts, replace(self._cut, steps=steps))
+        return self._state(epoch, cuts).as_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where state_dict() was called, perhaps on another number of ranks; on every rank.
+
+        The next iteration gives the samples of that epoch which no rank had consumed, each exactly
+        once; with as many ranks and the same batch_size, in the same order (but for padding).
+        Raises ValueError for the state of another dataset, or of another order (seed, shuffle,
+        block and window).
+        """
+        wanted = state_from(state)
+        wanted.check_fits(self._state(0, ()))
+        self.set_epoch(wanted.epoch)
+        self._cuts = wanted.cuts
+        self._current = (wanted.epoch, wanted.cuts, Progress())
 
     @property
     def num_samples(self) -> int:
@@ -142,29 +252,169 @@ class PartitionedLoader:
     def stats(self) -> dict[str, Any]:
         """What was read since construction, over all iterations in this process.
 
-        bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, in the thread),
-        batches, samples, wait_s (seconds that the loop waited for batches), padding (samples per
-        epoch that another rank has too), and bypass: field name -> "preadv", or "h5py: " and the
-        reason.
+        bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
+        direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
+        that the loop waited for batches), skipped (batches), substituted (samples), padding
+        (samples per epoch that another rank has too), buffer_bytes (memory of the batches), and
+        bypass: field name -> "preadv", or "h5py: " and the reason.
         """
         bypass = {
             name: f"h5py: {refusal}" if refusal else "preadv"
             for name, refusal in self._data.refusals().items()
         }
-        return {**asdict(self._stats), "padding": self._share.padding, "bypass": bypass}
+        with self._lock:
+            read, seen = replace(self._read), replace(self._seen)
+            for filler, progress in self._running:
+                _add(read, filler.stats)
+                _add(seen, [progress])
+            rings = {id(ring): ring for ring in (*self._rings, *self._used_rings)}
+        return {
+            **asdict(read),
+            **asdict(seen),
+            "padding": self._share.padding,
+            "buffer_bytes": sum(ring.nbytes for ring in rings.values()),
+            "bypass": bypass,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what belongs to this process; statistics begin anew."""
+        own = vars(self).copy()
+        for name in ("_lock", "_rings", "_used_rings", "_running", "_read", "_seen", "_pid"):
+            del own[name]
+        epoch, cuts, progress = self._current
+        own["_current"] = (epoch, cuts, replace(progress))
+        return own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        current = self._current
+        self._forget_process()
+        self._current = current
+
+    def _forget_process(self) -> None:
+        """What no other process may share: memory of batches, locks, statistics."""
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a finalizer may run while this thread holds it
+        self._rings: list[BufferRing] = []
+        self._used_rings: list[BufferRing] = []
+        self._running: list[tuple[Filler, Progress]] = []
+        self._read, self._seen = ReadStats(), Progress()
+        self._current = (self._epoch, self._cuts, Progress())
+
+    def _take_ring(self, share: Share) -> BufferRing:
+        """A ring that no iteration uses; memory is kept from one epoch to the next."""
+        if os.getpid() != self._pid:
+            current = self._current
+            self._forget_process()
+            self._current = current
+        slots = self._slots(share)
+        with self._lock:
+            fitting = [ring for ring in self._rings if ring.base_slots >= slots]
+            if fitting:
+                ring = fitting[0]
+                self._rings.remove(ring)
+                ring.discard_wakes()
+            else:
+                ring = BufferRing(
+                    self._data.fields,
+                    self._share.batch_size,
+                    slots,
+                    self._buffer_limit(),
+                    pin=self._reading.pin_memory,
+                )
+            self._used_rings.append(ring)
+        return ring
+
+    def _finished(self, filler: Filler, ring: BufferRing, counted: Sequence[Progress]) -> None:
+        """An iteration has ended: keep its ring for the next, and its figures."""
+        ring.trim()
+        with self._lock:
+            _add(self._read, filler.stats)
+            _add(self._seen, counted)
+            self._running = [entry for entry in self._running if entry[0] is not filler]
+            self._used_rings = [other for other in self._used_rings if other is not ring]
+            self._rings = [ring]  # two iterations at once are rare: keep the memory of one
+
+    def _slots(self, share: Share) -> int:
+        """Batches that the ring holds: two windows, those read ahead, and what the loop has."""
+        reading, batch_size = self._reading, share.batch_size
+        piece_samples = self._order().piece_samples
+        window = -(-piece_samples // batch_size) + 1
+        slots = max(1, min(2 * window + reading.read_ahead, share.steps + 1))
+        limit = self._buffer_limit()
+        if limit is not None:
+            slot_bytes = BufferRing(self._data.fields, batch_size, 0).slot_bytes
+            least = min(slots, window + 2)
+            if least * slot_bytes > limit:
+                raise ValueError(
+                    f"memory_limit={reading.memory_limit} is too small: a window of "
+                    f"{piece_samples} samples, 2 batches and {reading.threads} threads "
+                    f"need {least * slot_bytes + self._staging_bytes()} bytes; raise "
+                    "it, or lower window_bytes, batch_size or threads"
+                )
+            slots = min(slots, limit // slot_bytes)
+        return slots
+
+    def _buffer_limit(self) -> int | None:
+        reading = self._reading
+        if reading.memory_limit is None:
+            return None
+        return max(0, reading.memory_limit - self._staging_bytes())
+
+    def _staging_bytes(self) -> int:
+        reading = self._reading
+        each = staging_bytes(self._data, direct=reading.direct, verify=reading.verify)
+        return reading.threads * each
+
+    def _resumed_share(self) -> tuple[Share, tuple[tuple[int, int], ...]]:
+        """The share of this rank in what is left of the epoch, and its positions in the stream."""
+        if not self._cuts:
+            share = self._share
+            return share, tuple(part_of([(0, self._data.num_samples)], share.start, share.count))
+        left = remaining(self._data.num_samples, self._cuts)
+        cut = self._cut
+        share = share_of(
+            sum(count for _, count in left),
+            cut.batch_size,
+            self._rank,
+            cut.world_size,
+            drop_last=cut.drop_last,
+            pad=cut.pad,
+            resumed=True,
+        )
+        return share, tuple(part_of(left, share.start, share.count))
+
+    def _state(self, epoch: int, cuts: tuple[Cut, ...]) -> EpochState:
+        return EpochState(
+            dataset=self._data.fingerprint(),
+            num_samples=self._data.num_samples,
+            shuffle=self._reading.shuffle,
+            seed=self._reading.seed,
+            block_samples=self._reading.block_samples,
+            window_samples=self._reading.window_samples,
+            epoch=epoch,
+            cuts=cuts,
+        )
 
     def _order(self) -> EpochOrder:
-        """The order of the current epoch; blocks are whole HDF5 chunks where there are chunks."""
-        row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
-        block_samples = -(-max(1, self._block_bytes // row_bytes) // chunk_rows) * chunk_rows
+        """The order of the current epoch."""
+        reading = self._reading
         return EpochOrder(
             self._data.slab_counts,
-            shuffle=self._shuffle,
-            seed=self._seed,
+            shuffle=reading.shuffle,
+            seed=reading.seed,
             epoch=self._epoch,
-            block_samples=block_samples,
-            window_samples=max(1, self._window_bytes // row_bytes),
+            block_samples=reading.block_samples,
+            window_samples=reading.window_samples,
         )
+
+
+def _add(total: Any, parts: Sequence[Any]) -> None:
+    """Add the figures of `parts` to those of `total`, all of one dataclass; keep the first text."""
+    for part in parts:
+        for field in fields(part):
+            before, more = getattr(total, field.name), getattr(part, field.name)
+            setattr(total, field.name, before or more if isinstance(more, str) else before + more)
 
 
 def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
@@ -180,155 +430,33 @@ def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
             ) from None
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """All that the reading thread needs to know; holds no handle."""
-
-    data: DataMap
-    share: Share
-    order: EpochOrder
-
-    def batches(self, stats: ReadStats) -> Iterator[_Arrays]:
-        """Read the share of this rank in stream order, cut into batches of fresh arrays."""
-        share = self.share
-        with RowReader(self.data, stats) as reader:
-            window = _Window(self.data.fields, reader)
-            pieces = self.order.pieces(share.start, share.count)
-            for step in range(share.steps):
-                count = share.batch_count(step)
-                batch = {s.name: np.empty((count, *s.shape), s.dtype) for s in self.data.fields}
-                filled = 0
-                while filled < count:
-                    if not window.remaining:
-                        window.load(next(pieces))
-                    filled += window.move_rows(batch, filled, count)
-                yield batch
-
-
-class _Window:
-    """The piece of the stream that is being handed out; its buffers are used again and again."""
-
-    def __init__(self, specs: Sequence[FieldSpec], reader: RowReader) -> None:
-        self._specs = specs
-        self._reader = reader
-        self._buffers: _Arrays = {}
-        self._piece: Piece | None = None
-        self._next = 0
-        self.remaining = 0
-
-    def load(self, piece: Piece) -> None:
-        """Read a piece whose rows come in another order; one in file order is read in move_rows."""
-        self._piece, self._next, self.remaining = piece, 0, piece.stream_rows
-        if piece.take is None:
-            return
-        rows = piece.buffer_rows
-        for spec in self._specs:
-            buffer = self._buffers.get(spec.name)
-            if buffer is None or len(buffer) < rows:
-                self._buffers.pop(spec.name, None)
-                buffer = self._buffers[spec.name] = np.empty((rows, *spec.shape), spec.dtype)
-            done = 0
-            for start, count in zip(piece.starts.tolist(), piece.counts.tolist(), strict=True):
-                self._reader.read(spec.name, start, buffer[done : done + count])
-                done += count
-
-    def move_rows(self, batch: _Arrays, begin: int, end: int) -> int:
-        """Fill batch rows [begin, end) as far as the window goes; the number of rows filled."""
-        assert self._piece is not None
-        count = min(end - begin, self.remaining)
-        for spec in self._specs:
-            out = batch[spec.name][begin : begin + count]
-            if self._piece.take is None:
-                self._reader.read(spec.name, int(self._piece.starts[0]) + self._next, out)
-            else:
-                chosen = self._piece.take[self._next : self._next + count]
-                # mode="clip" writes straight into `out`; the default goes through a second buffer.
-                np.take(self._buffers[spec.name], chosen, axis=0, out=out, mode="clip")
-        self._next += count
-        self.remaining -= count
-        return count
-
-
-class _Iteration(Iterator[Batch]):
-    """One pass over an epoch: starts the reading thread, and ends it however the loop ends."""
-
-    def __init__(
-        self,
-        plan: _Plan,
-        channel: Channel[_Arrays],
-        stats: _LoaderStats,
-        *,
-        as_torch: bool,
-        timeout_s: float,
-        source: str,
-    ) -> None:
-        self._channel, self._stats = channel, stats
-        self._as_torch, self._timeout_s, self._source = as_torch, timeout_s, source
-        self._pid = os.getpid()
-        self._step = 0
-        # A daemon, so that a forgotten iterator never keeps the interpreter from ending; the
-        # finalizer, which also runs at exit, lets it end by itself.
-        thread = threading.Thread(
-            target=_read_ahead, args=(plan, channel, stats), name="hsgd-io", daemon=True
+def _check_policy(on_error: str, comm: Group | None, world_size: int) -> None:
+    if on_error not in POLICIES:
+        raise ValueError(f"on_error={on_error!r}; use one of {', '.join(map(repr, POLICIES))}")
+    if on_error == "skip" and world_size > 1 and comm is None:
+        raise ValueError(
+            'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
+            "batch together, or their numbers of steps would differ"
         )
-        self._stop = weakref.finalize(self, _stop, channel, thread, self._pid, timeout_s)
-        thread.start()
-
-    def __next__(self) -> Batch:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"iteration over {self._source} belongs to process {self._pid}, this is "
-                f"{os.getpid()}; call iter(loader) here"
-            )
-        began = time.perf_counter()
-        try:
-            arrays = self._channel.get(self._timeout_s)
-        except TimeoutError:
-            self._channel.close()  # without waiting for a thread that the file system holds
-            self._stop.detach()
-            raise DataError(
-                f"{self._source}: batch {self._step} did not arrive within {self._timeout_s} s; "
-                "check the file system or raise timeout_s"
-            ) from None
-        except BaseException:
-            self._stop()
-            raise
-        if arrays is None:
-            self._stop()
-            raise StopIteration
-        self._stats.wait_s += time.perf_counter() - began
-        self._stats.batches += 1
-        self._stats.samples += len(next(iter(arrays.values())))
-        self._step += 1
-        return _as_tensors(arrays) if self._as_torch else arrays
-
-    def close(self) -> None:
-        """End the reading thread; the iteration is over."""
-        self._stop()
 
 
-def _as_tensors(arrays: _Arrays) -> Batch:
-    """The same memory as torch tensors."""
-    import torch
-
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _read_ahead(plan: _Plan, channel: Channel[_Arrays], stats: ReadStats) -> None:
-    """Body of the reading thread."""
-    try:
-        for batch in plan.batches(stats):
-            if not channel.put(batch):
-                return
-    except BaseException as error:  # whatever it is, the training loop gets it
-        channel.finish(error)
-    else:
-        channel.finish()
+def _check_verifiable(data: DataMap, shuffle: str) -> None:
+    if not data.checksum_rows:
+        raise ValueError(
+            f"verify=True: {data.path} has no checksums; convert it with hsgd data convert"
+        )
+    if shuffle == "full":
+        raise ValueError(
+            'verify=True with shuffle="full" would read a block for every sample; use "block", or '
+            "check the files before with hsgd data verify"
+        )
 
 
-def _stop(channel: Channel[_Arrays], thread: threading.Thread, pid: int, timeout_s: float) -> None:
-    """Release the thread and wait for it; a forked child has none, and locks may be held."""
-    if os.getpid() == pid:
-        channel.close()
-        if thread is not threading.current_thread():  # the garbage collector may run anywhere
-            thread.join(timeout_s)
+def _check_pinning() -> None:
+    """Page-locking is done by the CUDA driver."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return
+    raise ValueError("pin_memory=True needs torch with a CUDA device; leave it out here")

@@ -14,17 +14,31 @@ that was permuted at conversion this behaves like a full shuffle.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SHUFFLES", "EpochOrder", "Piece", "Share", "permutation", "share_of"]
+__all__ = [
+    "SHUFFLES",
+    "Cut",
+    "EpochOrder",
+    "IntArray",
+    "Piece",
+    "Range",
+    "Share",
+    "part_of",
+    "permutation",
+    "remaining",
+    "share_of",
+    "with_cut",
+]
 
 SHUFFLES = ("block", "none", "full")
 
 IntArray = NDArray[np.int64]
+Range = tuple[int, int]  # first position, number of positions
 
 # Rows that are read and thrown away rather than starting another read: at most 4 times the bytes.
 _MERGE_GAP = 3
@@ -59,6 +73,7 @@ def share_of(
     *,
     drop_last: bool = False,
     pad: bool = True,
+    resumed: bool = False,
 ) -> Share:
     """The share of `rank`; all ranks get the same number of steps.
 
@@ -68,7 +83,8 @@ def share_of(
     ceil(num_samples / world_size) samples, and where that does not come out even a rank repeats one
     sample (the next in the stream, wrapping around), so all ranks have equal batches; with
     pad=False nothing is repeated, and the last batch of a rank may be one sample shorter than that
-    of another, or empty.
+    of another, or empty. resumed=True: the samples are what is left of an epoch, so there may be
+    fewer than ranks, or none, which gives no step.
 
     Raises ValueError when a rank would have no sample or no step, TypeError for counts that are not
     integers.
@@ -78,14 +94,14 @@ def share_of(
     _require_int("rank", rank, 0)
     if rank >= world_size:
         raise ValueError(f"rank {rank} of world_size {world_size}; ranks end at {world_size - 1}")
-    if num_samples < world_size:
+    if num_samples < world_size and not resumed:
         raise ValueError(
             f"{num_samples} samples for {world_size} ranks: every rank needs one at least; "
             + (f"start at most {num_samples} ranks" if num_samples else "the dataset is empty")
         )
     if drop_last:
         steps = num_samples // (world_size * batch_size)
-        if steps == 0:
+        if steps == 0 and not resumed:
             raise ValueError(
                 f"drop_last=True leaves no batch: {num_samples} samples for {world_size} ranks and "
                 f"batch_size {batch_size}; use a batch_size of at most {num_samples // world_size} "
@@ -94,7 +110,7 @@ def share_of(
         count = steps * batch_size
         return Share(rank * count, count, 0, steps, batch_size)
     per_rank, longer_ranks = divmod(num_samples, world_size)
-    start = rank * per_rank + min(rank, longer_ranks)
+    start = (rank * per_rank + min(rank, longer_ranks)) % max(1, num_samples)
     own = per_rank + (rank < longer_ranks)
     longest = per_rank + (longer_ranks > 0)
     steps = -(-longest // batch_size)
@@ -122,26 +138,88 @@ def permutation(count: int, *key: int) -> IntArray:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What to read next, and how the stream goes on from it.
+class Cut:
+    """Where an epoch was left: `steps` batches of every rank were consumed, shared out like this.
 
-    Read the dataset rows [starts[i], starts[i] + counts[i]) for all i, one after the other, into a
-    buffer; the stream goes on with buffer[take] (the buffer as it is when take is None).
+    A resumed epoch may be left again, on another number of ranks: its cuts follow one another.
+    """
+
+    world_size: int
+    batch_size: int
+    drop_last: bool
+    pad: bool
+    steps: int
+
+
+def with_cut(cuts: Sequence[Cut], new: Cut) -> tuple[Cut, ...]:
+    """The cuts followed by another; one like the last only adds its steps to it."""
+    if cuts and replace(cuts[-1], steps=new.steps) == new:
+        return (*cuts[:-1], replace(new, steps=cuts[-1].steps + new.steps))
+    return (*cuts, new)
+
+
+def remaining(num_samples: int, cuts: Sequence[Cut]) -> list[Range]:
+    """What is left of a stream after the cuts: ranges of positions, (start, count), in order.
+
+    Each rank of a cut leaves the rest of its part, without the sample that it would have repeated;
+    what drop_last left out stays out. Needs no message: every rank gets the same answer.
+    """
+    left = [(0, num_samples)]
+    for cut in cuts:
+        total = sum(count for _, count in left)
+        rest: list[Range] = []
+        for rank in range(cut.world_size):
+            share = share_of(
+                total,
+                cut.batch_size,
+                rank,
+                cut.world_size,
+                drop_last=cut.drop_last,
+                pad=cut.pad,
+                resumed=True,
+            )
+            own = share.count - share.padding
+            consumed = min(own, cut.steps * cut.batch_size)
+            rest += part_of(left, share.start + consumed, own - consumed)
+        left = rest
+    return left
+
+
+def part_of(ranges: Sequence[Range], start: int, count: int) -> list[Range]:
+    """`count` positions from the `start`-th on of the ranges one after the other, wrapping."""
+    found: list[Range] = []
+    skip = start
+    while count > 0:
+        before = count
+        for first, length in ranges:
+            taken = min(length - skip, count)
+            if taken > 0:
+                found.append((first + skip, taken))
+                count -= taken
+            skip = max(0, skip - length)
+        if count == before:
+            raise ValueError(f"start {start} is outside of what is left of the stream")
+    return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What to read next, and where it goes.
+
+    Read the dataset rows [starts[i], starts[i] + counts[i]) for all i, one after the other; the
+    k-th row read is the places[k]-th of the next `stream_rows` samples of the stream, or wanted by
+    nobody where that is -1. No range crosses a slab.
     """
 
     starts: IntArray
     counts: IntArray
-    take: IntArray | None
+    places: IntArray
+    stream_rows: int
 
     @property
     def buffer_rows(self) -> int:
-        """Rows that the buffer holds."""
-        return int(self.counts.sum())
-
-    @property
-    def stream_rows(self) -> int:
-        """Samples that the stream gets from this piece."""
-        return self.buffer_rows if self.take is None else len(self.take)
+        """Rows that are read."""
+        return len(self.places)
 
 
 class EpochOrder:
@@ -172,10 +250,18 @@ class EpochOrder:
         self._shuffle = shuffle
         self._key = (int(seed), int(epoch))
         self._window_samples = int(window_samples)
-        if shuffle == "block":
-            self._plan_blocks(slab_counts, int(block_samples))
-        elif shuffle == "full":
+        self._stops = np.cumsum(np.asarray(slab_counts, np.int64))
+        if shuffle == "full":
             self._rows = permutation(self.num_samples, *self._key, _ROWS)
+        else:
+            self._plan_blocks(slab_counts, int(block_samples))
+
+    @property
+    def piece_samples(self) -> int:
+        """About the most samples that a piece has."""
+        if self._shuffle == "full":
+            return self._window_samples
+        return int(np.diff(self._window_ends, prepend=0).max(initial=1))
 
     def pieces(self, start: int, count: int) -> Iterator[Piece]:
         """The stream from position `start` on, for `count` samples, wrapping around at its end."""
@@ -191,24 +277,24 @@ class EpochOrder:
         """Dataset rows at `count` stream positions from `start` on (wrapping around)."""
         rows = [np.empty(0, np.int64)]
         for piece in self.pieces(start, count):
-            buffer = _concatenate_ranges(piece.starts, piece.counts)
-            rows.append(buffer if piece.take is None else buffer[piece.take])
+            wanted = piece.places >= 0
+            part = np.empty(piece.stream_rows, np.int64)
+            part[piece.places[wanted]] = _concatenate_ranges(piece.starts, piece.counts)[wanted]
+            rows.append(part)
         return np.concatenate(rows)
 
     def _pieces(self, start: int, stop: int) -> Iterator[Piece]:
-        if self._shuffle == "none":
-            yield Piece(np.array([start]), np.array([stop - start]), None)
-        elif self._shuffle == "full":
+        if self._shuffle == "full":
             for low in range(start, stop, self._window_samples):
-                yield _gather(self._rows[low : min(low + self._window_samples, stop)])
-        else:
-            first = int(np.searchsorted(self._window_ends, start, side="right"))
-            for window in range(first, len(self._window_ends)):
-                window_start = int(self._window_ends[window - 1]) if window else 0
-                if window_start >= stop:
-                    break
-                rows = self._window_rows(window)
-                yield _gather(rows[max(0, start - window_start) : stop - window_start])
+                yield self._gather(self._rows[low : min(low + self._window_samples, stop)])
+            return
+        first = int(np.searchsorted(self._window_ends, start, side="right"))
+        for window in range(first, len(self._window_ends)):
+            window_start = int(self._window_ends[window - 1]) if window else 0
+            if window_start >= stop:
+                break
+            window_stop = int(self._window_ends[window])
+            yield self._window(window, max(0, start - window_start), min(stop, window_stop))
 
     def _plan_blocks(self, slab_counts: Sequence[int], block_samples: int) -> None:
         """Cut slabs into blocks, permute all blocks, and group them in windows."""
@@ -218,8 +304,10 @@ class EpochOrder:
         in_slab = _concatenate_ranges(np.zeros_like(per_slab), per_slab) * block_samples
         starts = np.repeat(first_rows, per_slab) + in_slab
         lengths = np.minimum(block_samples, np.repeat(counts, per_slab) - in_slab)
-        order = permutation(len(starts), *self._key, _BLOCKS)
-        self._block_starts, self._block_counts = starts[order], lengths[order]
+        if self._shuffle == "block":
+            order = permutation(len(starts), *self._key, _BLOCKS)
+            starts, lengths = starts[order], lengths[order]
+        self._block_starts, self._block_counts = starts, lengths
         mean_block = -(-self.num_samples // max(1, len(starts)))
         self._window_blocks = max(1, self._window_samples // max(1, mean_block))
         ends = np.cumsum(self._block_counts)
@@ -227,20 +315,45 @@ class EpochOrder:
         if len(ends) % self._window_blocks:
             self._window_ends = np.append(self._window_ends, ends[-1])
 
-    def _window_rows(self, window: int) -> IntArray:
+    def _window(self, window: int, skip: int, stop: int) -> Piece:
+        """Stream positions from the `skip`-th of a window to `stop`, read block by block."""
         blocks = slice(window * self._window_blocks, (window + 1) * self._window_blocks)
-        rows = _concatenate_ranges(self._block_starts[blocks], self._block_counts[blocks])
-        return rows[permutation(len(rows), *self._key, _WINDOW, window)]
+        starts, counts = self._block_starts[blocks], self._block_counts[blocks]
+        rows = int(counts.sum())
+        kept = stop - (int(self._window_ends[window]) - rows) - skip
+        places = np.arange(rows)
+        if self._shuffle == "block":
+            places[permutation(rows, *self._key, _WINDOW, window)] = np.arange(rows)
+        if kept == rows:
+            return Piece(starts, counts, places, rows)
+        places -= skip
+        places[(places < 0) | (places >= kept)] = -1
+        read = _concatenate_ranges(starts, counts)
+        of_block = np.repeat(np.arange(len(starts)), counts)
+        wanted = np.flatnonzero(places >= 0)
+        return _merge_near(read[wanted], of_block[wanted], places[wanted])
+
+    def _gather(self, rows: IntArray) -> Piece:
+        """`rows` (all different, in the order of the stream), read in the order of the files."""
+        places = np.argsort(rows, kind="stable")
+        ordered = rows[places]
+        return _merge_near(ordered, np.searchsorted(self._stops, ordered, side="right"), places)
 
 
-def _gather(rows: IntArray) -> Piece:
-    """Read `rows` (all different) with few reads in file order: near rows share one read."""
-    ordered = np.sort(rows)
-    breaks = np.flatnonzero(np.diff(ordered) > _MERGE_GAP + 1) + 1
-    starts = ordered[np.concatenate(([0], breaks))]
-    counts = ordered[np.concatenate((breaks - 1, [len(ordered) - 1]))] - starts + 1
-    run = np.searchsorted(starts, rows, side="right") - 1
-    return Piece(starts, counts, rows - starts[run] + (np.cumsum(counts) - counts)[run])
+def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> Piece:
+    """Read `rows`, ascending inside each part: near ones share one read, parts do not."""
+    if not len(rows):
+        return Piece(rows, rows, places, 0)
+    gaps = np.diff(rows) - 1
+    breaks = np.flatnonzero((gaps > _MERGE_GAP) | (gaps < 0) | (np.diff(parts) != 0)) + 1
+    firsts = np.concatenate(([0], breaks))
+    starts = rows[firsts]
+    counts = rows[np.concatenate((breaks - 1, [len(rows) - 1]))] - starts + 1
+    before = np.cumsum(counts) - counts
+    run = np.repeat(np.arange(len(starts)), np.diff(np.append(firsts, len(rows))))
+    spread = np.full(int(counts.sum()), -1, np.int64)
+    spread[before[run] + rows - starts[run]] = places
+    return Piece(starts, counts, spread, len(rows))
 
 
 def _concatenate_ranges(starts: IntArray, counts: IntArray) -> IntArray:

@@ -1,8 +1,9 @@
 """Reading ranges of rows from the places that a DataMap names.
 
-Owns `RowReader`, the open files of one thread: large preadv calls straight into the caller's array
-where the DataMap allows to bypass HDF5, h5py elsewhere. Never decides who reads what
-(partition.py), and never trusts a file that changed since it was examined (datamap.py).
+Owns `RowReader`: large preadv calls straight into the caller's array where the DataMap allows to
+bypass HDF5, h5py elsewhere. Never decides who reads what (partition.py), and never trusts a file
+that changed since it was examined (files.py). Batches of rows in shuffled order go another way
+(fill.py, native.py), which comes here for what needs h5py or another byte order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hsgd.io.datamap import DataMap, Extent, SlabMap, first_line, identity_of, open_hdf5
+from hsgd.io import native
+from hsgd.io.datamap import DataMap, Extent, first_line, open_hdf5
+from hsgd.io.files import SlabFiles, check_unchanged
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError
@@ -41,36 +44,21 @@ class ReadStats:
     preadv_calls: int = 0
     h5py_calls: int = 0
     read_s: float = 0.0
-
-
-@dataclass
-class _OpenSlab:
-    """Handles of one file: a descriptor for preadv, and an h5py file where some field needs it."""
-
-    descriptor: int
-    file: h5py.File | None = None
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+    direct_refusal: str = ""  # why some file was read through the page cache although asked not to
 
 
 class RowReader:
     """Reads ranges of rows. Belongs to one thread of one process; opens files when needed.
 
-    A forked child closes its copies of the descriptors at once; it makes its own RowReader from the
-    DataMap.
+    A forked child closes its copies of the descriptors at once, and opens its own when it reads.
     """
 
     def __init__(self, data: DataMap, stats: ReadStats | None = None) -> None:
         self.data = data
         self.stats = stats if stats is not None else ReadStats()
-        self._open: OrderedDict[int, _OpenSlab] = OrderedDict()
-        self._inherited = self._open  # after a fork: the parent's, kept so that nothing closes them
+        self._files = SlabFiles(data)
+        self._hdf5: OrderedDict[int, h5py.File] = OrderedDict()
+        self._inherited = self._hdf5  # after a fork: the parent's, kept so that nothing closes them
         self._specs = {spec.name: spec for spec in data.fields}
         self._stops = list(itertools.accumulate(data.slab_counts))
         _live_readers.add(self)
@@ -88,8 +76,9 @@ class RowReader:
 
     def close(self) -> None:
         """Close all files; a later read opens them again."""
-        while self._open:
-            self._open.popitem()[1].close()
+        self._files.close()
+        while self._hdf5:
+            self._hdf5.popitem()[1].close()
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
         """Fill `out` with rows [start, start + len(out)) of field `name`.
@@ -115,11 +104,22 @@ class RowReader:
         self.stats.bytes_read += out.nbytes
         self.stats.read_s += time.perf_counter() - began
 
+    def scatter(self, name: str, number: int, start: int, places: native.Addresses) -> None:
+        """Rows of slab `number` from its row `start` on, each to an address of its own.
+
+        places: one address per row, 0 for a row that nobody wants. Memory there is of the native
+        dtype of the field. Raises DataError as read() does; nothing has arrived then.
+        """
+        spec = self._specs[name]
+        rows = np.empty((len(places), *spec.shape), spec.dtype)
+        self.read(name, self.data.slabs[number].start + start, rows)
+        native.move_rows(rows, places)
+
     def _read_direct(self, number: int, extent: Extent, skip: int, out: NDArray[Any]) -> None:
         """preadv straight into `out`, then fix the byte order."""
         slab = self.data.slabs[number]
-        descriptor = self._slab(number).descriptor
-        _check_unchanged(slab, os.fstat(descriptor))
+        descriptor, _ = self._files.acquire(number)
+        self._files.release([number])
         view = out.reshape(-1).view(np.uint8).data
         position = extent.offset + skip
         while view:
@@ -144,13 +144,10 @@ class RowReader:
 
     def _read_h5py(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
         slab = self.data.slabs[number]
-        handle = self._slab(number)
         try:
-            if handle.file is None:
-                cache = max(1 << 20, *(2 * e.chunk_bytes for e in slab.extents.values()))
-                handle.file = open_hdf5(slab.path, cache)
-            _check_unchanged(slab, Path(slab.path).stat())
-            handle.file[name].read_direct(out, np.s_[row : row + len(out)])
+            file = self._hdf5_file(number)
+            check_unchanged(slab, Path(slab.path).stat())
+            file[name].read_direct(out, np.s_[row : row + len(out)])
         except DataError:
             raise
         except (OSError, KeyError) as error:
@@ -160,47 +157,25 @@ class RowReader:
             ) from error
         self.stats.h5py_calls += 1
 
-    def _slab(self, number: int) -> _OpenSlab:
-        """The handles of a slab, opened when needed; the least recently used ones give way."""
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        if len(self._open) >= _OPEN_FILES:
-            self._open.popitem(last=False)[1].close()
+    def _hdf5_file(self, number: int) -> h5py.File:
+        """A slab opened by h5py; the least recently used ones give way."""
+        if number in self._hdf5:
+            self._hdf5.move_to_end(number)
+            return self._hdf5[number]
+        if len(self._hdf5) >= _OPEN_FILES:
+            self._hdf5.popitem(last=False)[1].close()
         slab = self.data.slabs[number]
-        try:
-            handle = _OpenSlab(os.open(slab.path, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:
-            raise DataError(f"{slab.path}: cannot be opened: {error.strerror}") from error
-        self._open[number] = handle
-        _check_unchanged(slab, os.fstat(handle.descriptor))
-        return handle
+        cache = max(1 << 20, *(2 * extent.chunk_bytes for extent in slab.extents.values()))
+        self._hdf5[number] = open_hdf5(slab.path, cache)
+        return self._hdf5[number]
 
     def _abandon(self) -> None:
-        """After fork, in the child: close descriptors, forget h5py files without closing them.
+        """After fork, in the child: forget h5py files without closing them.
 
         Closing takes h5py's lock, which a thread of the parent may have held (h5py before 3.14).
         """
-        for handle in self._open.values():
-            if handle.descriptor >= 0:
-                os.close(handle.descriptor)
-                handle.descriptor = -1
-        self._inherited = self._open
-        self._open = OrderedDict()
-
-
-def _check_unchanged(slab: SlabMap, status: os.stat_result) -> None:
-    size = slab.identity[0]
-    if status.st_size < size:
-        raise DataError(
-            f"{slab.path}: truncated since it was opened, bytes [{status.st_size}, {size}) are "
-            "missing; copy or convert it again"
-        )
-    if identity_of(status) != slab.identity:
-        raise DataError(
-            f"{slab.path}: changed since it was opened (size, mtime_ns, inode: {slab.identity}, "
-            f"now {identity_of(status)}); open the dataset again"
-        )
+        self._inherited = self._hdf5
+        self._hdf5 = OrderedDict()
 
 
 _live_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()

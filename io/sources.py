@@ -1,7 +1,8 @@
-"""What can be converted: .npy and .npz files, HDF5, slab folders, scikit-learn's digits.
+"""What can be converted: arrays, HDF5, slab folders, scikit-learn's digits, and single records.
 
-Owns one class per kind of source, all with the same three members (`Source`). Each streams rows in
-their original order, so memory stays bounded whatever the source. Never writes.
+Owns which kind of source a name means, and one class per kind of array, all with the same three
+members (`Source`); images, tar files and tables are in records.py. Each streams rows in their
+original order, so memory stays bounded whatever the source. Never writes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from hsgd.io.datamap import first_line, open_map
 from hsgd.io.layout import FieldSpec, is_slab_folder
 from hsgd.io.partition import permutation
 from hsgd.io.reader import RowReader
+from hsgd.io.records import (
+    IMAGE_SUFFIXES,
+    CsvSource,
+    ImageFolderSource,
+    ParquetSource,
+    TarSource,
+)
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
@@ -137,8 +145,13 @@ class NumpySource:
             raise DataError(f"{path}: cannot read {name!r}: {first_line(error)}") from error
 
 
-def open_source(source: str, fields: Sequence[str] | None = None) -> Source:
-    """The source that `source` names: a file, a folder, or several .npy files with commas."""
+def open_source(
+    source: str, fields: Sequence[str] | None = None, image_size: int | None = None
+) -> Source:
+    """The source that `source` names: a file, a folder, or several .npy files with commas.
+
+    image_size: see records.ImageFolderSource.
+    """
     if "," in source and not Path(source).exists():
         return NumpySource(_npy_files([Path(part.strip()) for part in source.split(",")]), fields)
     path = Path(source)
@@ -147,15 +160,32 @@ def open_source(source: str, fields: Sequence[str] | None = None) -> Source:
     if path.is_dir():
         if is_slab_folder(path):
             return Hdf5Source(path, fields)
-        found = sorted(path.glob("*.npy"))
-        if not found:
-            raise DataError(f"{source}: this folder holds no .npy files and no slabs")
-        return NumpySource(_npy_files(found), fields)
+        return _open_folder(path, fields, image_size)
+    if path.suffix == ".tar":
+        return TarSource([path], fields, image_size)
+    if path.suffix == ".csv":
+        return CsvSource(path, fields)
+    if path.suffix in (".parquet", ".pq"):
+        return ParquetSource(path, fields)
     if path.suffix == ".npy":
         return NumpySource({"data": (path, None)}, fields)
     if path.suffix == ".npz":
         return NumpySource(_npz_members(path), fields)
     return Hdf5Source(path, fields)
+
+
+def _open_folder(path: Path, fields: Sequence[str] | None, image_size: int | None) -> Source:
+    found = sorted(path.glob("*.npy"))
+    if found:
+        return NumpySource(_npy_files(found), fields)
+    archives = sorted(path.glob("*.tar"))
+    if archives:
+        return TarSource(archives, fields, image_size)
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
+        return ImageFolderSource(path, fields, image_size)
+    raise DataError(
+        f"{path}: this folder holds no .npy or .tar files, no images in class folders, no slabs"
+    )
 
 
 def digits_splits(test_fraction: float, seed: int) -> dict[str, Source]:

@@ -5,6 +5,7 @@ Owns the clusters that tests share. Never runs pytest under mpirun: ranks are st
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -103,8 +104,10 @@ def nothing_left() -> Iterator[None]:
 
 def _children() -> set[int]:
     """Child processes of this one, but for the standard library's own servants."""
-    lists = (path.read_text() for path in Path("/proc/self/task").glob("*/children"))
-    pids = {int(pid) for text in lists for pid in text.split()}
+    pids: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that just ended
+            pids |= {int(pid) for pid in path.read_text().split()}
     return {pid for pid in pids if "multiprocessing." not in _describe(pid)}
 
 

@@ -16,6 +16,7 @@ __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "hsgd" / "csrc"
+IO_CSRC = ROOT / "io" / "csrc"
 
 # Components of the core, lowest layer first; each may include its own headers and lower layers.
 # A component is all files of one stem; reduce_* belong to reduce.
@@ -52,6 +53,11 @@ DOORS = {
 }
 INTERPOSER = {name for name in DOORS if name.startswith("pmpi")}
 C_INTERFACE = {"hsgd_core", "hsgd_mpi"}
+# libhsgd_io, which hsgd.io loads: its C interface below, what implements it above; no core.
+IO_LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"rows.h"}),
+    frozenset({"rows.cpp", "crc32c.cpp"}),
+)
 
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
@@ -139,6 +145,15 @@ def test_includes_of_the_core_point_downwards(path: Path) -> None:
             assert used in C_INTERFACE | DOORS[name], f"{path.name} includes {header}"
         else:
             assert layer_of(used) < layer_of(name), f"{path.name} includes {header}, not below it"
+
+
+@pytest.mark.parametrize("path", sorted(IO_CSRC.iterdir()), ids=lambda path: path.name)
+def test_the_library_of_the_reader_stands_alone(path: Path) -> None:
+    level = next(n for n, names in enumerate(IO_LAYERS) if path.name in names)
+    below = frozenset[str]().union(*IO_LAYERS[:level])
+    assert set(re.findall(r'#include\s+"([^"]+)"', code_of(path))) <= below
+    for pattern in FOREIGN_HEADERS:
+        assert not re.findall(rf"#include\s+[<\"]({pattern})[>\"]", code_of(path))
 
 
 @pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)

@@ -295,7 +295,7 @@ def npy(array):
         (npy(np.zeros((0, 4))), "no samples to convert"),
         (npy(np.zeros((4, 0))), "axis of length 0"),
         (lambda folder: folder / "absent.npz", "no such file"),
-        (lambda folder: folder, "no .npy files and no slabs"),
+        (lambda folder: folder, "no .npy or .tar files"),
         (lambda folder: f"{folder}/a.npy,{folder}/b.txt", "only .npy files can be joined"),
     ],
 )
@@ -331,3 +331,36 @@ def test_the_number_of_slabs_follows_the_size(tmp_path, monkeypatch):
     monkeypatch.setattr(conversion, "_SLAB_BYTES", 100)
     convert_to_slabs(tmp_path / "x.npy", tmp_path / "large")
     assert len(open_map(tmp_path / "large").slabs) == 80
+
+
+CONVERT_TOGETHER = """\
+import sys
+from mpi4py import MPI
+from hsgd.errors import DataError
+from hsgd.io import convert_to_slabs
+source, target = sys.argv[1:]
+try:
+    convert_to_slabs(source, target, num_slabs=7, seed=3, comm=MPI.COMM_WORLD)
+except DataError as error:
+    sys.stdout.write(f"{MPI.COMM_WORLD.rank} {error}\\n")
+"""
+
+
+def test_ranks_convert_together_to_the_same_samples_as_one(tmp_path, mpirun):
+    pytest.importorskip("mpi4py")
+    np.savez(tmp_path / "a.npz", **arrays_of(101))
+    script = tmp_path / "together.py"
+    script.write_text(CONVERT_TOGETHER)
+    convert_to_slabs(tmp_path / "a.npz", tmp_path / "one", num_slabs=7, seed=3)
+    done = mpirun(3, script, str(tmp_path / "a.npz"), str(tmp_path / "three"))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz", "one", "three", "together.py"]
+    one, three = open_map(tmp_path / "one"), open_map(tmp_path / "three")
+    assert one.header.source_digest == three.header.source_digest
+    for name in arrays_of(1):
+        with h5py.File(tmp_path / "one/index.h5") as a, h5py.File(tmp_path / "three/index.h5") as b:
+            np.testing.assert_array_equal(a[name][:], b[name][:])
+    done = mpirun(3, script, str(tmp_path / "a.npz"), str(tmp_path / "three"))
+    lines = sorted(done.stdout.splitlines())
+    assert [line[0] for line in lines] == ["0", "1", "2"]
+    assert all("three exists; choose another name" in line for line in lines)

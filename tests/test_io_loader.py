@@ -14,8 +14,8 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, RowReader
-from hsgd.io import loader as loading
+from hsgd.io import PartitionedLoader, RowReader, native
+from hsgd.io import iteration as iterating
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -187,8 +187,8 @@ def test_stats_count_what_was_delivered(folder):
 
 def test_batches_are_tensors_that_share_the_memory_that_was_read(folder, monkeypatch):
     arrays = []
-    convert = loading._as_tensors
-    monkeypatch.setattr(loading, "_as_tensors", lambda a: (arrays.append(a), convert(a))[1])
+    convert = iterating._as_tensors
+    monkeypatch.setattr(iterating, "_as_tensors", lambda a: (arrays.append(a), convert(a))[1])
     batches = list(PartitionedLoader(folder, 8))
     assert {name: values.dtype for name, values in batches[0].items()} == {
         "even": torch.bool,
@@ -225,8 +225,8 @@ def test_fields_can_be_chosen(folder):
 
 
 def test_breaking_off_ends_the_thread(folder):
-    for _ in PartitionedLoader(folder, 1, read_ahead=1):
-        assert len(reading_threads()) == 1
+    for _ in PartitionedLoader(folder, 1, read_ahead=1, threads=3, **TINY):
+        assert reading_threads()
         break
     gc.collect()
     assert reading_threads() == []
@@ -273,15 +273,15 @@ def test_unexpected_errors_of_the_thread_reach_the_loop_too(folder, monkeypatch)
     def fail(*_):
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(RowReader, "read", fail)
+    monkeypatch.setattr(native.TaskBatch, "work", fail)
     with pytest.raises(MemoryError):
         list(PartitionedLoader(folder, 8))
 
 
 def test_a_file_system_that_hangs_is_reported_after_the_timeout(folder, monkeypatch):
     release = threading.Event()
-    read = RowReader.read
-    monkeypatch.setattr(RowReader, "read", lambda *a: (release.wait(60), read(*a))[1])
+    work = native.TaskBatch.work
+    monkeypatch.setattr(native.TaskBatch, "work", lambda *a: (release.wait(60), work(*a))[1])
     iteration = iter(PartitionedLoader(folder, 8, timeout_s=0.01))
     with pytest.raises(DataError, match=r"batch 0 did not arrive within 0\.01 s"):
         next(iteration)

@@ -116,8 +116,8 @@ def test_the_order_is_a_function_of_seed_and_epoch(shuffle):
 def test_no_shuffle_is_the_order_of_the_files_in_one_read():
     order = EpochOrder([4, 3], shuffle="none", seed=5, epoch=6)
     (piece,) = order.pieces(2, 4)
-    assert piece.take is None
-    assert (piece.starts.tolist(), piece.counts.tolist()) == ([2], [4])
+    assert (piece.starts.tolist(), piece.counts.tolist()) == ([2, 4], [2, 2])
+    assert piece.places.tolist() == [0, 1, 2, 3]
 
 
 def test_whole_windows_of_a_block_shuffle_are_read_block_by_block():

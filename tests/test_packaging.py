@@ -101,9 +101,11 @@ def test_a_wheel_holds_every_module_and_library_and_nothing_else(wheel: Path) ->
     found = {n for n in names if n.endswith(".py")}
     assert found == modules | {"hsgd_horovod_hook.py"}
     natives = {Path(n).name.partition(".")[0] for n in names if n.endswith(".so")}
-    assert natives == {"_native", "libhsgd_core", "libhsgd_mpi", "libhsgd_preload"}
+    assert natives == {"_native", "libhsgd_core", "libhsgd_io", "libhsgd_mpi", "libhsgd_preload"}
     assert {"hsgd/py.typed", "hsgd/_build.json", *HOOK_FILES} <= names
-    assert not [n for n in names if n.startswith(("tests", "benchmarks", "hsgd/csrc"))]
+    assert not [
+        n for n in names if n.startswith(("tests", "benchmarks", "hsgd/csrc", "hsgd/io/csrc"))
+    ]
 
 
 def test_an_installed_wheel_hooks_the_start_and_an_uninstall_removes_all(
@@ -124,7 +126,7 @@ def test_without_an_mpi_the_build_says_so_and_leaves_the_mpi_parts_out(tmp_path:
     made, output = build_wheel(tmp_path, MPICC=str(tmp_path / "no-mpicc"))
     assert "without the MPI parts" in output
     natives = {Path(n).name.partition(".")[0] for n in names_in(made) if n.endswith(".so")}
-    assert natives == {"_native", "libhsgd_core"}
+    assert natives == {"_native", "libhsgd_core", "libhsgd_io"}
 
 
 def test_the_metadata_has_the_promised_extras_and_a_changelog_section() -> None:

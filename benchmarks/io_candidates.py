@@ -1,0 +1,214 @@
+"""Who reads: hsgd.io, its peers, and the limits; each a generator of batches as torch tensors.
+
+Owns the candidates of io_throughput.py. Every one delivers uint8 tensors (samples, sample_bytes)
+of the samples of one rank; the limits deliver bytes without samples. Never takes the time.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+from hsgd.io import PartitionedLoader
+
+from io_files import DataSet
+
+__all__ = ["BATCH", "CANDIDATES", "Candidate", "fio_rate"]
+
+BATCH = 64
+_RING_BYTES = 128 << 20
+_READ_BYTES = 4 << 20
+
+Batches = Iterator[Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files)."""
+
+    name: str
+    label: str
+    kind: str  # hsgd, peer or limit
+    order: str
+    files: str
+    read: Callable[[DataSet, int, int, int], Batches]  # data, rank, ranks, epoch
+    quick: bool = True  # part of --quick
+
+
+_loaders: dict[tuple[Any, ...], PartitionedLoader] = {}
+
+
+def _hsgd(shuffle: str, **options: Any) -> Callable[[DataSet, int, int, int], Batches]:
+    def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+        key = (data.folder, shuffle, rank, ranks, *sorted(options.items()))
+        if key not in _loaders:
+            batch = min(BATCH, max(1, data.count // ranks))
+            path = data.folder / "slabs"
+            _loaders[key] = PartitionedLoader(path, batch, rank, ranks, shuffle, **options)
+        _loaders[key].set_epoch(epoch)
+        return (batch["data"] for batch in _loaders[key])
+
+    return read
+
+
+def _part(data: DataSet, rank: int, ranks: int) -> tuple[int, int]:
+    return data.count * rank // ranks, data.count * (rank + 1) // ranks
+
+
+def _h5py_random(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    import torch
+
+    start, stop = _part(data, rank, ranks)
+    order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
+    with h5py.File(data.folder / "one.h5", "r") as file:
+        dataset = file["data"]
+        for low in range(0, len(order), BATCH):
+            rows = [dataset[int(row)] for row in order[low : low + BATCH]]
+            yield torch.from_numpy(np.stack(rows))
+
+
+def _h5py_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    import torch
+
+    start, stop = _part(data, rank, ranks)
+    order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
+    with h5py.File(data.folder / "one.h5", "r") as file:
+        dataset = file["data"]
+        for low in range(0, len(order), BATCH):
+            yield torch.from_numpy(dataset[np.sort(order[low : low + BATCH])])
+
+
+def _h5py_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    import torch
+
+    start, stop = _part(data, rank, ranks)
+    rows = max(BATCH, _READ_BYTES // data.sample_bytes // BATCH * BATCH)
+    with h5py.File(data.folder / "one.h5", "r") as file:
+        dataset = file["data"]
+        for low in range(start, stop, rows):
+            slab = torch.from_numpy(dataset[low : min(low + rows, stop)])
+            yield from slab.split(BATCH)
+
+
+def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
+    def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+        import torch
+        from torch.utils.data import DataLoader, Dataset, Subset
+
+        class Rows(Dataset[Any]):
+            rows: h5py.Dataset | None = None
+
+            def __len__(self) -> int:
+                return data.count
+
+            def __getitem__(self, row: int) -> Any:
+                if self.rows is None:  # each worker opens the file for itself
+                    self.rows = h5py.File(data.folder / "one.h5", "r")["data"]
+                return torch.from_numpy(self.rows[row])
+
+        part = Subset(Rows(), range(*_part(data, rank, ranks)))
+        draw = torch.Generator().manual_seed(epoch)
+        method = "fork" if workers else None
+        yield from DataLoader(
+            part, BATCH, shuffle=True, num_workers=workers, generator=draw,
+            multiprocessing_context=method,
+        )  # fmt: skip
+
+    return read
+
+
+def _webdataset(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    import torch
+    import webdataset
+
+    shards = [str(path) for path in data.files("tar")]
+    own = shards[rank::ranks] or shards[:1]
+    stream = webdataset.WebDataset(own, shardshuffle=False, empty_check=False).shuffle(1000)
+    rows = []
+    for sample in stream:
+        rows.append(np.frombuffer(sample["bin"], np.uint8))
+        if len(rows) == BATCH:
+            yield torch.from_numpy(np.stack(rows))
+            rows = []
+
+
+def _streaming(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    import torch
+    from streaming import StreamingDataset
+
+    stream = StreamingDataset(local=str(data.folder / "mds"), shuffle=True, batch_size=BATCH)
+    rows = []
+    for sample in stream:
+        rows.append(np.frombuffer(sample["x"], np.uint8))
+        if len(rows) == BATCH:
+            yield torch.from_numpy(np.stack(rows))
+            rows = []
+
+
+_rings: dict[str, mmap.mmap] = {}
+
+
+def _preadv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    """The slabs of this rank into a ring as large as that of hsgd.io, without samples."""
+    import torch
+
+    if "ring" not in _rings:
+        _rings["ring"] = mmap.mmap(-1, _RING_BYTES)
+        _rings["ring"].madvise(mmap.MADV_HUGEPAGE)
+        np.frombuffer(_rings["ring"], np.uint8)[:] = 0
+    ring = memoryview(_rings["ring"])
+    tensor = torch.from_numpy(np.frombuffer(_rings["ring"], np.uint8))
+    place = 0
+    for path in [p for p in data.files("slabs") if p.name.startswith("slab-")][rank::ranks]:
+        descriptor = os.open(path, os.O_RDONLY)
+        offset = 0
+        while got := os.preadv(descriptor, [ring[place : place + _READ_BYTES]], offset):
+            rows = got // data.sample_bytes
+            if rows:
+                part = tensor[place : place + rows * data.sample_bytes]
+                yield part.view(rows, data.sample_bytes)
+            offset += got
+            place = (place + _READ_BYTES) % _RING_BYTES
+        os.close(descriptor)
+
+
+def fio_rate(data: DataSet) -> float | None:
+    """Bytes per second of fio over the slabs: direct, sequential, 4 MiB, iodepth 16; None without
+    fio.
+    """
+    program = shutil.which("fio")
+    if program is None:
+        return None
+    names = ":".join(str(p) for p in data.files("slabs") if p.name.startswith("slab-"))
+    words = ["--name=limit", "--rw=read", "--bs=4M", "--direct=1", "--iodepth=16", "--readonly"]
+    words += ["--ioengine=libaio", "--file_service_type=sequential", "--output-format=json"]
+    done = subprocess.run(
+        [program, *words, f"--filename={names}"], capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        return None
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
+
+
+CANDIDATES = (
+    Candidate("hsgd", "hsgd.io", "hsgd", "block", "slabs", _hsgd("block")),
+    Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
+    Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py_random),
+    Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py_fancy),
+    Candidate("loader-0", "DataLoader 0", "peer", "block", "one.h5", _data_loader(0)),
+    Candidate("loader-1", "DataLoader 1", "peer", "block", "one.h5", _data_loader(1), False),
+    Candidate("loader-2", "DataLoader 2", "peer", "block", "one.h5", _data_loader(2), False),
+    Candidate("webdataset", "WebDataset", "peer", "block", "tar", _webdataset),
+    Candidate("streaming", "Streaming", "peer", "block", "mds", _streaming),
+    Candidate("h5py-slabs", "h5py slabs", "peer", "in-order", "one.h5", _h5py_slabs),
+    Candidate("preadv", "preadv", "limit", "both", "slabs", _preadv),
+)  # fmt: skip

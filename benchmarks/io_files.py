@@ -1,0 +1,130 @@
+"""The same samples as files of every candidate: slabs, one HDF5 file, tar shards, MDS shards.
+
+Owns what is written, and where it begins and ends in the page cache. Never measures. A sample is
+`sample_bytes` random bytes, the first eight of which are its number.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import h5py
+import numpy as np
+from hsgd.io import convert_to_slabs
+
+__all__ = ["SMALL", "DataSet", "available", "can_drop_caches", "drop_caches", "make", "warm"]
+
+_BLOCK_BYTES = 32 << 20
+_SHARD_BYTES = 64 << 20
+SMALL = frozenset({"tar", "mds"})  # kinds that hold a part of the samples
+_SMALL_BYTES = 256 << 20  # and a quarter of all, at most
+_DROP = Path("/proc/sys/vm/drop_caches")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """`count` samples of `sample_bytes` in `folder`: slabs/, one.h5, tar/, mds/ as were made."""
+
+    folder: Path
+    sample_bytes: int
+    count: int
+
+    def files(self, kind: str) -> list[Path]:
+        """The files that hold the samples for one kind of candidate."""
+        found = self.folder / kind
+        return [found] if found.is_file() else sorted(p for p in found.rglob("*") if p.is_file())
+
+
+def available(kind: str) -> bool:
+    """Whether files of this kind can be made and read here."""
+    package = {"tar": "webdataset", "mds": "streaming"}.get(kind)
+    return package is None or importlib.util.find_spec(package) is not None
+
+
+def make(folder: Path, sample_bytes: int, total_bytes: int, kinds: set[str]) -> DataSet:
+    """Write the files that are not there yet. tar and mds hold a quarter, at most 256 MB, which is
+    enough for what is slow.
+    """
+    data = DataSet(folder, sample_bytes, max(256, total_bytes // sample_bytes))
+    folder.mkdir(parents=True, exist_ok=True)
+    one = folder / "one.h5"
+    if not one.exists():
+        _write_one(one, data)
+    if "slabs" in kinds and not (folder / "slabs").exists():
+        convert_to_slabs(one, folder / "slabs", permute=False)
+    for kind, write in _WRITERS.items():
+        if kind in kinds and available(kind) and not (folder / kind).exists():
+            write(folder / kind, data)
+    return data
+
+
+def warm(data: DataSet, kind: str) -> None:
+    """Read the files once, so that they lie in the page cache."""
+    buffer = bytearray(8 << 20)
+    for path in data.files(kind):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def can_drop_caches() -> bool:
+    """Whether cold runs are possible: the kernel lets root alone drop the page cache."""
+    return os.access(_DROP, os.W_OK)
+
+
+def drop_caches() -> None:
+    """Bring everything to the disk and forget the page cache."""
+    os.sync()
+    _DROP.write_text("3\n")
+
+
+def _blocks(data: DataSet, limit_bytes: int | None = None) -> Iterator[np.ndarray]:
+    random = np.random.default_rng(1)
+    count = data.count
+    if limit_bytes is not None:
+        count = max(64, min(count // 4, limit_bytes // data.sample_bytes))
+    rows = max(1, _BLOCK_BYTES // data.sample_bytes)
+    for start in range(0, count, rows):
+        block = random.integers(0, 256, (min(rows, count - start), data.sample_bytes), np.uint8)
+        numbers = np.arange(start, start + len(block))
+        block[:, :8] = numbers[:, None].view(np.uint8)
+        yield block
+
+
+def _write_one(path: Path, data: DataSet) -> None:
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("data", (data.count, data.sample_bytes), "u1")
+        row = 0
+        for block in _blocks(data):
+            dataset[row : row + len(block)] = block
+            row += len(block)
+
+
+def _write_tar(folder: Path, data: DataSet) -> None:
+    folder.mkdir()
+    number = 0
+    for shard, block in enumerate(_blocks(data, _SMALL_BYTES)):
+        with tarfile.open(folder / f"{shard:05d}.tar", "w") as archive:
+            for row in block:
+                entry = tarfile.TarInfo(f"{number:09d}.bin")
+                entry.size = len(row)
+                archive.addfile(entry, BytesIO(row.tobytes()))
+                number += 1
+
+
+def _write_mds(folder: Path, data: DataSet) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder), columns={"x": "bytes"}, size_limit=_SHARD_BYTES) as writer:
+        for block in _blocks(data, _SMALL_BYTES):
+            for row in block:
+                writer.write({"x": row.tobytes()})
+
+
+_WRITERS: dict[str, Callable[[Path, DataSet], None]] = {"tar": _write_tar, "mds": _write_mds}

@@ -1,0 +1,118 @@
+"""libhsgd_io by ctypes: rows of a file to the addresses where a batch wants them.
+
+Owns the prototypes and structs of io/csrc/rows.h, and the functions below, which give the GIL away
+while they work. Never allocates memory for rows; whoever passes an address keeps what is there
+alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import hsgd.errors
+
+__all__ = ["END", "MISMATCH", "TASK", "Addresses", "Staging", "TaskBatch", "crc32c", "move_rows"]
+
+END = -1  # HSGD_IO_END: the file ended before the rows did
+MISMATCH = -2  # HSGD_IO_MISMATCH: a checksum is wrong
+
+Addresses = NDArray[np.uint64]
+
+# struct hsgd_io_task; starts, counts, places and checksums are addresses.
+TASK = np.dtype(
+    [
+        ("offset", "i8"),
+        ("row_bytes", "i8"),
+        ("ranges", "i8"),
+        ("starts", "u8"),
+        ("counts", "u8"),
+        ("places", "u8"),
+        ("checksums", "u8"),
+        ("alignment", "i8"),
+        ("file", "i4"),
+        ("status", "i4"),
+        ("calls", "i8"),
+        ("position", "i8"),
+    ]
+)
+
+
+class _Batch(ctypes.Structure):
+    """struct hsgd_io_batch."""
+
+    _fields_ = (
+        ("tasks", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("next", ctypes.c_int64),
+        ("finished", ctypes.c_int64),
+    )
+
+
+class Staging:
+    """Page-aligned memory of one thread, for small rows, unaligned ends and checks."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory = mmap.mmap(-1, self.nbytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+
+class TaskBatch:
+    """Tasks (an array of TASK) that several threads do together, each once.
+
+    keep: what the tasks point at, kept alive with them.
+    """
+
+    def __init__(self, tasks: NDArray[Any], keep: Any) -> None:
+        self.tasks = tasks
+        self._keep = keep
+        self._batch = _Batch(tasks.ctypes.data, len(tasks), 0, 0)
+
+    def has_work(self) -> bool:
+        """Whether some task was taken by nobody yet; a hint while threads are at work."""
+        return bool(self._batch.next < self._batch.count)
+
+    def cancel(self) -> None:
+        """Let no more tasks be taken; those under way go on."""
+        self._batch.next = self._batch.count
+
+    def work(self, staging: Staging) -> bool:
+        """Do tasks until none is left; True for the thread that finished the last of all.
+
+        Blocks as long as the file system does. Results are in the tasks: status is 0, an errno
+        value, END or MISMATCH.
+        """
+        return bool(
+            _library().hsgd_io_work(ctypes.byref(self._batch), staging.address, staging.nbytes)
+        )
+
+
+def move_rows(rows: NDArray[Any], places: Addresses) -> None:
+    """Row i of `rows` (contiguous) to address places[i], or nowhere where that is 0."""
+    row_bytes = rows.nbytes // len(rows) if len(rows) else 0
+    _library().hsgd_io_move_rows(rows.ctypes.data, row_bytes, len(rows), places.ctypes.data)
+
+
+def crc32c(values: NDArray[Any], crc: int = 0) -> int:
+    """CRC-32C of the bytes of a contiguous array, going on from `crc`."""
+    return int(_library().hsgd_io_crc32c(crc, values.ctypes.data, values.nbytes))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Beside hsgd/errors.py: in an editable installation hsgd.io is another folder."""
+    library = ctypes.CDLL(str(Path(hsgd.errors.__file__).with_name("libhsgd_io.so")))
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    library.hsgd_io_work.argtypes = [pointer, pointer, count]
+    library.hsgd_io_move_rows.argtypes = [pointer, count, count, pointer]
+    library.hsgd_io_move_rows.restype = None
+    library.hsgd_io_crc32c.argtypes = [ctypes.c_uint32, pointer, count]
+    library.hsgd_io_crc32c.restype = ctypes.c_uint32
+    return library

@@ -1,0 +1,45 @@
+"""A progress bar in bytes, and sizes as text, for the commands of the reader.
+
+Owns what people see while they wait. Imports tqdm only when a bar is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["Advance", "Progress", "bytes_text"]
+
+Advance = Callable[[int], object]  # told the number of bytes that were just done
+
+
+class Progress:
+    """A tqdm bar in bytes, or nothing."""
+
+    def __init__(self, total_bytes: int, title: str, *, show: bool) -> None:
+        self._total_bytes, self._title, self._show = total_bytes, title, show
+
+    def __enter__(self) -> Advance:
+        if not self._show:
+            self._bar = None
+            return lambda count: None
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=self._total_bytes, desc=self._title, unit="B", unit_scale=True, leave=False
+        )
+        advance: Advance = self._bar.update
+        return advance
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def bytes_text(count: int) -> str:
+    """A size in the largest binary unit that leaves at least 1."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,258 @@
+"""From pieces of the stream to reads: which bytes of which files go to which addresses.
+
+Owns `Plan`, what one rank reads in one iteration, and `Scheduler`, the arithmetic that turns a
+piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads and never waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from hsgd.io import native
+from hsgd.io.datamap import DataMap
+from hsgd.io.files import SECTOR_BYTES, SlabFiles
+from hsgd.io.native import TASK, Addresses, TaskBatch
+from hsgd.io.partition import EpochOrder, IntArray, Piece, Range, Share
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError
+
+__all__ = ["PieceReads", "Plan", "Scheduler", "SlowRead", "staging_bytes"]
+
+_STAGING_BYTES = 1 << 20  # small rows pass through so much, which stays in the cache
+_DIRECT_BYTES = 4 << 20  # one read past the page cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank reads in one iteration; holds no handle.
+
+    ranges: positions of the stream, in the order in which this rank gets them. block_samples: the
+    most rows that one task reads. direct: past the page cache. verify: check the checksums, for
+    which blocks are read whole.
+    """
+
+    data: DataMap
+    share: Share
+    order: EpochOrder
+    ranges: tuple[Range, ...]
+    block_samples: int
+    direct: bool
+    verify: bool
+
+    def pieces(self) -> Iterator[Piece]:
+        """All that is to be read, in order."""
+        for start, count in self.ranges:
+            yield from self.order.pieces(start, count)
+
+
+@dataclass(frozen=True)
+class SlowRead:
+    """Ranges of one slab and field that libhsgd_io cannot read."""
+
+    name: str
+    slab: int
+    starts: IntArray  # from the first row of the slab
+    counts: IntArray
+    addresses: Addresses
+    places: IntArray  # in the piece, -1 for rows that nobody wants
+
+
+@dataclass(frozen=True)
+class PieceReads:
+    """All reads of one piece. slabs: acquired in SlabFiles, to be released.
+
+    failed: places of the piece that cannot be read, and why. task_places, task_paths: by task.
+    """
+
+    batch: TaskBatch
+    slow: deque[SlowRead]
+    slabs: list[int]
+    nbytes: int
+    failed: list[tuple[IntArray, DataError]]
+    task_places: list[IntArray]
+    task_paths: list[str]
+
+    def explain(self, number: int) -> tuple[IntArray, DataError]:
+        """Places and error of a task that failed."""
+        task, path = self.batch.tasks[number], self.task_paths[number]
+        status, position = int(task["status"]), int(task["position"])
+        if status == native.END:
+            text = f"truncated, bytes from {position} on are missing; copy or convert it again"
+        elif status == native.MISMATCH:
+            text = (
+                f"the checksum of the block at byte {position} is wrong, its data changed on the "
+                "disk or on the way; restore this file, see hsgd data verify"
+            )
+        else:
+            text = f"reading from byte {position} on failed: {os.strerror(status)}"
+        return self.task_places[number], DataError(f"{path}: {text}")
+
+
+def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
+    """Memory that each reading thread needs besides the batches."""
+    least = _DIRECT_BYTES if direct else _STAGING_BYTES
+    if not verify:
+        return least
+    longest = max((spec.row_bytes for spec in data.fields), default=0) * data.checksum_rows
+    return max(least, longest + 2 * SECTOR_BYTES)
+
+
+class Scheduler:
+    """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch."""
+
+    def __init__(self, plan: Plan, field_offsets: Mapping[str, int], files: SlabFiles) -> None:
+        self._plan, self._files = plan, files
+        self._field_offsets = field_offsets
+        slabs = plan.data.slabs
+        self._starts = np.array([slab.start for slab in slabs], np.int64)
+        self._stops = self._starts + np.array([slab.count for slab in slabs], np.int64)
+        self._fields = [spec for spec in plan.data.fields if spec.row_bytes]
+        # Byte offsets by slab and field; -1 where libhsgd_io cannot read.
+        self._offsets = np.array(
+            [
+                [
+                    extent.offset if not extent.refusal and extent.stored_dtype.isnative else -1
+                    for extent in (slab.extents[spec.name] for spec in self._fields)
+                ]
+                for slab in slabs
+            ],
+            np.int64,
+        ).reshape(len(slabs), len(self._fields))
+        self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
+        if plan.verify:
+            blocks = -(-(self._stops - self._starts) // plan.data.checksum_rows)
+            self._first_blocks = np.cumsum(blocks) - blocks
+            self._checksums = [
+                np.frombuffer(b"".join(slab.extents[spec.name].checksums for slab in slabs), "u4")
+                for spec in self._fields
+            ]
+
+    def reads(self, piece: Piece, skip: int, bases: Addresses) -> PieceReads:
+        """The reads of a piece. bases: addresses of its batches; skip: samples that the first
+        batch had before.
+        """
+        if self._plan.verify:
+            piece = self._whole_blocks(piece)
+        slabs = np.searchsorted(self._stops, piece.starts, side="right")
+        ends = np.cumsum(piece.counts)
+        # One task: the ranges of one slab that follow one another, up to a block of rows.
+        portion = (ends - 1) // self._plan.block_samples
+        breaks = np.flatnonzero((np.diff(slabs) != 0) | (np.diff(portion) != 0)) + 1
+        edges = np.concatenate(([0], breaks, [len(piece.starts)]))
+        row_edges = np.concatenate(([0], ends))[edges]
+        starts = piece.starts - self._starts[slabs]
+        counts = np.ascontiguousarray(piece.counts)
+        addresses = self._addresses(piece, skip, bases)
+        slab_of = slabs[edges[:-1]]
+        opened, failures = self._open(np.unique(slab_of).tolist())
+
+        shape = (len(slab_of), len(self._fields))
+        tasks = np.zeros(shape, TASK)
+        tasks["offset"] = self._offsets[slab_of]
+        tasks["ranges"] = np.diff(edges)[:, None]
+        tasks["starts"] = starts.ctypes.data + 8 * edges[:-1, None]
+        tasks["counts"] = counts.ctypes.data + 8 * edges[:-1, None]
+        handles = [opened.get(slab, (-1, 1)) for slab in slab_of.tolist()]
+        tasks["file"] = np.array([handle[0] for handle in handles])[:, None]
+        tasks["alignment"] = np.array([handle[1] for handle in handles])[:, None]
+        for column, spec in enumerate(self._fields):
+            tasks["row_bytes"][:, column] = spec.row_bytes
+            tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
+
+        expected = self._expected(slabs, starts)
+        for column, values in enumerate(expected):
+            tasks["checksums"][:, column] = values.ctypes.data + 4 * edges[:-1]
+        row_slices = [slice(*edge) for edge in itertools.pairwise(row_edges.tolist())]
+        failed = [
+            (piece.places[rows], failures[slab])
+            for slab, rows in zip(slab_of.tolist(), row_slices, strict=True)
+            if slab in failures
+        ]
+        readable = np.isin(slab_of, list(opened))[:, None]
+        fast = readable & (tasks["offset"] >= 0)
+        slow = deque(
+            SlowRead(
+                self._fields[column].name,
+                int(slab_of[number]),
+                starts[edges[number] : edges[number + 1]],
+                counts[edges[number] : edges[number + 1]],
+                addresses[column][row_slices[number]],
+                piece.places[row_slices[number]],
+            )
+            for number, column in np.argwhere(readable & ~fast).tolist()
+        )
+        chosen = np.ascontiguousarray(tasks[fast])
+        numbers = np.nonzero(fast)[0].tolist()
+        rows = np.diff(row_edges)[numbers]
+        return PieceReads(
+            TaskBatch(chosen, (starts, counts, addresses, expected)),
+            slow,
+            list(opened),
+            int((chosen["row_bytes"] * rows).sum()),
+            failed,
+            [piece.places[row_slices[number]] for number in numbers],
+            [self._plan.data.slabs[int(slab_of[number])].path for number in numbers],
+        )
+
+    def _open(self, slabs: list[int]) -> tuple[dict[int, tuple[int, int]], dict[int, DataError]]:
+        """Descriptors and alignments of slabs, and the errors of those that cannot be opened."""
+        opened: dict[int, tuple[int, int]] = {}
+        failures: dict[int, DataError] = {}
+        for slab in slabs:
+            try:
+                opened[slab] = self._files.acquire(slab)
+            except DataError as error:
+                failures[slab] = error
+        return opened, failures
+
+    def _whole_blocks(self, piece: Piece) -> Piece:
+        """The same rows, read as all blocks with a checksum that hold some of them."""
+        rows = self._plan.data.checksum_rows
+        read = np.repeat(piece.starts - (np.cumsum(piece.counts) - piece.counts), piece.counts)
+        read += np.arange(len(read))
+        wanted = piece.places >= 0
+        read, places = read[wanted], piece.places[wanted]
+        slabs = np.searchsorted(self._stops, read, side="right")
+        in_slab = read - self._starts[slabs]
+        block = self._first_blocks[slabs] + in_slab // rows
+        blocks, first_seen, of_row = np.unique(block, return_index=True, return_inverse=True)
+        order = np.argsort(first_seen)  # as they come in the stream
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        slab = slabs[first_seen][order]
+        starts = self._starts[slab] + (blocks[order] - self._first_blocks[slab]) * rows
+        counts = np.minimum(rows, self._stops[slab] - starts)
+        spread = np.full(int(counts.sum()), -1, np.int64)
+        of_row = rank[of_row]
+        spread[(np.cumsum(counts) - counts)[of_row] + read - starts[of_row]] = places
+        return Piece(starts, counts, spread, piece.stream_rows)
+
+    def _expected(self, slabs: IntArray, starts: IntArray) -> list[NDArray[np.uint32]]:
+        """By field, the checksum of each range; nothing when they are not checked."""
+        if not self._plan.verify:
+            return []
+        blocks = self._first_blocks[slabs] + starts // self._plan.data.checksum_rows
+        return [of_field[blocks] for of_field in self._checksums]
+
+    def _addresses(self, piece: Piece, skip: int, bases: Addresses) -> list[Addresses]:
+        """By field, the address of every row that the piece reads, 0 for unwanted ones."""
+        unwanted = piece.places < 0
+        some_unwanted = bool(unwanted.any())
+        batch, row = np.divmod(piece.places + skip, self._plan.share.batch_size)
+        base = bases[batch]  # an unwanted row gets that of some batch
+        rows = row.view(np.uint64)
+        found = []
+        for spec in self._fields:
+            of_field = rows * np.uint64(spec.row_bytes)
+            of_field += base
+            of_field += np.uint64(self._field_offsets[spec.name])
+            if some_unwanted:
+                of_field[unwanted] = 0
+            found.append(of_field)
+        return found

@@ -1,0 +1,203 @@
+"""Checksums: damage is found while reading and by `hsgd data verify`, and is never delivered."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hsgd.io import PartitionedLoader, open_map
+from hsgd.io import layout as laying
+from hsgd.io.verify import find_damage
+
+from hdf5_samples import arrays_of, collect, make_slabs, rewrite_attribute, write_hdf5
+from hsgd import cli
+from hsgd.errors import DataError
+
+torch = pytest.importorskip("torch")
+
+TINY = {"block_bytes": 200, "window_bytes": 900}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """101 samples in 7 slabs, with a checksum for each 4 samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laying, "CHECKSUM_BYTES", 4 * (8 + 24 + 5 + 1))
+        return make_slabs(tmp_path_factory.mktemp("checksums") / "data", 101, 7)
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    """A copy that the test may spoil."""
+    return shutil.copytree(original, tmp_path / "data")
+
+
+def flip(data, field, slab, byte):
+    """Change one byte of a field, behind everybody's back; the size and time stay."""
+    extent = data.slabs[slab].extents[field]
+    with open(data.slabs[slab].path, "r+b") as file:
+        file.seek(extent.offset + byte)
+        (old,) = file.read(1)
+        file.seek(extent.offset + byte)
+        file.write(bytes([old ^ 4]))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("shuffle", ["none", "block"])
+@pytest.mark.parametrize("direct", [False, True])
+def test_checked_reading_gives_the_same_batches(folder, world_size, shuffle, direct):
+    for rank in range(world_size):
+        found, expected = (
+            collect(
+                PartitionedLoader(
+                    folder, 5, rank, world_size, shuffle, verify=verify, direct=direct, **TINY
+                )
+            )
+            for verify in (True, False)
+        )
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("field", ["number", "image", "pixels", "even"])
+def test_a_flipped_bit_is_an_error_and_no_batch_with_it_is_delivered(folder, field):
+    data = open_map(folder)
+    row_bytes = next(spec.row_bytes for spec in data.fields if spec.name == field)
+    flip(data, field, 3, 9 * row_bytes)
+    first = data.slabs[3].start
+    loader = PartitionedLoader(folder, 1, shuffle="none", verify=True, **TINY)
+    delivered = []
+    with pytest.raises(DataError, match=r"slab-00003\.h5: the checksum of the block at byte \d+"):
+        delivered.extend(loader)
+    assert len(delivered) == first + 8  # up to the block of four samples
+    found = collect(delivered)
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, arrays_of(101)[name][found["number"]])
+
+
+def test_verify_names_every_damaged_block_and_no_other(folder):
+    data = open_map(folder)
+    assert list(find_damage(data)) == []
+    flip(data, "image", 1, 0)
+    flip(data, "number", 5, 8 * 4 + 3)
+    found = list(find_damage(open_map(folder), threads=2))
+    first = data.slabs[1].extents["image"].offset
+    second = data.slabs[5].extents["number"].offset
+    assert found == [
+        f"{folder}/slab-00001.h5: bytes [{first}, {first + 96}) of 'image': wrong checksum",
+        f"{folder}/slab-00005.h5: bytes [{second + 32}, {second + 64}) of 'number': wrong checksum",
+    ]
+
+
+def test_the_command_tells_damage_in_its_exit_code(folder, capsys):
+    assert cli.main(["data", "verify", str(folder), "--quiet"]) == 0
+    assert "all checksums right" in capsys.readouterr().out
+    flip(open_map(folder), "image", 1, 0)
+    assert cli.main(["data", "verify", str(folder), "--quiet"]) == 1
+    assert "1 damaged blocks; restore these files" in capsys.readouterr().out
+
+
+def test_verify_reports_a_slab_that_changed_meanwhile_and_goes_on(folder):
+    data = open_map(folder)
+    (folder / "slab-00002.h5").touch()
+    flip(data, "number", 4, 0)
+    lines = list(find_damage(data))
+    assert "slab-00002.h5: changed since it was opened" in lines[0]
+    assert len(lines) == 2 or "slab-00004.h5: changed" in lines[1]
+
+
+def test_what_cannot_be_checked_is_refused(folder, tmp_path):
+    path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(10)})
+    with pytest.raises(ValueError, match="has no checksums; convert it"):
+        PartitionedLoader(path, 2, verify=True)
+    with pytest.raises(ValueError, match="has no checksums; convert it"):
+        list(find_damage(open_map(path)))
+    with pytest.raises(ValueError, match='verify=True with shuffle="full"'):
+        PartitionedLoader(folder, 2, shuffle="full", verify=True)
+
+
+MUTATE = """\
+import os, random, sys
+from hsgd.errors import DataError
+from hsgd.io import PartitionedLoader, open_map
+
+folder, count = sys.argv[1], int(sys.argv[2])
+names = sorted(os.listdir(folder))
+files = {name: open(f"{folder}/{name}", "rb").read() for name in names}
+
+def read():
+    loader = PartitionedLoader(folder, 8, as_numpy=True, verify=True, threads=2, timeout_s=30,
+                               window_bytes=900, block_bytes=200)
+    return [{name: values.tobytes() for name, values in batch.items()} for batch in loader]
+
+good = read()
+draw = random.Random(int(sys.argv[3]))
+outcomes = {"refused": 0, "harmless": 0}
+for turn in range(count):
+    name = draw.choice(names)
+    data = bytearray(files[name])
+    kind = draw.choice(("bit", "bit", "truncate", "zeros", "bytes"))
+    place = draw.randrange(len(data))
+    if kind == "bit":
+        data[place] ^= 1 << draw.randrange(8)
+    elif kind == "truncate":
+        del data[place:]
+    elif kind == "zeros":
+        data[place : place + 512] = bytes(len(data[place : place + 512]))
+    else:
+        data[place : place + 64] = draw.randbytes(len(data[place : place + 64]))
+    with open(f"{folder}/{name}", "wb") as file:
+        file.write(data)
+    try:
+        found = read()
+    except (DataError, ValueError) as error:
+        assert len(str(error).splitlines()) == 1, error
+        outcomes["refused"] += 1
+    else:
+        assert found == good, (name, kind, place)
+        outcomes["harmless"] += 1
+    with open(f"{folder}/{name}", "wb") as file:
+        file.write(files[name])
+print(outcomes["refused"] + outcomes["harmless"], outcomes["refused"] >= 10)
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_mutated_files_never_crash_hang_or_deliver_wrong_data(folder, seed):
+    command = [sys.executable, "-c", MUTATE, str(folder), "100", str(seed)]
+    done = subprocess.run(
+        command, cwd=folder.parent, timeout=200, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("100 True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("checksum_rows", np.int64(5)),
+        ("checksum_rows", np.int64(0)),
+        ("checksum_rows", np.int64(-1)),
+        ("num_samples", np.int64(7)),
+        ("num_slabs", np.int64(10**6)),
+        ("global_start", np.int64(3)),
+        ("dataset_uuid", np.bytes_(b"")),
+        ("source_digest", np.int64(1)),
+        ("slab_index", np.bytes_(b"first")),
+        ("sealed", np.zeros(3)),
+    ],
+)
+@pytest.mark.parametrize("file", ["slab-00002.h5", "index.h5"])
+def test_wrong_attributes_are_refused_or_harmless(folder, original, file, name, value):
+    rewrite_attribute(folder / file, name, value)
+    expected = collect(PartitionedLoader(original, 8))
+    message = ""
+    try:
+        found = collect(PartitionedLoader(folder, 8, verify=True))
+    except (DataError, ValueError) as error:
+        message = str(error)
+    assert len(message.splitlines()) <= 1
+    for field, values in expected.items() if not message else ():
+        np.testing.assert_array_equal(found[field], values)

@@ -1,0 +1,160 @@
+"""Policies for what cannot be read: all ranks raise, skip or go on together."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from hsgd.io import PartitionedLoader, open_map
+from hsgd.io import layout as laying
+
+from hdf5_samples import arrays_of, collect, make_slabs
+from hsgd.errors import DataError
+from ranks import Ranks, meeting_point
+
+torch = pytest.importorskip("torch")
+
+TINY = {"block_bytes": 200, "window_bytes": 900}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """100 samples in 5 slabs, with a checksum for each 4 samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laying, "CHECKSUM_BYTES", 4 * (8 + 24 + 5 + 1))
+        folder = tmp_path_factory.mktemp("errors") / "data"
+        return make_slabs(folder, 100, 5, permute=False)
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    """A copy in which samples 24 to 27 are damaged."""
+    folder = shutil.copytree(original, tmp_path / "data")
+    slab = open_map(folder).slabs[1]
+    with open(slab.path, "r+b") as file:
+        file.seek(slab.extents["number"].offset + 5 * 8)
+        file.write(b"\xff")
+    return folder
+
+
+def make(folder, rank=0, world_size=1, **options):
+    settings = {"shuffle": "none", "verify": True, **TINY, **options}
+    return PartitionedLoader(folder, 10, rank, world_size, **settings)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(3) as ranks:
+        yield ranks
+
+
+def test_skip_leaves_out_the_batch_and_counts_it(folder):
+    loader = make(folder, on_error="skip")
+    found = collect(loader)["number"].tolist()
+    assert found == [n for n in range(100) if not 20 <= n < 30]
+    assert (loader.stats()["skipped"], loader.stats()["batches"]) == (1, 9)
+    assert loader.state_dict()["cuts"][0]["steps"] == 10
+
+
+def test_substitute_puts_good_samples_of_the_batch_in_their_place(folder):
+    loader = make(folder, on_error="substitute")
+    found = collect(loader)
+    numbers = found["number"].tolist()
+    assert len(numbers) == 100
+    assert numbers[20:24] + numbers[28:30] == [20, 21, 22, 23, 28, 29]
+    assert set(numbers[24:28]) <= {20, 21, 22, 23, 28, 29}
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, arrays_of(100)[name][found["number"]])
+    assert loader.stats()["substituted"] == 4
+
+
+def test_substitute_for_a_whole_batch_takes_an_earlier_sample_and_raises_without_one(folder):
+    settings = {"shuffle": "none", "verify": True, "on_error": "substitute", **TINY}
+    loader = PartitionedLoader(folder, 4, **settings)
+    assert collect(loader)["number"].tolist()[24:28] == [0] * 4
+    (folder / "slab-00000.h5").touch()
+    with pytest.raises(DataError, match=r"slab-00000\.h5: changed"):
+        list(loader)
+
+
+def test_a_slab_that_changes_while_it_is_read_falls_under_the_policy_too(folder):
+    loader = make(folder, on_error="skip")
+    (folder / "slab-00004.h5").touch()
+    found = collect(loader)["number"].tolist()
+    assert found == [n for n in range(80) if not 20 <= n < 30]
+
+
+def read_part(seat, folder, path, on_error):
+    """Numbers that a rank got, or the text of its error; then a collective, to see who is there."""
+    comm = seat.comm(path, 3)
+    settings = {"shuffle": "none", "verify": True, "as_numpy": True, **TINY}
+    loader = PartitionedLoader(folder, 6, seat.rank, 3, on_error=on_error, comm=comm, **settings)
+    got = []
+    try:
+        for batch in loader:
+            got += batch["number"].tolist()
+    except DataError as error:
+        got = str(error)
+    together = int(comm.allreduce(np.ones(1, np.int32))[0])
+    return got, together, loader.stats()["skipped"]
+
+
+def test_all_ranks_raise_in_the_same_step_and_those_without_error_name_the_rank(pool, folder):
+    found = pool.run(read_part, folder, meeting_point(), "raise")
+    assert [together for _, together, _ in found] == [3, 3, 3]
+    assert "slab-00001.h5: the checksum of the block" in found[0][0]
+    for rank in (1, 2):
+        assert found[rank][0].startswith("batch 4 of rank 0 could not be read, so no rank has it")
+
+
+def test_all_ranks_skip_the_same_step(pool, folder):
+    found = pool.run(read_part, folder, meeting_point(), "skip")
+    assert [(together, skipped) for _, together, skipped in found] == [(3, 1)] * 3
+    for rank, start in enumerate((0, 34, 67)):
+        expected = [n for n in range(start, start + 34) if not 24 <= n - start < 30]
+        assert [n % 100 for n in found[rank][0]] == [n % 100 for n in expected]
+
+
+def test_substitution_stays_with_the_rank_and_nobody_waits(pool, folder):
+    found = pool.run(read_part, folder, meeting_point(), "substitute")
+    assert [(len(got), together) for got, together, _ in found] == [(34, 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_error": "ignore"}, "on_error='ignore'; use one of 'raise'"),
+        ({"on_error": "skip", "world_size": 2}, "needs comm=, a hsgd.Comm of these ranks"),
+    ],
+)
+def test_policies_that_cannot_hold_are_refused(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(folder, **options)
+
+
+def count_examinations(seat, folder, path):
+    """How many files this rank opened with HDF5, and its numbers; or the text of its error."""
+    from hsgd.io import datamap
+
+    opened = []
+    examine, datamap.open_hdf5 = datamap.open_hdf5, lambda *a: (opened.append(a), examine(*a))[1]
+    try:
+        loader = PartitionedLoader(
+            folder, 6, seat.rank, 3, as_numpy=True, comm=seat.comm(path, 3), **TINY
+        )
+        return len(opened), collect(loader)["number"].tolist()
+    except DataError as error:
+        return len(opened), str(error)
+    finally:
+        datamap.open_hdf5 = examine
+
+
+def test_only_rank_0_parses_the_metadata_and_its_errors_reach_all(pool, original, tmp_path):
+    path = meeting_point()
+    found = pool.run(count_examinations, original, path)
+    assert [opened for opened, _ in found] == [6, 0, 0]
+    assert {number for _, numbers in found for number in numbers} == set(range(100))
+    found = pool.run(count_examinations, tmp_path / "nothing", path)
+    assert [opened for opened, _ in found] == [1, 0, 0]
+    assert len({text for _, text in found}) == 1 and "nothing: no such file" in found[0][1]

@@ -1,0 +1,91 @@
+"""libhsgd_io: rows to addresses, checksums, errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from hsgd.io import native
+
+
+def crc_by_bits(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_the_checksum_is_that_of_the_standard():
+    assert native.crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+    assert native.crc32c(np.zeros(32, np.uint8)) == 0x8A9136AA  # RFC 3720, B.4
+    assert native.crc32c(np.empty(0, np.uint8)) == 0
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 6143, 6144, 6145, 20_000])
+def test_checksums_of_any_length_agree_with_the_definition_and_can_go_on(count):
+    data = np.random.default_rng(count).integers(0, 256, count, np.uint8)
+    expected = crc_by_bits(data.tobytes())
+    assert native.crc32c(data) == expected
+    assert native.crc32c(data[count // 3 :], native.crc32c(data[: count // 3])) == expected
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A file of 100 rows of 7 bytes after 5 other bytes, open."""
+    rows = np.random.default_rng(1).integers(0, 256, (100, 7), np.uint8)
+    (tmp_path / "a").write_bytes(b"-" * 5 + rows.tobytes())
+    descriptor = os.open(tmp_path / "a", os.O_RDONLY)
+    yield descriptor, rows
+    os.close(descriptor)
+
+
+def do(descriptor, starts, counts, places, checksums=None):
+    """One task; its record, and whether this thread was the last."""
+    starts, counts = np.array(starts), np.array(counts)
+    task = np.zeros(1, native.TASK)
+    task["offset"], task["row_bytes"], task["ranges"] = 5, 7, len(starts)
+    task["starts"], task["counts"] = starts.ctypes.data, counts.ctypes.data
+    task["places"], task["alignment"], task["file"] = places.ctypes.data, 1, descriptor
+    if checksums is not None:
+        checksums = np.array(checksums, np.uint32)
+        task["checksums"] = checksums.ctypes.data
+    batch = native.TaskBatch(task, None)
+    was_last = batch.work(native.Staging(8192))
+    assert not batch.has_work()
+    return task[0], was_last
+
+
+def test_rows_of_ranges_go_to_their_places_and_unwanted_ones_nowhere(table):
+    descriptor, rows = table
+    out = np.zeros((3, 7), np.uint8)
+    places = (out.ctypes.data + 7 * np.array([2, 0, 0, 1])).astype(np.uint64)
+    places[1] = 0
+    task, was_last = do(descriptor, [90, 10], [1, 3], places)
+    assert (task["status"], was_last) == (0, True)
+    np.testing.assert_array_equal(out, rows[[11, 12, 90]])
+
+
+def test_a_file_that_ends_early_and_a_bad_descriptor_are_told_with_the_byte(table):
+    descriptor, _ = table
+    out = np.zeros((4, 7), np.uint8)
+    places = (out.ctypes.data + 7 * np.arange(4)).astype(np.uint64)
+    task, _ = do(descriptor, [98], [4], places)
+    assert (task["status"], task["position"]) == (native.END, 5 + 700)
+    assert do(-1, [0], [4], places)[0]["status"] == errno.EBADF
+
+
+def test_a_range_with_a_wrong_checksum_is_not_delivered(table):
+    descriptor, rows = table
+    out = np.zeros((4, 7), np.uint8)
+    places = (out.ctypes.data + 7 * np.arange(4)).astype(np.uint64)
+    right = [native.crc32c(rows[0:2]), native.crc32c(rows[50:52])]
+    assert do(descriptor, [0, 50], [2, 2], places, right)[0]["status"] == 0
+    np.testing.assert_array_equal(out, rows[[0, 1, 50, 51]])
+    out[:] = 0
+    task, _ = do(descriptor, [0, 50], [2, 2], places, [right[0], right[1] ^ 1])
+    assert (task["status"], task["position"]) == (native.MISMATCH, 5 + 350)
+    np.testing.assert_array_equal(out[2:], 0)
