@@ -133,9 +133,7 @@ def _add_mpi(report: Report) -> None:
         report.fact("MPI", "interposer", library)
         preload.check_loadable(library)
     except LaunchError as error:
-        report.problem(
-            str(error), "Until then: no horovodrun --plugin hsgd, no hsgd run, no hsgd.torch"
-        )
+        report.problem(str(error), "Until then: no horovodrun --plugin hsgd, and no hsgd run")
         return
     ours = probe.libmpi_of_hsgd()
     report.fact(
@@ -195,7 +193,7 @@ def _add_horovod(report: Report) -> None:
         try:
             preload.check_horovod()
         except HsgdError as error:
-            report.problem(str(error), "Until then: no horovodrun --plugin hsgd and no hsgd.torch")
+            report.problem(str(error), "Until then: no horovodrun --plugin hsgd")
     if any(path.parent.name == "torch" for path in libraries):
         _add_horovod_torch(report)
     hook = HOOK in sys.modules

@@ -191,7 +191,5 @@ def verify_horovod() -> None:
         if owner != str(library()):
             raise LaunchError(
                 f"the interposer came too late: {path} calls {_SYMBOL} of {owner or 'nobody'}; "
-                "import hsgd.torch "
-                "before horovod.torch, or start with horovodrun --plugin hsgd, `hsgd run` or "
-                "HOROVOD_PLUGIN=hsgd"
+                "start with horovodrun --plugin hsgd, `hsgd run` or HOROVOD_PLUGIN=hsgd"
             )
