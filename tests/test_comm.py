@@ -366,7 +366,10 @@ def do_wait_in_a_thread(seat: Seat, path: str, then: str) -> bool:
 
 def _sleeps(thread: threading.Thread) -> bool:
     """Whether the thread sleeps in the kernel, as a waiting rank does after some microseconds."""
-    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    try:
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has just ended
     return stat.rpartition(")")[2].split()[0] == "S"
 
 

@@ -84,9 +84,9 @@ void DirectAllreduce::reduce_block(const Range& block) {
     return arguments_.out[static_cast<size_t>((rank + i) % size)] + offset;
   };
   reduction_.reduce({inputs_.data(), size, output(0), size > 1 ? output(1) : nullptr, block.count(),
-                     reduction_.divisor, Store::kOrdinary, Store::kOrdinary});
+                     reduction_.divisor, context_.out_store, context_.out_store});
   for (int i = 2; i < size; ++i) {
-    reduction_.copy(output(i), output(0), bytes, Store::kOrdinary);
+    reduction_.copy(output(i), output(0), bytes, context_.out_store);
   }
 }
 

@@ -33,7 +33,7 @@ void broadcast_part(const PipelineContext& context, const SharedArguments& argum
     for (int i = 0; i < size; ++i) {
       const int to = turn(context, i);
       if (to == root) continue;
-      copy(arguments.out[static_cast<size_t>(to)] + begin, from + begin, length, Store::kOrdinary);
+      copy(arguments.out[static_cast<size_t>(to)] + begin, from + begin, length, context.out_store);
     }
   }
   *context.intra_bytes += static_cast<uint64_t>(size) * part.count();
@@ -45,7 +45,7 @@ void join_blocks(const PipelineContext& context, const SharedArguments& argument
     const auto peer = static_cast<size_t>(turn(context, i));
     const size_t bytes = blocks[peer].count * element_bytes;
     copy(static_cast<std::byte*>(out) + blocks[peer].begin * element_bytes, arguments.in[peer],
-         bytes, Store::kOrdinary);
+         bytes, context.out_store);
     *context.intra_bytes += bytes;
   }
 }
@@ -58,7 +58,7 @@ void reduce_block(const PipelineContext& context, const SharedArguments& argumen
     inputs.push_back(in + block.begin * reduction.element_bytes);
   }
   reduction.reduce({inputs.data(), static_cast<int>(inputs.size()), out, nullptr, block.count,
-                    reduction.divisor, Store::kOrdinary, Store::kOrdinary});
+                    reduction.divisor, context.out_store, Store::kOrdinary});
   *context.intra_bytes += inputs.size() * block.count * reduction.element_bytes;
 }
 
@@ -82,7 +82,7 @@ void pick_blocks(const PipelineContext& context, const SharedBuffer& buffer,
     uint64_t offset = 0;
     std::memcpy(&offset, places(context, peer) + own * sizeof offset, sizeof offset);
     copy(static_cast<std::byte*>(out) + block.begin * element_bytes, buffer.data(peer) + offset,
-         bytes, Store::kOrdinary);
+         bytes, context.out_store);
     *context.intra_bytes += bytes;
   }
 }

@@ -122,7 +122,7 @@ uint64_t AllgatherPipeline::fill(uint64_t step, std::byte* slot, Permission perm
   std::byte* to = out_ + piece.begin * size_;
   const size_t bytes = piece.count() * size_;
   if (permission == Permission::kGranted && from != to && bytes > 0) {
-    copy_twice_({&from, 1, slot, to, bytes, 1.0, context_.store, Store::kOrdinary});
+    copy_twice_({&from, 1, slot, to, bytes, 1.0, context_.store, context_.out_store});
   } else {
     copy_(slot, from, bytes, context_.store);
     if (permission != Permission::kGranted) ++early_;
@@ -162,7 +162,7 @@ uint64_t AllgatherPipeline::collect(uint64_t step) {
     } else {
       bytes += piece.count() * size_;
     }
-    copy_(out_ + piece.begin * size_, from, piece.count() * size_, Store::kOrdinary);
+    copy_(out_ + piece.begin * size_, from, piece.count() * size_, context_.out_store);
   }
   return bytes;
 }
@@ -302,7 +302,7 @@ uint64_t AlltoallPipeline::collect(uint64_t step) {
     std::byte* to = out_ + piece.begin * size_;
     if (place == own) {
       const Range sent = sent_[static_cast<size_t>(own)].piece(step);
-      copy_(to, in_ + sent.begin * size_, piece.count() * size_, Store::kOrdinary);
+      copy_(to, in_ + sent.begin * size_, piece.count() * size_, context_.out_store);
       continue;
     }
     const std::byte* block = landing(step);
@@ -313,7 +313,7 @@ uint64_t AlltoallPipeline::collect(uint64_t step) {
       block += shape_.landing_offset(place);
     }
     copy_(to, block + offset_at(block, own - map_.first(node)), piece.count() * size_,
-          Store::kOrdinary);
+          context_.out_store);
     bytes += piece.count() * size_;
   }
   return bytes;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "direct.hpp"
 #include "direct_blocks.hpp"
@@ -608,8 +609,36 @@ int Communicator::local_rank_of(int world_rank) const {
 
 // --- large payloads ---
 
-PipelineContext Communicator::pipeline_context(int leaders) {
-  return {local_, base_, options_.slots, leaders, tuning_.store, &counters_.intra_bytes};
+PipelineContext Communicator::pipeline_context(int leaders, const Operation& operation) {
+  return {local_,
+          base_,
+          options_.slots,
+          leaders,
+          tuning_.store,
+          out_store(operation),
+          &counters_.intra_bytes};
+}
+
+size_t Communicator::Operation::out_bytes() const {
+  const size_t size = reduction.element_bytes;
+  if (receive_counts != nullptr)
+    return std::accumulate(receive_counts, receive_counts + counts.ranks, uint64_t{0}) * size;
+  return wanted().count() * size;
+}
+
+// Large results leave the caches before anybody reads them, and ordinary stores would read their
+// lines from memory first. Not where a sum replaces its input, whose lines are there, nor for a
+// broadcast: there it was no faster (docs/performance.md).
+Store Communicator::out_store(const Operation& operation) const {
+  constexpr size_t kStreamedBytes = 4 << 20;
+  if (options_.nontemporal == 0 || place_.node_count > 1 || operation.root >= 0)
+    return Store::kOrdinary;
+  const auto* in = static_cast<const std::byte*>(operation.in);
+  const auto* out = static_cast<const std::byte*>(operation.out);
+  const bool sums = operation.reduction.reduce != nullptr;
+  const bool in_place = sums && out >= in && out < in + operation.bytes();
+  return !in_place && operation.out_bytes() >= kStreamedBytes ? Store::kNonTemporal
+                                                              : Store::kOrdinary;
 }
 
 void Communicator::run_pipeline(Pipeline& pipeline, const Operation& operation, uint64_t steps) {
@@ -687,8 +716,9 @@ std::optional<SharedArguments> Communicator::shared_arguments(const Operation& o
 }
 
 // On one node, when all have entered.
-void Communicator::run_directly(const std::function<void(const PipelineContext&)>& work) {
-  const PipelineContext context = pipeline_context(0);
+void Communicator::run_directly(const Operation& operation,
+                                const std::function<void(const PipelineContext&)>& work) {
+  const PipelineContext context = pipeline_context(0, operation);
   DirectWork direct(context, [&] { work(context); });
   wait([&] { return direct.step(); });
   finish_steps(1);
@@ -700,7 +730,7 @@ bool Communicator::allreduce_in_place(const Operation& operation) {
   const std::optional<SharedArguments> shared = shared_arguments(operation, bytes, bytes);
   if (!shared) return false;
   const WirePlan plan = wire_plan(bytes);
-  const PipelineContext context = pipeline_context(plan.leaders);
+  const PipelineContext context = pipeline_context(plan.leaders, operation);
   if (place_.node_count == 1) {
     DirectAllreduce direct(context, *shared, operation.count, operation.reduction,
                            place_.local_size > local_.cores());
@@ -720,8 +750,8 @@ void Communicator::large_allreduce(const Operation& operation) {
   if (allreduce_in_place(operation)) return;
   const WirePlan plan = wire_plan(operation.bytes());
   const Chunking chunking(operation.count, operation.reduction.element_bytes, plan.step_bytes);
-  AllreducePipeline pipeline(pipeline_context(plan.leaders), operation.in, operation.out, chunking,
-                             operation.reduction, started_wire(plan, operation));
+  AllreducePipeline pipeline(pipeline_context(plan.leaders, operation), operation.in, operation.out,
+                             chunking, operation.reduction, started_wire(plan, operation));
   run_pipeline(pipeline, operation, chunking.steps);
 }
 
@@ -737,7 +767,7 @@ bool Communicator::broadcast_in_place(const Operation& operation) {
   const size_t bytes = operation.bytes();
   const std::optional<SharedArguments> shared = shared_arguments(operation, bytes, bytes);
   if (!shared) return false;
-  run_directly([&](const PipelineContext& context) {
+  run_directly(operation, [&](const PipelineContext& context) {
     broadcast_part(context, *shared, operation.root, bytes, copy_);
   });
   return true;
@@ -752,7 +782,7 @@ void Communicator::large_broadcast(const Operation& operation) {
     wire->start(place_.node_of_rank[static_cast<size_t>(operation.root)],
                 operation.bytes() >= kChainBytes);
   }
-  BroadcastPipeline pipeline(pipeline_context(place_.leaders), operation.out, chunking,
+  BroadcastPipeline pipeline(pipeline_context(place_.leaders, operation), operation.out, chunking,
                              operation.reduction.element_bytes, copy_,
                              local_rank_of(operation.root), wire);
   run_pipeline(pipeline, operation, chunking.steps);
@@ -886,8 +916,8 @@ std::vector<double> Communicator::measure(size_t bytes, const std::vector<Tuning
 void Communicator::pipeline_on_node(const Operation& operation) {
   const Chunking chunking(operation.count, operation.reduction.element_bytes, node_step_bytes());
   AllreducePipeline pipeline(
-      {local_, base_, options_.slots, 0, tuning_.store, &counters_.intra_bytes}, operation.in,
-      operation.out, chunking, operation.reduction, nullptr);
+      {local_, base_, options_.slots, 0, tuning_.store, Store::kOrdinary, &counters_.intra_bytes},
+      operation.in, operation.out, chunking, operation.reduction, nullptr);
   constexpr ArenaPlace kPrivate[2] = {};
   wait([&] { return pipeline.stage_first() ? Step::kDone : Step::kIdle; });
   open_large(operation, kPrivate);

@@ -106,6 +106,7 @@ class HSGD_API Communicator final : private Watch {
     const uint64_t* receive_counts = nullptr;  // alltoall
     Range wanted() const { return {part.begin, std::min(part.end, count)}; }
     size_t bytes() const { return count * reduction.element_bytes; }
+    size_t out_bytes() const;  // that this rank writes
   };
   // How a payload travels between nodes.
   struct WirePlan {
@@ -141,11 +142,13 @@ class HSGD_API Communicator final : private Watch {
                                                   size_t out_bytes);
   bool allreduce_in_place(const Operation& operation);
   bool broadcast_in_place(const Operation& operation);
-  void run_directly(const std::function<void(const PipelineContext&)>& work);
+  void run_directly(const Operation& operation,
+                    const std::function<void(const PipelineContext&)>& work);
   void open_large(const Operation& operation, const ArenaPlace places[2]);
   void large_broadcast(const Operation& operation);
   void run_pipeline(Pipeline& pipeline, const Operation& operation, uint64_t steps);
-  PipelineContext pipeline_context(int leaders);
+  Store out_store(const Operation& operation) const;
+  PipelineContext pipeline_context(int leaders, const Operation& operation);
 
   // In hier_blocks.cpp: collectives whose ranks have different parts.
   void run_on_blocks(const Operation& operation);

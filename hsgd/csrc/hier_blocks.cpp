@@ -116,7 +116,7 @@ bool Communicator::reduce_scatter_in_place(const Operation& operation) {
   const auto shared = shared_arguments(operation, operation.bytes(), 0);
   if (!shared) return false;
   const Range own = operation.part;
-  run_directly([&](const PipelineContext& context) {
+  run_directly(operation, [&](const PipelineContext& context) {
     reduce_block(context, *shared, {own.begin, own.count(), 0}, operation.reduction, operation.out);
   });
   return true;
@@ -132,8 +132,9 @@ void Communicator::run_reduce_scatter(const Operation& operation) {
   BlockTable table(operation.counts.of_rank, map_, size);
   table.cut(ReduceScatterPipeline::steps_needed(table, block_step_bytes(), size));
   const Mailboxes mailboxes = slices_ != nullptr ? slices_->mailboxes() : Mailboxes{};
-  ReduceScatterPipeline pipeline(pipeline_context(place_.leaders), operation.in, operation.out,
-                                 table, operation.reduction, messages_.get(), mailboxes);
+  ReduceScatterPipeline pipeline(pipeline_context(place_.leaders, operation), operation.in,
+                                 operation.out, table, operation.reduction, messages_.get(),
+                                 mailboxes);
   run_pipeline(pipeline, operation, table.steps());
 }
 
@@ -146,7 +147,7 @@ bool Communicator::allgather_in_place(const Operation& operation) {
   const uint64_t* counts = operation.counts.of_rank;
   const auto shared = shared_arguments(operation, counts[place_.rank] * size, 0);
   if (!shared) return false;
-  run_directly([&](const PipelineContext& context) {
+  run_directly(operation, [&](const PipelineContext& context) {
     join_blocks(context, *shared, blocks_of(counts, map_), size, copy_, operation.out);
   });
   return true;
@@ -169,9 +170,9 @@ void Communicator::run_allgather(const Operation& operation) {
   BlockTable table(counts, map_, size);
   const uint64_t blocks = one_node ? 1 : static_cast<uint64_t>(place_.size);
   table.cut(steps_for(held, block_step_bytes() / size, blocks * table.line()));
-  AllgatherPipeline pipeline(pipeline_context(place_.leaders), operation.in, operation.out, table,
-                             size, copy_, select_reduce(HSGD_UINT8, HSGD_SUM, isa_),
-                             messages_.get());
+  AllgatherPipeline pipeline(pipeline_context(place_.leaders, operation), operation.in,
+                             operation.out, table, size, copy_,
+                             select_reduce(HSGD_UINT8, HSGD_SUM, isa_), messages_.get());
   run_pipeline(pipeline, operation, table.steps());
 }
 
@@ -259,7 +260,7 @@ std::shared_ptr<SharedBuffer> Communicator::tell_places_of(const Operation& oper
     return local_.peers_freed(&Progress::gathered, base_, options_.slots) ? Step::kDone
                                                                           : Step::kIdle;
   });
-  tell_places(pipeline_context(0), blocks_of(operation.counts.of_rank, map_).data(),
+  tell_places(pipeline_context(0, operation), blocks_of(operation.counts.of_rank, map_).data(),
               static_cast<const std::byte*>(operation.in), *buffer,
               operation.reduction.element_bytes);
   return buffer;
@@ -277,16 +278,16 @@ void Communicator::run_alltoall(const Operation& operation) {
   if (note.imbalance != 0) fail_imbalance(operation);
   if (note.at_once == 1) return take_packets(operation);
   if (note.buffer != 0) {
-    return run_directly([&](const PipelineContext& context) {
+    return run_directly(operation, [&](const PipelineContext& context) {
       pick_blocks(context, *buffer, blocks_of(operation.receive_counts, map_),
                   operation.reduction.element_bytes, copy_, operation.out);
     });
   }
   const uint64_t* counts = operation.counts.of_rank;
-  AlltoallPipeline pipeline(pipeline_context(place_.leaders), operation.in, operation.out,
-                            blocks_of(counts, map_), blocks_of(operation.receive_counts, map_),
-                            note.steps, shape, map_, operation.reduction.element_bytes, copy_,
-                            messages_.get());
+  AlltoallPipeline pipeline(pipeline_context(place_.leaders, operation), operation.in,
+                            operation.out, blocks_of(counts, map_),
+                            blocks_of(operation.receive_counts, map_), note.steps, shape, map_,
+                            operation.reduction.element_bytes, copy_, messages_.get());
   wait([&] { return pipeline.step(Permission::kGranted); });
   finish_steps(note.steps);
 }

@@ -64,7 +64,7 @@ typedef struct hsgd_error {
 typedef struct hsgd_options {
   uint32_t struct_bytes; /* sizeof(hsgd_options), for versioning */
   uint32_t nontemporal;  /* kind of store into shared memory: 0 ordinary, 1 non-temporal, 2 measured
-                            at start-up */
+                            at start-up; unless 0, large results go past the caches, too */
   double timeout_s;      /* of one collective and of the set-up; <= 0 is refused */
   int64_t oneshot_bytes; /* on one node, up to this payload each rank reads everybody's whole input;
                             < 0: measured at start-up */

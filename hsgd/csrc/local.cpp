@@ -150,9 +150,15 @@ void LocalGroup::wake_all() {
 void LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
                       const void* payload, size_t bytes, const Counts& counts) {
   CellHeader& own = cell(rank(), sequence);
-  own.signature = signature;
   fill_label(label, counts, &control(rank()).labels[sequence % kCells]);
-  if (payload != nullptr && bytes > 0) std::memcpy(payload_of(own, bytes), payload, bytes);
+  const bool is_inline = bytes <= CellHeader::kInlineBytes;
+  std::byte small[CellHeader::kInlineBytes] = {};
+  if (payload != nullptr && bytes > 0)
+    std::memcpy(is_inline ? small : payload_of(own, bytes), payload, bytes);
+  // All that goes into the line that peers poll is stored at a stroke: it would travel to them and
+  // back in between.
+  own.signature = signature;
+  if (payload != nullptr && is_inline) std::memcpy(own.payload, small, sizeof small);
   // Partner: is_open(). Forbids that a peer sees the sequence before payload and signature;
   // sequentially consistent because ring() must not look at `asleep` before the store is visible.
   own.sequence.store(sequence, std::memory_order_seq_cst);

@@ -138,7 +138,7 @@ bool AllreducePipeline::try_reduce() {
   if (own.count() > 0) {
     reduction_.reduce({inputs_.data(), size_, reduced_slice(rank_, reduced_, chunk, own),
                        final ? out_ + own.begin * size : nullptr, own.count(),
-                       final ? reduction_.divisor : 1.0, context_.store, Store::kOrdinary});
+                       final ? reduction_.divisor : 1.0, context_.store, context_.out_store});
   }
   *context_.intra_bytes += static_cast<uint64_t>(size_) * own.count() * size;
   HSGD_FAULT_POINT("allreduce: reduced, not told");
@@ -183,7 +183,7 @@ bool AllreducePipeline::try_gather() {
     }
     const size_t size = reduction_.element_bytes;
     reduction_.copy(out_ + chunk.begin * size, context_.local.out_slot(0, step),
-                    chunk.count() * size, Store::kOrdinary);
+                    chunk.count() * size, context_.out_store);
     *context_.intra_bytes += chunk.count() * size;
   }
   HSGD_FAULT_POINT("allreduce: gathered, not told");
@@ -199,7 +199,7 @@ void AllreducePipeline::gather_from_peers(uint64_t step, const Range& chunk) {
     const int peer = (rank_ + i) % size_;  // not all from the same one at once
     const Range part = slice(chunk, peer);
     reduction_.copy(out_ + part.begin * size, reduced_slice(peer, step, chunk, part),
-                    part.count() * size, Store::kOrdinary);
+                    part.count() * size, context_.out_store);
     *context_.intra_bytes += part.count() * size;
   }
 }
@@ -306,7 +306,7 @@ bool BroadcastPipeline::try_gather() {
   if (staged < step + 1) return false;
   const Range chunk = chunking_.chunk(gathered_);
   copy_(data_ + chunk.begin * element_bytes_, slot(gathered_), chunk.count() * element_bytes_,
-        Store::kOrdinary);
+        context_.out_store);
   *context_.intra_bytes += chunk.count() * element_bytes_;
   HSGD_FAULT_POINT("broadcast: gathered, not told");
   context_.local.publish(&Progress::gathered, step + 1);

@@ -36,8 +36,9 @@ struct PipelineContext {
   LocalGroup& local;
   uint64_t base;  // steps of earlier collectives
   size_t slots;
-  int leaders;  // 0 on one node
-  Store store;  // into shared memory
+  int leaders;      // 0 on one node
+  Store store;      // into shared memory
+  Store out_store;  // into the user's output
   uint64_t* intra_bytes;
 };
 

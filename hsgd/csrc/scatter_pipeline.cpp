@@ -102,7 +102,7 @@ bool ReduceScatterPipeline::try_reduce() {
   if (context_.leaders == 0) {
     const Range piece = table_.piece(map_.place(), reduced_);
     reduce(reduced_, map_.place(), own, out_ + (piece.begin - own_begin()) * size_,
-           reduction_.divisor, Store::kOrdinary);
+           reduction_.divisor, context_.out_store);
   } else {
     // The slot held step - slots: everybody must have taken that.
     if (reduced_ >= taken_ + context_.slots) return false;
@@ -219,7 +219,7 @@ bool ReduceScatterPipeline::try_take() {
   const Range piece = table_.piece(map_.place(), taken_);
   reduction_.copy(out_ + (piece.begin - own_begin()) * size_,
                   sums(taken_) + table_.offset(map_.place(), taken_) * size_, piece.count() * size_,
-                  Store::kOrdinary);
+                  context_.out_store);
   *context_.intra_bytes += piece.count() * size_;
   HSGD_FAULT_POINT("between nodes: section taken");
   context_.local.publish(&Progress::gathered, step + 1);
