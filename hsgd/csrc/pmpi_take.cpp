@@ -215,6 +215,12 @@ int allgather(hsgd_comm* core, const Gathering& call, Blocks blocks, hsgd_error*
   return code;
 }
 
+// False for mistakes that MPI reports by itself.
+bool is_valid(const Gathering& call) {
+  if (call.out == MPI_IN_PLACE) return false;
+  return call.in == MPI_IN_PLACE || (call.count >= 0 && call.type != MPI_DATATYPE_NULL);
+}
+
 // MPI allows ranks to have different ops of their own here, so that nothing but the size decides.
 Taken take_user_allreduce(const Reduction& call, MPI_Count count) {
   const std::optional<uint64_t> size = size_of(call.type);
@@ -285,7 +291,7 @@ Taken take_barrier(MPI_Comm comm) {
 Taken take_allgather(const Gathering& call, MPI_Count out_count) {
   const std::optional<uint64_t> size = size_of(call.out_type);
   const int ranks = ranks_of(call.comm);
-  if (!size || out_count < 0 || ranks == 0 || call.out == MPI_IN_PLACE)
+  if (!size || out_count < 0 || ranks == 0 || !is_valid(call))
     return pass(Collective::kAllgather, 0);
   const uint64_t block_bytes = static_cast<uint64_t>(out_count) * *size;
   return take(Collective::kAllgather, call.comm, block_bytes * static_cast<uint64_t>(ranks),
@@ -304,7 +310,7 @@ Taken take_allgatherv(const Gathering& call, const Number* counts, const Displac
   const std::optional<uint64_t> size = size_of(call.out_type);
   const int ranks = ranks_of(call.comm);
   // Between groups there are as many counts as ranks in the other one.
-  if (!size || ranks == 0 || is_intercommunicator(call.comm) || call.out == MPI_IN_PLACE)
+  if (!size || ranks == 0 || is_intercommunicator(call.comm) || !is_valid(call))
     return pass(Collective::kAllgatherv, 0);
   const std::optional<uint64_t> total = total_of(counts, ranks);
   if (!total || places == nullptr) return pass(Collective::kAllgatherv, 0);
