@@ -64,9 +64,11 @@ constexpr Sizes kNever{kAny, 0};
 constexpr Sizes kAlways{0, kAny};
 constexpr uint64_t kPatience = 64;
 constexpr Worthwhile kReductions{kAlways, kAlways, 0};
-constexpr Worthwhile kScatteredReductions{kAlways, {512 << 10, kAny}, kPatience};
-// Beyond the first end Open MPI copies once, from process to process, and we twice.
-constexpr Worthwhile kCopies{{0, (64 << 10) - 1}, {256 << 10, kAny}, kPatience};
+constexpr Worthwhile kScatteredReductions{kAlways, {1 << 20, kAny}, kPatience};
+// From 64 KiB on Open MPI copies once, from process to process, and we twice.
+constexpr uint64_t kMostCopiedTwice = (64 << 10) - 1;
+constexpr Worthwhile kBroadcasts{{0, kMostCopiedTwice}, {256 << 10, kAny}, kPatience};
+constexpr Worthwhile kGathers{{8 << 10, kMostCopiedTwice}, {1 << 20, kAny}, kPatience};
 constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever, kPatience};
 
 // Runs body(comm, &error), which returns a hsgd_status, when the payload is worth it and the
@@ -213,6 +215,12 @@ int allgather(hsgd_comm* core, const Gathering& call, Blocks blocks, hsgd_error*
   return code;
 }
 
+// False for mistakes that MPI reports by itself.
+bool is_valid(const Gathering& call) {
+  if (call.out == MPI_IN_PLACE) return false;
+  return call.in == MPI_IN_PLACE || (call.count >= 0 && call.type != MPI_DATATYPE_NULL);
+}
+
 // MPI allows ranks to have different ops of their own here, so that nothing but the size decides.
 Taken take_user_allreduce(const Reduction& call, MPI_Count count) {
   const std::optional<uint64_t> size = size_of(call.type);
@@ -252,18 +260,19 @@ Taken take_bcast(void* data, MPI_Count count, MPI_Datatype type, int root, MPI_C
   if (!size || count < 0 || root < 0 || root >= ranks_of(comm)) return pass(Collective::kBcast, 0);
   const auto elements = static_cast<uint64_t>(count);
   const uint64_t bytes = elements * *size;
-  return take(Collective::kBcast, comm, bytes, kCopies, [&](hsgd_comm* core, hsgd_error* error) {
-    const Layout layout = layout_of(type);
-    if (layout.is_packed)
-      return hsgd_comm_broadcast(core, data, bytes, HSGD_UINT8, root, nullptr, error);
-    const Staging packed = stage(bytes);
-    const bool sends = rank_of(core) == root;
-    if (sends) pack(data, elements, layout, packed.get());
-    const int code =
-        hsgd_comm_broadcast(core, packed.get(), bytes, HSGD_UINT8, root, nullptr, error);
-    if (code == HSGD_OK && !sends) unpack(packed.get(), data, elements, layout);
-    return code;
-  });
+  return take(
+      Collective::kBcast, comm, bytes, kBroadcasts, [&](hsgd_comm* core, hsgd_error* error) {
+        const Layout layout = layout_of(type);
+        if (layout.is_packed)
+          return hsgd_comm_broadcast(core, data, bytes, HSGD_UINT8, root, nullptr, error);
+        const Staging packed = stage(bytes);
+        const bool sends = rank_of(core) == root;
+        if (sends) pack(data, elements, layout, packed.get());
+        const int code =
+            hsgd_comm_broadcast(core, packed.get(), bytes, HSGD_UINT8, root, nullptr, error);
+        if (code == HSGD_OK && !sends) unpack(packed.get(), data, elements, layout);
+        return code;
+      });
 }
 
 // A barrier has no payload that would tell whether the set-up of a communicator pays off: it takes
@@ -282,11 +291,11 @@ Taken take_barrier(MPI_Comm comm) {
 Taken take_allgather(const Gathering& call, MPI_Count out_count) {
   const std::optional<uint64_t> size = size_of(call.out_type);
   const int ranks = ranks_of(call.comm);
-  if (!size || out_count < 0 || ranks == 0 || call.out == MPI_IN_PLACE)
+  if (!size || out_count < 0 || ranks == 0 || !is_valid(call))
     return pass(Collective::kAllgather, 0);
   const uint64_t block_bytes = static_cast<uint64_t>(out_count) * *size;
   return take(Collective::kAllgather, call.comm, block_bytes * static_cast<uint64_t>(ranks),
-              kCopies, [&](hsgd_comm* core, hsgd_error* error) {
+              kGathers, [&](hsgd_comm* core, hsgd_error* error) {
                 Blocks blocks;
                 for (int rank = 0; rank < ranks; ++rank) {
                   blocks.bytes.push_back(block_bytes);
@@ -301,11 +310,11 @@ Taken take_allgatherv(const Gathering& call, const Number* counts, const Displac
   const std::optional<uint64_t> size = size_of(call.out_type);
   const int ranks = ranks_of(call.comm);
   // Between groups there are as many counts as ranks in the other one.
-  if (!size || ranks == 0 || is_intercommunicator(call.comm) || call.out == MPI_IN_PLACE)
+  if (!size || ranks == 0 || is_intercommunicator(call.comm) || !is_valid(call))
     return pass(Collective::kAllgatherv, 0);
   const std::optional<uint64_t> total = total_of(counts, ranks);
   if (!total || places == nullptr) return pass(Collective::kAllgatherv, 0);
-  return take(Collective::kAllgatherv, call.comm, *total * *size, kCopies,
+  return take(Collective::kAllgatherv, call.comm, *total * *size, kGathers,
               [&](hsgd_comm* core, hsgd_error* error) {
                 Blocks blocks;
                 for (int rank = 0; rank < ranks; ++rank) {

@@ -75,15 +75,39 @@ static void mistake(void* in, void* out, int count, MPI_Datatype type, MPI_Op op
   CHECK(class_of(code) == class_of(PMPI_Allreduce(in, out, count, type, op, comm)));
 }
 
+/* The same of any call: its name without MPI_ and its arguments. */
+#define MISTAKE(call, ...)                                       \
+  do {                                                           \
+    const int code = MPI_##call(__VA_ARGS__);                    \
+    CHECK(code != MPI_SUCCESS);                                  \
+    CHECK(class_of(code) == class_of(PMPI_##call(__VA_ARGS__))); \
+  } while (0)
+
 static void test_mistakes(void) {
   static float a[kCount], b[kCount];
-  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  mistake(a, b, -1, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-  mistake(a, b, kCount, MPI_DATATYPE_NULL, MPI_SUM, MPI_COMM_WORLD);
-  mistake(a, b, kCount, MPI_FLOAT, MPI_OP_NULL, MPI_COMM_WORLD);
-  mistake(a, b, kCount, MPI_FLOAT, MPI_BAND, MPI_COMM_WORLD);
+  const MPI_Comm world = MPI_COMM_WORLD;
+  int counts[8] = {kCount, -1}, places[8] = {0};
+  MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
+  mistake(a, b, -1, MPI_FLOAT, MPI_SUM, world);
+  mistake(a, b, kCount, MPI_DATATYPE_NULL, MPI_SUM, world);
+  mistake(a, b, kCount, MPI_FLOAT, MPI_OP_NULL, world);
+  mistake(a, b, kCount, MPI_FLOAT, MPI_BAND, world);
   mistake(a, b, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_NULL);
-  mistake(a, MPI_IN_PLACE, kCount, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  mistake(a, MPI_IN_PLACE, kCount, MPI_FLOAT, MPI_SUM, world);
+  MISTAKE(Bcast, a, -1, MPI_FLOAT, 0, world);
+  MISTAKE(Bcast, a, kCount, MPI_DATATYPE_NULL, 0, world);
+  MISTAKE(Bcast, a, kCount, MPI_FLOAT, size, world);
+  MISTAKE(Bcast, a, kCount, MPI_FLOAT, -7, world);
+  MISTAKE(Bcast, a, kCount, MPI_FLOAT, 0, MPI_COMM_NULL);
+  MISTAKE(Barrier, MPI_COMM_NULL);
+  MISTAKE(Allgather, a, kCount, MPI_FLOAT, b, -1, MPI_FLOAT, world);
+  MISTAKE(Allgather, a, -1, MPI_FLOAT, b, kCount / size, MPI_FLOAT, world);
+  MISTAKE(Allgather, a, 1, MPI_DATATYPE_NULL, b, kCount / size, MPI_FLOAT, world);
+  MISTAKE(Allgatherv, a, 1, MPI_FLOAT, b, counts, places, MPI_DATATYPE_NULL, world);
+  MISTAKE(Reduce_scatter, a, b, counts, MPI_FLOAT, MPI_SUM, world);
+  MISTAKE(Reduce_scatter, a, b, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_NULL);
+  MISTAKE(Reduce_scatter_block, a, b, -1, MPI_FLOAT, MPI_SUM, world);
+  MISTAKE(Reduce_scatter_block, a, b, kCount / size, MPI_FLOAT, MPI_OP_NULL, world);
 }
 
 int main(int argc, char** argv) {
