@@ -63,27 +63,29 @@ def _part(data: DataSet, rank: int, ranks: int) -> tuple[int, int]:
     return data.count * rank // ranks, data.count * (rank + 1) // ranks
 
 
-def _h5py_random(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
+def _h5py(
+    take: Callable[[h5py.Dataset, Any], np.ndarray],
+) -> Callable[[DataSet, int, int, int], Batches]:
+    def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+        import torch
 
-    start, stop = _part(data, rank, ranks)
-    order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
-    with h5py.File(data.folder / "one.h5", "r") as file:
-        dataset = file["data"]
-        for low in range(0, len(order), BATCH):
-            rows = [dataset[int(row)] for row in order[low : low + BATCH]]
-            yield torch.from_numpy(np.stack(rows))
+        start, stop = _part(data, rank, ranks)
+        order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
+        with h5py.File(data.folder / "one.h5", "r") as file:
+            dataset = file["data"]
+            for low in range(0, len(order), BATCH):
+                yield torch.from_numpy(take(dataset, order[low : low + BATCH]))
+
+    return read
 
 
-def _h5py_fancy(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
+def _one_by_one(dataset: h5py.Dataset, rows: Any) -> np.ndarray:
+    return np.stack([dataset[row] for row in rows.tolist()])
 
-    start, stop = _part(data, rank, ranks)
-    order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
-    with h5py.File(data.folder / "one.h5", "r") as file:
-        dataset = file["data"]
-        for low in range(0, len(order), BATCH):
-            yield torch.from_numpy(dataset[np.sort(order[low : low + BATCH])])
+
+def _sorted_selection(dataset: h5py.Dataset, rows: Any) -> np.ndarray:
+    selected: np.ndarray = dataset[np.sort(rows)]
+    return selected
 
 
 def _h5py_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
@@ -202,8 +204,8 @@ def fio_rate(data: DataSet) -> float | None:
 CANDIDATES = (
     Candidate("hsgd", "hsgd.io", "hsgd", "block", "slabs", _hsgd("block")),
     Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
-    Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py_random),
-    Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py_fancy),
+    Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
+    Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py(_sorted_selection)),
     Candidate("loader-0", "DataLoader 0", "peer", "block", "one.h5", _data_loader(0)),
     Candidate("loader-1", "DataLoader 1", "peer", "block", "one.h5", _data_loader(1), False),
     Candidate("loader-2", "DataLoader 2", "peer", "block", "one.h5", _data_loader(2), False),

@@ -1,4 +1,4 @@
-"""hsgd data convert and info, as typed."""
+"""hsgd data convert, info and bench, as typed; verify is in test_io_checksums.py."""
 
 from __future__ import annotations
 
@@ -72,3 +72,31 @@ def test_a_missing_command_is_an_error_of_use(data):
     with pytest.raises(SystemExit) as end:
         data()
     assert end.value.code == 2
+
+
+def test_info_draws_the_slabs_as_high_as_their_samples(data, tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", **arrays_of(70))
+    data("convert", tmp_path / "a.npz", tmp_path / "out", "--quiet", "--slabs", "66")
+    data("info", tmp_path / "out")
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split()[0] == "0" and second.split()[0] == "64"
+    bars = first.split()[1] + second.split()[1]
+    assert len(bars) == 66
+    assert [bars.count("█"), bars.count("▄")] == [4, 62]  # slabs of two samples, and of one
+
+
+def test_bench_reads_in_both_orders_and_prints_rates(data, tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", **arrays_of(50))
+    data("convert", tmp_path / "a.npz", tmp_path / "out", "--quiet")
+    assert data("bench", tmp_path / "out", "--batch-size", "8", "--threads", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["order", "samples/s", "GB/s", "first", "batch"]
+    assert [line.split()[0] for line in lines[3:]] == ["in", "shuffled"]
+    assert all(float(line.split()[-4].replace(",", "")) > 0 for line in lines[3:])
+
+
+def test_bad_numbers_of_threads_are_refused(data, tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays_of(50))
+    data("convert", tmp_path / "a.npz", tmp_path / "out", "--quiet")
+    with pytest.raises(ValueError, match="--threads 0; use at least 1"):
+        data("verify", tmp_path / "out", "--threads", "0")
