@@ -5,8 +5,10 @@ Owns the views and conversions, all of them exact. Never communicates.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +32,7 @@ _OPS = {
     dist.ReduceOp.MAX: "max",
     dist.ReduceOp.PRODUCT: "prod",
 }
-BITWISE: dict[dist.ReduceOp.RedOpType, Callable[..., torch.Tensor]] = {
+BITWISE: dict[Any, Callable[..., torch.Tensor]] = {
     dist.ReduceOp.BAND: torch.bitwise_and,
     dist.ReduceOp.BOR: torch.bitwise_or,
     dist.ReduceOp.BXOR: torch.bitwise_xor,
@@ -57,7 +59,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
             f"a {tensor.layout} tensor cannot be sent; only all_reduce with SUM takes sparse_coo"
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.reshape(-1)
+    return plain.contiguous().view(-1)
 
 
 def put_back(array: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -71,19 +73,24 @@ def as_bytes(array: torch.Tensor) -> torch.Tensor:
     return array if array.dtype in _NATIVE else array.view(torch.uint8)
 
 
-def bitwise(op: dist.ReduceOp, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
+def bitwise(op: Any, dtype: torch.dtype) -> Callable[..., torch.Tensor] | None:
     """The torch function of a bitwise op, None of others. Raises TypeError for other dtypes."""
-    found = next((function for kind, function in BITWISE.items() if op == kind), None)
+    found = BITWISE.get(_kind(op))
     if found is not None and (dtype.is_floating_point or dtype.is_complex):
         raise TypeError(f"{_name(op)} of {dtype} has no meaning; use integers or bool")
     return found
 
 
-def reducing(op: dist.ReduceOp, dtype: torch.dtype) -> Lens:
+def reducing(op: Any, dtype: torch.dtype) -> Lens:
     """How tensors of `dtype` are reduced by `op`. Raises TypeError where it cannot be done
     exactly.
     """
-    name = next((name for kind, name in _OPS.items() if op == kind), None)
+    return _reducing(_kind(op), dtype)
+
+
+@functools.cache
+def _reducing(op: Any, dtype: torch.dtype) -> Lens:
+    name = _OPS.get(op)
     if name is None:
         raise TypeError(f"{_name(op)} is not an op of hsgd; use SUM, AVG, MIN, MAX or PRODUCT")
     real = dtype.is_floating_point or dtype.is_complex
@@ -118,5 +125,10 @@ def _viewed(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda array: array.view(dtype)
 
 
-def _name(op: dist.ReduceOp) -> str:
-    return str(getattr(op, "op", op)).rpartition(".")[2]
+def _kind(op: Any) -> Any:
+    """torch takes ReduceOp objects, which cannot be keys, and the members of their enumeration."""
+    return getattr(op, "op", op)
+
+
+def _name(op: Any) -> str:
+    return str(_kind(op)).rpartition(".")[2]

@@ -16,6 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    AllreduceOptions,
+    BroadcastOptions,
+)
 
 from hsgd.c10d.board import Board, in_global_ranks
 from hsgd.comm import Comm
@@ -58,7 +62,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Turn an error into one that names ranks of the job, and let the other nodes hear of it."""
+        """Let errors name ranks of the job, and the other nodes hear of them."""
         if self._reason:
             raise HsgdError(f"the process group is broken by an earlier error: {self._reason}")
         try:
@@ -91,7 +95,7 @@ class Nodes:
 
     def allreduce(self, array: torch.Tensor, op: str, out: torch.Tensor) -> None:
         """See Comm.allreduce; "mean" divides the sum once."""
-        options = dist.AllreduceOptions()
+        options = AllreduceOptions()
         options.reduceOp = _GLOO_OPS[op]
         with self._breaking():
             self._local.allreduce(array, "sum" if op == "mean" else op, out)
@@ -103,7 +107,7 @@ class Nodes:
     def broadcast(self, array: torch.Tensor, root: int) -> None:
         """See Comm.broadcast."""
         node = next(k for k, members in enumerate(self._nodes) if root in members)
-        options = dist.BroadcastOptions()
+        options = BroadcastOptions()
         options.rootRank = node
         with self._breaking():
             if node == self._node:
@@ -146,7 +150,9 @@ class Nodes:
             if self._gloo is not None:
                 keys = [(a, b) for a in mine for b in range(self.size)]
                 pieces = _cut(gathered, keys, sent)
-                packed = torch.cat([pieces[a, b] for node in self._nodes for a in mine for b in node])
+                packed = torch.cat(
+                    [pieces[a, b] for node in self._nodes for a in mine for b in node]
+                )
             self._between(
                 "alltoall",
                 lambda gloo: gloo.alltoall_base(received, packed, from_nodes, to_nodes),

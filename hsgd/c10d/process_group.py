@@ -18,6 +18,14 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    ReduceScatterOptions,
+)
 
 from hsgd.c10d import NAME, lens
 from hsgd.c10d.accelerators import Accelerators
@@ -164,7 +172,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 raise
 
         limit_s = opts.timeout.total_seconds() if opts is not None else 0.0
-        work = HsgdWork(what, execute, tensors)
+        work = HsgdWork(what, execute, tensors, self._worker)
         blocking = opts is not None and not opts.asyncOp
         own_limit = limit_s if 0 < limit_s < self._limit_s else None
         return self._worker.submit(work, blocking=blocking, limit_s=own_limit)
@@ -183,10 +191,8 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return
         view = lens.reducing(op, source.dtype)
         array = view.into(source)
-        if target.data_ptr() == source.data_ptr():
-            out = array
-        else:
-            out = torch.empty_like(array)
+        in_place = target.data_ptr() == source.data_ptr()
+        out = array if in_place else torch.empty_like(array)
         self._comm.allreduce(array, view.op, out=out)
         back = view.back(out)
         if back.data_ptr() != target.data_ptr():
@@ -197,7 +203,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     @_by_device
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
         """Each tensor becomes the combination of all ranks', in place."""
-        opts = dist.AllreduceOptions() if opts is None else opts
+        opts = AllreduceOptions() if opts is None else opts
         op = opts.reduceOp
         for tensor in tensors:
             _check_reducible(op, tensor)
@@ -216,7 +222,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     @_by_device
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
         """allreduce of all tensors, joined into one of each dtype."""
-        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
+        opts = AllreduceCoalescedOptions() if opts is None else opts
         op = opts.reduceOp
         for tensor in tensors:
             _check_reducible(op, tensor)
@@ -263,9 +269,9 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._submit_reduction("reduce_scatter", call, outputs, opts)
 
     @_by_device
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HsgdWork:
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
         """Each rank keeps its part of the combination of all inputs."""
-        return self.reduce_scatter_single_coalesced([output], [input], opts)
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -289,7 +295,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _submit_reduction(
         self, what: str, call: Callable[[Any], None], outputs: list[Tensor], opts: Any
     ) -> HsgdWork:
-        opts = dist.ReduceScatterOptions() if opts is None else opts
+        opts = ReduceScatterOptions() if opts is None else opts
         op = opts.reduceOp
         for output in outputs:
             _check_reducible(op, output)
@@ -307,10 +313,8 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         array = view.into(source)
         place = output.detach()
         direct = place.is_contiguous() and array.data_ptr() == source.data_ptr()
-        if direct:
-            out = view.into(place.view(-1))
-        else:
-            out = array.new_empty(array.numel() // self.size())
+        rows = array.numel() // self.size()
+        out = view.into(place.view(-1)) if direct else array.new_empty(rows)
         self._comm.reduce_scatter(array, view.op, out=out)
         if not direct:
             place.copy_(view.back(out).view(place.shape))
@@ -334,7 +338,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
         """Each rank gets the tensors of all, one list for each input."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
         for parts, source in pairs:
             _check_parts("all_gather", parts, self.size(), source.numel())
@@ -348,9 +352,9 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     allgather_coalesced = allgather
 
     @_by_device
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> HsgdWork:
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
         """Each rank gets the tensors of all, joined in rank order."""
-        return self.all_gather_single_coalesced([output], [input], opts)
+        return self.all_gather_single_coalesced([output], [source], opts)
 
     _allgather_base = all_gather_single
 
@@ -359,7 +363,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> HsgdWork:
         """all_gather_single of several tensors."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
         for output, source in pairs:
             _check_size("all_gather_into_tensor", output, self.size() * source.numel())
@@ -413,18 +417,18 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,
+        source: Tensor,
         output_splits: list[int],
         input_splits: list[int],
         opts: Any = None,
     ) -> HsgdWork:
         """Each rank sends parts of the first dimension to all; no splits: even ones."""
-        opts = dist.AllToAllOptions() if opts is None else opts
-        sent = _elements("input", input, input_splits, self.size())
+        opts = AllToAllOptions() if opts is None else opts
+        sent = _elements("input", source, input_splits, self.size())
         _elements("output", output, output_splits, self.size())
 
         def call() -> None:
-            array, out = lens.flat(input), lens.flat(output)
+            array, out = lens.flat(source), lens.flat(output)
             self._exchange(array, sent, out)
             lens.put_back(out, output)
 
@@ -435,7 +439,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     @_by_device
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HsgdWork:
         """Each rank sends one tensor to each."""
-        opts = dist.AllToAllOptions() if opts is None else opts
+        opts = AllToAllOptions() if opts is None else opts
         if not len(outputs) == len(inputs) == self.size():
             raise ValueError(
                 f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs on "
@@ -460,7 +464,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     @_by_device
     def barrier(self, opts: Any = None) -> HsgdWork:
         """Done when all ranks have called it."""
-        opts = dist.BarrierOptions() if opts is None else opts
+        opts = BarrierOptions() if opts is None else opts
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu":
             return cast(HsgdWork, self._accelerators.group(self, device).barrier(opts))
@@ -470,7 +474,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """barrier, blocking; an error names all ranks that did not come, as always here."""
-        opts = dist.BarrierOptions()
+        opts = BarrierOptions()
         opts.asyncOp = False
         if timeout is not None:
             opts.timeout = timeout

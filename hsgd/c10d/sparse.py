@@ -36,4 +36,5 @@ def allreduce_sparse(tensor: torch.Tensor, gather: Gather, size: int) -> None:
         torch.cat([all_values[rank, :count] for rank, count in enumerate(counts)]),
         tensor.shape,
     ).coalesce()
-    tensor.detach().copy_(total)
+    with torch.no_grad():  # a detached sparse tensor would take the new elements for itself
+        tensor.copy_(total)

@@ -23,8 +23,11 @@ __all__ = ["HsgdWork", "Worker"]
 class HsgdWork(dist.Work):  # type: ignore[misc]
     """One collective of a process group, under way or ended."""
 
-    def __init__(self, what: str, call: Callable[[], None], tensors: list[torch.Tensor]) -> None:
+    def __init__(
+        self, what: str, call: Callable[[], None], tensors: list[torch.Tensor], worker: Worker
+    ) -> None:
         super().__init__()
+        self._worker = worker
         self._what = what
         self._call: Callable[[], None] | None = call
         self._tensors = tensors
@@ -32,9 +35,10 @@ class HsgdWork(dist.Work):  # type: ignore[misc]
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._future: Any = None
+        self._unresolved: Any = None
 
     def execute(self) -> None:
-        """Run the collective in this thread and tell those who wait; never raises."""
+        """Run the collective in this thread; never raises."""
         call, self._call = self._call, None
         assert call is not None
         try:
@@ -43,10 +47,12 @@ class HsgdWork(dist.Work):  # type: ignore[misc]
             self._error = error
         with self._lock:
             self._ended.set()
-            future = self._future
-        if future is not None:
-            self._resolve(future)
+            self._unresolved = self._future  # one that is asked for later is done from the start
 
+    def announce(self) -> None:
+        """Resolve its future, whose callbacks run here."""
+        if self._unresolved is not None:
+            self._resolve(self._unresolved)
 
     def _resolve(self, future: Any) -> None:
         if self._error is None:
@@ -60,6 +66,7 @@ class HsgdWork(dist.Work):  # type: ignore[misc]
         timeout: None, 0 or less waits until it ends, at the latest by the group's timeout. Raises
         CollectiveTimeout when it passes before; the collective goes on.
         """
+        self._worker.help(self)
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         if not self._ended.wait(seconds if seconds > 0 else None):
             raise CollectiveTimeout(
@@ -90,7 +97,10 @@ class HsgdWork(dist.Work):  # type: ignore[misc]
         return self._tensors
 
     def get_future(self) -> Any:
-        """A torch.futures.Future of the result tensors."""
+        """A torch.futures.Future of the result tensors; done already where a callback of another
+        future asks, which may wait for it.
+        """
+        self._worker.help(self)
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -112,9 +122,7 @@ class Worker:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def submit(
-        self, work: HsgdWork, *, blocking: bool, limit_s: float | None = None
-    ) -> HsgdWork:
+    def submit(self, work: HsgdWork, *, blocking: bool, limit_s: float | None = None) -> HsgdWork:
         """Have `work` executed: `blocking` returns when it has ended, and raises what it raised.
 
         limit_s: of the wait, where it is shorter than the group's.
@@ -141,23 +149,36 @@ class Worker:
             self._thread.start()
 
     def _execute(self, work: HsgdWork) -> None:
-        try:
-            work.execute()
-        finally:
-            with self._turn:
-                self._busy = False
-                self._turn.notify_all()
+        work.execute()
+        with self._turn:
+            self._busy = False
+            self._turn.notify_all()
+        work.announce()
 
     def _serve(self) -> None:
-        while True:
-            with self._turn:
-                self._turn.wait_for(lambda: not self._busy and (self._waiting or self._closed))
-                if not self._waiting:
-                    return
-                work = self._waiting.popleft()
-                self._busy = True
+        while (work := self._next(lambda: self._closed)) is not None:
             self._execute(work)
             del work  # or its tensors would live until the next one
+
+    def _next(self, ended: Callable[[], bool]) -> HsgdWork | None:
+        """Wait for a work to execute, and take it; None when there is none and `ended` is true."""
+        with self._turn:
+            self._turn.wait_for(lambda: not self._busy and (self._waiting or ended()))
+            if not self._waiting:
+                return None
+            self._busy = True
+            return self._waiting.popleft()
+
+    def help(self, work: HsgdWork) -> None:
+        """Execute what comes before `work`, and it, where this is the worker's own thread: a
+        callback that it runs asks for another collective, which nobody else would execute.
+        """
+        if threading.current_thread() is not self._thread:
+            return
+        while not work.is_completed():
+            before = self._next(work.is_completed)
+            if before is not None:
+                self._execute(before)
 
     def close(self) -> None:
         """Finish what was called, and end the thread; blocking, until the last deadline at most.
