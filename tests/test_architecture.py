@@ -76,12 +76,13 @@ FOREIGN_CALLS = {
 PACKAGE_IMPORTS = {
     "hsgd.io": set[str](),
     "hsgd.optim": {"hsgd._native", "hsgd.comm", "hsgd.box", "hsgd.exchange"},
+    "hsgd.c10d": {"hsgd.built", "hsgd.comm", "hsgd.config"},
 }
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.
 HEAVY = {"torch", "h5py", "matplotlib", "sklearn", "mpi4py", "horovod"}
-HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim")}
+HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim", "hsgd.c10d.")}
 
 
 def component(path: Path) -> str:

@@ -1,0 +1,28 @@
+"""The torch.distributed backend "hsgd": its registration, and nothing that costs time.
+
+Owns the name. torch calls register() when it is imported (entry point "torch.backends"), so a
+script needs no import of hsgd; the process group is loaded by the first init_process_group. Never
+imports Horovod.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["NAME", "register"]
+
+NAME = "hsgd"
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed; local. A second call does nothing."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and NAME not in torch.distributed.Backend.backend_list:
+        torch.distributed.Backend.register_backend(NAME, _create, extended_api=True, devices="cpu")
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    from hsgd.c10d.process_group import HsgdProcessGroup
+
+    return HsgdProcessGroup(options, backend_options)

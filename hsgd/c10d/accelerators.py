@@ -1,0 +1,83 @@
+"""Tensors of other devices in a group like "cpu:hsgd,cuda:nccl": torch's own backends take them.
+
+Owns the inner ProcessGroup that holds these backends. torch makes no further backend once it has
+got a ProcessGroup written in Python, so they are made here, by the first tensor of their device:
+a collective that all ranks call.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Accelerators"]
+
+
+class Accelerators:
+    """The backends of a group for devices other than the CPU."""
+
+    def __init__(self, options: Any, backend_options: Any) -> None:
+        self._options, self._backend_options = options, backend_options
+        self._group: dist.ProcessGroup | None = None
+        self._made: set[str] = set()
+
+    def configured(self, owner: dist.ProcessGroup) -> dict[str, str]:
+        """Backend names by device type, as init_process_group or new_group was told; local."""
+        if owner not in dist.distributed_c10d._world.pg_backend_config:
+            return {}
+        text = dist.get_backend_config(owner)
+        found = dist.distributed_c10d.BackendConfig(dist.Backend(text)).get_device_backend_map()
+        return {device: str(name) for device, name in found.items() if device != "cpu"}
+
+    def group(self, owner: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+        """A ProcessGroup for tensors of `device`. Raises ValueError where none was asked for."""
+        name = self.configured(owner).get(device.type)
+        if name is None:
+            raise ValueError(
+                f"the process group has no backend for {device.type} tensors: hsgd takes those of "
+                f'the CPU; use init_process_group("cpu:hsgd,{device.type}:nccl"), without device_id'
+            )
+        if self._group is None:
+            options = self._options
+            self._group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+        if device.type not in self._made:
+            backend, kind = self._backend(device.type, name)
+            self._group._set_default_backend(kind)
+            self._group._register_backend(torch.device(device.type), kind, backend)
+            self._group._set_group_name(owner.group_name)
+            self._made.add(device.type)
+        return self._group
+
+    def _backend(self, device: str, name: str) -> tuple[Any, Any]:
+        options, kinds = self._options, dist.ProcessGroup.BackendType
+        store = dist.PrefixStore(f"hsgd/{device}", options.store)
+        rank, size, limit = options.group_rank, options.group_size, options.timeout
+        if name == "gloo":
+            return dist.ProcessGroupGloo(store, rank, size, timeout=limit), kinds.GLOO
+        if name == "nccl":
+            if not dist.is_nccl_available():
+                raise ValueError(f"{device}:nccl: this build of torch has no NCCL")
+            given = self._backend_options or dist.ProcessGroupNCCL.Options()
+            given._timeout = limit
+            given.global_ranks_in_group = options.global_ranks_in_group
+            given.group_name = options.group_id
+            return dist.ProcessGroupNCCL(store, rank, size, given), kinds.NCCL
+        plugin = dist.Backend._plugins.get(name.upper())
+        if plugin is None or plugin.extended_api:
+            raise ValueError(f"{device}:{name} cannot be combined with hsgd; use {device}:nccl")
+        return plugin.creator_fn(store, rank, size, limit), kinds.CUSTOM
+
+    def set_timeout(self, limit: timedelta) -> None:
+        """Pass a new time limit on to the backends that exist; local."""
+        if self._group is not None:
+            self._group.set_timeout(limit)
+
+    def shutdown(self) -> None:
+        """Close the backends that exist; local."""
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None
+            self._made.clear()

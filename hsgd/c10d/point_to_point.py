@@ -1,0 +1,90 @@
+"""send, recv and recv_anysource: torch's gloo, whose connections are made by the first message.
+
+Owns the gloo context. Every rank makes it with the group, which connects nothing; collectives
+never go here.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hsgd.c10d.board import Board
+from hsgd.errors import CollectiveTimeout, PeerLost
+
+__all__ = ["PointToPoint"]
+
+
+class _Message(dist.Work):  # type: ignore[misc]
+    """A message under way; its errors name the other side."""
+
+    def __init__(self, what: str, work: Any, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._what, self._work, self._tensors = what, work, tensors
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until the message is through; blocking. Raises PeerLost or CollectiveTimeout."""
+        try:
+            if timeout is not None and timeout > timedelta(0):
+                return bool(self._work.wait(timeout))
+            return bool(self._work.wait())
+        except RuntimeError as error:
+            text = str(error).splitlines()[0]
+            late = "imed out" in text or "imeout" in text
+            raise (CollectiveTimeout if late else PeerLost)(f"{self._what}: {text}") from None
+
+    def is_completed(self) -> bool:
+        """Whether wait() would return at once."""
+        return bool(self._work.is_completed())
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensor of the message."""
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """A future that is done: waits for the message."""
+        future: Any = torch.futures.Future()
+        try:
+            self.wait()
+            future.set_result(self._tensors)
+        except (PeerLost, CollectiveTimeout) as error:
+            future.set_exception(error)
+        return future
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())
+
+
+class PointToPoint:
+    """Messages between the ranks of one group. local: all of them share this node."""
+
+    def __init__(self, board: Board, *, local: bool) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=board.timeout_s)
+        device = (
+            dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)
+            if local
+            else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
+        )
+        options._devices = [device]
+        store = dist.PrefixStore(f"{board.prefix}/messages", board.store)
+        self._members = board.members
+        self._gloo = dist.ProcessGroupGloo(store, board.rank, len(board.members), options)
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Message:
+        """Start sending to a group rank; not blocking."""
+        work = self._gloo.send(tensors, to, tag)
+        return _Message(f"send to rank {self._members[to]}", work, tensors)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> _Message:
+        """Start receiving from a group rank; not blocking."""
+        work = self._gloo.recv(tensors, source, tag)
+        return _Message(f"recv from rank {self._members[source]}", work, tensors)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> _Message:
+        """Start receiving from whoever sends first; not blocking."""
+        work = self._gloo.recv_anysource(tensors, tag)
+        return _Message("recv from any rank", work, tensors)

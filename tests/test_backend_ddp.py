@@ -1,0 +1,272 @@
+"""DistributedDataParallel and FSDP2 over backend "hsgd": what they compute, and on all ranks alike.
+
+gloo is the reference for DDP, one process with the global batch for FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from backend_programs import group
+from ranks import Ranks, Seat
+
+__all__: list[str] = []
+
+SIZE, STEPS, ROWS = 2, 4, 6
+Weights = list[list[float]]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(SIZE) as pool:
+        yield pool
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+class Net(nn.Module):
+    """Two ways through it, a buffer, and more parameters than fit in one small bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.last = nn.Linear(64, 3)
+
+    def forward(self, rows: torch.Tensor, way: str = "both") -> torch.Tensor:
+        hidden = self.norm(torch.tanh(self.first(rows)))
+        if way != "right":
+            hidden = hidden + torch.tanh(self.left(hidden))
+        if way != "left":
+            hidden = hidden + torch.tanh(self.right(hidden))
+        return self.last(hidden)
+
+
+class Words(nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8, sparse=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.last(self.table((rows[:, :4] * 7).long() % 20).mean(1))
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(ROWS, 10, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def train(
+    model: DistributedDataParallel,
+    rank: int,
+    steps: int = STEPS,
+    forward: Callable[..., torch.Tensor] | None = None,
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(steps):
+        optimizer.zero_grad()
+        out = model(batch(rank, step)) if forward is None else forward(model, step)
+        out.square().mean().backward()
+        optimizer.step()
+
+
+def _plain(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.01)
+    train(model, rank)
+    return model
+
+
+def _unused(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net(), find_unused_parameters=True, bucket_cap_mb=0.01)
+    ways = ["left", "right"]
+    train(model, rank, forward=lambda m, step: m(batch(rank, step), ways[(rank + step) % 2]))
+    return model
+
+
+def _static(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net(), static_graph=True, gradient_as_bucket_view=True)
+    train(model, rank, forward=lambda m, step: m(batch(rank, step), "left"))
+    return model
+
+
+def _no_sync(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(batch(rank, step)).mean().backward()
+        model(batch(rank, step + 50)).mean().backward()
+        optimizer.step()
+    return model
+
+
+def _join(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net().eval())
+    with Join([model]):
+        train(model, rank, steps=2 + 2 * rank)
+    return model
+
+
+def _half_hook(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.01)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    train(model, rank)
+    return model
+
+
+def _python_hook(rank: int) -> nn.Module:
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, no text
+        gathered = torch.empty(SIZE * bucket.buffer().numel())
+        work = dist.all_gather_into_tensor(gathered, bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda done: gathered.view(SIZE, -1).mean(0))
+
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.01)
+    model.register_comm_hook(None, hook)
+    train(model, rank)
+    return model
+
+
+def _power_hook(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    train(model, rank)
+    return model
+
+
+def _sparse(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Words())
+    train(model, rank)
+    return model
+
+
+def _wrapped_hook(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.01)
+    hook = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
+    model.register_comm_hook(None, hook)
+    train(model, rank)
+    return model
+
+
+DDP = {
+    function.__name__.strip("_"): function
+    for function in (
+        *(_plain, _unused, _static, _no_sync, _join, _half_hook, _python_hook, _power_hook),
+        *(_sparse, _wrapped_hook),
+    )
+}
+
+
+def do_ddp(seat: Seat, path: str, backend: str) -> dict[str, Weights]:
+    torch.set_num_threads(1)
+    found = {}
+    with group(seat.rank, SIZE, path, backend):
+        for name, function in DDP.items():
+            torch.manual_seed(5 + seat.rank)  # DDP sends rank 0's weights
+            model = function(seat.rank)
+            found[name] = [each.detach().flatten().tolist() for each in model.parameters()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(
+    ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Weights]]]:
+    folder = tmp_path_factory.mktemp("stores")
+    return {
+        backend: ranks.run(do_ddp, str(folder / "store"), backend) for backend in ("gloo", "hsgd")
+    }
+
+
+@pytest.mark.parametrize("name", DDP)
+def test_ddp_is_that_over_gloo_and_bitwise_equal_on_all_ranks(
+    trained: dict[str, list[dict[str, Weights]]], name: str
+) -> None:
+    ours, theirs = trained["hsgd"], trained["gloo"]
+    assert ours[0][name] == ours[1][name]
+    for mine, other in zip(ours[0][name], theirs[0][name], strict=True):
+        assert mine == pytest.approx(other, rel=1e-6, abs=1e-6)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(10, 33), nn.Linear(33, 17), nn.Linear(17, 3)])
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            rows = torch.tanh(part(rows))
+        return rows
+
+
+def do_fsdp(seat: Seat, path: str) -> tuple[list[float], list[float], bool]:
+    """(FSDP2's weights, those of one process with the global batch, state dict round trip)"""
+    torch.set_num_threads(1)
+    with group(seat.rank, SIZE, path):
+        torch.manual_seed(0)
+        alone, model = Stack(), Stack()
+        model.load_state_dict(alone.state_dict())
+        for part in model.parts:
+            fully_shard(part)
+        fully_shard(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        reference = torch.optim.Adam(alone.parameters(), lr=0.01)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(batch(seat.rank, step)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            reference.zero_grad()
+            whole = torch.cat([batch(rank, step) for rank in range(SIZE)])
+            alone(whole).square().mean().backward()
+            nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+            reference.step()
+        full = [each.full_tensor() for each in model.parameters()]  # type: ignore[operator]
+        other = [each.detach() for each in alone.parameters()]
+        return (
+            torch.cat([each.detach().flatten() for each in full]).tolist(),
+            torch.cat([each.flatten() for each in other]).tolist(),
+            any(each.to_local().numel() < each.numel() for each in model.parameters()),  # type: ignore[operator]
+        )
+
+
+def test_fsdp2_is_one_process_with_the_global_batch(ranks: Ranks, path: str) -> None:
+    results = ranks.run(do_fsdp, path)
+    assert results[0][0] == results[1][0]
+    assert results[0][0] == pytest.approx(results[0][1], rel=1e-5, abs=1e-6)
+    assert results[0][2]  # every rank keeps a part only
+
+
+def do_fsdp_half(seat: Seat, path: str) -> bool:
+    with group(seat.rank, SIZE, path):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(10, 16), nn.Linear(16, 3))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        model(batch(seat.rank, 0)).float().sum().backward()
+        grads = [each.grad for each in model.parameters()]
+        return all(grad is not None and bool(grad.full_tensor().isfinite().all()) for grad in grads)
+
+
+def test_fsdp2_takes_bfloat16_and_a_mesh_of_two_dimensions(ranks: Ranks, path: str) -> None:
+    assert ranks.run(do_fsdp_half, path) == [True] * SIZE
