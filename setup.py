@@ -33,9 +33,12 @@ ROOT = Path(__file__).resolve().parent
 CSRC = Path("hsgd/csrc")
 HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
-MPI_SOURCES = ("mpi_cache.cpp", "mpi_comm.cpp", "transport_mpi.cpp")
+MPI_SOURCES = (
+    *("mpi_cache.cpp", "mpi_comm.cpp", "mpi_exchange.cpp"),
+    *("rma_mpi.cpp", "transport_mpi.cpp"),
+)
 PRELOAD_SOURCES = ("pmpi.cpp",)
-BINDING_SOURCES = ("bind.cpp", "bind_lars.cpp", "request.cpp")
+BINDING_SOURCES = ("bind.cpp", "bind_exchange.cpp", "bind_lars.cpp", "request.cpp")
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
     "-ffp-contract=off",  # a fused multiply-add would round differently from one kernel to another

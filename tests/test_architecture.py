@@ -22,22 +22,24 @@ CSRC = ROOT / "hsgd" / "csrc"
 CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
     frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
-    frozenset({"segment", "reduce", "signature", "capi", "transport", "owner"}),
+    frozenset({"segment", "reduce", "signature", "capi", "transport", "rma", "owner"}),
     frozenset({"lars", "options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
+    frozenset({"rma_mpi", "outbox"}),
     frozenset({"bootstrap", "wire"}),
     frozenset({"blocks", "step_messages"}),
     frozenset({"local", "arena"}),
     frozenset({"pipeline", "regroup"}),
     frozenset({"direct", "exchange_pipeline", "scatter_pipeline"}),
     frozenset({"hier"}),
-    frozenset({"hier_blocks", "async", "shrink"}),
+    frozenset({"hier_blocks", "async", "shrink", "notify"}),
     frozenset({"communicator"}),
-    frozenset({"core", "split", "mpi_comm"}),
-    frozenset({"mpi_cache"}),
+    frozenset({"core", "split", "mpi_comm", "notify_api"}),
+    frozenset({"mpi_cache", "mpi_exchange"}),
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "bind_lars", "request"},
+    "bind": {"array", "bind_exchange", "bind_lars", "request"},
+    "bind_exchange": {"array", "request"},
     "bind_lars": {"request"},
     "request": {"array"},
     "array": set[str](),
@@ -47,8 +49,8 @@ C_INTERFACE = {"hsgd_core", "hsgd_mpi"}
 
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
-    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "pmpi"},
-    r"Python\.h|nanobind/.*": {"bind", "bind_lars", "array", "request"},
+    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange", "pmpi"},
+    r"Python\.h|nanobind/.*": {"bind", "bind_exchange", "bind_lars", "array", "request"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.
