@@ -1,11 +1,12 @@
 """Optimizers and training algorithms of hsgd, for any torch model.
 
-Owns the public names of hsgd.optim. Never communicates: wrap an optimizer in a DistributedOptimizer
-to train on many ranks.
+Owns the public names of hsgd.optim. LARS and LAMB never communicate: wrap an optimizer in a
+DistributedOptimizer or a NotifiedTree to train on many ranks.
 """
 
 from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
 from hsgd.optim.schedule import WarmupPolynomialLR
+from hsgd.optim.tree import NotifiedTree
 
-__all__ = ["LAMB", "LARS", "WarmupPolynomialLR"]
+__all__ = ["LAMB", "LARS", "NotifiedTree", "WarmupPolynomialLR"]
