@@ -34,12 +34,15 @@ CSRC = Path("hsgd/csrc")
 IO_CSRC = Path("io/csrc")
 HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
-MPI_SOURCES = ("mpi_cache.cpp", "mpi_comm.cpp", "transport_mpi.cpp")
+MPI_SOURCES = (
+    *("mpi_cache.cpp", "mpi_comm.cpp", "mpi_exchange.cpp"),
+    *("rma_mpi.cpp", "transport_mpi.cpp"),
+)
 PRELOAD_SOURCES = (
     *("pmpi.cpp", "pmpi_fortran.cpp", "pmpi_take.cpp", "pmpi_types.cpp"),
     *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp"),
 )
-BINDING_SOURCES = ("bind.cpp", "bind_lars.cpp", "request.cpp")
+BINDING_SOURCES = ("bind.cpp", "bind_exchange.cpp", "bind_lars.cpp", "request.cpp")
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
     "-ffp-contract=off",  # a fused multiply-add would round differently from one kernel to another

@@ -15,12 +15,14 @@ from hsgd.errors import (
     LaunchError,
     MissingExtra,
     PeerLost,
+    QueueFull,
     SharedMemoryError,
     SignatureMismatch,
 )
 
 if TYPE_CHECKING:
     from hsgd.comm import Comm
+    from hsgd.exchange import Exchange
     from hsgd.handle import Handle
     from hsgd.world import (
         cross_rank,
@@ -40,11 +42,13 @@ __all__ = [
     "CollectiveTimeout",
     "Comm",
     "DataError",
+    "Exchange",
     "Handle",
     "HsgdError",
     "LaunchError",
     "MissingExtra",
     "PeerLost",
+    "QueueFull",
     "SharedMemoryError",
     "SignatureMismatch",
     "cross_rank",
@@ -66,6 +70,10 @@ def __getattr__(name: str) -> Any:
         from hsgd.comm import Comm
 
         return Comm
+    if name == "Exchange":
+        from hsgd.exchange import Exchange
+
+        return Exchange
     if name == "Handle":
         from hsgd.handle import Handle
 

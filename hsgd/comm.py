@@ -111,6 +111,7 @@ class Comm:
         self._native = native
         self._place = native.topology()
         self._serial = Comm._serials
+        self._exchanges: list[weakref.ref[Any]] = []
         Comm._serials += 1
         _open.add(self)
 
@@ -465,6 +466,18 @@ class Comm:
         self.close()
         return shrunk
 
+    def make_exchange(self, owner: Any, options: _native.ExchangeOptions) -> _native.Exchange:
+        """What hsgd.Exchange is made of; collective, blocking. `owner` is closed with this."""
+        if self._mpi is None or (self.cross_size == 1 and not options.remote_only):
+            native = self._native.exchange(options)
+        else:
+            from mpi4py import MPI
+
+            library = _mpi_library(MPI.Get_library_version())
+            native = library.exchange(MPI._addressof(self._mpi), self._native, options)
+        self._exchanges.append(weakref.ref(owner))
+        return native
+
     def counters(self) -> _native.Counters:
         """Monotonic counters of this rank: calls, bytes inside and between nodes, times in ns;
         local.
@@ -478,6 +491,11 @@ class Comm:
         Asynchronous calls that are open are finished before, or fail by their deadlines.
         """
         _open.discard(self)
+        for exchange in self._exchanges:  # in the order of creation, the same on all ranks
+            owner = exchange()
+            if owner is not None:
+                owner.close()
+        self._exchanges.clear()
         self._native.close()
         if self._frees_mpi:
             self._frees_mpi = False
@@ -522,6 +540,11 @@ class Comm:
     def cross_size(self) -> int:
         """Nodes of this communicator."""
         return self._place.node_count
+
+    @property
+    def timeout_s(self) -> float:
+        """Deadline of each collective, seconds."""
+        return self._config.timeout_s
 
     @property
     def leaders(self) -> int:

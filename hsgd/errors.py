@@ -11,6 +11,7 @@ __all__ = [
     "LaunchError",
     "MissingExtra",
     "PeerLost",
+    "QueueFull",
     "SharedMemoryError",
     "SignatureMismatch",
 ]
@@ -34,6 +35,12 @@ class PeerLost(HsgdError, ConnectionError):
 class CollectiveTimeout(HsgdError, TimeoutError):
     """A collective did not finish before its deadline. The communicator is broken; Comm.shrink()
     makes a new one without ranks that hang.
+    """
+
+
+class QueueFull(CollectiveTimeout):
+    """An Exchange had no room for another operation within the time given. Nothing was sent, and
+    the Exchange stays usable.
     """
 
 

@@ -23,8 +23,9 @@ IO_CSRC = ROOT / "io" / "csrc"
 CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
     frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
-    frozenset({"segment", "reduce", "signature", "capi", "transport", "owner", "types"}),
+    frozenset({"segment", "reduce", "signature", "capi", "transport", "rma", "owner", "types"}),
     frozenset({"lars", "options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
+    frozenset({"rma_mpi", "outbox"}),
     frozenset({"bootstrap", "wire"}),
     frozenset({"blocks", "step_messages"}),
     frozenset({"local", "arena"}),
@@ -32,14 +33,15 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"direct", "exchange_pipeline", "scatter_pipeline"}),
     frozenset({"direct_blocks"}),
     frozenset({"hier"}),
-    frozenset({"hier_blocks", "async", "shrink", "calls"}),
+    frozenset({"hier_blocks", "async", "shrink", "calls", "notify"}),
     frozenset({"communicator"}),
-    frozenset({"core", "split", "mpi_comm"}),
-    frozenset({"mpi_cache"}),
+    frozenset({"core", "split", "mpi_comm", "notify_api"}),
+    frozenset({"mpi_cache", "mpi_exchange"}),
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "bind_lars", "request"},
+    "bind": {"array", "bind_exchange", "bind_lars", "request"},
+    "bind_exchange": {"array", "request"},
     "bind_lars": {"request"},
     "request": {"array"},
     "array": set[str](),
@@ -61,8 +63,8 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
-    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache"} | INTERPOSER,
-    r"Python\.h|nanobind/.*": {"bind", "bind_lars", "array", "request"},
+    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
+    r"Python\.h|nanobind/.*": {"bind", "bind_exchange", "bind_lars", "array", "request"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.

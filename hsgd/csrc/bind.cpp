@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bind_exchange.hpp"
 #include "bind_lars.hpp"
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
@@ -210,6 +211,8 @@ const char* class_of(int code) {
       return "SignatureMismatch";
     case HSGD_ERR_MEMORY:
       return "SharedMemoryError";
+    case HSGD_ERR_QUEUE_FULL:
+      return "QueueFull";
     default:
       return "HsgdError";
   }
@@ -251,6 +254,7 @@ class MpiLibrary {
     }
     create_ = reinterpret_cast<decltype(create_)>(::dlsym(handle_, "hsgd_mpi_comm_create"));
     version_ = reinterpret_cast<decltype(version_)>(::dlsym(handle_, "hsgd_mpi_library_version"));
+    exchange_ = reinterpret_cast<decltype(exchange_)>(::dlsym(handle_, "hsgd_mpi_exchange_create"));
   }
   // Never unloaded: MPI keeps callbacks into it until the process ends.
 
@@ -272,10 +276,19 @@ class MpiLibrary {
     return comm;
   }
 
+  // In the form of hsgd_exchange_create.
+  auto exchange(uintptr_t address) const {
+    return [this, address](hsgd_comm* comm, const hsgd_exchange_options* options,
+                           hsgd_exchange** made, hsgd_error* error) {
+      return exchange_(reinterpret_cast<const void*>(address), comm, options, made, error);
+    };
+  }
+
  private:
   void* handle_;
   decltype(&hsgd_mpi_comm_create) create_;
   decltype(&hsgd_mpi_library_version) version_;
+  decltype(&hsgd_mpi_exchange_create) exchange_;
 };
 
 // --- communicators ---
@@ -355,6 +368,14 @@ class Comm {
     });
     if (part == nullptr) return std::nullopt;
     return Comm(part);
+  }
+
+  // `create`: hsgd_exchange_create, or what has its form.
+  template <class Create>
+  Exchange exchange(Create&& create, const hsgd_exchange_options& options) {
+    hsgd_exchange* made = nullptr;
+    call([&](hsgd_comm* comm, hsgd_error* error) { return create(comm, &options, &made, error); });
+    return Exchange(comm_, made);
   }
 
   // The old one stays as it is: closing it is the caller's.
@@ -529,6 +550,10 @@ NB_MODULE(_native, module) {
            nb::arg("once_per_node"), nb::arg("name").none())
       .def("split", &Comm::split)
       .def("shrink", &Comm::shrink, nb::arg("timeout_s"))
+      .def("exchange",
+           [](Comm& self, const hsgd_exchange_options& options) {
+             return self.exchange(hsgd_exchange_create, options);
+           })
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)
       .def("topology", &Comm::topology, nb::rv_policy::copy)
@@ -542,10 +567,16 @@ NB_MODULE(_native, module) {
   nb::class_<MpiLibrary>(module, "MpiLibrary")
       .def(nb::init<const std::string&>())
       .def("version", &MpiLibrary::version)
-      .def("create", [](const MpiLibrary& self, uintptr_t address, const hsgd_options& options) {
-        return Comm(self.create(address, options));
+      .def("create",
+           [](const MpiLibrary& self, uintptr_t address, const hsgd_options& options) {
+             return Comm(self.create(address, options));
+           })
+      .def("exchange", [](const MpiLibrary& self, uintptr_t address, Comm& comm,
+                          const hsgd_exchange_options& options) {
+        return comm.exchange(self.exchange(address), options);
       });
 
+  hsgd::python::bind_exchange(module);
   hsgd::python::bind_lars(module);
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
   module.def("abi_version", &hsgd_abi_version);

@@ -88,6 +88,9 @@ class HSGD_API Communicator final : private Watch {
   void stop_waiting(bool wanted) { stop_waiting_ = wanted; }
   // Throws PeerLost when a rank of this node has died, for waits outside of collectives.
   void check_alive(int rank, const std::string& what) const;
+  // The ranks of this node, for what is built beside collectives.
+  const LocalGroup& node() const { return local_; }
+  int local_rank_of(int world_rank) const;  // -1: on another node
   const hsgd_options& options() const { return options_; }
   hsgd_topology topology() const;
   hsgd_counters counters() const;
@@ -179,7 +182,6 @@ class HSGD_API Communicator final : private Watch {
   hsgd_status judge_headers(Call sides[2]) const;
   void finish_steps(uint64_t steps);
   void reduce_payloads(const Operation& operation, const Range& part, void* out, double divisor);
-  int local_rank_of(int world_rank) const;
 
   void share(SharedBuffer& buffer, bool in_a_row);
   template <class Body>

@@ -30,7 +30,8 @@ typedef enum hsgd_status {
   HSGD_ERR_SYSTEM = -6,      /* another system call or MPI failed */
   HSGD_ERR_CLOSED = -7,      /* the communicator was closed, or broken by an earlier error */
   HSGD_ERR_INTERRUPTED = -8, /* options->interrupted said so; the communicator is broken */
-  HSGD_ERR_PENDING = -9      /* hsgd_request_wait only: not done in time, and goes on */
+  HSGD_ERR_PENDING = -9,     /* hsgd_request_wait only: not done in time, and goes on */
+  HSGD_ERR_QUEUE_FULL = -10  /* hsgd_exchange_put_notify only: no room for it in time */
 } hsgd_status;
 
 typedef enum hsgd_dtype {
@@ -261,6 +262,68 @@ HSGD_API int hsgd_comm_shrink(hsgd_comm* comm, double timeout_s, hsgd_comm** shr
  * callers' own trees. */
 HSGD_API int hsgd_reduce(const void* const* in, int inputs, void* out, uint64_t count,
                          hsgd_dtype dtype, hsgd_op op, hsgd_error* err);
+
+/* --- notified exchange: one-sided writes, without a barrier --- */
+
+/* Each rank has a segment that all ranks may write into, and slots that tell it what was written.
+ * A slot has one writer and holds the last version that it was notified of, 0 at the beginning. */
+typedef struct hsgd_exchange hsgd_exchange;
+
+/* The same on all ranks. */
+typedef struct hsgd_exchange_options {
+  uint32_t struct_bytes; /* sizeof(hsgd_exchange_options), for versioning */
+  uint32_t slots;        /* of each rank */
+  uint64_t segment_bytes;
+  uint32_t queue;       /* operations to other nodes that may be under way */
+  uint32_t remote_only; /* 1: writes inside the node go over MPI too; for measurements and tests */
+  double timeout_s;     /* until an operation that was not delivered breaks the exchange */
+} hsgd_exchange_options;
+
+/* Bytes for the target's segment, at `offset` of it. */
+typedef struct hsgd_piece {
+  const void* data;
+  uint64_t bytes;
+  uint64_t offset;
+} hsgd_piece;
+
+/* Collective over the ranks of `comm`, which lie on one node, blocking. Between nodes:
+ * hsgd_mpi_exchange_create. Goes before `comm` is destroyed. */
+HSGD_API int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
+                                  hsgd_exchange** exchange, hsgd_error* err);
+/* Local on one node; over MPI collective, and bounded by the deadline. */
+HSGD_API void hsgd_exchange_destroy(hsgd_exchange* exchange);
+
+/* Local. Writes `count` pieces into the segment of `target`, and then `version` into its slot; the
+ * target sees the version only with the data. `version` is above what this rank sent to the slot
+ * before. Inside the node all is done on return, and *ticket is 0. Between nodes it goes on
+ * whenever this rank is in a function of the exchange, and the data stays as it is until
+ * hsgd_exchange_done; when the queue is full, waits up to `timeout_s` for room. */
+HSGD_API int hsgd_exchange_put_notify(hsgd_exchange* exchange, const hsgd_piece* pieces,
+                                      uint64_t count, int target, uint32_t slot, uint64_t version,
+                                      double timeout_s, uint64_t* ticket, hsgd_error* err);
+/* Local, never blocks: whether the operation was delivered. */
+HSGD_API int hsgd_exchange_done(hsgd_exchange* exchange, uint64_t ticket, int* done,
+                                hsgd_error* err);
+/* Blocks until everything this rank has put is delivered. */
+HSGD_API int hsgd_exchange_drain(hsgd_exchange* exchange, double timeout_s, hsgd_error* err);
+/* Blocks until a slot of this rank has a version above its entry of `seen`: the first such one, in
+ * the order given. Up to 4 threads wait at a time. After HSGD_ERR_TIMEOUT it may be called again.
+ */
+HSGD_API int hsgd_exchange_wait_any(hsgd_exchange* exchange, const uint32_t* slots,
+                                    const uint64_t* seen, uint64_t count, double timeout_s,
+                                    uint32_t* slot, uint64_t* version, hsgd_error* err);
+/* Local, never block: the version of a slot of this rank; reset makes it 0. */
+HSGD_API int hsgd_exchange_test(hsgd_exchange* exchange, uint32_t slot, uint64_t* version,
+                                hsgd_error* err);
+HSGD_API int hsgd_exchange_reset(hsgd_exchange* exchange, uint32_t slot, uint64_t* version,
+                                 hsgd_error* err);
+/* Local: only `source` will notify this slot. Errors name it, and its death ends a wait. */
+HSGD_API int hsgd_exchange_bind(hsgd_exchange* exchange, uint32_t slot, int source,
+                                hsgd_error* err);
+/* Local: where the segment of a rank of this node lies, and what keeps it there, for
+ * hsgd_buffer_free; NULL: on another node. */
+HSGD_API int hsgd_exchange_segment(hsgd_exchange* exchange, int rank, void** data,
+                                   hsgd_buffer** memory, hsgd_error* err);
 
 /* What the trust ratio of a LARS step divides |weight| by. */
 typedef enum hsgd_lars_norm {

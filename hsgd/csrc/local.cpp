@@ -94,8 +94,8 @@ LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settin
         return meet_peers(path, listener, settings, std::move(own), std::move(self), deadline);
       }()),
       cores_(cores_of_node()),
-      waiter_(first_bell(peers_[static_cast<size_t>(settings.rank)].segment),
-              policy_for(settings, cores_)) {}
+      policy_(policy_for(settings, cores_)),
+      waiter_(first_bell(peers_[static_cast<size_t>(settings.rank)].segment), policy_) {}
 
 int LocalGroup::cores_of_node() const {
   Cores all = control(0).cores;

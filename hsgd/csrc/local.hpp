@@ -106,6 +106,8 @@ class LocalGroup {
 
   // --- waiting ---
   Waiter& waiter() { return waiter_; }
+  // How ranks of this node should wait, on doorbells of whatever kind.
+  const WaitPolicy& wait_policy() const { return policy_; }
   // Throws PeerLost when a rank of the node died or left, and what another rank gave up with.
   // `what` begins the text.
   void check_peers(uint64_t sequence, const std::string& what) const;
@@ -158,6 +160,7 @@ class LocalGroup {
   std::string node_name_;
   std::vector<Peer> peers_;
   int cores_;
+  WaitPolicy policy_;
   Waiter waiter_;
   uint64_t claims_base_ = 0;  // parts of earlier collectives
   uint64_t waiting_in_ = 0;   // the sequence of the collective in which this rank waited last

@@ -99,14 +99,6 @@ void agree(MPI_Comm world, const std::optional<Error>& failure) {
   throw AgreedError(static_cast<hsgd_status>(-worst.code), worst.rank, words);
 }
 
-// A communicator of our own with the same ranks. Not MPI_Comm_dup: that would call the copy
-// functions of the program's attributes.
-OwnComm same_ranks(MPI_Comm comm) {
-  OwnComm own = split(comm, 0, rank_in(comm));
-  check_mpi(PMPI_Comm_set_errhandler(own.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return own;
-}
-
 // Ranks with different settings would cut payloads differently: refused on all alike.
 void compare_settings(MPI_Comm world, const hsgd_options& options) {
   const uint64_t mine[] = {static_cast<uint64_t>(options.oneshot_bytes),
@@ -221,6 +213,12 @@ void check_usable(MPI_Comm comm) {
 }
 
 }  // namespace
+
+OwnComm same_ranks(MPI_Comm comm) {
+  OwnComm own = split(comm, 0, rank_in(comm));
+  check_mpi(PMPI_Comm_set_errhandler(own.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return own;
+}
 
 bool mpi_is_running() {
   int initialized = 0;

@@ -9,6 +9,7 @@
 
 #include "error.hpp"
 #include "hsgd_core.h"
+#include "transport_mpi.hpp"
 
 namespace hsgd {
 
@@ -21,6 +22,10 @@ class AgreedError final : public Error {
 // Collective over an intracommunicator, blocking; `comm` and its attributes stay as they are.
 // nullptr when `only_if_shared` and no two ranks share a node, on all ranks alike.
 hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, bool only_if_shared);
+
+// A communicator of our own with the same ranks. Not MPI_Comm_dup: that would call the copy
+// functions of the program's attributes.
+OwnComm same_ranks(MPI_Comm comm);
 
 // Whether MPI calls are possible: between MPI_Init and MPI_Finalize.
 bool mpi_is_running();

@@ -8,11 +8,13 @@ from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
 from hsgd.optim.node_shared import NodeSharedOptimizer, SharedParameters, share_parameters
 from hsgd.optim.schedule import WarmupPolynomialLR
+from hsgd.optim.tree import NotifiedTree
 
 __all__ = [
     "LAMB",
     "LARS",
     "NodeSharedOptimizer",
+    "NotifiedTree",
     "SharedParameters",
     "WarmupPolynomialLR",
     "share_parameters",

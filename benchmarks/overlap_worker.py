@@ -1,0 +1,348 @@
+"""The ranks of overlap.py: trains the same model under each candidate, turn by turn, and times it.
+
+Owns the models, the candidates and the check that all came to the same weights. Rank 0 writes what
+was measured into the file that it is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hsgd import Comm, Exchange
+from hsgd.optim import NotifiedTree
+
+__all__: list[str] = []
+
+CLASSES = 10
+PUT_SIZES = (8, 64 << 10, 1 << 20)  # bytes
+
+
+def mlp(width: int) -> nn.Module:
+    """20 linear layers of the same width."""
+    layers: list[nn.Module] = []
+    for _ in range(19):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+
+def cnn(width: int) -> nn.Module:
+    """Six convolutions on 8 x 8 images and two linear layers."""
+    layers: list[nn.Module] = [nn.Unflatten(1, (-1, 8, 8)), nn.LazyConv2d(width, 3, padding=1)]
+    for _ in range(5):
+        layers += [nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)]
+    layers += [nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(4 * width, 2 * width), nn.Linear(2 * width, CLASSES))
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+
+
+class Candidate:
+    """Trains its own copy of the model. This one alone, without other ranks."""
+
+    def __init__(self, model: nn.Module, comm: Comm) -> None:
+        self.model, self.comm = copy.deepcopy(model), comm
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+        self.call: nn.Module = self.model
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        self.optimizer.zero_grad()
+        functional.cross_entropy(self.call(x), y).backward()
+        self.optimizer.step()
+
+    def finish(self) -> None:
+        """The weights of the last step are here."""
+
+    def close(self) -> None:
+        """End what runs beside the program."""
+
+
+class TwoLevel(Candidate):
+    """hsgd's allreduce of each gradient as soon as it is there; the step waits for all."""
+
+    def __init__(self, model: nn.Module, comm: Comm) -> None:
+        super().__init__(model, comm)
+        self.handles: list[Any] = []
+        for parameter in self.model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.start)
+
+    def start(self, parameter: Tensor) -> None:
+        grad = parameter.grad
+        self.handles.append(self.comm.allreduce_async(grad, "mean", out=grad))
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        self.optimizer.zero_grad()
+        functional.cross_entropy(self.call(x), y).backward()
+        while self.handles:
+            self.handles.pop(0).wait()
+        self.optimizer.step()
+
+
+class Tree(Candidate):
+    """NotifiedTree; a step ends when its weights are here."""
+
+    overlap = False
+
+    def __init__(self, model: nn.Module, comm: Comm) -> None:
+        super().__init__(model, comm)
+        self.optimizer = NotifiedTree(
+            self.optimizer, self.model, comm, overlap_forward=self.overlap
+        )
+
+    def finish(self) -> None:
+        self.optimizer.wait()
+
+    def close(self) -> None:
+        self.optimizer.close()
+
+
+class TreeOverlap(Tree):
+    """NotifiedTree; the next forward pass begins before all weights are here."""
+
+    overlap = True
+
+
+class Ddp(Candidate):
+    """torch's DistributedDataParallel over gloo."""
+
+    def __init__(self, model: nn.Module, comm: Comm) -> None:
+        super().__init__(model, comm)
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            world = MPI.COMM_WORLD
+            host = (
+                socket.gethostbyname(socket.gethostname()) if comm.cross_size > 1 else "127.0.0.1"
+            )
+            store = dist.TCPStore(host, 0, is_master=True) if comm.rank == 0 else None
+            host, port = world.bcast((host, store.port if store else 0))
+            store = store or dist.TCPStore(host, port, is_master=False)
+            dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+        self.call = nn.parallel.DistributedDataParallel(self.model)
+
+
+class Horovod(Candidate):
+    """Plain Horovod over MPI."""
+
+    def __init__(self, model: nn.Module, comm: Comm) -> None:
+        super().__init__(model, comm)
+        import horovod.torch as hvd
+
+        hvd.init()
+        self.optimizer = hvd.DistributedOptimizer(
+            self.optimizer, named_parameters=self.model.named_parameters()
+        )
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        for parameter in self.model.parameters():  # its own zero_grad does not know newer torch
+            parameter.grad = None
+        functional.cross_entropy(self.call(x), y).backward()
+        self.optimizer.step()
+
+
+CANDIDATES: dict[str, type[Candidate]] = {
+    "compute": Candidate,
+    "ddp": Ddp,
+    "horovod": Horovod,
+    "two_level": TwoLevel,
+    "tree": Tree,
+    "tree_overlap": TreeOverlap,
+}
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds from a common start until the last rank has ended."""
+    MPI.COMM_WORLD.Barrier()
+    begin = time.perf_counter()
+    run()
+    return float(MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX))
+
+
+def communication_s(comm: Comm, model: nn.Module) -> float:
+    """One allreduce of all gradients, with nothing else to do."""
+    flat = np.ones(sum(p.numel() for p in model.parameters()), np.float32)
+    return float(
+        np.median([timed(lambda: comm.allreduce(flat, "mean", out=flat)) for _ in range(5)])
+    )
+
+
+def data(model: str, width: int, size: int, rank: int) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(rank)
+    features = width if model == "mlp" else 3 * 64
+    x = torch.randn(size, features, generator=made)
+    return x, torch.randint(CLASSES, (size,), generator=made)
+
+
+def balanced(options: Any, model: nn.Module, comm: Comm, wanted_s: float) -> int:
+    """The batch whose computation takes about as long as the communication."""
+    size, alone = 8, Candidate(model, comm)
+    for _ in range(4):
+        x, y = data(options.model, options.width, size, comm.rank)
+        alone.step(x, y)
+        took = timed(lambda x=x, y=y: [alone.step(x, y) for _ in range(2)]) / 2
+        size = max(1, min(4096, round(size * wanted_s / took)))
+    return size
+
+
+def timeline(candidate: Tree, x: Tensor, y: Tensor) -> list[list[Any]]:
+    """What rank 0 did in two steps: [lane, what, from, to] in seconds."""
+    events: list[list[Any]] = []
+    tree = candidate.optimizer
+    notify, wait_for, begin = tree._engine.notify, tree._wait_for, time.perf_counter()
+
+    def now() -> float:
+        return time.perf_counter() - begin
+
+    def sends(target: int, slot: int, version: int, pieces: Any = None) -> None:
+        start = now()
+        notify(target, slot, version, pieces)
+        if pieces:
+            events.append(["sends", f"to rank {target}", start, now()])
+
+    def waits(layer: int) -> None:
+        start = now()
+        wait_for(layer)
+        events.append(["waits", f"layer {layer}", start, now()])
+
+    tree._engine.notify, tree._wait_for = sends, waits
+    for step in range(3):
+        tree.zero_grad()
+        start = now()
+        loss = functional.cross_entropy(candidate.call(x), y)
+        middle = now()
+        loss.backward()
+        end = now()
+        tree.step()
+        events += [["forward", str(step), start, middle], ["backward", str(step), middle, end]]
+    candidate.finish()
+    tree._engine.notify, tree._wait_for = notify, wait_for
+    return events
+
+
+def puts(comm: Comm) -> list[dict[str, Any]]:
+    """Half a round trip of put_notify between ranks 0 and 1, in shared memory and over MPI."""
+    rows = []
+    kinds = {"shared memory": False, "mpi": True}
+    exchanges = {
+        kind: Exchange(comm, max(PUT_SIZES), 1, remote_only=remote)
+        for kind, remote in kinds.items()
+    }
+    versions = dict.fromkeys(kinds, 0)
+    for size in PUT_SIZES:
+        buffer, took = np.ones(size, np.uint8), {kind: [] for kind in kinds}
+        for _ in range(7):
+            for kind, exchange in exchanges.items():
+                took[kind].append(
+                    timed(lambda e=exchange, k=kind, b=buffer: pings(e, versions, k, b))
+                )
+        rows += [
+            {"put_notify": kind, "bytes": size, "seconds": [t / 2 / PINGS for t in times]}
+            for kind, times in took.items()
+        ]
+    for exchange in exchanges.values():
+        exchange.close()
+    return rows
+
+
+PINGS = 50
+
+
+def pings(exchange: Exchange, versions: dict[str, int], kind: str, buffer: Any) -> None:
+    rank = MPI.COMM_WORLD.rank
+    for _ in range(PINGS):
+        versions[kind] += 1
+        if rank == 0:
+            exchange.put_notify(buffer, 1, 0, versions[kind])
+        exchange.wait_any([0], versions[kind] - 1)
+        if rank == 1:
+            exchange.put_notify(buffer, 0, 0, versions[kind])
+    exchange.drain()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", choices=MODELS, default="mlp")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--puts", action="store_true")
+    parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=[])
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    comm = Comm()
+    if options.puts:
+        rows = puts(comm)
+        if comm.rank == 0:
+            options.out.write_text(json.dumps(rows))
+        comm.close()
+        return
+    torch.manual_seed(0)
+    model = MODELS[options.model](options.width)
+    with torch.no_grad():
+        model(data(options.model, options.width, 2, 0)[0])  # lazy layers learn their shape
+    wire_s = communication_s(comm, model)
+    batch = options.batch or balanced(options, model, comm, wire_s)
+    batch = MPI.COMM_WORLD.bcast(batch)
+    x, y = data(options.model, options.width, batch, comm.rank)
+    made = {name: CANDIDATES[name](model, comm) for name in options.candidates}
+    took: dict[str, list[float]] = {name: [] for name in made}
+
+    def turn(candidate: Candidate) -> None:
+        for _ in range(options.steps):
+            candidate.step(x, y)
+        candidate.finish()
+
+    for number in range(options.rounds + 1):
+        for name, candidate in made.items():
+            seconds = timed(lambda c=candidate: turn(c)) / options.steps
+            if number:  # the first round warms up
+                took[name].append(seconds)
+    result: dict[str, Any] = {
+        "batch": batch,
+        "bytes": sum(p.numel() * 4 for p in model.parameters()),
+        "communication_s": wire_s,
+        "seconds": took,
+        "apart": _apart(made),
+    }
+    if "tree_overlap" in made:
+        result["timeline"] = timeline(made["tree_overlap"], x, y)  # type: ignore[arg-type]
+    for candidate in made.values():
+        candidate.close()
+    if comm.rank == 0:
+        options.out.write_text(json.dumps(result))
+    comm.close()
+    MPI.COMM_WORLD.Barrier()
+
+
+def _apart(made: dict[str, Candidate]) -> dict[str, float]:
+    """Largest difference of any weight from those of the first candidate that communicates."""
+    names = [name for name in made if name != "compute"]
+    with torch.no_grad():
+        first = [p.clone() for p in made[names[0]].model.parameters()] if names else []
+        return {
+            name: max(
+                float((p - q).abs().max())
+                for p, q in zip(made[name].model.parameters(), first, strict=True)
+            )
+            for name in names[1:]
+        }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+// The binding of the notified exchange. Owns the arrays of writes that are under way; no logic.
+#ifndef HSGD_BIND_EXCHANGE_HPP_
+#define HSGD_BIND_EXCHANGE_HPP_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "array.hpp"
+#include "hsgd_core.h"
+
+namespace hsgd::python {
+
+class Exchange {
+ public:
+  // Takes `exchange`; keeps the communicator that it was made on.
+  Exchange(std::shared_ptr<hsgd_comm> comm, hsgd_exchange* exchange)
+      : comm_(std::move(comm)), exchange_(exchange, hsgd_exchange_destroy) {}
+  Exchange(Exchange&&) = default;
+  Exchange(const Exchange&) = delete;
+
+  uint64_t put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces, int target,
+                      uint32_t slot, uint64_t version, double timeout_s);
+  bool done(uint64_t ticket);
+  void drain(double timeout_s);
+  std::pair<uint32_t, uint64_t> wait_any(const std::vector<uint32_t>& slots,
+                                         const std::vector<uint64_t>& seen, double timeout_s);
+  uint64_t test(uint32_t slot);
+  uint64_t reset(uint32_t slot);
+  void bind(uint32_t slot, int source);
+  nb::object segment(int rank, uint64_t bytes);
+  void close();
+  bool closed() const { return exchange_ == nullptr; }
+
+ private:
+  using Arrays = std::deque<Array>;  // which do not move
+
+  template <class Call>
+  void call(Call&& call);
+  void give_arrays_back();
+
+  std::shared_ptr<hsgd_comm> comm_;
+  std::shared_ptr<hsgd_exchange> exchange_;
+  std::deque<std::pair<uint64_t, Arrays>> open_;  // by ticket
+};
+
+void bind_exchange(nb::module_& module);
+
+}  // namespace hsgd::python
+
+#endif  // HSGD_BIND_EXCHANGE_HPP_

@@ -1,0 +1,23 @@
+// A notified exchange between nodes, over MPI.
+#include <mpi.h>
+
+#include <memory>
+#include <utility>
+
+#include "capi.hpp"
+#include "hsgd_mpi.h"
+#include "mpi_comm.hpp"
+#include "notify_api.hpp"
+#include "rma_mpi.hpp"
+
+int hsgd_mpi_exchange_create(const void* mpi_comm, hsgd_comm* comm,
+                             const hsgd_exchange_options* options, hsgd_exchange** exchange,
+                             hsgd_error* err) {
+  return hsgd::guarded(err, [&] {
+    *exchange = nullptr;
+    const MPI_Comm ranks = *static_cast<const MPI_Comm*>(mpi_comm);
+    *exchange = hsgd::new_exchange(comm, *options, [&](void* base, size_t bytes) {
+      return hsgd::make_mpi_rma(hsgd::same_ranks(ranks), base, bytes);
+    });
+  });
+}

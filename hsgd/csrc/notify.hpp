@@ -1,0 +1,124 @@
+// Notified exchange: every rank has a segment that others write into, and slots that tell it so.
+//
+// Owns the segments, the slots and waiting for them. A write is the data, then a version number in
+// a slot of the target, which overwrites the one before: inside a node memcpy, store and doorbell,
+// between nodes through the Outbox. Versions of a slot grow, so a reader that missed one has missed
+// nothing. Has no barrier and no thread. Source: GASPI's notifications, as used by CaffeGPI
+// (arXiv:1706.00095); the forms here are our reconstruction.
+#ifndef HSGD_NOTIFY_HPP_
+#define HSGD_NOTIFY_HPP_
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "hier.hpp"
+#include "outbox.hpp"
+
+namespace hsgd {
+
+// What lies at the beginning of each segment, before the slots and the data.
+struct ExchangeHeader {
+  // As many threads of a rank may wait at a time, each at its own bell.
+  static constexpr size_t kBells = 4;
+  Doorbell bells[kBells];
+  alignas(64) std::atomic<uint32_t> closed;  // written by the owner
+};
+// One writer and one cache line each; written by another rank, or by MPI in its name.
+struct alignas(64) NotifySlot {
+  std::atomic<uint64_t> version;  // 0: none
+};
+static_assert(sizeof(NotifySlot) == 64 && std::atomic<uint64_t>::is_always_lock_free,
+              "MPI replaces the version as a plain 64-bit integer");
+
+class HSGD_API NotifiedExchange final {
+ public:
+  struct Settings {
+    uint64_t segment_bytes;
+    uint32_t slots;
+    uint32_t queue;    // operations between nodes that may be under way
+    double timeout_s;  // until a put that was not delivered is an error
+    bool remote_only;  // inside the node too: for measurements and tests
+  };
+  // `make`: collective over all ranks, the network's view of this rank's whole segment; none where
+  // all ranks share a node.
+  using MakeRma = std::function<std::unique_ptr<Rma>(void* base, size_t bytes)>;
+
+  // Collective. `communicator` outlives this object.
+  NotifiedExchange(Communicator& communicator, const Settings& settings, const MakeRma& make);
+  // Collective where there is a network.
+  ~NotifiedExchange();
+  NotifiedExchange(const NotifiedExchange&) = delete;
+  NotifiedExchange& operator=(const NotifiedExchange&) = delete;
+
+  // Writes the pieces, then the version. The ticket is 0 when it is done at once.
+  uint64_t put_notify(const std::vector<Piece>& pieces, int target, uint32_t slot, uint64_t version,
+                      double timeout_s);
+  bool done(uint64_t ticket);
+  void drain(double timeout_s);
+  // The first of `slots` whose version is above its entry of `seen`.
+  struct Seen {
+    uint32_t slot;
+    uint64_t version;
+  };
+  Seen wait_any(const std::vector<Seen>& slots, double timeout_s);
+  uint64_t test(uint32_t slot);
+  uint64_t reset(uint32_t slot);
+  // Only `source` will notify the slot: errors name it, and its death ends a wait.
+  void bind(uint32_t slot, int source);
+
+  // The data of a rank of this node, this one included; nullptr: on another node.
+  std::byte* segment(int rank) const;
+  const std::shared_ptr<SharedBuffer>& memory() const { return memory_; }
+  const Settings& settings() const { return settings_; }
+  bool is_mine() const { return communicator_.is_mine(); }
+
+ private:
+  class Patience;
+  struct Expected {
+    int source = -1;
+    std::atomic<uint64_t> last{0};  // as this rank saw it; relaxed, for errors only
+  };
+
+  ExchangeHeader& header(int local_rank) const {
+    return *reinterpret_cast<ExchangeHeader*>(memory_->data(local_rank));
+  }
+  NotifySlot& slot_of(int local_rank, uint32_t slot) const {
+    return *reinterpret_cast<NotifySlot*>(memory_->data(local_rank) + slot_offset(slot));
+  }
+  size_t slot_offset(uint32_t slot) const {
+    return sizeof(ExchangeHeader) + slot * sizeof(NotifySlot);
+  }
+  size_t data_offset() const;
+  int own() const { return place_.local_rank; }
+  void check_mine() const;
+  void check_slot(const char* what, uint32_t slot, int rank) const;
+  void check_put(const std::vector<Piece>& pieces, int target, uint32_t slot) const;
+  void claim_version(int target, uint32_t slot, uint64_t version);
+  uint64_t look(uint32_t slot);
+  void check_source(int source, const std::string& what) const;
+  std::string person(int rank) const;
+  std::string missing(const std::vector<Seen>& slots) const;
+  template <class StepFunction>
+  void wait(StepFunction&& step, Watch& watch);
+  size_t take_bell();
+
+  Communicator& communicator_;
+  Settings settings_;
+  hsgd_topology place_;
+  std::shared_ptr<SharedBuffer> memory_;
+  std::unique_ptr<Outbox> outbox_;
+  std::vector<Expected> expected_;
+  std::mutex sent_mutex_;
+  std::unordered_map<uint64_t, uint64_t> sent_;  // last version by target and slot
+  std::array<std::atomic<bool>, ExchangeHeader::kBells> bell_taken_{};
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_NOTIFY_HPP_

@@ -1,0 +1,18 @@
+// What a hsgd_exchange is: for the files that implement the C interface and nobody else.
+#ifndef HSGD_NOTIFY_API_HPP_
+#define HSGD_NOTIFY_API_HPP_
+
+#include "communicator.hpp"
+#include "hsgd_core.h"
+#include "notify.hpp"
+
+namespace hsgd {
+
+// Collective over the ranks of `comm`. Throws HSGD_ERR_ARGUMENT for values that cannot work, before
+// anything is sent.
+HSGD_API hsgd_exchange* new_exchange(hsgd_comm* comm, const hsgd_exchange_options& options,
+                                     const NotifiedExchange::MakeRma& make);
+
+}  // namespace hsgd
+
+#endif  // HSGD_NOTIFY_API_HPP_

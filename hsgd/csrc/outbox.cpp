@@ -1,0 +1,134 @@
+// The states of an operation to another node.
+#include "outbox.hpp"
+
+#include <algorithm>
+
+namespace hsgd {
+namespace {
+
+constexpr size_t kMostBytes = 1 << 30;  // of one write: MPI counts in int
+
+std::string describe(const Notification& notification) {
+  return text("version %llu for slot %u of rank %d",
+              static_cast<unsigned long long>(notification.version), notification.slot,
+              notification.target);
+}
+
+}  // namespace
+
+// A failed operation may leave its target with half the data: nothing here can be trusted then.
+template <class Body>
+void Outbox::attempt(Body&& body) {
+  if (failure_) throw *failure_;
+  try {
+    body();
+  } catch (const Error& error) {
+    failure_ = error;
+    throw;
+  }
+}
+
+bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notification,
+                  uint64_t* ticket) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bool posted = false;
+  attempt([&] {
+    if (operations_.size() >= capacity_) return;
+    Operation& operation = operations_.emplace_back();
+    operation.notification = notification;
+    operation.ticket = ++last_ticket_;
+    operation.since_ns = now_ns();
+    operation.notifying = false;
+    for (const Piece& piece : pieces) {
+      for (size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
+        operation.open.push_back(
+            rma_->put(notification.target, static_cast<const std::byte*>(piece.data) + begin,
+                      std::min(kMostBytes, piece.bytes - begin), piece.offset + begin));
+      }
+    }
+    *ticket = operation.ticket;
+    posted = true;
+  });
+  return posted;
+}
+
+void Outbox::drive() {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  attempt([&] {
+    rma_->sync();
+    for (auto operation = operations_.begin(); operation != operations_.end();) {
+      const bool finished = advance(*operation);
+      if (!finished) check_age(*operation);
+      operation = finished ? operations_.erase(operation) : std::next(operation);
+    }
+  });
+}
+
+// One step as far as it goes; true when all is done.
+bool Outbox::advance(Operation& operation) {
+  const Notification& notification = operation.notification;
+  auto& open = operation.open;
+  open.erase(std::remove_if(open.begin(), open.end(),
+                            [&](Rma::Ticket ticket) { return rma_->done(ticket); }),
+             open.end());
+  if (!open.empty()) return false;
+  if (operation.notifying) {
+    rma_->flush(notification.target);
+    return true;
+  }
+  if (follows_same_slot(operation)) return false;
+  // Forbids that the target sees the version before the data.
+  rma_->flush(notification.target);
+  operation.notifying = true;
+  open.push_back(rma_->replace(notification.target, &notification.version, notification.offset));
+  return false;
+}
+
+// A later version may not be overwritten by an earlier one, whose data came later.
+bool Outbox::follows_same_slot(const Operation& operation) const {
+  for (const Operation& earlier : operations_) {
+    if (earlier.ticket == operation.ticket) return false;
+    if (earlier.notification.target == operation.notification.target &&
+        earlier.notification.slot == operation.notification.slot) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Outbox::check_age(const Operation& operation) const {
+  if (static_cast<double>(now_ns() - operation.since_ns) < timeout_s_ * 1e9) return;
+  throw Error(HSGD_ERR_TIMEOUT, operation.notification.target,
+              "put_notify: " + describe(operation.notification) +
+                  text(" was not delivered within %g s; rank %d does not answer", timeout_s_,
+                       operation.notification.target));
+}
+
+bool Outbox::done(uint64_t ticket) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_) throw *failure_;
+  return std::none_of(operations_.begin(), operations_.end(),
+                      [&](const Operation& operation) { return operation.ticket == ticket; });
+}
+
+bool Outbox::empty() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return operations_.empty();
+}
+
+std::string Outbox::oldest(int* target) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  *target = operations_.empty() ? -1 : operations_.front().notification.target;
+  return operations_.empty() ? "none" : describe(operations_.front().notification);
+}
+
+bool Outbox::close(const Deadline& deadline) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool unfinished = failure_ || !operations_.empty();
+  if (!unfinished && rma_->close(deadline)) return true;
+  rma_.release();  // the network may still use the requests and the window
+  return false;
+}
+
+}  // namespace hsgd

@@ -1,0 +1,81 @@
+// Operations to other nodes that are under way: bounded, driven by whoever calls, each with a
+// deadline.
+//
+// Owns the order "data, flush, notification, flush" of each operation and the order of
+// notifications of one slot. Never blocks, has no thread of its own, and never touches this rank's
+// segment. After the first failure all calls fail with it.
+#ifndef HSGD_OUTBOX_HPP_
+#define HSGD_OUTBOX_HPP_
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+#include "rma.hpp"
+
+namespace hsgd {
+
+// Where a notification goes, and where its slot lies in the target's segment.
+struct Notification {
+  int target = 0;
+  uint32_t slot = 0;
+  uint64_t version = 0;
+  size_t offset = 0;
+};
+
+// Bytes for the target's segment, at `offset` of it.
+struct Piece {
+  const void* data;
+  size_t bytes;
+  size_t offset;
+};
+
+class Outbox {
+ public:
+  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s)
+      : rma_(std::move(rma)), capacity_(capacity), timeout_s_(timeout_s) {}
+
+  // Starts an operation; `ticket` grows by one with each. False, and nothing done, when as many as
+  // fit are under way.
+  bool post(const std::vector<Piece>& pieces, const Notification& notification, uint64_t* ticket);
+  // Takes operations as far as they go without waiting, and makes arrivals visible. Returns at once
+  // when another thread does so.
+  void drive();
+  bool done(uint64_t ticket) const;  // its memory may be used again, and the target was notified
+  bool empty() const;
+  // "version 4 for slot 3 of rank 2", of the oldest operation; its rank in `target`.
+  std::string oldest(int* target) const;
+  bool close(const Deadline& deadline) noexcept;
+
+ private:
+  struct Operation {
+    Notification notification;
+    uint64_t ticket;
+    int64_t since_ns;
+    std::vector<Rma::Ticket> open;
+    bool notifying;
+  };
+
+  bool advance(Operation& operation);
+  bool follows_same_slot(const Operation& operation) const;
+  void check_age(const Operation& operation) const;
+  template <class Body>
+  void attempt(Body&& body);
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<Rma> rma_;
+  size_t capacity_;
+  double timeout_s_;
+  uint64_t last_ticket_ = 0;
+  std::list<Operation> operations_;  // in the order of posting; addresses stay
+  std::optional<Error> failure_;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_OUTBOX_HPP_

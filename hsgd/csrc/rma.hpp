@@ -1,0 +1,39 @@
+// One-sided writes into the segments of ranks on other nodes: what a notified exchange needs from a
+// network, and no more.
+//
+// Owns the interface. Implementation: rma_mpi.cpp (PMPI_* only). Never interprets the bytes. Only
+// flush() may block, and is called when what it waits for is done already.
+#ifndef HSGD_RMA_HPP_
+#define HSGD_RMA_HPP_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hsgd_core.h"
+#include "wait.hpp"
+
+namespace hsgd {
+
+class HSGD_API Rma {
+ public:
+  using Ticket = uint32_t;
+
+  virtual ~Rma() = default;
+  // Starts a write at `offset` of the target's segment; `data` stays as it is until done().
+  virtual Ticket put(int target, const void* data, size_t bytes, size_t offset) = 0;
+  // Starts the atomic replacement of the 8 bytes at `offset`; `version` as above.
+  virtual Ticket replace(int target, const uint64_t* version, size_t offset) = 0;
+  // Drives progress. Says true once per ticket: the caller's memory is free then, no more.
+  virtual bool done(Ticket ticket) = 0;
+  // Everything put or replaced so far has reached the target's memory.
+  virtual void flush(int target) = 0;
+  // Makes what others wrote here visible to loads, and drives progress.
+  virtual void sync() = 0;
+  // Collective over all ranks: gives the network's view of the segment back. False: the others did
+  // not come in time, and it stays.
+  virtual bool close(const Deadline& deadline) noexcept = 0;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_RMA_HPP_

@@ -1,0 +1,208 @@
+"""Exchange: one-sided, notified writes between ranks, without collectives and barriers.
+
+Owns the Python face of segments and slots, with the vocabulary of GASPI as CaffeGPI uses it
+(arXiv:1706.00095, our reconstruction). Never decides what is sent to whom: hsgd.optim.NotifiedTree
+does.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hsgd.comm import Comm
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from hsgd import _native
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """A segment of memory and a row of slots on every rank, that all ranks write into; collective.
+
+    comm: the ranks that take part. Closing it closes this.
+    segment_bytes: bytes of each rank's segment, equal on all ranks; zero at the beginning.
+    slots: notification slots of each rank, equal on all ranks. A slot has one writer.
+    queue: operations to other nodes that may be under way.
+    timeout_s: until a wait gives up, and until a write that its target does not take breaks the
+        Exchange; None is the deadline of `comm`.
+    remote_only: write over MPI inside the node too; for measurements and tests.
+
+    A notification is a version number that overwrites the one before: versions of a slot start at
+    1 and grow, and say what is there, never how often something happened.
+
+    Inside a node a write is done when put_notify returns. Between nodes (MPI-3 one-sided; one
+    window, one lock_all) it goes on while threads of both ranks are in methods of the Exchange, so
+    a program that computes for long lets a thread wait in one. Methods release the GIL and may
+    be called by several threads (with MPI_THREAD_MULTIPLE); up to four may wait.
+
+    A peer of the node that died or closed its Exchange is PeerLost within a second, if the slot
+    that is waited for was given to it with `bind`. Everything else ends at the deadline with
+    CollectiveTimeout. MPI's one-sided calls do not survive a death on another node: the Exchange
+    is of no use then.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        segment_bytes: int,
+        slots: int,
+        *,
+        queue: int = 64,
+        timeout_s: float | None = None,
+        remote_only: bool = False,
+    ) -> None:
+        from hsgd import _native
+
+        self._timeout_s = comm.timeout_s if timeout_s is None else float(timeout_s)
+        self._segment_bytes = _natural("segment_bytes", segment_bytes)
+        options = _native.ExchangeOptions(
+            segment_bytes=self._segment_bytes,
+            slots=_natural("slots", slots),
+            queue=_natural("queue", queue),
+            timeout_s=self._timeout_s,
+            remote_only=remote_only,
+        )
+        self._native: _native.Exchange = comm.make_exchange(self, options)
+        self._rank, self._slots = comm.rank, slots
+
+    def segment(self, rank: int | None = None) -> Any:
+        """The bytes of a segment as a NumPy array (uint8); local.
+
+        rank: a rank of this node; None is this one. What another rank wrote is there once the
+        version that tells of it was seen. The memory outlives the Exchange.
+        Raises ValueError for ranks of other nodes, whose memory cannot be reached.
+        """
+        which = self._rank if rank is None else rank
+        memory = self._native.segment(which, self._segment_bytes)
+        if memory is None:
+            raise ValueError(
+                f"segment: rank {which} is on another node or no rank; "
+                "segments of this node's ranks can be reached, others with put_notify"
+            )
+        return memory
+
+    def put_notify(
+        self,
+        buffer: Any,
+        target: int,
+        slot: int,
+        version: int,
+        offset: int = 0,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Write `buffer` into the segment of `target`, and then `version` into its slot; local.
+
+        buffer: C-contiguous CPU array of any supported dtype; None only notifies. It must not
+        change until `done` says so of the ticket that is returned (0 is done); it is kept alive
+        until then.
+        offset: where in the segment, bytes.
+        timeout_s: how long to wait for room in the queue, 0 not at all; None is the deadline.
+        Raises QueueFull, naming the oldest operation; ValueError for a rank, a slot, a place or a
+        version that cannot be.
+        """
+        pieces = [] if buffer is None else [(buffer, offset)]
+        return self.put_list_notify(pieces, target, slot, version, timeout_s)
+
+    def put_list_notify(
+        self,
+        pieces: Iterable[tuple[Any, int]],
+        target: int,
+        slot: int,
+        version: int,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Write several (buffer, offset), and then one version; as put_notify."""
+        placed = [(buffer, _natural("offset", offset)) for buffer, offset in pieces]
+        limit_s = self._limit(timeout_s)
+        return self._native.put_notify(
+            placed, target, _natural("slot", slot), _natural("version", version), limit_s
+        )
+
+    def done(self, ticket: int) -> bool:
+        """Whether the operation was delivered; local, not blocking."""
+        return self._native.done(ticket)
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Return when all that this rank has put was delivered; local, blocking.
+
+        Raises CollectiveTimeout naming the oldest operation that was not.
+        """
+        self._native.drain(self._limit(timeout_s))
+
+    def wait_any(
+        self,
+        slots: Sequence[int],
+        seen: int | Sequence[int] = 0,
+        timeout_s: float | None = None,
+    ) -> tuple[int, int]:
+        """Wait until one of this rank's slots has a version above the one seen; blocking.
+
+        slots: looked at in this order. seen: the version that is known already, of all slots or of
+        each. Returns (slot, version) of the first that is later; what was written before it is in
+        the segment.
+        Raises CollectiveTimeout naming slots and their writers, and PeerLost. Nothing is broken
+        then, and the wait may be repeated.
+        """
+        known = [seen] * len(slots) if isinstance(seen, int) else list(seen)
+        if len(known) != len(slots):
+            raise ValueError(
+                f"wait_any: {len(slots)} slots but {len(known)} versions seen; give one for each"
+            )
+        return self._native.wait_any(list(slots), known, self._limit(timeout_s))
+
+    def test(self, slot: int) -> int:
+        """The version in a slot of this rank, 0 if none; local, not blocking."""
+        return self._native.test(_natural("slot", slot))
+
+    def reset(self, slot: int) -> int:
+        """Make a slot of this rank 0, and return the version it had; local, not blocking.
+
+        The writer's next version still has to be above its last.
+        """
+        return self._native.reset(_natural("slot", slot))
+
+    def bind(self, slot: int, source: int) -> None:
+        """Say that only `source` notifies this slot, for errors and the death watch; local."""
+        self._native.bind(_natural("slot", slot), source)
+
+    def close(self) -> None:
+        """Give the segments back; local, but collective over MPI. A second call does nothing.
+
+        Waits for nobody inside a node; over MPI up to the deadline.
+        """
+        self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._native.closed()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self._segment_bytes} bytes, {self._slots} slots"
+        return f"<hsgd.Exchange rank {self._rank}, {state}>"
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+
+def _natural(what: str, value: int) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"Exchange: {what} is {number}; give 0 or more")
+    return number

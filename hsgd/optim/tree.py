@@ -1,0 +1,441 @@
+"""NotifiedTree: synchronous SGD over one-sided, notified trees, without collectives or barriers.
+
+Owns the hooks on the model and what a training script calls. Source: CaffeGPI (arXiv:1706.00095):
+gradients layer by layer up a tree as the backward pass makes them, weights down again. Our
+reconstruction, and one step further: the next forward pass waits for each layer by itself. The
+communication is in tree_engine.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from hsgd.comm import Comm
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
+from hsgd.exchange import Exchange
+from hsgd.optim.tree_engine import GIVEN_UP, Engine, reason_in
+from hsgd.optim.tree_plan import Layer, Plan, Team, as_memory, best_arity, layers_of
+
+__all__ = ["NotifiedTree"]
+
+
+class NotifiedTree(Optimizer):
+    """Wraps an optimizer: the root updates, layer by layer, from gradients averaged over all ranks;
+    collective.
+
+    optimizer: any torch optimizer whose step() needs no closure. Only rank 0 runs it, once per
+        layer, and only there it has state. Options of param_groups are read when the first gradient
+        of a step is there, so set them before backward(). Schedulers take this object.
+    model: weights and trainable parameters equal in shape and dtype on all ranks, on the CPU. Rank
+        0's weights and buffers are sent to all. Parameters move into the shared segment.
+    comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE.
+    arity: how many nodes each node passes weights to; None is the k with the least k * levels.
+    overlap_forward: step() returns at once, and each module waits for its own weights when it is
+        called. False: step() waits for all.
+    before_update: called on rank 0 with all parameters to update, which have their mean gradients,
+        before any is updated: for clipping by global norm and whatever needs all layers. Nothing
+        overlaps the backward pass then, which a warning says.
+    timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
+
+    Sums are made in a fixed order: local ranks, then child nodes. A parameter that no rank has a
+    gradient for is not updated, as without this class. Between step() and the next call of the
+    model its weights change: call wait() before reading them directly (state_dict() does).
+    A layer whose module is not called itself, but used by its parent, is waited for by the parent.
+    Buffers stay local, as BatchNorm's statistics do; average_buffers() makes them equal.
+
+    Raises PeerLost and CollectiveTimeout, from backward(), step() or the forward pass.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        comm: Comm,
+        arity: int | None = None,
+        overlap_forward: bool = True,
+        *,
+        before_update: Callable[[list[nn.Parameter]], object] | None = None,
+        timeout_s: float | None = None,
+        _before_notify: Callable[[], None] | None = None,
+    ) -> None:
+        # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
+        self._optimizer, self._model, self._comm = optimizer, model, comm
+        self._overlap_forward, self._before_update = overlap_forward, before_update
+        self._take_over()
+        layers = layers_of(model)
+        _check(optimizer, layers, comm, arity)
+        if before_update is not None and comm.rank == 0:
+            warnings.warn(
+                "NotifiedTree: before_update needs the gradients of all layers, so no layer is "
+                "updated before the last gradient has come, and the sending of weights no longer "
+                "overlaps the backward pass",
+                stacklevel=2,
+            )
+        nodes = [int(node) for node in comm.allgather(np.array([comm.cross_rank], np.int64))]
+        spread = best_arity(len(set(nodes))) if arity is None else arity
+        self._team = Team.of(comm.rank, nodes, spread)
+        self._plan = Plan(layers, self._team.most_children, self._team.most_local)
+        self._exchange = Exchange(
+            comm, self._plan.segment_bytes, self._plan.slots, timeout_s=timeout_s
+        )
+        self._memory = as_memory(self._exchange.segment())
+        self._step = 0  # steps that step() has finished
+        self._posted = [0] * len(layers)  # the step whose gradient was given to the engine
+        self._arrived = [0] * len(layers)  # the weights that are known to be here
+        self._sending = True
+        self._options: list[dict[str, Any]] = []
+        self._options_of = 0  # the step that they are for
+        self._closed = self._failed = False
+        self._move_weights()
+        self._shadows = self._make_shadows() if self._team.is_root else {}
+        self._engine = Engine(
+            self._exchange,
+            self._plan,
+            self._team,
+            self._update,
+            whole_step=before_update is not None,
+            before_notify=_before_notify,
+        )
+        comm.barrier()  # the last one: from here on only notifications
+        self._hook()
+
+    # --- what training scripts call ---
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """End a step: gradients that are not sent yet go now; collective. Returns at once with
+        overlap_forward, else when all weights are here.
+        """
+        if closure is not None:
+            raise TypeError("NotifiedTree.step: closures are not supported; call backward() before")
+        self._check_open()
+        for layer in self._plan.layers:
+            if self._posted[layer.index] <= self._step:
+                self._post(layer)
+        if self._team.is_root and self._options != self._snapshot():
+            raise ValueError(
+                "NotifiedTree.step: options of param_groups changed between backward() and "
+                "step(), when layers were updated already; change them before backward()"
+            )
+        self._step += 1
+        if not self._overlap_forward:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the weights of the last step are here; blocking."""
+        for layer in self._plan.layers:
+            self._wait_for(layer.index)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it backward passes only add to .grad: for all but the last one of a step."""
+        self._sending = False
+        try:
+            yield
+        finally:
+            self._sending = True
+
+    def average_buffers(self) -> None:
+        """Make floating buffers the mean over ranks and the others rank 0's; collective,
+        blocking.
+        """
+        self._check_open()
+        for name, buffer in self._model.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(self._comm.allreduce(buffer.contiguous(), "mean", name=name))
+            else:
+                buffer.copy_(_broadcast(self._comm, buffer))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; local. What was sent is not affected."""
+        self._optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's, which has state on rank 0 only; waits for the last step."""
+        self.wait()
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state; local, but rank 0's counts."""
+        self.wait()
+        self._optimizer.load_state_dict(state_dict)
+        self._take_over()
+        self._share_state()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the layers are fixed when this is made."""
+        if "_plan" in self.__dict__:
+            raise ValueError("NotifiedTree: parameters cannot be added; make a new one")
+
+    def close(self) -> None:
+        """Wait for the last step of all ranks and end the thread; collective, blocking. A second
+        call does nothing. The model goes on with its weights, unhooked.
+        """
+        if self._closed:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        try:
+            if not (self._failed or self._engine.error or self._exchange.closed):
+                self.wait()
+                self._comm.barrier()  # others may still need what this rank has
+        finally:
+            self._closed = True
+            if not self._exchange.closed:
+                self._engine.stop()
+            self._exchange.close()
+
+    def __repr__(self) -> str:
+        return f"NotifiedTree({self._optimizer!r})"
+
+    # --- set-up ---
+
+    def _take_over(self) -> None:
+        self.defaults = self._optimizer.defaults
+        self.param_groups = self._optimizer.param_groups
+        self.state = self._optimizer.state
+
+    def _move_weights(self) -> None:
+        """Weights become views of the segment, with rank 0's values."""
+        with torch.no_grad():
+            for buffer in self._model.buffers():
+                buffer.copy_(_broadcast(self._comm, buffer))
+            for layer in self._plan.layers:
+                block = self._plan.weights[layer.index]
+                views = block.views(self._memory, layer.parameters)
+                for parameter, view in zip(layer.parameters, views, strict=True):
+                    view.copy_(parameter)
+                    parameter.data = view
+                whole = self._memory[block.offset : block.offset + block.size]
+                self._comm.broadcast(whole, name=f"weights of {layer.name}")
+            for parameter in self._model.parameters():
+                if not parameter.requires_grad:
+                    parameter.copy_(_broadcast(self._comm, parameter.detach()))
+
+    def _make_shadows(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Parameters for the engine's optimizer, on the same weights: the program may clear the
+        gradients of the model's own at any time.
+        """
+        shadows = {}
+        for layer in self._plan.layers:
+            for parameter in layer.parameters:
+                shadows[parameter] = nn.Parameter(parameter.detach())
+        self._stepper = _twin(self._optimizer)
+        self._share_state(shadows)
+        return shadows
+
+    def _share_state(self, shadows: dict[nn.Parameter, nn.Parameter] | None = None) -> None:
+        """State has one dictionary per parameter, known by both its names."""
+        shadows = self._shadows if shadows is None else shadows
+        if shadows:
+            self._stepper.state.clear()
+        for parameter, shadow in shadows.items():
+            self._stepper.state[shadow] = self._optimizer.state[parameter]
+
+    def _hook(self) -> None:
+        """Hooks hold this object weakly, so that a model may outlive it."""
+        me = weakref.ref(self)
+        self._hooks: list[Any] = []
+        self._called: set[nn.Module] = set()
+        self._waits: dict[nn.Module, set[int]] = {}  # layers that a module waits for
+        owner = {p: layer for layer in self._plan.layers for p in layer.parameters}
+        self._unready = [set(layer.parameters) for layer in self._plan.layers]
+
+        def before_forward(module: nn.Module, _: Any) -> None:
+            tree = me()
+            if tree is not None:
+                tree._called.add(module)
+                for layer in sorted(tree._waits.get(module, ())):
+                    tree._check_steady(layer)
+                    tree._wait_for(layer)
+
+        def before_state(*_: Any) -> None:
+            tree = me()
+            if tree is not None:
+                tree.wait()
+
+        def on_gradient(parameter: Tensor) -> None:
+            tree = me()
+            if tree is not None and tree._sending:
+                tree._ready(owner[parameter], parameter)  # type: ignore[index]
+
+        for module in self._model.modules():
+            own = {owner[p].index for p in module.parameters(recurse=False) if p in owner}
+            self._waits[module] = own
+            self._hooks.append(module.register_forward_pre_hook(before_forward))
+        self._hooks.append(self._model.register_state_dict_pre_hook(before_state))
+        for parameter in owner:
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
+
+    # --- a step ---
+
+    def _ready(self, layer: Layer, parameter: Tensor) -> None:
+        unready = self._unready[layer.index]
+        if self._posted[layer.index] > self._step:
+            raise HsgdError(
+                f'NotifiedTree: layer "{layer.name}" has a second gradient before step(), and the '
+                "first was sent; call all backward() but the last within no_sync()"
+            )
+        if layer.module not in self._called:
+            self._delegate(layer)
+        unready.discard(parameter)  # type: ignore[arg-type]
+        if not unready:
+            self._post(layer)
+
+    def _delegate(self, layer: Layer) -> None:
+        """The module is not called itself: whoever uses it is called, and waits in its place."""
+        names = layer.name.split(".")
+        above = [self._model.get_submodule(".".join(names[:n])) for n in range(len(names))]
+        user = next((m for m in reversed(above) if m in self._called), self._model)
+        self._waits[user].add(layer.index)
+
+    def _post(self, layer: Layer) -> None:
+        """Hand a layer's gradient over; afterwards its weights may change at any time."""
+        if self._options_of <= self._step:
+            self._options, self._options_of = self._snapshot(), self._step + 1
+        self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
+        block = self._plan.own[layer.index]
+        flags = block.in_use(self._memory)
+        with torch.no_grad():
+            views = block.views(self._memory, layer.parameters)
+            for index, (parameter, view) in enumerate(zip(layer.parameters, views, strict=True)):
+                flags[index] = parameter.grad is not None
+                if parameter.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(parameter.grad)  # type: ignore[arg-type]
+        version = self._step + 1
+        self._posted[layer.index] = version
+        self._unready[layer.index] = set(layer.parameters)
+        leader, team = self._team.members[0], self._team
+        if team.leads:
+            slot = self._plan.own_slot(layer.index)
+        else:
+            slot = self._plan.local_slot(layer.index, team.members.index(team.rank))
+        self._engine.notify(leader, slot, version)
+
+    def _check_steady(self, layer: int) -> None:
+        if self._posted[layer] > self._step:
+            raise HsgdError(
+                f'NotifiedTree: layer "{self._plan.layers[layer].name}" is called between its '
+                "backward pass and step(), when its weights may change at any time; call the "
+                "model after step(), or use no_sync()"
+            )
+
+    def _wait_for(self, layer: int) -> None:
+        """Until the weights of the last step are here."""
+        if self._arrived[layer] >= self._step:
+            return
+        self._check_open()
+        slot = self._plan.weights_slot(layer)
+        try:
+            _, version = self._exchange.wait_any([slot], self._step - 1)
+        except (CollectiveTimeout, PeerLost) as error:
+            self._failed = True
+            cause = self._engine.error or error
+            raise type(error)(self._describe(layer, cause)) from cause
+        if version >= GIVEN_UP:
+            self._failed = True
+            cause = self._engine.error
+            why = str(cause) if cause is not None else reason_in(self._memory)
+            kind = type(cause) if isinstance(cause, HsgdError) else PeerLost
+            raise kind(self._describe(layer, why)) from cause
+        self._arrived[layer] = version
+
+    def _describe(self, layer: int, why: object) -> str:
+        name, missing = self._plan.layers[layer].name, ""
+        if self._team.leads and self._engine.error is None:
+            missing = self._engine.missing(layer)
+        line = f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}'
+        return f"{line} ({missing})" if missing else line
+
+    def _check_open(self) -> None:
+        if self._closed or self._exchange.closed:
+            raise HsgdError("this NotifiedTree is closed")
+
+    def _snapshot(self) -> list[dict[str, Any]]:
+        """The options of each group, as they are now."""
+        if not self._team.is_root:
+            return []
+        return [
+            {name: copy.copy(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    def _update(self, entries: list[tuple[Layer, list[Tensor], list[bool]]]) -> None:
+        """One step of the optimizer on some layers; on the root, in the engine's thread."""
+        chosen: dict[nn.Parameter, nn.Parameter] = {}
+        for layer, gradients, used in entries:
+            for parameter, gradient, flag in zip(layer.parameters, gradients, used, strict=True):
+                shadow = chosen[parameter] = self._shadows[parameter]
+                shadow.grad = gradient if flag else None
+        if self._before_update is not None:
+            self._before_update([shadow for shadow in chosen.values() if shadow.grad is not None])
+        self._stepper.param_groups = [
+            {**options, "params": [chosen[p] for p in group["params"] if p in chosen]}
+            for options, group in zip(self._options, self._optimizer.param_groups, strict=True)
+        ]
+        self._stepper.step()
+
+
+def _twin(optimizer: Optimizer) -> Optimizer:
+    """An optimizer of the same class and settings, with no groups, state or hooks yet."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    twin.__dict__.update(own)
+    twin.__dict__["param_groups"] = []
+    twin.__dict__["state"] = type(optimizer.state)(dict)  # type: ignore[call-arg, arg-type]
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        twin.__dict__[name] = OrderedDict()
+    return twin
+
+
+def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:
+    """Rank 0's values, as bytes: of any dtype."""
+    whole = tensor.detach().contiguous().clone()
+    if whole.numel():
+        comm.broadcast(whole.view(-1).view(torch.uint8))
+    return whole
+
+
+def _check(optimizer: Optimizer, layers: list[Layer], comm: Comm, arity: int | None) -> None:
+    if arity is not None and arity < 1:
+        raise ValueError(f"NotifiedTree: arity is {arity}; give 1 or more, or None")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("NotifiedTree: LBFGS needs closures; use an optimizer that does not")
+    trained = {p for layer in layers for p in layer.parameters}
+    if not trained:
+        raise ValueError("NotifiedTree: the model has no parameters that require gradients")
+    for index, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            if p.requires_grad and p not in trained:
+                raise ValueError(
+                    f"NotifiedTree: a parameter of group {index}, shape {tuple(p.shape)}, is not "
+                    "one of the model's; pass the model that the optimizer trains"
+                )
+    for layer in layers:
+        for p in layer.parameters:
+            dense = p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last)
+            if p.device.type != "cpu" or p.layout is not torch.strided or not dense:
+                raise ValueError(
+                    f'NotifiedTree: a parameter of layer "{layer.name}" is on {p.device} or not '
+                    "dense; use dense CPU parameters"
+                )
+    if comm.cross_size > 1:
+        from mpi4py import MPI
+
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise HsgdError(
+                "NotifiedTree: MPI was initialized for less than MPI_THREAD_MULTIPLE; set "
+                "mpi4py.rc.thread_level = 'multiple' before the import of MPI"
+            )

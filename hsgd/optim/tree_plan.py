@@ -1,0 +1,230 @@
+"""Who sends what to whom in a NotifiedTree, and where it lies: arithmetic only.
+
+Owns the shape of the two trees, the partition of a model into layers and the places of their
+gradients and weights in an Exchange's segments. Never communicates. Gradient tree: the binomial
+tree of CaffeGPI (arXiv:1706.00095); weights: a k-ary tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "Block",
+    "Layer",
+    "Plan",
+    "Team",
+    "as_memory",
+    "best_arity",
+    "gather_children",
+    "gather_parent",
+    "layers_of",
+    "spread_children",
+    "spread_parent",
+]
+
+_LINE = 64
+
+
+def gather_parent(node: int) -> int:
+    """Where a node's gradients go: its number without the highest bit; -1 for node 0."""
+    return node - (1 << (node.bit_length() - 1)) if node else -1
+
+
+def gather_children(node: int, nodes: int) -> list[int]:
+    """Whose gradients come to a node, in the order in which they are added."""
+    first = node.bit_length()
+    return [
+        node + (1 << bit) for bit in range(first, nodes.bit_length()) if node + (1 << bit) < nodes
+    ]
+
+
+def spread_parent(node: int, arity: int) -> int:
+    """Where a node's weights come from; -1 for node 0."""
+    return (node - 1) // arity if node else -1
+
+
+def spread_children(node: int, arity: int, nodes: int) -> list[int]:
+    """Whom a node passes weights to."""
+    return list(range(arity * node + 1, min(arity * node + arity + 1, nodes)))
+
+
+def best_arity(nodes: int) -> int:
+    """The k with the least k * levels, the smallest such: a node sends k times per level."""
+
+    def levels(arity: int) -> int:
+        node, count = nodes - 1, 0
+        while node > 0:
+            node, count = (node - 1) // arity, count + 1
+        return count
+
+    return min(range(1, max(nodes, 2)), key=lambda arity: (arity * levels(arity), arity))
+
+
+@dataclass
+class Layer:
+    """Parameters that are sent together: those of one module that no earlier one has."""
+
+    index: int
+    name: str
+    module: nn.Module
+    parameters: list[nn.Parameter] = field(default_factory=list)
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """The layers with parameters to train, in the order of the model's definition."""
+    layers: list[Layer] = []
+    seen: set[nn.Parameter] = set()
+    for name, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad and p not in seen]
+        if own:
+            seen.update(own)
+            layers.append(Layer(len(layers), name or type(module).__name__, module, own))
+    return layers
+
+
+def _padded(size: int) -> int:
+    return (size + _LINE - 1) // _LINE * _LINE
+
+
+@dataclass(frozen=True)
+class Block:
+    """A gradient of one layer in a segment: a byte per parameter that says whether it has one, then
+    the numbers.
+    """
+
+    offset: int
+    flags: int
+    places: tuple[int, ...]
+    size: int
+
+    def in_use(self, memory: Tensor) -> Tensor:
+        """The flags; `memory` is the segment as uint8."""
+        return memory[self.offset : self.offset + self.flags]
+
+    def views(self, memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of the shapes and strides of `like`."""
+        views = []
+        for place, tensor in zip(self.places, like, strict=True):
+            size = tensor.numel() * tensor.element_size()
+            flat = memory[self.offset + place : self.offset + place + size].view(tensor.dtype)
+            views.append(flat.as_strided(tensor.size(), tensor.stride()))
+        return views
+
+    def at(self, offset: int) -> Block:
+        """The same at another place."""
+        return Block(offset, self.flags, self.places, self.size)
+
+
+def _block(layer: Layer) -> Block:
+    places, end = [], _padded(len(layer.parameters))
+    for parameter in layer.parameters:
+        places.append(end)
+        end += _padded(parameter.numel() * parameter.element_size())
+    return Block(0, len(layer.parameters), tuple(places), end)
+
+
+class Plan:
+    """Places and slots, the same on all ranks.
+
+    REASON bytes at the beginning say why a rank gave up. Then, for each layer: the rank's own
+    gradient, those of its children, its weights.
+    """
+
+    REASON = 512
+    STOP = 0  # the slot that ends the engine
+
+    def __init__(self, layers: Sequence[Layer], children: int, local_size: int) -> None:
+        self.layers = list(layers)
+        self._inputs = 2 + children + local_size - 1
+        end = self.REASON
+        self.own: list[Block] = []
+        self.inbox: list[list[Block]] = []
+        self.weights: list[Block] = []
+        for layer in layers:
+            block = _block(layer)
+            places = [block.at(end + k * block.size) for k in range(2 + children)]
+            self.own.append(places[0])
+            self.weights.append(places[1])
+            self.inbox.append(places[2:])
+            end += (2 + children) * block.size
+        self.segment_bytes = end
+        self.slots = 1 + len(self.layers) * self._inputs
+        self._children = children
+
+    def _slot(self, layer: int, which: int) -> int:
+        return 1 + layer * self._inputs + which
+
+    def weights_slot(self, layer: int) -> int:
+        """Tells that the weights of a layer have a new version here."""
+        return self._slot(layer, 0)
+
+    def own_slot(self, layer: int) -> int:
+        """Tells that this rank's own gradient is in its segment."""
+        return self._slot(layer, 1)
+
+    def child_slot(self, layer: int, child: int) -> int:
+        """Tells that the gradient of the child-th child node is in the inbox."""
+        return self._slot(layer, 2 + child)
+
+    def local_slot(self, layer: int, local_rank: int) -> int:
+        """Tells a leader that the gradient of a rank of its node is in that rank's segment."""
+        return self._slot(layer, 1 + self._children + local_rank)
+
+
+@dataclass(frozen=True)
+class Team:
+    """A rank's neighbours in both trees: nodes are joined by their first ranks, the leaders."""
+
+    rank: int
+    size: int
+    members: tuple[int, ...]  # of this node, the leader first
+    gather_to: int  # a rank, or -1
+    place: int  # among the children of gather_to
+    gather_from: tuple[int, ...]
+    spread_from: int  # a rank, or -1
+    spread_to: tuple[int, ...]
+    most_children: int  # of any rank
+    most_local: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank stands for its node."""
+        return self.rank == self.members[0]
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank updates the weights."""
+        return self.leads and self.gather_to < 0
+
+    @classmethod
+    def of(cls, rank: int, nodes: Sequence[int], arity: int) -> Team:
+        """`nodes`: the node of each rank."""
+        members: dict[int, list[int]] = {}
+        for other, node in enumerate(nodes):
+            members.setdefault(node, []).append(other)
+        order = sorted(members)
+        node, count = order.index(nodes[rank]), len(order)
+        leaders = [members[which][0] for which in order]
+        up, down = gather_parent(node), spread_parent(node, arity)
+        return cls(
+            rank=rank,
+            size=len(nodes),
+            members=tuple(members[nodes[rank]]),
+            gather_to=leaders[up] if up >= 0 else -1,
+            place=gather_children(up, count).index(node) if up >= 0 else 0,
+            gather_from=tuple(leaders[c] for c in gather_children(node, count)),
+            spread_from=leaders[down] if down >= 0 else -1,
+            spread_to=tuple(leaders[c] for c in spread_children(node, arity, count)),
+            most_children=len(gather_children(0, count)),
+            most_local=max(map(len, members.values())),
+        )
+
+
+def as_memory(array: object) -> Tensor:
+    """A segment as a uint8 tensor that keeps it alive."""
+    return torch.from_numpy(array)

@@ -1,0 +1,152 @@
+// Operations to other nodes, over a network that a test steers step by step.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "outbox.hpp"
+
+namespace {
+
+using hsgd::Deadline;
+using hsgd::Error;
+using hsgd::Notification;
+using hsgd::Outbox;
+using hsgd::Piece;
+
+// Requests are done when the test says so; what was asked for is written down.
+struct Wire {
+  std::vector<std::string> log;
+  std::vector<bool> done;
+  bool fails = false;
+};
+
+class FakeRma final : public hsgd::Rma {
+ public:
+  explicit FakeRma(Wire& wire) : wire_(wire) {}
+  Ticket put(int target, const void*, size_t bytes, size_t offset) override {
+    return note("put " + std::to_string(bytes) + " at " + std::to_string(offset), target);
+  }
+  Ticket replace(int target, const uint64_t* version, size_t offset) override {
+    return note("version " + std::to_string(*version) + " at " + std::to_string(offset), target);
+  }
+  bool done(Ticket ticket) override {
+    if (wire_.fails) throw Error(HSGD_ERR_PEER_LOST, 1, "the wire broke");
+    return wire_.done[ticket];
+  }
+  void flush(int target) override { wire_.log.push_back("flush to " + std::to_string(target)); }
+  void sync() override {}
+  bool close(const Deadline&) noexcept override { return true; }
+
+ private:
+  Ticket note(const std::string& what, int target) {
+    wire_.log.push_back(what + " to " + std::to_string(target));
+    wire_.done.push_back(false);
+    return static_cast<Ticket>(wire_.done.size() - 1);
+  }
+  Wire& wire_;
+};
+
+struct Box {
+  explicit Box(uint32_t capacity = 8, double timeout_s = 60.0)
+      : outbox(std::make_unique<FakeRma>(wire), capacity, timeout_s) {}
+  uint64_t post(int target, uint32_t slot, uint64_t version, size_t pieces = 1) {
+    std::vector<Piece> list(pieces, Piece{data, sizeof data, 64});
+    uint64_t ticket = 0;
+    return outbox.post(list, Notification{target, slot, version, slot * 8}, &ticket) ? ticket : 0;
+  }
+  void finish(size_t request) {
+    wire.done[request] = true;
+    outbox.drive();
+  }
+  Wire wire;
+  std::byte data[16] = {};
+  Outbox outbox;
+};
+
+using Lines = std::vector<std::string>;
+
+TEST("the version goes when the data is there, and the ticket is done when the version is") {
+  Box box;
+  const uint64_t ticket = box.post(2, 3, 9, 2);
+  CHECK(ticket == 1);
+  box.outbox.drive();
+  box.finish(1);  // the second piece arrives first
+  CHECK(box.wire.log == Lines({"put 16 at 64 to 2", "put 16 at 64 to 2"}));
+  box.finish(0);
+  CHECK(!box.outbox.done(ticket));
+  CHECK(box.wire.log.size() == 4);
+  CHECK(box.wire.log[2] == "flush to 2");
+  CHECK(box.wire.log[3] == "version 9 at 24 to 2");
+  box.finish(2);
+  CHECK(box.outbox.done(ticket) && box.outbox.empty());
+  CHECK(box.wire.log.back() == "flush to 2");
+}
+
+TEST("versions of a slot keep their order, whatever data comes first") {
+  Box box;
+  box.post(1, 0, 1);
+  box.post(1, 0, 2);
+  box.post(1, 1, 1);
+  box.finish(1);  // the data of the later version first
+  box.finish(2);
+  const Lines& log = box.wire.log;
+  CHECK(std::count(log.begin(), log.end(), "version 2 at 0 to 1") == 0);
+  CHECK(std::count(log.begin(), log.end(), "version 1 at 8 to 1") == 1);  // another slot goes on
+  box.finish(0);
+  CHECK(std::count(log.begin(), log.end(), "version 2 at 0 to 1") == 0);
+  box.finish(4);  // version 1 is there
+  CHECK(std::count(log.begin(), log.end(), "version 2 at 0 to 1") == 1);
+}
+
+TEST("a full box takes nothing and names its oldest operation") {
+  Box box(2);
+  CHECK(box.post(1, 0, 1) == 1 && box.post(3, 5, 4) == 2);
+  const size_t lines = box.wire.log.size();
+  CHECK(box.post(1, 2, 1) == 0 && box.wire.log.size() == lines);
+  int target = 0;
+  CHECK(box.outbox.oldest(&target) == "version 1 for slot 0 of rank 1" && target == 1);
+  box.finish(0);
+  box.finish(2);
+  CHECK(box.post(1, 2, 1) == 3);
+}
+
+TEST("what is not delivered in time breaks the box and names the rank") {
+  Box box(2, 1e-9);
+  const uint64_t ticket = box.post(4, 1, 6);
+  for (int call = 0; call < 2; ++call) {
+    try {
+      box.outbox.drive();
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.code() == HSGD_ERR_TIMEOUT && error.rank() == 4);
+      CHECK(std::strstr(error.what(), "version 6 for slot 1 of rank 4") != nullptr);
+    }
+  }
+  try {
+    box.outbox.done(ticket);
+    CHECK(false);
+  } catch (const Error& error) {
+    CHECK(error.code() == HSGD_ERR_TIMEOUT);
+  }
+}
+
+TEST("an error of the wire comes back from every call") {
+  Box box;
+  box.post(1, 0, 1);
+  box.wire.fails = true;
+  for (int call = 0; call < 2; ++call) {
+    try {
+      box.outbox.drive();
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.code() == HSGD_ERR_PEER_LOST);
+    }
+    box.wire.fails = false;
+  }
+}
+
+}  // namespace

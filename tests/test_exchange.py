@@ -1,0 +1,175 @@
+"""Exchange: the same promises over shared memory and over MPI, and an end to faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import exchange_programs
+from cluster import Cluster
+from exchange_programs import CHECKS, FAULT_TIMEOUT_S, check_all, told_by
+from hsgd import Comm, Exchange, HsgdError
+from ranks import Ranks, Seat, meeting_point
+
+__all__: list[str] = []
+
+PROGRAM = Path(exchange_programs.__file__)
+NAMES = [check.__name__ for check in CHECKS]
+DETECTED_S = 2.0
+Job = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run_checks(seat: Seat, path: str, size: int) -> list[str]:
+    """All checks on one rank."""
+    return check_all(seat.comm(path, size))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_an_exchange_over_shared_memory_keeps_its_promises(size: int) -> None:
+    with Ranks(size) as pool:
+        assert pool.run(run_checks, meeting_point(), size) == [NAMES] * size
+
+
+def test_an_exchange_over_mpi_alone_keeps_the_same_promises(mpirun: Job) -> None:
+    done = mpirun(2, PROGRAM, "remote_only", timeout_s=120.0)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == NAMES
+
+
+@pytest.mark.parametrize("hosts", ["node1:1,node2:1", "node1:2,node2:1"])
+def test_an_exchange_between_nodes_keeps_the_same_promises(
+    cluster: Callable[..., Cluster], hosts: str
+) -> None:
+    size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
+    done = cluster(2).mpirun(size, [sys.executable, str(PROGRAM), "all"], hosts=hosts)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == NAMES
+
+
+def test_a_rank_that_stalls_on_another_node_ends_waits_and_writes_in_time(
+    cluster: Callable[..., Cluster],
+) -> None:
+    done = cluster(2).mpirun(2, [sys.executable, str(PROGRAM), "stalled"], timeout_s=60.0)
+    told = json.loads(done.stdout.splitlines()[0])
+    assert all("\n" not in line for _, line in told.values())
+    kind, line = told["wait"]
+    assert kind == "CollectiveTimeout"
+    assert line.startswith(f"wait_any: after {FAULT_TIMEOUT_S:g} s slot 0 of rank 0, which rank 1")
+    kind, line = told["full"]
+    assert kind == "QueueFull" and "version 1 for slot 2 of rank 1: all 1 operations" in line
+    assert "the oldest version 1 for slot 1 of rank 1" in line
+    kind, line = told["write"]
+    assert kind == "CollectiveTimeout"
+    assert f"version 1 for slot 1 of rank 1 was not delivered within {FAULT_TIMEOUT_S:g} s" in line
+    assert told["after"] == told["write"]  # what follows a write that is lost cannot be trusted
+
+
+def test_a_rank_that_dies_on_another_node_ends_the_job(cluster: Callable[..., Cluster]) -> None:
+    done = cluster(2).mpirun(2, [sys.executable, str(PROGRAM), "killed"], timeout_s=60.0)
+    assert done.returncode != 0
+
+
+def wait_for_the_last(seat: Seat, path: str, size: int, limit_s: float) -> tuple[str, str, float]:
+    """Wait for a slot that the last rank notifies; the last rank waits for the first."""
+    comm = seat.comm(path, size)
+    exchange = Exchange(comm, 64, 1, timeout_s=limit_s)
+    exchange.bind(0, size - 1 if seat.rank != size - 1 else 0)
+    comm.barrier()
+    seat.tell("waits")
+    kind, line = told_by(lambda: exchange.wait_any([0]))
+    return kind, line, time.monotonic()
+
+
+def test_a_local_rank_that_dies_is_named_to_those_that_wait_for_it() -> None:
+    with Ranks(3) as pool:
+        pool.start(wait_for_the_last, meeting_point(), 3, 30.0)
+        assert [pool.hear(rank) for rank in range(3)] == ["waits"] * 3
+        pid = pool.pid(2)
+        pool.signal(2, signal.SIGKILL)
+        killed = time.monotonic()
+        for outcome in pool.finish(on=(0, 1)):
+            kind, line, when = outcome.value
+            assert kind == "PeerLost" and f"rank 2 (pid {pid}, " in line
+            assert line.endswith(" died") and line.startswith("wait_any, slot 0")
+            assert when - killed < DETECTED_S
+
+
+def test_a_local_rank_that_is_stopped_ends_waits_at_the_deadline() -> None:
+    with Ranks(2) as pool:
+        pool.start(wait_for_the_last, meeting_point(), 2, 0.5)
+        assert [pool.hear(rank) for rank in range(2)] == ["waits"] * 2
+        pool.signal(1, signal.SIGSTOP)
+        (outcome,) = pool.finish(on=(0,))
+        pool.signal(1, signal.SIGCONT)
+        pool.finish(on=(1,))
+        kind, line, _ = outcome.value
+        assert kind == "CollectiveTimeout"
+        assert f"slot 0 of rank 0, which rank 1 (pid {pool.pid(1)}, " in line
+
+
+def use_in_a_fork(seat: Seat, path: str) -> tuple[str, str]:
+    """What a forked child is told by an Exchange that it inherited."""
+    comm = seat.comm(path, 1)
+    exchange = Exchange(comm, 64, 1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, repr(told_by(lambda: exchange.test(0))).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    told: Any = eval(os.read(read, 4096))
+    os.close(read), os.close(write)
+    exchange.put_notify(np.ones(4), 0, 0, 1)
+    assert exchange.wait_any([0]) == (0, 1)
+    return told  # type: ignore[no-any-return]
+
+
+def test_a_forked_child_may_not_use_an_exchange() -> None:
+    with Ranks(1) as pool:
+        ((kind, line),) = pool.run(use_in_a_fork, meeting_point())
+        assert kind == "HsgdError" and "belongs to the process that made it" in line
+
+
+def close_in_any_order(seat: Seat, path: str) -> list[str]:
+    """Views outlive the Exchange, which the communicator closes, and other sizes are refused."""
+    comm = Comm.local(path, seat.rank, 2)
+    with pytest.raises(HsgdError, match="exchange"):
+        Exchange(comm, 64 + seat.rank, 1)
+    exchange = Exchange(comm, 64, 1)
+    view = exchange.segment()
+    view[:] = 3
+    comm.close()
+    assert exchange.closed and (view == 3).all()
+    return [told_by(lambda: exchange.put_notify(None, 0, 0, 1))[1], repr(exchange)]
+
+
+def test_closing_the_communicator_closes_its_exchanges() -> None:
+    with Ranks(2) as pool:
+        for rank, (line, text) in enumerate(pool.run(close_in_any_order, meeting_point())):
+            assert line == "this Exchange is closed"
+            assert text == f"<hsgd.Exchange rank {rank}, closed>"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"slots": 0}, "slots is 0; give 1 to"),
+        ({"queue": 0}, "queue is 0; give 1 to"),
+        ({"timeout_s": 0.0}, "timeout_s is 0"),
+        ({"segment_bytes": -1}, "segment_bytes is -1"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(options: dict[str, Any], line: str) -> None:
+    values = {"segment_bytes": 64, "slots": 1, **options}
+    with Comm.local(meeting_point(), 0, 1) as comm, pytest.raises(ValueError, match=line):
+        Exchange(comm, values.pop("segment_bytes"), values.pop("slots"), **values)

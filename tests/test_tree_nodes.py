@@ -1,0 +1,50 @@
+"""NotifiedTree between nodes: equal to serial SGD, and no collective in the steady state."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster import Cluster
+from test_tree import serial
+
+__all__: list[str] = []
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that counts collectives of MPI, and is no part of hsgd."""
+    library = tmp_path_factory.mktemp("counter") / "libcollectives.so"
+    source = HERE / "mpi_programs" / "count_collectives.c"
+    compiler = (os.environ.get("CC") or "cc").split()
+    command = [*compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+@pytest.mark.parametrize("hosts", ["node1:1,node2:1", "node1:2,node2:1,node3:1,node4:1"])
+def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
+    cluster: Callable[..., Cluster], counter: Path, hosts: str
+) -> None:
+    size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
+    done = cluster(hosts.count(",") + 1).mpirun(
+        size,
+        [sys.executable, str(HERE / "tree_programs.py"), "count", str(counter)],
+        hosts=hosts,
+        env={"LD_PRELOAD": str(counter)},
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["equal"]
+    assert told["counted"] == [0, 0]  # of MPI, and of hsgd's own
+    for mine, wanted in zip(told["weights"], serial("odd", "sgd", size), strict=True):
+        torch.testing.assert_close(torch.tensor(mine), wanted, rtol=1e-6, atol=1e-6)
