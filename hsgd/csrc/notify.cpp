@@ -20,7 +20,7 @@ std::shared_ptr<SharedBuffer> allocate(Communicator& communicator,
                                        const NotifiedExchange::Settings& settings, size_t bytes) {
   const int64_t shape[] = {static_cast<int64_t>(settings.segment_bytes), settings.slots};
   const hsgd_label label = {"exchange", shape, 2};
-  return communicator.allocate(bytes, HSGD_UINT8, &label);
+  return communicator.allocate(bytes, HSGD_UINT8, false, &label);
 }
 
 }  // namespace
