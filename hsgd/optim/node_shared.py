@@ -13,7 +13,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +166,7 @@ class NodeSharedOptimizer(Optimizer):
         self.check_kind(optimizer)
         self._shared = shared
         self._comm = shared.comm
-        self._kind = type(optimizer)
+        self._kind: Any = type(optimizer)
         self._index = {parameter: i for i, parameter in enumerate(shared.parameters)}
         self._check(optimizer)
         self.defaults = optimizer.defaults
@@ -293,7 +293,8 @@ class NodeSharedOptimizer(Optimizer):
         self._is_reduced = False
         for index, parameter in enumerate(self._shared.parameters):
             if index not in self._hooked and parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_hook_of(self))
+                hook = _hook_of(self)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._hooked.add(index)
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
@@ -486,7 +487,7 @@ class NodeSharedOptimizer(Optimizer):
         self._steps = [0] * len(self._steps)
         for parameter, state in whole.state.items():
             counted = state.get("step", 1 if state else 0)
-            self._steps[self._index[parameter]] = int(counted)
+            self._steps[self._index[cast(nn.Parameter, parameter)]] = int(counted)
         self._inner.state.clear()
         self._moved.clear()
         for index, (piece, part) in self._mine.items():
