@@ -213,12 +213,12 @@ class _HorovodPlugin(_Horovod):
         import torch
 
         from hsgd.config import Config
-        from hsgd.metrics import interposer_counters
+        from hsgd.metrics import interposer_collectives
 
         count = max(1 << 14, Config.from_env().min_bytes)
         self.hvd.allreduce(torch.ones(count), name="proof", op=self.hvd.Sum)
-        counters = interposer_counters()
-        if counters is None or counters.calls == 0:
+        counters = interposer_collectives()
+        if counters is None or counters["MPI_Allreduce"].taken_calls == 0:
             raise RuntimeError("an allreduce did not take the two-level path; see hsgd info")
 
 
