@@ -138,7 +138,7 @@ def interposer_collectives() -> dict[str, CollectiveCounters] | None:
     describe = library.hsgd_interposer_collective
     describe.restype = ctypes.c_char_p
     numbers = (ctypes.c_uint64 * 4)()
-    found = {}
+    found: dict[str, CollectiveCounters] = {}
     while name := describe(len(found), numbers):
         found[name.decode()] = CollectiveCounters(*numbers)
     return found
