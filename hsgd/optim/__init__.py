@@ -8,5 +8,6 @@ from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
 from hsgd.optim.schedule import WarmupPolynomialLR
 from hsgd.optim.tree import NotifiedTree
+from hsgd.optim.tree_strategy import notified_tree
 
-__all__ = ["LAMB", "LARS", "NotifiedTree", "WarmupPolynomialLR"]
+__all__ = ["LAMB", "LARS", "NotifiedTree", "WarmupPolynomialLR", "notified_tree"]
