@@ -538,6 +538,51 @@ def test_node_shared_parameters_train_to_the_same_weights(ranks: Ranks, size: in
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6)
 
 
+def train_by_tree(seat: Seat, path: str, size: int, strategy: str) -> list[Any]:
+    with job(seat, path, size) as hvd:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+            named_parameters=net.named_parameters(),
+            strategy=strategy,
+            model=net,
+        )
+        for step in range(STEPS):
+            torch.manual_seed(10 * step + seat.rank)
+            optimizer.zero_grad()
+            net(torch.randn(ROWS, 7)).square().mean().backward()
+            optimizer.step()
+        if strategy == "notified_tree":
+            optimizer.wait()
+        return [parameter.detach().tolist() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_tree_trains_to_the_same_weights(ranks: Ranks, size: int) -> None:
+    tree = on(ranks, size, train_by_tree, "notified_tree")
+    usual = on(ranks, size, train_by_tree, "overlap")
+    for rank in range(size):
+        for ours, theirs in zip(tree[rank], usual[rank], strict=True):
+            torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
+
+
+def trees_that_cannot_be_planted(seat: Seat, path: str, size: int) -> None:
+    with job(seat, path, size) as hvd:
+        net = nn.Linear(1, 1)
+        sgd = torch.optim.SGD(net.parameters(), lr=1.0)
+        with pytest.raises(ValueError, match=r'^strategy="notified_tree" needs model='):
+            hvd.DistributedOptimizer(sgd, strategy="notified_tree")
+        with pytest.raises(ValueError, match=r'^strategy="notified_tree" does not know compr'):
+            hvd.DistributedOptimizer(
+                sgd, strategy="notified_tree", model=net, compression=hvd.Compression.fp16
+            )
+
+
+def test_arguments_without_meaning_for_a_tree_are_refused(ranks: Ranks) -> None:
+    on(ranks, 1, trees_that_cannot_be_planted)
+
+
 def options_that_cannot_be_shared(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         parameters = list(nn.Linear(1, 1).parameters())

@@ -45,6 +45,7 @@ _INTERNAL = {
     "take_over",
     "Distributed",
     "share_optimizer",
+    "plant_tree",
     "coordinator_of",
     "reduce_op",
     "run",  # of elastic: Horovod's own

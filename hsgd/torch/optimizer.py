@@ -21,10 +21,11 @@ from hsgd.torch.process_sets import ProcessSet, global_process_set
 from hsgd.torch.reducer import GradientReducer, Options
 from hsgd.torch.reductions import ADASUM, AVERAGE
 from hsgd.torch.sharing import share_optimizer
+from hsgd.torch.trees import plant_tree
 
 __all__ = ["Distributed", "DistributedOptimizer"]
 
-_STRATEGIES = ("overlap", "after_backward")
+_STRATEGIES = ("overlap", "after_backward", "notified_tree")
 
 
 class Distributed(torch.optim.Optimizer):
@@ -186,6 +187,7 @@ def DistributedOptimizer(
     bucket_cap_mb: float = 25.0,
     strategy: str = "overlap",
     node_shared: bool = False,
+    model: torch.nn.Module | None = None,
 ) -> Any:
     """An optimizer like `optimizer`, of a subclass of its class, that steps on gradients of all
     ranks; local. Its first step is collective, and agrees on the buckets.
@@ -200,7 +202,9 @@ def DistributedOptimizer(
     Average only. groups: how many buckets, or lists of parameters that share one; num_groups is
     its old name. sparse_as_dense: let sparse gradients travel in buckets.
     bucket_cap_mb: most MiB of a bucket without groups. strategy: "overlap" starts a bucket when
-    its last gradient has come, "after_backward" starts all in step().
+    its last gradient has come, "after_backward" starts all in step(), "notified_tree" sends each
+    layer up and down a tree of one-sided writes and lets the next forward pass wait for its layers
+    alone (hsgd.optim.NotifiedTree; needs `model`).
     node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
     part of them after the backward pass; all ranks get those of rank 0, which makes this call
     collective. For SGD, Adam, AdamW, LARS and LAMB; clip with its clip_grad_norm_(). See
@@ -236,6 +240,20 @@ def DistributedOptimizer(
         )
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
+    if strategy == "notified_tree":
+        return plant_tree(
+            optimizer,
+            model,
+            named_parameters,
+            op,
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step,
+            gradient_predivide_factor=gradient_predivide_factor,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+            node_shared=node_shared,
+        )
     if node_shared:
         return share_optimizer(optimizer, compression, op, process_set, gradient_predivide_factor)
     options = Options(
