@@ -6,8 +6,10 @@ Owns what is written, and where it begins and ends in the page cache. Never meas
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib
 import os
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,10 +43,17 @@ class DataSet:
         return [found] if found.is_file() else sorted(p for p in found.rglob("*") if p.is_file())
 
 
+@functools.cache
 def available(kind: str) -> bool:
     """Whether files of this kind can be made and read here."""
     package = {"tar": "webdataset", "mds": "streaming"}.get(kind)
-    return package is None or importlib.util.find_spec(package) is not None
+    try:
+        if package is not None:
+            importlib.import_module(package)
+    except Exception as error:  # not installed, or not with what else is installed here
+        print(f"{package} cannot be used: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def make(folder: Path, sample_bytes: int, total_bytes: int, kinds: set[str]) -> DataSet:
