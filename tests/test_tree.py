@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from hsgd import HsgdError
 from hsgd.config import Config
-from hsgd.optim import LARS, NotifiedTree
+from hsgd.optim import LARS, NotifiedTree, notified_tree
 from hsgd.optim.tree_plan import (
     Team,
     best_arity,
@@ -411,3 +411,34 @@ def test_leaders_join_the_nodes_and_ranks_their_leader() -> None:
     assert teams[0].is_root and teams[0].gather_from == (2, 4) and teams[0].spread_to == (2, 4)
     assert teams[3].members == (2, 3) and teams[2].gather_to == teams[2].spread_from == 0
     assert teams[4].place == 1 and np.all([team.most_children == 2 for team in teams])
+
+
+def use_as_a_strategy(seat: Seat, path: str) -> list[str]:
+    comm = seat.comm(path, 1)
+    net, lines = mlp(), []
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    named = list(net.named_parameters())
+    refused: list[dict[str, Any]] = [
+        {},
+        {"model": net, "op": "sum"},
+        {"model": net, "backward_passes_per_step": 2},
+        {"model": net, "compression": "fp16"},
+        {"model": mlp(), "named_parameters": named},
+    ]
+    for options in refused:
+        with pytest.raises(ValueError, match="strategy=") as caught:
+            notified_tree(sgd, comm, **options)
+        lines.append(str(caught.value))
+    more = {"named_parameters": named, "backward_passes_per_step": 1, "num_groups": 0}
+    tree = notified_tree(sgd, comm, model=net, **more)
+    lines.append(type(tree).__name__)
+    tree.close()
+    return lines
+
+
+def test_it_is_a_strategy_that_says_what_it_cannot_do(pools: Callable[[int], Ranks]) -> None:
+    wanted = ("needs model=", "averages; op is 'sum'", "use no_sync()", "compression='fp16'")
+    wanted += ('"0.weight" is not one of model\'s', "NotifiedTree")
+    (lines,) = pools(1).run(use_as_a_strategy, meeting_point())
+    for line, part in zip(lines, wanted, strict=True):
+        assert part in line and "\n" not in line

@@ -38,7 +38,7 @@ def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     done = cluster(hosts.count(",") + 1).mpirun(
         size,
-        [sys.executable, str(HERE / "tree_programs.py"), "count", str(counter)],
+        [sys.executable, str(HERE / "tree_programs.py"), str(counter)],
         hosts=hosts,
         env={"LD_PRELOAD": str(counter)},
     )
@@ -48,3 +48,10 @@ def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
     assert told["counted"] == [0, 0]  # of MPI, and of hsgd's own
     for mine, wanted in zip(told["weights"], serial("odd", "sgd", size), strict=True):
         torch.testing.assert_close(torch.tensor(mine), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_the_example_learns(mpirun: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    example = HERE.parent / "examples" / "train_tree.py"
+    done = mpirun(2, example, "--epochs", "8", "--target-accuracy", "85")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 ranks: ")

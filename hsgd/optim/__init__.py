@@ -9,6 +9,7 @@ from hsgd.optim.lars import LARS
 from hsgd.optim.node_shared import NodeSharedOptimizer, SharedParameters, share_parameters
 from hsgd.optim.schedule import WarmupPolynomialLR
 from hsgd.optim.tree import NotifiedTree
+from hsgd.optim.tree_strategy import notified_tree
 
 __all__ = [
     "LAMB",
@@ -17,5 +18,6 @@ __all__ = [
     "NotifiedTree",
     "SharedParameters",
     "WarmupPolynomialLR",
+    "notified_tree",
     "share_parameters",
 ]

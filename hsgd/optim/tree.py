@@ -248,7 +248,9 @@ class NotifiedTree(Optimizer):
         self._hooks: list[Any] = []
         self._called: set[nn.Module] = set()
         self._waits: dict[nn.Module, set[int]] = {}  # layers that a module waits for
-        owner = {p: layer for layer in self._plan.layers for p in layer.parameters}
+        owner: dict[Tensor, Layer] = {
+            p: layer for layer in self._plan.layers for p in layer.parameters
+        }
         self._unready = [set(layer.parameters) for layer in self._plan.layers]
 
         def before_forward(module: nn.Module, _: Any) -> None:
@@ -267,15 +269,16 @@ class NotifiedTree(Optimizer):
         def on_gradient(parameter: Tensor) -> None:
             tree = me()
             if tree is not None and tree._sending:
-                tree._ready(owner[parameter], parameter)  # type: ignore[index]
+                tree._ready(owner[parameter], parameter)
 
         for module in self._model.modules():
             own = {owner[p].index for p in module.parameters(recurse=False) if p in owner}
             self._waits[module] = own
             self._hooks.append(module.register_forward_pre_hook(before_forward))
-        self._hooks.append(self._model.register_state_dict_pre_hook(before_state))
+        self._hooks.append(self._model.register_state_dict_pre_hook(before_state))  # type: ignore[no-untyped-call]
         for parameter in owner:
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
+            hook = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
 
     # --- a step ---
 
@@ -288,7 +291,7 @@ class NotifiedTree(Optimizer):
             )
         if layer.module not in self._called:
             self._delegate(layer)
-        unready.discard(parameter)  # type: ignore[arg-type]
+        unready.discard(parameter)
         if not unready:
             self._post(layer)
 
@@ -313,7 +316,7 @@ class NotifiedTree(Optimizer):
                 if parameter.grad is None:
                     view.zero_()
                 else:
-                    view.copy_(parameter.grad)  # type: ignore[arg-type]
+                    view.copy_(parameter.grad)
         version = self._step + 1
         self._posted[layer.index] = version
         self._unready[layer.index] = set(layer.parameters)
@@ -346,10 +349,10 @@ class NotifiedTree(Optimizer):
             raise type(error)(self._describe(layer, cause)) from cause
         if version >= GIVEN_UP:
             self._failed = True
-            cause = self._engine.error
-            why = str(cause) if cause is not None else reason_in(self._memory)
-            kind = type(cause) if isinstance(cause, HsgdError) else PeerLost
-            raise kind(self._describe(layer, why)) from cause
+            given_up = self._engine.error
+            why = str(given_up) if given_up is not None else reason_in(self._memory)
+            kind = type(given_up) if isinstance(given_up, HsgdError) else PeerLost
+            raise kind(self._describe(layer, why)) from given_up
         self._arrived[layer] = version
 
     def _describe(self, layer: int, why: object) -> str:
@@ -394,7 +397,7 @@ def _twin(optimizer: Optimizer) -> Optimizer:
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
     twin.__dict__.update(own)
     twin.__dict__["param_groups"] = []
-    twin.__dict__["state"] = type(optimizer.state)(dict)  # type: ignore[call-arg, arg-type]
+    twin.__dict__["state"] = type(optimizer.state)(dict)
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         twin.__dict__[name] = OrderedDict()
     return twin

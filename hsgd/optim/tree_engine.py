@@ -29,14 +29,13 @@ __all__ = ["GIVEN_UP", "Engine", "reason_in"]
 GIVEN_UP = 1 << 62  # the version that says: nothing comes any more
 _LOOK_S = 1.0  # the engine waits as long as the program computes; its caller has the deadline
 
-Update = Callable[[Layer, list[Tensor], list[bool]], None]
+Entry = tuple[Layer, list[Tensor], list[bool]]  # mean gradients, and whether any rank had one
 
 
 class Engine:
     """Sums, updates and forwards, layer by layer, in a thread of its own on leaders.
 
-    update: called on the root for each layer and step with the mean gradients, and whether any rank
-    had one. whole_step: called with all layers at once instead.
+    update: called on the root for each layer and step. whole_step: called with all layers at once.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Engine:
         exchange: Exchange,
         plan: Plan,
         team: Team,
-        update: Callable[[list[tuple[Layer, list[Tensor], list[bool]]]], None],
+        update: Callable[[list[Entry]], None],
         *,
         whole_step: bool = False,
         before_notify: Callable[[], None] | None = None,
@@ -55,7 +54,7 @@ class Engine:
         self.error: BaseException | None = None
         self._memory = {rank: as_memory(exchange.segment(rank)) for rank in team.members}
         self._steps = [0] * len(plan.layers)  # whose gradients have gone up, by layer
-        self._held: dict[int, tuple[Layer, list[Tensor], list[bool]]] = {}
+        self._held: dict[int, Entry] = {}
         self._sources: dict[int, tuple[int, int]] = {}  # slot: rank, layer
         self._bind()
         self._seen = dict.fromkeys([Plan.STOP, *self._watched()], 0)
@@ -170,10 +169,10 @@ class Engine:
         if team.is_root:
             self._finish(layer, version, sums, [bool(flag) for flag in used.tolist()])
             return
-        block = mine[own.offset : own.offset + own.size]
+        whole = mine[own.offset : own.offset + own.size]
         there = plan.inbox[layer][team.place].offset
         slot = plan.child_slot(layer, team.place)
-        self.notify(team.gather_to, slot, version, [(block, there)])
+        self.notify(team.gather_to, slot, version, [(whole, there)])
 
     def _finish(self, layer: int, version: int, sums: list[Tensor], used: list[bool]) -> None:
         for total in sums:
