@@ -96,15 +96,16 @@ class MpiRma final : public Rma {
   };
 
   // Open MPI asks a peer about its window at the first access, and waits for the answer in calls
-  // that must not wait. So everybody asks everybody here, where all are in MPI until all have asked.
+  // that must not wait. So everybody asks everybody here, where all are in MPI until all have
+  // asked.
   void meet_peers() {
     int size = 0;
     check_mpi(PMPI_Comm_size(world_.get(), &size), "MPI_Comm_size");
     std::vector<char> bytes(static_cast<size_t>(size));
     for (int peer = 0; peer < size; ++peer) {
-      check_mpi(PMPI_Get(&bytes[static_cast<size_t>(peer)], 1, MPI_BYTE, peer, 0, 1, MPI_BYTE,
-                         window_),
-                "MPI_Get");
+      check_mpi(
+          PMPI_Get(&bytes[static_cast<size_t>(peer)], 1, MPI_BYTE, peer, 0, 1, MPI_BYTE, window_),
+          "MPI_Get");
     }
     check_mpi(PMPI_Win_flush_all(window_), "MPI_Win_flush_all");
     check_mpi(PMPI_Barrier(world_.get()), "MPI_Barrier");

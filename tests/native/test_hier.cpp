@@ -53,8 +53,8 @@ void random_program(const std::vector<int>& ranks_of_node, uint64_t seed, uint64
 void random_sharing(const std::vector<int>& ranks_of_node, uint64_t seed, int operations) {
   const Cluster cluster{ranks_of_node, ranks::small_steps(), {1, seed, 12}};
   cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
-    const auto in = comm->allocate(50000, HSGD_FLOAT64, nullptr);
-    const auto out = comm->allocate(50000, HSGD_FLOAT64, nullptr);
+    const auto in = comm->allocate(50000, HSGD_FLOAT64, false, nullptr);
+    const auto out = comm->allocate(50000, HSGD_FLOAT64, false, nullptr);
     std::mt19937_64 program(seed);
     for (int i = 0; i < operations; ++i) {
       Operation operation = ranks::draw(program, cluster.size());
