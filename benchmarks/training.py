@@ -85,6 +85,7 @@ class Way:
 
 WAYS = (
     Way("hsgd", "hsgd.torch", "hsgd", "hsgd", {}),
+    Way("hsgd-late", "hsgd.torch, after backward", "hsgd", "hsgd-late", {}, False),
     Way("plugin", "Horovod + plugin", "hsgd", "horovod", {"HOROVOD_PLUGIN": "hsgd"}),
     Way("horovod", "Horovod", "peer", "horovod", {}),
     Way("horovod-fast", "Horovod, cycle 0.1 ms", "peer", "horovod", {"HOROVOD_CYCLE_TIME": "0.1"}),

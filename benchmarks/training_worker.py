@@ -106,6 +106,7 @@ class ByGloo(Way):
 WAYS: dict[str, Callable[[], Way]] = {
     "horovod": lambda: ByHorovod("horovod.torch"),
     "hsgd": lambda: ByHorovod("hsgd.torch"),
+    "hsgd-late": lambda: ByHorovod("hsgd.torch", strategy="after_backward"),
     "hsgd-node-shared": lambda: ByHorovod("hsgd.torch", node_shared=True),
     "ddp": ByGloo,
     "ddp-zero": lambda: ByGloo(zero=True),
