@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hsgd import built, elf, launch, layout, preload, probe
+from hsgd.c10d import launchers
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError
 
@@ -84,7 +85,10 @@ def gather() -> Report | None:
     if job is not None and job.rank != 0:
         return None
     report = Report()
-    for add in (_add_hsgd, _add_mpi, _add_horovod, _add_packages, _add_machine, _add_configuration):
+    for add in (
+        *(_add_hsgd, _add_mpi, _add_horovod, _add_packages, _add_distributed),
+        *(_add_machine, _add_configuration),
+    ):
         add(report)
     _add_paths(report, job)
     _add_job(report, job)
@@ -241,6 +245,18 @@ def _add_packages(report: Report) -> None:
                 f"{package} is not installed: {use}", f"pip install {package}", stops=False
             )
     report.fact("Python", "interpreter", f"{sys.version.split()[0]} ({sys.executable})")
+
+
+def _add_distributed(report: Report) -> None:
+    """What init_process_group("hsgd") finds: torch reads the entry points when it is imported."""
+    if _version("torch") is None:
+        return
+    points = importlib.metadata.entry_points(group="torch.backends")
+    off = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1"
+    known = any(point.name == "hsgd" for point in points) and not off
+    state = "known to torch" if known else "not known to torch: import hsgd.torch.backend first"
+    report.fact("torch.distributed", "backend hsgd", state)
+    report.fact("torch.distributed", "would use", launchers.describe(os.environ))
 
 
 def _add_machine(report: Report) -> None:

@@ -164,6 +164,19 @@ def test_node_shared_is_compared_in_time_and_memory() -> None:
     )
 
 
+def test_communication_of_ddp_is_measured_and_checked(tmp_path: Path) -> None:
+    file, png = tmp_path / "a.json", tmp_path / "a.png"
+    words = ("--models", "1000x256", "--rounds", "2", "--json", str(file), "--png", str(png))
+    done = run(*words, program="ddp")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert document["failures"] == []
+    assert {row["candidate"] for row in document["results"]} == {"hsgd", "gloo", "nothing"}
+    assert "vs_peer_step/1000x256" in document["ratios"]
+    assert "exposed hsgd" in done.stdout
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
 def test_virtual_nodes_are_measured_against_the_link(tmp_path: Path, virtual_nodes: None) -> None:
     file = tmp_path / "a.json"
     words = ("--quick", "--rounds", "1", "--sizes", "64KB", "--nodes", "2+1@1gbit")

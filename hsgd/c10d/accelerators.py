@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 __all__ = ["Accelerators"]
 
@@ -53,7 +54,7 @@ class Accelerators:
 
     def _backend(self, device: str, name: str) -> tuple[Any, Any]:
         options, kinds = self._options, dist.ProcessGroup.BackendType
-        store = dist.PrefixStore(f"hsgd/{device}", options.store)
+        store = PrefixStore(f"hsgd/{device}", options.store)
         rank, size, limit = options.group_rank, options.group_size, options.timeout
         if name == "gloo":
             return dist.ProcessGroupGloo(store, rank, size, timeout=limit), kinds.GLOO

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (
+from torch._C._distributed_c10d import (
     AllreduceOptions,
     BroadcastOptions,
+    PrefixStore,
 )
 
 from hsgd.c10d.board import Board, in_global_ranks
@@ -29,7 +30,7 @@ __all__ = ["Nodes"]
 
 _REASON_S = 3.0  # for the node where a rank died to see it, and to say so
 _TEXT_BYTES = 512
-_GLOO_OPS = {
+_GLOO_OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
@@ -51,7 +52,7 @@ class Nodes:
         self._reason = ""
         self.rank, self.size = board.rank, len(board.members)
         if local.rank == 0:
-            store = dist.PrefixStore(f"{board.prefix}/leaders", board.store)
+            store = PrefixStore(f"{board.prefix}/leaders", board.store)
             limit = timedelta(seconds=board.timeout_s)
             self._gloo = dist.ProcessGroupGloo(store, self._node, len(nodes), limit)
 

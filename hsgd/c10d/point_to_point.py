@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from hsgd.c10d.board import Board
 from hsgd.errors import CollectiveTimeout, PeerLost
@@ -18,7 +19,7 @@ from hsgd.errors import CollectiveTimeout, PeerLost
 __all__ = ["PointToPoint"]
 
 
-class _Message(dist.Work):  # type: ignore[misc]
+class _Message(dist.Work):
     """A message under way; its errors name the other side."""
 
     def __init__(self, what: str, work: Any, tensors: list[torch.Tensor]) -> None:
@@ -62,7 +63,7 @@ class PointToPoint:
     """Messages between the ranks of one group. local: all of them share this node."""
 
     def __init__(self, board: Board, *, local: bool) -> None:
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=board.timeout_s)
         device = (
             dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)
@@ -70,9 +71,9 @@ class PointToPoint:
             else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
         )
         options._devices = [device]
-        store = dist.PrefixStore(f"{board.prefix}/messages", board.store)
+        store = PrefixStore(f"{board.prefix}/messages", board.store)
         self._members = board.members
-        self._gloo = dist.ProcessGroupGloo(store, board.rank, len(board.members), options)
+        self._gloo: Any = dist.ProcessGroupGloo(store, board.rank, len(board.members), options)
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Message:
         """Start sending to a group rank; not blocking."""

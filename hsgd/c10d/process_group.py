@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import (
+from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -66,7 +66,7 @@ def _by_device(method: Method) -> Method:
     return cast(Method, call)
 
 
-class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+class HsgdProcessGroup(dist.ProcessGroup):
     """What init_process_group("hsgd") and new_group make; collective over its ranks, blocking.
 
     options: of torch's extended backend interface. backend_options: `pg_options` of the caller, for
@@ -75,7 +75,7 @@ class HsgdProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     """
 
     def __init__(self, options: Any, backend_options: Any = None) -> None:
-        super().__init__(options.group_rank, options.group_size)
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         members = list(options.global_ranks_in_group) or list(range(options.group_size))
         config = Config.from_env()
         limit_s = min(options.timeout.total_seconds(), config.timeout_s)

@@ -20,7 +20,7 @@ from hsgd.errors import CollectiveTimeout, HsgdError
 __all__ = ["HsgdWork", "Worker"]
 
 
-class HsgdWork(dist.Work):  # type: ignore[misc]
+class HsgdWork(dist.Work):
     """One collective of a process group, under way or ended."""
 
     def __init__(
