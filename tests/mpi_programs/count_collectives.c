@@ -27,11 +27,38 @@ typedef int (*Call)(W, W, W, W, W, W, W, W, W, W, W, W);
 #define BOTH(name) ONE(MPI_##name) ONE(PMPI_##name)
 #define IT(name) BOTH(I##name)
 
-/* clang-format off */
-BOTH(Barrier) BOTH(Bcast) BOTH(Reduce) BOTH(Allreduce) BOTH(Gather) BOTH(Gatherv)
-BOTH(Scatter) BOTH(Scatterv) BOTH(Allgather) BOTH(Allgatherv) BOTH(Alltoall) BOTH(Alltoallv)
-BOTH(Alltoallw) BOTH(Reduce_scatter) BOTH(Reduce_scatter_block) BOTH(Scan) BOTH(Exscan) BOTH(Win_fence)
-IT(barrier) IT(bcast) IT(reduce) IT(allreduce) IT(gather) IT(gatherv)
-IT(scatter) IT(scatterv) IT(allgather) IT(allgatherv) IT(alltoall) IT(alltoallv)
-IT(alltoallw) IT(reduce_scatter) IT(reduce_scatter_block) IT(scan) IT(exscan)
-/* clang-format on */
+BOTH(Barrier);
+BOTH(Bcast);
+BOTH(Reduce);
+BOTH(Allreduce);
+BOTH(Gather);
+BOTH(Gatherv);
+BOTH(Scatter);
+BOTH(Scatterv);
+BOTH(Allgather);
+BOTH(Allgatherv);
+BOTH(Alltoall);
+BOTH(Alltoallv);
+BOTH(Alltoallw);
+BOTH(Reduce_scatter);
+BOTH(Reduce_scatter_block);
+BOTH(Scan);
+BOTH(Exscan);
+BOTH(Win_fence);
+IT(barrier);
+IT(bcast);
+IT(reduce);
+IT(allreduce);
+IT(gather);
+IT(gatherv);
+IT(scatter);
+IT(scatterv);
+IT(allgather);
+IT(allgatherv);
+IT(alltoall);
+IT(alltoallv);
+IT(alltoallw);
+IT(reduce_scatter);
+IT(reduce_scatter_block);
+IT(scan);
+IT(exscan);
