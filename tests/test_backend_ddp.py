@@ -19,6 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from backend_programs import group
+from gloo_reference import over_gloo
 from ranks import Ranks, Seat
 
 __all__: list[str] = []
@@ -176,25 +177,27 @@ DDP = {
 }
 
 
-def do_ddp(seat: Seat, path: str, backend: str) -> dict[str, Weights]:
+def train_all(rank: int, size: int) -> dict[str, Weights]:
     torch.set_num_threads(1)
     found = {}
-    with group(seat.rank, SIZE, path, backend):
-        for name, function in DDP.items():
-            torch.manual_seed(5 + seat.rank)  # DDP sends rank 0's weights
-            model = function(seat.rank)
-            found[name] = [each.detach().flatten().tolist() for each in model.parameters()]
+    for name, function in DDP.items():
+        torch.manual_seed(5 + rank)  # DDP sends rank 0's weights
+        model = function(rank)
+        found[name] = [each.detach().flatten().tolist() for each in model.parameters()]
     return found
+
+
+def do_ddp(seat: Seat, path: str) -> dict[str, Weights]:
+    with group(seat.rank, SIZE, path):
+        return train_all(seat.rank, SIZE)
 
 
 @pytest.fixture(scope="module")
 def trained(
     ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Weights]]]:
-    folder = tmp_path_factory.mktemp("stores")
-    return {
-        backend: ranks.run(do_ddp, str(folder / "store"), backend) for backend in ("gloo", "hsgd")
-    }
+    path = str(tmp_path_factory.mktemp("stores") / "store")
+    return {"gloo": over_gloo(SIZE, path, train_all), "hsgd": ranks.run(do_ddp, path)}
 
 
 @pytest.mark.parametrize("name", DDP)

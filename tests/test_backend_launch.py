@@ -99,12 +99,11 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[d
 
     def get(size: int) -> list[dict[str, Any]]:
         if size not in found:
-            from ranks import Ranks
-            from test_backend import do_collectives
+            from backend_programs import run_collectives
+            from gloo_reference import over_gloo
 
             path = str(tmp_path_factory.mktemp("gloo") / "store")
-            with Ranks(size) as pool:
-                found[size] = pool.run(do_collectives, path, size, "gloo")
+            found[size] = over_gloo(size, path, run_collectives)
         return found[size]
 
     return get
