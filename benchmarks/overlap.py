@@ -29,9 +29,11 @@ mean over a turn of steps that begins with a barrier and ends when the last rank
 the last step. Candidates take turns, round after round, in one job; Horovod, whose threads never
 rest, has a job of its own right after, with the same batch. Then all weights are compared.
 
-ratios: tree_of_bound is NotifiedTree's step / max(computation, communication); vs_horovod, vs_ddp
-and vs_two_level are a peer's step / NotifiedTree's; efficiency is computation / step; put_notify is
-the same put over MPI / in shared memory, half a round trip, on one node.
+Ratios, above 1 is ahead: vs_horovod/tree/LAYOUT/MODEL is a step of Horovod / one of NotifiedTree;
+vs_ddp and vs_two_level likewise, vs_peer is the least of Horovod and DDP; vs_limit is
+max(computation, communication) / step, vs_compute computation / step. tree_overlap is the tree with
+the next forward pass overlapped. vs_peer/put_notify/SIZE is the same put over MPI / in shared
+memory, half a round trip, on one node.
 
 Virtual nodes need Linux and root; they share the cores of this machine.
 
@@ -67,14 +69,17 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
                 continue
             if "communication" in times:
                 bound = max(times["compute"], times["communication"])
-                found[f"{name}_of_bound/{where}"] = times[name] / bound
-            found[f"{name}_efficiency/{where}"] = times["compute"] / times[name]
+                found[f"vs_limit/{name}/{where}"] = bound / times[name]
+            found[f"vs_compute/{name}/{where}"] = times["compute"] / times[name]
             for peer in ("horovod", "ddp", "two_level"):
                 if peer in times:
-                    found[f"{name}_vs_{peer}/{where}"] = times[peer] / times[name]
+                    found[f"vs_{peer}/{name}/{where}"] = times[peer] / times[name]
+            peers = [times[peer] for peer in ("horovod", "ddp") if peer in times]
+            if peers:
+                found[f"vs_peer/{name}/{where}"] = min(peers) / times[name]
     for size, kinds in puts.items():
         label = report.size_label(size)
-        found[f"put_notify/{label}"] = kinds["mpi"] / kinds["shared memory"]
+        found[f"vs_peer/put_notify/{label}"] = kinds["mpi"] / kinds["shared memory"]
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
@@ -215,7 +220,7 @@ def _show(document: dict[str, Any]) -> None:
         here = {
             r["candidate"]: r["median_us"] / 1e3 for r in rows if case == (r["layout"], r["model"])
         }
-        bound = document["ratios"].get(f"tree_overlap_of_bound/{case[0]}/{case[1]}", float("nan"))
+        bound = document["ratios"].get(f"vs_limit/tree_overlap/{case[0]}/{case[1]}", float("nan"))
         cells = [f"{here[name]:.1f}" if name in here else "-" for name in names]
         lines.append([*case, *cells, f"{bound:.2f}"])
     if lines:

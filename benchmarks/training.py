@@ -48,10 +48,11 @@ same processes. Gradients are compared with the exact ones before anything is ti
 
 Horovod stands for the best of its default cycle, of a cycle of 0.1 ms, and of its autotuner.
 
-Ratios, above 1 is shorter: exposed_vs_horovod/CASE/LAYOUT is the exposed time of the best plain
-Horovod / that of hsgd.torch; exposed_vs_ddp and exposed_vs_plugin likewise; step_vs_... the same of
-whole steps. Where a layout has one rank per node and another as many threads as ranks,
-processes_vs_threads/WAY/LAYOUT is the time of one process with T threads / that of T processes.
+Ratios, above 1 is shorter: vs_horovod/exposed/CASE/LAYOUT is the exposed time of the best plain
+Horovod / that of hsgd.torch; vs_ddp and vs_plugin likewise, vs_peer is the least of Horovod and
+DDP; .../step/... the same of whole steps. Where a layout has one rank per node and another as many
+threads as ranks, processes_vs_threads/WAY/LAYOUT is the time of one process with T threads / that
+of T processes.
 
 examples:
   python benchmarks/training.py --quick
@@ -93,7 +94,12 @@ WAYS = (
     Way("ddp", "DDP over gloo", "peer", "ddp", {}),
 )
 HOROVODS = ("horovod", "horovod-fast", "horovod-tuned")
-RIVALS = {"horovod": HOROVODS, "ddp": ("ddp",), "plugin": ("plugin",)}
+RIVALS = {
+    "peer": (*HOROVODS, "ddp"),
+    "horovod": HOROVODS,
+    "ddp": ("ddp",),
+    "plugin": ("plugin",),
+}
 
 
 @dataclass
@@ -218,7 +224,7 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
                 # Below a hundredth of the step, exposed time is noise.
                 floor = here["hsgd"]["median_us"] / 100 if what == "exposed" else 0.0
                 if times:
-                    found[f"{what}_vs_{rival}/{case}/{layout}"] = float(
+                    found[f"vs_{rival}/{what}/{case}/{layout}"] = float(
                         f"{max(min(times), floor) / max(ours, floor):.4g}"
                     )
     return found | _processes_and_threads(results)

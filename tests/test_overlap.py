@@ -28,7 +28,7 @@ def test_a_short_run_writes_json_and_a_timeline(tmp_path: Path, virtual_nodes: N
     assert told["failures"] == [] and told["timeline"]
     candidates = {row.get("candidate") for row in told["results"]}
     assert {"compute", "communication", "ddp", "two_level", "tree", "tree_overlap"} <= candidates
-    assert "tree_overlap_vs_ddp/np2/mlp" in told["ratios"] and "put_notify/1MB" in told["ratios"]
+    assert {"vs_ddp/tree_overlap/np2/mlp", "vs_peer/put_notify/1MB"} <= told["ratios"].keys()
     assert (tmp_path / "o.png").stat().st_size > 0
 
 
@@ -44,9 +44,10 @@ def test_ratios_compare_with_the_bound_and_with_peers() -> None:
     ]
     assert overlap.ratios(rows) == pytest.approx(
         {
-            "tree_of_bound/2x1/mlp": 1.25,
-            "tree_efficiency/2x1/mlp": 0.6,
-            "tree_vs_horovod/2x1/mlp": 1.8,
-            "put_notify/8B": 4.5,
+            "vs_limit/tree/2x1/mlp": 0.8,
+            "vs_compute/tree/2x1/mlp": 0.6,
+            "vs_horovod/tree/2x1/mlp": 1.8,
+            "vs_peer/tree/2x1/mlp": 1.8,
+            "vs_peer/put_notify/8B": 4.5,
         }
     )

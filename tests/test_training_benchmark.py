@@ -46,10 +46,10 @@ def test_a_short_run_writes_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> No
         assert result["exposed_us"] == pytest.approx(
             result["median_us"] - result["plain_us"], rel=1e-3, abs=0.1
         )
-    assert "exposed_vs_ddp/small1000/np2" in found["ratios"]
+    assert "vs_ddp/exposed/small1000/np2" in found["ratios"]
     assert found["meta"]["settings"]["layouts"] == {"np2": "2 ranks"}
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    assert "exposed_vs_ddp/small1000/np2" in done.stdout
+    assert "vs_ddp/exposed/small1000/np2" in done.stdout
 
 
 def test_horovod_is_the_best_of_its_settings() -> None:
@@ -60,14 +60,14 @@ def test_horovod_is_the_best_of_its_settings() -> None:
         row("ddp", 300.0),
     ]
     found = training.ratios(rows)
-    assert found["exposed_vs_horovod/resnet50/np2"] == 5.0
-    assert found["exposed_vs_ddp/resnet50/np2"] == 3.0
-    assert found["step_vs_ddp/resnet50/np2"] == 1.0
+    assert found["vs_horovod/exposed/resnet50/np2"] == 5.0
+    assert found["vs_ddp/exposed/resnet50/np2"] == 3.0
+    assert found["vs_ddp/step/resnet50/np2"] == 1.0
 
 
 def test_exposed_time_in_the_noise_counts_as_a_hundredth_of_the_step() -> None:
     found = training.ratios([row("hsgd", -50.0), row("ddp", 300.0)])
-    assert found["exposed_vs_ddp/resnet50/np2"] == 3.0
+    assert found["vs_ddp/exposed/resnet50/np2"] == 3.0
 
 
 def test_threads_are_compared_with_processes_on_links_of_one_rate() -> None:
