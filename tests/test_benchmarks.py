@@ -48,7 +48,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     file = str(ROOT / "benchmarks" / f"{program}.py")
     everything = {**os.environ, **CROWDED, **(env or {})}
-    needs_peers = [] if program == "interposer" else ["--no-install"]
+    needs_peers = [] if program in ("ddp", "interposer") else ["--no-install"]
     return run_marked([sys.executable, file, *needs_peers, *words], everything, LIMIT_S)
 
 
