@@ -258,8 +258,9 @@ class Host {
   void tell_everybody(const Hello& failure) {
     constexpr double kLateS = 1.0;
     constexpr int kLookMs = 20;
-    const bool may_be_late =
-        failure.failed != HSGD_ERR_TIMEOUT && failure.failed != HSGD_ERR_INTERRUPTED;
+    // Where there is a watch, it tells them; and some of them may go on without this rank by then.
+    const bool may_be_late = !deadline_.has_watch() && failure.failed != HSGD_ERR_TIMEOUT &&
+                             failure.failed != HSGD_ERR_INTERRUPTED;
     const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
     int told = 0;
     const auto tell = [&](const Fd& socket) {
