@@ -144,7 +144,7 @@ def pools() -> Any:
 
 # With 5 ranks on 2 busy cores this failed once in some twenty runs, for a reason not found yet
 # (docs/tree.md, "Faults"); the outcome is reported and does not fail the suite.
-OPEN = pytest.param(5, marks=pytest.mark.xfail(reason="fails rarely, see docs/tree.md"))
+OPEN = pytest.param(5, marks=pytest.mark.xfail(strict=False, reason="rare, see docs"))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, OPEN])
