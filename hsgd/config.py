@@ -111,7 +111,7 @@ class Config:
         _one_of("ordinary", "nontemporal", "auto"),
         "ordinary, nontemporal or auto",
     )
-    """Kind of store into shared memory; auto measures both at start-up."""
+    """Kind of store into shared memory; auto measures both at start-up, on one node later, too."""
     min_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_MIN_BYTES", 1024, _between(int, 0, 1e15), "bytes from 0"
     )

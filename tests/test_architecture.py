@@ -24,7 +24,9 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
     frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
     frozenset({"segment", "reduce", "signature", "capi", "transport", "rma", "owner", "types"}),
-    frozenset({"lars", "options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
+    frozenset(
+        {"lars", "options", "layout", "tuning", "store_choice", "transport_inproc", "transport_mpi"}
+    ),
     frozenset({"rma_mpi", "outbox"}),
     frozenset({"bootstrap", "wire"}),
     frozenset({"blocks", "step_messages"}),

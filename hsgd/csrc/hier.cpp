@@ -143,6 +143,7 @@ Communicator::Communicator(const std::string& path, Listener* listener, Place pl
       isa_(detect_isa()),
       copy_(select_copy(isa_)),
       tuning_(tuning_for(place_, options)),
+      stores_(tuning_.store),
       transport_(std::move(transport)),
       group_(std::make_unique<LocalGroup>(path, listener,
                                           settings_for(place_, options_, chunk_bytes_),
@@ -166,6 +167,7 @@ Communicator::Communicator(const std::string& path, Listener* listener, Place pl
     }
   }
   tune();
+  stores_ = StoreChoices(tuning_.store);
   setup_watch_ = nullptr;
 }
 
@@ -273,6 +275,7 @@ void Communicator::run(Operation& operation) {
                 "this communicator is broken since an earlier error: " + broken_);
   }
   const uint64_t start = ticks();
+  const uint64_t waited = wait_ticks_;
   deadline_.reset();
   begin_collective(operation.signature);
   try {
@@ -294,7 +297,12 @@ void Communicator::run(Operation& operation) {
     ++counters_.calls;
     counters_.payload_bytes += operation.bytes();
   }
-  total_ticks_ += ticks() - start;
+  const uint64_t all = ticks() - start;
+  total_ticks_ += all;
+  if (staged_.choice != nullptr) {
+    compared_ = staged_;
+    compared_.ticks = all - (wait_ticks_ - waited);
+  }
 }
 
 void Communicator::begin_collective(const Signature& signature) {
@@ -302,6 +310,7 @@ void Communicator::begin_collective(const Signature& signature) {
   current_ = signature;
   open_seen_ = 0;
   headers_started_ = false;
+  staged_ = {};
 }
 
 // Nobody waits for this rank from now on.
@@ -412,15 +421,29 @@ void Communicator::open(const Operation& operation, const void* payload, size_t 
   const bool own = operation.receive_counts != nullptr;  // no counts that others have, too
   HSGD_FAULT_POINT("header: not open yet");
   local_.open(sequence_, operation.signature, operation.label, payload, bytes,
-              own ? Counts{} : operation.counts);
+              own ? Counts{} : operation.counts, compared_.ticks);
   HSGD_FAULT_POINT("header: open");
 }
 
 // On one node: throws when ranks differ.
 void Communicator::wait_for_headers() {
   wait([&] { return headers_open() ? Step::kDone : Step::kIdle; });
+  require_agreement();
+}
+
+void Communicator::require_agreement() {
   Call sides[2];
   if (!headers_agree(sides)) fail_mismatch(sides);
+  if (compared_.choice != nullptr) learn_cost();
+}
+
+// All ranks of the node see the same headers, and so choose alike.
+void Communicator::learn_cost() {
+  uint64_t most = 0;
+  for (int rank = 0; rank < place_.local_size; ++rank)
+    most = std::max(most, local_.cost(rank, sequence_));
+  compared_.choice->learn(static_cast<double>(most) / static_cast<double>(compared_.bytes));
+  compared_ = {};
 }
 
 // Between nodes: local rank 0 has heard from all nodes, and says what came of it.
@@ -504,9 +527,8 @@ hsgd_status Communicator::judge_headers(Call sides[2]) const {
 // May the pipeline move data? Throws when ranks differ.
 Permission Communicator::permission() {
   if (!headers_open()) return Permission::kUnknown;
-  Call sides[2];
   if (place_.node_count == 1) {
-    if (!headers_agree(sides)) fail_mismatch(sides);
+    require_agreement();
     return Permission::kGranted;
   }
   if (place_.local_rank == 0 && !local_.has_result(sequence_)) {
@@ -617,6 +639,18 @@ PipelineContext Communicator::pipeline_context(int leaders, const Operation& ope
           tuning_.store,
           out_store(operation),
           &counters_.intra_bytes};
+}
+
+// The same for a collective that stages its input: with the kind of store that is best at present.
+PipelineContext Communicator::staged_context(int leaders, const Operation& operation) {
+  PipelineContext context = pipeline_context(leaders, operation);
+  const bool measured = options_.nontemporal == 2 && place_.node_count == 1;
+  StoreChoice* choice =
+      measured ? stores_.of(operation.signature.kind(), operation.bytes()) : nullptr;
+  if (choice == nullptr) return context;
+  context.store = choice->next();
+  staged_ = {choice, operation.bytes(), 0};
+  return context;
 }
 
 size_t Communicator::Operation::out_bytes() const {
@@ -750,7 +784,7 @@ void Communicator::large_allreduce(const Operation& operation) {
   if (allreduce_in_place(operation)) return;
   const WirePlan plan = wire_plan(operation.bytes());
   const Chunking chunking(operation.count, operation.reduction.element_bytes, plan.step_bytes);
-  AllreducePipeline pipeline(pipeline_context(plan.leaders, operation), operation.in, operation.out,
+  AllreducePipeline pipeline(staged_context(plan.leaders, operation), operation.in, operation.out,
                              chunking, operation.reduction, started_wire(plan, operation));
   run_pipeline(pipeline, operation, chunking.steps);
 }
@@ -782,7 +816,7 @@ void Communicator::large_broadcast(const Operation& operation) {
     wire->start(place_.node_of_rank[static_cast<size_t>(operation.root)],
                 operation.bytes() >= kChainBytes);
   }
-  BroadcastPipeline pipeline(pipeline_context(place_.leaders, operation), operation.out, chunking,
+  BroadcastPipeline pipeline(staged_context(place_.leaders, operation), operation.out, chunking,
                              operation.reduction.element_bytes, copy_,
                              local_rank_of(operation.root), wire);
   run_pipeline(pipeline, operation, chunking.steps);

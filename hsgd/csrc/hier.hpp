@@ -25,6 +25,7 @@
 #include "pipeline.hpp"
 #include "reduce.hpp"
 #include "step_messages.hpp"
+#include "store_choice.hpp"
 #include "transport.hpp"
 #include "tuning.hpp"
 #include "wire.hpp"
@@ -152,6 +153,7 @@ class HSGD_API Communicator final : private Watch {
   void run_pipeline(Pipeline& pipeline, const Operation& operation, uint64_t steps);
   Store out_store(const Operation& operation) const;
   PipelineContext pipeline_context(int leaders, const Operation& operation);
+  PipelineContext staged_context(int leaders, const Operation& operation);
 
   // In hier_blocks.cpp: collectives whose ranks have different parts.
   void run_on_blocks(const Operation& operation);
@@ -176,6 +178,8 @@ class HSGD_API Communicator final : private Watch {
 
   bool headers_open();
   bool headers_agree(Call sides[2]) const;
+  void require_agreement();
+  void learn_cost();
   [[noreturn]] void fail_mismatch(const Call sides[2]) const;
   Permission permission();
   void start_headers(Outgoing outgoing);
@@ -213,6 +217,15 @@ class HSGD_API Communicator final : private Watch {
   Isa isa_;
   CopyFn copy_;
   Tuning tuning_;
+  StoreChoices stores_;
+  // What the next header tells: the last collective whose cost is compared, on all ranks the same.
+  struct Compared {
+    StoreChoice* choice = nullptr;
+    size_t bytes = 0;
+    uint64_t ticks = 0;  // that this rank worked
+  };
+  Compared compared_;
+  Compared staged_;  // this collective, if its cost will be compared
   WireCounters wire_counters_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<LocalGroup> group_;

@@ -132,7 +132,7 @@ void Communicator::run_reduce_scatter(const Operation& operation) {
   BlockTable table(operation.counts.of_rank, map_, size);
   table.cut(ReduceScatterPipeline::steps_needed(table, block_step_bytes(), size));
   const Mailboxes mailboxes = slices_ != nullptr ? slices_->mailboxes() : Mailboxes{};
-  ReduceScatterPipeline pipeline(pipeline_context(place_.leaders, operation), operation.in,
+  ReduceScatterPipeline pipeline(staged_context(place_.leaders, operation), operation.in,
                                  operation.out, table, operation.reduction, messages_.get(),
                                  mailboxes);
   run_pipeline(pipeline, operation, table.steps());
@@ -170,9 +170,9 @@ void Communicator::run_allgather(const Operation& operation) {
   BlockTable table(counts, map_, size);
   const uint64_t blocks = one_node ? 1 : static_cast<uint64_t>(place_.size);
   table.cut(steps_for(held, block_step_bytes() / size, blocks * table.line()));
-  AllgatherPipeline pipeline(pipeline_context(place_.leaders, operation), operation.in,
-                             operation.out, table, size, copy_,
-                             select_reduce(HSGD_UINT8, HSGD_SUM, isa_), messages_.get());
+  AllgatherPipeline pipeline(staged_context(place_.leaders, operation), operation.in, operation.out,
+                             table, size, copy_, select_reduce(HSGD_UINT8, HSGD_SUM, isa_),
+                             messages_.get());
   run_pipeline(pipeline, operation, table.steps());
 }
 

@@ -64,9 +64,10 @@ typedef struct hsgd_error {
 /* Every field has a default (hsgd_options_default); all ranks must pass the same values. */
 typedef struct hsgd_options {
   uint32_t struct_bytes; /* sizeof(hsgd_options), for versioning */
-  uint32_t nontemporal;  /* kind of store into shared memory: 0 ordinary, 1 non-temporal, 2 measured
-                            at start-up; unless 0, large results go past the caches, too */
-  double timeout_s;      /* of one collective and of the set-up; <= 0 is refused */
+  uint32_t nontemporal; /* kind of store into shared memory: 0 ordinary, 1 non-temporal, 2 measured,
+                           at start-up and, on one node, later; unless 0, large results go past the
+                           caches, too */
+  double timeout_s;     /* of one collective and of the set-up; <= 0 is refused */
   int64_t oneshot_bytes; /* on one node, up to this payload each rank reads everybody's whole input;
                             < 0: measured at start-up */
   int64_t chunk_bytes;   /* payload of one pipeline step inside a node; < 0: measured */
@@ -101,7 +102,7 @@ typedef struct hsgd_topology {
   int32_t local_rank, local_size; /* ranks that share this node's memory */
   int32_t node_rank, node_count;
   int32_t leaders;        /* local ranks per node that carry data between nodes; 0 on one node */
-  int32_t nontemporal;    /* the kind of store in use: 0 or 1 */
+  int32_t nontemporal;    /* the kind of store chosen at start-up: 0 or 1 */
   uint64_t oneshot_bytes; /* the switch point and the step in use, for collectives on this node */
   uint64_t chunk_bytes;
 } hsgd_topology;

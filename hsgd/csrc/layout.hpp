@@ -48,7 +48,9 @@ struct alignas(kLine) CellHeader {
   static constexpr size_t kInlineBytes = 32;
   std::atomic<uint64_t> sequence;
   Signature signature;
-  uint64_t status;  // result cells: hsgd_status of the collective as the leader saw it
+  // Result cells: hsgd_status of the collective as the leader saw it. Others: the ticks that the
+  // owner worked in the last collective whose cost is compared, see StoreChoice.
+  uint64_t note;
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(CellHeader) == kLine);

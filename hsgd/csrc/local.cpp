@@ -148,7 +148,7 @@ void LocalGroup::wake_all() {
 }
 
 void LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
-                      const void* payload, size_t bytes, const Counts& counts) {
+                      const void* payload, size_t bytes, const Counts& counts, uint64_t cost) {
   CellHeader& own = cell(rank(), sequence);
   fill_label(label, counts, &control(rank()).labels[sequence % kCells]);
   const bool is_inline = bytes <= CellHeader::kInlineBytes;
@@ -158,6 +158,7 @@ void LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_
   // All that goes into the line that peers poll is stored at a stroke: it would travel to them and
   // back in between.
   own.signature = signature;
+  own.note = cost;
   if (payload != nullptr && is_inline) std::memcpy(own.payload, small, sizeof small);
   // Partner: is_open(). Forbids that a peer sees the sequence before payload and signature;
   // sequentially consistent because ring() must not look at `asleep` before the store is visible.
@@ -189,7 +190,7 @@ std::byte* LocalGroup::result_payload(uint64_t sequence, size_t bytes) {
 
 void LocalGroup::publish_result(uint64_t sequence, hsgd_status status) {
   CellHeader& cell = result(sequence);
-  cell.status = static_cast<uint64_t>(static_cast<int64_t>(status));
+  cell.note = static_cast<uint64_t>(static_cast<int64_t>(status));
   // Partner: has_result(); the same reasons as in open().
   cell.sequence.store(sequence, std::memory_order_seq_cst);
   wake_all();
@@ -200,7 +201,7 @@ bool LocalGroup::has_result(uint64_t sequence) const {
 }
 
 hsgd_status LocalGroup::result_status(uint64_t sequence) const {
-  return static_cast<hsgd_status>(static_cast<int64_t>(result(sequence).status));
+  return static_cast<hsgd_status>(static_cast<int64_t>(result(sequence).note));
 }
 
 Call (&LocalGroup::mismatch())[2] { return control(0).mismatch; }

@@ -47,11 +47,12 @@ class LocalGroup {
 
   // --- cells: the header and small payload of one collective ---
   // Publishes this rank's header, with up to
-  // oneshot_bytes of payload (may be nullptr: the header alone).
+  // oneshot_bytes of payload (may be nullptr: the header alone). `cost`: any number for the others.
   void open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
-            const void* payload, size_t bytes, const Counts& counts = {});
+            const void* payload, size_t bytes, const Counts& counts = {}, uint64_t cost = 0);
   bool is_open(int rank, uint64_t sequence) const;
   const Signature& signature(int rank, uint64_t sequence) const;
+  uint64_t cost(int rank, uint64_t sequence) const { return cell(rank, sequence).note; }
   const std::byte* payload(int rank, uint64_t sequence, size_t bytes) const;
   Call call(int rank, uint64_t sequence) const;  // for messages; the header must be open
   // Up to oneshot_bytes besides a payload of up to CellHeader::kInlineBytes; the owner fills them
