@@ -202,7 +202,7 @@ class _Horovod(Binding):
 
 class _HorovodPlugin(_Horovod):
     def __init__(self, folder: str) -> None:
-        import hsgd.torch as hvd  # proves that Horovod's calls are bound to the interposer
+        import horovod.torch as hvd  # HOROVOD_PLUGIN binds its calls to the interposer
 
         self._start(hvd)
         self.tolerance = _rounding()
