@@ -75,16 +75,23 @@ class Benchmark:
 
 
 def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 for a wrong result, or when nothing was measured."""
+    """Run the command line; the exit code is 1 for a wrong result, or when nothing was measured,
+    130 or 143 when it was interrupted: what had been measured is shown and written.
+    """
     plan, options = _read_arguments(benchmark, argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the jobs are ended
     found = Run()
+    stopped = 0
     try:
         measure(plan, found)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        stopped = 130
+    except SystemExit as request:
+        stopped = int(request.code or 1)
+    if stopped:
+        print("interrupted; this is what had been measured", file=sys.stderr)
     doc = json.loads(json.dumps(document(benchmark.name, plan, found)))
+    doc["meta"]["interrupted"] = bool(stopped)
     print(tables(doc))
     with tempfile.TemporaryDirectory() as folder:
         written = options.json or Path(folder, "results.json")
@@ -94,7 +101,8 @@ def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
             report.plot(written, options.png, lower)
     if found.any_wrong:
         print("error: results were wrong, see above", file=sys.stderr)
-    return 1 if found.any_wrong or not doc["results"] else 0
+        return 1
+    return stopped or (0 if doc["results"] else 1)
 
 
 def document(name: str, plan: Plan, found: Run) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import allreduce
 import candidates
 import cluster
 import command
@@ -200,7 +201,7 @@ def test_every_candidate_is_measured_or_left_out_with_a_reason(tmp_path: Path) -
     here = layouts.on_one_node(2)
     planned = {c.name for c in candidates.CANDIDATES if c.fits(here, "allreduce", 16384)}
     assert measured | failed.keys() == planned
-    assert {"hsgd-c", "mpi-c", "hsgd", "mpi4py"} <= measured, failed
+    assert {"hsgd-c", "mpi-c", "hsgd", "mpi4py", "horovod", "horovod-plugin"} <= measured, failed
     assert all(f"left out: {name}: " in done.stderr for name in failed)
 
 
@@ -534,6 +535,23 @@ def test_who_is_too_slow_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert [size for name, size in asked if name == "hsgd"] == [8]
     assert group.run.samples[("np2", "allreduce", 8), "hsgd"] == [turns.SLOW_S + 1]
     assert [size for name, size in asked if name == "mpi4py"] == [8] * 4 + [16] * 4
+
+
+def test_what_had_been_measured_is_kept_when_a_run_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure_one(plan: turns.Plan, found: turns.Run) -> None:
+        found.samples[CASE, "hsgd-c"] = [2e-6]
+        sys.exit(143)
+
+    monkeypatch.setattr(command, "measure", measure_one)
+    file = tmp_path / "a.json"
+    words = ["--sizes", "8", "16", "--candidates", "hsgd-c", "mpi-c", "--json", str(file)]
+    assert command.run(allreduce.ALLREDUCE, words) == 143
+    document = json.loads(file.read_text())
+    assert [(r["candidate"], r["bytes"]) for r in document["results"]] == [("hsgd-c", 8)]
+    assert document["meta"]["interrupted"]
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_the_interposer_is_measured_where_calls_pass_and_where_they_are_taken(
