@@ -60,7 +60,7 @@ format: $(VENV)/.dev ## rewrite the sources in the project's style
 
 typecheck: $(VENV)/.dev ## mypy --strict, on an installed copy: at the root io/ looks like the standard library's
 	rm -rf build/installed
-	$(PIP) install --quiet --no-deps --no-build-isolation --target build/installed .
+	$(BIN)/python setup.py --quiet build_py --build-lib build/installed
 	cd build/installed && $(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p hsgd
 
 native-test: $(VENV)/.dev ## build and run tests/native/test_*.cpp
