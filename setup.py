@@ -54,8 +54,12 @@ SIMD_FLAGS = {
         *("-mavx2", "-mfma", "-mf16c"),
     ),
 }
+# Clears small structs with plain stores: the string instructions that GCC's generic tuning takes
+# cost a small collective a tenth of its time.
+TUNE_FLAGS: tuple[str, ...] = ("-mtune=icelake-server",)
 if platform.machine() not in ("x86_64", "AMD64"):
     SIMD_FLAGS = {}  # the files are empty there
+    TUNE_FLAGS = ()
 
 
 def load_mpi_compiler() -> ModuleType:
@@ -119,7 +123,7 @@ class Builder:
                 (
                     source,
                     self.object_of(library, source),
-                    (*library.compile_flags, *SIMD_FLAGS.get(source.name, ())),
+                    (*library.compile_flags, *SIMD_FLAGS.get(source.name, TUNE_FLAGS)),
                 )
                 for library in libraries
                 for source in library.sources

@@ -40,7 +40,9 @@ class Counters:
     wait_s: float
     """Time spent waiting for other ranks."""
     total_s: float
-    """Time spent inside the collectives, waiting included."""
+    """Time spent inside the collectives, waiting included. On one node the work of small ones is
+    that of every sixteenth, times sixteen.
+    """
 
     @classmethod
     def none(cls) -> Counters:

@@ -127,6 +127,7 @@ class HSGD_API Communicator final : private Watch {
 
   void check_mine() const;
   void run(Operation& operation);
+  uint64_t clock_weight(const Operation& operation) const;
   void begin_collective(const Signature& signature);
   void open(const Operation& operation, const void* payload, size_t bytes);
   void wait_for_headers();

@@ -94,7 +94,8 @@ typedef struct hsgd_counters {
   uint64_t inter_bytes_sent; /* bytes this rank sent to other nodes, headers included */
   uint64_t inter_bytes_received;
   uint64_t wait_ns;  /* time spent waiting for other ranks */
-  uint64_t total_ns; /* time spent inside collectives, waiting included */
+  uint64_t total_ns; /* time spent inside collectives, waiting included; on one node the work of
+                        small ones is that of every sixteenth */
 } hsgd_counters;
 
 typedef struct hsgd_topology {

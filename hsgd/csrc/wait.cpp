@@ -26,9 +26,9 @@ void futex_wake(std::atomic<uint32_t>& word) {
 }
 
 void Waiter::Idle::pause() {
-  constexpr int kPolls = 32;  // a line that is on its way arrives sooner than one `pause` takes
   if (pauses_ < policy_.spin) {
-    if (++pauses_ > kPolls) cpu_relax();
+    ++pauses_;
+    cpu_relax();
     return;
   }
   if (yield_end_ns_ == 0) yield_end_ns_ = now_ns() + policy_.yield_ns;
