@@ -42,11 +42,12 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "bind_exchange", "bind_lars", "request"},
-    "bind_exchange": {"array", "request"},
-    "bind_lars": {"request"},
-    "request": {"array"},
+    "bind": {"array", "bind_exchange", "bind_lars", "gil", "request"},
+    "bind_exchange": {"array", "gil", "request"},
+    "bind_lars": {"gil", "request"},
+    "request": {"array", "gil"},
     "array": set[str](),
+    "gil": set[str](),
     "pmpi": {"pmpi_take", "pmpi_counters"},
     "pmpi_fortran": set[str](),
     "pmpi_take": {"pmpi_counters", "pmpi_settings", "pmpi_types", "pmpi_user_op"},
@@ -66,7 +67,7 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
     r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
-    r"Python\.h|nanobind/.*": {"bind", "bind_exchange", "bind_lars", "array", "request"},
+    r"Python\.h|nanobind/.*": {"bind", "bind_exchange", "bind_lars", "array", "gil", "request"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.

@@ -17,6 +17,7 @@
 #include "array.hpp"
 #include "bind_exchange.hpp"
 #include "bind_lars.hpp"
+#include "gil.hpp"
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
 #include "request.hpp"
@@ -269,7 +270,7 @@ class MpiLibrary {
     hsgd_error error{};
     int status = 0;
     {
-      nb::gil_scoped_release released;
+      const ReleasedGil released;
       status = create_(reinterpret_cast<const void*>(address), &options, &comm, &error);
     }
     raise_on_error(status, error);
@@ -311,7 +312,7 @@ class Comm {
     hsgd_error error{};
     int status = 0;
     {
-      nb::gil_scoped_release released;
+      const ReleasedGil released;
       status = hsgd_comm_create_local(path.c_str(), rank, size, &options, &comm, &error);
     }
     raise_on_error(status, error);
@@ -401,7 +402,7 @@ class Comm {
     check_open();
     hsgd_counters counters{};
     std::shared_ptr<hsgd_comm> comm = comm_;
-    nb::gil_scoped_release released;  // waits for a collective of another thread
+    const ReleasedGil released;  // waits for a collective of another thread
     hsgd_comm_counters(comm.get(), &counters);
     comm.reset();
     return counters;
@@ -422,7 +423,7 @@ class Comm {
     int status = 0;
     std::shared_ptr<hsgd_comm> comm = comm_;
     {
-      nb::gil_scoped_release released;
+      const ReleasedGil released;
       status = call(comm.get(), &error);
       comm.reset();
     }
@@ -433,7 +434,7 @@ class Comm {
   // Finishes what is open.
   void release() {
     std::shared_ptr<hsgd_comm> comm = std::move(comm_);
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     comm.reset();
   }
 
@@ -468,8 +469,11 @@ auto starting(void (Collective::*fill)(Arguments...)) {
 // Runs Python's signal handlers, which act in the main thread only. What they raise stays set in
 // this thread until raise_on_error() passes it on.
 int python_interrupted() {
-  const nb::gil_scoped_acquire acquired;
-  return PyErr_CheckSignals();
+  PyGILState_STATE state{};
+  take_gil([&] { state = PyGILState_Ensure(); });
+  const int raised = PyErr_CheckSignals();
+  PyGILState_Release(state);
+  return raised;
 }
 
 hsgd_options default_options() {

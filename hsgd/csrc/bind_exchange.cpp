@@ -6,6 +6,7 @@
 
 #include <cstdio>
 
+#include "gil.hpp"
 #include "request.hpp"
 
 namespace hsgd::python {
@@ -20,7 +21,7 @@ void Exchange::call(Call&& call) {
   int status = 0;
   std::shared_ptr<hsgd_exchange> exchange = exchange_;  // another thread may close it
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     status = call(exchange.get(), &error);
     exchange.reset();
   }
@@ -119,7 +120,7 @@ void Exchange::close() {
   std::shared_ptr<hsgd_exchange> exchange = std::move(exchange_);
   exchange_ = nullptr;
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     exchange.reset();
   }
   open_.clear();

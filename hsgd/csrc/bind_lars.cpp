@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "gil.hpp"
 #include "hsgd_core.h"
 #include "request.hpp"
 
@@ -28,7 +29,7 @@ void step(const std::vector<Addresses>& tensors, const hsgd_lars_rule& rule, int
   hsgd_error error{};
   int status = HSGD_OK;
   {
-    nb::gil_scoped_release released;
+    const ReleasedGil released;
     status = hsgd_lars_step(table.data(), table.size(), &rule, threads, &error);
   }
   raise_on_error(status, error);

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <string>
 
+#include "gil.hpp"
+
 namespace hsgd::python {
 namespace {
 
@@ -218,7 +220,7 @@ bool Request::wait(double timeout_s) {
   hsgd_error error;
   int status = 0;
   {
-    const nb::gil_scoped_release released;
+    const ReleasedGil released;
     status = hsgd_request_wait(submitted->request, timeout_s, &error);
   }
   if (status == HSGD_ERR_PENDING) return false;
