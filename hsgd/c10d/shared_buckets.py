@@ -81,7 +81,8 @@ class SharedBuckets:
             return False
         if storage._cdata in self._seen:
             return True
-        for gone in [key for key, reference in self._seen.items() if reference.expired()]:
+        known: list[tuple[int, Any]] = list(self._seen.items())
+        for gone in [address for address, reference in known if reference.expired()]:
             del self._seen[gone]
-        self._seen[storage._cdata] = StorageWeakRef(storage)
+        self._seen[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return False
