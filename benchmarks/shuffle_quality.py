@@ -23,7 +23,7 @@ from hsgd.io import PartitionedLoader, convert_to_slabs
 
 import report
 
-__all__ = ["main"]
+__all__ = ["digits", "main"]
 
 BATCH = 32
 EPILOG = """\
@@ -144,7 +144,6 @@ def compare(data: Data, folder: Path, seeds: int, epochs: int) -> list[dict[str,
     rows = []
     for order, values in found.items():
         gaps = [a[0] - b[0] for a, b in zip(values, found["full"], strict=True)]
-        spread = statistics.stdev(gaps) if seeds > 1 else 0.0
         rows.append(
             {
                 "candidate": order,
@@ -153,18 +152,12 @@ def compare(data: Data, folder: Path, seeds: int, epochs: int) -> list[dict[str,
                 "epochs": epochs,
                 "accuracy": round(statistics.mean(v[0] for v in values), 3),
                 "difference": round(statistics.mean(gaps), 3),
-                "half_width": round(_student(seeds) * spread / seeds**0.5, 3),
+                "half_width": round(report.half_width(gaps), 3),
                 "entropy_bits": round(statistics.mean(v[1] for v in values), 3),
                 "accuracies": [round(v[0], 2) for v in values],
             }
         )
     return rows
-
-
-def _student(count: int) -> float:
-    """The 97.5 % quantile of Student's t with count - 1 degrees of freedom (Cornish-Fisher)."""
-    z, v = 1.959964, max(1, count - 1)
-    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
 
 
 def plot(rows: Sequence[dict[str, Any]], target: Path) -> None:

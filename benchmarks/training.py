@@ -263,49 +263,22 @@ def document(
 
 def tables(doc: Mapping[str, Any]) -> str:
     """The document as text for a terminal."""
-    parts = []
-    results = doc["results"]
-    for case, layout in dict.fromkeys((row["case"], row["layout"]) for row in results):
-        here = [row for row in results if (row["case"], row["layout"]) == (case, layout)]
-        words = f"{doc['meta']['settings']['cases'][case]}; "
-        parts.append(words + doc["meta"]["settings"]["layouts"][layout])
-        lines = [
-            [
-                row["label"],
-                *(f"{row[key] / 1e3:.2f}" for key in ("median_us", "p99_us", "plain_us")),
-                f"{row['exposed_us'] / 1e3:.2f}",
-            ]
-            for row in here
-        ]
-        parts.append(report.table(["", "step ms", "p99", "alone", "exposed"], lines))
-        shown = [f"{k}: {v:g}" for k, v in doc["ratios"].items() if k.endswith(f"{case}/{layout}")]
-        parts.append("  ".join(shown))
-    return "\n".join(parts)
+    return report.case_tables(
+        doc,
+        doc["meta"]["settings"]["cases"],
+        {
+            "step ms": lambda row: f"{row['median_us'] / 1e3:.2f}",
+            "p99": lambda row: f"{row['p99_us'] / 1e3:.2f}",
+            "alone": lambda row: f"{row['plain_us'] / 1e3:.2f}",
+            "exposed": lambda row: f"{row['exposed_us'] / 1e3:.2f}",
+        },
+    )
 
 
 def plot(doc: Mapping[str, Any], target: Path) -> None:
     """Bars of exposed time, a panel for each case and layout."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    results = doc["results"]
-    panels = list(dict.fromkeys((row["case"], row["layout"]) for row in results))
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(3.2 * len(panels) + 1, 4), squeeze=False, layout="constrained"
-    )
-    for (case, layout), axis in zip(panels, axes[0], strict=True):
-        here = [row for row in results if (row["case"], row["layout"]) == (case, layout)]
-        heights = [row["exposed_us"] / 1e3 for row in here]
-        colours = ["#4292c6" if row["kind"] == "hsgd" else "#bbbbbb" for row in here]
-        axis.bar([row["label"] for row in here], heights, color=colours)
-        axis.set_title(f"{case}, {layout}", fontsize=10)
-        axis.tick_params(axis="x", labelrotation=60, labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("exposed communication, ms per step")
-    figure.savefig(target, dpi=110)
-    pyplot.close(figure)
+    heights = {"exposed communication, ms per step": lambda row: row["exposed_us"] / 1e3}
+    report.plot_bars(doc["results"], target, heights)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

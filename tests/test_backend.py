@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from backend_programs import COLLECTIVES, group, made, run_collectives
 from gloo_reference import over_gloo
+from hsgd.c10d import register
 from ranks import Ranks, Seat
 
 __all__: list[str] = []
@@ -313,14 +315,18 @@ def test_different_shapes_are_an_error_on_all_ranks_and_the_group_goes_on(
         assert "rank 0" in later and "6" in later
 
 
-def do_mixed(seat: Seat, path: str) -> list[str]:
-    """A stand-in for "cuda:nccl": torch's fake backend, which takes tensors without memory."""
+def register_standin() -> None:
+    """For "cuda:nccl": torch's fake backend as "meta:standin", for tensors without memory."""
 
     def create(store: Any, rank: int, size: int, limit: Any) -> Any:
         return FakeProcessGroup._create_internal(rank, size)
 
     if "standin" not in dist.Backend.backend_list:
         dist.Backend.register_backend("standin", create, devices="meta")
+
+
+def do_mixed(seat: Seat, path: str) -> list[str]:
+    register_standin()
     seen = []
     for backend in ("cpu:hsgd,meta:standin", "meta:standin,cpu:hsgd"):
         with group(seat.rank, 2, path, backend) as whole:
@@ -360,3 +366,32 @@ def do_without_nccl(seat: Seat, path: str) -> str:
 def test_nccl_without_cuda_is_refused_in_one_line(ranks: Ranks, path: str) -> None:
     (text,) = ranks.run(do_without_nccl, path, on=range(1))
     assert text == "meta:nccl: this build of torch has no NCCL"
+
+
+def do_bind_a_device(seat: Seat, path: str) -> list[str]:
+    """torch lets device_id through where the machine has such a device."""
+    register_standin()
+    register()
+    device, found = torch.device("meta", 0), []
+    with (
+        mock.patch.object(torch.accelerator, "current_accelerator", return_value=device),
+        mock.patch.object(torch.accelerator, "device_count", return_value=1),
+    ):
+        for backend in ("hsgd", "cpu:hsgd,meta:standin"):
+            store = dist.FileStore(f"{path}-{len(found)}", 1)
+            try:
+                dist.init_process_group(
+                    backend, store=store, rank=0, world_size=1, device_id=device
+                )
+            except ValueError as error:
+                found.append(str(error))
+            assert not dist.is_initialized()
+    return found
+
+
+def test_a_bound_device_is_refused_in_one_line(ranks: Ranks, path: str) -> None:
+    found = ranks.run(do_bind_a_device, path, on=range(1))[0]
+    assert len(found) == 2
+    for text in found:
+        assert "without device_id" in text
+        assert "\n" not in text

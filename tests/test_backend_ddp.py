@@ -168,11 +168,41 @@ def _wrapped_hook(rank: int) -> nn.Module:
     return model
 
 
+class Wide(nn.Module):
+    """More than a MiB of parameters, so that buckets move to shared memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(10, 700), nn.Tanh(), nn.Linear(700, 600))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.parts(rows)
+
+
+def _wide(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Wide(), bucket_cap_mb=1.2)
+    train(model, rank)
+    return model
+
+
+def _wide_views(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Wide(), gradient_as_bucket_view=True)
+    train(model, rank)
+    return model
+
+
+def _wide_join(rank: int) -> nn.Module:
+    model = DistributedDataParallel(Wide())
+    with Join([model]):
+        train(model, rank, steps=2 + 2 * rank)
+    return model
+
+
 DDP = {
     function.__name__.strip("_"): function
     for function in (
         *(_plain, _unused, _static, _no_sync, _join, _half_hook, _python_hook, _power_hook),
-        *(_sparse, _wrapped_hook),
+        *(_sparse, _wrapped_hook, _wide, _wide_views, _wide_join),
     )
 }
 
@@ -208,6 +238,51 @@ def test_ddp_is_that_over_gloo_and_bitwise_equal_on_all_ranks(
     assert ours[0][name] == ours[1][name]
     for mine, other in zip(ours[0][name], theirs[0][name], strict=True):
         assert mine == pytest.approx(other, rel=1e-6, abs=1e-6)
+
+
+def is_in_shared_memory(tensor: torch.Tensor) -> bool:
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+            if begin <= tensor.data_ptr() < end:
+                return "memfd:hsgd" in line
+    return False
+
+
+def do_move_buckets(seat: Seat, path: str) -> tuple[list[bool], list[bool], list[bool], bool]:
+    """Whether gradients, which are views of buckets, lie in shared memory, step by step; and what
+    a user's tensor of the same form does, and a gradient that outlives its group.
+    """
+    torch.set_num_threads(1)
+    moved, alike = [], []
+    with group(seat.rank, SIZE, path):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Wide(), gradient_as_bucket_view=True)
+        for step in range(4):
+            model.zero_grad()
+            model(batch(seat.rank, step)).square().mean().backward()
+            gradient = model.module.parts[2].weight.grad
+            moved.append(is_in_shared_memory(gradient))
+            gathered = [torch.empty_like(gradient) for _ in range(SIZE)]
+            dist.all_gather(gathered, gradient)
+            alike.append(torch.equal(*gathered))
+        own = torch.ones(1 << 19)
+        for _ in range(3):
+            work = dist.all_reduce(own, async_op=True)
+            assert work is not None
+            work.wait()
+        users = [is_in_shared_memory(own), own[7].item() == SIZE**3]
+    return moved, alike, users, bool(gradient.isfinite().all())
+
+
+def test_buckets_move_to_shared_memory_and_tensors_of_the_user_stay(
+    ranks: Ranks, path: str
+) -> None:
+    for moved, alike, users, usable in ranks.run(do_move_buckets, path):
+        assert moved == [False, False, True, True]  # DDP makes them anew after the first step
+        assert alike == [True] * 4
+        assert users == [False, True]
+        assert usable
 
 
 class Stack(nn.Module):

@@ -49,7 +49,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     file = str(ROOT / "benchmarks" / f"{program}.py")
     everything = {**os.environ, **CROWDED, **(env or {})}
-    needs_peers = [] if program in ("ddp", "interposer") else ["--no-install"]
+    alone = program in ("ddp", "interposer", "large_batch")
+    needs_peers = [] if alone else ["--no-install"]
     return run_marked([sys.executable, file, *needs_peers, *words], everything, LIMIT_S)
 
 
@@ -135,6 +136,31 @@ def test_steps_of_lars_are_measured_and_compared(tmp_path: Path) -> None:
     assert cases <= document["ratios"].keys()
     assert "one step, median milliseconds" in done.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_accuracy_is_compared_against_the_size_of_the_batch(tmp_path: Path) -> None:
+    file, png = tmp_path / "a.json", tmp_path / "a.png"
+    words = ("--batches", "700", "5000", "--seeds", "2", "--epochs", "2", "--rates", "3")
+    done = run(*words, "--json", str(file), "--png", str(png), program="large_batch")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    rows = document["results"]
+    whole = rows[-1]["batch"]  # all images there are
+    found = [(row["candidate"], row["batch"], row["steps"]) for row in rows]
+    steps = {700: 2 * -(-whole // 700), whole: 2}
+    assert found == [(name, n, steps[n]) for n in (700, whole) for name in ("sgd", "lars")]
+    for sgd, lars in ((rows[0], rows[1]), (rows[2], rows[3])):
+        gaps = [a - b for a, b in zip(lars["accuracies"], sgd["accuracies"], strict=True)]
+        assert lars["difference"] == pytest.approx(sum(gaps) / 2, abs=2e-3)
+        assert document["ratios"][f"difference/{lars['batch']}"] == lars["difference"]
+    assert "LARS - SGD" in done.stdout
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_confidence_interval_is_students() -> None:
+    assert report.half_width([5.0]) == 0.0
+    # t(0.975, 9) = 2.262; the standard deviation of 0..9 is 3.0277
+    assert report.half_width([float(n) for n in range(10)]) == pytest.approx(2.1659, rel=2e-3)
 
 
 def test_node_shared_is_compared_in_time_and_memory() -> None:

@@ -159,19 +159,82 @@ def do_train(
 def test_a_checkpoint_loads_with_another_number_of_ranks_and_in_one_process(
     ranks: Ranks, kind: str
 ) -> None:
-    first = ranks.run(do_train, meeting_point(), 2, kind, range(3), None, on=range(2))
-    resumed = ranks.run(do_train, meeting_point(), 4, kind, range(3, 6), first[0], on=range(4))
-    model = make_model()
-    model.load_state_dict(first[1][0])
-    optimizer = MAKERS[kind](groups_of(model))
-    optimizer.load_state_dict(first[1][1])
-    for step in range(3, 6):
-        optimizer.zero_grad()
-        loss_of(model, 0, step).backward()
-        optimizer.step()
-    for name, value in model.state_dict().items():
-        for outcome in resumed:
+    """Written by 2 ranks, read and written by 3, which take no step (three equal gradients do not
+    have themselves as their mean), continued by 4 and by one process: as if never interrupted.
+    """
+    by_two = ranks.run(do_train, meeting_point(), 2, kind, range(3), None, on=range(2))
+    by_three = ranks.run(do_train, meeting_point(), 3, kind, range(0), by_two[1], on=range(3))
+    saved = by_three[2]
+    assert plain(saved[1]) == plain(by_two[0][1])
+    by_four = ranks.run(do_train, meeting_point(), 4, kind, range(3, 6), saved, on=range(4))
+    whole, resumed = make_model(), make_model(1)
+    resumed.load_state_dict(saved[0])
+    optimizers = [MAKERS[kind](groups_of(model)) for model in (whole, resumed)]
+    optimizers[1].load_state_dict(saved[1])
+    for step in range(6):
+        for model, optimizer, first in zip((whole, resumed), optimizers, (0, 3), strict=True):
+            if step >= first:
+                optimizer.zero_grad()
+                loss_of(model, 0, step).backward()
+                optimizer.step()
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+        for outcome in by_four:
             assert torch.equal(outcome[0][name], value), name
+
+
+def do_share_batches(seat: Seat, path: str, size: int, kind: str) -> float:
+    """How far the weights are from those of one process with the batches of all ranks."""
+    torch.set_num_threads(1)
+    with Comm.local(path, seat.rank, size, PATIENT) as comm:
+        model, alone = (nn.Sequential(nn.Linear(13, 37), nn.Tanh(), nn.Linear(37, 3)) for _ in "ab")
+        shared = share_parameters(model, comm)
+        alone.load_state_dict(model.state_dict())
+        optimizer = NodeSharedOptimizer(MAKERS[kind](model.parameters()), shared)
+        other = MAKERS[kind](alone.parameters())
+        rows = torch.randn(STEPS, size, 6, 13, generator=torch.Generator().manual_seed(3))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(rows[step, comm.rank]).square().mean().backward()
+            optimizer.step()
+            other.zero_grad()
+            alone(rows[step].flatten(0, 1)).square().mean().backward()
+            other.step()
+        apart = [
+            float((a - b).norm() / b.norm())
+            for a, b in zip(model.parameters(), alone.parameters(), strict=True)
+        ]
+        return max(apart)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "lars"])
+def test_training_is_that_of_one_process_with_the_global_batch(ranks: Ranks, kind: str) -> None:
+    for apart in ranks.run(do_share_batches, meeting_point(), 3, kind, on=range(3)):
+        assert apart < 1e-6
+
+
+def do_look_at_buffers(seat: Seat, path: str) -> tuple[list[float], int]:
+    with Comm.local(path, seat.rank, 2, PATIENT) as comm:
+        model = make_model()
+        model.register_buffer("seen", torch.tensor([comm.rank, 7]))
+        optimizer = NodeSharedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), share_parameters(model, comm)
+        )
+        take_step(model, optimizer, comm, 0)
+        norm, seen = model[1], model.get_buffer("seen")
+        kept = [name for name, _ in model.named_buffers()]
+        return (
+            [*norm.running_mean[:2].tolist(), *seen.tolist()],
+            int(norm.num_batches_tracked),
+            kept,
+        )
+
+
+def test_buffers_stay_each_ranks_own_whatever_their_dtype(ranks: Ranks) -> None:
+    first, second = ranks.run(do_look_at_buffers, meeting_point(), on=range(2))
+    assert first[0][:2] != second[0][:2]  # statistics of different batches
+    assert (first[0][2:], second[0][2:]) == ([0.0, 7.0], [1.0, 7.0])
+    assert first[1] == second[1] == 1
 
 
 def do_leave_some_out(seat: Seat, path: str) -> list[bool]:
@@ -313,6 +376,48 @@ def test_a_rank_that_is_killed_is_named_and_the_last_state_dict_stays() -> None:
         pool.signal(1, signal.SIGKILL)
         for outcome in pool.finish(on=[0, 2]):
             assert outcome.value == (PeerLost.__name__, 1, True), outcome.trace
+
+
+def do_die_in_the_update(seat: Seat, path: str, victim: int) -> tuple[str, int, bool, int]:
+    """The victim has updated its first piece when it is killed; the others may be done."""
+    torch.set_num_threads(1)
+    with Comm.local(path, seat.rank, 3, PATIENT) as comm:
+        model = make_model()
+        optimizer = NodeSharedOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.1), share_parameters(model, comm)
+        )
+        take_step(model, optimizer, comm, 0)
+        weights_before = copy.deepcopy(model.state_dict())
+        saved = optimizer.state_dict()
+        kept = copy.deepcopy(saved)
+        if comm.rank == victim:
+            groups = optimizer._inner.param_groups
+            half = [{**group, "params": group["params"][:1]} for group in groups[:1]]
+
+            def begin_and_die(closure: Any = None) -> None:
+                torch.optim.Adam(half).step()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            optimizer._inner.step = begin_and_die
+        try:
+            take_step(model, optimizer, comm, 1)
+        except HsgdError as error:
+            kind, rank = type(error).__name__, error.rank
+        intact = plain(saved) == plain(kept)
+        whole = make_model(1)  # goes on alone, from what was saved
+        whole.load_state_dict(weights_before)
+        alone = torch.optim.Adam(whole.parameters(), lr=0.1)
+        alone.load_state_dict(saved)
+        loss_of(whole, 0, 1).backward()
+        alone.step()
+        return kind, rank, intact, int(alone.state[whole[0].weight]["step"])
+
+
+def test_a_rank_killed_in_the_update_leaves_peer_lost_and_the_last_state_dict() -> None:
+    with Ranks(3) as pool:
+        pool.start(do_die_in_the_update, meeting_point(), 1)
+        for outcome in pool.finish(on=[0, 2]):
+            assert outcome.value == (PeerLost.__name__, 1, True, 2), outcome.trace
 
 
 def local(model: nn.Module) -> Any:

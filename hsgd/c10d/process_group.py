@@ -32,6 +32,7 @@ from hsgd.c10d.accelerators import Accelerators
 from hsgd.c10d.board import Board, in_global_ranks
 from hsgd.c10d.meeting import meet
 from hsgd.c10d.point_to_point import PointToPoint
+from hsgd.c10d.shared_buckets import SharedBuckets, is_called_by_autograd
 from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.comm import Comm
@@ -83,6 +84,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
         self._board = Board(options.store, options.group_rank, members, limit_s)
         self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=limit_s))
         one_node = isinstance(self._comm, Comm) and self._comm.cross_size == 1
+        self._buckets = SharedBuckets(self._comm) if isinstance(self._comm, Comm) else None
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._worker = Worker(NAME)
         self._accelerators = Accelerators(options, backend_options)
@@ -207,9 +209,14 @@ class HsgdProcessGroup(dist.ProcessGroup):
         op = opts.reduceOp
         for tensor in tensors:
             _check_reducible(op, tensor)
+        # As DDP does, whose reducer calls from autograd's engine; a joined rank's does not.
+        buckets = self._buckets if opts.asyncOp and len(tensors) == 1 else None
+        is_bucket = buckets is not None and is_called_by_autograd(2)
 
         def call() -> None:
             for tensor in tensors:
+                if buckets is not None and buckets.concerns(tensor):
+                    buckets.move(tensor, is_bucket)
                 if tensor.layout == torch.sparse_coo:
                     allreduce_sparse(tensor, self._gather, self.size())
                     continue

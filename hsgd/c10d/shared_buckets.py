@@ -1,0 +1,88 @@
+"""Buckets of DistributedDataParallel in memory that the ranks of a node share.
+
+Owns which storages were moved there. DDP allocates its buckets itself and reduces the same ones in
+every step; what is reduced from shared memory needs no staging. Only what autograd's engine hands
+over is moved: memory of the reducer, which no array of NumPy and no raw pointer refers to. Values
+stay, and so does every tensor that is a view of the bucket.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from hsgd.comm import Comm
+from hsgd.errors import SharedMemoryError
+
+__all__ = ["SharedBuckets", "is_called_by_autograd"]
+
+_LEAST_BYTES = 1 << 20  # below, asking costs more than staging
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def is_called_by_autograd(depth: int) -> bool:
+    """Whether the frame that is `depth` above the caller's is that of autograd's engine, and not of
+    Python code that the engine runs. Local.
+    """
+    try:
+        frame = sys._getframe(depth + 1)
+    except ValueError:  # a thread of the engine
+        return True
+    engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    return engine is not None and frame.f_code is engine.__code__
+
+
+class SharedBuckets:
+    """The buckets that travel over one communicator. Not for several threads at once."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self._flag = torch.zeros(1, dtype=torch.uint8)
+        self._seen: dict[int, StorageWeakRef] = {}  # which keep the addresses of storages taken
+        self._closed = comm.size == 1 or not hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+
+    def concerns(self, tensor: Tensor) -> bool:
+        """Whether move() is to be called before this tensor is reduced: the same on all ranks that
+        reduce tensors of equal shapes. Local.
+        """
+        if self._closed or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
+            return False
+        return tensor.numel() * tensor.element_size() >= _LEAST_BYTES
+
+    def move(self, tensor: Tensor, is_bucket: bool) -> None:
+        """Move the memory of a bucket that comes for the second time, if it is one on all ranks;
+        collective, blocking.
+
+        DDP makes its buckets anew after the first step. A rank that has joined early takes part
+        with zeros of its own: then nothing is moved.
+        """
+        storage = tensor.untyped_storage()
+        self._flag[0] = is_bucket and self._is_due(tensor, storage)
+        self._comm.allreduce(self._flag, "min", out=self._flag, name="bucket memory")
+        if not self._flag[0]:
+            return
+        try:
+            shared = self._comm.empty(tensor.numel(), tensor.dtype, "bucket memory")
+        except SharedMemoryError:  # on all ranks; staging needs no more memory
+            self._closed = True
+            return
+        shared.copy_(tensor.detach().view(-1))
+        swap: Any = storage._swap_data_ptr_  # type: ignore[attr-defined]
+        swap(shared.untyped_storage())
+
+    def _is_due(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+        if not storage.resizable():  # somebody else's memory, or moved already
+            return False
+        if not tensor.is_contiguous() or storage.nbytes() != tensor.numel() * tensor.element_size():
+            return False
+        if storage._cdata in self._seen:
+            return True
+        known: list[tuple[int, Any]] = list(self._seen.items())
+        for gone in [address for address, reference in known if reference.expired()]:
+            del self._seen[gone]
+        self._seen[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        return False
