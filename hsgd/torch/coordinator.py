@@ -9,9 +9,10 @@ rounds: they exchange what they have submitted (one allgather: shared memory ins
 between nodes), each works out the same plan, and they go through it together. Rounds go on, at
 growing intervals, until no operation waits for a rank; then the first case is back.
 
-An operation that is one collective goes to the core when it is submitted, which works off its queue
-without Python. When ranks turn to rounds, what is still in a queue meets what others call, and ends
-in one of the two ways as well; nobody begins a round before its own queue has ended.
+Operations that are one collective each go to the core together, as many as there are, and the core
+works off its queue without Python. When ranks turn to rounds, what is still in a queue meets what
+others call, and ends in one of the two ways as well; nobody begins a round before its own queue has
+ended.
 
 No rank can be left out: one that has nothing to do lets the others wait, as what they do first
 needs it anyway, and meets them with whatever it submits next. Never looks into tensors.
@@ -51,6 +52,7 @@ class Operation(Protocol):
     error: BaseException | None
     handle: Handle[Any] | None
     queued: bool
+    background: bool
 
     @property
     def payload_bytes(self) -> int:
@@ -121,8 +123,7 @@ class Coordinator:
                     "as another tensor that is currently being processed. If you want to request "
                     f"another tensor, use a different tensor name: {operation.name}"
                 )
-            if wake and self._keeps_order():
-                self._hand_over(operation)
+            operation.background = wake
             self._pending[operation.name] = operation
             self._news = True
             if wake:
@@ -132,7 +133,9 @@ class Coordinator:
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; blocking. Its error stays in it."""
-        self._settle(operation)
+        if operation.background and not operation.done:
+            self._hand_over()
+            self._settle(operation)
         if not operation.done:
             self._work(lambda: operation.done, sleeper=True)
 
@@ -159,19 +162,28 @@ class Coordinator:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _keeps_order(self) -> bool:
-        """Whether the core's queue is where the next operation belongs: nothing waits outside."""
-        last = next(reversed(self._pending.values()), None)
-        return self._threaded and not self._negotiating and (last is None or bool(last.handle))
-
-    def _hand_over(self, operation: Operation) -> None:
-        try:
-            operation.handle = operation.start(self.comm)
-        except HsgdError as error:
-            self._break(error)
-            raise HorovodInternalError(self._ended) from error
-        operation.queued = operation.handle is not None
-        operation.begun_s = operation.submitted_s
+    def _hand_over(self) -> None:
+        """Give the core what it can run by itself and nothing before it waits outside."""
+        with self._changed:
+            if self._negotiating or not self._threaded:
+                return
+            new: list[Operation] = []
+            for operation in reversed(self._pending.values()):
+                if operation.handle is not None:
+                    break
+                new.append(operation)
+            for operation in reversed(new):
+                if not operation.background:
+                    return
+                try:
+                    operation.handle = operation.start(self.comm)
+                except HsgdError as error:
+                    self._break(error)
+                    return
+                if operation.handle is None:
+                    return
+                operation.queued = True
+                operation.begun_s = operation.submitted_s
 
     def _settle(self, operation: Operation) -> None:
         """Return when the core has run an operation that it was given; blocking. Several threads
@@ -264,6 +276,7 @@ class Coordinator:
             raise
 
     def _run_first(self) -> None:
+        self._hand_over()
         if given := self._in_queue():
             handle = given[-1].handle
             with contextlib.suppress(HsgdError):  # each operation gets its own below

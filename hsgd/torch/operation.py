@@ -32,6 +32,7 @@ class Operation:
         self.error: BaseException | None = None
         self.handle: Handle[Any] | None = None
         """While the core has it in its queue."""
+        self.background = False  # nobody need wait for it to be run
         self.queued = False  # the core has run it, or will, without Python
         self.result: Any = None
 
@@ -64,7 +65,8 @@ class TensorOperation(Operation):
         super().__init__(name)
         for tensor in tensors:
             self.check(tensor)
-        self.inputs = [tensor.detach() for tensor in tensors]
+        # detach() lets other threads have the GIL, which costs more than all the rest.
+        self.inputs = [t.detach() if t.requires_grad else t for t in tensors]
         self.grouped = grouped
 
     def check(self, tensor: Tensor) -> None:
