@@ -19,6 +19,7 @@ from hsgd import built
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.handle import Handle
+from hsgd.records import Record, Span
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -483,6 +484,23 @@ class Comm:
         local.
         """
         return self._native.counters()
+
+    def keep_records(self, capacity: int) -> None:
+        """Note what collectives spend their time on, from the next ones on; local.
+
+        capacity: the last ones that are kept until take_records(); 0 forgets them and stops, which
+        is how it begins.
+        """
+        self._native.keep_records(capacity)
+
+    def take_records(self) -> list[Record]:
+        """The records of collectives that have ended well, oldest first, each given once; local,
+        never blocks. What exchanges sizes first (ragged allgather, alltoall) has a record for that.
+        """
+        return [
+            Record(name, size, Span.of(*call), *(Span.of(*s) if s[0] else None for s in levels))
+            for name, size, (call, *levels) in self._native.take_records()
+        ]
 
     def close(self) -> None:
         """Give the shared memory back; local, but collective over MPI. A second call does

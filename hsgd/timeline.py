@@ -18,10 +18,12 @@ from hsgd.errors import DataError
 
 __all__ = ["ROWS", "Timeline", "summarize"]
 
-ROWS = ("queue", "pack", "collective", "wait")
+ROWS = ("queue", "pack", "collective", "intra reduce", "inter", "intra gather", "wait")
 """What a rank's time goes into: an operation waits for its turn and for ranks that have not
-submitted it; gradients are copied into a bucket; the collective runs; and waits for other ranks,
-which is a part of it."""
+submitted it; gradients are copied into a bucket; the collective runs. The others are parts of it:
+inputs go into the node's shared memory and are summed up; leaders exchange sums between nodes;
+results come out of shared memory; and the rank waits for others. Steps of the levels alternate:
+"busy" says how much of an event was work."""
 
 
 class Timeline:
@@ -67,20 +69,26 @@ def _meta(rank: int, row: int, what: str, **details: Any) -> dict[str, Any]:
 
 def summarize(paths: Iterable[str | Path]) -> str:
     """A table of the events in files of Timeline, by rank and row, then the longest operations.
+    "busy" is the work in events that alternate with others.
 
     Raises DataError for files that cannot be read, or hold no trace.
     """
     events = [event for path in paths for event in _read(Path(path))]
     sums: dict[tuple[int, str], list[float]] = {}
+    busy_us: dict[tuple[int, str], float] = {}
     by_name: dict[str, list[float]] = {}
     for event in events:
-        sums.setdefault((event["pid"], event["cat"]), []).append(event["dur"])
+        place = event["pid"], event["cat"]
+        sums.setdefault(place, []).append(event["dur"])
+        if "busy_us" in event.get("args", {}):
+            busy_us[place] = busy_us.get(place, 0.0) + event["args"]["busy_us"]
         if event["cat"] == "collective":
             by_name.setdefault(event["name"], []).append(event["dur"])
     order = {row: number for number, row in enumerate(ROWS)}
-    lines = [["rank", "row", "events", "total ms", "mean us", "longest us"]]
+    lines = [["rank", "row", "events", "total ms", "mean us", "longest us", "busy ms"]]
     for rank, row in sorted(sums, key=lambda key: (key[0], order.get(key[1], len(order)))):
-        lines.append([str(rank), row, *_figures(sums[rank, row])])
+        busy = f"{busy_us[rank, row] / 1e3:.3f}" if (rank, row) in busy_us else ""
+        lines.append([str(rank), row, *_figures(sums[rank, row]), busy])
     longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:10]
     named = [["collective", "events", "total ms", "mean us", "longest us"]]
     named += [[name, *_figures(durations)] for name, durations in longest]

@@ -23,7 +23,9 @@ IO_CSRC = ROOT / "io" / "csrc"
 CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
     frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
-    frozenset({"segment", "reduce", "signature", "capi", "transport", "rma", "owner", "types"}),
+    frozenset(
+        {"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner", "types"}
+    ),
     frozenset(
         {"lars", "options", "layout", "tuning", "store_choice", "transport_inproc", "transport_mpi"}
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -37,6 +38,9 @@ def traced(seat: Seat, path: str, size: int, file: str) -> None:
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
         hvd.allreduce(torch.ones(1000), name="named")
+        handles = [hvd.allreduce_async(torch.ones(10), name=f"burst.{n}") for n in range(5)]
+        for handle in handles:
+            hvd.synchronize(handle)
         hvd.stop_timeline()
         hvd.allreduce(torch.ones(1), name="unseen")
 
@@ -56,11 +60,23 @@ def test_each_rank_writes_a_trace_of_its_operations_and_buckets(
         assert {("queue", "allreduce.named"), ("collective", "allreduce.named")} <= names
         assert ("collective", "optimizer bucket 0 (bias)") in names
         assert ("pack", "optimizer bucket 0 (bias)") in names
+        for name in ("allreduce.named", "optimizer bucket 0 (bias)", "allreduce.burst.3"):
+            assert ("intra reduce", name) in names
+        assert ("queue", "allreduce.burst.3") in names
+        burst = [
+            e for e in timed if (e["cat"], e["name"][:15]) == ("collective", "allreduce.burst")
+        ]
+        burst.sort(key=lambda event: event["ts"])
+        assert [event["name"] for event in burst] == [f"allreduce.burst.{n}" for n in range(5)]
+        for earlier, later in itertools.pairwise(burst):
+            assert earlier["ts"] + earlier["dur"] <= later["ts"] + 0.01
         assert not [name for _, name in names if "unseen" in name]
         (named,) = [e for e in timed if (e["cat"], e["name"]) == ("collective", "allreduce.named")]
         assert named["args"] == {"bytes": 4000} and named["dur"] > 0
     text = summarize([file, tmp_path / "timeline.json.1"])
     assert [line.split()[:2] for line in text.splitlines()[1:3]] == [["0", "queue"], ["0", "pack"]]
+    reduced = next(line.split() for line in text.splitlines() if "intra reduce" in line)
+    assert float(reduced[-1]) <= float(reduced[4])  # busy is a part of the total
     assert "allreduce.named" in text
 
 

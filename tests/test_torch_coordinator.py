@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -171,7 +172,87 @@ def test_the_same_order_costs_one_collective_for_each_operation(ranks: Ranks, si
     assert on(ranks, size, same_orders) == [100] * size
 
 
+def bursts(seat: Seat, path: str, size: int, rounds: int, count: int) -> None:
+    """Many operations are under way when ranks begin to differ, and when they agree again."""
+    mine = random.Random(seat.rank)
+    with job(seat, path, size) as hvd:
+        for turn in range(rounds):
+            order = list(range(count))
+            if turn % 3 == 1:
+                mine.shuffle(order)
+            elif turn % 3 == 2 and seat.rank == 0:
+                order[0], order[-1] = order[-1], order[0]
+            tensors = [torch.full((1 + n % 7,), n + seat.rank) for n in range(count)]
+            ops = [hvd.Sum if n % 2 else hvd.Average for n in range(count)]
+            handles = {
+                n: hvd.allreduce_async_(tensors[n], name=str(n), op=ops[n], postscale_factor=2.0)
+                if n % 5
+                else hvd.broadcast_async(tensors[n], n % size, name=str(n))
+                for n in order
+            }
+            mine.shuffle(order)
+            for n in order:
+                found = hvd.synchronize(handles[n])
+                total = n * size + size * (size - 1) // 2
+                factor = 2.0 if n % 2 else 2.0 / size
+                expected = n + n % size if n % 5 == 0 else int(total * factor)
+                assert found.tolist() == [expected] * (1 + n % 7), (turn, n)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_bursts_in_equal_and_different_orders(ranks: Ranks, size: int) -> None:
+    on(ranks, size, bursts, 9, 120)
+
+
+def polled(seat: Seat, path: str, size: int, orders: list[list[str]]) -> None:
+    """poll() comes true by itself, also where ranks have to agree first."""
+    with job(seat, path, size) as hvd:
+        handles = {
+            name: hvd.allreduce_async(torch.ones(3), name=name, op=hvd.Sum)
+            for name in orders[seat.rank]
+        }
+        until = time.monotonic() + 60
+        while not all(map(hvd.poll, handles.values())):
+            assert time.monotonic() < until
+            time.sleep(1e-3)
+        for handle in handles.values():
+            assert hvd.synchronize(handle).tolist() == [size] * 3
+
+
+@pytest.mark.parametrize("orders", [[["a", "b"]] * 2, [["a", "b"], ["b", "a"]]])
+def test_polling_needs_nobody_who_waits(ranks: Ranks, orders: list[list[str]]) -> None:
+    on(ranks, 2, polled, orders)
+
+
 # --- errors ---
+
+
+def with_a_death_among_many(seat: Seat, path: str, size: int) -> str:
+    with job(seat, path, size) as hvd:
+        early = [hvd.allreduce_async(torch.ones(1), name=f"early.{n}") for n in range(5)]
+        if seat.rank == 0:
+            hvd.synchronize(early[-1])
+            seat.tell(os.getpid())
+            seat.pipe.recv()
+        late = [hvd.allreduce_async(torch.ones(1), name=f"late.{n}") for n in range(5)]
+        seat.tell("submitted")
+        with pytest.raises(hvd.HorovodInternalError) as told:
+            hvd.synchronize(late[-1])
+        for handle in early:
+            assert hvd.synchronize(handle).tolist() == [1.0]
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.synchronize(late[0])
+        return str(told.value)
+
+
+def test_what_ended_well_before_a_death_is_not_lost() -> None:
+    with Ranks(2) as pool:
+        pool.start(with_a_death_among_many, meeting_point(), 2)
+        pool.hear(0), pool.hear(1)
+        pool.signal(0, signal.SIGKILL)
+        (outcome,) = pool.finish(on=[1])
+        assert outcome.error is None, outcome.trace
+        assert "rank 0" in outcome.value
 
 
 def names_in_use(seat: Seat, path: str, size: int) -> None:

@@ -32,6 +32,7 @@ class Array {
   hsgd_dtype dtype() const { return dtype_; }
   const int64_t* shape() const { return shape_; }  // ndim() extents
   int ndim() const { return ndim_; }
+  bool is_writable() const { return !holds_buffer_ || buffer_.readonly == 0; }
   bool is_like(const Array& other) const;  // same shape and dtype
 
   // Collectives on blocks split and join arrays along the first dimension. A 0-d array is one row.

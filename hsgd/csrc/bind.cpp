@@ -395,6 +395,34 @@ class Comm {
     forget_done();
   }
 
+  void keep_records(uint64_t capacity) const {
+    check_open();
+    hsgd_comm_keep_records(comm_.get(), capacity);
+  }
+
+  // Of each: name, bytes, and begin, end and busy time of the call and of each level.
+  nb::list take_records() const {
+    check_open();
+    constexpr uint64_t kAtOnce = 32;
+    hsgd_record records[kAtOnce];
+    nb::list taken;
+    for (;;) {
+      const uint64_t count = hsgd_comm_take_records(comm_.get(), records, kAtOnce);
+      for (const hsgd_record* record = records; record < records + count; ++record) {
+        nb::list spans;
+        for (const hsgd_span* span :
+             {&record->call, &record->reduce, &record->inter, &record->gather}) {
+          spans.append(nb::make_tuple(span->begin_ns, span->end_ns, span->busy_ns));
+        }
+        const nb::object name = nb::steal(
+            PyUnicode_DecodeUTF8(record->name, static_cast<Py_ssize_t>(std::strlen(record->name)),
+                                 "replace"));  // it may be cut within a character
+        taken.append(nb::make_tuple(name, record->bytes, spans));
+      }
+      if (count < kAtOnce) return taken;
+    }
+  }
+
   bool closed() const { return comm_ == nullptr; }
   const hsgd_topology& topology() const { return topology_; }
 
@@ -561,7 +589,9 @@ NB_MODULE(_native, module) {
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)
       .def("topology", &Comm::topology, nb::rv_policy::copy)
-      .def("counters", &Comm::counters);
+      .def("counters", &Comm::counters)
+      .def("keep_records", &Comm::keep_records, nb::arg("capacity"))
+      .def("take_records", &Comm::take_records);
 
   nb::class_<Request>(module, "Request")
       .def("done", &Request::done)

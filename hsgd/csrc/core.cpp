@@ -97,6 +97,14 @@ void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters) {
   *counters = comm->communicator->counters();
 }
 
+void hsgd_comm_keep_records(hsgd_comm* comm, uint64_t capacity) {
+  comm->communicator->recorder().keep(capacity);
+}
+
+uint64_t hsgd_comm_take_records(hsgd_comm* comm, hsgd_record* records, uint64_t capacity) {
+  return comm->communicator->recorder().take(records, capacity);
+}
+
 int hsgd_comm_allreduce(hsgd_comm* comm, const void* in, void* out, uint64_t count,
                         hsgd_dtype dtype, hsgd_op op, const hsgd_label* label, hsgd_error* err) {
   hsgd_call call{};

@@ -21,7 +21,10 @@ constexpr size_t kClaimBytes = 128 << 10;
 // Others read this rank's input, and may write its output, until they are through as well.
 Step DirectWork::step() {
   if (work_) {
-    std::exchange(work_, nullptr)();
+    at_level(context_.record, &hsgd_record::reduce, [&] {
+      std::exchange(work_, nullptr)();
+      return true;
+    });
     HSGD_FAULT_POINT("in place: done, not told");
     context_.local.publish(&Progress::gathered, context_.base + 1);
     HSGD_FAULT_POINT("in place: done");
@@ -51,7 +54,10 @@ Step DirectAllreduce::claim_parts() {
   const uint64_t most = kClaimBytes / reduction_.element_bytes;
   const uint64_t parts = (count_ + most - 1) / most;
   while (const std::optional<uint64_t> part = context_.local.claim(parts)) {
-    reduce({*part * most, std::min(count_, (*part + 1) * most)});
+    at_level(context_.record, &hsgd_record::reduce, [&] {
+      reduce({*part * most, std::min(count_, (*part + 1) * most)});
+      return true;
+    });
     HSGD_FAULT_POINT("in place: claimed, not told");
     context_.local.finish_claim(parts);
     HSGD_FAULT_POINT("in place: claim told");

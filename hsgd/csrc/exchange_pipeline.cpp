@@ -18,10 +18,13 @@ ExchangePipeline::ExchangePipeline(const PipelineContext& context, const NodeMap
 bool ExchangePipeline::stage_first() { return staged_ > 0 || try_stage(Permission::kUnknown); }
 
 Step ExchangePipeline::step(Permission permission) {
-  bool moved = try_stage(permission);
+  hsgd_record* record = context_.record;
+  bool moved = at_level(record, &hsgd_record::reduce, [&] { return try_stage(permission); });
   if (permission == Permission::kGranted) {
-    if (wire_ != nullptr) moved |= try_exchange();
-    moved |= try_collect();
+    if (wire_ != nullptr) {
+      moved |= at_level(record, &hsgd_record::inter, [&] { return try_exchange(); });
+    }
+    moved |= at_level(record, &hsgd_record::gather, [&] { return try_collect(); });
   }
   if (collected_ == steps_) return Step::kDone;
   return moved ? Step::kProgress : Step::kIdle;

@@ -282,6 +282,7 @@ void Communicator::run(Operation& operation) {
   const uint64_t weight = clock_weight(operation);
   const uint64_t start = weight > 0 ? ticks() : 0;
   const uint64_t waited = wait_ticks_;
+  recorder_.begin(operation.label == nullptr ? nullptr : operation.label->name, operation.bytes());
   try {
     run_locally(operation);
   } catch (const Error& error) {
@@ -300,6 +301,7 @@ void Communicator::run(Operation& operation) {
   } else {
     ++counters_.calls;
     counters_.payload_bytes += operation.bytes();
+    if (recorder_.current() != nullptr) recorder_.end(clock_.to_ns(wait_ticks_ - waited));
   }
   const uint64_t idle = wait_ticks_ - waited;
   total_ticks_ += idle;
@@ -512,8 +514,15 @@ void Communicator::lead(const std::function<Outgoing()>& collect,
                         const std::function<void()>& combine) {
   wait([&] { return headers_open() ? Step::kDone : Step::kIdle; });
   Call sides[2];
-  start_headers(headers_agree(sides) ? collect() : Outgoing{});
-  wait([&] { return headers_->done() ? Step::kDone : Step::kIdle; });
+  const Outgoing outgoing = headers_agree(sides) ? collect() : Outgoing{};
+  at_level(recorder_.current(), &hsgd_record::inter, [&] {
+    start_headers(outgoing);
+    return true;
+  });
+  wait([&] {
+    const auto done = [&] { return headers_->done(); };
+    return at_level(recorder_.current(), &hsgd_record::inter, done) ? Step::kDone : Step::kIdle;
+  });
   const hsgd_status status = judge_headers(local_.mismatch());
   if (status == HSGD_OK) combine();
   HSGD_FAULT_POINT("between nodes: result not published");
@@ -569,8 +578,11 @@ void Communicator::reduce_payloads(const Operation& operation, const Range& part
                               : local_.payload(rank, sequence_, operation.bytes());
     inputs_[static_cast<size_t>(rank)] = static_cast<const std::byte*>(payload) + part.begin * size;
   }
-  operation.reduction.reduce({inputs_.data(), place_.local_size, out, nullptr, part.count(),
-                              divisor, Store::kOrdinary, Store::kOrdinary});
+  at_level(recorder_.current(), &hsgd_record::reduce, [&] {
+    operation.reduction.reduce({inputs_.data(), place_.local_size, out, nullptr, part.count(),
+                                divisor, Store::kOrdinary, Store::kOrdinary});
+    return true;
+  });
   counters_.intra_bytes += static_cast<uint64_t>(place_.local_size) * part.count() * size;
 }
 
@@ -653,7 +665,8 @@ PipelineContext Communicator::pipeline_context(int leaders, const Operation& ope
           leaders,
           tuning_.store,
           out_store(operation),
-          &counters_.intra_bytes};
+          &counters_.intra_bytes,
+          recorder_.current()};
 }
 
 // The same for a collective that stages its input: with the kind of store that is best at present.
@@ -964,9 +977,9 @@ std::vector<double> Communicator::measure(size_t bytes, const std::vector<Tuning
 // An allreduce of the ranks of this node alone.
 void Communicator::pipeline_on_node(const Operation& operation) {
   const Chunking chunking(operation.count, operation.reduction.element_bytes, node_step_bytes());
-  AllreducePipeline pipeline(
-      {local_, base_, options_.slots, 0, tuning_.store, Store::kOrdinary, &counters_.intra_bytes},
-      operation.in, operation.out, chunking, operation.reduction, nullptr);
+  AllreducePipeline pipeline({local_, base_, options_.slots, 0, tuning_.store, Store::kOrdinary,
+                              &counters_.intra_bytes, nullptr},
+                             operation.in, operation.out, chunking, operation.reduction, nullptr);
   constexpr ArenaPlace kPrivate[2] = {};
   wait([&] { return pipeline.stage_first() ? Step::kDone : Step::kIdle; });
   open_large(operation, kPrivate);

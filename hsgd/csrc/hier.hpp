@@ -23,6 +23,7 @@
 #include "local.hpp"
 #include "owner.hpp"
 #include "pipeline.hpp"
+#include "record.hpp"
 #include "reduce.hpp"
 #include "step_messages.hpp"
 #include "store_choice.hpp"
@@ -95,6 +96,7 @@ class HSGD_API Communicator final : private Watch {
   const hsgd_options& options() const { return options_; }
   hsgd_topology topology() const;
   hsgd_counters counters() const;
+  Recorder& recorder() { return recorder_; }
 
  private:
   struct Operation {
@@ -240,6 +242,7 @@ class HSGD_API Communicator final : private Watch {
   std::atomic<bool> stop_waiting_{false};
   mutable std::mutex mutex_;  // one collective at a time; also guards everything below
   TickClock clock_;
+  Recorder recorder_;
   hsgd_counters counters_{};
   uint64_t total_ticks_ = 0;
   uint64_t wait_ticks_ = 0;

@@ -132,6 +132,31 @@ HSGD_API void hsgd_comm_destroy(hsgd_comm* comm);
 HSGD_API void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology);
 HSGD_API void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters);
 
+/* When this rank worked on something: steps of several levels alternate, so that in between it did
+ * other work, or waited. */
+typedef struct hsgd_span {
+  uint64_t begin_ns, end_ns; /* of CLOCK_MONOTONIC; 0: never */
+  uint64_t busy_ns;          /* of that time */
+} hsgd_span;
+
+/* What one collective spent its time on, on this rank. */
+typedef struct hsgd_record {
+  char name[64]; /* of the label, perhaps cut */
+  uint64_t bytes;
+  hsgd_span call;   /* all of it; what is not busy was waiting for other ranks */
+  hsgd_span reduce; /* inside the node: inputs into shared memory, and sums */
+  hsgd_span inter; /* between nodes, on ranks that carry data: from the first message to the last */
+  hsgd_span gather; /* inside the node: results out of shared memory */
+} hsgd_record;
+
+/* Local. From the next collectives on the last `capacity` records are kept; 0 forgets them and
+ * stops, which is how it begins. */
+HSGD_API void hsgd_comm_keep_records(hsgd_comm* comm, uint64_t capacity);
+/* Local, never waits for a collective. Moves up to `capacity` records out, oldest first, and
+ * returns how many. Collectives that failed have none; one whose ranks tell one another sizes first
+ * has two. */
+HSGD_API uint64_t hsgd_comm_take_records(hsgd_comm* comm, hsgd_record* records, uint64_t capacity);
+
 /* What a caller may say about its data: compared between ranks and shown in SignatureMismatch. */
 typedef struct hsgd_label {
   const char* name;     /* NULL: none; compared whole by hash, shown up to 63 characters */

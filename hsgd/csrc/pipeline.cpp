@@ -72,11 +72,14 @@ std::byte* AllreducePipeline::reduced_slice(int rank, uint64_t step, const Range
 bool AllreducePipeline::stage_first() { return staged_ > 0 || try_stage(); }
 
 Step AllreducePipeline::step(Permission permission) {
-  bool moved = try_stage();
+  hsgd_record* record = context_.record;
+  bool moved = at_level(record, &hsgd_record::reduce, [&] { return try_stage(); });
   if (permission == Permission::kGranted) {
-    moved |= try_reduce();
-    if (wire_ != nullptr) moved |= try_exchange();
-    moved |= try_gather();
+    moved |= at_level(record, &hsgd_record::reduce, [&] { return try_reduce(); });
+    if (wire_ != nullptr) {
+      moved |= at_level(record, &hsgd_record::inter, [&] { return try_exchange(); });
+    }
+    moved |= at_level(record, &hsgd_record::gather, [&] { return try_gather(); });
   }
   if (gathered_ == chunking_.steps) return Step::kDone;
   return moved ? Step::kProgress : Step::kIdle;
@@ -228,10 +231,16 @@ std::byte* BroadcastPipeline::slot(uint64_t step) const {
 bool BroadcastPipeline::stage_first() { return rank_ != root_ || staged_ > 0 || try_stage(); }
 
 Step BroadcastPipeline::step(Permission permission) {
-  bool moved = rank_ == root_ && try_stage();
+  hsgd_record* record = context_.record;
+  bool moved =
+      at_level(record, &hsgd_record::reduce, [&] { return rank_ == root_ && try_stage(); });
   if (permission == Permission::kGranted) {
-    if (wire_ != nullptr) moved |= try_exchange();
-    if (rank_ != root_) moved |= try_gather();
+    if (wire_ != nullptr) {
+      moved |= at_level(record, &hsgd_record::inter, [&] { return try_exchange(); });
+    }
+    if (rank_ != root_) {
+      moved |= at_level(record, &hsgd_record::gather, [&] { return try_gather(); });
+    }
   }
   const bool passed_on = wire_ == nullptr || exchanged_ == chunking_.steps;
   const uint64_t own = rank_ == root_ ? staged_ : gathered_;

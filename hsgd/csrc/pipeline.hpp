@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "local.hpp"
+#include "record.hpp"
 #include "wait.hpp"
 #include "wire.hpp"
 
@@ -40,6 +41,7 @@ struct PipelineContext {
   Store store;      // into shared memory
   Store out_store;  // into the user's output
   uint64_t* intra_bytes;
+  hsgd_record* record;  // where times are told; nullptr: nobody asks
 };
 
 // A state machine on one rank; the caller waits between the steps.

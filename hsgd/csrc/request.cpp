@@ -80,7 +80,8 @@ void Collective::set_label(const Array& array, nb::handle name, bool ragged) {
 
 void Collective::allreduce(nb::handle in, nb::handle out, int op, nb::handle name) {
   const Array& source = in_.emplace(in, "allreduce", false);
-  const Array& target = out_.emplace(out, "allreduce, out", true);
+  const bool in_place = in.is(out) && source.is_writable();  // to ask once costs half
+  const Array& target = in_place ? source : out_.emplace(out, "allreduce, out", true);
   if (!source.is_like(target)) {
     throw nb::value_error(
         "allreduce: out has another shape or dtype than the input; pass one like it");
@@ -219,7 +220,9 @@ bool Request::wait(double timeout_s) {
   const std::shared_ptr<Submitted> submitted = submitted_;
   hsgd_error error;
   int status = 0;
-  {
+  if (submitted->done()) {  // other threads need not have the GIL in between
+    status = hsgd_request_wait(submitted->request, timeout_s, &error);
+  } else {
     const ReleasedGil released;
     status = hsgd_request_wait(submitted->request, timeout_s, &error);
   }

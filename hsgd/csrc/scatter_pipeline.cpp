@@ -50,11 +50,16 @@ uint64_t ReduceScatterPipeline::steps_needed(const BlockTable& table, size_t chu
 bool ReduceScatterPipeline::stage_first() { return staged_ > 0 || try_stage(); }
 
 Step ReduceScatterPipeline::step(Permission permission) {
-  bool moved = try_stage();
+  hsgd_record* record = context_.record;
+  bool moved = at_level(record, &hsgd_record::reduce, [&] { return try_stage(); });
   if (permission == Permission::kGranted) {
-    moved |= try_reduce();
-    if (wire_ != nullptr) moved |= try_exchange();
-    if (context_.leaders > 0) moved |= try_take();
+    moved |= at_level(record, &hsgd_record::reduce, [&] { return try_reduce(); });
+    if (wire_ != nullptr) {
+      moved |= at_level(record, &hsgd_record::inter, [&] { return try_exchange(); });
+    }
+    if (context_.leaders > 0) {
+      moved |= at_level(record, &hsgd_record::gather, [&] { return try_take(); });
+    }
   }
   if ((context_.leaders > 0 ? taken_ : reduced_) == table_.steps()) return Step::kDone;
   return moved ? Step::kProgress : Step::kIdle;

@@ -1,7 +1,7 @@
 """Bucket: gradients that travel together, in memory that all ranks of a node reach.
 
-Owns the flat array, the views of it that become gradients, and the collective that is under way on
-it. Never decides when it starts.
+Owns the flat array, how many of its gradients are still to come, and the collective that is under
+way on it. Never decides when it starts.
 
 Source of the idea: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
 Training", arXiv:2006.15704, section 3.2.
@@ -19,6 +19,7 @@ from torch import Tensor
 from hsgd.comm import Comm
 from hsgd.handle import Handle
 from hsgd.torch.compression import BF16Compressor, Compressor, FP16Compressor, NoneCompressor
+from hsgd.torch.packing import Packing
 from hsgd.torch.reductions import AVERAGE, CORE_OPS
 
 __all__ = ["Bucket", "fill"]
@@ -55,6 +56,8 @@ class Bucket:
     factors before and after the reduction.
     """
 
+    LABEL = "optimizer bucket"
+
     def __init__(
         self,
         comm: Comm,
@@ -66,12 +69,9 @@ class Bucket:
         compression: type[Compressor],
         threaded: bool,
     ) -> None:
-        self.parameters = list(parameters)
-        self.waiting = len(self.parameters)
-        """How many gradients are still to come in this step."""
         self.launched_s = 0.0
         """When the collective started, on time.monotonic(); 0 while none is under way."""
-        self.label = f"optimizer bucket {number} ({label})"
+        self.label = f"{self.LABEL} {number} ({label})"
         self._comm = comm
         self._op, self._predivide = op, predivide
         self._compression = compression
@@ -79,11 +79,11 @@ class Bucket:
         count = sum(parameter.numel() for parameter in parameters)
         dtype = parameters[0].dtype
         self._flat: Tensor = comm.empty(count, dtype, self.label)
-        self.views: list[Tensor] = []
-        begin = 0
-        for parameter in parameters:
-            self.views.append(_view(self._flat, begin, parameter))
-            begin += parameter.numel()
+        self.packing = Packing(parameters, self._flat)
+        self._ids = [id(parameter) for parameter in parameters]
+        self.waiting = len(self._ids)
+        """How many gradients are still to come in this step."""
+        self._run = 0  # leading parameters whose gradients came as a run
         wire_dtype = _CASTS.get(compression)
         casts = wire_dtype is not None and dtype.is_floating_point and dtype != wire_dtype
         self._wire: Tensor = comm.empty(count, wire_dtype, self.label) if casts else self._flat
@@ -91,43 +91,28 @@ class Bucket:
         self._result = self._flat
         self._context: Any = None
 
-    def adopt(self, index: int) -> None:
-        """Make the gradient of one parameter a view of the array, with its value."""
-        parameter, view = self.parameters[index], self.views[index]
-        gradient = parameter.grad
-        if gradient is None:
-            view.zero_()
-        elif gradient is view:
-            return
-        else:
-            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        parameter.grad = view
-
-    def pack(self) -> None:
-        """adopt() all gradients that are not views yet; parameters that need none and have none
-        add zeros, and stay without.
+    def take_run(self, index: int, ids: Sequence[int]) -> bool:
+        """Count gradients, by the id() of their parameters, that came in the order of the bucket,
+        the first at `index`. False, and nothing is counted, where they did not, or others before
+        did not.
         """
-        targets, sources = [], []
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            gradient = parameter.grad
-            if gradient is view:
-                continue
-            if gradient is None:
-                view.zero_()
-                if not parameter.requires_grad:
-                    continue
-            elif gradient.is_sparse:
-                view.copy_(gradient.to_dense())
-            else:
-                targets.append(view)
-                sources.append(gradient)
-            parameter.grad = view
-        if targets:
-            torch._foreach_copy_(targets, sources)
+        end = index + len(ids)
+        in_order = index == self._run and self.waiting == len(self._ids) - index
+        if not in_order or self._ids[index:end] != ids:
+            return False
+        self._run = end
+        self.waiting = len(self._ids) - end
+        return True
+
+    def has_taken(self, index: int) -> bool:
+        """Whether the gradient at `index` was counted by take_run()."""
+        return index < self._run
 
     def launch(self) -> None:
-        """Pack, and start the collective; collective over the ranks of the bucket, not blocking."""
-        self.pack()
+        """Copy gradients that are elsewhere, and start the collective; collective over the ranks of
+        the bucket, not blocking.
+        """
+        self.packing.pack()
         self.launched_s = time.monotonic()
         if self._predivide != 1.0:
             self._flat.mul_(1.0 / self._predivide)
@@ -159,19 +144,10 @@ class Bucket:
                 self._flat.copy_(result)
         if self._op == AVERAGE and self._predivide != 1.0:
             self._flat.mul_(self._predivide / self._comm.size)
+        for parameter in self.packing.sparse:
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.to_sparse()
+        self.packing.sparse.clear()
         self.launched_s = 0.0
-        self.waiting = len(self.parameters)
-
-    def release(self) -> None:
-        """Give gradients memory of their own again; local."""
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is view:
-                parameter.grad = view.clone()
-
-
-def _view(flat: Tensor, begin: int, parameter: Tensor) -> Tensor:
-    """A part of `flat` with the strides of the parameter where it has no gaps."""
-    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-    if dense:
-        return flat.as_strided(parameter.shape, parameter.stride(), begin)
-    return flat[begin : begin + parameter.numel()].view(parameter.shape)
+        self.waiting = len(self._ids)
+        self._run = 0

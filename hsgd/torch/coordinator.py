@@ -3,11 +3,16 @@
 Owns the queue of what this rank submitted and has not seen done, and the thread that works on it.
 
 Every collective of the core compares what its ranks call before data moves. So ranks simply call
-what they submitted first: where all submitted the same, which is the everyday case, there is
-nothing to negotiate. Where not, all get SignatureMismatch from that same call, and all turn to
+what they submitted, in their order: where all submitted the same, which is the everyday case, there
+is nothing to negotiate. Where not, all get SignatureMismatch from that same call, and all turn to
 rounds: they exchange what they have submitted (one allgather: shared memory inside a node, leaders
 between nodes), each works out the same plan, and they go through it together. Rounds go on, at
 growing intervals, until no operation waits for a rank; then the first case is back.
+
+Operations that are one collective each go to the core together, as many as there are, and the core
+works off its queue without Python. When ranks turn to rounds, what is still in a queue meets what
+others call, and ends in one of the two ways as well; nobody begins a round before its own queue has
+ended.
 
 No rank can be left out: one that has nothing to do lets the others wait, as what they do first
 needs it anyway, and meets them with whatever it submits next. Never looks into tensors.
@@ -15,22 +20,25 @@ needs it anyway, and meets them with whatever it submits next. Never looks into 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from hsgd.comm import Comm
-from hsgd.errors import SignatureMismatch
+from hsgd.errors import HsgdError, SignatureMismatch
+from hsgd.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.objects import exchange
 from hsgd.torch.plan import Plan, Table
 from hsgd.torch.signature import Signature
 
-__all__ = ["Coordinator", "Operation"]
+__all__ = ["ROUND", "Coordinator", "Operation"]
 
 _SHORTEST_S, _LONGEST_S = 1e-4, 5e-3  # between rounds while operations wait for a rank
-_ROUND = "hsgd.torch round"
+ROUND = "hsgd.torch round"
+"""Name of the collective in which ranks tell one another what they have submitted."""
 
 
 class Operation(Protocol):
@@ -42,6 +50,9 @@ class Operation(Protocol):
     ended_s: float
     done: bool
     error: BaseException | None
+    handle: Handle[Any] | None
+    queued: bool
+    background: bool
 
     @property
     def payload_bytes(self) -> int:
@@ -53,6 +64,12 @@ class Operation(Protocol):
 
     def run(self, comm: Comm) -> None:
         """Call the core; blocking. SignatureMismatch leaves the operation as it was."""
+
+    def start(self, comm: Comm) -> Handle[Any] | None:
+        """Have the core run it, not blocking; None where run() is more than one collective."""
+
+    def finish(self, comm: Comm) -> None:
+        """What is left to do when the core has run it; local."""
 
 
 class Coordinator:
@@ -106,6 +123,7 @@ class Coordinator:
                     "as another tensor that is currently being processed. If you want to request "
                     f"another tensor, use a different tensor name: {operation.name}"
                 )
+            operation.background = wake
             self._pending[operation.name] = operation
             self._news = True
             if wake:
@@ -115,8 +133,17 @@ class Coordinator:
 
     def wait(self, operation: Operation) -> None:
         """Return when the operation is done; blocking. Its error stays in it."""
+        if operation.background and not operation.done:
+            self._hand_over()
+            self._settle(operation)
         if not operation.done:
             self._work(lambda: operation.done, sleeper=True)
+
+    def poll(self, operation: Operation) -> bool:
+        """Whether the operation is done; local."""
+        if (handle := operation.handle) is not None and handle.done():
+            self._settle(operation)
+        return operation.done
 
     def pending(self) -> list[tuple[str, float]]:
         """What is submitted and not done: names, and seconds on time.monotonic(); local."""
@@ -134,6 +161,77 @@ class Coordinator:
         self.comm.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+
+    def _hand_over(self) -> None:
+        """Give the core what it can run by itself and nothing before it waits outside."""
+        with self._changed:
+            if self._negotiating or not self._threaded:
+                return
+            new: list[Operation] = []
+            for operation in reversed(self._pending.values()):
+                if operation.handle is not None:
+                    break
+                new.append(operation)
+            for operation in reversed(new):
+                if not operation.background:
+                    return
+                try:
+                    operation.handle = operation.start(self.comm)
+                except HsgdError as error:
+                    self._break(error)
+                    return
+                if operation.handle is None:
+                    return
+                operation.queued = True
+                operation.begun_s = operation.submitted_s
+
+    def _settle(self, operation: Operation) -> None:
+        """Return when the core has run an operation that it was given; blocking. Several threads
+        may do so.
+        """
+        handle = operation.handle
+        if handle is None:
+            return
+        meets = True
+        try:
+            handle.wait()
+        except SignatureMismatch:
+            meets = False
+        except Exception as error:
+            for earlier in self._in_queue():  # those have ended before, and perhaps well
+                if earlier is operation:
+                    break
+                self._settle(earlier)
+            self._break(error)
+            return
+        except BaseException as error:
+            self._break(error)
+            raise
+        with self._changed:
+            if operation.handle is None or operation.done:
+                return
+            operation.handle = None
+            if not meets:
+                operation.queued = False
+                self._negotiate()
+                return
+            try:
+                operation.finish(self.comm)
+            except Exception as error:  # no memory: of no concern to the other ranks
+                operation.error = error
+            self._finish([operation])
+        self._tell([operation])
+
+    def _in_queue(self) -> list[Operation]:
+        """What the core was given, in order."""
+        with self._changed:
+            return [op for op in self._pending.values() if op.handle is not None]
+
+    def _negotiate(self) -> None:
+        self._negotiating = self._news = True
+        self._interval_s = _SHORTEST_S
+        self._start()  # the other ranks count on this one in the rounds
+        self._changed.notify_all()
 
     def _start(self) -> None:
         if self._threaded and self._thread is None:
@@ -178,29 +276,45 @@ class Coordinator:
             raise
 
     def _run_first(self) -> None:
-        with self._changed:
-            operation = next(iter(self._pending.values()), None)
-        if operation is None:
+        self._hand_over()
+        if given := self._in_queue():
+            handle = given[-1].handle
+            with contextlib.suppress(HsgdError):  # each operation gets its own below
+                if handle is not None:
+                    handle.wait()
+            for operation in given:
+                self._settle(operation)
             return
-        operation.begun_s = time.monotonic()
+        with self._changed:
+            first = next(iter(self._pending.values()), None)
+        if first is None:
+            return
+        first.begun_s = time.monotonic()
         try:
-            operation.run(self.comm)
+            first.run(self.comm)
         except SignatureMismatch:
             with self._changed:
-                self._negotiating = self._news = True
-                self._interval_s = _SHORTEST_S
-                self._start()  # the other ranks count on this one in the rounds
+                self._negotiate()
         else:
-            self._finish([operation])
+            self._finish([first])
+            self._tell([first])
 
     def _round(self) -> None:
-        """All ranks are here together."""
+        """All ranks are here together, or will be when the core's queues have ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._news, self._interval_s)
             self._news = False
+        for operation in self._in_queue():
+            self._settle(operation)
+        with self._changed:
             held = dict(self._pending)
         mine: Table = [(operation.name, operation.signature) for operation in held.values()]
-        plan = Plan(exchange(self.comm, mine, _ROUND))
+        try:
+            tables = exchange(self.comm, mine, ROUND)
+        except SignatureMismatch:  # met what another rank's core had in its queue
+            self._news = True
+            return
+        plan = Plan(tables)
         self._interval_s = _SHORTEST_S if plan.ready else min(2 * self._interval_s, _LONGEST_S)
         for names in plan.batches():
             own = [held[name] for name in names if name in held]
@@ -214,6 +328,7 @@ class Coordinator:
                     [held.get(name) or self._stand_in(name, plan.signature(name)) for name in names]
                 )
             self._finish(own)
+            self._tell(own)
         with self._changed:
             self._negotiating = plan.leftover
 
@@ -230,6 +345,10 @@ class Coordinator:
                 self._pending.pop(operation.name, None)
                 operation.ended_s = now
                 operation.done = True
+            if self._sleepers:
+                self._changed.notify_all()
+
+    def _tell(self, operations: Sequence[Operation]) -> None:
         if self.observer is not None:
             for operation in operations:
                 self.observer(operation)
@@ -245,7 +364,7 @@ class Coordinator:
             if self._ended is None:
                 self._ended = str(error)
             for operation in self._pending.values():
-                operation.error, operation.done = error, True
+                operation.error, operation.done, operation.handle = error, True, None
             self._pending.clear()
             self._negotiating = False
             self._changed.notify_all()

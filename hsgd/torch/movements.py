@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import DTYPES, Comm
+from hsgd.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.operation import TensorOperation, meet
 
@@ -53,11 +54,19 @@ class Broadcast(TensorOperation):
         return {**super().parts(), "root": self.global_root}
 
     def run(self, comm: Comm) -> None:
+        comm.broadcast(self._target(), self.root, self.label())
+        self.finish(comm)
+
+    def start(self, comm: Comm) -> Handle[Any] | None:
+        return comm.broadcast_async(self._target(), self.root, self.label())
+
+    def finish(self, comm: Comm) -> None:
+        self.result = self._made if self.given is None else self.given
+
+    def _target(self) -> Tensor:
         source = self.inputs[0]
-        target = source if self.given is not None else source.clone()
-        known = target.dtype in _MOVED
-        comm.broadcast(target if known else _bytes(target), self.root, self.label())
-        self.result = target if self.given is None else self.given
+        self._made = source if self.given is not None else source.clone()
+        return self._made if self._made.dtype in _MOVED else _bytes(self._made)
 
 
 class Alltoall(TensorOperation):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
+from hsgd.handle import Handle
 from hsgd.torch.signature import Signature
 
 __all__ = ["Barrier", "Join", "Operation", "TensorOperation", "meet"]
@@ -29,6 +30,10 @@ class Operation:
         self.submitted_s = self.begun_s = self.ended_s = 0.0
         self.done = False
         self.error: BaseException | None = None
+        self.handle: Handle[Any] | None = None
+        """While the core has it in its queue."""
+        self.background = False  # nobody need wait for it to be run
+        self.queued = False  # the core has run it, or will, without Python
         self.result: Any = None
 
     @property
@@ -39,6 +44,13 @@ class Operation:
     def run(self, comm: Comm) -> None:
         """Call the core; blocking, collective."""
         raise NotImplementedError
+
+    def start(self, comm: Comm) -> Handle[Any] | None:
+        """Have the core run it, not blocking, collective; None where only run() can."""
+        return None
+
+    def finish(self, comm: Comm) -> None:
+        """Make the result when the core has run it; local."""
 
     @property
     def payload_bytes(self) -> int:
@@ -53,7 +65,8 @@ class TensorOperation(Operation):
         super().__init__(name)
         for tensor in tensors:
             self.check(tensor)
-        self.inputs = [tensor.detach() for tensor in tensors]
+        # detach() lets other threads have the GIL, which costs more than all the rest.
+        self.inputs = [t.detach() if t.requires_grad else t for t in tensors]
         self.grouped = grouped
 
     def check(self, tensor: Tensor) -> None:

@@ -117,7 +117,7 @@ class Distributed(torch.optim.Optimizer):
         return (self.process_set.size() or 1) > 1
 
     def _watch(self) -> None:
-        self._reducer.watch(p for group in self.param_groups for p in group["params"])
+        self._reducer.watch([group["params"] for group in self.param_groups])
 
 
 def _name(names: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,13 @@ from hsgd.torch.buckets import Bucket, fill
 from hsgd.torch.compression import Compressor
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.objects import exchange
+from hsgd.torch.packing import HOT_COUNT
 from hsgd.torch.process_sets import ProcessSet
+from hsgd.torch.timeline import add_levels
 
 __all__ = ["GradientReducer", "Options"]
 
 _MIB = 1 << 20
-_HOT_COUNT = 1 << 14  # elements of a gradient that is copied at once
 
 
 @dataclass(frozen=True)
@@ -55,26 +56,39 @@ class GradientReducer:
         self.passes = passes
         self._options = options
         self._names = names
+        self._watched: list[int] = []  # all parameters of the optimizer, by id()
+        self._resting: list[Tensor] = []  # those of them that need no gradients
         self._known: dict[Tensor, int] = {}  # parameters with hooks; how many passes are to come
+        self._counted = False  # some of them are fewer than at the beginning of the step
         self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
         self._hooks: dict[Tensor, Any] = {}
         self._wake = _weak_hook(self)
         self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
         self._places: dict[Tensor, tuple[Bucket, int]] = {}
         self._sparse: dict[Tensor, None] = {}
-        self._densified: dict[Tensor, None] = {}  # sparse in this step, and travels as dense
         self._buckets: list[Bucket] = []
         self._next = 0  # the bucket to launch next
         self._touched = False  # a gradient came since the last round
         self._job: runtime.Runtime | None = None
         self._comm: Comm | None = None
 
-    def watch(self, parameters: Iterable[Tensor]) -> None:
-        """Follow parameters that need gradients and are new; local."""
-        for parameter in parameters:
-            if parameter.requires_grad and parameter.is_leaf and parameter not in self._known:
-                self._known[parameter] = self.passes
-                self._hook(parameter, self._wake)
+    def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """Follow parameters that need gradients and are new; local. Called in every step: cheap
+        while the groups stay as they are.
+        """
+        ids = [number for group in groups for number in map(id, group)]
+        if ids != self._watched:
+            self._watched = ids
+            self._resting = [p for group in groups for p in group if p not in self._known]
+        if self._resting:
+            self._resting = [p for p in self._resting if not self._follow(p)]
+
+    def _follow(self, parameter: Tensor) -> bool:
+        if not (parameter.requires_grad and parameter.is_leaf):
+            return False
+        self._known[parameter] = self.passes
+        self._hook(parameter, self._wake)
+        return True
 
     @property
     def open(self) -> bool:
@@ -86,6 +100,7 @@ class GradientReducer:
         self.passes = passes
         for parameter in self._known:
             self._known[parameter] = passes
+        self._counted = False
 
     def reduce(self) -> None:
         """Make all gradients those of all ranks; collective over the process set, blocking.
@@ -102,7 +117,8 @@ class GradientReducer:
         finally:
             self._touched = False
             self._next = 0
-            self.set_passes(self.passes)
+            if self._counted:
+                self.set_passes(self.passes)
 
     def _hook(self, parameter: Tensor, call: Callable[[Tensor], None]) -> None:
         """Have `call` told when autograd has added to the gradient."""
@@ -123,32 +139,44 @@ class GradientReducer:
     def _look(self) -> None:
         """Work off what arrived."""
         arrived = self._arrived[:]
-        self._arrived.clear()
-        for parameter in arrived:
-            self._count(parameter)
+        del self._arrived[: len(arrived)]
+        if arrived and not self._count_run(arrived):
+            for parameter in arrived:
+                self._count(parameter)
+
+    def _count_run(self, arrived: Sequence[Tensor]) -> bool:
+        """The everyday case: neighbours in a bucket, in its order, cost no look at each."""
+        place = self._places.get(arrived[0])
+        if place is None or self.passes != 1:
+            return False
+        bucket, index = place
+        if not bucket.take_run(index, list(map(id, arrived))):
+            return False
+        self._touched = True
+        if arrived[-1].numel() >= HOT_COUNT:  # its hook led here: those before are small
+            bucket.packing.adopt(index + len(arrived) - 1)
+        return True
 
     def _count(self, parameter: Tensor) -> None:
+        place = self._places.get(parameter)
         left = self._known[parameter]
-        if left <= 0:
+        if left <= 0 or (place is not None and place[0].has_taken(place[1])):
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to "
                 "step(). Increase backward_passes_per_step to accumulate gradients locally."
             )
-        self._touched = True
+        self._touched = self._counted = True
         self._known[parameter] = left - 1
         if left > 1:
             return
-        place = self._places.get(parameter)
         if place is None:
             if parameter not in self._sparse:
                 self._order[parameter] = None
             return
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            self._densified[parameter] = None
         bucket, index = place
         bucket.waiting -= 1
-        if parameter.numel() >= _HOT_COUNT:
-            bucket.adopt(index)
+        if parameter.numel() >= HOT_COUNT:
+            bucket.packing.adopt(index)
 
     def _launch_complete(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
@@ -165,29 +193,33 @@ class GradientReducer:
     def _finish_round(self) -> None:
         self._complete()
         sparse = [(p, self._start_sparse(p)) for p in self._sparse]
-        new = [parameter for parameter in self._known if not self._has_place(parameter)]
-        if new:  # on all ranks in the same step; else they wait, and the stall inspector tells
+        if len(self._places) + len(self._sparse) < len(self._known):
+            # On all ranks in the same step; else they wait, and the stall inspector tells.
+            new = [p for p in self._known if p not in self._places and p not in self._sparse]
             sparse += self._extend(new)
         for bucket in self._buckets:
-            begin_s = bucket.launched_s
             bucket.finish()
-            if self._job is not None and self._job.tracer is not None:
-                self._job.tracer("collective", bucket.label, begin_s, time.monotonic())
+        self._trace_collectives()
         for parameter, finish in sparse:
             parameter.grad = finish()
-        for parameter in self._densified:
-            assert parameter.grad is not None
-            parameter.grad = parameter.grad.to_sparse()
-        self._densified.clear()
+
+    def _trace_collectives(self) -> None:
+        tracer = None if self._job is None else self._job.tracer
+        if tracer is None or self._comm is None:
+            return
+        for record in self._comm.take_records():
+            if not record.name.startswith(Bucket.LABEL):
+                continue
+            cut = (b.label for b in self._buckets if b.label.startswith(record.name))
+            name, (begin_s, end_s, _) = next(cut, record.name), record.call
+            tracer("collective", name, begin_s, end_s, bytes=record.payload_bytes)
+            add_levels(tracer, name, record)
 
     def _complete(self) -> None:
         """Launch what is left, with zeros where a gradient is missing."""
         for bucket in self._buckets[self._next :]:
             self._launch(bucket)
         self._next = len(self._buckets)
-
-    def _has_place(self, parameter: Tensor) -> bool:
-        return parameter in self._places or parameter in self._sparse
 
     def _extend(self, new: Sequence[Tensor]) -> list[tuple[Tensor, Callable[[], Tensor]]]:
         """Agree on the order of new parameters, make their buckets, and launch these."""
@@ -213,9 +245,7 @@ class GradientReducer:
             )
             for index, parameter in enumerate(members):
                 self._places[parameter] = (bucket, index)
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    self._densified[parameter] = None
-                if index < len(members) - 1 and parameter.numel() < _HOT_COUNT:
+                if index < len(members) - 1 and parameter.numel() < HOT_COUNT:
                     self._hook(parameter, self._arrived.append)
             self._launch(bucket)
             self._buckets.append(bucket)
@@ -295,7 +325,7 @@ class GradientReducer:
         if self._job is job:
             return
         for bucket in self._buckets:
-            bucket.release()
+            bucket.packing.release()
         self._places.clear()
         self._sparse.clear()
         self._buckets.clear()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import DTYPES, Comm
+from hsgd.handle import Handle
 from hsgd.torch.operation import Barrier, Operation, TensorOperation
 from hsgd.torch.signature import Signature
 
@@ -30,7 +31,8 @@ __all__ = [
 ]
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)  # Horovod's ReduceOp
-CORE_OPS: dict[int, Literal["sum", "min", "max", "prod"]] = {
+_CoreOp = Literal["sum", "mean", "min", "max", "prod"]
+CORE_OPS: dict[int, _CoreOp] = {
     AVERAGE: "sum",
     SUM: "sum",
     MIN: "min",
@@ -107,6 +109,18 @@ class Allreduce(_Reduction):
             _spread(flat, [outputs[n] for n in places])
         self.publish(outputs)
 
+    def start(self, comm: Comm) -> Handle[Any] | None:
+        if len(self.inputs) != 1:
+            return None
+        source, self._made = self.inputs[0], self._outputs()
+        return comm.allreduce_async(
+            self._prescaled(source), self._core_op(source), self._made[0], self.label()
+        )
+
+    def finish(self, comm: Comm) -> None:
+        self._complete(self._made[0], comm.size)
+        self.publish(self._made)
+
     def _outputs(self) -> list[Tensor]:
         if self.given is not None:
             return self.inputs
@@ -117,11 +131,17 @@ class Allreduce(_Reduction):
         self.give(outputs if self.given is None else self.given)
 
     def _reduce(self, comm: Comm, source: Tensor, target: Tensor, label: str) -> None:
-        if self.op == AVERAGE and source.is_floating_point() and self.scales == (1.0, 1.0):
-            comm.allreduce(source, "mean", target, label)
-            return
-        comm.allreduce(self._prescaled(source), CORE_OPS[self.op], target, label)
-        self._finish(target, comm.size)
+        comm.allreduce(self._prescaled(source), self._core_op(source), target, label)
+        self._complete(target, comm.size)
+
+    def _complete(self, output: Tensor, size: int) -> None:
+        if self._core_op(output) != "mean":
+            self._finish(output, size)
+
+    def _core_op(self, tensor: Tensor) -> _CoreOp:
+        """What the core does; only unscaled means of floats are means there."""
+        mean = self.op == AVERAGE and self.scales == (1.0, 1.0) and tensor.is_floating_point()
+        return "mean" if mean else CORE_OPS[self.op]
 
 
 class Reducescatter(_Reduction):

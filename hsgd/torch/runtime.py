@@ -15,7 +15,8 @@ from typing import Any
 from hsgd import world
 from hsgd.comm import Comm
 from hsgd.metrics import Counters
-from hsgd.torch.coordinator import Coordinator
+from hsgd.records import Record
+from hsgd.torch.coordinator import ROUND, Coordinator
 from hsgd.torch.coordinator import Operation as Submitted
 from hsgd.torch.objects import exchange
 from hsgd.torch.operation import Barrier, Operation, meet
@@ -81,13 +82,14 @@ class Runtime:
         self.watched: list[Callable[[], list[tuple[str, float]]]] = []
         """What else has operations open over all ranks: names, and since when."""
         self._privates: list[Comm] = []
-        self.observer: Callable[[Submitted, float], None] | None = None
-        """Told of operations that ended, and of the seconds that they waited for other ranks."""
+        self.observer: Callable[[Submitted, Sequence[Record]], None] | None = None
+        """Told of operations that ended, and of what their collectives spent time on."""
         self.endings: list[Callable[[], None]] = []
         """Called when the job ends, before anything is closed."""
         self.tracer: Callable[..., None] | None = None
         """Told of what else took time, as Timeline.add()."""
-        self._waited_s: dict[str, float] = {}
+        self._kept_records = 0
+        self._records: dict[str, list[Record]] = {}
         self._numbers = itertools.count(1)
         self._private = itertools.count()
         self.place = _place(comm)
@@ -155,8 +157,14 @@ class Runtime:
 
     def counters(self) -> Counters:
         """What this rank did over the job's communicators, the stall inspector's aside; local."""
-        comms = [known.coordinator.comm for known in self._sets.values() if known.coordinator]
-        return sum((Counters.of(comm) for comm in (*comms, *self._privates)), Counters.none())
+        return sum((Counters.of(comm) for comm in self._comms()), Counters.none())
+
+    def keep_records(self, capacity: int) -> None:
+        """As of all communicators of the job; local."""
+        self._kept_records = capacity
+        self._records.clear()
+        for comm in self._comms():
+            comm.keep_records(capacity)
 
     def register_own(self, ranks: Sequence[int]) -> tuple[int | None, list[int]]:
         """register() where each rank names the set that it is in; collective over all ranks.
@@ -178,6 +186,7 @@ class Runtime:
         operation = _NewSet(f"{what}.{next(self._private)}", range(coordinator.comm.size))
         self._run(operation, coordinator)
         comm: Comm = operation.result
+        comm.keep_records(self._kept_records)
         self._privates.append(comm)
         return comm
 
@@ -193,6 +202,10 @@ class Runtime:
             coordinator = self._sets[number].coordinator
             if coordinator is not None:
                 coordinator.close(reason)
+
+    def _comms(self) -> list[Comm]:
+        comms = [known.coordinator.comm for known in self._sets.values() if known.coordinator]
+        return comms + self._privates
 
     def _refuse_static(self, verb: str) -> None:
         if not self.settings.dynamic_process_sets:
@@ -225,15 +238,20 @@ class Runtime:
     def _coordinator(self, comm: Comm, label: str) -> Coordinator:
         made = Coordinator(comm, label, run_fused, stand_in, threaded=self.threaded)
         made.observer = lambda operation: self._observe(operation, comm, label)
+        comm.keep_records(self._kept_records)
         return made
 
     def _observe(self, operation: Submitted, comm: Comm, label: str) -> None:
         if self.observer is None:
             return
-        waited_s = comm.counters().wait_ns * 1e-9
-        before = self._waited_s.get(label, waited_s)
-        self._waited_s[label] = waited_s
-        self.observer(operation, waited_s - before)
+        there = self._records.setdefault(label, [])
+        there += [record for record in comm.take_records() if record.name != ROUND]
+        # What the core ran by itself is one collective, after which more may have ended.
+        own = there[:1] if operation.queued else there[:]
+        del there[: len(own)]
+        if operation.queued and own:
+            operation.begun_s, operation.ended_s = own[0].call.begin_s, own[0].call.end_s
+        self.observer(operation, own)
 
     def _open(self) -> Open:
         table: Open = {}

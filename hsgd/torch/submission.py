@@ -93,7 +93,8 @@ def poll(handle: int) -> bool:
     found = _open.get(handle)
     if found is None:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
-    return found[1].done
+    coordinator, operation = found
+    return coordinator.poll(operation)
 
 
 def synchronize(handle: int) -> Any:

@@ -6,11 +6,16 @@ append to a list and a reading of counters.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from hsgd.records import Record
 from hsgd.timeline import Timeline
 from hsgd.torch.coordinator import Operation
 from hsgd.torch.runtime import Runtime
 
-__all__ = ["start", "stop"]
+__all__ = ["add_levels", "start", "stop"]
+
+_KEPT = 4096  # collectives that may end before somebody looks at them
 
 _running: list[tuple[Runtime, Timeline]] = []
 
@@ -23,15 +28,16 @@ def start(job: Runtime, file_path: str) -> None:
     rank = job.comm.rank
     timeline = Timeline(file_path if rank == 0 else f"{file_path}.{rank}", rank)
 
-    def observe(operation: Operation, waited_s: float) -> None:
+    def observe(operation: Operation, records: Sequence[Record]) -> None:
         begin, end = operation.begun_s, operation.ended_s
         timeline.add("queue", operation.name, operation.submitted_s, begin)
         timeline.add("collective", operation.name, begin, end, bytes=operation.payload_bytes)
-        if waited_s > 0:
-            timeline.add("wait", operation.name, begin, min(end, begin + waited_s))
+        for record in records:
+            add_levels(timeline.add, operation.name, record)
 
     job.observer = observe
     job.tracer = timeline.add
+    job.keep_records(_KEPT)
     job.endings.append(stop)
     _running.append((job, timeline))
 
@@ -41,4 +47,19 @@ def stop() -> None:
     while _running:
         job, timeline = _running.pop()
         job.observer = job.tracer = None
+        job.keep_records(0)
         timeline.close()
+
+
+def add_levels(add: Callable[..., None], name: str, record: Record) -> None:
+    """The levels of one collective, as events of `add`, which is Timeline.add()."""
+    levels = {
+        "intra reduce": record.intra_reduce,
+        "inter": record.inter,
+        "intra gather": record.intra_gather,
+    }
+    for row, span in levels.items():
+        if span is not None:
+            add(row, name, span.begin_s, span.end_s, busy_us=round(span.busy_s * 1e6, 3))
+    if record.wait_s > 0:
+        add("wait", name, record.call.begin_s, record.call.begin_s + record.wait_s)

@@ -243,6 +243,27 @@ TEST("a node sends 2 (N - 1) / N of the bytes, whatever its number of ranks") {
   }
 }
 
+TEST("leaders record when they were busy between nodes, and nobody where nobody asks") {
+  const Cluster cluster{{2, 1}, ranks::small_steps(), {}};
+  cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+    hsgd_record records[4];
+    for (const uint64_t count : {uint64_t{4}, uint64_t{1} << 16}) {
+      std::vector<float> data(count, 1.0f);
+      comm->recorder().keep(0);
+      comm->allreduce(data.data(), data.data(), count, HSGD_FLOAT32, HSGD_SUM, nullptr);
+      CHECK_EQ(comm->recorder().take(records, 4), 0u);
+      comm->recorder().keep(4);
+      comm->allreduce(data.data(), data.data(), count, HSGD_FLOAT32, HSGD_SUM, nullptr);
+      CHECK_EQ(comm->recorder().take(records, 4), 1u);
+      CHECK_EQ(records[0].bytes, count * sizeof(float));
+      const hsgd_span& inter = records[0].inter;
+      CHECK_EQ(inter.begin_ns > 0, cluster.place(rank).local_rank == 0);
+      CHECK(inter.begin_ns == 0 || inter.begin_ns >= records[0].call.begin_ns);
+      CHECK(inter.end_ns <= records[0].call.end_ns);
+    }
+  });
+}
+
 TEST("16-bit floats halve what float32 sends between nodes, and nothing else") {
   hsgd_options options = ranks::small_steps();
   options.wire_dtype = HSGD_BFLOAT16;
