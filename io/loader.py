@@ -50,8 +50,9 @@ class PartitionedLoader:
     """Iterable of the batches of one rank in one epoch; iterate again for the same epoch again.
 
     A batch is a dict: field name -> CPU torch tensor of shape (samples, ...), or NumPy array when
-    torch is not installed or as_numpy=True. Tensors look at the memory into which the file was read
-    and belong to the caller: that memory is used again only after the last of them has died.
+    torch is not installed or as_numpy=True; for a field whose samples differ in length it is a
+    hsgd.io.Ragged of two of them. Tensors look at the memory into which the file was read and
+    belong to the caller: that memory is used again only after the last of them has died.
 
     path: a slab folder (hsgd data convert) or an ordinary HDF5 file. batch_size: samples per rank.
     shuffle: "block" (blocks permuted globally, then samples within windows), "full" (one
@@ -145,7 +146,7 @@ class PartitionedLoader:
             transform=transform,
             transform_threads=transform_threads,
         )
-        _check_policy(on_error, comm, world_size)
+        _check_policy(on_error, comm, world_size, self._data.fields)
         self._on_error, self._comm = on_error, comm
         self._forget_process()
         if verify:
@@ -256,12 +257,10 @@ class PartitionedLoader:
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
         (samples per epoch that another rank has too), buffer_bytes (memory of the batches), and
-        bypass: field name -> "preadv", or "h5py: " and the reason.
+        bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, or "h5py: " and the
+        reason.
         """
-        bypass = {
-            name: f"h5py: {refusal}" if refusal else "preadv"
-            for name, refusal in self._data.refusals().items()
-        }
+        bypass = self._data.read_by()
         with self._lock:
             read, seen = replace(self._read), replace(self._seen)
             for filler, progress in self._running:
@@ -321,6 +320,7 @@ class PartitionedLoader:
                     slots,
                     self._buffer_limit(),
                     pin=self._reading.pin_memory,
+                    longest=self._longest(),
                 )
             self._used_rings.append(ring)
         return ring
@@ -343,7 +343,9 @@ class PartitionedLoader:
         slots = max(1, min(2 * window + reading.read_ahead, share.steps + 1))
         limit = self._buffer_limit()
         if limit is not None:
-            slot_bytes = BufferRing(self._data.fields, batch_size, 0).slot_bytes
+            slot_bytes = BufferRing(
+                self._data.fields, batch_size, 0, longest=self._longest()
+            ).slot_bytes
             least = min(slots, window + 2)
             if least * slot_bytes > limit:
                 raise ValueError(
@@ -354,6 +356,9 @@ class PartitionedLoader:
                 )
             slots = min(slots, limit // slot_bytes)
         return slots
+
+    def _longest(self) -> dict[str, int]:
+        return {spec.name: self._data.longest(spec) for spec in self._data.fields if spec.ragged}
 
     def _buffer_limit(self) -> int | None:
         reading = self._reading
@@ -430,9 +435,17 @@ def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
             ) from None
 
 
-def _check_policy(on_error: str, comm: Group | None, world_size: int) -> None:
+def _check_policy(
+    on_error: str, comm: Group | None, world_size: int, specs: Sequence[FieldSpec]
+) -> None:
     if on_error not in POLICIES:
         raise ValueError(f"on_error={on_error!r}; use one of {', '.join(map(repr, POLICIES))}")
+    ragged = [spec.name for spec in specs if spec.ragged]
+    if on_error == "substitute" and ragged:
+        raise ValueError(
+            f'on_error="substitute" cannot put one sample in the place of another of ragged field '
+            f'{ragged[0]!r}; use "skip" or "raise", or name other fields'
+        )
     if on_error == "skip" and world_size > 1 and comm is None:
         raise ValueError(
             'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '

@@ -28,6 +28,7 @@ __all__ = [
     "Piece",
     "Range",
     "Share",
+    "concatenate_ranges",
     "part_of",
     "permutation",
     "remaining",
@@ -279,7 +280,7 @@ class EpochOrder:
         for piece in self.pieces(start, count):
             wanted = piece.places >= 0
             part = np.empty(piece.stream_rows, np.int64)
-            part[piece.places[wanted]] = _concatenate_ranges(piece.starts, piece.counts)[wanted]
+            part[piece.places[wanted]] = concatenate_ranges(piece.starts, piece.counts)[wanted]
             rows.append(part)
         return np.concatenate(rows)
 
@@ -301,7 +302,7 @@ class EpochOrder:
         counts = np.asarray(slab_counts, np.int64)
         first_rows = np.cumsum(counts) - counts
         per_slab = -(-counts // block_samples)
-        in_slab = _concatenate_ranges(np.zeros_like(per_slab), per_slab) * block_samples
+        in_slab = concatenate_ranges(np.zeros_like(per_slab), per_slab) * block_samples
         starts = np.repeat(first_rows, per_slab) + in_slab
         lengths = np.minimum(block_samples, np.repeat(counts, per_slab) - in_slab)
         if self._shuffle == "block":
@@ -328,7 +329,7 @@ class EpochOrder:
             return Piece(starts, counts, places, rows)
         places -= skip
         places[(places < 0) | (places >= kept)] = -1
-        read = _concatenate_ranges(starts, counts)
+        read = concatenate_ranges(starts, counts)
         of_block = np.repeat(np.arange(len(starts)), counts)
         wanted = np.flatnonzero(places >= 0)
         return _merge_near(read[wanted], of_block[wanted], places[wanted])
@@ -356,7 +357,7 @@ def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> Piece:
     return Piece(starts, counts, spread, len(rows))
 
 
-def _concatenate_ranges(starts: IntArray, counts: IntArray) -> IntArray:
+def concatenate_ranges(starts: IntArray, counts: IntArray) -> IntArray:
     """concatenate([arange(s, s + c) for s, c in zip(starts, counts)]), without the loop."""
     skipped = np.repeat(starts - (np.cumsum(counts) - counts), counts)
     return skipped + np.arange(len(skipped), dtype=np.int64)
