@@ -137,7 +137,7 @@ def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.
 def _inflate(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
     # A damaged chunk must not fill the memory.
     inflater = zlib.decompressobj()
-    return np.frombuffer(inflater.decompress(data, chunks.nbytes + 1), np.uint8)
+    return np.frombuffer(inflater.decompress(data.data, chunks.nbytes + 1), np.uint8)
 
 
 def _unshuffle(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
@@ -201,7 +201,7 @@ class Compression:
         """The bytes of a chunk as the filter makes them."""
         data = rows.reshape(-1).view(np.uint8)
         if self._name == "gzip":
-            return zlib.compress(data, _GZIP_LEVEL)
+            return zlib.compress(data.data, _GZIP_LEVEL)
         blosc = _numcodecs().blosc
         items = data.view(f"u{self._item_bytes}")  # Blosc shuffles the bytes of items
         return bytes(blosc.compress(items, self._name.encode(), _BLOSC_LEVEL, blosc.SHUFFLE))

@@ -115,6 +115,6 @@ def join(parts: Sequence[Block]) -> Block:
     """The rows of all parts (at least one, all of one kind), one after the other."""
     ragged = [part for part in parts if isinstance(part, Ragged)]
     if not ragged:
-        return np.concatenate(parts)
+        return np.concatenate([elements(part) for part in parts])
     lengths = np.concatenate([part.lengths for part in ragged])
     return Ragged(np.concatenate([part.values for part in ragged]), offsets_of(lengths))

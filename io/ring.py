@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from hsgd.io.layout import OFFSETS, FieldSpec
 from hsgd.io.ragged import Block, Ragged
+from numpy.typing import NDArray
 
 __all__ = ["BufferRing", "RingClosed", "Slot"]
 
@@ -185,7 +186,8 @@ class BufferRing:
     def _array(self, spec: FieldSpec, lease: Any, count: int) -> Block:
         start = self.offsets[spec.name]
         if not spec.ragged:
-            return np.ndarray((count, *spec.shape), spec.dtype, lease, start)
+            rows: NDArray[Any] = np.ndarray((count, *spec.shape), spec.dtype, lease, start)
+            return rows
         where = self.offsets[f"{spec.name}/{OFFSETS}"]
         offsets = np.ndarray((count + 1,), np.int64, lease, where)
         values = np.ndarray((int(offsets[-1]), *spec.shape), spec.dtype, lease, start)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from hsgd.io import native
+from hsgd.io.cache import NodeCache
 from hsgd.io.datamap import DataMap
 from hsgd.io.files import SECTOR_BYTES, SlabFiles
 from hsgd.io.layout import OFFSETS
@@ -48,6 +49,7 @@ class Plan:
     block_samples: int
     direct: bool
     verify: bool
+    cache: NodeCache | None = None  # slabs that lie in memory
 
     def pieces(self) -> Iterator[Piece]:
         """All that is to be read, in order."""
@@ -130,6 +132,10 @@ class Scheduler:
             ],
             np.int64,
         ).reshape(len(slabs), len(self._fields))
+        # Where slabs lie in memory, by slab and field; it does not change during an iteration.
+        self._memory = np.zeros(self._offsets.shape, np.uint64)
+        if plan.cache is not None:
+            self._memory = plan.cache.addresses(self._fields)
         self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
         self._reader = RowReader(plan.data)  # of offsets
         self._placers = {
@@ -178,11 +184,14 @@ class Scheduler:
             if spec.ragged
         }
         slab_of = slabs[edges[:-1]]
-        opened, failures = self._open(np.unique(slab_of).tolist())
+        held = (self._memory > 0).all(axis=1)  # nothing of these is read from a file
+        present = np.unique(slab_of)
+        opened, failures = self._open(present[~held[present]].tolist())
 
         shape = (len(slab_of), len(self._fields))
         tasks = np.zeros(shape, TASK)
-        tasks["offset"] = self._offsets[slab_of]
+        tasks["memory"] = self._memory[slab_of]
+        tasks["offset"] = np.where(tasks["memory"] > 0, 0, self._offsets[slab_of])
         tasks["ranges"] = np.diff(edges)[:, None]
         tasks["starts"] = starts.ctypes.data + 8 * edges[:-1, None]
         tasks["counts"] = counts.ctypes.data + 8 * edges[:-1, None]
@@ -209,7 +218,7 @@ class Scheduler:
             for slab, rows in zip(slab_of.tolist(), row_slices, strict=True)
             if slab in failures
         ]
-        readable = np.isin(slab_of, list(opened))
+        readable = np.isin(slab_of, list(opened)) | held[slab_of]
         for found in placed.values():
             for part, error in found.failed.items():
                 number = int(np.searchsorted(edges, part, side="right")) - 1
@@ -234,7 +243,7 @@ class Scheduler:
             TaskBatch(chosen, (starts, counts, addresses, expected, placed)),
             slow,
             list(opened),
-            int(nbytes[fast].sum()),
+            int(nbytes[fast & (tasks["memory"] == 0)].sum()),
             failed,
             [piece.places[row_slices[number]] for number in numbers],
             [self._plan.data.slabs[int(slab_of[number])].path for number in numbers],
