@@ -30,7 +30,8 @@ EPILOG = """\
 Orders: full (one permutation of all samples per epoch), block (blocks permuted, then samples drawn
 from a window of blocks, data permuted at conversion: the default of hsgd.io), slabs (the same, with
 blocks moving only among the slabs of four windows), sorted-block (block without the permutation at
-conversion, on data sorted by class) and sorted (no shuffling at all). A block has 1/64 of the samples and a window 1/8, as with 4 MiB and 64 MiB of larger data.
+conversion, on data sorted by class) and sorted (no shuffling at all). A block has 1/64 of the
+samples and a window 1/8, as with 4 MiB and 64 MiB of larger data.
 
 Differences are in points of test accuracy against full, the mean over the seeds, with the half
 width of its 95 % confidence interval (paired). Ratios in the JSON: accuracy/DATA/ORDER is that
