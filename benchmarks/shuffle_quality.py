@@ -28,9 +28,10 @@ __all__ = ["digits", "main"]
 BATCH = 32
 EPILOG = """\
 Orders: full (one permutation of all samples per epoch), block (blocks permuted, then samples drawn
-from a window of blocks, data permuted at conversion: the default of hsgd.io), sorted-block (the
-same without the permutation at conversion, on data sorted by class) and sorted (no shuffling at
-all). A block has 1/64 of the samples and a window 1/8, as with 4 MiB and 64 MiB of larger data.
+from a window of blocks, data permuted at conversion: the default of hsgd.io), slabs (the same, with
+blocks moving only among the slabs of four windows), sorted-block (block without the permutation at
+conversion, on data sorted by class) and sorted (no shuffling at all). A block has 1/64 of the
+samples and a window 1/8, as with 4 MiB and 64 MiB of larger data.
 
 Differences are in points of test accuracy against full, the mean over the seeds, with the half
 width of its 95 % confidence interval (paired). Ratios in the JSON: accuracy/DATA/ORDER is that
@@ -44,6 +45,7 @@ examples:
 ORDERS = {
     "full": (False, "full"),
     "block": (True, "block"),
+    "slabs": (True, "slabs"),
     "sorted-block": (False, "block"),
     "sorted": (False, "none"),
 }

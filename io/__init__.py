@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hsgd.io.dataset import PartitionedDataset
     from hsgd.io.loader import Batch, PartitionedLoader
     from hsgd.io.partition import EpochOrder, Share, share_of
+    from hsgd.io.ragged import Ragged
     from hsgd.io.reader import RowReader
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EpochOrder",
     "PartitionedDataset",
     "PartitionedLoader",
+    "Ragged",
     "RowReader",
     "Share",
     "convert_to_slabs",
@@ -36,6 +38,7 @@ _HOMES = {
     "EpochOrder": "partition",
     "PartitionedDataset": "dataset",
     "PartitionedLoader": "loader",
+    "Ragged": "ragged",
     "RowReader": "reader",
     "Share": "partition",
     "convert_to_slabs": "convert",

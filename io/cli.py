@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from hsgd.io.chunks import COMPRESSIONS
 from hsgd.io.convert import convert_to_slabs
 from hsgd.io.datamap import DataMap, open_map
 from hsgd.io.layout import SOURCE_ORDER
@@ -49,7 +50,7 @@ SRC is one of
   old.h5                 an HDF5 file; every dataset is a field
   photos/                images as photos/CLASS/x.png: fields image and label
   data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
-  t.csv | t.parquet      a table; every column of numbers is a field
+  t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field
   digits                 scikit-learn's digits; makes DST/train and DST/test
 
 examples:
@@ -59,7 +60,8 @@ examples:
   mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
 
 Samples are put in a random order once, here; the loader then shuffles blocks in every epoch, which
-together is as good as a full shuffle. DST appears whole or not at all.
+together is as good as a full shuffle. DST appears whole or not at all; if the command is killed,
+give it again, and it goes on about where it was.
 """
 
 
@@ -137,6 +139,11 @@ def _add_convert(commands: Any) -> None:
     convert.add_argument(
         "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
     )
+    convert.add_argument(
+        "--compress",
+        choices=COMPRESSIONS,
+        help="smaller slabs, slower to read (default: as is; lz4 and zstd need hsgd[compress])",
+    )
     convert.add_argument("--overwrite", action="store_true", help="replace the slabs in DST")
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(command_function=_convert)
@@ -163,6 +170,7 @@ def _convert(options: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         test_fraction=options.test_fraction,
         image_size=options.image_size,
+        compress=options.compress,
         comm=comm,
         progress=not options.quiet,
     )
@@ -193,7 +201,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.threads < 1:
         raise ValueError(f"--threads {options.threads}; use at least 1")
     data = open_map(options.path)
-    total = data.num_samples * data.row_bytes
+    total = data.nbytes
     damaged = 0
     with Progress(total, f"verify {options.path}", show=not options.quiet) as advance:
         for line in find_damage(data, threads=options.threads, advance=advance):
@@ -232,7 +240,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def describe(data: DataMap) -> str:
     """A table of the fields, below a line on the whole."""
-    size = bytes_text(data.num_samples * data.row_bytes)
+    size = bytes_text(data.nbytes)
     header = data.header
     if header is None:
         kind = f"HDF5 file, {data.num_samples} samples, {size}"
@@ -246,13 +254,14 @@ def describe(data: DataMap) -> str:
             f"{data.num_samples} samples in {len(data.slabs)} sealed slabs of "
             f"{min(data.slab_counts)} to {max(data.slab_counts)}, {size}, {order}"
         )
-    refusals = data.refusals()
+    read_by = data.read_by()
     rows = [("field", "shape", "dtype", "size", "read by")]
     for spec in data.fields:
-        refusal = refusals[spec.name]
-        how = f"h5py, because: {refusal}" if refusal else "preadv, around HDF5"
-        total = bytes_text(data.num_samples * spec.row_bytes)
-        rows.append((spec.name, str(spec.shape), str(spec.dtype), total, how))
+        how = read_by[spec.name].replace("h5py:", "h5py, because:")
+        how += ", around HDF5" if how.startswith("preadv") else ""
+        total = bytes_text(data.field_bytes(spec))
+        shape = f"({', '.join(['any', *map(str, spec.shape)])})" if spec.ragged else str(spec.shape)
+        rows.append((spec.name, shape, str(spec.dtype), total, how))
     lines = [data.path, f"  {kind}", *_table(rows)]
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")

@@ -1,37 +1,34 @@
 """hsgd data convert: from any source to slab folders, shuffled on the way.
 
-Owns the global permutation in bounded memory. Pass 1 streams the source once and appends every row
-to the slab where it belongs; pass 2 puts the rows of one slab at a time into their final order.
-Both passes read and write in large sequential parts, and together they are exactly one random
-permutation of all rows. Memory: one field of one slab, two blocks, and 16 bytes per sample.
+Owns what is converted into how many slabs, and the ranks that do it together. The permutation is
+that of passes.py, the files those of writer.py and staging.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from hsgd.io.layout import SOURCE_ORDER, FieldSpec, SlabFolderWriter, staged_folder
-from hsgd.io.partition import IntArray, permutation
+from hsgd.io.chunks import check_compression
+from hsgd.io.layout import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
+from hsgd.io.partition import IntArray
+from hsgd.io.passes import BLOCK_BYTES, Order, Passes
 from hsgd.io.progress import Advance, Progress
-from hsgd.io.sources import Source, digits_splits, open_source
+from hsgd.io.sources import Source, digits_splits, lengths_of, open_source
+from hsgd.io.staging import Position, Staged, staged_folder
+from hsgd.io.writer import SlabFolderWriter
 
 from hsgd.errors import DataError
 
 __all__ = ["ConvertGroup", "convert_to_slabs"]
 
-_BLOCK_BYTES = 16 << 20
 _SLAB_BYTES = 128 << 20  # aim
 _MAX_SLAB_BYTES = 2 << 30  # one slab is held in memory while its rows are put in order
 _LEAST_SLABS = 16  # more slabs than ranks, also for small data
-_PERMUTE = 4  # what the random stream is for (partition.py uses 1 to 3)
 
 
 def convert_to_slabs(
@@ -45,6 +42,7 @@ def convert_to_slabs(
     overwrite: bool = False,
     test_fraction: float = 0.2,
     image_size: int | None = None,
+    compress: str | None = None,
     progress: bool = False,
     comm: ConvertGroup | None = None,
 ) -> list[Path]:
@@ -56,11 +54,17 @@ def convert_to_slabs(
     fields: names to take.
     num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
     order that `seed` decides, which block shuffling relies on; False keeps the order of the source.
+    compress: "gzip", or "lz4" or "zstd" (Blosc; hsgd[compress]): slabs in chunks of whole samples,
+    of about 4 MiB over all fields; ragged fields stay as they are. Meanwhile the disk holds the
+    slabs as they are.
     progress: show a bar on stderr. comm: an mpi4py communicator: its ranks write slabs of their own
     (collective; the result is the same for any number of ranks, all see one path).
 
-    The folder appears whole or not at all. Raises DataError for an unreadable source, an existing
-    target (without overwrite) and a full disk, ValueError for bad arguments.
+    The folder appears whole or not at all. After a conversion that was killed, the same call goes
+    on about where it was: what is done waits beside the target, as .NAME.part, for the same
+    arguments, number of ranks and source files (by path, size and time).
+    Raises DataError for an unreadable source, an existing target (without overwrite) and a full
+    disk, ValueError for bad arguments.
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size is {image_size}; use at least 1")
@@ -68,34 +72,63 @@ def convert_to_slabs(
         raise ValueError(f"seed is {seed}; use 0 to 2**63 - 1")
     name = os.fspath(source)
     group = comm if comm is not None else _Alone()
-    parts: dict[str, Source]
+    parts: list[_Part] = []
     with _shared_errors(group):
+        if compress is not None:
+            check_compression(compress)
         if name == "digits" and not Path(name).exists():
             if fields is not None:
                 raise ValueError(
                     "digits always have the fields image and label; leave out --fields"
                 )
-            parts = digits_splits(test_fraction, seed)
+            sources = digits_splits(test_fraction, seed)
         else:
-            parts = {"": open_source(name, fields, image_size)}
-        counts = {part: _slab_count(data, num_slabs, name) for part, data in parts.items()}
-    total = sum(d.num_samples * sum(s.row_bytes for s in d.specs) for d in parts.values())
+            sources = {"": open_source(name, fields, image_size)}
+        parts = [_Part(part, data, lengths_of(data)) for part, data in sources.items()]
+        counts = [_slab_count(part, num_slabs, name) for part in parts]
+    total = sum(part.nbytes for part in parts)
     show = progress and group.rank == 0
+    settings = {
+        "format": FORMAT_VERSION,
+        "parts": [[*part.described(), count] for part, count in zip(parts, counts, strict=True)],
+        "seed": seed if permute else None,
+        "ranks": group.size,
+        "compress": compress,
+        "block_bytes": BLOCK_BYTES,
+    }
     with (
-        _staged_together(Path(target), group, overwrite=overwrite) as (staged, dataset_uuid),
+        _staged_together(Path(target), settings, group, overwrite) as staged,
         Progress(total * (2 if permute else 1), f"convert {name}", show=show) as advance,
     ):
-        for part, data in parts.items():
-            _convert_part(
-                staged / part,
-                data,
-                counts[part],
-                seed if permute else None,
-                advance,
-                group,
-                f"{dataset_uuid}{part}",
-            )
-    return [Path(target).absolute() / part for part in parts]
+        for part, count in zip(parts, counts, strict=True):
+            order_seed = seed if permute else None
+            _convert_part(staged, part, count, order_seed, compress, advance, group)
+    return [Path(target).absolute() / part.name for part in parts]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What becomes one slab folder. lengths: of the samples of each ragged field."""
+
+    name: str
+    source: Source
+    lengths: dict[str, IntArray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(self.field_bytes(spec) for spec in self.source.specs)
+
+    def field_bytes(self, spec: FieldSpec) -> int:
+        """Bytes of one field."""
+        lengths = self.lengths.get(spec.name)
+        rows = self.source.num_samples if lengths is None else int(lengths.sum())
+        return rows * spec.row_bytes
+
+    def described(self) -> list[Any]:
+        """Plain values that differ when the source does."""
+        specs = [[s.name, s.shape, s.dtype.str, s.ragged] for s in self.source.specs]
+        return [self.name, self.source.identity(), self.source.num_samples, specs]
 
 
 class ConvertGroup(Protocol):
@@ -124,17 +157,17 @@ class _Alone:
 
 @contextmanager
 def _staged_together(
-    target: Path, group: ConvertGroup, *, overwrite: bool
-) -> Iterator[tuple[Path, str]]:
-    """staged_folder() of rank 0 for all ranks, and a uuid; an error of one is an error of all."""
+    target: Path, settings: dict[str, Any], group: ConvertGroup, overwrite: bool
+) -> Iterator[Staged]:
+    """staged_folder() of rank 0 for all ranks; an error of one is an error of all."""
     with _shared_errors(group), ExitStack() as stack:
-        staged: Path | None = None
+        staged: Staged | None = None
         with _shared_errors(group):
             if group.rank == 0:
-                staged = stack.enter_context(staged_folder(target, overwrite=overwrite))
-        folder, dataset_uuid = group.allgather((staged, uuid.uuid4().hex))[0]
+                staged = stack.enter_context(staged_folder(target, settings, overwrite=overwrite))
+        shared = group.allgather(staged)[0]
         with _shared_errors(group):
-            yield folder, dataset_uuid
+            yield shared
 
 
 @contextmanager
@@ -154,42 +187,56 @@ def _shared_errors(group: ConvertGroup) -> Iterator[None]:
 
 
 def _convert_part(
-    folder: Path,
-    data: Source,
+    staged: Staged,
+    part: _Part,
     num_slabs: int,
     seed: int | None,
+    compress: str | None,
     advance: Advance,
     group: ConvertGroup,
-    dataset_uuid: str,
 ) -> None:
-    """Write one slab folder; every rank its slabs, rank 0 the index when all are there."""
+    """Write one slab folder; every rank its slabs, rank 0 the index when all are there.
+
+    seed: of the permutation, None to keep the order.
+    """
+    folder = staged.folder / part.name
     folder.mkdir(exist_ok=True)
-    stored_seed = SOURCE_ORDER if seed is None else seed
+    if group.allgather((folder / INDEX_NAME).exists())[0]:
+        return  # before it was killed
     with _shared_errors(group):
+        journal = staged.journal(part.name, group.rank)
+        position = journal.load()
+        order = Order(part.source.num_samples, seed)
         writer = SlabFolderWriter(
             folder,
-            data.specs,
-            data.num_samples,
+            part.source.specs,
+            part.source.num_samples,
             num_slabs,
-            stored_seed,
-            dataset_uuid=dataset_uuid,
+            SOURCE_ORDER if seed is None else seed,
+            dataset_uuid=f"{staged.dataset_uuid}{part.name}",
             owned=range(group.rank, num_slabs, group.size),
+            ends={name: order.ends(lengths) for name, lengths in part.lengths.items()},
+            compress=compress,
+            resumed=position is not None,
         )
-        digest = _write_rows(writer, data, seed, advance)
+        passes = Passes(
+            writer, part.source, order, part.lengths, journal, position or Position(), advance
+        )
+        digest = passes.run()
         writer.seal(digest)
     if group.rank == 0:
         writer.write_index(digest)
 
 
-def _slab_count(source: Source, asked: int | None, name: str) -> int:
+def _slab_count(part: _Part, asked: int | None, name: str) -> int:
     """How many slabs to make; refuses what cannot be split or would not fit in memory."""
-    samples = source.num_samples
+    samples = part.source.num_samples
     if samples == 0:
         raise DataError(f"{name}: the first dimension is 0, there are no samples to convert")
-    if any(spec.row_bytes == 0 for spec in source.specs):
+    if any(spec.row_bytes == 0 for spec in part.source.specs):
         raise DataError(f"{name}: a field has an axis of length 0; choose the fields with --fields")
-    largest_field = max(spec.row_bytes for spec in source.specs) * samples
-    all_fields = sum(spec.row_bytes for spec in source.specs) * samples
+    largest_field = max(part.field_bytes(spec) for spec in part.source.specs)
+    all_fields = part.nbytes
     if asked is None:
         return min(samples, max(_LEAST_SLABS, -(-all_fields // _SLAB_BYTES)))
     if not 1 <= asked <= samples:
@@ -198,79 +245,3 @@ def _slab_count(source: Source, asked: int | None, name: str) -> int:
         least = -(-largest_field // _MAX_SLAB_BYTES)
         raise ValueError(f"{asked} slabs would be too large to shuffle; use {least} at least")
     return asked
-
-
-def _write_rows(
-    writer: SlabFolderWriter, source: Source, seed: int | None, advance: Advance
-) -> str:
-    """Write all rows of all fields; the digest of the source."""
-    bounds = np.asarray(writer.bounds)
-    place_of = source_at = None
-    if seed is not None:
-        source_at = permutation(source.num_samples, seed, _PERMUTE)
-        place_of = np.empty_like(source_at)
-        place_of[source_at] = np.arange(len(source_at))
-    digest = hashlib.sha256()
-    for spec in source.specs:
-        digest.update(json.dumps([spec.name, spec.shape, spec.dtype.str]).encode())
-        digest.update(_append_rows(writer, source, spec, bounds, place_of, advance))
-        if place_of is not None and source_at is not None:
-            for slab in writer.owned:
-                _order_slab(writer, spec, slab, place_of, source_at, advance)
-    return digest.hexdigest()
-
-
-def _append_rows(
-    writer: SlabFolderWriter,
-    source: Source,
-    spec: FieldSpec,
-    bounds: IntArray,
-    place_of: IntArray | None,
-    advance: Advance,
-) -> bytes:
-    """Pass 1: every row to the next free place of its slab. The digest of the rows as they came."""
-    digest = hashlib.sha256()
-    filled = np.zeros(len(bounds) - 1, np.int64)
-    owned = frozenset(writer.owned)
-    row = 0
-    for block in source.stream(spec, max(1, _BLOCK_BYTES // spec.row_bytes)):
-        values = np.ascontiguousarray(block)
-        digest.update(values.reshape(-1).view(np.uint8).data)
-        places = np.arange(row, row + len(values))
-        if place_of is not None:
-            places = place_of[places]
-        slab_of = np.searchsorted(bounds, places, side="right") - 1
-        by_slab = np.argsort(slab_of, kind="stable")
-        slabs, firsts = np.unique(slab_of[by_slab], return_index=True)
-        for slab, rows in zip(slabs.tolist(), np.split(by_slab, firsts[1:]), strict=True):
-            if slab in owned:
-                writer.write(slab, spec, int(filled[slab]), values[rows])
-            filled[slab] += len(rows)
-        row += len(values)
-        advance(values.nbytes)
-    if row != source.num_samples:
-        raise DataError(
-            f"field {spec.name!r}: {row} rows came, {source.num_samples} were announced"
-        )
-    return digest.digest()
-
-
-def _order_slab(
-    writer: SlabFolderWriter,
-    spec: FieldSpec,
-    slab: int,
-    place_of: IntArray,
-    source_at: IntArray,
-    advance: Advance,
-) -> None:
-    """Pass 2: the rows of a slab arrived in the order of the source; put them in their places."""
-    start, stop = writer.bounds[slab], writer.bounds[slab + 1]
-    arrived = np.sort(source_at[start:stop])
-    arrival_at = np.empty_like(arrived)
-    arrival_at[place_of[arrived] - start] = np.arange(len(arrived))
-    values = writer.read_back(slab, spec)
-    rows = max(1, _BLOCK_BYTES // spec.row_bytes)
-    for first in range(0, len(values), rows):
-        block = values[arrival_at[first : first + rows]]
-        writer.write(slab, spec, first, block)
-        advance(block.nbytes)

@@ -19,9 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hsgd.io.chunks import Chunks, chunks_of
 from hsgd.io.layout import (
     CHECKSUMS,
     INDEX_NAME,
+    LARGEST_BLOCK,
+    LONGEST,
+    OFFSETS,
+    VALUES,
     FieldSpec,
     SlabHeader,
     import_h5py,
@@ -39,26 +44,48 @@ __all__ = [
     "DataMap",
     "Extent",
     "Identity",
+    "Offsets",
     "SlabMap",
+    "choose_fields",
     "first_line",
     "identity_of",
     "open_hdf5",
     "open_map",
+    "supported_dtype",
 ]
 
 Identity = tuple[int, int, int]  # size, mtime_ns, inode
 
+_CHUNKED = "chunked layout"
 _KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
 _TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
 
 
 @dataclass(frozen=True)
+class Offsets:
+    """Where the offsets of a ragged field lie in one file, and what they point at.
+
+    offset: of the first, in bytes. checksums: as in Extent. first: the value of the first.
+    elements: of all samples in the file; of the longest sample; of the largest checksum block.
+    """
+
+    offset: int
+    checksums: bytes
+    first: int
+    elements: int
+    longest: int
+    largest_block: int
+
+
+@dataclass(frozen=True)
 class Extent:
-    """Where the rows of one field lie in one file.
+    """Where the rows of one field, or the elements of a ragged one, lie in one file.
 
     offset: of row 0, in bytes, -1 where HDF5 is not bypassed; refusal says why not, "" where it is.
     stored_dtype: with the byte order of the file. chunk_rows, chunk_bytes: of one HDF5 chunk.
-    checksums: unsigned 32-bit CRC-32C of each block of checksum_rows rows, empty without.
+    checksums: unsigned 32-bit CRC-32C of each block of checksum_rows samples, empty without.
+    offsets: of a ragged field. chunks: of a field that is read by chunks, around HDF5; its offset
+    is -1.
     """
 
     offset: int
@@ -67,6 +94,8 @@ class Extent:
     chunk_bytes: int
     refusal: str
     checksums: bytes = b""
+    offsets: Offsets | None = None
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +121,32 @@ class DataMap:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one sample over all fields."""
-        return sum(spec.row_bytes for spec in self.fields)
+        """Bytes of one sample over all fields, on average where some are ragged."""
+        return -(-self.nbytes // max(1, self.num_samples))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples, without offsets."""
+        return sum(map(self.field_bytes, self.fields))
+
+    def field_bytes(self, spec: FieldSpec) -> int:
+        """Bytes of all samples of a field, without offsets."""
+        found = [slab.extents[spec.name].offsets for slab in self.slabs]
+        rows = sum(o.elements for o in found if o) if spec.ragged else self.num_samples
+        return rows * spec.row_bytes
+
+    def longest(self, spec: FieldSpec) -> int:
+        """Elements of the longest sample of a ragged field."""
+        found = [slab.extents[spec.name].offsets for slab in self.slabs]
+        return max((offsets.longest for offsets in found if offsets), default=0)
+
+    def block_bytes(self, spec: FieldSpec) -> int:
+        """The most bytes of a field, or of its offsets, that one checksum covers."""
+        if not spec.ragged:
+            return spec.row_bytes * self.checksum_rows
+        found = [slab.extents[spec.name].offsets for slab in self.slabs]
+        largest = max((o.largest_block for o in found if o), default=0)
+        return max(spec.row_bytes * largest, 8 * (self.checksum_rows + 1))
 
     @property
     def slab_counts(self) -> list[int]:
@@ -122,6 +175,15 @@ class DataMap:
         specs = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
         sizes = [slab.identity[0] for slab in self.slabs]
         return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
+
+    def read_by(self) -> dict[str, str]:
+        """Field name -> "preadv", "preadv + " and the filters of chunks, or "h5py: " and why."""
+        found = {}
+        for name, refusal in self.refusals().items():
+            chunks = self.slabs[0].extents[name].chunks
+            plain = "preadv" if chunks is None else f"preadv + {chunks.names}"
+            found[name] = f"h5py: {refusal}" if refusal else plain
+        return found
 
     def refusals(self) -> dict[str, str]:
         """Field name -> why HDF5 is not bypassed for it; "" where it is."""
@@ -154,7 +216,7 @@ def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) 
         if header is None or header.slab_index >= 0:
             if header is not None and not header.sealed:
                 raise DataError(f"{location}: not sealed (writing was cut off); convert again")
-            specs, slab = _map_file(file, location, 0, _choose_fields(file, location, fields))
+            specs, slab = _map_file(file, location, 0, choose_fields(file, location, fields))
             return DataMap(str(location), specs, (slab,), slab.count, None)
     return _map_folder(location.parent, fields)
 
@@ -183,7 +245,7 @@ def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
         with _examined(path) as file:
             header = read_header(file)
             _check_slab(path, header, index, number, start)
-            chosen = chosen or _choose_fields(file, path, names)
+            chosen = chosen or choose_fields(file, path, names)
             slab_specs, slab = _map_file(file, path, start, chosen, index.checksum_rows)
             if header is not None and header.num_samples != slab.count:
                 raise DataError(
@@ -269,14 +331,20 @@ def _explain_open(path: str, error: OSError) -> str:
     return f"{path}: cannot be opened as HDF5: {first_line(error)}"
 
 
-def _choose_fields(file: h5py.File, path: Path, names: Sequence[str] | None) -> list[str]:
+def choose_fields(file: h5py.File, path: Path, names: Sequence[str] | None) -> list[str]:
     """The names of the datasets to use, in the order of the file or as given."""
     h5py = import_h5py()
 
     shapes: dict[str, tuple[int, ...]] = {}
+    ragged: list[str] = []
 
     def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset) and item.shape:
+        if LONGEST in item.attrs:
+            ragged.append(name)
+            shapes[name] = (item[OFFSETS].shape[0] - 1, *item[VALUES].shape[1:])
+        elif (  # a group comes before what it holds
+            isinstance(item, h5py.Dataset) and item.shape and name.rpartition("/")[0] not in ragged
+        ):
             shapes[name] = item.shape
 
     file.visititems(visit)
@@ -302,22 +370,60 @@ def _map_file(
     status = path.stat()
     specs, extents = [], {}
     for name in names:
-        dataset = file[name]
-        dtype = _supported_dtype(dataset, path, name)
-        specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("=")))
-        refusal = _bypass_refusal(file, dataset, dtype, status.st_size, path)
-        offset = -1 if refusal else int(dataset.id.get_offset())
+        ragged = LONGEST in file[name].attrs
+        dataset = file[f"{name}/{VALUES}"] if ragged else file[name]
+        dtype = supported_dtype(dataset, path, name)
+        specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
+        refusal, mapped = _bypass_refusal(file, dataset, dtype, status.st_size, path), None
+        if refusal == _CHUNKED:
+            found = chunks_of(dataset)
+            refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
+        offsets = _map_offsets(file, name, path, checksum_rows, status.st_size) if ragged else None
+        if offsets is not None:
+            if refusal and dataset.size:
+                raise DataError(f"{path}: ragged field {name!r}: {refusal}; restore this file")
+            refusal = ""
+        offset = -1 if refusal or mapped is not None else int(dataset.id.get_offset() or 0)
         chunks = dataset.chunks or (1,)
         chunk_bytes = int(np.prod(chunks, dtype=np.int64)) * dtype.itemsize
-        checksums = _read_checksums(dataset, path, checksum_rows) if checksum_rows else b""
-        extents[name] = Extent(offset, dtype, chunks[0], chunk_bytes, refusal, checksums)
-    count = int(file[names[0]].shape[0])
-    return tuple(specs), SlabMap(str(path), start, count, identity_of(status), extents)
+        samples = dataset.shape[0] if offsets is None else file[f"{name}/{OFFSETS}"].shape[0] - 1
+        checksums = _read_checksums(dataset, path, samples, checksum_rows)
+        extents[name] = Extent(
+            offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped
+        )
+    return tuple(specs), SlabMap(str(path), start, samples, identity_of(status), extents)
 
 
-def _read_checksums(dataset: h5py.Dataset, path: Path, rows: int) -> bytes:
+def _map_offsets(
+    file: h5py.File, name: str, path: Path, checksum_rows: int, file_bytes: int
+) -> Offsets:
+    """Where the offsets of a ragged field lie; DataError when they cannot be those of a slab."""
+    dataset, values = file[f"{name}/{OFFSETS}"], file[f"{name}/{VALUES}"]
+    refusal = _bypass_refusal(file, dataset, dataset.dtype, file_bytes, path)
+    numbers = [file[name].attrs.get(key) for key in (LONGEST, LARGEST_BLOCK)]
+    plain = all(isinstance(number, np.integer) and number >= 0 for number in numbers)
+    if refusal or dataset.dtype != np.int64 or not plain:
+        raise DataError(
+            f"{path}: ragged field {name!r}: its offsets or attributes are not those of a slab; "
+            "restore this file"
+        )
+    first, last = int(dataset[0]), int(dataset[-1])
+    elements, longest, largest = int(values.shape[0]), *(int(n) for n in numbers)
+    if last - first != elements or not longest <= largest <= elements:
+        raise DataError(
+            f"{path}: ragged field {name!r} has {elements} elements, its offsets are [{first}, "
+            f"{last}] and its longest sample and block {longest} and {largest}; restore this file"
+        )
+    checksums = _read_checksums(dataset, path, dataset.shape[0] - 1, checksum_rows)
+    return Offsets(int(dataset.id.get_offset()), checksums, first, elements, longest, largest)
+
+
+def _read_checksums(dataset: h5py.Dataset, path: Path, samples: int, rows: int) -> bytes:
+    """The checksums of a dataset, one for each `rows` of so many samples; nothing for rows 0."""
+    if not rows:
+        return b""
     found = np.asarray(dataset.attrs[CHECKSUMS])
-    blocks = -(-dataset.shape[0] // rows)
+    blocks = -(-samples // rows)
     if found.dtype != np.uint32 or found.shape != (blocks,):
         raise DataError(
             f"{path}: {dataset.name} has {found.size} checksums of {found.dtype}, {blocks} of "
@@ -326,7 +432,7 @@ def _read_checksums(dataset: h5py.Dataset, path: Path, rows: int) -> bytes:
     return found.tobytes()
 
 
-def _supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[Any]:
+def supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = dataset.dtype
     except TypeError as error:  # h5py has no dtype for some types of HDF5
@@ -344,7 +450,8 @@ def _supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[A
 def _bypass_refusal(
     file: h5py.File, dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path
 ) -> str:
-    """Why the rows cannot be read around HDF5; "" when all of these hold.
+    """Why the rows cannot be read around HDF5; "" when all of these hold, _CHUNKED when only the
+    layout is another.
 
     Driver sec2, no user block, contiguous layout without external files, a plain number or bool in
     the file exactly as in memory up to byte order, space allocated, storage size equal to that of
@@ -356,8 +463,8 @@ def _bypass_refusal(
         _check_virtual_sources(dataset, path)
         return "virtual dataset"
     create = dataset.id.get_create_plist()
-    if create.get_layout() != h5py.h5d.CONTIGUOUS:
-        return "chunked layout" if dataset.chunks else "compact layout"
+    if create.get_layout() != h5py.h5d.CONTIGUOUS and not dataset.chunks:
+        return "compact layout"
     if file.driver != "sec2":
         return f"file driver {file.driver}"
     if file.userblock_size:
@@ -367,6 +474,8 @@ def _bypass_refusal(
     exact = h5py.h5t.py_create(dtype, logical=True) == dataset.id.get_type()
     if dtype.kind == "c" or dtype.itemsize > 8 or not exact:
         return f"{dtype} is stored in a form of its own"
+    if dataset.chunks:
+        return _CHUNKED
     if not dataset.size or dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
         return "no space allocated"
     offset = dataset.id.get_offset()

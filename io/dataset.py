@@ -64,10 +64,13 @@ class PartitionedDataset(IterableDataset[Any]):
 
         worker, loader = get_worker_info(), self._loader
         if worker is not None and worker.num_workers > 1:
+            options = dict(self._arguments)
+            if options.get("local_size") is not None:
+                options["local_size"] *= worker.num_workers
             loader = PartitionedLoader(
                 rank=self._rank * worker.num_workers + worker.id,
                 world_size=self._world_size * worker.num_workers,
-                **self._arguments,
+                **options,
             )
             loader.set_epoch(self._epoch)
         if not self._samples:

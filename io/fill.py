@@ -121,6 +121,7 @@ class Filler:
     def release(self) -> None:
         """Give back the slots of batches that were not handed out; after the threads have ended."""
         self._files.close()
+        self._scheduler.close()
         left = {id(filled): filled for work in self._works for filled in work.batches}
         left |= {id(filled): filled for filled in self._open.values()}
         while not self._ready.empty():
@@ -247,7 +248,7 @@ class Filler:
             read = work.reads.slow.popleft()
         except IndexError:
             return
-        self._done(work, _read_slowly(reader, read))
+        self._done(work, _read_slowly(reader, read, verify=self._plan.verify))
 
     def _examine(
         self, reads: PieceReads, staging: native.Staging, stats: ReadStats
@@ -304,13 +305,17 @@ class Filler:
             self._ready.put(None)
 
 
-def _read_slowly(reader: RowReader, read: SlowRead) -> list[tuple[IntArray, DataError]]:
-    """What only Python can read: through h5py, or with another byte order."""
-    try:
-        done = 0
-        for start, count in zip(read.starts.tolist(), read.counts.tolist(), strict=True):
-            reader.scatter(read.name, read.slab, start, read.addresses[done : done + count])
-            done += count
-    except DataError as error:
-        return [(read.places, error)]
-    return []
+def _read_slowly(
+    reader: RowReader, read: SlowRead, *, verify: bool
+) -> list[tuple[IntArray, DataError]]:
+    """What only Python can read: chunks, through h5py, or with another byte order."""
+    failed = []
+    done = 0
+    for start, count in zip(read.starts.tolist(), read.counts.tolist(), strict=True):
+        rows = slice(done, done + count)
+        try:
+            reader.scatter(read.name, read.slab, start, read.addresses[rows], verify=verify)
+        except DataError as error:
+            failed.append((read.places[rows], error))
+        done += count
+    return failed

@@ -19,14 +19,15 @@ from typing import Any
 
 from hsgd.io.fill import Filled, Filler, Starved
 from hsgd.io.policy import ErrorPolicy
+from hsgd.io.ragged import Block, Ragged
 from hsgd.io.ring import BufferRing
-from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
 __all__ = ["Batch", "Iteration", "Progress", "Settings"]
 
-Batch = dict[str, Any]  # field name -> CPU torch tensor or NumPy array, samples along axis 0
+# Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
+Batch = dict[str, Any]
 _RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
 
 
@@ -195,17 +196,22 @@ class Iteration(Iterator[Any]):
             f"{self._settings.timeout_s} s; check the file system or raise timeout_s"
         )
 
-    def _arrays(self, filled: Filled) -> dict[str, NDArray[Any]]:
+    def _arrays(self, filled: Filled) -> dict[str, Block]:
         if filled.slot is None:
             return self._ring.empty()
         return self._ring.arrays(filled.slot, filled.count)
 
 
-def _as_tensors(arrays: dict[str, NDArray[Any]]) -> Batch:
+def _as_tensors(arrays: dict[str, Block]) -> Batch:
     """The same memory as torch tensors."""
-    import torch
+    from torch import from_numpy
 
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return {
+        name: Ragged(from_numpy(block.values), from_numpy(block.offsets))
+        if isinstance(block, Ragged)
+        else from_numpy(block)
+        for name, block in arrays.items()
+    }
 
 
 def _stop(

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from hsgd.io.cache import CacheStats, NodeCache, NodeGroup
 from hsgd.io.datamap import DataMap, open_map
 from hsgd.io.fill import Filler
 from hsgd.io.iteration import Batch, Iteration, Progress, Settings
@@ -25,7 +26,8 @@ from hsgd.io.reader import ReadStats
 from hsgd.io.resume import EpochState, state_from
 from hsgd.io.ring import BufferRing
 from hsgd.io.schedule import Plan, staging_bytes
-from hsgd.io.sharing import Group, open_map_together
+from hsgd.io.seats import seats_of
+from hsgd.io.sharing import open_map_together
 
 __all__ = ["Batch", "PartitionedLoader"]
 
@@ -50,12 +52,15 @@ class PartitionedLoader:
     """Iterable of the batches of one rank in one epoch; iterate again for the same epoch again.
 
     A batch is a dict: field name -> CPU torch tensor of shape (samples, ...), or NumPy array when
-    torch is not installed or as_numpy=True. Tensors look at the memory into which the file was read
-    and belong to the caller: that memory is used again only after the last of them has died.
+    torch is not installed or as_numpy=True; for a field whose samples differ in length it is a
+    hsgd.io.Ragged of two of them. Tensors look at the memory into which the file was read and
+    belong to the caller: that memory is used again only after the last of them has died.
 
     path: a slab folder (hsgd data convert) or an ordinary HDF5 file. batch_size: samples per rank.
-    shuffle: "block" (blocks permuted globally, then samples within windows), "full" (one
-    permutation of all samples; reads single rows) or "none" (the order of the files). seed, and the
+    shuffle: "block" (blocks permuted globally, then samples within windows), "slabs" (the same
+    among a few slabs at a time, and ranks take these in turn, epoch by epoch, inside their node
+    first), "full" (one permutation of all samples; reads single rows) or "none" (the order of the
+    files). seed, and the
     epoch of set_epoch(), alone determine the order; they must be equal on all ranks, and so must
     block_bytes and window_bytes, the sizes of what is shuffled.
     drop_last, pad: see hsgd.io.partition.share_of. By default every sample comes once per epoch and
@@ -77,6 +82,12 @@ class PartitionedLoader:
     every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
     waits in a collective for a rank that failed. "skip" on several ranks needs it. With comm rank 0
     alone examines the files (collective: all ranks make the loader), which must have one path.
+    local_size: ranks of each node, for "slabs", when there is no comm to ask (ranks are numbered
+    node by node). node_cache_bytes: shared memory of each node for slabs that its ranks read: each
+    is read once, before the first batch, by one of them, and stays for later epochs. Needs comm;
+    making the loader and iter() are then collective. With "slabs" a node needs its share of the
+    dataset for as many epochs as it has ranks, otherwise all of it in every epoch; what does not
+    fit is read from the files. Ragged fields are read from the files too.
     timeout_s: longest wait for one batch.
 
     Local: sends no message without comm. Picklable (without comm) and safe to fork; an iteration
@@ -108,7 +119,9 @@ class PartitionedLoader:
         direct: bool = False,
         verify: bool = False,
         on_error: str = "raise",
-        comm: Group | None = None,
+        comm: NodeGroup | None = None,
+        local_size: int | None = None,
+        node_cache_bytes: int = 0,
         timeout_s: float = 600.0,
     ) -> None:
         if min(read_ahead, block_bytes, window_bytes, threads) < 1 or transform_threads < 0:
@@ -119,9 +132,6 @@ class PartitionedLoader:
             )
         self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
         self._rank = rank
-        self._share = share_of(
-            self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
-        )
         self._cut = Cut(world_size, batch_size, drop_last, pad, 0)
         # Blocks are whole HDF5 chunks where there are chunks.
         row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
@@ -145,17 +155,28 @@ class PartitionedLoader:
             transform=transform,
             transform_threads=transform_threads,
         )
-        _check_policy(on_error, comm, world_size)
+        _check_policy(on_error, comm, world_size, self._data.fields)
         self._on_error, self._comm = on_error, comm
         self._forget_process()
         if verify:
             _check_verifiable(self._data, shuffle)
-        self._order()  # reports bad arguments now and not in the first epoch
+        share_of(  # reports bad arguments now and not in the first epoch, as the next line does
+            self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
+        )
+        self._order()
+        in_turn = shuffle == "slabs" or node_cache_bytes > 0
+        self._seats = seats_of(world_size, local_size, comm if in_turn else None)
+        self._share = self._whole_share(rank)
         self._slots(self._share)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
         if pin_memory:
             _check_pinning()
+        self._cache: NodeCache | None = None
+        if node_cache_bytes > 0:
+            if comm is None:
+                raise ValueError("node_cache_bytes needs comm=, a hsgd.Comm of these ranks")
+            self._cache = NodeCache(self._data, comm, node_cache_bytes, verify=verify)
 
     _cuts: tuple[Cut, ...]  # how the epoch was left before
     _current: tuple[
@@ -164,10 +185,12 @@ class PartitionedLoader:
 
     def __len__(self) -> int:
         """Steps of the next iteration, the same on all ranks."""
-        return self._resumed_share()[0].steps
+        return self._resumed_share(self._rank)[0].steps
 
     def __iter__(self) -> Iterator[Any]:
-        share, ranges = self._resumed_share()
+        share, ranges = self._resumed_share(self._rank)
+        if self._cache is not None:
+            self._cache.prepare(self._node_slabs(), busy=bool(self._running))
         plan = Plan(
             self._data,
             share,
@@ -176,6 +199,7 @@ class PartitionedLoader:
             self._reading.block_samples,
             self._reading.direct,
             self._reading.verify,
+            self._cache,
         )
         ring = self._take_ring(share)
         filler = Filler(plan, ring, self._reading.threads)
@@ -205,6 +229,7 @@ class PartitionedLoader:
             self._epoch = before
             raise
         if epoch != before:
+            self._share = self._whole_share(self._rank)
             self._cuts = ()
             self._current = (epoch, (), Progress())
 
@@ -255,13 +280,13 @@ class PartitionedLoader:
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
-        (samples per epoch that another rank has too), buffer_bytes (memory of the batches), and
-        bypass: field name -> "preadv", or "h5py: " and the reason.
+        (samples per epoch that another rank has too), buffer_bytes (memory of the batches),
+        cached_slabs (in the memory of the node), cache_bytes (that this rank read for it), and
+        bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, or "h5py: " and
+        the reason.
         """
-        bypass = {
-            name: f"h5py: {refusal}" if refusal else "preadv"
-            for name, refusal in self._data.refusals().items()
-        }
+        bypass = self._data.read_by()
+        cached = CacheStats() if self._cache is None else self._cache.stats
         with self._lock:
             read, seen = replace(self._read), replace(self._seen)
             for filler, progress in self._running:
@@ -271,6 +296,7 @@ class PartitionedLoader:
         return {
             **asdict(read),
             **asdict(seen),
+            **asdict(cached),
             "padding": self._share.padding,
             "buffer_bytes": sum(ring.nbytes for ring in rings.values()),
             "bypass": bypass,
@@ -321,6 +347,7 @@ class PartitionedLoader:
                     slots,
                     self._buffer_limit(),
                     pin=self._reading.pin_memory,
+                    longest=self._longest(),
                 )
             self._used_rings.append(ring)
         return ring
@@ -343,7 +370,9 @@ class PartitionedLoader:
         slots = max(1, min(2 * window + reading.read_ahead, share.steps + 1))
         limit = self._buffer_limit()
         if limit is not None:
-            slot_bytes = BufferRing(self._data.fields, batch_size, 0).slot_bytes
+            slot_bytes = BufferRing(
+                self._data.fields, batch_size, 0, longest=self._longest()
+            ).slot_bytes
             least = min(slots, window + 2)
             if least * slot_bytes > limit:
                 raise ValueError(
@@ -354,6 +383,9 @@ class PartitionedLoader:
                 )
             slots = min(slots, limit // slot_bytes)
         return slots
+
+    def _longest(self) -> dict[str, int]:
+        return {spec.name: self._data.longest(spec) for spec in self._data.fields if spec.ragged}
 
     def _buffer_limit(self) -> int | None:
         reading = self._reading
@@ -366,17 +398,42 @@ class PartitionedLoader:
         each = staging_bytes(self._data, direct=reading.direct, verify=reading.verify)
         return reading.threads * each
 
-    def _resumed_share(self) -> tuple[Share, tuple[tuple[int, int], ...]]:
-        """The share of this rank in what is left of the epoch, and its positions in the stream."""
+    def _part(self, rank: int) -> int:
+        """The part of the stream that a rank reads in this epoch."""
+        return self._seats.part(rank, self._epoch) if self._reading.shuffle == "slabs" else rank
+
+    def _whole_share(self, rank: int) -> Share:
+        """The share of a rank in this epoch, when nothing of it was consumed."""
+        cut = self._cut
+        return share_of(
+            self._data.num_samples,
+            cut.batch_size,
+            self._part(rank),
+            cut.world_size,
+            drop_last=cut.drop_last,
+            pad=cut.pad,
+        )
+
+    def _node_slabs(self) -> list[int]:
+        """The slabs that the ranks of this node read next, those of the first rank first."""
+        order = self._order()
+        found: dict[int, None] = {}
+        for rank in self._seats.neighbours(self._rank):
+            for start, count in self._resumed_share(rank)[1]:
+                found.update(dict.fromkeys(order.slabs(start, count).tolist()))
+        return list(found)
+
+    def _resumed_share(self, rank: int) -> tuple[Share, tuple[tuple[int, int], ...]]:
+        """The share of a rank in what is left of the epoch, and its positions in the stream."""
         if not self._cuts:
-            share = self._share
+            share = self._whole_share(rank)
             return share, tuple(part_of([(0, self._data.num_samples)], share.start, share.count))
         left = remaining(self._data.num_samples, self._cuts)
         cut = self._cut
         share = share_of(
             sum(count for _, count in left),
             cut.batch_size,
-            self._rank,
+            self._part(rank),
             cut.world_size,
             drop_last=cut.drop_last,
             pad=cut.pad,
@@ -430,9 +487,17 @@ def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
             ) from None
 
 
-def _check_policy(on_error: str, comm: Group | None, world_size: int) -> None:
+def _check_policy(
+    on_error: str, comm: NodeGroup | None, world_size: int, specs: Sequence[FieldSpec]
+) -> None:
     if on_error not in POLICIES:
         raise ValueError(f"on_error={on_error!r}; use one of {', '.join(map(repr, POLICIES))}")
+    ragged = [spec.name for spec in specs if spec.ragged]
+    if on_error == "substitute" and ragged:
+        raise ValueError(
+            f'on_error="substitute" cannot put one sample in the place of another of ragged field '
+            f'{ragged[0]!r}; use "skip" or "raise", or name other fields'
+        )
     if on_error == "skip" and world_size > 1 and comm is None:
         raise ValueError(
             'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '

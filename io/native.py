@@ -25,7 +25,7 @@ MISMATCH = -2  # HSGD_IO_MISMATCH: a checksum is wrong
 
 Addresses = NDArray[np.uint64]
 
-# struct hsgd_io_task; starts, counts, places and checksums are addresses.
+# struct hsgd_io_task; starts, counts, places, sizes, memory and checksums are addresses.
 TASK = np.dtype(
     [
         ("offset", "i8"),
@@ -34,6 +34,8 @@ TASK = np.dtype(
         ("starts", "u8"),
         ("counts", "u8"),
         ("places", "u8"),
+        ("sizes", "u8"),
+        ("memory", "u8"),
         ("checksums", "u8"),
         ("alignment", "i8"),
         ("file", "i4"),
@@ -97,7 +99,7 @@ class TaskBatch:
 def move_rows(rows: NDArray[Any], places: Addresses) -> None:
     """Row i of `rows` (contiguous) to address places[i], or nowhere where that is 0."""
     row_bytes = rows.nbytes // len(rows) if len(rows) else 0
-    _library().hsgd_io_move_rows(rows.ctypes.data, row_bytes, len(rows), places.ctypes.data)
+    _library().hsgd_io_move_rows(rows.ctypes.data, row_bytes, None, len(rows), places.ctypes.data)
 
 
 def crc32c(values: NDArray[Any], crc: int = 0) -> int:
@@ -111,7 +113,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(Path(hsgd.errors.__file__).with_name("libhsgd_io.so")))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.hsgd_io_work.argtypes = [pointer, pointer, count]
-    library.hsgd_io_move_rows.argtypes = [pointer, count, count, pointer]
+    library.hsgd_io_move_rows.argtypes = [pointer, count, pointer, count, pointer]
     library.hsgd_io_move_rows.restype = None
     library.hsgd_io_crc32c.argtypes = [ctypes.c_uint32, pointer, count]
     library.hsgd_io_crc32c.restype = ctypes.c_uint32

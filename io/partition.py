@@ -9,10 +9,16 @@ the epoch alone, not on the number of ranks; rank r takes a fixed contiguous par
 is block shuffling in the manner of CorgiPile (Xu et al., SIGMOD 2022): all blocks are permuted
 globally, then the samples inside each window of consecutive blocks are permuted. Over a dataset
 that was permuted at conversion this behaves like a full shuffle.
+
+With "slabs" the order of slabs is that of the seed in all epochs, and blocks are permuted among a
+few neighbouring slabs only. So a part of the stream holds the same slabs in every epoch, and ranks
+take the parts in turn (`part_in_turn`), inside their node first: what a node keeps in memory serves
+it for as many epochs as it has ranks.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +34,8 @@ __all__ = [
     "Piece",
     "Range",
     "Share",
+    "concatenate_ranges",
+    "part_in_turn",
     "part_of",
     "permutation",
     "remaining",
@@ -35,14 +43,16 @@ __all__ = [
     "with_cut",
 ]
 
-SHUFFLES = ("block", "none", "full")
+SHUFFLES = ("block", "slabs", "none", "full")
 
 IntArray = NDArray[np.int64]
 Range = tuple[int, int]  # first position, number of positions
 
 # Rows that are read and thrown away rather than starting another read: at most 4 times the bytes.
 _MERGE_GAP = 3
-_BLOCKS, _ROWS, _WINDOW = 1, 2, 3  # what a random stream is for, so that no two are the same
+# What a random stream is for, so that no two are the same (passes.py has 4).
+_BLOCKS, _ROWS, _WINDOW, _SLABS = 1, 2, 3, 5
+_GROUP_WINDOWS = 4  # slabs whose blocks are permuted together hold about so many windows
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,20 @@ def share_of(
     steps = -(-longest // batch_size)
     count = longest if pad else own
     return Share(start, count, count - own, steps, batch_size)
+
+
+def part_in_turn(seat: int, epoch: int, world_size: int, local_size: int) -> int:
+    """Which part of the stream the rank at `seat` reads when parts go round.
+
+    seat: ranks counted node by node, local_size to a node. Parts go round inside the node for
+    local_size epochs, and then on to the next node. Where local_size does not divide world_size
+    they go round all ranks.
+    """
+    if world_size % local_size:
+        return (seat + epoch) % world_size
+    node, local = divmod(seat, local_size)
+    nodes = world_size // local_size
+    return (node + epoch // local_size) % nodes * local_size + (local + epoch) % local_size
 
 
 def permutation(count: int, *key: int) -> IntArray:
@@ -273,13 +297,29 @@ class EpochOrder:
             count -= stop - start
             start = 0
 
+    def slabs(self, start: int, count: int) -> IntArray:
+        """The slabs, ascending, that `count` positions of the stream from `start` on come from
+        (wrapping around), and perhaps some more.
+        """
+        every: IntArray = np.arange(len(self._stops))
+        if self._shuffle == "full" or start + count > self.num_samples:
+            return every
+        ends = self._window_ends
+        windows = slice(
+            int(np.searchsorted(ends, start, side="right")),
+            int(np.searchsorted(ends, start + count, side="left")) + 1,
+        )
+        blocks = slice(windows.start * self._window_blocks, windows.stop * self._window_blocks)
+        found = np.searchsorted(self._stops, self._block_starts[blocks], side="right")
+        return np.unique(found) if count else every[:0]
+
     def indices(self, start: int, count: int) -> IntArray:
         """Dataset rows at `count` stream positions from `start` on (wrapping around)."""
         rows = [np.empty(0, np.int64)]
         for piece in self.pieces(start, count):
             wanted = piece.places >= 0
             part = np.empty(piece.stream_rows, np.int64)
-            part[piece.places[wanted]] = _concatenate_ranges(piece.starts, piece.counts)[wanted]
+            part[piece.places[wanted]] = concatenate_ranges(piece.starts, piece.counts)[wanted]
             rows.append(part)
         return np.concatenate(rows)
 
@@ -301,11 +341,15 @@ class EpochOrder:
         counts = np.asarray(slab_counts, np.int64)
         first_rows = np.cumsum(counts) - counts
         per_slab = -(-counts // block_samples)
-        in_slab = _concatenate_ranges(np.zeros_like(per_slab), per_slab) * block_samples
+        in_slab = concatenate_ranges(np.zeros_like(per_slab), per_slab) * block_samples
         starts = np.repeat(first_rows, per_slab) + in_slab
         lengths = np.minimum(block_samples, np.repeat(counts, per_slab) - in_slab)
-        if self._shuffle == "block":
-            order = permutation(len(starts), *self._key, _BLOCKS)
+        if self._shuffle in ("block", "slabs"):
+            order = (
+                permutation(len(starts), *self._key, _BLOCKS)
+                if self._shuffle == "block"
+                else self._order_in_groups(counts, per_slab)
+            )
             starts, lengths = starts[order], lengths[order]
         self._block_starts, self._block_counts = starts, lengths
         mean_block = -(-self.num_samples // max(1, len(starts)))
@@ -315,6 +359,18 @@ class EpochOrder:
         if len(ends) % self._window_blocks:
             self._window_ends = np.append(self._window_ends, ends[-1])
 
+    def _order_in_groups(self, counts: IntArray, per_slab: IntArray) -> IntArray:
+        """Slabs in the order of the seed; blocks permuted among those of each group of them."""
+        slabs = permutation(len(counts), self._key[0], _SLABS)
+        first_blocks = np.cumsum(per_slab) - per_slab
+        order = concatenate_ranges(first_blocks[slabs], per_slab[slabs])
+        group = (np.cumsum(counts[slabs]) - 1) // (_GROUP_WINDOWS * self._window_samples)
+        edges = np.append(np.flatnonzero(np.diff(group, prepend=-2)), len(slabs))
+        ends = np.append(0, np.cumsum(per_slab[slabs]))[edges]
+        for number, (low, high) in enumerate(itertools.pairwise(ends.tolist())):
+            order[low:high] = order[low:high][permutation(high - low, *self._key, _BLOCKS, number)]
+        return order
+
     def _window(self, window: int, skip: int, stop: int) -> Piece:
         """Stream positions from the `skip`-th of a window to `stop`, read block by block."""
         blocks = slice(window * self._window_blocks, (window + 1) * self._window_blocks)
@@ -322,13 +378,13 @@ class EpochOrder:
         rows = int(counts.sum())
         kept = stop - (int(self._window_ends[window]) - rows) - skip
         places = np.arange(rows)
-        if self._shuffle == "block":
+        if self._shuffle != "none":
             places[permutation(rows, *self._key, _WINDOW, window)] = np.arange(rows)
         if kept == rows:
             return Piece(starts, counts, places, rows)
         places -= skip
         places[(places < 0) | (places >= kept)] = -1
-        read = _concatenate_ranges(starts, counts)
+        read = concatenate_ranges(starts, counts)
         of_block = np.repeat(np.arange(len(starts)), counts)
         wanted = np.flatnonzero(places >= 0)
         return _merge_near(read[wanted], of_block[wanted], places[wanted])
@@ -356,7 +412,7 @@ def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> Piece:
     return Piece(starts, counts, spread, len(rows))
 
 
-def _concatenate_ranges(starts: IntArray, counts: IntArray) -> IntArray:
+def concatenate_ranges(starts: IntArray, counts: IntArray) -> IntArray:
     """concatenate([arange(s, s + c) for s, c in zip(starts, counts)]), without the loop."""
     skipped = np.repeat(starts - (np.cumsum(counts) - counts), counts)
     return skipped + np.arange(len(skipped), dtype=np.int64)

@@ -31,7 +31,7 @@ class ErrorPolicy:
         self.skipped = 0
         self.substituted = 0
         self._comm, self._rank = comm, rank
-        self._good: dict[str, NDArray[Any]] = {}  # a sample to stand in for a whole batch
+        self._good: dict[str, Any] = {}  # a sample to stand in for a whole batch
 
     def judge(
         self, filled: Filled | None, step: int, failure: BaseException | None, arrays: Any

@@ -14,6 +14,7 @@ import os
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hsgd.io import native
-from hsgd.io.datamap import DataMap, Extent, first_line, open_hdf5
+from hsgd.io.chunks import Undecodable, decode
+from hsgd.io.datamap import DataMap, Extent, Offsets, first_line, open_hdf5
 from hsgd.io.files import SlabFiles, check_unchanged
+from hsgd.io.partition import IntArray
+from hsgd.io.ragged import Ragged, join
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError
@@ -30,7 +34,7 @@ from hsgd.errors import DataError
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["ReadStats", "RowReader"]
+__all__ = ["ReadStats", "RowReader", "check_offsets"]
 
 _READ_BYTES = 16 << 20  # per preadv call
 _OPEN_FILES = 64  # kept open by one RowReader
@@ -60,6 +64,7 @@ class RowReader:
         self._hdf5: OrderedDict[int, h5py.File] = OrderedDict()
         self._inherited = self._hdf5  # after a fork: the parent's, kept so that nothing closes them
         self._specs = {spec.name: spec for spec in data.fields}
+        self._last_chunk: tuple[tuple[int, str, int], NDArray[Any]] | None = None
         self._stops = list(itertools.accumulate(data.slab_counts))
         _live_readers.add(self)
 
@@ -98,30 +103,156 @@ class RowReader:
             extent = slab.extents[name]
             if extent.refusal:
                 self._read_h5py(number, name, row, part)
+            elif extent.chunks is not None:
+                for low, block in self._chunk_rows(number, name, row, rows):
+                    part[low : low + len(block)] = block
             else:
                 self._read_direct(number, extent, row * self._specs[name].row_bytes, part)
             done += rows
         self.stats.bytes_read += out.nbytes
         self.stats.read_s += time.perf_counter() - began
 
-    def scatter(self, name: str, number: int, start: int, places: native.Addresses) -> None:
+    def read_ragged(self, name: str, start: int, count: int) -> Ragged:
+        """Samples [start, start + count) of a ragged field, as NumPy arrays; raises as read()."""
+        spec = self._specs[name]
+        parts = [Ragged(np.empty((0, *spec.shape), spec.dtype), np.zeros(1, np.int64))]
+        while count:
+            number = bisect.bisect_right(self._stops, start)
+            slab = self.data.slabs[number]
+            extent = slab.extents[name]
+            samples = min(count, slab.start + slab.count - start)
+            ends = self.read_offsets(number, name, start - slab.start, samples)
+            values = np.empty((int(ends[-1] - ends[0]), *spec.shape), spec.dtype)
+            self._read_direct(number, extent, int(ends[0]) * spec.row_bytes, values)
+            parts.append(Ragged(values, ends - ends[0]))
+            start, count = start + samples, count - samples
+        joined = join(parts)
+        assert isinstance(joined, Ragged)
+        return joined
+
+    def read_offsets(
+        self, number: int, name: str, start: int, count: int, *, verify: bool = False
+    ) -> IntArray:
+        """Where samples [start, start + count) of a slab begin, and where the last ends, counted in
+        elements of the slab. Raises DataError also when that cannot be.
+
+        verify: the samples are one checksum block, whose checksum must be right.
+        """
+        slab = self.data.slabs[number]
+        extent = slab.extents[name]
+        offsets = extent.offsets
+        assert offsets is not None
+        ends = np.empty(count + 1, np.int64)
+        self._read_bytes(number, offsets.offset + ends.itemsize * start, ends)
+        self.stats.bytes_read += ends.nbytes
+        if verify:
+            block = start // self.data.checksum_rows
+            (expected,) = np.frombuffer(offsets.checksums, np.uint32)[block : block + 1]
+            if native.crc32c(ends) != expected:
+                raise DataError(
+                    f"{slab.path}: the checksum of the offsets at byte "
+                    f"{offsets.offset + ends.itemsize * start} is wrong; restore this file, see "
+                    "hsgd data verify"
+                )
+        ends -= offsets.first
+        check_offsets(slab.path, name, start, ends, offsets)
+        return ends
+
+    def scatter(
+        self,
+        name: str,
+        number: int,
+        start: int,
+        places: native.Addresses,
+        *,
+        verify: bool = False,
+    ) -> None:
         """Rows of slab `number` from its row `start` on, each to an address of its own.
 
         places: one address per row, 0 for a row that nobody wants. Memory there is of the native
-        dtype of the field. Raises DataError as read() does; nothing has arrived then.
+        dtype of the field. verify: check the chunks that are read. Raises DataError as read() does.
         """
         spec = self._specs[name]
+        if self.data.slabs[number].extents[name].chunks is not None:
+            began = time.perf_counter()
+            for low, block in self._chunk_rows(number, name, start, len(places), verify=verify):
+                native.move_rows(block, places[low : low + len(block)])
+                self.stats.bytes_read += block.nbytes
+            self.stats.read_s += time.perf_counter() - began
+            return
         rows = np.empty((len(places), *spec.shape), spec.dtype)
         self.read(name, self.data.slabs[number].start + start, rows)
         native.move_rows(rows, places)
 
+    def _chunk_rows(
+        self, number: int, name: str, start: int, count: int, *, verify: bool = False
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Rows [start, start + count) of a slab in parts, in the native dtype, with the number of
+        rows before each; a part is valid until the next.
+        """
+        slab = self.data.slabs[number]
+        chunks = slab.extents[name].chunks
+        assert chunks is not None
+        row = start
+        while row < start + count:
+            index = row // chunks.rows
+            rows = self.read_chunk(number, name, index, verify=verify)
+            first = row - index * chunks.rows
+            part = rows[first : first + start + count - row]
+            yield row - start, part
+            row += len(part)
+
+    def read_chunk(
+        self, number: int, name: str, index: int, *, verify: bool = False
+    ) -> NDArray[Any]:
+        """The rows of one chunk in the native dtype; the last one stays, for the next range in it.
+
+        Raises DataError when it cannot be read or decompressed, or with verify when its checksum
+        is wrong.
+        """
+        key = (number, name, index)
+        if self._last_chunk is not None and self._last_chunk[0] == key:
+            check_unchanged(self.data.slabs[number], Path(self.data.slabs[number].path).stat())
+            return self._last_chunk[1]
+        slab, spec = self.data.slabs[number], self._specs[name]
+        extent = slab.extents[name]
+        chunks = extent.chunks
+        assert chunks is not None
+        position, nbytes = chunks.place(index)
+        stored = np.empty(nbytes, np.uint8)
+        self._read_bytes(number, position, stored)
+        try:
+            flat = decode(chunks, index, stored)
+        except Undecodable as error:
+            raise DataError(
+                f"{slab.path}: the chunk at byte {position} of {name!r} cannot be decompressed: "
+                f"{error}; restore this file"
+            ) from None
+        rows = flat.view(extent.stored_dtype).reshape((chunks.rows, *spec.shape))
+        rows = rows[: slab.count - index * chunks.rows]
+        if verify:
+            expected = np.frombuffer(extent.checksums, np.uint32)[index]
+            if native.crc32c(rows) != expected:
+                raise DataError(
+                    f"{slab.path}: the checksum of the chunk at byte {position} of {name!r} is "
+                    "wrong; restore this file, see hsgd data verify"
+                )
+        rows = rows.astype(spec.dtype, copy=False)
+        self._last_chunk = (key, rows)
+        return rows
+
     def _read_direct(self, number: int, extent: Extent, skip: int, out: NDArray[Any]) -> None:
         """preadv straight into `out`, then fix the byte order."""
+        self._read_bytes(number, extent.offset + skip, out)
+        if extent.stored_dtype != out.dtype:
+            out.byteswap(inplace=True)
+
+    def _read_bytes(self, number: int, position: int, out: NDArray[Any]) -> None:
+        """Fill `out` with bytes of a slab from `position` on."""
         slab = self.data.slabs[number]
         descriptor, _ = self._files.acquire(number)
         self._files.release([number])
         view = out.reshape(-1).view(np.uint8).data
-        position = extent.offset + skip
         while view:
             wanted = view[:_READ_BYTES]
             try:
@@ -139,8 +270,6 @@ class RowReader:
             self.stats.preadv_calls += 1
             view = view[got:]
             position += got
-        if extent.stored_dtype != out.dtype:
-            out.byteswap(inplace=True)
 
     def _read_h5py(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
         slab = self.data.slabs[number]
@@ -176,6 +305,17 @@ class RowReader:
         """
         self._inherited = self._hdf5
         self._hdf5 = OrderedDict()
+
+
+def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Offsets) -> None:
+    """Raise DataError when samples from `start` on cannot end at these elements of their slab."""
+    lengths = np.diff(ends)
+    inside = ends[0] >= 0 and ends[-1] <= offsets.elements
+    if not inside or lengths.min(initial=0) < 0 or lengths.max(initial=0) > offsets.longest:
+        raise DataError(
+            f"{path}: the offsets of samples [{start}, {start + len(lengths)}) of {name!r} are "
+            "damaged; restore this file"
+        )
 
 
 _live_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()

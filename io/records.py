@@ -7,20 +7,30 @@ memory stays bounded. Never writes.
 
 from __future__ import annotations
 
+import hashlib
 import io as standard_io
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hsgd.io.datamap import first_line
 from hsgd.io.layout import FieldSpec
+from hsgd.io.ragged import Block, Ragged, offsets_of, ragged_of
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
-__all__ = ["IMAGE_SUFFIXES", "CsvSource", "ImageFolderSource", "ParquetSource", "TarSource"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "CsvSource",
+    "ImageFolderSource",
+    "ParquetSource",
+    "TarSource",
+    "identity_of_files",
+]
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 _KINDS = "biuf"
@@ -53,10 +63,14 @@ class ImageFolderSource:
         }
         self.specs = _chosen(known, fields)
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+    def identity(self) -> str:
+        """Of all images."""
+        return identity_of_files([file for file, _ in self._images])
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
         """Images decoded in the order of their names."""
-        for start in range(0, self.num_samples, rows):
-            part = self._images[start : start + rows]
+        for row in range(start, self.num_samples, rows):
+            part = self._images[row : row + rows]
             if spec.name == "label":
                 yield np.array([label for _, label in part], np.int64)
             else:
@@ -69,7 +83,8 @@ class TarSource:
     """Tar files in WebDataset's form: members of one sample share the name before the first dot.
 
     The rest of the name is the field: npy (an array), cls (a number as text), jpg, png and the like
-    (an image, uint8), anything else (bytes, of one length). All samples have the same fields.
+    (an image, uint8), anything else (bytes). All samples have the same fields. Arrays and bytes of
+    different lengths make a ragged field.
     """
 
     def __init__(
@@ -91,17 +106,29 @@ class TarSource:
         known = {}
         for name in self._members if fields is None else fields:
             if name in self._members:
-                first = self._load(name, 0)
-                known[name] = FieldSpec(name, first.shape, first.dtype)
+                known[name] = self._spec(name)
         self.specs = _chosen(known, fields, self._members)
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+    def _spec(self, name: str) -> FieldSpec:
+        """Arrays and bytes whose members differ in size are ragged along their first axis."""
+        first = self._load(name, 0)
+        suffix = f".{name.rpartition('.')[2]}"
+        sizes = {length for _, _, length, _ in self._members[name]}
+        if len(sizes) > 1 and first.ndim and suffix not in IMAGE_SUFFIXES:
+            return FieldSpec(name, first.shape[1:], first.dtype, ragged=True)
+        return FieldSpec(name, first.shape, first.dtype)
+
+    def identity(self) -> str:
+        """Of all archives."""
+        return identity_of_files(self._paths)
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         """Members in the order of the archives."""
         members = self._members[spec.name]
-        for start in range(0, self.num_samples, rows):
-            part = range(start, min(start + rows, self.num_samples))
+        for row in range(start, self.num_samples, rows):
+            part = range(row, min(row + rows, self.num_samples))
             values = ((members[row][3], self._load(spec.name, row)) for row in part)
-            yield _stacked(values, spec, len(part))
+            yield _in_a_row(values, spec) if spec.ragged else _stacked(values, spec, len(part))
 
     def _scan(self, number: int, path: Path, samples: int) -> int:
         last = None
@@ -161,12 +188,18 @@ class CsvSource:
                     types[name] = np.promote_types(types[name], dtype)
         self.specs = _columns(path, types, fields)
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
-        """One column, in parts."""
+    def identity(self) -> str:
+        """Of the file."""
+        return identity_of_files([self._path])
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
+        """One column, in parts; lines before `start` are read again."""
+        before = start
         for chunk in self._chunks([spec.name]):
-            values = chunk[spec.name].to_numpy(spec.dtype)
-            for start in range(0, len(values), rows):
-                yield values[start : start + rows]
+            values = chunk[spec.name].to_numpy(spec.dtype)[before:]
+            before = max(0, before - len(chunk))
+            for row in range(0, len(values), rows):
+                yield values[row : row + rows]
 
     def _chunks(self, columns: Sequence[str] | None) -> Iterator[Any]:
         try:
@@ -180,27 +213,44 @@ class CsvSource:
 
 
 class ParquetSource:
-    """A Parquet table; every column of numbers is a field. Needs pyarrow."""
+    """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow."""
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._path = path
         table = self._open()
         self.num_samples = int(table.metadata.num_rows)
-        types = {}
+        types, lists = {}, set()
         for entry in table.schema_arrow:
+            kind = entry.type
+            if str(kind).startswith(("list<", "large_list<")):
+                lists.add(entry.name)
+                kind = kind.value_type
             try:
-                types[entry.name] = np.dtype(entry.type.to_pandas_dtype())
+                types[entry.name] = np.dtype(kind.to_pandas_dtype())
             except NotImplementedError:
                 types[entry.name] = _OBJECT
-        self.specs = _columns(path, types, fields)
+        self.specs = tuple(
+            replace(spec, ragged=spec.name in lists) for spec in _columns(path, types, fields)
+        )
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
-        """One column, in parts."""
+    def identity(self) -> str:
+        """Of the file."""
+        return identity_of_files([self._path])
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """One column, in parts; rows before `start` are read again."""
+        before = start
         for batch in self._open().iter_batches(batch_size=rows, columns=[spec.name]):
-            column = batch.column(0)
+            column = batch.column(0)[before:]
+            before = max(0, before - len(batch))
+            lengths = None
+            if spec.ragged and not column.null_count:
+                lengths = column.value_lengths().to_numpy().astype(np.int64)
+                column = column.flatten()
             if column.null_count:
                 raise DataError(f"{self._path}: column {spec.name!r} has missing values; fill them")
-            yield column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+            values = column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+            yield values if lengths is None else Ragged(values, offsets_of(lengths))
 
     def _open(self) -> Any:
         try:
@@ -212,6 +262,18 @@ class ParquetSource:
             return parquet.ParquetFile(self._path)
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
+
+
+def identity_of_files(paths: Iterable[Path]) -> str:
+    """A digest of paths, sizes and times of change."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 _OBJECT: np.dtype[Any] = np.dtype(object)
@@ -257,6 +319,19 @@ def _stacked(values: Any, spec: FieldSpec, count: int) -> NDArray[Any]:
             )
         out[row] = value
     return out
+
+
+def _in_a_row(values: Any, spec: FieldSpec) -> Ragged:
+    """Arrays of different lengths. Raises DataError naming the record whose form is another."""
+    found = []
+    for where, value in values:
+        if value.shape[1:] != spec.shape or value.ndim == 0 or value.dtype != spec.dtype:
+            raise DataError(
+                f"{where} is {value.shape} {value.dtype}, the first one (any, "
+                f"{', '.join(map(str, spec.shape))}) {spec.dtype}; only the first axis may differ"
+            )
+        found.append(value)
+    return ragged_of(found, spec.shape, spec.dtype)
 
 
 def _read_file(path: Path) -> bytes:

@@ -11,11 +11,12 @@ import ctypes
 import mmap
 import queue
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from hsgd.io.layout import FieldSpec
+from hsgd.io.layout import OFFSETS, FieldSpec
+from hsgd.io.ragged import Block, Ragged
 from numpy.typing import NDArray
 
 __all__ = ["BufferRing", "RingClosed", "Slot"]
@@ -23,6 +24,7 @@ __all__ = ["BufferRing", "RingClosed", "Slot"]
 _PAGE = 4096
 _HUGE = 2 << 20
 _LINE = 64
+_OFFSET_BYTES = 8  # int64
 
 
 class RingClosed(Exception):
@@ -32,10 +34,11 @@ class RingClosed(Exception):
 class _Arena:
     """One piece of memory of several slots. active: its slots are to be used again."""
 
-    def __init__(self, slot_bytes: int, slots: int) -> None:
-        # Large pages mean fewer faults and fewer misses; they need an aligned address.
+    def __init__(self, slot_bytes: int, slots: int, *, sparse: bool) -> None:
+        # Large pages mean fewer faults and fewer misses; they need an aligned address. Where most
+        # of a slot is never touched, they would take memory for nothing.
         whole = slot_bytes * slots
-        slack = _HUGE if whole >= _HUGE else 0
+        slack = _HUGE if whole >= _HUGE and not sparse else 0
         self.memory = mmap.mmap(-1, whole + slack)
         if slack and hasattr(mmap, "MADV_HUGEPAGE"):
             self.memory.madvise(mmap.MADV_HUGEPAGE)
@@ -68,6 +71,9 @@ class Slot:
 class BufferRing:
     """Slots for batches of `batch_size` samples of the fields `specs`.
 
+    longest: elements of the longest sample of each ragged field. A slot has room for a batch of
+    them; memory that no batch needed is never touched. Offsets lie before the values.
+
     pin: page-lock the memory for transfers to a CUDA device.
     slots: how many there are from the start. memory_limit: bytes that all slots together may take,
     None for no limit: then slots are added while the training loop keeps old batches.
@@ -81,12 +87,18 @@ class BufferRing:
         memory_limit: int | None = None,
         *,
         pin: bool = False,
+        longest: Mapping[str, int] | None = None,
     ) -> None:
-        self.offsets: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}  # of fields, and of the offsets of ragged ones
         end = 0
         for spec in specs:
+            rows = batch_size
+            if spec.ragged:
+                self.offsets[f"{spec.name}/{OFFSETS}"] = end
+                end += -(-_OFFSET_BYTES * (batch_size + 1) // _LINE) * _LINE
+                rows = batch_size * (longest or {})[spec.name]
             self.offsets[spec.name] = end
-            end += -(-spec.row_bytes * batch_size // _LINE) * _LINE
+            end += -(-spec.row_bytes * rows // _LINE) * _LINE
         self.slot_bytes = max(_PAGE, -(-end // _PAGE) * _PAGE)
         self._specs = tuple(specs)
         self._limit, self._pin = memory_limit, pin
@@ -112,7 +124,8 @@ class BufferRing:
             slots = min(slots, (self._limit - self.nbytes) // self.slot_bytes)
         if slots <= 0:
             return
-        arena = _Arena(self.slot_bytes, slots)
+        sparse = any(spec.ragged for spec in self._specs)
+        arena = _Arena(self.slot_bytes, slots, sparse=sparse)
         if self._pin:
             arena.pin()
         self._arenas.append(arena)
@@ -156,18 +169,29 @@ class BufferRing:
         for slot in kept:
             self._free.put(slot)
 
-    def arrays(self, slot: Slot, count: int) -> dict[str, NDArray[Any]]:
+    def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
         """The first `count` samples of a filled slot, which is free again when all arrays died."""
         lease = self._lease.from_address(slot.address)
         lease.slot = slot
-        return {
-            spec.name: np.ndarray((count, *spec.shape), spec.dtype, lease, self.offsets[spec.name])
-            for spec in self._specs
-        }
+        return {spec.name: self._array(spec, lease, count) for spec in self._specs}
 
-    def empty(self) -> dict[str, NDArray[Any]]:
+    def empty(self) -> dict[str, Block]:
         """A batch without samples."""
-        return {spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in self._specs}
+        found: dict[str, Block] = {}
+        for spec in self._specs:
+            values = np.empty((0, *spec.shape), spec.dtype)
+            found[spec.name] = Ragged(values, np.zeros(1, np.int64)) if spec.ragged else values
+        return found
+
+    def _array(self, spec: FieldSpec, lease: Any, count: int) -> Block:
+        start = self.offsets[spec.name]
+        if not spec.ragged:
+            rows: NDArray[Any] = np.ndarray((count, *spec.shape), spec.dtype, lease, start)
+            return rows
+        where = self.offsets[f"{spec.name}/{OFFSETS}"]
+        offsets = np.ndarray((count + 1,), np.int64, lease, where)
+        values = np.ndarray((int(offsets[-1]), *spec.shape), spec.dtype, lease, start)
+        return Ragged(values, offsets)
 
 
 def _lease_type(nbytes: int, free: queue.SimpleQueue[Slot | None]) -> Any:

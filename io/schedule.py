@@ -14,10 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from hsgd.io import native
+from hsgd.io.cache import NodeCache
 from hsgd.io.datamap import DataMap
 from hsgd.io.files import SECTOR_BYTES, SlabFiles
+from hsgd.io.layout import OFFSETS
 from hsgd.io.native import TASK, Addresses, TaskBatch
 from hsgd.io.partition import EpochOrder, IntArray, Piece, Range, Share
+from hsgd.io.placing import RaggedPlacer
+from hsgd.io.ragged import offsets_of
+from hsgd.io.reader import RowReader
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError
@@ -44,6 +49,7 @@ class Plan:
     block_samples: int
     direct: bool
     verify: bool
+    cache: NodeCache | None = None  # slabs that lie in memory
 
     def pieces(self) -> Iterator[Piece]:
         """All that is to be read, in order."""
@@ -97,9 +103,11 @@ class PieceReads:
 def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     """Memory that each reading thread needs besides the batches."""
     least = _DIRECT_BYTES if direct else _STAGING_BYTES
+    chunks = [extent.chunks for slab in data.slabs for extent in slab.extents.values()]
+    least += 3 * max((mapped.nbytes for mapped in chunks if mapped is not None), default=0)
     if not verify:
         return least
-    longest = max((spec.row_bytes for spec in data.fields), default=0) * data.checksum_rows
+    longest = max((data.block_bytes(spec) for spec in data.fields), default=0)
     return max(least, longest + 2 * SECTOR_BYTES)
 
 
@@ -124,7 +132,24 @@ class Scheduler:
             ],
             np.int64,
         ).reshape(len(slabs), len(self._fields))
+        # Where slabs lie in memory, by slab and field; it does not change during an iteration.
+        self._memory = np.zeros(self._offsets.shape, np.uint64)
+        if plan.cache is not None:
+            self._memory = plan.cache.addresses(self._fields)
         self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
+        self._reader = RowReader(plan.data)  # of offsets
+        self._placers = {
+            spec.name: RaggedPlacer(
+                self._reader,
+                spec,
+                plan.share.batch_size,
+                field_offsets[spec.name],
+                field_offsets[f"{spec.name}/{OFFSETS}"],
+                verify=plan.verify,
+            )
+            for spec in self._fields
+            if spec.ragged
+        }
         if plan.verify:
             blocks = -(-(self._stops - self._starts) // plan.data.checksum_rows)
             self._first_blocks = np.cumsum(blocks) - blocks
@@ -132,6 +157,10 @@ class Scheduler:
                 np.frombuffer(b"".join(slab.extents[spec.name].checksums for slab in slabs), "u4")
                 for spec in self._fields
             ]
+
+    def close(self) -> None:
+        """Close what was opened for offsets."""
+        self._reader.close()
 
     def reads(self, piece: Piece, skip: int, bases: Addresses) -> PieceReads:
         """The reads of a piece. bases: addresses of its batches; skip: samples that the first
@@ -149,12 +178,20 @@ class Scheduler:
         starts = piece.starts - self._starts[slabs]
         counts = np.ascontiguousarray(piece.counts)
         addresses = self._addresses(piece, skip, bases)
+        placed = {
+            column: self._placers[spec.name].place(piece, slabs, starts, skip, bases)
+            for column, spec in enumerate(self._fields)
+            if spec.ragged
+        }
         slab_of = slabs[edges[:-1]]
-        opened, failures = self._open(np.unique(slab_of).tolist())
+        held = (self._memory > 0).all(axis=1)  # nothing of these is read from a file
+        present = np.unique(slab_of)
+        opened, failures = self._open(present[~held[present]].tolist())
 
         shape = (len(slab_of), len(self._fields))
         tasks = np.zeros(shape, TASK)
-        tasks["offset"] = self._offsets[slab_of]
+        tasks["memory"] = self._memory[slab_of]
+        tasks["offset"] = np.where(tasks["memory"] > 0, 0, self._offsets[slab_of])
         tasks["ranges"] = np.diff(edges)[:, None]
         tasks["starts"] = starts.ctypes.data + 8 * edges[:-1, None]
         tasks["counts"] = counts.ctypes.data + 8 * edges[:-1, None]
@@ -164,6 +201,13 @@ class Scheduler:
         for column, spec in enumerate(self._fields):
             tasks["row_bytes"][:, column] = spec.row_bytes
             tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
+        nbytes = tasks["row_bytes"] * np.diff(row_edges)[:, None]
+        for column, found in placed.items():
+            tasks["row_bytes"][:, column] = 1
+            tasks["starts"][:, column] = found.starts.ctypes.data + 8 * edges[:-1]
+            tasks["places"][:, column] = found.addresses.ctypes.data + 8 * row_edges[:-1]
+            tasks["sizes"][:, column] = found.sizes.ctypes.data + 8 * row_edges[:-1]
+            nbytes[:, column] = np.diff(offsets_of(found.sizes)[row_edges])
 
         expected = self._expected(slabs, starts)
         for column, values in enumerate(expected):
@@ -174,8 +218,14 @@ class Scheduler:
             for slab, rows in zip(slab_of.tolist(), row_slices, strict=True)
             if slab in failures
         ]
-        readable = np.isin(slab_of, list(opened))[:, None]
-        fast = readable & (tasks["offset"] >= 0)
+        readable = np.isin(slab_of, list(opened)) | held[slab_of]
+        for found in placed.values():
+            for part, error in found.failed.items():
+                number = int(np.searchsorted(edges, part, side="right")) - 1
+                if readable[number]:
+                    failed.append((piece.places[row_slices[number]], error))
+                    readable[number] = False
+        fast = readable[:, None] & (tasks["offset"] >= 0)
         slow = deque(
             SlowRead(
                 self._fields[column].name,
@@ -185,16 +235,15 @@ class Scheduler:
                 addresses[column][row_slices[number]],
                 piece.places[row_slices[number]],
             )
-            for number, column in np.argwhere(readable & ~fast).tolist()
+            for number, column in np.argwhere(readable[:, None] & ~fast).tolist()
         )
         chosen = np.ascontiguousarray(tasks[fast])
         numbers = np.nonzero(fast)[0].tolist()
-        rows = np.diff(row_edges)[numbers]
         return PieceReads(
-            TaskBatch(chosen, (starts, counts, addresses, expected)),
+            TaskBatch(chosen, (starts, counts, addresses, expected, placed)),
             slow,
             list(opened),
-            int((chosen["row_bytes"] * rows).sum()),
+            int(nbytes[fast & (tasks["memory"] == 0)].sum()),
             failed,
             [piece.places[row_slices[number]] for number in numbers],
             [self._plan.data.slabs[int(slab_of[number])].path for number in numbers],
@@ -249,6 +298,9 @@ class Scheduler:
         rows = row.view(np.uint64)
         found = []
         for spec in self._fields:
+            if spec.ragged:
+                found.append(base)  # placed elsewhere
+                continue
             of_field = rows * np.uint64(spec.row_bytes)
             of_field += base
             of_field += np.uint64(self._field_offsets[spec.name])

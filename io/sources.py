@@ -1,12 +1,14 @@
 """What can be converted: arrays, HDF5, slab folders, scikit-learn's digits, and single records.
 
-Owns which kind of source a name means, and one class per kind of array, all with the same three
+Owns which kind of source a name means, and one class per kind of array, all with the same
 members (`Source`); images, tar files and tables are in records.py. Each streams rows in their
 original order, so memory stays bounded whatever the source. Never writes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,9 +17,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
-from hsgd.io.datamap import first_line, open_map
-from hsgd.io.layout import FieldSpec, is_slab_folder
-from hsgd.io.partition import permutation
+from hsgd.io.datamap import choose_fields, first_line, open_hdf5, open_map, supported_dtype
+from hsgd.io.layout import FieldSpec, import_h5py, is_slab_folder
+from hsgd.io.partition import IntArray, permutation
+from hsgd.io.ragged import Block, Ragged, ragged_of
 from hsgd.io.reader import RowReader
 from hsgd.io.records import (
     IMAGE_SUFFIXES,
@@ -25,12 +28,22 @@ from hsgd.io.records import (
     ImageFolderSource,
     ParquetSource,
     TarSource,
+    identity_of_files,
 )
 from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
-__all__ = ["ArraySource", "Hdf5Source", "NumpySource", "Source", "digits_splits", "open_source"]
+__all__ = [
+    "ArraySource",
+    "Hdf5Source",
+    "NumpySource",
+    "Source",
+    "VlenSource",
+    "digits_splits",
+    "lengths_of",
+    "open_source",
+]
 
 # Damaged archives, also inside a compressed member; encrypted ones; unknown compression methods.
 _UNREADABLE = (
@@ -43,6 +56,7 @@ _UNREADABLE = (
 )
 
 _KINDS = "biufc"
+_ROWS = 1024  # of ragged samples, whose size is not known yet
 
 
 class Source(Protocol):
@@ -56,8 +70,26 @@ class Source(Protocol):
     def num_samples(self) -> int:
         """Rows of every field."""
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
-        """All rows of a field in blocks of at most `rows`; a block is valid until the next."""
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """The rows of a field from `start` on, in blocks of at most `rows`, Ragged ones where it is
+        ragged; a block is valid until the next.
+        """
+
+    def identity(self) -> str:
+        """What changes when the source does: a digest of paths, sizes and times, or of contents."""
+
+
+def lengths_of(source: Source) -> dict[str, IntArray]:
+    """Elements of every sample of each ragged field; reads these fields once."""
+    found = {}
+    for spec in source.specs:
+        if spec.ragged:
+            parts = [np.empty(0, np.int64)]
+            for block in source.stream(spec, _ROWS):
+                assert isinstance(block, Ragged)
+                parts.append(block.lengths)
+            found[spec.name] = np.concatenate(parts)
+    return found
 
 
 class ArraySource:
@@ -68,29 +100,103 @@ class ArraySource:
         self.specs = tuple(FieldSpec(n, a.shape[1:], a.dtype) for n, a in arrays.items())
         self.num_samples = len(next(iter(arrays.values())))
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
         """Slices of the array."""
         array = self._arrays[spec.name]
-        for start in range(0, len(array), rows):
-            yield array[start : start + rows]
+        for row in range(start, len(array), rows):
+            yield array[row : row + rows]
+
+    def identity(self) -> str:
+        """A digest of all values."""
+        digest = hashlib.sha256()
+        for array in self._arrays.values():
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
 
 class Hdf5Source:
-    """An HDF5 file or a slab folder."""
+    """An HDF5 file of rectangular datasets, or a slab folder."""
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._data = open_map(path, fields)
         self.specs = self._data.fields
         self.num_samples = self._data.num_samples
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         """Ranges of rows, in the order of the file."""
         with RowReader(self._data) as reader:
-            for start in range(0, self.num_samples, rows):
-                count = min(rows, self.num_samples - start)
+            for row in range(start, self.num_samples, rows):
+                count = min(rows, self.num_samples - row)
+                if spec.ragged:
+                    yield reader.read_ragged(spec.name, row, count)
+                    continue
                 block = np.empty((count, *spec.shape), spec.dtype)
-                reader.read(spec.name, start, block)
+                reader.read(spec.name, row, block)
                 yield block
+
+    def identity(self) -> str:
+        """Of all files."""
+        return identity_of_files([Path(slab.path) for slab in self._data.slabs])
+
+
+class VlenSource:
+    """An HDF5 file with fields of variable length ("vlen"), read by h5py."""
+
+    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+        self._path = path
+        with open_hdf5(str(path)) as file:
+            chosen = choose_fields(file, path, fields)
+            self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
+            self.num_samples = int(file[chosen[0]].shape[0])
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Ranges of rows, in the order of the file."""
+        with open_hdf5(str(self._path)) as file:
+            dataset = file[spec.name]
+            for row in range(start, self.num_samples, rows):
+                try:
+                    block = dataset[row : row + rows]
+                except OSError as error:
+                    raise DataError(
+                        f"{self._path}: h5py cannot read rows [{row}, {row + rows}) of "
+                        f"{spec.name!r}: {first_line(error)}"
+                    ) from error
+                if spec.ragged:
+                    yield ragged_of(block, spec.shape, spec.dtype)
+                else:
+                    yield block.astype(spec.dtype, copy=False)
+
+    def identity(self) -> str:
+        """Of the file."""
+        return identity_of_files([self._path])
+
+
+def _vlen_spec(dataset: Any, path: Path, name: str) -> FieldSpec:
+    base = import_h5py().check_vlen_dtype(dataset.dtype)
+    if base is None:
+        return FieldSpec(name, dataset.shape[1:], supported_dtype(dataset, path, name))
+    dtype = np.dtype(base)
+    if dtype.kind not in _KINDS or len(dataset.shape) != 1:
+        raise DataError(
+            f"{path}: field {name!r} has shape {dataset.shape} of variable-length {base}; only one "
+            "axis, of numbers, can be converted; name other fields with --fields"
+        )
+    return FieldSpec(name, (), dtype.newbyteorder("="), ragged=True)
+
+
+def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
+    """Whether some field of an HDF5 file has numbers of variable length."""
+    h5py = import_h5py()
+
+    with open_hdf5(str(path)) as file:
+        found: list[bool] = []
+
+        def visit(name: str, item: Any) -> None:
+            if isinstance(item, h5py.Dataset) and (fields is None or name in fields):
+                found.append(h5py.check_vlen_dtype(item.dtype) is not None)
+
+        file.visititems(visit)
+    return any(found)
 
 
 class NumpySource:
@@ -117,17 +223,23 @@ class NumpySource:
         self.specs = tuple(specs)
         self.num_samples = counts[chosen[0]]
 
-    def stream(self, spec: FieldSpec, rows: int) -> Iterator[NDArray[Any]]:
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
         """Blocks read one after the other; also from inside a compressed .npz."""
         path = self._files[spec.name][0]
         dtype = self._stored[spec.name]
         with self._open(spec.name) as stream:
             _read_header(stream, f"{path}: {spec.name!r}")
-            for start in range(0, self.num_samples, rows):
-                count = min(rows, self.num_samples - start)
+            if start:
+                stream.seek(start * spec.row_bytes, os.SEEK_CUR)
+            for row in range(start, self.num_samples, rows):
+                count = min(rows, self.num_samples - row)
                 data = _read_exactly(stream, count * spec.row_bytes, f"{path}: {spec.name!r}")
                 block = np.frombuffer(data, dtype).reshape((count, *spec.shape))
                 yield block.astype(spec.dtype, copy=False)
+
+    def identity(self) -> str:
+        """Of all files."""
+        return identity_of_files([path for path, _ in self._files.values()])
 
     @contextmanager
     def _open(self, name: str) -> Iterator[IO[bytes]]:
@@ -171,7 +283,7 @@ def open_source(
         return NumpySource({"data": (path, None)}, fields)
     if path.suffix == ".npz":
         return NumpySource(_npz_members(path), fields)
-    return Hdf5Source(path, fields)
+    return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
 
 
 def _open_folder(path: Path, fields: Sequence[str] | None, image_size: int | None) -> Source:

@@ -9,12 +9,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from hsgd.io import native
 from hsgd.io.datamap import DataMap
 from hsgd.io.files import SlabFiles
+from hsgd.io.layout import OFFSETS, FieldSpec
+from hsgd.io.partition import IntArray
+from hsgd.io.reader import RowReader
 from hsgd.io.schedule import staging_bytes
+from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
@@ -58,7 +63,7 @@ def _check_slab(
     staging: native.Staging,
     advance: Callable[[int], object],
 ) -> list[str]:
-    slab, rows = data.slabs[number], data.checksum_rows
+    slab = data.slabs[number]
     try:
         descriptor, alignment = files.acquire(number)
     except DataError as error:
@@ -66,30 +71,91 @@ def _check_slab(
     lines = []
     try:
         for spec in data.fields:
-            extent = slab.extents[spec.name]
-            starts = np.arange(0, slab.count, rows)
-            counts = np.minimum(rows, slab.count - starts)
-            checksums = np.frombuffer(extent.checksums, np.uint32)
-            nowhere = np.zeros(rows, np.uint64)
-            tasks = np.zeros(len(starts), native.TASK)
-            tasks["offset"], tasks["row_bytes"], tasks["ranges"] = extent.offset, spec.row_bytes, 1
-            tasks["starts"] = starts.ctypes.data + 8 * np.arange(len(starts))
-            tasks["counts"] = counts.ctypes.data + 8 * np.arange(len(starts))
-            tasks["checksums"] = checksums.ctypes.data + 4 * np.arange(len(starts))
-            tasks["places"], tasks["alignment"] = nowhere.ctypes.data, alignment
-            tasks["file"] = descriptor
-            for low in range(0, len(tasks), _TASKS):
-                part = np.ascontiguousarray(tasks[low : low + _TASKS])
-                native.TaskBatch(part, (starts, counts, checksums, nowhere)).work(staging)
-                advance(int(counts[low : low + _TASKS].sum()) * spec.row_bytes)
-                for block in np.flatnonzero(part["status"]).tolist():
-                    first = extent.offset + int(starts[low + block]) * spec.row_bytes
-                    end = first + int(counts[low + block]) * spec.row_bytes
-                    what = _describe(int(part["status"][block]))
-                    lines.append(f"{slab.path}: bytes [{first}, {end}) of {spec.name!r}: {what}")
+            if slab.extents[spec.name].chunks is not None:
+                lines += _check_chunks(data, number, spec, advance)
+                continue
+            for name, table in _tables(data, files, number, spec):
+                for block, status in _check_table(table, descriptor, alignment, staging, advance):
+                    first = int(table.starts[block])
+                    end = first + int(table.sizes[block])
+                    lines.append(
+                        f"{slab.path}: bytes [{first}, {end}) of {name!r}: {_describe(status)}"
+                    )
+    except DataError as error:
+        lines.append(str(error))
     finally:
         files.release([number])
     return lines
+
+
+def _check_chunks(
+    data: DataMap, number: int, spec: FieldSpec, advance: Callable[[int], object]
+) -> list[str]:
+    lines = []
+    with RowReader(data) as reader:
+        for index in range(-(-data.slabs[number].count // data.checksum_rows)):
+            try:
+                rows = reader.read_chunk(number, spec.name, index, verify=True)
+                advance(rows.nbytes)
+            except DataError as error:
+                lines.append(str(error))
+    return lines
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The blocks of one dataset: first byte in the file, bytes, and checksum of each."""
+
+    starts: IntArray
+    sizes: IntArray
+    checksums: NDArray[np.uint32]
+
+
+def _tables(
+    data: DataMap, files: SlabFiles, number: int, spec: FieldSpec
+) -> Iterator[tuple[str, _Table]]:
+    """The datasets of a field in one slab. Raises DataError when offsets make no sense."""
+    slab, rows = data.slabs[number], data.checksum_rows
+    extent = slab.extents[spec.name]
+    first = np.arange(0, slab.count, rows)
+    stop = np.minimum(first + rows, slab.count)
+    if extent.offsets is not None:
+        offsets = extent.offsets
+        sums = np.frombuffer(offsets.checksums, np.uint32)
+        table = _Table(offsets.offset + 8 * first, 8 * (stop - first + 1), sums)
+        yield f"{spec.name}/{OFFSETS}", table
+        with RowReader(data) as reader:
+            ends = reader.read_offsets(number, spec.name, 0, slab.count)
+        first, stop = ends[first], ends[stop]
+    sums = np.frombuffer(extent.checksums, np.uint32)
+    starts = extent.offset + first * spec.row_bytes
+    yield spec.name, _Table(starts, (stop - first) * spec.row_bytes, sums)
+
+
+def _check_table(
+    table: _Table,
+    descriptor: int,
+    alignment: int,
+    staging: native.Staging,
+    advance: Callable[[int], object],
+) -> Iterator[tuple[int, int]]:
+    """Number and status of each damaged block."""
+    count = len(table.starts)
+    numbers = 8 * np.arange(count)
+    ones, nowhere = np.ones(1, np.int64), np.zeros(1, np.uint64)
+    tasks = np.zeros(count, native.TASK)
+    tasks["row_bytes"] = tasks["ranges"] = 1  # one row: the whole block
+    tasks["starts"] = table.starts.ctypes.data + numbers
+    tasks["counts"], tasks["places"] = ones.ctypes.data, nowhere.ctypes.data
+    tasks["sizes"] = table.sizes.ctypes.data + numbers
+    tasks["checksums"] = table.checksums.ctypes.data + numbers // 2
+    tasks["alignment"], tasks["file"] = alignment, descriptor
+    for low in range(0, count, _TASKS):
+        part = np.ascontiguousarray(tasks[low : low + _TASKS])
+        native.TaskBatch(part, (table, ones, nowhere)).work(staging)
+        advance(int(table.sizes[low : low + _TASKS].sum()))
+        for block in np.flatnonzero(part["status"]).tolist():
+            yield low + block, int(part["status"][block])
 
 
 def _describe(status: int) -> str:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from hsgd.io import PartitionedLoader, open_map
-from hsgd.io import layout as laying
+from hsgd.io import writer as writing
 from hsgd.io.verify import find_damage
 
 from hdf5_samples import arrays_of, collect, make_slabs, rewrite_attribute, write_hdf5
@@ -25,7 +25,7 @@ TINY = {"block_bytes": 200, "window_bytes": 900}
 def original(tmp_path_factory):
     """101 samples in 7 slabs, with a checksum for each 4 samples."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laying, "CHECKSUM_BYTES", 4 * (8 + 24 + 5 + 1))
+        patch.setattr(writing, "CHECKSUM_BYTES", 4 * (8 + 24 + 5 + 1))
         return make_slabs(tmp_path_factory.mktemp("checksums") / "data", 101, 7)
 
 

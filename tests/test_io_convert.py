@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import PartitionedLoader, convert_to_slabs, open_map, passes
 from hsgd.io import convert as conversion
-from hsgd.io.layout import ALIGNMENT_BYTES, SlabFolderWriter
+from hsgd.io.writer import ALIGNMENT_BYTES, SlabFolderWriter
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
@@ -96,7 +98,7 @@ def test_every_source_comes_out_with_every_sample_once(tmp_path, save, permute):
 
 
 def test_rows_larger_than_a_block_and_blocks_across_slabs_survive(tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 100)
     make_slabs(tmp_path / "out", 53, 11)
     assert_same_samples(read_all(tmp_path / "out"), arrays_of(53))
 
@@ -149,6 +151,24 @@ def test_stock_h5py_reads_the_index_and_the_slabs_from_anywhere(tmp_path, monkey
         )
         assert slab.attrs["sealed"] == 1
         assert slab.attrs["num_slabs"] == 7
+
+
+def test_h5dump_reads_the_slabs_and_the_index(tmp_path):
+    if shutil.which("h5dump") is None:
+        pytest.skip("h5dump is not installed")
+    make_slabs(tmp_path / "out", 23, 3)
+    found = read_all(tmp_path / "out")
+    for name, wanted in (("index.h5", found["number"]), ("slab-00001.h5", found["number"][7:15])):
+        words = ["h5dump", "-y", "-w", "0", "-d", "/number", str(tmp_path / "out" / name)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        line, *_ = re.findall(r"DATA \{\s*([^}]*?)\s*\}", done.stdout)  # attributes follow
+        assert [int(word) for word in line.split(",")] == wanted.tolist()
+        assert (
+            "sealed"
+            in subprocess.run(
+                ["h5dump", "-A", words[-1]], capture_output=True, text=True, timeout=60, check=True
+            ).stdout
+        )
 
 
 def test_every_dataset_is_contiguous_and_aligned_without_user_block(tmp_path):
@@ -221,7 +241,7 @@ def test_a_killed_conversion_leaves_no_target(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from hsgd.io import convert_to_slabs\n"
-        "from hsgd.io.layout import SlabFolderWriter\n"
+        "from hsgd.io.writer import SlabFolderWriter\n"
         "SlabFolderWriter.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "convert_to_slabs(sys.argv[1], sys.argv[2])\n"
     )

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from hsgd.io import PartitionedLoader, open_map
-from hsgd.io import layout as laying
+from hsgd.io import writer as writing
 
 from hdf5_samples import arrays_of, collect, make_slabs
 from hsgd.errors import DataError
@@ -22,7 +22,7 @@ TINY = {"block_bytes": 200, "window_bytes": 900}
 def original(tmp_path_factory):
     """100 samples in 5 slabs, with a checksum for each 4 samples."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laying, "CHECKSUM_BYTES", 4 * (8 + 24 + 5 + 1))
+        patch.setattr(writing, "CHECKSUM_BYTES", 4 * (8 + 24 + 5 + 1))
         folder = tmp_path_factory.mktemp("errors") / "data"
         return make_slabs(folder, 100, 5, permute=False)
 

@@ -6,14 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
-from hsgd.io.partition import EpochOrder, permutation, share_of
+from hsgd.io.partition import EpochOrder, part_in_turn, permutation, share_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 worlds = st.integers(1, 5)
 counts = st.integers(1, 211)
 batches = st.integers(1, 17)
-shuffles = st.sampled_from(["block", "none", "full"])
+shuffles = st.sampled_from(["block", "slabs", "none", "full"])
 
 
 def positions(share, num_samples):
@@ -100,7 +100,7 @@ def test_any_order_is_a_permutation_however_it_is_cut(
     assert around.tolist() == np.roll(whole, 1).tolist()
 
 
-@pytest.mark.parametrize("shuffle", ["block", "full"])
+@pytest.mark.parametrize("shuffle", ["block", "slabs", "full"])
 def test_the_order_is_a_function_of_seed_and_epoch(shuffle):
     def order(seed, epoch):
         made = EpochOrder(
@@ -184,3 +184,55 @@ def test_impossible_arguments_are_refused(arguments, error):
 def test_impossible_orders_are_refused(options):
     with pytest.raises(ValueError, match="use"):
         EpochOrder([10], **options)
+
+
+def test_with_slabs_a_part_of_the_stream_holds_the_same_slabs_in_every_epoch():
+    def slabs_and_order(epoch):
+        order = EpochOrder(
+            [40] * 16, shuffle="slabs", seed=3, epoch=epoch, block_samples=5, window_samples=20
+        )
+        halves = order.indices(0, 320), order.indices(320, 320)
+        for half, start in zip(halves, (0, 320), strict=True):
+            assert set((half // 40).tolist()) == set(order.slabs(start, 320).tolist())
+        return [set((half // 40).tolist()) for half in halves], halves[0].tolist()
+
+    first, second = slabs_and_order(0), slabs_and_order(1)
+    assert first[0] == second[0]
+    assert [len(slabs) for slabs in first[0]] == [8, 8]
+    assert first[1] != second[1]
+
+
+@given(
+    slabs=st.lists(st.integers(0, 23), min_size=1, max_size=9),
+    shuffle=shuffles,
+    start=st.integers(0, 200),
+    count=st.integers(0, 200),
+    block_samples=st.integers(1, 12),
+    window_samples=st.integers(1, 60),
+)
+def test_the_slabs_of_a_range_are_all_that_its_samples_come_from(
+    slabs, shuffle, start, count, block_samples, window_samples
+):
+    total = sum(slabs)
+    if total == 0:
+        return
+    start, count = start % total, min(count, total)
+    order = EpochOrder(
+        slabs, shuffle=shuffle, block_samples=block_samples, window_samples=window_samples
+    )
+    rows = order.indices(start, count)
+    needed = np.searchsorted(np.cumsum(slabs), rows, side="right")
+    assert set(needed.tolist()) <= set(order.slabs(start, count).tolist())
+
+
+@given(nodes=st.integers(1, 4), local_size=st.integers(1, 4))
+def test_parts_go_round_inside_the_node_first_and_come_to_every_rank(nodes, local_size):
+    size = nodes * local_size
+    turns = [
+        [part_in_turn(r, epoch, size, local_size) for r in range(size)] for epoch in range(size)
+    ]
+    assert all(sorted(turn) == list(range(size)) for turn in turns)
+    assert all(sorted(of_rank) == list(range(size)) for of_rank in zip(*turns, strict=True))
+    for turn in turns[:local_size]:
+        assert [part // local_size for part in turn] == [r // local_size for r in range(size)]
+    assert sorted(part_in_turn(r, 7, 5, 2) for r in range(5)) == list(range(5))

@@ -67,7 +67,7 @@ def test_every_sample_comes_once_over_jobs_of_any_number_of_ranks(folder, jobs, 
         for loader in loaders(folder, world_size, batch_size, state, pad=pad):
             assert len(loader) <= 101
             iteration, part = consume(loader, steps)
-            share, _ = loader._resumed_share()
+            share, _ = loader._resumed_share(loader._rank)
             seen += part[: share.count - share.padding]
             states.append(loader.state_dict())
             iteration.close()

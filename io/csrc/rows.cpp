@@ -18,25 +18,51 @@ constexpr int64_t kCallBytes = 8 << 20;  // one preadv
 // second copy out of the cache (measured on EPYC 9004: break-even between 1 and 2 KB).
 constexpr int64_t kVectorBytes = 2048;
 
-// One range.
+// One range. Its first byte is at `offset` of the file.
 struct Request {
   int file;
   int64_t offset;
   int64_t row_bytes;
+  const int64_t* sizes;  // or NULL
   int64_t rows;
   const uint64_t* places;
   hsgd_io_task* outcome;
+
+  int64_t size(int64_t row) const { return sizes == nullptr ? row_bytes : sizes[row]; }
+
+  int64_t bytes() const {
+    if (sizes == nullptr) return rows * row_bytes;
+    int64_t sum = 0;
+    for (int64_t row = 0; row < rows; ++row) sum += sizes[row];
+    return sum;
+  }
+};
+
+// Rows that are adjacent in memory, or all unwanted.
+struct Run {
+  int64_t rows;
+  int64_t bytes;
 };
 
 char* address(uint64_t place) { return reinterpret_cast<char*>(static_cast<uintptr_t>(place)); }
 
-// Length of the run of rows from `row` on that are adjacent in memory, or all unwanted.
-int64_t run_of(const Request& request, int64_t row) {
+Run run_of(const Request& request, int64_t row) {
   const uint64_t* places = request.places;
-  const uint64_t step = places[row] == 0 ? 0 : static_cast<uint64_t>(request.row_bytes);
+  const bool wanted = places[row] != 0;
   int64_t end = row + 1;
-  while (end < request.rows && places[end] == places[end - 1] + step) ++end;
-  return end - row;
+  if (request.sizes == nullptr) {
+    const uint64_t step = wanted ? static_cast<uint64_t>(request.row_bytes) : 0;
+    while (end < request.rows && places[end] == places[end - 1] + step) ++end;
+    return {end - row, (end - row) * request.row_bytes};
+  }
+  int64_t bytes = request.sizes[row];
+  while (end < request.rows) {
+    const auto step = static_cast<uint64_t>(wanted ? bytes : 0);
+    if (places[end] != places[row] + step) break;
+    bytes += request.sizes[end];
+    ++end;
+  }
+  return {end - row, bytes};
 }
 
 // preadv until everything arrived; advances `vectors`.
@@ -66,21 +92,22 @@ int read_all(const Request& request, iovec* vectors, int count, int64_t offset) 
 int read_into_rows(const Request& request) {
   iovec vectors[kVectors];
   int64_t row = 0;
+  int64_t position = request.offset;
   while (row < request.rows) {
-    int64_t offset = request.offset + row * request.row_bytes;
+    int64_t offset = position;
     int count = 0;
     int64_t bytes = 0;
     while (row < request.rows && count < kVectors && bytes < kCallBytes) {
-      const int64_t run = run_of(request, row);
-      const int64_t length = run * request.row_bytes;
+      const Run run = run_of(request, row);
       if (request.places[row] == 0) {
         if (count > 0) break;
-        offset += length;
-      } else {
-        vectors[count++] = {address(request.places[row]), static_cast<size_t>(length)};
-        bytes += length;
+        offset += run.bytes;
+      } else if (run.bytes > 0) {
+        vectors[count++] = {address(request.places[row]), static_cast<size_t>(run.bytes)};
+        bytes += run.bytes;
       }
-      row += run;
+      row += run.rows;
+      position += run.bytes;
     }
     const int status = read_all(request, vectors, count, offset);
     if (status != 0) return status;
@@ -88,19 +115,37 @@ int read_into_rows(const Request& request) {
   return 0;
 }
 
-// Copies bytes [begin, begin + count) of the rows, which lie at `from`, to their places.
-void place_bytes(const Request& request, const char* from, int64_t begin, int64_t count) {
-  int64_t row = begin / request.row_bytes;
-  int64_t skip = begin % request.row_bytes;
+// A place in the bytes of a range.
+struct Cursor {
+  int64_t row = 0;
+  int64_t skip = 0;
+};
+
+// Copies the next `count` bytes of the rows, which lie at `from`, to their places.
+void place_bytes(const Request& request, const char* from, int64_t count, Cursor* cursor) {
   while (count > 0) {
-    const int64_t length = std::min(count, request.row_bytes - skip);
+    const int64_t row = cursor->row;
+    const int64_t left = request.size(row) - cursor->skip;
+    const int64_t length = std::min(count, left);
     if (request.places[row] != 0) {
-      std::memcpy(address(request.places[row]) + skip, from, static_cast<size_t>(length));
+      std::memcpy(address(request.places[row]) + cursor->skip, from, static_cast<size_t>(length));
     }
     from += length;
     count -= length;
-    skip = 0;
-    ++row;
+    cursor->skip += length;
+    if (length == left) *cursor = {row + 1, 0};
+  }
+}
+
+// The rows of a range, which lie at `from`; adjacent ones in one copy.
+void move_rows(const Request& request, const char* from) {
+  for (int64_t row = 0; row < request.rows;) {
+    const Run run = run_of(request, row);
+    if (request.places[row] != 0) {
+      std::memcpy(address(request.places[row]), from, static_cast<size_t>(run.bytes));
+    }
+    from += run.bytes;
+    row += run.rows;
   }
 }
 
@@ -111,8 +156,9 @@ struct Staging {
 
 int read_through_staging(const Request& request, const Staging& staging, int64_t alignment) {
   const int64_t mask = ~(alignment - 1);
-  const int64_t end = request.offset + request.rows * request.row_bytes;
+  const int64_t end = request.offset + request.bytes();
   int64_t from = request.offset;
+  Cursor cursor;
   while (from < end) {
     const int64_t start = from & mask;
     const int64_t need = ((end + alignment - 1) & mask) - start;
@@ -124,7 +170,7 @@ int read_through_staging(const Request& request, const Staging& staging, int64_t
     const int64_t fresh = std::min<int64_t>(start + got, end) - from;
     if (fresh <= 0) return HSGD_IO_END;
     ++request.outcome->calls;
-    place_bytes(request, staging.memory + (from - start), from - request.offset, fresh);
+    place_bytes(request, staging.memory + (from - start), fresh, &cursor);
     from += fresh;
   }
   return 0;
@@ -134,7 +180,7 @@ int read_through_staging(const Request& request, const Staging& staging, int64_t
 int read_checked(const Request& request, const Staging& staging, int64_t alignment,
                  uint32_t checksum) {
   const int64_t mask = ~(alignment - 1);
-  const int64_t bytes = request.rows * request.row_bytes;
+  const int64_t bytes = request.bytes();
   const int64_t start = request.offset & mask;
   const int64_t end = request.offset + bytes;
   const int64_t limit = (end + alignment - 1) & mask;
@@ -153,29 +199,42 @@ int read_checked(const Request& request, const Staging& staging, int64_t alignme
   request.outcome->position = request.offset;
   const char* first = staging.memory + (request.offset - start);
   if (hsgd_io_crc32c(0, first, bytes) != checksum) return HSGD_IO_MISMATCH;
-  hsgd_io_move_rows(first, request.row_bytes, request.rows, request.places);
+  move_rows(request, first);
   return 0;
 }
 
 int read_range(const Request& request, const Staging& staging, int64_t alignment) {
   if (alignment <= 1) {
     int64_t runs = 0;
-    for (int64_t row = 0; row < request.rows; row += run_of(request, row)) ++runs;
-    if (request.row_bytes * request.rows >= runs * kVectorBytes) return read_into_rows(request);
+    int64_t bytes = 0;
+    for (int64_t row = 0; row < request.rows; ++runs) {
+      const Run run = run_of(request, row);
+      row += run.rows;
+      bytes += run.bytes;
+    }
+    if (bytes >= runs * kVectorBytes) return read_into_rows(request);
   }
   return read_through_staging(request, staging, alignment);
 }
 
 int do_task(hsgd_io_task* task, const Staging& staging) {
   const uint64_t* places = task->places;
+  const int64_t* sizes = task->sizes;
   for (int64_t i = 0; i < task->ranges; ++i) {
+    const int64_t count = task->counts[i];
     const int64_t offset = task->offset + task->starts[i] * task->row_bytes;
-    const Request request{task->file, offset, task->row_bytes, task->counts[i], places, task};
-    const int status = task->checksums == nullptr
-                           ? read_range(request, staging, task->alignment)
-                           : read_checked(request, staging, task->alignment, task->checksums[i]);
+    const Request request{task->file, offset, task->row_bytes, sizes, count, places, task};
+    int status = 0;
+    if (task->memory != nullptr) {
+      move_rows(request, static_cast<const char*>(task->memory) + offset);
+    } else if (task->checksums != nullptr) {
+      status = read_checked(request, staging, task->alignment, task->checksums[i]);
+    } else {
+      status = read_range(request, staging, task->alignment);
+    }
     if (status != 0) return status;
-    places += task->counts[i];
+    places += count;
+    if (sizes != nullptr) sizes += count;
   }
   return 0;
 }
@@ -196,17 +255,8 @@ extern "C" int hsgd_io_work(hsgd_io_batch* batch, void* staging, int64_t staging
   }
 }
 
-extern "C" void hsgd_io_move_rows(const void* from, int64_t row_bytes, int64_t rows,
-                                  const uint64_t* places) {
-  const Request request{-1, 0, row_bytes, rows, places, nullptr};
-  const char* bytes = static_cast<const char*>(from);
-  for (int64_t row = 0; row < rows;) {  // adjacent rows in one copy
-    const int64_t run = run_of(request, row);
-    const int64_t length = run * row_bytes;
-    if (places[row] != 0) {
-      std::memcpy(address(places[row]), bytes, static_cast<size_t>(length));
-    }
-    bytes += length;
-    row += run;
-  }
+extern "C" void hsgd_io_move_rows(const void* from, int64_t row_bytes, const int64_t* sizes,
+                                  int64_t rows, const uint64_t* places) {
+  move_rows(Request{-1, 0, row_bytes, sizes, rows, places, nullptr},
+            static_cast<const char*>(from));
 }

@@ -22,6 +22,11 @@ extern "C" {
 // `offset` of the file; range i are its rows [starts[i], starts[i] + counts[i]). Their rows, one
 // range after the other, go to the addresses `places`, or nowhere where that is 0. Places do not
 // overlap. With checksums, range i is delivered only if checksums[i] is its CRC-32C.
+//
+// With sizes the rows differ: the k-th of all has sizes[k] bytes, and range i is the counts[i] rows
+// that begin, one after the other, starts[i] * row_bytes bytes behind `offset`.
+// With memory the table is not in the file but there, `offset` bytes behind that address; it was
+// checked when it came there.
 struct hsgd_io_task {
   int64_t offset;
   int64_t row_bytes;
@@ -29,6 +34,8 @@ struct hsgd_io_task {
   const int64_t* starts;
   const int64_t* counts;
   const uint64_t* places;
+  const int64_t* sizes;       // or NULL
+  const void* memory;         // or NULL
   const uint32_t* checksums;  // or NULL
   int64_t alignment;          // 1, or what O_DIRECT asks of offset, length and memory; a power of 2
   int32_t file;
@@ -55,8 +62,9 @@ struct hsgd_io_batch {
 HSGD_IO_API int hsgd_io_work(struct hsgd_io_batch* batch, void* staging, int64_t staging_bytes);
 
 // Row i of `rows` rows that lie at `from`, one after the other, to address places[i], or nowhere.
-HSGD_IO_API void hsgd_io_move_rows(const void* from, int64_t row_bytes, int64_t rows,
-                                   const uint64_t* places);
+// sizes: bytes of each row, or NULL when all have row_bytes.
+HSGD_IO_API void hsgd_io_move_rows(const void* from, int64_t row_bytes, const int64_t* sizes,
+                                   int64_t rows, const uint64_t* places);
 
 // CRC-32C (Castagnoli; RFC 3720, B.4) of `count` bytes, going on from `crc`; begin with 0.
 HSGD_IO_API uint32_t hsgd_io_crc32c(uint32_t crc, const void* bytes, int64_t count);

@@ -1,0 +1,229 @@
+"""Chunks of HDF5 datasets without HDF5: where they lie, and how to apply and undo their filters.
+
+Owns which pipelines of filters are known, and the codecs: gzip is Python's own, Blosc and Zstandard
+those of numcodecs, which, like gzip's, give the GIL away. HDF5 itself decompresses under one lock.
+Never opens a file.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hsgd.io.layout import import_h5py
+from numpy.typing import NDArray
+
+from hsgd.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = [
+    "COMPRESSIONS",
+    "Chunks",
+    "Compression",
+    "Undecodable",
+    "check_compression",
+    "chunks_of",
+    "decode",
+]
+
+COMPRESSIONS = ("gzip", "lz4", "zstd")  # what a conversion can write
+_DEFLATE, _SHUFFLE, _BLOSC, _ZSTD = 1, 2, 32001, 32015  # as registered with the HDF Group
+_NAMES = {_DEFLATE: "gzip", _SHUFFLE: "shuffle", _BLOSC: "blosc", _ZSTD: "zstd"}
+
+
+_GZIP_LEVEL = 4
+_BLOSC_LEVEL = 5
+
+
+class Undecodable(ValueError):
+    """A chunk is not what its filters make."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Where the chunks of a dataset lie, each `rows` whole rows.
+
+    offsets, sizes: int64, in bytes, of each chunk as it is stored. masks: unsigned 32-bit, bit n is
+    set where the n-th filter was left out. filters: their numbers, in the order in which they were
+    applied. nbytes: of a chunk without them. item_bytes: what the shuffle filter shuffles.
+    """
+
+    rows: int
+    offsets: bytes
+    sizes: bytes
+    masks: bytes
+    filters: tuple[int, ...]
+    nbytes: int
+    item_bytes: int
+
+    @property
+    def names(self) -> str:
+        """The filters in words."""
+        return " + ".join(_NAMES[number] for number in self.filters) or "no filter"
+
+    def applied(self, chunk: int) -> list[int]:
+        """The filters of one chunk."""
+        mask = int(np.frombuffer(self.masks, np.uint32)[chunk])
+        return [number for bit, number in enumerate(self.filters) if not mask >> bit & 1]
+
+    def place(self, chunk: int) -> tuple[int, int]:
+        """Byte and length of a chunk in the file."""
+        return (
+            int(np.frombuffer(self.offsets, np.int64)[chunk]),
+            int(np.frombuffer(self.sizes, np.int64)[chunk]),
+        )
+
+
+def chunks_of(dataset: h5py.Dataset) -> Chunks | str:
+    """Where the chunks of an open dataset lie, or why they cannot be read around HDF5."""
+    h5py = import_h5py()
+
+    create = dataset.id.get_create_plist()
+    if dataset.chunks[1:] != dataset.shape[1:]:
+        return f"chunks of {dataset.chunks} do not hold whole rows"
+    filters = tuple(create.get_filter(n)[0] for n in range(create.get_nfilters()))
+    if not set(filters) <= _NAMES.keys() or filters.count(_SHUFFLE) > 1:
+        known = ", ".join(_NAMES.values())
+        return f"filters {filters}, only these are known: {known}"
+    if set(filters) & {_BLOSC, _ZSTD}:
+        try:
+            _numcodecs()
+        except MissingExtra as error:
+            return str(error)
+    if not hasattr(h5py.h5d.DatasetID, "chunk_iter"):
+        return "this h5py cannot list chunks"
+    rows, count = dataset.chunks[0], -(-dataset.shape[0] // dataset.chunks[0])
+    offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    masks = np.zeros(count, np.uint32)
+
+    def note(info: Any) -> None:
+        chunk = info.chunk_offset[0] // rows
+        offsets[chunk], sizes[chunk] = info.byte_offset, info.size
+        masks[chunk] = info.filter_mask
+
+    dataset.id.chunk_iter(note)
+    if offsets.min(initial=0) < 0:
+        return "chunks are missing"
+    nbytes = int(np.prod(dataset.chunks, dtype=np.int64)) * dataset.dtype.itemsize
+    return Chunks(
+        rows,
+        offsets.tobytes(),
+        sizes.tobytes(),
+        masks.tobytes(),
+        filters,
+        nbytes,
+        dataset.dtype.itemsize,
+    )
+
+
+def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The bytes of a chunk as they were before the filters. Raises Undecodable."""
+    data = stored
+    for number in reversed(chunks.applied(chunk)):
+        try:
+            data = _UNDO[number](data, chunks)
+        except (RuntimeError, ValueError, zlib.error) as error:
+            raise Undecodable(str(error)) from None
+    if data.nbytes != chunks.nbytes:
+        raise Undecodable(f"{data.nbytes} bytes, {chunks.nbytes} are needed")
+    return data
+
+
+def _inflate(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    # A damaged chunk must not fill the memory.
+    inflater = zlib.decompressobj()
+    return np.frombuffer(inflater.decompress(data.data, chunks.nbytes + 1), np.uint8)
+
+
+def _unshuffle(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    items = len(data) // chunks.item_bytes
+    whole = items * chunks.item_bytes
+    planes = data[:whole].reshape(chunks.item_bytes, items)
+    return np.concatenate([planes.T.reshape(-1), data[whole:]])
+
+
+def _unblosc(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    # Blosc's header of 16 bytes says how long the data is, and how long with its header.
+    sizes = data[:16].copy().view("<u4")
+    if len(sizes) < 4 or (sizes[1], sizes[3]) != (chunks.nbytes, len(data)):
+        raise Undecodable("its header is damaged")
+    out = np.empty(chunks.nbytes, np.uint8)
+    _numcodecs().blosc.decompress(data, out)
+    return out
+
+
+def _unzstd(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    out = np.empty(chunks.nbytes, np.uint8)
+    _numcodecs().zstd.decompress(data, out)
+    return out
+
+
+_UNDO: dict[int, Callable[[NDArray[np.uint8], Chunks], NDArray[np.uint8]]] = {
+    _DEFLATE: _inflate,
+    _SHUFFLE: _unshuffle,
+    _BLOSC: _unblosc,
+    _ZSTD: _unzstd,
+}
+
+
+def check_compression(name: str) -> None:
+    """Raise ValueError for an unknown compression, MissingExtra for one that is not installed."""
+    if name not in COMPRESSIONS:
+        raise ValueError(f"compress={name!r}; use one of {', '.join(map(repr, COMPRESSIONS))}")
+    if name != "gzip":
+        _numcodecs()
+        _hdf5plugin()
+
+
+class Compression:
+    """How a conversion compresses chunks of items of `item_bytes`: gzip, or Blosc with shuffled
+    bytes around lz4 or zstd.
+    """
+
+    def __init__(self, name: str, item_bytes: int) -> None:
+        self._name, self._item_bytes = name, item_bytes
+
+    def set_filters(self, create: h5py.h5p.PropDCID) -> None:
+        """Add the filter to the properties of a dataset to be."""
+        if self._name == "gzip":
+            create.set_deflate(_GZIP_LEVEL)
+            return
+        hdf5plugin = _hdf5plugin()
+        options = hdf5plugin.Blosc(self._name, _BLOSC_LEVEL, hdf5plugin.Blosc.SHUFFLE)
+        create.set_filter(_BLOSC, 0, tuple(options.filter_options))
+
+    def encode(self, rows: NDArray[Any]) -> bytes:
+        """The bytes of a chunk as the filter makes them."""
+        data = rows.reshape(-1).view(np.uint8)
+        if self._name == "gzip":
+            return zlib.compress(data.data, _GZIP_LEVEL)
+        blosc = _numcodecs().blosc
+        items = data.view(f"u{self._item_bytes}")  # Blosc shuffles the bytes of items
+        return bytes(blosc.compress(items, self._name.encode(), _BLOSC_LEVEL, blosc.SHUFFLE))
+
+
+def _hdf5plugin() -> Any:
+    try:
+        import hdf5plugin
+    except ImportError as error:
+        raise MissingExtra(
+            f"writing Blosc needs hdf5plugin ({error}); pip install 'hsgd[compress]'"
+        ) from None
+    return hdf5plugin
+
+
+def _numcodecs() -> Any:
+    try:
+        import numcodecs
+        import numcodecs.blosc
+        import numcodecs.zstd
+    except ImportError as error:
+        raise MissingExtra(
+            f"Blosc and Zstandard need numcodecs ({error}); pip install 'hsgd[compress]'"
+        ) from None
+    return numcodecs

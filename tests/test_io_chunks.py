@@ -1,0 +1,192 @@
+"""Chunked and compressed datasets: read around HDF5, written by a conversion, never wrong."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from hsgd.io import PartitionedLoader, RowReader, convert_to_slabs, open_map, writer
+from hsgd.io.chunks import COMPRESSIONS
+from hsgd.io.verify import find_damage
+
+from hdf5_samples import arrays_of, collect, write_hdf5
+from hsgd import cli
+from hsgd.errors import DataError, MissingExtra
+
+hdf5plugin = pytest.importorskip("hdf5plugin")
+torch = pytest.importorskip("torch")
+
+TINY = {"block_bytes": 200, "window_bytes": 900}
+
+
+def zeros_and_numbers(count):
+    """Arrays that compress, with all kinds of types."""
+    return {**arrays_of(count), "wide": np.arange(count * 4.0).reshape(count, 4) // 9}
+
+
+FILTERS = {
+    "none": ({}, "no filter"),
+    "gzip": ({"compression": "gzip"}, "gzip"),
+    "shuffle": ({"compression": "gzip", "shuffle": True}, "shuffle + gzip"),
+    "blosc": (hdf5plugin.Blosc("lz4", 5, hdf5plugin.Blosc.SHUFFLE), "blosc"),
+    "zstd": (hdf5plugin.Zstd(), "zstd"),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("shuffle", ["none", "block", "full"])
+def test_chunked_files_are_read_in_place_around_hdf5(tmp_path, name, byteorder, shuffle):
+    options, words = FILTERS[name]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for field, array in zeros_and_numbers(101).items():
+            stored = array.astype(array.dtype.newbyteorder(byteorder))
+            file.create_dataset(field, data=stored, chunks=(7, *array.shape[1:]), **options)
+    assert set(open_map(tmp_path / "a.h5").read_by().values()) == {f"preadv + {words}"}
+    seen = []
+    for rank in range(2):
+        loader = PartitionedLoader(tmp_path / "a.h5", 8, rank, 2, shuffle, pad=False, **TINY)
+        found = collect(loader)
+        for field, values in found.items():
+            expected = zeros_and_numbers(101)[field][found["number"]]
+            np.testing.assert_array_equal(values, expected)
+        seen += found["number"].tolist()
+        assert loader.stats()["h5py_calls"] == 0
+    assert sorted(seen) == list(range(101))
+
+
+def test_blocks_are_whole_chunks_and_each_is_read_once(tmp_path):
+    write_hdf5(tmp_path / "a.h5", {"x": np.arange(84.0)}, chunks=(7,), compression="gzip")
+    loader = PartitionedLoader(tmp_path / "a.h5", 5, shuffle="block", block_bytes=10, threads=1)
+    assert sorted(collect(loader)["x"].tolist()) == list(range(84))
+    assert loader.stats()["preadv_calls"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"chunks": (4, 3)}, "do not hold whole rows"),
+        ({"chunks": (4, 6), "compression": "lzf"}, "filters (32000,), only these are known"),
+        ({"chunks": (4, 6), "compression": "gzip", "fletcher32": True}, "only these are known"),
+    ],
+)
+def test_other_chunks_are_read_by_h5py_with_the_reason(tmp_path, options, reason):
+    array = np.arange(60).reshape(10, 6)
+    data = open_map(write_hdf5(tmp_path / "a.h5", {"x": array}, **options))
+    assert reason in data.refusals()["x"]
+    out = np.empty((10, 6), np.int64)
+    with RowReader(data) as reader:
+        reader.read("x", 0, out)
+    np.testing.assert_array_equal(out, array)
+
+
+def test_chunks_that_were_never_written_are_read_by_h5py(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        dataset = file.create_dataset("x", (20,), "i4", chunks=(5,), fillvalue=7)
+        dataset[5:10] = 1
+    assert "missing" in open_map(tmp_path / "a.h5").refusals()["x"]
+    found = collect(PartitionedLoader(tmp_path / "a.h5", 20, shuffle="none"))["x"].tolist()
+    assert found == [7] * 5 + [1] * 5 + [7] * 10
+
+
+@pytest.fixture(scope="module", params=COMPRESSIONS)
+def original(request, tmp_path_factory):
+    """101 samples in 7 compressed slabs, chunks of 5."""
+    folder = tmp_path_factory.mktemp("chunks")
+    np.savez(folder / "a.npz", **zeros_and_numbers(101))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "CHECKSUM_BYTES", 5 * (8 + 24 + 5 + 1 + 32))
+        convert_to_slabs(folder / "a.npz", folder / "data", num_slabs=7, compress=request.param)
+    return folder / "data"
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "data")
+
+
+@pytest.mark.parametrize("shuffle", ["none", "block"])
+@pytest.mark.parametrize("verify", [False, True])
+def test_compressed_slabs_give_every_sample_once(original, shuffle, verify):
+    seen = []
+    for rank in range(3):
+        loader = PartitionedLoader(original, 8, rank, 3, shuffle, pad=False, verify=verify, **TINY)
+        found = collect(loader)
+        for field, values in found.items():
+            expected = zeros_and_numbers(101)[field][found["number"]]
+            np.testing.assert_array_equal(values, expected)
+        seen += found["number"].tolist()
+    assert sorted(seen) == list(range(101))
+
+
+def test_stock_h5py_with_the_plugin_reads_slabs_and_index(original):
+    with h5py.File(original / "index.h5") as file:
+        numbers = file["number"][:]
+        np.testing.assert_array_equal(file["wide"][:], zeros_and_numbers(101)["wide"][numbers])
+    assert sorted(numbers.tolist()) == list(range(101))
+    with h5py.File(original / "slab-00002.h5") as file:
+        assert file["wide"].chunks == (5, 4)
+        assert len(file["wide"].attrs["crc32c"]) == 3
+
+
+def test_compressed_slabs_are_those_of_plain_ones_otherwise(original, tmp_path):
+    convert_to_slabs(original, tmp_path / "plain", num_slabs=7, permute=False)
+    found = collect(PartitionedLoader(tmp_path / "plain", 101, shuffle="none"))
+    expected = collect(PartitionedLoader(original, 101, shuffle="none"))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_damage_in_a_chunk_is_found_and_never_delivered(folder):
+    data = open_map(folder)
+    assert list(find_damage(data)) == []
+    position, nbytes = data.slabs[2].extents["wide"].chunks.place(1)
+    path = folder / "slab-00002.h5"
+    for place in range(0, nbytes, 7):
+        content = bytearray(path.read_bytes())
+        content[position + place] ^= 8
+        damaged = folder / "damaged.h5"
+        damaged.write_bytes(content)
+        damaged.replace(path)
+        (line,) = list(find_damage(open_map(folder)))
+        assert "the ch" in line and f"at byte {position} of 'wide'" in line
+        loader = PartitionedLoader(folder, 1, shuffle="none", verify=True, on_error="skip")
+        assert len(list(loader)) == 96
+        content[position + place] ^= 8
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"slab-00002\.h5"):
+        list(PartitionedLoader(_spoilt(folder, position), 4, verify=True))
+
+
+def _spoilt(folder, position):
+    with open(folder / "slab-00002.h5", "r+b") as file:
+        file.seek(position)
+        file.write(b"\xff" * 8)
+    return folder
+
+
+def test_the_command_compresses_and_says_so(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros((5000, 30)))
+    words = ["data", "convert", str(tmp_path / "x.npy"), str(tmp_path / "out")]
+    assert cli.main([*words, "--compress", "zstd", "--quiet"]) == 0
+    assert cli.main(["data", "info", str(tmp_path / "out")]) == 0
+    assert "preadv + blosc, around HDF5" in capsys.readouterr().out
+    size = sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
+    assert size < 5000 * 30 * 8
+    assert cli.main(["data", "verify", str(tmp_path / "out"), "--quiet"]) == 0
+
+
+def test_a_compression_that_is_not_there_is_named(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", np.zeros(10))
+    with pytest.raises(ValueError, match="compress='rar'; use one of 'gzip', 'lz4', 'zstd'"):
+        convert_to_slabs(tmp_path / "x.npy", tmp_path / "out", compress="rar")
+    monkeypatch.setitem(sys.modules, "hdf5plugin", None)
+    with pytest.raises(MissingExtra, match=r"hdf5plugin .*pip install 'hsgd\[compress\]'"):
+        convert_to_slabs(tmp_path / "x.npy", tmp_path / "out", compress="zstd")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
+    monkeypatch.setitem(sys.modules, "numcodecs", None)
+    path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(9)}, **hdf5plugin.Zstd())
+    assert "need numcodecs" in open_map(path).refusals()["x"]
