@@ -20,7 +20,7 @@ from torch import Tensor
 from hsgd.optim.topology import Topology
 from hsgd.optim.triggers import Trigger
 
-__all__ = ["SHARDS", "Case", "Outcome", "Way", "simulate"]
+__all__ = ["SHARDS", "Case", "Outcome", "Way", "digits", "shards", "simulate"]
 
 PIXELS, HIDDEN, CLASSES = 64, 64, 10
 SIZES = (PIXELS * HIDDEN, HIDDEN, HIDDEN * CLASSES, CLASSES)
@@ -166,7 +166,7 @@ class _Crowd:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        images, labels, tests, answers = _digits()
+        images, labels, tests, answers = digits()
         self._images, self._labels, self._tests, self._answers = images, labels, tests, answers
         rows = len(case.seeds) * case.ranks
         self._order = torch.empty(case.steps, rows, case.batch, dtype=torch.int64)
@@ -182,7 +182,9 @@ class _Crowd:
                 ]
             )
             starts += [torch.tensor(first, dtype=torch.float32)] * case.ranks
-            for rank, shard in enumerate(_shards(case, draw, labels.numpy())):
+            for rank, shard in enumerate(
+                shards(case.shards, case.ranks, draw, labels.numpy(), case.batch)
+            ):
                 turns = math.ceil(case.steps * case.batch / len(shard))
                 drawn = np.concatenate([draw.permutation(shard) for _ in range(turns)])
                 drawn = drawn[: case.steps * case.batch].reshape(case.steps, case.batch)
@@ -250,7 +252,8 @@ def _layers(weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and labels for training, and for the test."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -260,23 +263,28 @@ def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:]
 
 
-def _shards(case: Case, draw: np.random.Generator, labels: np.ndarray) -> list[np.ndarray]:
-    """The images of each rank."""
-    if case.shards == "same":
-        return [np.sort(part) for part in np.array_split(draw.permutation(TRAIN), case.ranks)]
+def shards(
+    kind: str, ranks: int, draw: np.random.Generator, labels: np.ndarray, least: int = 16
+) -> list[np.ndarray]:
+    """The images of each rank, by number; nobody has less than `least`."""
+    if kind == "same":
+        return [np.sort(part) for part in np.array_split(draw.permutation(TRAIN), ranks)]
     by_class = [draw.permutation(np.flatnonzero(labels == c)) for c in range(CLASSES)]
-    parts: list[list[np.ndarray]] = [[] for _ in range(case.ranks)]
-    if case.shards == "two-classes":
+    parts: list[list[np.ndarray]] = [[] for _ in range(ranks)]
+    if kind == "two-classes":
         # As McMahan et al.: two pieces each of the images in the order of their labels.
-        pieces = np.array_split(np.concatenate(by_class), 2 * case.ranks)
-        dealt = draw.permutation(2 * case.ranks).reshape(case.ranks, 2)
+        pieces = np.array_split(np.concatenate(by_class), 2 * ranks)
+        dealt = draw.permutation(2 * ranks).reshape(ranks, 2)
         parts = [[pieces[k] for k in two] for two in dealt]
     else:
         while True:  # until nobody has less than a batch
-            shares = draw.dirichlet([0.1] * case.ranks, CLASSES)
-            cuts = [(np.cumsum(s)[:-1] * len(i)).astype(int) for s, i in zip(shares, by_class, strict=True)]
+            shares = draw.dirichlet([0.1] * ranks, CLASSES)
+            cuts = [
+                (np.cumsum(s)[:-1] * len(i)).astype(int)
+                for s, i in zip(shares, by_class, strict=True)
+            ]
             split = [np.split(images, cut) for images, cut in zip(by_class, cuts, strict=True)]
-            parts = [[s[rank] for s in split] for rank in range(case.ranks)]
-            if min(sum(map(len, part)) for part in parts) >= case.batch:
+            parts = [[s[rank] for s in split] for rank in range(ranks)]
+            if min(sum(map(len, part)) for part in parts) >= least:
                 break
     return [np.sort(np.concatenate(part)) for part in parts]

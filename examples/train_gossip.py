@@ -3,7 +3,7 @@
     mpirun -n 4 python examples/train_gossip.py
     mpirun -n 4 --host node1:2,node2:2 python examples/train_gossip.py --hierarchical
 
-Each rank has images of two or three digits only, and could learn no more from them. Ranks step on
+Each rank has images of a few digits only, and could learn no more from them. Ranks step on
 their own gradients, and average their weights with one other now and then (docs/gossip.md).
 """
 
@@ -25,8 +25,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=30, help="passes over the training images")
-    parser.add_argument("--rate", type=float, default=0.08, help="averages per step")
+    parser.add_argument("--epochs", type=int, default=40, help="passes over the training images")
+    parser.add_argument("--rate", type=float, default=0.25, help="averages per step")
+    parser.add_argument("--patience", type=float, default=0.05, help="seconds to wait for a peer")
     parser.add_argument("--hierarchical", action="store_true", help="gossip between nodes only")
     parser.add_argument(
         "--target-accuracy", type=float, default=0.0, help="percent; less is an error"
@@ -52,6 +53,7 @@ def main() -> None:
         Budget(options.rate, steps),
         topology="exponential2",
         hierarchical=options.hierarchical,
+        patience_s=options.patience,
     )
 
     for step in range(steps):

@@ -445,6 +445,9 @@ def test_nodes_gossip(cluster: Callable[..., Cluster], hosts: str, way: str) -> 
 
 def test_the_example_learns(mpirun: Callable[..., Any]) -> None:
     example = HERE.parent / "examples" / "train_gossip.py"
-    done = mpirun(4, example, "--epochs", "12", "--target-accuracy", "85")
+    # a rank has half of the digits, and could get no more than half of the test right by itself
+    done = mpirun(
+        2, example, "--epochs", "8", "--rate", "0.5", "--target-accuracy", "65", timeout_s=120
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("4 ranks: ")
+    assert done.stdout.startswith("2 ranks: ")
