@@ -41,7 +41,7 @@ class Flattened:
             for dtype, group in by_dtype.items():
                 vector = torch.empty(sum(t.numel() for t in group), dtype=dtype)
                 self.vectors.append(vector)
-                parts = vector.split([t.numel() for t in group])
+                parts = vector.split([t.numel() for t in group])  # type: ignore[no-untyped-call]
                 for tensor, part in zip(group, parts, strict=True):
                     view = part.view(tensor.shape)
                     view.copy_(tensor)

@@ -158,6 +158,9 @@ class Gossip(Optimizer):
             )
         self._trigger.reset(self._flat.vectors)
         self._steps = self._turn = self._silent = self._owed = 0
+        self._yielded: int | None = None  # whose request is looked for before it is asked
+        self._since_call = 0  # steps since the trigger last called for an exchange
+        self._met_next = False  # the peer of the next turn came first
         self._counts = dict.fromkeys(("triggers", "asked", "averaged", "refused", "skipped"), 0)
         self._distance = float("nan")
         self._told: set[int] = set()
@@ -165,7 +168,7 @@ class Gossip(Optimizer):
 
     # --- what training scripts call ---
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """The optimizer's own step, and what gossip there is to do; local and not blocking, but
         for `patience_s`, `hierarchical` and `global_average_every`.
         """
@@ -273,6 +276,9 @@ class Gossip(Optimizer):
             "turn": self._turn,
             "silent": self._silent,
             "owed": self._owed,
+            "yielded": self._yielded,
+            "since_call": self._since_call,
+            "met_next": self._met_next,
             "counts": dict(self._counts),
         }
         return state
@@ -287,6 +293,8 @@ class Gossip(Optimizer):
         self._trigger.load_state_dict(gossip["trigger"])
         self._steps, self._turn = gossip["steps"], gossip["turn"]
         self._silent, self._owed = gossip["silent"], gossip["owed"]
+        self._yielded, self._since_call = gossip["yielded"], gossip["since_call"]
+        self._met_next = gossip["met_next"]
         self._counts = dict(gossip["counts"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -357,22 +365,50 @@ class Gossip(Optimizer):
             return False
         changed = self._note(self._pairs.poll())
         self._silent += 1
+        self._since_call += 1
         due = self._trigger.step(self._steps, self._flat.vectors, self._rate())
         if self._max_interval is not None and self._silent >= self._max_interval:
             due = True
         self._counts["triggers"] += due
-        if (due or self._owed) and self._ask(self._pairs) and self._patience_s > 0:
+        yielded, self._yielded = self._yielded, None
+        asked = yielded is not None and self._ask(self._pairs, yielded)
+        if due and self._is_met():
+            self._turn += 1
+        elif due or self._owed:
+            asked = self._turn_to_next(self._pairs) or asked
+        if due:
+            self._since_call, self._met_next = 0, False
+        if asked and self._patience_s > 0:
             changed = self._note(self._pairs.wait(self._patience_s)) or changed
         return changed
 
-    def _ask(self, pairs: PairAverager) -> bool:
-        place = self._comm.rank if self._gossips is None else self._gossips.rank
+    def _is_met(self) -> bool:
+        """Whether the peer of this turn has just asked this rank, so that the pair is done. Just:
+        less than half of the time since the last call ago.
+        """
+        return self._met_next and 2 * (self._silent - 1) < self._since_call
+
+    def _turn_to_next(self, pairs: PairAverager) -> bool:
+        """Ask the next peer; whether that was done."""
+        assert self._gossips is not None
+        place = self._gossips.rank
         peer = self._topology.choose(place, self._turn, {*pairs.open, *pairs.lost})
-        if peer is None or not pairs.ask(peer):
+        if peer is None:
             self._counts["skipped"] += 1
             return False
         self._turn += 1
         self._owed = max(0, self._owed - 1)
+        if self._topology.mutual and peer < place:
+            # It has probably chosen this rank too: its request comes, and two would be too many.
+            self._yielded = peer
+            self._reset(averaged=False)
+            return False
+        return self._ask(pairs, peer)
+
+    def _ask(self, pairs: PairAverager, peer: int) -> bool:
+        if not pairs.ask(peer):
+            self._counts["skipped"] += 1
+            return False
         self._counts["asked"] += 1
         self._reset(averaged=False)
         return True
@@ -381,6 +417,12 @@ class Gossip(Optimizer):
         for entry in done:
             if entry.committed:
                 self._counts["averaged"] += 1
+                if entry.peer == self._yielded:
+                    self._yielded = None
+                elif self._topology.mutual and not entry.asked and self._gossips is not None:
+                    place = self._gossips.rank
+                    if entry.peer == self._topology.choose(place, self._turn):
+                        self._met_next = True
                 self._distance = entry.distance
             elif entry.asked:
                 self._counts["refused"] += 1

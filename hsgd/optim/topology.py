@@ -15,6 +15,7 @@ from typing import Any
 __all__ = ["NAMES", "Topology"]
 
 NAMES = ("random", "ring", "exponential2")
+_MUTUAL = ("ring", "exponential2")
 
 
 class Topology:
@@ -42,6 +43,8 @@ class Topology:
                 "of each rank"
             )
         self.name = spec if isinstance(spec, str) else "graph"
+        self.mutual = self.name in _MUTUAL
+        """Whether ranks that choose equally often choose one another."""
         self.size, self.seed = size, operator.index(seed)
         if isinstance(spec, str):
             self._neighbours = [_named(spec, rank, size) for rank in range(size)]
@@ -58,7 +61,7 @@ class Topology:
         without: ranks that cannot be had now; the next of the order is taken. None: nobody is left.
         """
         known = self._neighbours[rank]
-        if self.name in ("ring", "exponential2"):
+        if self.mutual:
             order = [known[(turn + k) % len(known)] for k in range(len(known))]
         else:
             order = random.Random(f"{self.seed} {rank} {turn}").sample(known, len(known))

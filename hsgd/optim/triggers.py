@@ -96,7 +96,7 @@ class Change:
             self._views = [
                 block
                 for tensor in params
-                for block in tensor.detach().view(-1).split(_BLOCK)[:: self._stride]
+                for block in _split(tensor.detach().view(-1))[:: self._stride]
             ]
             most = max((block.numel() for block in self._views), default=0)
             self._scratch = torch.empty(most, dtype=params[0].dtype if params else None)
@@ -273,6 +273,10 @@ class Budget:
         return (
             f"Budget({self.rate}, {self.total_steps}, reserve={self.reserve}, spend={self.spend!r})"
         )
+
+
+def _split(flat: Tensor) -> Sequence[Tensor]:
+    return flat.split(_BLOCK)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _period(period: int) -> int:
