@@ -1,0 +1,226 @@
+"""Gossip: accuracy against bytes over many seeds, and against seconds on slow links.
+
+Owns the command line and the pictures. The two halves are gossip_study.py, which simulates the
+ranks with the triggers and topologies of hsgd.optim, and gossip_links.py, which runs hsgd.optim's
+Gossip itself on virtual nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gossip_links
+import gossip_study
+import report
+from gossip_simulation import SHARDS, Case
+from hsgd.errors import LaunchError
+
+__all__ = ["main"]
+
+EPILOG = """\
+"single" is the accuracy of a rank's own model, mean over ranks, "worst" that of the worst rank,
+"mean model" that of the mean of all weights, all at the end and on 360 test images. Ranks train an
+MLP 64-64-10 with batches of 16; the learning rate falls along a cosine to a tenth, and its start is
+the best of --rates for each candidate, on two other seeds. "dirichlet0.1" deals classes to ranks by
+a Dirichlet distribution of 0.1, "two-classes" gives each rank two pieces of the images in the order
+of their labels, "same" deals at random.
+
+Ratios, above 1 is ahead: traffic_vs_every_step is bytes of gossip in every step over those of a
+candidate, time_vs_every_step its seconds to the target accuracy. points_vs_... are points of
+accuracy, paired over seeds, positive is ahead; points_vs_fixed compares with the best fixed or
+jittered period of about as many bytes, its _error is half of the 95% interval.
+
+examples:
+  python benchmarks/gossip.py --quick
+  python benchmarks/gossip.py --json gossip.json --png gossip.png
+  python benchmarks/gossip.py --no-study --links 100mbit 1gbit
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when nothing was measured, or something wrong."""
+    options = _read(argv)
+    torch.set_num_threads(1)
+    settings = {name: getattr(options, name) for name in ("seeds", "steps", "rates", "target")}
+    document: dict[str, Any] = {
+        "meta": report.facts("gossip") | {"settings": settings},
+        "ratios": {},
+        "results": [],
+    }
+    studied: list[dict[str, Any]] = []
+    timed: list[dict[str, Any]] = []
+    failed = False
+    try:
+        for shards in options.shards if options.study else ():
+            for ranks in options.ranks:
+                case = Case(shards, ranks, tuple(range(options.seeds)), options.steps)
+                quick = options.quick or shards == "same"
+                candidates = gossip_study.ways(case, quick=quick)
+                studied += gossip_study.study(case, candidates, options.rates, _say)
+        for rate in options.links:
+            timed += gossip_links.measure(
+                rate, options.nodes, options.target, options.link_steps, options.turns, _say
+            )
+    except LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        failed = True
+    except KeyboardInterrupt:
+        print("interrupted: what was measured so far follows", file=sys.stderr)
+    document["results"] = studied + timed
+    document["ratios"] = gossip_study.ratios(studied) | gossip_links.ratios(timed)
+    if not document["results"]:
+        print("error: nothing was measured", file=sys.stderr)
+        return 1
+    print("\n".join([*tables(studied), *link_tables(timed)]))
+    if options.json:
+        report.write_json(options.json, document)
+    if options.png:
+        plot(studied, timed, options.png)
+    return int(failed)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The study as text for a terminal."""
+    parts = []
+    for case in dict.fromkeys(row["case"] for row in results):
+        rows = [row for row in results if row["case"] == case]
+        lines = [
+            [
+                row["candidate"],
+                f"{row['lr']:g}",
+                *(f"{row[name]:.2f}" for name in ("mbytes", "single", "worst", "mean_model")),
+                f"{row['distance']:.4f}",
+            ]
+            for row in rows
+        ]
+        header = ["", "lr", "MB of all", "single %", "worst %", "mean model %", "distance"]
+        parts.append(f"{case}\n" + report.table(header, lines))
+        for row in rows:
+            rival = gossip_study.best_fixed(rows, row)
+            if row["candidate"].startswith("budget") and rival:
+                ahead, error = gossip_study.compare(rows, row["candidate"], rival)
+                parts.append(f"{row['candidate']} - {rival}: {ahead:+.2f} +- {error:.2f} points")
+    return parts
+
+
+def link_tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The seconds on slow links as text for a terminal."""
+    parts = []
+    for case in dict.fromkeys(row["case"] for row in results):
+        rows = [row for row in results if row["case"] == case]
+        lines = [
+            [
+                row["candidate"],
+                f"{row['seconds']:.2f}" if row["reached"] else "not reached",
+                f"{row['steps']:g}",
+                f"{row['accuracy']:.1f}",
+                f"{row['mbytes']:.2f}",
+            ]
+            for row in rows
+        ]
+        header = ["", f"s to {rows[0]['target']:g}%", "steps", "accuracy %", "MB of all"]
+        parts.append(f"{case}\n" + report.table(header, lines))
+    return parts
+
+
+def plot(
+    studied: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]], target: Path
+) -> None:
+    """Accuracy against bytes, and against seconds, a panel for each case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = [(case, studied) for case in dict.fromkeys(row["case"] for row in studied)]
+    panels += [(case, timed) for case in dict.fromkeys(row["case"] for row in timed)]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(3.6 * len(panels) + 1, 4), squeeze=False, layout="constrained"
+    )
+    for axis, (case, results) in zip(axes[0], panels, strict=True):
+        rows = [row for row in results if row["case"] == case]
+        _draw_bytes(axis, rows) if results is studied else _draw_seconds(axis, rows)
+        axis.set_title(case, fontsize=10)
+        axis.grid(True, color="#dddddd", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=7, frameon=False, loc="lower right")
+    axes[0][0].set_ylabel("test accuracy, %")
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw_bytes(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One point per candidate of a family, at the end of the training."""
+    for family, colour in (("fixed", "#d94801"), ("budget", "#08519c"), ("change", "#238b45")):
+        mine = [row for row in rows if row["candidate"].startswith(family)]
+        mine = [row for row in mine if "random" not in row["candidate"]]
+        mine.sort(key=lambda row: row["mbytes"])
+        x = [row["mbytes"] for row in mine]
+        for what, style in (("single", "o-"), ("mean_model", "x:")):
+            label = f"{family}, {'own model' if what == 'single' else 'mean model'}"
+            axis.plot(x, [row[what] for row in mine], style, color=colour, label=label)
+    for row in rows:
+        if row["candidate"] == "every-step":
+            axis.plot([row["mbytes"]], [row["single"]], "k*", label="every step")
+    axis.set_xscale("log")
+    axis.set_xlabel("MB sent by all ranks")
+
+
+def _draw_seconds(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One line per candidate, up to the target."""
+    for row in rows:
+        x, y = [point[1] for point in row["curve"]], [point[2] for point in row["curve"]]
+        axis.plot(x, y, label=row["candidate"], linewidth=1.4)
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="two seeds, few steps and candidates")
+    parser.add_argument("--seeds", type=int, help="seeds of each candidate (default 20)")
+    parser.add_argument("--steps", type=int, help="local steps (default 1400)")
+    parser.add_argument("--ranks", type=int, nargs="+", help="default 4 8")
+    parser.add_argument("--shards", nargs="+", choices=SHARDS, help="default all")
+    parser.add_argument("--rates", type=float, nargs="+", help="learning rates to choose from")
+    parser.add_argument("--no-study", dest="study", action="store_false", help="links only")
+    parser.add_argument("--links", nargs="*", help="default 100mbit 1gbit; none with --quick")
+    parser.add_argument("--nodes", type=int, default=4, help="virtual nodes, of one rank each")
+    parser.add_argument("--target", type=float, default=85.0, help="accuracy on links, percent")
+    parser.add_argument("--link-steps", type=int, default=520, help="most steps on links")
+    parser.add_argument("--turns", type=int, default=2, help="of each candidate on links")
+    parser.add_argument("--json", type=Path, help="write facts, rows and ratios")
+    parser.add_argument("--png", type=Path, help="draw accuracy against bytes")
+    return parser
+
+
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with what --quick changes."""
+    options = _parser().parse_args(argv)
+    quick = options.quick
+    if options.links is None:
+        options.links = [] if quick else ["100mbit", "1gbit"]
+    options.seeds = options.seeds or (2 if quick else 20)
+    options.steps = options.steps or (150 if quick else 1400)
+    options.ranks = options.ranks or ([4] if quick else [4, 8])
+    options.shards = options.shards or (["two-classes"] if quick else list(SHARDS))
+    options.rates = options.rates or ([0.4] if quick else [0.2, 0.4, 0.8])
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

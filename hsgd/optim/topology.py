@@ -1,0 +1,135 @@
+"""Who may average with whom in gossip, and with whom next: arithmetic only.
+
+Owns the graphs and their validation. Never communicates. Two ranks average as a pair, so a graph
+has no direction. Sources: exponential graphs as in SGP (arXiv:1811.10792), of which the
+hypercube is the form with two-way exchanges.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+__all__ = ["NAMES", "Topology"]
+
+NAMES = ("random", "ring", "exponential2")
+_MUTUAL = ("ring", "exponential2")
+
+
+class Topology:
+    """A graph over ranks, and an order in which each of them visits its neighbours; local.
+
+    spec: "random" is the complete graph, visited at random; "ring" has two neighbours, and ranks
+        of even number turn first to the right, the others to the left, and then each to its other
+        side; "exponential2" joins ranks whose numbers differ in one bit (a hypercube) where their
+        count is a power of two, else ranks 2^k apart, and goes over the k. Anything else is a
+        graph, visited at random: a list of the neighbours of each rank, or a square matrix that is
+        not zero where there is an edge.
+    size: ranks. seed: of what is visited at random; equal on all ranks.
+
+    With "ring" and "exponential2" ranks that choose equally often choose one another, but for an
+    odd number of them. Raises ValueError naming the ranks of a graph that cannot work: of the wrong
+    size, not connected, with a self loop or an edge in one direction only.
+    """
+
+    def __init__(self, spec: Any, size: int, seed: int = 0) -> None:
+        if size < 1:
+            raise ValueError(f"Topology: size is {size}; give 1 or more ranks")
+        if isinstance(spec, str) and spec not in NAMES:
+            raise ValueError(
+                f'Topology: "{spec}" is not known; use {", ".join(NAMES)}, or give the neighbours '
+                "of each rank"
+            )
+        self.name = spec if isinstance(spec, str) else "graph"
+        self.mutual = self.name in _MUTUAL
+        """Whether ranks that choose equally often choose one another."""
+        self.size, self.seed = size, operator.index(seed)
+        if isinstance(spec, str):
+            self._neighbours = [_named(spec, rank, size) for rank in range(size)]
+        else:
+            self._neighbours = _checked(_lists(spec), size)
+
+    def neighbours(self, rank: int) -> list[int]:
+        """The ranks that `rank` may average with, in the order of the rounds."""
+        return list(self._neighbours[rank])
+
+    def choose(self, rank: int, turn: int, without: Collection[int] = ()) -> int | None:
+        """Whom `rank` turns to, having done so `turn` times before.
+
+        without: ranks that cannot be had now; the next of the order is taken. None: nobody is left.
+        """
+        known = self._neighbours[rank]
+        if self.mutual:
+            order = [known[(turn + k) % len(known)] for k in range(len(known))]
+        else:
+            order = random.Random(f"{self.seed} {rank} {turn}").sample(known, len(known))
+        return next((peer for peer in order if peer not in without), None)
+
+    def __repr__(self) -> str:
+        return f"Topology({self.name!r}, size={self.size})"
+
+
+def _named(name: str, rank: int, size: int) -> list[int]:
+    if name == "random":
+        return [peer for peer in range(size) if peer != rank]
+    if name == "ring":
+        sides = (1, -1) if rank % 2 == 0 else (-1, 1)
+        peers = [(rank + side) % size for side in sides]
+    elif size & (size - 1) == 0:
+        peers = [rank ^ (1 << bit) for bit in range(size.bit_length() - 1)]
+    else:
+        hops = [1 << bit for bit in range((size - 1).bit_length())]
+        peers = [(rank + sign * hop) % size for hop in hops for sign in (1, -1)]
+    return [peer for peer in dict.fromkeys(peers) if peer != rank]
+
+
+def _lists(spec: Any) -> list[list[int]]:
+    """The neighbours of each rank, of a matrix or of lists."""
+    if hasattr(spec, "shape"):
+        if len(spec.shape) != 2 or spec.shape[0] != spec.shape[1]:
+            raise ValueError(
+                f"Topology: a matrix of shape {tuple(spec.shape)} is no graph; give a square one"
+            )
+        return [[k for k, edge in enumerate(row) if edge] for row in spec.tolist()]
+    if not isinstance(spec, Sequence) or not all(isinstance(row, Iterable) for row in spec):
+        raise TypeError(
+            f"Topology: expected {', '.join(NAMES)}, the neighbours of each rank or a matrix, got "
+            f"{type(spec).__name__}"
+        )
+    return [sorted({operator.index(peer) for peer in row}) for row in spec]
+
+
+def _checked(graph: list[list[int]], size: int) -> list[list[int]]:
+    if len(graph) != size:
+        raise ValueError(
+            f"Topology: a graph of {len(graph)} ranks for {size}; give the neighbours of each"
+        )
+    for rank, peers in enumerate(graph):
+        for peer in peers:
+            if not 0 <= peer < size:
+                raise ValueError(
+                    f"Topology: rank {rank} has a neighbour {peer}; ranks are 0 to {size - 1}"
+                )
+            if peer == rank:
+                raise ValueError(
+                    f"Topology: rank {rank} is its own neighbour; take the self loop out"
+                )
+            if rank not in graph[peer]:
+                raise ValueError(
+                    f"Topology: rank {rank} has the neighbour {peer}, but not the other way round; "
+                    "pairs average in both directions"
+                )
+    reached, edge = {0}, [0]
+    while edge:
+        more = set(graph[edge.pop()]) - reached
+        reached |= more
+        edge += more
+    if len(reached) < size:
+        apart = sorted(set(range(size)) - reached)
+        raise ValueError(
+            f"Topology: no way from rank 0 to rank {', '.join(map(str, apart))}; "
+            "connect the graph, or their models never meet"
+        )
+    return graph

@@ -1,0 +1,262 @@
+"""Averaging in pairs: exact sums, whatever the timing, and nobody waits for a peer."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hsgd.config import Config
+from hsgd.errors import CollectiveTimeout
+from hsgd.optim.pairs import PairAverager
+from pair_programs import average_at_random, complete, conserved
+from ranks import Ranks, Seat, meeting_point
+
+__all__: list[str] = []
+
+PROGRAM = Path(__file__).resolve().with_name("pair_programs.py")
+
+
+@pytest.fixture(scope="module")
+def pools() -> Any:
+    """Ranks, kept by their number."""
+    made: dict[int, Ranks] = {}
+    yield lambda size: made.setdefault(size, Ranks(size))
+    for pool in made.values():
+        pool.close()
+
+
+def at_random(seat: Seat, path: str, size: int, asks: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return average_at_random(seat.comm(path, size), asks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_25_000_exchanges_at_random_neither_lock_nor_change_the_sum(
+    pools: Callable[[int], Ranks], size: int
+) -> None:
+    outcomes = pools(size).run(at_random, meeting_point(), size, math.ceil(25_000 / size))
+    assert conserved(outcomes)
+    assert sum(one["asked"] for one in outcomes) >= 25_000
+    for one in outcomes:
+        assert one["asked"] == one["committed"] + one["refused"] and one["committed"] > 0
+
+
+def leave_early(seat: Seat, path: str, size: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return average_at_random(seat.comm(path, size), 100 + 300 * seat.rank, stay=False)
+
+
+def test_ranks_that_leave_early_take_their_half_along(pools: Callable[[int], Ranks]) -> None:
+    outcomes = pools(3).run(leave_early, meeting_point(), 3)
+    assert conserved(outcomes) and outcomes[2]["lost"] == [0, 1]
+
+
+def test_over_mpi_the_sum_is_the_same(mpirun: Callable[..., Any]) -> None:
+    done = mpirun(3, PROGRAM, "300")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["conserved"] and told["asked"] == told["committed"] + told["refused"] == 900
+    assert told["committed"] > 100
+
+
+def cross(seat: Seat, path: str, first: str) -> list[float]:
+    """Both ask before either looks; then they look in a given order."""
+    comm = seat.comm(path, 2)
+    weights = [torch.full((3,), 8.0 * seat.rank)]
+    pairs = PairAverager(comm, weights, complete(2))
+    assert pairs.ask(1 - seat.rank)
+    comm.barrier()
+    for looks in first:
+        if int(looks) == seat.rank:
+            pairs.poll()
+        comm.barrier()
+    pairs.close()
+    return weights[0].tolist()
+
+
+@pytest.mark.parametrize("order", ["0101", "1010", "0011", "1100"])
+def test_two_that_ask_each_other_average_and_do_not_swap(
+    pools: Callable[[int], Ranks], order: str
+) -> None:
+    assert pools(2).run(cross, meeting_point(), order) == [[4.0] * 3] * 2
+
+
+def be_late(seat: Seat, path: str, ways: str) -> tuple[list[int], list[bool]]:
+    """Rank 1 does not look while rank 0 waits, goes on and changes its weights."""
+    comm = seat.comm(path, 2)
+    weights = [torch.arange(5) * (1 + 2 * seat.rank)]
+    pairs = PairAverager(comm, weights, complete(2))
+    told = []
+    if seat.rank == 0:
+        assert pairs.ask(1) and not pairs.ask(1)
+        told.append(bool(pairs.wait(0.02)))  # in vain
+        weights[0] += 100
+    comm.barrier()
+    if ways == "answers" and seat.rank == 1:
+        told.append(pairs.poll()[0].committed)
+    comm.barrier()
+    if ways == "answers" and seat.rank == 0:
+        told.append(pairs.poll()[0].committed)
+    told += [entry.committed for entry in pairs.close()]
+    return weights[0].tolist(), told
+
+
+@pytest.mark.parametrize("ways", ["answers", "leaves"])
+def test_a_late_side_still_applies_its_half(pools: Callable[[int], Ranks], ways: str) -> None:
+    (one, told), (other, _) = pools(2).run(be_late, meeting_point(), ways)
+    assert [a + b for a, b in zip(one, other, strict=True)] == [100 + 4 * k for k in range(5)]
+    assert told == [False, True]
+    assert [b - (one[k] - 100) for k, b in enumerate(other)] == [0] * 5
+
+
+def stand_still(seat: Seat, path: str) -> tuple[Any, ...]:
+    comm = seat.comm(path, 3, Config(timeout_s=1.0))
+    weights = [torch.tensor([float(seat.rank)])]
+    pairs = PairAverager(comm, weights, complete(3), lanes=1)
+    comm.barrier()
+    if seat.rank == 2:
+        seat.tell("made")
+        signal.pause()
+    seat.tell("made")
+    assert seat.pipe.recv() == "go"
+    if seat.rank == 0:
+        assert pairs.ask(2) and not pairs.ask(1)  # its only lane is in use
+    asked = seat.rank == 0 or pairs.ask(0)
+    deadline = time.monotonic() + 20
+    done: list[Any] = []
+    while asked and not done and time.monotonic() < deadline:
+        done = pairs.wait(0.01)
+    try:
+        pairs.close()
+    except CollectiveTimeout as error:
+        return [entry.committed for entry in done], str(error)
+    return [entry.committed for entry in done], ""
+
+
+def test_a_peer_that_stands_still_delays_nobody_and_is_named_in_the_end() -> None:
+    with Ranks(3) as pool:
+        pool.start(stand_still, meeting_point())
+        assert [pool.hear(rank) for rank in range(3)] == ["made"] * 3
+        pool.signal(2, signal.SIGSTOP)
+        for rank in (0, 1):
+            pool.send(rank, "go")
+        first, second = (outcome.value for outcome in pool.finish(on=(0, 1)))
+        pool.signal(2, signal.SIGKILL)
+    assert first[0] == [True] and second == ([True], "")
+    assert "rank 2 has not answered rank 0 within 1 s" in first[1] and "\n" not in first[1]
+
+
+def average_until_told(seat: Seat, path: str, size: int) -> tuple[dict[int, str], int]:
+    comm = seat.comm(path, size)
+    weights = [torch.tensor([1.0 + seat.rank])]
+    pairs = PairAverager(comm, weights, complete(size))
+    seat.tell("begins")
+    turn, after = 0, 0
+    deadline = time.monotonic() + 50
+    while not seat.pipe.poll() and time.monotonic() < deadline:
+        turn += 1
+        pairs.ask(complete(size)[seat.rank][turn % (size - 1)])
+        done = pairs.wait(0.01)
+        before, after = after, after + sum(entry.committed for entry in done if pairs.lost)
+        if before < 50 <= after:
+            seat.tell("goes on")
+    assert seat.pipe.recv() == "enough"
+    pairs.close()
+    return pairs.lost, after
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_peer_is_left_out_and_the_others_go_on(victim: int) -> None:
+    with Ranks(3) as pool:
+        pool.start(average_until_told, meeting_point(), 3)
+        assert [pool.hear(rank) for rank in range(3)] == ["begins"] * 3
+        pid = pool.pid(victim)
+        pool.signal(victim, signal.SIGKILL)
+        alive = [rank for rank in range(3) if rank != victim]
+        assert [pool.hear(rank) for rank in alive] == ["goes on"] * 2
+        for rank in alive:
+            pool.send(rank, "enough")
+        for outcome in pool.finish(on=alive):
+            assert outcome.error is None, outcome.trace
+            lost, after = outcome.value
+            assert f"rank {victim} (pid {pid}, " in lost[victim] and after >= 50
+
+
+def diverge(seat: Seat, path: str) -> tuple[list[float], list[bool]]:
+    comm = seat.comm(path, 2)
+    weights = [torch.full((4,), math.nan if seat.rank else 1.0)]
+    pairs = PairAverager(comm, weights, complete(2))
+    told = []
+    for asker in (0, 1):
+        if seat.rank == asker:
+            pairs.ask(1 - asker)
+        comm.barrier()
+        told += [entry.committed for entry in pairs.poll()]
+        comm.barrier()
+    pairs.close()
+    return weights[0].tolist(), told
+
+
+def test_weights_that_are_not_finite_stay_where_they_are(pools: Callable[[int], Ranks]) -> None:
+    (healthy, told), (_, also) = pools(2).run(diverge, meeting_point())
+    assert healthy == [1.0] * 4 and not any([*told, *also])
+
+
+def round_off(seat: Seat, path: str, wire: torch.dtype | None) -> tuple[list[float], int]:
+    comm = seat.comm(path, 2)
+    draw = torch.Generator().manual_seed(seat.rank)
+    # multiples of 2^-8 below 1: sums in float32 are exact, halves in bfloat16 are not
+    weights = [torch.randint(-256, 256, (100,), generator=draw) / 256.0]
+    pairs = PairAverager(comm, weights, complete(2), wire_dtype=wire)
+    for _ in range(3):
+        if seat.rank == 0:
+            pairs.ask(1)
+        comm.barrier()
+        pairs.poll()
+        comm.barrier()
+        pairs.poll()
+    pairs.close()
+    return weights[0].tolist(), pairs.model_bytes
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float16])
+def test_rounding_on_the_way_keeps_the_sum(
+    pools: Callable[[int], Ranks], wire: torch.dtype | None
+) -> None:
+    starts = [
+        torch.randint(-256, 256, (100,), generator=torch.Generator().manual_seed(r)) / 256.0
+        for r in range(2)
+    ]
+    (one, size), (other, _) = pools(2).run(round_off, meeting_point(), wire)
+    found = torch.tensor(one, dtype=torch.float64) + torch.tensor(other, dtype=torch.float64)
+    assert torch.equal(found, (starts[0] + starts[1]).double())
+    assert size == (400 if wire is None else 200)
+    distance = (torch.tensor(one) - torch.tensor(other)).abs().max()
+    assert distance <= (0 if wire is None else 0.01)
+
+
+def misuse(seat: Seat, path: str) -> list[str]:
+    comm, lines = seat.comm(path, 1), []
+    for weights, more in (
+        ([torch.zeros(2, 2)], {}),
+        ([torch.zeros(4)[::2]], {}),
+        ([torch.zeros(2)], {"lanes": 0}),
+    ):
+        with pytest.raises(ValueError, match="PairAverager: ") as caught:
+            PairAverager(comm, weights, [[]], **more)
+        lines.append(str(caught.value))
+    return lines
+
+
+def test_misuse_is_refused_by_name(pools: Callable[[int], Ranks]) -> None:
+    (lines,) = pools(1).run(misuse, meeting_point())
+    for line, part in zip(lines, ("shape (2, 2)", "flatten it", "lanes is 0"), strict=True):
+        assert part in line and "\n" not in line
