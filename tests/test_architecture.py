@@ -22,11 +22,14 @@ IO_CSRC = ROOT / "io" / "csrc"
 # A component is all files of one stem; reduce_* belong to reduce.
 CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
-    frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
+    frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi"}),
     frozenset({"segment", "reduce", "signature", "capi", "transport", "rma", "owner", "types"}),
-    frozenset({"lars", "options", "layout", "tuning", "transport_inproc", "transport_mpi"}),
-    frozenset({"rma_mpi", "outbox"}),
-    frozenset({"bootstrap", "wire"}),
+    frozenset({"lars", "options", "layout", "tuning", "transport_inproc", "transport_mpi"})
+    | {"unix_socket", "box_kernels"},
+    frozenset({"rma_mpi", "outbox", "box_layout"}),
+    frozenset({"box_door"}),
+    frozenset({"box"}),
+    frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),
     frozenset({"local", "arena"}),
     frozenset({"pipeline", "regroup"}),
@@ -40,7 +43,8 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "bind_exchange", "bind_lars", "request"},
+    "bind": {"array", "bind_box", "bind_exchange", "bind_lars", "request"},
+    "bind_box": {"array", "request"},
     "bind_exchange": {"array", "request"},
     "bind_lars": {"request"},
     "request": {"array"},
@@ -64,7 +68,8 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
     r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
-    r"Python\.h|nanobind/.*": {"bind", "bind_exchange", "bind_lars", "array", "request"},
+    r"Python\.h|nanobind/.*": {"array", "request", "bind"}
+    | {"bind_box", "bind_exchange", "bind_lars"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.

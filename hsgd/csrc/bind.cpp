@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bind_box.hpp"
 #include "bind_exchange.hpp"
 #include "bind_lars.hpp"
 #include "hsgd_core.h"
@@ -465,13 +466,6 @@ auto starting(void (Collective::*fill)(Arguments...)) {
   };
 }
 
-// Runs Python's signal handlers, which act in the main thread only. What they raise stays set in
-// this thread until raise_on_error() passes it on.
-int python_interrupted() {
-  const nb::gil_scoped_acquire acquired;
-  return PyErr_CheckSignals();
-}
-
 hsgd_options default_options() {
   hsgd_options options;
   hsgd_options_default(&options);
@@ -576,6 +570,7 @@ NB_MODULE(_native, module) {
         return comm.exchange(self.exchange(address), options);
       });
 
+  hsgd::python::bind_box(module);
   hsgd::python::bind_exchange(module);
   hsgd::python::bind_lars(module);
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });

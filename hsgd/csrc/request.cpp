@@ -56,6 +56,11 @@ void refuse(hsgd_error* err, hsgd_status code, const std::string& message) {
 
 }  // namespace
 
+int python_interrupted() {
+  const nb::gil_scoped_acquire acquired;
+  return PyErr_CheckSignals();
+}
+
 const char* text_of(nb::handle name) {
   if (name.is_none()) return nullptr;
   const char* text = PyUnicode_AsUTF8(name.ptr());
