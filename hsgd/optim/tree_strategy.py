@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from hsgd.comm import Comm
 from hsgd.optim.tree import NotifiedTree
 
-__all__ = ["notified_tree"]
+__all__ = ["notified_tree", "refuse_others"]
 
 # Arguments of DistributedOptimizer, and the values with which they change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -59,11 +59,18 @@ def notified_tree(
             raise ValueError(
                 f'strategy="notified_tree": the named parameter "{name}" is not one of model\'s'
             )
+    refuse_others("notified_tree", others)
+    return NotifiedTree(optimizer, model, comm, arity, overlap_forward)
+
+
+def refuse_others(strategy: str, others: dict[str, Any]) -> None:
+    """Raise ValueError for arguments that this strategy cannot follow; neutral values pass."""
     for name, value in others.items():
         if name not in _NEUTRAL or value not in _NEUTRAL[name]:
-            remedy = "use no_sync()" if name == "backward_passes_per_step" else "leave it out"
+            remedy = "leave it out"
+            if strategy == "notified_tree" and name == "backward_passes_per_step":
+                remedy = "use no_sync()"
             raise ValueError(
-                f'strategy="notified_tree" does not know {name}={value!r}; {remedy}, or use '
+                f'strategy="{strategy}" does not know {name}={value!r}; {remedy}, or use '
                 "another strategy"
             )
-    return NotifiedTree(optimizer, model, comm, arity, overlap_forward)

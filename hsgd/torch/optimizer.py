@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hsgd.optim.elastic_strategy import STRATEGIES as ELASTIC
 from hsgd.torch import horovod_path, runtime
 from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.elastic_averaging import average_elastically
 from hsgd.torch.process_sets import ProcessSet, global_process_set
 from hsgd.torch.reducer import GradientReducer, Options
 from hsgd.torch.reductions import ADASUM, AVERAGE
@@ -25,7 +27,7 @@ from hsgd.torch.trees import plant_tree
 
 __all__ = ["Distributed", "DistributedOptimizer"]
 
-_STRATEGIES = ("overlap", "after_backward", "notified_tree")
+_STRATEGIES = ("overlap", "after_backward", "notified_tree", *ELASTIC)
 
 
 class Distributed(torch.optim.Optimizer):
@@ -188,6 +190,7 @@ def DistributedOptimizer(
     strategy: str = "overlap",
     node_shared: bool = False,
     model: torch.nn.Module | None = None,
+    strategy_options: dict[str, Any] | None = None,
 ) -> Any:
     """An optimizer like `optimizer`, of a subclass of its class, that steps on gradients of all
     ranks; local. Its first step is collective, and agrees on the buckets.
@@ -204,7 +207,10 @@ def DistributedOptimizer(
     bucket_cap_mb: most MiB of a bucket without groups. strategy: "overlap" starts a bucket when
     its last gradient has come, "after_backward" starts all in step(), "notified_tree" sends each
     layer up and down a tree of one-sided writes and lets the next forward pass wait for its layers
-    alone (hsgd.optim.NotifiedTree; needs `model`).
+    alone (hsgd.optim.NotifiedTree; needs `model`). "elastic_async" and "elastic_hybrid" train ranks
+    or nodes on their own and hold them together by a centre (hsgd.optim.ElasticAveraging;
+    collective; with `model` its buffers are averaged too). strategy_options: further arguments of
+    an elastic strategy, such as moving_rate.
     node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
     part of them after the backward pass; all ranks get those of rank 0, which makes this call
     collective. For SGD, Adam, AdamW, LARS and LAMB; clip with its clip_grad_norm_(). See
@@ -240,19 +246,24 @@ def DistributedOptimizer(
         )
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
+    if strategy_options is not None and strategy not in ELASTIC:
+        raise ValueError(
+            f'strategy_options are for {" and ".join(ELASTIC)}; strategy is "{strategy}"'
+        )
+    others: dict[str, Any] = {
+        "compression": compression,
+        "backward_passes_per_step": backward_passes_per_step,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+        "node_shared": node_shared,
+    }
     if strategy == "notified_tree":
-        return plant_tree(
-            optimizer,
-            model,
-            named_parameters,
-            op,
-            compression=compression,
-            backward_passes_per_step=backward_passes_per_step,
-            gradient_predivide_factor=gradient_predivide_factor,
-            groups=groups,
-            sparse_as_dense=sparse_as_dense,
-            process_set=process_set,
-            node_shared=node_shared,
+        return plant_tree(optimizer, model, named_parameters, op, **others)
+    if strategy in ELASTIC:
+        return average_elastically(
+            optimizer, strategy, op, model=model, options=strategy_options, **others
         )
     if node_shared:
         return share_optimizer(optimizer, compression, op, process_set, gradient_predivide_factor)
