@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hsgd.comm import Comm  # first, so that at the end of the program boxes are closed before
 from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from hsgd import _native
-    from hsgd.comm import Comm
 
 __all__ = ["CHUNK_BYTES", "ParameterBox"]
 
@@ -109,6 +109,7 @@ class ParameterBox:
         comm: Comm,
         initial: Any,
         *,
+        shards: str | None = "node",
         counters: int = 64,
         chunk_bytes: int = CHUNK_BYTES,
         timeout_s: float | None = None,
@@ -116,38 +117,56 @@ class ParameterBox:
         """One box for the ranks of a communicator, without a key of the caller's; collective.
 
         initial: as in create, of the same size on all ranks; rank 0's values count.
-        timeout_s: None is the deadline of `comm`. Nothing of `comm` is used afterwards.
+        shards: of several nodes, which own the values: "node" gives each an even share, None gives
+            all to the first. Each node has a copy that reads go to; a change goes to the owners,
+            and the new values come back with the answer. So a rank reads its own changes, and those
+            of other nodes up to its node's last change or refresh(). Needs MPI_THREAD_MULTIPLE;
+            close() is collective then, and goes before `comm` is closed.
+        timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
         Raises what create raises, on all ranks.
         """
+        limit_s = comm.timeout_s if timeout_s is None else float(timeout_s)
         if comm.cross_size > 1:
-            raise ValueError(
-                f"ParameterBox.over: the ranks are on {comm.cross_size} nodes; give those of one"
-            )
-        limit_s = comm.timeout_s if timeout_s is None else timeout_s
-        key, box = np.zeros(32, np.uint8), None
-        try:
-            if comm.rank == 0:
-                name = secrets.token_hex(16)
-                box = cls.create(
-                    name, initial, counters=counters, chunk_bytes=chunk_bytes, timeout_s=limit_s
+            from hsgd.box_nodes import SpreadBox
+
+            return SpreadBox(comm, initial, shards, counters, chunk_bytes, limit_s)
+        return cls._together(comm, initial, counters, chunk_bytes, limit_s)
+
+    @classmethod
+    def _together(
+        cls, comm: Comm, initial: Any, counters: int, chunk_bytes: int, timeout_s: float
+    ) -> ParameterBox:
+        """A box on each node, made by its first rank and attached by the others; collective."""
+        token = np.frombuffer(secrets.token_hex(16).encode(), np.uint8).copy()
+        key = f"{comm.broadcast(token, name='ParameterBox').tobytes().decode()}-{comm.cross_rank}"
+        box, failure = None, None
+        if comm.local_rank == 0:
+            try:
+                box = ParameterBox.create(
+                    key, initial, counters=counters, chunk_bytes=chunk_bytes, timeout_s=timeout_s
                 )
-                key[:] = np.frombuffer(name.encode(), np.uint8)
-        finally:  # the others learn of a failure too
-            comm.broadcast(key, name="ParameterBox")
-        if not key.any():
-            raise HsgdError("ParameterBox.over: rank 0 could not make the box; see what it says")
-        if box is None:
-            box = cls.attach(key.tobytes().decode(), timeout_s=limit_s)
-        return box
+            except (HsgdError, ValueError, TypeError) as error:
+                failure = error
+        made = comm.allreduce(np.array([failure is None], np.int64), "min", name="ParameterBox")
+        if failure is not None:
+            raise failure
+        if not made[0]:
+            if box is not None:
+                box.close()
+            raise HsgdError("ParameterBox.over: a rank could not make the box; see what it says")
+        return ParameterBox.attach(key, timeout_s=timeout_s) if box is None else box
 
     @classmethod
     def _made(cls, native: _native.Box, key: str, timeout_s: float) -> ParameterBox:
         self = cls.__new__(cls)
+        self._keep(native, key, timeout_s)
+        return self
+
+    def _keep(self, native: _native.Box, key: str, timeout_s: float) -> None:
         self._native, self._key, self._timeout_s = native, key, float(timeout_s)
         self._count, self._counters = native.count(), native.counters()
         self._chunk_bytes = native.chunk_count() * _ITEM_BYTES
         _open.add(self)
-        return self
 
     def read(self, out: Any, offset: int = 0) -> int:
         """Copy values into `out`; returns the version that it has at least.
@@ -159,7 +178,7 @@ class ParameterBox:
 
     def write(self, values: Any, offset: int = 0) -> int:
         """Overwrite values by `values` (as `out` of read); returns the version that this made."""
-        return self._native.write(values, _natural("offset", offset), self._timeout_s)
+        return self._native.write(values, _natural("offset", offset), self._timeout_s, True)
 
     def accumulate(self, delta: Any, offset: int = 0) -> int:
         """Add `delta`; returns the version that this made.
@@ -186,8 +205,8 @@ class ParameterBox:
         return self._native.elastic(list(weights), rate, delta, self._timeout_s)
 
     def refresh(self) -> None:
-        """Have the next read see whatever was pushed before, by anybody; nothing to do inside a
-        node, where every read does.
+        """Have the next read see whatever was pushed before, by anybody; blocking. Nothing to do
+        inside a node, where every read does.
         """
         self._native.version()  # refuses when closed
 

@@ -6,6 +6,10 @@ ranks. Values are small integers, so float32 sums are exact in any order.
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
 import threading
 from typing import Any
 
@@ -13,10 +17,12 @@ import numpy as np
 
 from exchange_programs import told_by
 from hsgd import Comm, ParameterBox
+from hsgd.config import Config
 
-__all__ = ["CHECKS", "check_all"]
+__all__ = ["CHECKS", "FAULT_TIMEOUT_S", "check_all"]
 
 COUNTS = (1, 15, 16, 17, 1000)  # values; chunks of 16
+FAULT_TIMEOUT_S = 2.0
 SMALL = {"chunk_bytes": 64, "timeout_s": 20.0}
 
 
@@ -216,3 +222,34 @@ def check_all(comm: Comm, **options: Any) -> list[str]:
     for check in CHECKS:
         check(comm, **options)
     return [check.__name__ for check in CHECKS]
+
+
+def _missing_owner() -> None:
+    """Rank 0, the owner, stops; the last rank says what it is told, then ends."""
+    comm = Comm(config=Config(timeout_s=20.0))
+    values = np.ones(100, np.float32)
+    box = ParameterBox.over(comm, values, shards=None, timeout_s=FAULT_TIMEOUT_S)
+    if comm.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    told = {
+        "push": told_by(lambda: box.accumulate(values)),
+        "count": told_by(lambda: box.fetch_add(0)),
+    }
+    box.read(values)  # the node's copy is still there
+    print(json.dumps([told, values.tolist() == [1.0] * 100]), flush=True)
+    os._exit(1)  # MPI cannot be finalized without the owner; mpirun ends what is left
+
+
+def main() -> None:
+    """`python box_programs.py SHARDS` under mpirun: rank 0 prints the names of the checks."""
+    if sys.argv[1] == "missing":
+        return _missing_owner()
+    comm = Comm(config=Config(timeout_s=60.0, chunk_bytes=65536, oneshot_bytes=1024))
+    passed = check_all(comm, shards=None if sys.argv[1] == "none" else sys.argv[1])
+    if comm.rank == 0:
+        print(json.dumps(passed))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

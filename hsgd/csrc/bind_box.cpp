@@ -56,14 +56,14 @@ class Box {
     return version;
   }
 
-  uint64_t write(nb::handle values, uint64_t offset, double timeout_s) {
+  uint64_t write(nb::handle values, uint64_t offset, double timeout_s, bool finishes) {
     const Array array(values, "write", false);
     check(array, "write", array.count(), false);
     const hsgd_patience patience = patient(timeout_s);
     uint64_t version = 0;
     call([&](hsgd_box* box, hsgd_error* error) {
       return hsgd_box_write(box, static_cast<const float*>(array.data()), offset, array.count(),
-                            &patience, &version, error);
+                            finishes, &patience, &version, error);
     });
     return version;
   }
@@ -71,13 +71,38 @@ class Box {
   uint64_t accumulate(nb::handle delta, uint64_t offset, double timeout_s) {
     const Array array(delta, "accumulate", false);
     check(array, "accumulate", array.count(), true);
+    return add(array.data(), array.dtype(), offset, array.count(), timeout_s, true);
+  }
+
+  // What bytes hold: float32 or bfloat16.
+  uint64_t accumulate_part(nb::handle bytes, bool narrow, uint64_t offset, double timeout_s,
+                           bool finishes) {
+    const Array array(bytes, "accumulate", false);
+    const hsgd_dtype dtype = narrow ? HSGD_BFLOAT16 : HSGD_FLOAT32;
+    const uint64_t count =
+        array.count() * hsgd_dtype_bytes(array.dtype()) / hsgd_dtype_bytes(dtype);
+    return add(array.data(), dtype, offset, count, timeout_s, finishes);
+  }
+
+  void take_copy(nb::handle values, uint64_t offset, uint64_t stamp, uint64_t version,
+                 double timeout_s) {
+    const Array array(values, "take_copy", false);
+    check(array, "take_copy", array.count(), false);
     const hsgd_patience patience = patient(timeout_s);
-    uint64_t version = 0;
     call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_accumulate(box, array.data(), array.dtype(), offset, array.count(), &patience,
-                                 &version, error);
+      return hsgd_box_take_copy(box, static_cast<const float*>(array.data()), offset, array.count(),
+                                stamp, version, &patience, error);
     });
-    return version;
+  }
+
+  // Throws what write() and accumulate() would; says whether the values are bfloat16.
+  bool check_change(const std::string& what, nb::handle values, uint64_t offset) const {
+    const Array array(values, what.c_str(), false);
+    check(array, what.c_str(), array.count(), what == "accumulate");
+    call([&](hsgd_box* box, hsgd_error* error) {
+      return hsgd_box_check(box, what.c_str(), offset, array.count(), error);
+    });
+    return array.dtype() == HSGD_BFLOAT16;
   }
 
   std::pair<uint64_t, double> elastic(const std::vector<nb::object>& weights, float rate,
@@ -163,6 +188,17 @@ class Box {
                               .c_str());
   }
 
+  uint64_t add(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count,
+               double timeout_s, bool finishes) {
+    const hsgd_patience patience = patient(timeout_s);
+    uint64_t version = 0;
+    call([&](hsgd_box* box, hsgd_error* error) {
+      return hsgd_box_accumulate(box, delta, dtype, offset, count, finishes, &patience, &version,
+                                 error);
+    });
+    return version;
+  }
+
   static hsgd_patience patient(double timeout_s) { return {timeout_s, python_interrupted}; }
 
   template <class Call>
@@ -203,6 +239,9 @@ void bind_box(nb::module_& module) {
       .def("read", &Box::read)
       .def("write", &Box::write)
       .def("accumulate", &Box::accumulate)
+      .def("accumulate_part", &Box::accumulate_part)
+      .def("take_copy", &Box::take_copy)
+      .def("check_change", &Box::check_change)
       .def("elastic", &Box::elastic, nb::arg("weights"), nb::arg("rate"), nb::arg("delta").none(),
            nb::arg("timeout_s"))
       .def("fetch_add", &Box::fetch_add)

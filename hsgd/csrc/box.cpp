@@ -244,7 +244,8 @@ void Box::read_part(const Part& part, float* out, const Deadline& deadline) cons
   ::pthread_mutex_unlock(&chunk(part.chunk).lock);
 }
 
-uint64_t Box::finish_change() {
+uint64_t Box::finish_change(bool finishes) {
+  if (!finishes) return version();
   // Release: who sees the number sees the versions of the chunks; partner: version().
   return header().changes.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
@@ -261,7 +262,7 @@ void Box::read(float* out, uint64_t offset, uint64_t count, const Deadline& dead
   }
 }
 
-uint64_t Box::write(const float* values, uint64_t offset, uint64_t count,
+uint64_t Box::write(const float* values, uint64_t offset, uint64_t count, bool finishes,
                     const Deadline& deadline) {
   check_range("write", offset, count);
   change(offset, count, deadline, [&](const Part& part) {
@@ -269,11 +270,29 @@ uint64_t Box::write(const float* values, uint64_t offset, uint64_t count,
       copy_(next, values + part.at, part.count * sizeof(float), store_);
     });
   });
-  return finish_change();
+  return finish_change(finishes);
+}
+
+void Box::take_copy(const float* values, uint64_t offset, uint64_t count, uint64_t stamp,
+                    uint64_t version, const Deadline& deadline) {
+  check_range("take_copy", offset, count);
+  change(offset, count, deadline, [&](const Part& part) {
+    std::atomic<uint64_t>& last = chunk(part.chunk).stamp;
+    if (last.load(std::memory_order_relaxed) >= stamp) return;
+    renew(part, [&](const float*, float* next) {
+      copy_(next, values + part.at, part.count * sizeof(float), store_);
+    });
+    last.store(stamp, std::memory_order_relaxed);
+  });
+  // Grows only: several ranks of the node take copies.
+  uint64_t known = header().changes.load(std::memory_order_relaxed);
+  while (known < version &&
+         !header().changes.compare_exchange_weak(known, version, std::memory_order_acq_rel)) {
+  }
 }
 
 uint64_t Box::accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count,
-                         const Deadline& deadline) {
+                         bool finishes, const Deadline& deadline) {
   check_range("accumulate", offset, count);
   if (dtype != HSGD_FLOAT32 && dtype != HSGD_BFLOAT16) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
@@ -292,7 +311,7 @@ uint64_t Box::accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, u
       sum_({inputs, 2, next, nullptr, part.count, 1.0, store_, Store::kOrdinary});
     });
   });
-  return finish_change();
+  return finish_change(finishes);
 }
 
 // The part of each tensor that lies in a part of a chunk.
@@ -344,7 +363,7 @@ double Box::elastic(const std::vector<Tensor>& weights, float rate, void* delta,
         squares += mix(weights, starts, part, args, nullptr, dtype);
       });
     });
-    finish_change();
+    finish_change(true);
     return squares;
   }
   // A copy that stays in the cache, so that weights are moved by values that were not torn.

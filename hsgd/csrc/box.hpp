@@ -46,10 +46,17 @@ class Box {
   // HSGD_ERR_TIMEOUT naming the holder of a lock that they did not get in time; what was done then
   // stays done.
   void read(float* out, uint64_t offset, uint64_t count, const Deadline& deadline) const;
-  uint64_t write(const float* values, uint64_t offset, uint64_t count, const Deadline& deadline);
-  // Adds float32 or bfloat16. Returns the version that this made.
+  // Returns the version that this made. `finishes`: it counts as a change; not so a part of one.
+  uint64_t write(const float* values, uint64_t offset, uint64_t count, bool finishes,
+                 const Deadline& deadline);
+  // Adds float32 or bfloat16.
   uint64_t accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count,
-                      const Deadline& deadline);
+                      bool finishes, const Deadline& deadline);
+  // For a box that holds a copy of another node's: takes values as they were there at `stamp` and
+  // `version`, but for chunks that have later ones already.
+  void take_copy(const float* values, uint64_t offset, uint64_t count, uint64_t stamp,
+                 uint64_t version, const Deadline& deadline);
+  void check_range(const char* what, uint64_t offset, uint64_t count) const;
 
   // From the beginning of the box, tensor after tensor: see box_kernels.hpp. `delta` is an array of
   // float32 or bfloat16 for all of them, or nullptr: then it is pushed into the box in the same
@@ -75,7 +82,6 @@ class Box {
   Box(Segment segment, Fd door, const BoxPlan& plan);
 
   void check_mine() const;
-  void check_range(const char* what, uint64_t offset, uint64_t count) const;
   BoxHeader& header() const { return *reinterpret_cast<BoxHeader*>(segment_.data()); }
   BoxChunk& chunk(uint64_t index) const {
     return *reinterpret_cast<BoxChunk*>(segment_.data() + plan_.chunk_offset(index));
@@ -94,7 +100,7 @@ class Box {
   template <class Make>
   void renew(const Part& part, Make&& make);
   void read_part(const Part& part, float* out, const Deadline& deadline) const;
-  uint64_t finish_change();
+  uint64_t finish_change(bool finishes);
   double mix(const std::vector<Tensor>& weights, const std::vector<uint64_t>& starts,
              const Part& part, ElasticArgs args, void* delta, hsgd_dtype dtype) const;
 

@@ -94,18 +94,33 @@ int hsgd_box_read(hsgd_box* box, float* out, uint64_t offset, uint64_t count,
 }
 
 int hsgd_box_write(hsgd_box* box, const float* values, uint64_t offset, uint64_t count,
-                   const hsgd_patience* patience, uint64_t* version, hsgd_error* err) {
+                   int finishes, const hsgd_patience* patience, uint64_t* version,
+                   hsgd_error* err) {
   return guarded(err, [&] {
-    *version = box->box->write(values, offset, count, hsgd::deadline_of(*patience));
+    *version = box->box->write(values, offset, count, finishes != 0, hsgd::deadline_of(*patience));
   });
 }
 
 int hsgd_box_accumulate(hsgd_box* box, const void* delta, hsgd_dtype dtype, uint64_t offset,
-                        uint64_t count, const hsgd_patience* patience, uint64_t* version,
-                        hsgd_error* err) {
+                        uint64_t count, int finishes, const hsgd_patience* patience,
+                        uint64_t* version, hsgd_error* err) {
   return guarded(err, [&] {
-    *version = box->box->accumulate(delta, dtype, offset, count, hsgd::deadline_of(*patience));
+    *version = box->box->accumulate(delta, dtype, offset, count, finishes != 0,
+                                    hsgd::deadline_of(*patience));
   });
+}
+
+int hsgd_box_take_copy(hsgd_box* box, const float* values, uint64_t offset, uint64_t count,
+                       uint64_t stamp, uint64_t version, const hsgd_patience* patience,
+                       hsgd_error* err) {
+  return guarded(err, [&] {
+    box->box->take_copy(values, offset, count, stamp, version, hsgd::deadline_of(*patience));
+  });
+}
+
+int hsgd_box_check(hsgd_box* box, const char* what, uint64_t offset, uint64_t count,
+                   hsgd_error* err) {
+  return guarded(err, [&] { box->box->check_range(what, offset, count); });
 }
 
 int hsgd_box_elastic(hsgd_box* box, const hsgd_box_tensor* tensors, uint64_t count, float rate,

@@ -41,6 +41,7 @@ struct alignas(kLine) BoxChunk {
   pthread_mutex_t lock;              // robust: the kernel takes it from a holder that dies
   std::atomic<uint64_t> version;     // published; written under the lock
   std::atomic<uint64_t> unfinished;  // the version that is being made, or was last
+  std::atomic<uint64_t> stamp;       // of a copy: the last one that was taken; under the lock
   std::atomic<int32_t> holder;       // pid, for errors only
 };
 

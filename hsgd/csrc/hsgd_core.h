@@ -362,12 +362,22 @@ HSGD_API uint64_t hsgd_box_recoveries(const hsgd_box* box); /* locks taken from 
  * were finished before a read, or with a change, this one included. */
 HSGD_API int hsgd_box_read(hsgd_box* box, float* out, uint64_t offset, uint64_t count,
                            const hsgd_patience* patience, uint64_t* version, hsgd_error* err);
+/* `finishes`: 1, or 0 for a part of a change that another call finishes and counts. */
 HSGD_API int hsgd_box_write(hsgd_box* box, const float* values, uint64_t offset, uint64_t count,
-                            const hsgd_patience* patience, uint64_t* version, hsgd_error* err);
+                            int finishes, const hsgd_patience* patience, uint64_t* version,
+                            hsgd_error* err);
 /* Adds `delta`, HSGD_FLOAT32 or HSGD_BFLOAT16. */
 HSGD_API int hsgd_box_accumulate(hsgd_box* box, const void* delta, hsgd_dtype dtype,
-                                 uint64_t offset, uint64_t count, const hsgd_patience* patience,
-                                 uint64_t* version, hsgd_error* err);
+                                 uint64_t offset, uint64_t count, int finishes,
+                                 const hsgd_patience* patience, uint64_t* version, hsgd_error* err);
+/* For a box that holds a copy of another node's: takes values as they were there at `stamp`, which
+ * grows, and `version`; chunks that have later ones keep them. */
+HSGD_API int hsgd_box_take_copy(hsgd_box* box, const float* values, uint64_t offset, uint64_t count,
+                                uint64_t stamp, uint64_t version, const hsgd_patience* patience,
+                                hsgd_error* err);
+/* Local: HSGD_ERR_ARGUMENT, in the words of `what`, when the box has not these values. */
+HSGD_API int hsgd_box_check(hsgd_box* box, const char* what, uint64_t offset, uint64_t count,
+                            hsgd_error* err);
 
 typedef struct hsgd_box_tensor {
   float* data;
