@@ -10,8 +10,9 @@ MPI's own accumulate is ten times slower; the owner's thread adds up instead.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,7 @@ class Mail:
         self._exchange = Exchange(comm, boxes * self._stride, boxes + 1, timeout_s=timeout_s)
         self._memory: _Bytes = self._exchange.segment()
         self._sent = [0] * len(owners)  # letters ever, by owner
+        self._lost: set[int] = set()  # owners that are not asked any more
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         if comm.rank in self._owners:
@@ -98,7 +100,7 @@ class Mail:
 
         Raises HsgdError with what the owner says, CollectiveTimeout.
         """
-        with self._lock:
+        with self._lock, self._giving_up(owner):
             first, received = self._sent[owner], 0
             for sent, (letter, values) in enumerate(letters):
                 while sent - received >= DEPTH:
@@ -108,6 +110,19 @@ class Mail:
             while received < len(letters):
                 self._receive(owner, first + received, letters[received][0], take)
                 received += 1
+
+    @contextlib.contextmanager
+    def _giving_up(self, owner: int) -> Iterator[None]:
+        """After a letter that was not answered its mailbox may not be used again."""
+        if owner in self._lost:
+            raise HsgdError(
+                f"ParameterBox: rank {self._owners[owner]} did not answer before; make a new box"
+            )
+        try:
+            yield
+        except BaseException:
+            self._lost.add(owner)
+            raise
 
     def _post(self, owner: int, number: int, letter: Letter, values: _Bytes | None) -> None:
         box = self._comm.rank * DEPTH + number % DEPTH
