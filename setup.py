@@ -42,7 +42,10 @@ PRELOAD_SOURCES = (
     *("pmpi.cpp", "pmpi_fortran.cpp", "pmpi_take.cpp", "pmpi_types.cpp"),
     *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp"),
 )
-BINDING_SOURCES = ("bind.cpp", "bind_exchange.cpp", "bind_lars.cpp", "request.cpp")
+BINDING_SOURCES = (
+    *("bind.cpp", "bind_box.cpp", "bind_exchange.cpp", "bind_lars.cpp"),
+    "request.cpp",
+)
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
     "-ffp-contract=off",  # a fused multiply-add would round differently from one kernel to another

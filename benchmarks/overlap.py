@@ -6,10 +6,7 @@ Owns layouts, jobs and ratios. Never times anything: overlap_worker.py does, in 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import report
-from hsgd.errors import LaunchError
-from layouts import Layout, on_one_node, open_place, read_layout
+from layouts import Layout, on_one_node, read_layout
+from worker_jobs import WorkerJobs
 
 __all__ = ["main", "ratios"]
 
@@ -83,57 +80,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
-class _Jobs:
-    """Runs workers on a layout; what fails becomes a line, not an end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.failures = folder, list[str]()
-
-    def run(self, layout: Layout, words: Sequence[str]) -> Any:
-        out = self.folder / "out.json"
-        out.unlink(missing_ok=True)
-        try:
-            with open_place(layout) as place:
-                done = subprocess.run(
-                    place.command([*_mpirun(layout, place.hosts), str(WORKER), str(out), *words]),
-                    env=place.environment(_environment()),
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=JOB_LIMIT_S,
-                    check=False,
-                )
-            if done.returncode == 0:
-                return json.loads(out.read_text())
-            reason = [line for line in done.stderr.splitlines() if "rror:" in line][-1:]
-        except (LaunchError, subprocess.TimeoutExpired, OSError) as error:
-            reason = [str(error)]
-        self.failures.append(f"{layout.name} {' '.join(words)}: {''.join(reason)[:300]}")
-        return None
-
-
-def _mpirun(layout: Layout, hosts: str) -> list[str]:
-    beside = Path(sys.executable).parent
-    words = [str(beside / "mpirun"), "-np", str(layout.ranks), "--host", hosts]
-    words += ["--map-by", "slot", "--bind-to", "none", "--prefix", str(beside.parent)]
-    if layout.nodes > 1:
-        words += ["--mca", "btl_tcp_if_include", "eth0", "--mca", "btl_tcp_links", "4"]
-        words += ["-x", "GLOO_SOCKET_IFNAME=eth0"]
-    else:
-        words += ["--oversubscribe"]
-    # The engine's thread and the program's share cores on virtual nodes.
-    words += ["--mca", "mpi_yield_when_idle", "1"]
-    words += ["-x", "OMP_NUM_THREADS=1", "-x", "PATH", sys.executable]
-    return words
-
-
-def _environment() -> dict[str, str]:
-    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**os.environ, **root, "PATH": beside}
-
-
-def _measure(jobs: _Jobs, layout: Layout, model: str, options: Any) -> list[dict[str, Any]]:
+def _measure(jobs: WorkerJobs, layout: Layout, model: str, options: Any) -> list[dict[str, Any]]:
     width = options.width or WIDTHS[model]
     words = ["--model", model, "--width", str(width), "--rounds", str(options.rounds)]
     words += ["--steps", str(options.steps)]
@@ -189,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = options.models or (["mlp"] if options.quick else list(WIDTHS))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        jobs = _Jobs(Path(folder))
+        jobs = WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S)
         for layout in layouts:
             for model in models:
                 rows += _measure(jobs, layout, model, options)

@@ -21,6 +21,7 @@ from hsgd.errors import (
 )
 
 if TYPE_CHECKING:
+    from hsgd.box import ParameterBox
     from hsgd.comm import Comm
     from hsgd.exchange import Exchange
     from hsgd.handle import Handle
@@ -47,6 +48,7 @@ __all__ = [
     "HsgdError",
     "LaunchError",
     "MissingExtra",
+    "ParameterBox",
     "PeerLost",
     "QueueFull",
     "SharedMemoryError",
@@ -78,6 +80,10 @@ def __getattr__(name: str) -> Any:
         from hsgd.handle import Handle
 
         return Handle
+    if name == "ParameterBox":
+        from hsgd.box import ParameterBox
+
+        return ParameterBox
     if name in _WORLD_NAMES:
         from hsgd import world
 

@@ -41,7 +41,9 @@ PATIENT = Config(
 )  # a deadlock becomes a CollectiveTimeout that names somebody, not the end of a rank
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["ranks", "numpy", "torch", "hypothesis", "pytest"])
+_context.set_forkserver_preload(
+    ["ranks", "numpy", "torch", "torch._dynamo", "hypothesis", "pytest"]
+)
 _serial = itertools.count()
 
 

@@ -22,15 +22,15 @@ IO_CSRC = ROOT / "io" / "csrc"
 # A component is all files of one stem; reduce_* belong to reduce.
 CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
-    frozenset({"error", "wait", "cores", "fault", "hsgd_mpi"}),
-    frozenset(
-        {"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner", "types"}
-    ),
-    frozenset(
-        {"lars", "options", "layout", "tuning", "store_choice", "transport_inproc", "transport_mpi"}
-    ),
-    frozenset({"rma_mpi", "outbox"}),
-    frozenset({"bootstrap", "wire"}),
+    frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi"}),
+    frozenset({"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner"})
+    | {"types"},
+    frozenset({"lars", "options", "layout", "tuning", "store_choice"})
+    | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"},
+    frozenset({"rma_mpi", "outbox", "box_layout"}),
+    frozenset({"box_door"}),
+    frozenset({"box"}),
+    frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),
     frozenset({"local", "arena"}),
     frozenset({"pipeline", "regroup"}),
@@ -44,7 +44,8 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "bind_exchange", "bind_lars", "gil", "request"},
+    "bind": {"array", "bind_box", "bind_exchange", "bind_lars", "gil", "request"},
+    "bind_box": {"array", "gil", "request"},
     "bind_exchange": {"array", "gil", "request"},
     "bind_lars": {"gil", "request"},
     "request": {"array", "gil"},
@@ -69,7 +70,11 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
     r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
-    r"Python\.h|nanobind/.*": {"bind", "bind_exchange", "bind_lars", "array", "gil", "request"},
+    "bind": {"array", "bind_box", "bind_exchange", "bind_lars", "gil", "request"},
+    "bind_box": {"array", "gil", "request"},
+    "bind_exchange": {"array", "gil", "request"},
+    "bind_lars": {"gil", "request"},
+    "request": {"array", "gil"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.

@@ -583,6 +583,52 @@ def test_arguments_without_meaning_for_a_tree_are_refused(ranks: Ranks) -> None:
     on(ranks, 1, trees_that_cannot_be_planted)
 
 
+def train_elastically(seat: Seat, path: str, size: int, strategy: str) -> Any:
+    with job(seat, path, size) as hvd:
+        torch.manual_seed(seat.rank)
+        net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1),
+            named_parameters=net.named_parameters(),
+            strategy=strategy,
+            model=net,
+            strategy_options={"moving_rate": 0.2, "update_interval": 2},
+        )
+        for step in range(STEPS):
+            torch.manual_seed(10 * step + seat.rank)
+            optimizer.zero_grad()
+            net(torch.randn(ROWS, 7)).square().mean().backward()
+            optimizer.step()
+        told = optimizer.workers, optimizer.moving_rate, optimizer.metrics.exchanges
+        optimizer.close()
+        return told, [parameter.detach().tolist() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["elastic_async", "elastic_hybrid"])
+def test_elastic_averaging_is_reached_by_its_strategies(ranks: Ranks, strategy: str) -> None:
+    told = on(ranks, 2, train_elastically, strategy)
+    workers = 2 if strategy == "elastic_async" else 1
+    assert [row[0] for row in told] == [(workers, 0.2, STEPS // 2)] * 2
+    assert (told[0][1] == told[1][1]) is (strategy == "elastic_hybrid")
+
+
+def elastic_options_that_cannot_be(seat: Seat, path: str, size: int) -> None:
+    with job(seat, path, size) as hvd:
+        sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+        with pytest.raises(ValueError, match=r'^strategy="elastic_async" does not know compr'):
+            hvd.DistributedOptimizer(
+                sgd, strategy="elastic_async", compression=hvd.Compression.fp16
+            )
+        with pytest.raises(ValueError, match=r'^strategy="elastic_hybrid" averages; op is'):
+            hvd.DistributedOptimizer(sgd, strategy="elastic_hybrid", op=hvd.Sum)
+        with pytest.raises(ValueError, match=r"^strategy_options are for elastic_async and elas"):
+            hvd.DistributedOptimizer(sgd, strategy_options={"moving_rate": 0.5})
+
+
+def test_arguments_without_meaning_for_elastic_averaging_are_refused(ranks: Ranks) -> None:
+    on(ranks, 1, elastic_options_that_cannot_be)
+
+
 def options_that_cannot_be_shared(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         parameters = list(nn.Linear(1, 1).parameters())

@@ -2,7 +2,6 @@
 #include "async.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <optional>
@@ -10,6 +9,7 @@
 
 #include "capi.hpp"
 #include "error.hpp"
+#include "signals.hpp"
 
 namespace hsgd {
 namespace {
@@ -21,25 +21,6 @@ std::vector<uint64_t> copied(const uint64_t* values, int size) {
   if (values == nullptr) return {};
   return std::vector<uint64_t>(values, values + size);
 }
-
-// Signals are for the program's own threads: a handler that wakes a sleeping call must run there.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t blocked;
-    ::sigfillset(&blocked);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) {
-      ::sigdelset(&blocked, fault);
-    }
-    ::pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bind_box.hpp"
 #include "bind_exchange.hpp"
 #include "bind_lars.hpp"
 #include "gil.hpp"
@@ -494,16 +495,6 @@ auto starting(void (Collective::*fill)(Arguments...)) {
   };
 }
 
-// Runs Python's signal handlers, which act in the main thread only. What they raise stays set in
-// this thread until raise_on_error() passes it on.
-int python_interrupted() {
-  PyGILState_STATE state{};
-  take_gil([&] { state = PyGILState_Ensure(); });
-  const int raised = PyErr_CheckSignals();
-  PyGILState_Release(state);
-  return raised;
-}
-
 hsgd_options default_options() {
   hsgd_options options;
   hsgd_options_default(&options);
@@ -610,6 +601,7 @@ NB_MODULE(_native, module) {
         return comm.exchange(self.exchange(address), options);
       });
 
+  hsgd::python::bind_box(module);
   hsgd::python::bind_exchange(module);
   hsgd::python::bind_lars(module);
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });

@@ -19,11 +19,14 @@ void Exchange::call(Call&& call) {
     raise_on_error(HSGD_ERR_CLOSED, error);
   }
   int status = 0;
-  std::shared_ptr<hsgd_exchange> exchange = exchange_;  // another thread may close it
+  // Another thread may close it meanwhile, and the communicator, which goes last.
+  std::shared_ptr<hsgd_comm> comm = comm_;
+  std::shared_ptr<hsgd_exchange> exchange = exchange_;
   {
     const ReleasedGil released;
     status = call(exchange.get(), &error);
     exchange.reset();
+    comm.reset();
   }
   raise_on_error(status, error);
 }
@@ -49,7 +52,11 @@ uint64_t Exchange::put_notify(const std::vector<std::pair<nb::object, uint64_t>>
 }
 
 void Exchange::give_arrays_back() {
-  while (!open_.empty() && done(open_.front().first)) {
+  while (!open_.empty()) {
+    const uint64_t ticket = open_.front().first;
+    if (!done(ticket)) return;
+    // Without the GIL another thread may have given it back.
+    if (open_.empty() || open_.front().first != ticket) continue;
     const Arrays delivered = std::move(open_.front().second);
     open_.pop_front();
   }

@@ -7,18 +7,16 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 
 #include "error.hpp"
 #include "fault.hpp"
 #include "layout.hpp"
+#include "unix_socket.hpp"
 
 namespace hsgd {
 namespace {
@@ -36,46 +34,6 @@ struct Hello {
   int32_t failed = 0;  // hsgd_status; then `message` says why this rank, or the set-up, has failed
   char message[512] = {};
 };
-
-struct Address {
-  sockaddr_un name{};
-  socklen_t bytes = 0;
-};
-
-Address address_of(const std::string& path) {
-  Address address;
-  address.name.sun_family = AF_UNIX;
-  if (path.empty() || path.size() >= sizeof address.name.sun_path) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("set-up: path \"%s\" has %zu characters; give one with 1 to %zu", path.c_str(),
-                     path.size(), sizeof address.name.sun_path - 1));
-  }
-  std::memcpy(address.name.sun_path, path.data(), path.size());
-  size_t length = path.size() + 1;
-  if (path[0] == '@') {
-    address.name.sun_path[0] = '\0';
-    --length;
-  }
-  address.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length);
-  return address;
-}
-
-Fd new_socket() {
-  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket.valid()) fail_system("socket");
-  return socket;
-}
-
-bool try_connect(const Fd& socket, const Address& address) {
-  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.name), address.bytes) ==
-         0;
-}
-
-void pause_ms(int64_t ms) {
-  timespec time{};
-  time.tv_nsec = ms * 1'000'000;
-  ::nanosleep(&time, nullptr);
-}
 
 void look_around(const Deadline& deadline) {
   if (deadline.interrupted()) throw Error(HSGD_ERR_INTERRUPTED, -1, "set-up: interrupted");
@@ -102,66 +60,15 @@ Fd connect_until(const std::string& path, const Deadline& deadline) {
 }
 
 void send_hello(int socket, const Hello& hello, const Fd& segment, const Fd& process) {
-  int descriptors[kDescriptors];
-  int count = 0;
-  if (segment.valid()) descriptors[count++] = segment.get();
-  if (process.valid()) descriptors[count++] = process.get();
-  iovec data{const_cast<Hello*>(&hello), sizeof hello};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof descriptors)] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  if (count > 0) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(sizeof(int) * static_cast<size_t>(count));
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * static_cast<size_t>(count));
-    std::memcpy(CMSG_DATA(header), descriptors, sizeof(int) * static_cast<size_t>(count));
-  }
-  ssize_t sent = -1;
-  do {
-    sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  // A receiver that is gone shows itself by its closed socket; anything else is this rank's fault.
-  if (sent < 0 && errno != EPIPE && errno != ECONNRESET) {
-    fail_system("set-up: passing of descriptors (ulimit -n may be too low)");
-  }
+  const Fd* const sent[kDescriptors] = {&segment, &process};
+  send_message(socket, &hello, sizeof hello, sent, kDescriptors);
 }
 
 // False when the other side is gone.
 bool receive_hello(int socket, Hello* hello, Fd* segment, Fd* process) {
-  iovec data{hello, sizeof *hello};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kDescriptors)] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  ssize_t received = -1;
-  bool reset = false;
-  for (;;) {
-    received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-    if (received >= 0) break;
-    // Who closes with something unread resets the socket; what it said before is still there.
-    if (errno != EINTR && (errno != ECONNRESET || std::exchange(reset, true))) break;
-  }
+  Fd* const taken[kDescriptors] = {segment, process};
+  const ssize_t received = receive_message(socket, hello, sizeof *hello, taken, kDescriptors);
   if (received <= 0) return false;
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                "set-up: this process has no room for more descriptors; raise ulimit -n");
-  }
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    int descriptors[kDescriptors] = {-1, -1};
-    std::memcpy(descriptors, CMSG_DATA(header),
-                sizeof(int) * std::min<size_t>(count, kDescriptors));
-    *segment = Fd(descriptors[0]);
-    *process = Fd(descriptors[1]);
-  }
   if (received != sizeof *hello || hello->magic != kMagic || hello->version != kLayoutVersion) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 "set-up: a rank runs another version of hsgd; install the same one everywhere");

@@ -352,6 +352,77 @@ HSGD_API int hsgd_exchange_bind(hsgd_exchange* exchange, uint32_t slot, int sour
 HSGD_API int hsgd_exchange_segment(hsgd_exchange* exchange, int rank, void** data,
                                    hsgd_buffer** memory, hsgd_error* err);
 
+/* --- parameter box: float32 values in shared memory, found by a key --- */
+
+/* Any process of the node and of the user may open the box of a key, at any time, and add to the
+ * values while others read them. It lives as long as any process that opened it. Each change is
+ * whole and exclusive per chunk, each read whole per chunk, whoever dies. */
+typedef struct hsgd_box hsgd_box;
+
+typedef struct hsgd_box_options {
+  uint32_t struct_bytes; /* sizeof(hsgd_box_options), for versioning */
+  uint32_t counters;     /* fetch-and-add counters, 0 at the beginning */
+  uint64_t count;        /* values */
+  uint64_t chunk_count;  /* values of a chunk */
+} hsgd_box_options;
+
+/* How long a call may wait, and what else may end it; see hsgd_options. */
+typedef struct hsgd_patience {
+  double timeout_s;
+  int (*interrupted)(void);
+} hsgd_patience;
+
+/* Local. `initial` has `count` values, NULL: zeros. HSGD_ERR_ARGUMENT when the key is taken. */
+HSGD_API int hsgd_box_create(const char* key, const hsgd_box_options* options, const float* initial,
+                             hsgd_box** box, hsgd_error* err);
+/* Blocks until somebody holds a box of this key; HSGD_ERR_TIMEOUT when nobody does. */
+HSGD_API int hsgd_box_attach(const char* key, const hsgd_patience* patience, hsgd_box** box,
+                             hsgd_error* err);
+/* Local, waits for nobody. */
+HSGD_API void hsgd_box_destroy(hsgd_box* box);
+HSGD_API void hsgd_box_describe(const hsgd_box* box, hsgd_box_options* options);
+HSGD_API uint64_t hsgd_box_version(const hsgd_box* box);    /* changes that were finished */
+HSGD_API uint64_t hsgd_box_recoveries(const hsgd_box* box); /* locks taken from the dead */
+
+/* `count` values from place `offset` on. They wait only for the lock of a chunk, which others keep
+ * for microseconds: HSGD_ERR_TIMEOUT names who does not give it back. *version: how many changes
+ * were finished before a read, or with a change, this one included. */
+HSGD_API int hsgd_box_read(hsgd_box* box, float* out, uint64_t offset, uint64_t count,
+                           const hsgd_patience* patience, uint64_t* version, hsgd_error* err);
+/* `finishes`: 1, or 0 for a part of a change that another call finishes and counts. */
+HSGD_API int hsgd_box_write(hsgd_box* box, const float* values, uint64_t offset, uint64_t count,
+                            int finishes, const hsgd_patience* patience, uint64_t* version,
+                            hsgd_error* err);
+/* Adds `delta`, HSGD_FLOAT32 or HSGD_BFLOAT16. */
+HSGD_API int hsgd_box_accumulate(hsgd_box* box, const void* delta, hsgd_dtype dtype,
+                                 uint64_t offset, uint64_t count, int finishes,
+                                 const hsgd_patience* patience, uint64_t* version, hsgd_error* err);
+/* For a box that holds a copy of another node's: takes values as they were there at `stamp`, which
+ * grows, and `version`; chunks that have later ones keep them. */
+HSGD_API int hsgd_box_take_copy(hsgd_box* box, const float* values, uint64_t offset, uint64_t count,
+                                uint64_t stamp, uint64_t version, const hsgd_patience* patience,
+                                hsgd_error* err);
+/* Local: HSGD_ERR_ARGUMENT, in the words of `what`, when the box has not these values. */
+HSGD_API int hsgd_box_check(hsgd_box* box, const char* what, uint64_t offset, uint64_t count,
+                            hsgd_error* err);
+
+typedef struct hsgd_box_tensor {
+  float* data;
+  uint64_t count;
+} hsgd_box_tensor;
+
+/* Elastic averaging in one pass over the weights, which lie in the box one after another from place
+ * 0: d = rate * (weight - centre), rounded to `dtype`; weight -= d; and delta = d, an array for all
+ * of them, or, where `delta` is NULL, centre += d (float32). *squares: the sum of (weight -
+ * centre)^2 before. */
+HSGD_API int hsgd_box_elastic(hsgd_box* box, const hsgd_box_tensor* tensors, uint64_t count,
+                              float rate, void* delta, hsgd_dtype dtype,
+                              const hsgd_patience* patience, double* squares, uint64_t* version,
+                              hsgd_error* err);
+/* Local, never blocks: adds to a counter, *before is what it was. */
+HSGD_API int hsgd_box_fetch_add(hsgd_box* box, uint32_t counter, int64_t value, int64_t* before,
+                                hsgd_error* err);
+
 /* What the trust ratio of a LARS step divides |weight| by. */
 typedef enum hsgd_lars_norm {
   HSGD_LARS_GRADIENT = 0, /* |g| + weight_decay * |w| + eps */

@@ -25,6 +25,12 @@ void futex_wake(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+void pause_ms(int64_t ms) {
+  timespec time{};
+  time.tv_nsec = ms * 1'000'000;
+  ::nanosleep(&time, nullptr);
+}
+
 void Waiter::Idle::pause() {
   if (pauses_ < policy_.spin) {
     ++pauses_;

@@ -98,6 +98,7 @@ static_assert(sizeof(Doorbell) == 64, "one cache line");
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns);
 void futex_wake(std::atomic<uint32_t>& word);
+void pause_ms(int64_t ms);  // below 1000; a signal may shorten it
 
 // Call after a sequentially consistent store to the flag. That store and this load are ordered, as
 // are the sleeper's store to `asleep` and its last look at the flag: one of the two sees the other,

@@ -5,6 +5,8 @@ optimizer in a DistributedOptimizer to train on many ranks.
 """
 
 from hsgd.optim.gossip import Gossip, GossipMetrics
+from hsgd.optim.elastic import ElasticAveraging, ElasticMetrics
+from hsgd.optim.elastic_strategy import elastic_averaging
 from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
 from hsgd.optim.node_shared import NodeSharedOptimizer, SharedParameters, share_parameters
@@ -22,6 +24,8 @@ __all__ = [
     "Gossip",
     "GossipMetrics",
     "JitteredPeriod",
+    "ElasticAveraging",
+    "ElasticMetrics",
     "NodeSharedOptimizer",
     "NotifiedTree",
     "RelativeChange",
@@ -29,6 +33,7 @@ __all__ = [
     "Topology",
     "Trigger",
     "WarmupPolynomialLR",
+    "elastic_averaging",
     "notified_tree",
     "share_parameters",
 ]

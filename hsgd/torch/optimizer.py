@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hsgd.optim.elastic_strategy import STRATEGIES as ELASTIC
 from hsgd.torch import horovod_path, runtime
 from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.elastic_averaging import average_elastically
 from hsgd.torch.gossiping import start_gossip
 from hsgd.torch.process_sets import ProcessSet, global_process_set
 from hsgd.torch.reducer import GradientReducer, Options
@@ -26,7 +28,8 @@ from hsgd.torch.trees import plant_tree
 
 __all__ = ["Distributed", "DistributedOptimizer"]
 
-_STRATEGIES = ("overlap", "after_backward", "notified_tree", "gossip")
+_WITH_OPTIONS = ("gossip", *ELASTIC)
+_STRATEGIES = ("overlap", "after_backward", "notified_tree", *_WITH_OPTIONS)
 
 
 class Distributed(torch.optim.Optimizer):
@@ -208,8 +211,10 @@ def DistributedOptimizer(
     layer up and down a tree of one-sided writes and lets the next forward pass wait for its layers
     alone (hsgd.optim.NotifiedTree; needs `model`). "gossip" lets each rank step on its own
     gradients, and average its weights with one peer at a time when a trigger says so
-    (hsgd.optim.Gossip; collective; with `model` its buffers are averaged too). strategy_options:
-    further arguments of "gossip", such as trigger and topology.
+    (hsgd.optim.Gossip; collective); "elastic_async" and "elastic_hybrid" train ranks or nodes on
+    their own and hold them together by a centre (hsgd.optim.ElasticAveraging; collective); with
+    `model` all three average its buffers too. strategy_options: further arguments of these three,
+    such as trigger or moving_rate.
     node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
     part of them after the backward pass; all ranks get those of rank 0, which makes this call
     collective. For SGD, Adam, AdamW, LARS and LAMB; clip with its clip_grad_norm_(). See
@@ -245,8 +250,10 @@ def DistributedOptimizer(
         )
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
-    if strategy_options is not None and strategy != "gossip":
-        raise ValueError(f'strategy_options are for "gossip"; strategy is "{strategy}"')
+    if strategy_options is not None and strategy not in _WITH_OPTIONS:
+        raise ValueError(
+            f'strategy_options are for {", ".join(_WITH_OPTIONS)}; strategy is "{strategy}"'
+        )
     others: dict[str, Any] = {
         "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
@@ -260,6 +267,10 @@ def DistributedOptimizer(
         return plant_tree(optimizer, model, named_parameters, op, **others)
     if strategy == "gossip":
         return start_gossip(optimizer, model, op, strategy_options or {}, **others)
+    if strategy in ELASTIC:
+        return average_elastically(
+            optimizer, strategy, op, model=model, options=strategy_options, **others
+        )
     if node_shared:
         return share_optimizer(optimizer, compression, op, process_set, gradient_predivide_factor)
     options = Options(

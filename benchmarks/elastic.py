@@ -1,0 +1,269 @@
+"""Elastic averaging: the box against copies and sums, pushes against the link, steps against
+synchronous training, a slow worker, and accuracy.
+
+Owns layouts, jobs and ratios. Never times anything: elastic_worker.py does, in the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import report
+from layouts import on_one_node, read_layout
+from worker_jobs import WorkerJobs
+
+__all__ = ["main", "ratios"]
+
+NOTES = """\
+box: every worker reads, pushes and mixes at once; the limit is a copy, a sum in place, or the same
+arithmetic by torch, of the same bytes, by as many workers at once, in turns in one job.
+push: the last rank's push into a box that another node owns, until the new values are back; the
+limit is the link's rate.
+steps: a step keeps a core busy for a time that is given, makes gradients of a model's shapes, and
+communicates and updates as the candidate does. "exposed" is its median over that of a step without
+communication. Candidates take turns in one job; Horovod, whose threads never rest, has its own.
+slow: steps per second of the quickest other worker when one computes three times as long.
+study: digits, a network of 64-64-10, equal epochs, paired seeds; percent of test images right at
+the mean of all models, and of the worst single one.
+
+Ratios, above 1 is ahead: vs_limit/CASE is limit / time, vs_peer/exposed/CASE what a step of Horovod
+exposes / what ours does, vs_two_level likewise; vs_undisturbed/CASE is a rate / the undisturbed
+one; gain/CASE are points of accuracy over synchronous training.
+
+Virtual nodes need Linux and root; they share the cores of this machine.
+
+examples:
+  python benchmarks/elastic.py --quick
+  python benchmarks/elastic.py --json elastic.json --png elastic.png
+  python benchmarks/elastic.py --parts study --seeds 20 --workers 2 4 8
+"""
+
+WORKER = Path(__file__).resolve().with_name("elastic_worker.py")
+PARTS = ("box", "push", "steps", "slow", "study")
+BESIDE = ("compute", "two_level", "async", "hybrid")
+LIMITS = {"read": "copy", "accumulate": "add", "elastic": "mix", "exchange": "mix"}
+RATES = {"1gbit": 1e9, "10gbit": 1e10}
+JOB_LIMIT_S = 600.0
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Comparisons of one run, from its rows."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row["part"] == "push":
+            ideal_s = 8 * row["bytes"] / RATES[row["layout"].partition("@")[2]]
+            case = f"{row['candidate'].replace(' ', '_')}/{row['layout']}"
+            found[f"vs_limit/{case}"] = ideal_s / _median(row["s"])
+        if row["part"] == "slow":
+            case = f"slow_{row['candidate']}/{row['layout']}"
+            found[f"vs_undisturbed/{case}"] = _median(row["disturbed"]) / _median(
+                row["undisturbed"]
+            )
+    boxes = {(r["workers"], r["candidate"]): _median(r["s"]) for r in rows if r["part"] == "box"}
+    for workers, name in boxes:
+        if name in LIMITS:
+            limit = boxes[workers, LIMITS[name]]
+            found[f"vs_limit/{name}/{workers}_workers"] = limit / boxes[workers, name]
+    for layout in dict.fromkeys(row["layout"] for row in rows if row["part"] == "steps"):
+        here = {
+            r["candidate"]: _median(r["s"])
+            for r in rows
+            if r["part"] == "steps" and r["layout"] == layout
+        }
+        exposed = {name: max(1e-6, s - here["compute"]) for name, s in here.items()}
+        for ours in ("async", "hybrid"):
+            for key, theirs in (("vs_peer", "horovod"), ("vs_two_level", "two_level")):
+                if ours in here and theirs in here:
+                    found[f"{key}/exposed_{ours}/{layout}"] = exposed[theirs] / exposed[ours]
+    found.update(_gains(rows))
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
+def _gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean points over synchronous training, seed by seed."""
+    found = {}
+    studies = [row for row in rows if row["part"] == "study"]
+    for row in studies:
+        sync = next(
+            r
+            for r in studies
+            if (r["shards"], r["workers"], r["candidate"])
+            == (row["shards"], row["workers"], "sync")
+        )
+        if row is not sync:
+            pairs = zip(row["mean_model"], sync["mean_model"], strict=True)
+            case = f"{row['candidate']}/{row['shards'].replace(' ', '_')}/{row['workers']}_workers"
+            found[f"gain/{case}"] = statistics.fmean(ours - theirs for ours, theirs in pairs)
+    return found
+
+
+def _measure(jobs: WorkerJobs, part: str, options: Any) -> list[dict[str, Any]]:
+    """Rows of one part; of jobs that failed there are none."""
+    rounds = ["--rounds", str(options.rounds)]
+    rows: list[dict[str, Any]] = []
+
+    def add(layout: Any, words: Sequence[str]) -> None:
+        for row in jobs.run(layout, words) or []:
+            rows.append({"layout": layout.name, "ranks": layout.ranks, **row})
+
+    if part == "box":
+        words = ["--bytes", str(options.mbytes << 20), *rounds]
+        add(on_one_node(options.most_workers), ["box", *words])
+    if part == "push":
+        for rate in options.rates:
+            words = ["--bytes", str(options.mbytes << 20), *rounds]
+            add(read_layout(f"2x1@{rate}"), ["push", *words])
+    if part in ("steps", "slow"):
+        words = [*rounds, "--steps", str(options.steps), "--interval", str(options.interval)]
+        words += ["--compute-s", str(options.compute_s), "--model", options.model]
+        if part == "slow":
+            add(on_one_node(2), ["slow", *words])
+        else:
+            layout = read_layout(options.layout)
+            add(layout, ["steps", *words, "--candidates", *BESIDE])
+            if not options.no_horovod:
+                add(layout, ["steps", *words, "--candidates", "horovod"])
+    if part == "study":
+        for workers in options.workers:
+            words = ["study", "--seeds", str(options.seeds), "--epochs", str(options.epochs)]
+            add(on_one_node(workers), words)
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code is 1 when a job failed."""
+    options = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    parts = options.parts or (["box", "push", "slow"] if options.quick else PARTS)
+    quick = options.quick
+    options.rounds = options.rounds or (3 if quick else 7)
+    options.mbytes = options.mbytes or (16 if quick else 97)
+    options.most_workers = 2 if quick else 4
+    options.rates = options.rates or (["1gbit"] if quick else list(RATES))
+    options.model = options.model or ("small" if quick else "resnet50")
+    options.compute_s = options.compute_s or (0.01 if quick else 0.5)
+    options.steps = options.steps or (12 if quick else options.interval)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S)
+        for part in parts:
+            rows += _measure(jobs, part, options)
+    settings = {k: v for k, v in vars(options).items() if k not in ("json", "png")}
+    document = {
+        "meta": {**report.facts("elastic"), "settings": settings},
+        "ratios": ratios(rows),
+        "failures": jobs.failures,
+        "results": rows,
+    }
+    _show(document)
+    if options.json:
+        report.write_json(options.json, document)
+    if options.png and rows:
+        plot(json.loads(json.dumps(document)), options.png)
+    return 1 if jobs.failures or not rows else 0
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    timed = [row for row in document["results"] if "s" in row]
+    if timed:
+        lines = [
+            [
+                row["layout"],
+                str(row.get("workers", row["ranks"])),
+                row["candidate"],
+                f"{row['bytes'] / 1e6:.0f}",
+                f"{1e3 * _median(row['s']):.2f}",
+                f"{row['bytes'] / 1e9 / _median(row['s']):.2f}",
+            ]
+            for row in timed
+        ]
+        print(report.table(["layout", "at once", "", "MB", "median ms", "GB/s"], lines))
+    for row in document["results"]:
+        if "of_an_exchange_s" in row:
+            told = ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in row["of_an_exchange_s"].items())
+            print(f"an exchange of {row['candidate']}: {told}")
+    studies = [row for row in document["results"] if row["part"] == "study"]
+    if studies:
+        lines = [
+            [
+                row["shards"],
+                str(row["workers"]),
+                row["candidate"],
+                *(f"{statistics.fmean(row[key]):.2f}" for key in ("mean_model", "worst_model")),
+            ]
+            for row in studies
+        ]
+        print(report.table(["shards", "workers", "", "mean model %", "worst model %"], lines))
+    for name, value in document["ratios"].items():
+        print(f"{name}: {value:g}")
+    for line in document["failures"]:
+        print(line, file=sys.stderr)
+
+
+def plot(document: Mapping[str, Any], target: Path) -> None:
+    """Bars of all ratios against 1, and of gains in accuracy against 0."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = document["ratios"]
+    panels = [
+        (1.0, "ratio, above 1 is ahead", {k: v for k, v in found.items() if k[:5] != "gain/"}),
+        (0.0, "points over synchronous", {k: v for k, v in found.items() if k[:5] == "gain/"}),
+    ]
+    panels = [panel for panel in panels if panel[2]]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(7 * len(panels), 6), squeeze=False, layout="constrained"
+    )
+    for axis, (base, label, values) in zip(axes[0], panels, strict=True):
+        axis.barh(list(values), [value - base for value in values.values()], left=base)
+        axis.axvline(base, color="black", linewidth=0.8)
+        axis.set_xlabel(label)
+        axis.invert_yaxis()
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(axis="y", labelsize=8)
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Measure the parameter box and elastic averaging.",
+        epilog=NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="box, push and slow worker, small: under a minute")
+    add("--json", type=Path, metavar="FILE", help="write everything there")
+    add("--png", type=Path, metavar="FILE", help="plot the ratios there")
+    add("--parts", nargs="+", choices=PARTS, help="default: all, with --quick three")
+    add("--rounds", type=int, help="turns of each candidate (default 7)")
+    add("--mbytes", type=int, metavar="MB", help="of the box, MiB (default 97: ResNet-50's)")
+    add("--rates", nargs="+", choices=RATES, help="links of pushes (default both)")
+    add("--layout", default="2x2@1gbit", help="of steps (default 2x2@1gbit)")
+    add("--model", choices=("resnet50", "small"), help="shapes of steps (default resnet50)")
+    add("--compute-s", type=float, help="computation of a step, seconds (default 0.5)")
+    add("--interval", type=int, default=4, help="steps between exchanges (default 4)")
+    add("--steps", type=int, help="steps of a turn (default: the interval)")
+    add("--workers", nargs="+", type=int, default=[2, 4, 8], help="of the study (default 2 4 8)")
+    add("--seeds", type=int, default=20, help="of the study (default 20)")
+    add("--epochs", type=int, default=10, help="of the study (default 10)")
+    add("--no-horovod", action="store_true", help="leave out Horovod")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

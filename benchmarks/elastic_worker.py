@@ -1,0 +1,399 @@
+"""The ranks of elastic.py: the box against copies and sums of the same bytes, pushes over a link,
+training steps under each candidate, and a study of accuracy.
+
+Owns the candidates and the check that results are right. Rank 0 writes what was measured into the
+file that it is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hsgd import Comm, ParameterBox
+from hsgd.optim import ElasticAveraging
+from steps import resnet50
+
+__all__: list[str] = []
+
+WORLD = MPI.COMM_WORLD
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds from a common start until the last rank has ended."""
+    WORLD.Barrier()
+    begin = time.perf_counter()
+    run()
+    return float(WORLD.allreduce(time.perf_counter() - begin, MPI.MAX))
+
+
+def parts_of(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """A row of values in the shapes of the parameters."""
+    parts = flat.split([p.numel() for p in parameters])
+    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+
+
+# --- the box ---
+
+
+def box_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
+    """Reads, pushes and elastic steps of 1, 2, ... workers at once, and the least that they cost:
+    a copy, a sum in place, and the same arithmetic in place by torch.
+    """
+    count = nbytes // 4
+    private = [torch.ones(count) for _ in range(3)]
+    weights, delta, other = private
+    rows = []
+    with ParameterBox.over(comm, np.zeros(count, np.float32)) as box:
+
+        def mixed_by_torch() -> None:
+            torch.sub(weights, other, out=delta)
+            delta.mul_(0.25)
+            weights.sub_(delta)
+
+        candidates: dict[str, Callable[[], Any]] = {
+            "read": lambda: box.read(weights),
+            "copy": lambda: weights.copy_(other),
+            "accumulate": lambda: box.accumulate(delta),
+            "add": lambda: weights.add_(delta),
+            "elastic": lambda: box.elastic([weights], 0.25, delta),
+            "mix": mixed_by_torch,
+            "exchange": lambda: box.elastic([weights], 0.25),
+        }
+        workers = 1
+        while workers <= comm.size:
+            seconds: dict[str, list[float]] = {name: [] for name in candidates}
+            for number in range(rounds + 1):
+                for name, run in candidates.items():
+                    act = run if comm.rank < workers else (lambda: None)
+                    took = timed(act)
+                    if number:
+                        seconds[name].append(took)
+            rows += [
+                {"part": "box", "workers": workers, "candidate": name, "bytes": nbytes, "s": took}
+                for name, took in seconds.items()
+            ]
+            workers *= 2
+        comm.barrier()
+    return rows
+
+
+def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
+    """The last rank pushes into a box that rank 0's node owns; all it sends crosses the link."""
+    count = nbytes // 4
+    rows = []
+    for name, dtype in (("push", torch.float32), ("push bf16", torch.bfloat16)):
+        with ParameterBox.over(comm, np.zeros(count, np.float32), shards=None) as box:
+            delta = torch.ones(count, dtype=dtype)
+
+            def push(box: ParameterBox = box, delta: Tensor = delta) -> None:
+                if comm.rank == comm.size - 1:
+                    box.accumulate(delta)
+
+            seconds = [timed(push) for _ in range(rounds + 1)][1:]
+            box.refresh()
+            out = np.empty(count, np.float32)
+            box.read(out)
+            assert (out == rounds + 1).all(), "the box has not what was pushed"
+            comm.barrier()
+        rows.append(
+            {"part": "push", "candidate": name, "bytes": count * dtype.itemsize, "s": seconds}
+        )
+    return rows
+
+
+# --- steps ---
+
+
+class Plain:
+    """Computes, and makes gradients of the model's shapes; no other rank is there."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm) -> None:
+        self.parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        self.comm = comm
+        self.gradients = [torch.full(shape, 1e-3) for shape in shapes]
+        self.optimizer: Any = torch.optim.SGD(self.parameters, lr=0.1, fused=True)
+
+    def step(self, compute_s: float) -> None:
+        """One step: a busy processor for so long, gradients, and what follows."""
+        end = time.perf_counter() + compute_s
+        while time.perf_counter() < end:
+            pass
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+        self.finish()
+
+    def finish(self) -> None:
+        self.optimizer.step()
+
+    def close(self) -> None:
+        """End what runs beside the program."""
+
+
+class TwoLevel(Plain):
+    """hsgd's allreduce of all gradients at once, then the update."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm) -> None:
+        super().__init__(shapes, comm)
+        self.flat = comm.empty(sum(p.numel() for p in self.parameters), torch.float32)
+        parts = self.flat.split([p.numel() for p in self.parameters])
+        self.gradients = [
+            part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)
+        ]
+        self.flat.fill_(1e-3)
+
+    def finish(self) -> None:
+        self.comm.allreduce(self.flat, "mean", out=self.flat)
+        self.optimizer.step()
+
+
+class Horovod(Plain):
+    """Plain Horovod over MPI: flat allreduce."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm) -> None:
+        super().__init__(shapes, comm)
+        import horovod.torch as hvd
+
+        hvd.init()
+        self.hvd = hvd
+
+    def finish(self) -> None:
+        handles = [self.hvd.allreduce_async_(g, name=str(n)) for n, g in enumerate(self.gradients)]
+        for handle in handles:
+            self.hvd.synchronize(handle)
+        self.optimizer.step()
+
+
+class Elastic(Plain):
+    """ElasticAveraging, asynchronous."""
+
+    mode = "async"
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, shapes: list[tuple[int, ...]], comm: Comm) -> None:
+        super().__init__(shapes, comm)
+        self.optimizer = ElasticAveraging(
+            self.optimizer, self.parameters, comm, self.mode, **self.options
+        )
+
+    def close(self) -> None:
+        self.optimizer.close()
+
+
+class Hybrid(Elastic):
+    """Synchronous within a node."""
+
+    mode = "hybrid"
+
+
+STEPPERS: dict[str, type[Plain]] = {
+    "compute": Plain,
+    "two_level": TwoLevel,
+    "horovod": Horovod,
+    "async": Elastic,
+    "hybrid": Hybrid,
+}
+
+
+def shapes_of(model: str) -> list[tuple[int, ...]]:
+    return resnet50() if model == "resnet50" else [(256, 256)] * 16
+
+
+def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
+    """Steps of all candidates, turn by turn; some of a turn follow one another."""
+    Elastic.options = {"update_interval": options.interval}
+    shapes = shapes_of(options.model)
+    made = {name: STEPPERS[name](shapes, comm) for name in options.candidates}
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    for number in range(options.rounds + 1):
+        for name, stepper in made.items():
+
+            def turn(stepper: Plain = stepper) -> None:
+                for _ in range(options.steps):
+                    stepper.step(options.compute_s)
+
+            took = timed(turn) / options.steps
+            if isinstance(stepper, Elastic):
+                stepper.optimizer.finish_push()  # nothing of it in another one's turn
+            if number:
+                seconds[name].append(took)
+    rows = []
+    nbytes = 4 * sum(math.prod(shape) for shape in shapes)
+    for name, stepper in made.items():
+        row: dict[str, Any] = {"part": "steps", "candidate": name, "bytes": nbytes}
+        row["s"] = seconds[name]
+        if isinstance(stepper, Elastic):
+            told, done = stepper.optimizer.metrics, max(1, stepper.optimizer.metrics.exchanges)
+            row["of_an_exchange_s"] = {
+                "wait": told.wait_s / done,
+                "read_and_mix": told.mix_s / done,
+                "follow": told.follow_s / done,
+                "push_and_accumulate": told.push_s / done,
+            }
+        rows.append(row)
+        comm.barrier()
+        stepper.close()
+    return rows
+
+
+def slow_worker(comm: Comm, options: Any) -> list[dict[str, Any]]:
+    """Steps per second of the others when the last rank computes three times as long."""
+    rows = []
+    Elastic.options = {"update_interval": options.interval}
+    for name in ("two_level", "async"):
+        stepper = STEPPERS[name](shapes_of(options.model), comm)
+        rates: dict[int, list[float]] = {1: [], 3: []}
+        for _ in range(options.rounds):
+            for factor, found in rates.items():
+                slow = comm.rank == comm.size - 1
+                steps = options.steps // factor if slow else options.steps
+                steps = options.steps if name == "two_level" else steps
+                WORLD.Barrier()
+                begin = time.perf_counter()
+                for _ in range(steps):
+                    stepper.step(options.compute_s * (factor if slow else 1))
+                own = steps / (time.perf_counter() - begin)
+                found.append(float(WORLD.allreduce(math.inf if slow else own, MPI.MIN)))
+        comm.barrier()
+        stepper.close()
+        rows.append(
+            {
+                "part": "slow",
+                "candidate": name,
+                "undisturbed": rates[1],
+                "disturbed": rates[3],
+            }
+        )
+    return rows
+
+
+# --- accuracy ---
+
+
+def digits(skew: bool, rank: int, ranks: int) -> tuple[Tensor, ...]:
+    """This rank's images and labels, and those of the test."""
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+    images, labels = images.float() / 16, labels.long()
+    train = torch.arange(1437)
+    if skew:
+        train = train[labels[train].argsort(stable=True)]
+        mine = train.tensor_split(ranks)[rank]
+    else:
+        mine = train[rank::ranks]
+    return images[mine], labels[mine], images[1437:], labels[1437:]
+
+
+def accuracy_of(comm: Comm, method: str, seed: int, data: tuple[Tensor, ...], epochs: int) -> Any:
+    """Percent of test images that the mean model and the worst single model get right."""
+    images, labels, test, wanted = data
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    parameters = list(net.parameters())
+    sgd = torch.optim.SGD(parameters, lr=0.1)
+    optimizer: Any = sgd
+    if method in ("async", "hybrid"):
+        options = {"group_size": 2} if method == "hybrid" else {}
+        optimizer = ElasticAveraging(sgd, net, comm, method, **options)
+    batch, draws = 16, torch.Generator().manual_seed(1000 * seed + comm.rank)
+    flat = torch.empty(sum(p.numel() for p in parameters))
+    for _ in range(epochs * 1437 // comm.size // batch):
+        chosen = torch.randint(len(labels), (batch,), generator=draws)
+        optimizer.zero_grad()
+        functional.cross_entropy(net(images[chosen]), labels[chosen]).backward()
+        if method == "sync":
+            torch.cat([p.grad.reshape(-1) for p in parameters], out=flat)  # type: ignore[union-attr]
+            comm.allreduce(flat, "mean", out=flat)
+            for p, part in zip(
+                parameters, flat.split([p.numel() for p in parameters]), strict=True
+            ):
+                p.grad = part.view_as(p)
+        optimizer.step()
+    if optimizer is not sgd:
+        optimizer.finish_push()
+    comm.barrier()
+
+    def right() -> float:
+        with torch.no_grad():
+            return 100 * float((net(test).argmax(1) == wanted).float().mean())
+
+    worst = float(comm.allreduce(np.array([right()]), "min")[0])
+    mean = torch.cat([p.detach().reshape(-1) for p in parameters])
+    comm.allreduce(mean, "mean", out=mean)
+    with torch.no_grad():
+        for p, part in zip(parameters, parts_of(mean, parameters), strict=True):
+            p.copy_(part)
+    if optimizer is not sgd:
+        optimizer.close()
+    return right(), worst
+
+
+def study(comm: Comm, options: Any) -> list[dict[str, Any]]:
+    rows = []
+    methods = ["sync", "none", "async"] + (["hybrid"] if comm.size % 2 == 0 else [])
+    for skew in (False, True):
+        data = digits(skew, comm.rank, comm.size)
+        found: dict[str, list[Any]] = {method: [] for method in methods}
+        for seed in range(options.seeds):
+            for method in methods:
+                told = accuracy_of(comm, method, seed, data, options.epochs)
+                found[method].append(told)
+        rows += [
+            {
+                "part": "study",
+                "candidate": method,
+                "shards": "label skew" if skew else "same distribution",
+                "workers": comm.size,
+                "mean_model": [mean for mean, _ in told],
+                "worst_model": [worst for _, worst in told],
+            }
+            for method, told in found.items()
+        ]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("part", choices=("box", "push", "steps", "slow", "study"))
+    parser.add_argument("--bytes", type=int, default=16 << 20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--interval", type=int, default=1)
+    parser.add_argument("--compute-s", type=float, default=0.01)
+    parser.add_argument("--model", choices=("resnet50", "small"), default="small")
+    parser.add_argument("--candidates", nargs="+", choices=STEPPERS, default=[])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=10)
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    comm = Comm()
+    parts = {
+        "box": lambda: box_speed(comm, options.bytes, options.rounds),
+        "push": lambda: push_speed(comm, options.bytes, options.rounds),
+        "steps": lambda: step_times(comm, options),
+        "slow": lambda: slow_worker(comm, options),
+        "study": lambda: study(comm, options),
+    }
+    rows = parts[options.part]()
+    if comm.rank == 0:
+        options.out.write_text(json.dumps(rows))
+    comm.close()
+    WORLD.Barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Jobs of one command under mpirun whose rank 0 writes a JSON file: for overlap.py and elastic.py.
+
+Owns the command line of mpirun and what becomes of a job that fails. Never times anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hsgd.errors import LaunchError
+from layouts import Layout, open_place
+
+__all__ = ["WorkerJobs"]
+
+
+class WorkerJobs:
+    """Runs `worker OUT WORDS...` on layouts; what fails becomes a line, not an end."""
+
+    def __init__(self, worker: Path, folder: Path, limit_s: float) -> None:
+        self.worker, self.folder, self.limit_s = worker, folder, limit_s
+        self.failures: list[str] = []
+
+    def run(self, layout: Layout, words: Sequence[str]) -> Any:
+        """What rank 0 wrote; None when the job failed."""
+        out = self.folder / "out.json"
+        out.unlink(missing_ok=True)
+        try:
+            with open_place(layout) as place:
+                done = subprocess.run(
+                    place.command(
+                        [*_mpirun(layout, place.hosts), str(self.worker), str(out), *words]
+                    ),
+                    env=place.environment(_environment()),
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=self.limit_s,
+                    check=False,
+                )
+            if done.returncode == 0:
+                return json.loads(out.read_text())
+            reason = [line for line in done.stderr.splitlines() if "rror:" in line][-1:]
+        except (LaunchError, subprocess.TimeoutExpired, OSError) as error:
+            reason = [str(error)]
+        self.failures.append(f"{layout.name} {' '.join(words)}: {''.join(reason)[:300]}")
+        return None
+
+
+def _mpirun(layout: Layout, hosts: str) -> list[str]:
+    beside = Path(sys.executable).parent
+    words = [str(beside / "mpirun"), "-np", str(layout.ranks), "--host", hosts]
+    words += ["--map-by", "slot", "--bind-to", "none", "--prefix", str(beside.parent)]
+    if layout.nodes > 1:
+        words += ["--mca", "btl_tcp_if_include", "eth0", "--mca", "btl_tcp_links", "4"]
+        words += ["-x", "GLOO_SOCKET_IFNAME=eth0"]
+    else:
+        words += ["--oversubscribe"]
+    # The engine's thread and the program's share cores on virtual nodes.
+    words += ["--mca", "mpi_yield_when_idle", "1"]
+    words += ["-x", "OMP_NUM_THREADS=1", "-x", "PATH", sys.executable]
+    return words
+
+
+def _environment() -> dict[str, str]:
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**os.environ, **root, "PATH": beside}

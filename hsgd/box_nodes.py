@@ -1,0 +1,196 @@
+"""A ParameterBox over several nodes: each owns a part of the values, and has a copy of the others.
+
+Owns who owns what, and how a change is cut into letters. Never waits for a thread of the owner's
+program: the mail of the library serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hsgd.box import ParameterBox, _natural, _open
+from hsgd.box_mail import Letter, Mail, Reply
+from hsgd.comm import Comm
+
+__all__ = ["SpreadBox"]
+
+_BLOCK_BYTES = 1 << 20
+_ADD, _WRITE, _COUNT, _SHOW = range(4)  # Letter.what
+_NARROW, _FINISHES = 1, 2  # Letter.flags
+
+
+class SpreadBox(ParameterBox):
+    """What ParameterBox.over() makes on several nodes; its methods are those of ParameterBox.
+
+    Owner 0 has the counters, and counts the changes: each of them ends there.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        initial: Any,
+        shards: str | None,
+        counters: int,
+        chunk_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        if shards not in ("node", None):
+            raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
+        start = np.array(initial, np.float32, copy=True).reshape(-1)
+        comm.broadcast(start, name="initial values of the box")
+        leaders = _leaders(comm)
+        owners = leaders if shards == "node" else leaders[:1]
+        most = Mail.most_block_bytes(comm.size, len(owners)) // 64 * 64
+        chunk_bytes = min(chunk_bytes, most)
+        here = ParameterBox._together(comm, start, counters, chunk_bytes, timeout_s)
+        _open.discard(here)
+        self._keep(here._native, here.key, timeout_s)
+        self._comm = comm
+        self._ends = _shares(start.size, chunk_bytes // 4, len(owners))
+        self._own = comm.cross_rank if comm.cross_rank < len(owners) else -1
+        block = max(1, min(_BLOCK_BYTES, most) // chunk_bytes) * chunk_bytes
+        self._block = block // 4  # values
+        self._mail = Mail(comm, owners, block, self._serve, timeout_s)
+        comm.barrier()
+
+    # --- what differs from a box of one node ---
+
+    def write(self, values: Any, offset: int = 0) -> int:
+        self._native.check_change("write", values, _natural("offset", offset))
+        return self._change(_WRITE, _bytes_of(values), offset, 0)
+
+    def accumulate(self, delta: Any, offset: int = 0) -> int:
+        narrow = self._native.check_change("accumulate", delta, _natural("offset", offset))
+        return self._change(_ADD, _bytes_of(delta), offset, _NARROW if narrow else 0)
+
+    def elastic(
+        self, weights: Sequence[Any], rate: float, delta: Any | None = None
+    ) -> tuple[int, float]:
+        if delta is not None:
+            return super().elastic(weights, rate, delta)
+        pushed = np.empty(sum(_bytes_of(weight).size // 4 for weight in weights), np.float32)
+        told = super().elastic(weights, rate, pushed)
+        self.accumulate(pushed)
+        return told
+
+    def refresh(self) -> None:
+        super().refresh()
+        for owner, (begin, end) in enumerate(self._parts(0, self.count)):
+            if owner != self._own:
+                letters = [(letter, None) for letter in self._cut(_SHOW, begin, end, 0)]
+                self._mail.send(owner, letters, self._take)
+
+    def fetch_add(self, counter: int, value: int = 1) -> int:
+        if self._own == 0 or not 0 <= counter < self.counters:
+            return super().fetch_add(counter, value)
+        super().refresh()  # refuses when closed
+        told: list[int] = []
+        letter = Letter(_COUNT, counter=counter, value=value)
+        self._mail.send(0, [(letter, None)], lambda _, reply, __: told.append(reply.value))
+        return told[0]
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            self._comm.barrier()  # others may still ask this rank
+        finally:
+            self._mail.close()
+            super().close()
+
+    # --- a change ---
+
+    def _change(self, what: int, values: Any, offset: int, flags: int) -> int:
+        """Each owner's part to it; owner 0 comes last, and counts the change as a whole."""
+        width = 2 if flags & _NARROW else 4
+        parts = self._parts(offset, offset + values.size // width)
+        versions = [0]
+        for owner in reversed(range(len(parts))):
+            begin, end = parts[owner]
+            part = values[(begin - offset) * width : (end - offset) * width]
+            if owner == self._own:
+                versions.append(self._apply(what, flags, part, begin, finishes=owner == 0))
+                continue
+            cuts = self._cut(what, begin, end, flags)
+            if owner == 0:
+                last = cuts.pop() if cuts else Letter(what, flags=flags)
+                cuts.append(last._replace(flags=last.flags | _FINISHES))
+            letters = []
+            for cut in cuts:
+                first = (cut.at - begin) * width
+                letters.append((cut, part[first : first + cut.length * width]))
+
+            def take(letter: Letter, reply: Reply, new: Any) -> None:
+                self._take(letter, reply, new)
+                versions.append(reply.version)
+
+            self._mail.send(owner, letters, take)
+        return versions[-1]
+
+    def _take(self, letter: Letter, reply: Reply, values: Any) -> None:
+        version = reply.version
+        self._native.take_copy(values, letter.offset, reply.stamp, version, self._timeout_s)
+
+    def _parts(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """What of a range each owner has."""
+        starts = [0, *self._ends[:-1]]
+        return [
+            (min(max(begin, first), last), max(min(end, last), min(max(begin, first), last)))
+            for first, last in zip(starts, self._ends, strict=True)
+        ]
+
+    def _cut(self, what: int, begin: int, end: int, flags: int) -> list[Letter]:
+        """Letters of up to a block; whole chunks come back, so that each has one stamp."""
+        chunk, letters = self.chunk_bytes // 4, []
+        while begin < end:
+            stop = min(end, (begin // self._block + 1) * self._block)
+            first = begin // chunk * chunk
+            last = min(self.count, -(-stop // chunk) * chunk)
+            letters.append(Letter(what, first, last - first, begin, stop - begin, flags))
+            begin = stop
+        return letters
+
+    def _apply(self, what: int, flags: int, values: Any, at: int, *, finishes: bool) -> int:
+        if what == _ADD:
+            return self._native.accumulate_part(
+                values, bool(flags & _NARROW), at, self._timeout_s, finishes
+            )
+        return self._native.write(values.view(np.float32), at, self._timeout_s, finishes)
+
+    # --- in the thread of an owner ---
+
+    def _serve(self, letter: Letter, values: Any, out: Any) -> tuple[int, int]:
+        if letter.what == _COUNT:
+            return self._native.version(), self._native.fetch_add(letter.counter, letter.value)
+        version = 0
+        if letter.what != _SHOW:
+            width = 2 if letter.flags & _NARROW else 4
+            part, finishes = values[: letter.length * width], bool(letter.flags & _FINISHES)
+            version = self._apply(letter.what, letter.flags, part, letter.at, finishes=finishes)
+        seen = self._native.read(out.view(np.float32), letter.offset, self._timeout_s)
+        return max(version, seen) if self._own == 0 else 0, 0
+
+
+def _leaders(comm: Comm) -> list[int]:
+    """The first rank of each node, by node."""
+    places = comm.allgather(np.array([[comm.cross_rank, comm.local_rank]], np.int64))
+    found = {int(node): rank for rank, (node, local) in enumerate(places) if local == 0}
+    return [found[node] for node in sorted(found)]
+
+
+def _shares(count: int, chunk: int, owners: int) -> list[int]:
+    """Where the values of each owner end: whole chunks, as even as can be."""
+    chunks = -(-count // chunk)
+    return [min(count, chunks * (owner + 1) // owners * chunk) for owner in range(owners)]
+
+
+def _bytes_of(array: Any) -> Any:
+    """The bytes of a NumPy array or a torch tensor, which are checked already."""
+    if hasattr(array, "detach"):
+        import torch
+
+        return array.detach().reshape(-1).view(torch.uint8).numpy()
+    return np.asarray(array).reshape(-1).view(np.uint8)

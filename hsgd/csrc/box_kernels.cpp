@@ -1,0 +1,94 @@
+// The loops, compiled once per instruction set; products and sums are not fused
+// (-ffp-contract=off), so all of them give the same bits.
+#include "box_kernels.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#if defined(__x86_64__)
+#define HSGD_BOX_ISA(name) __attribute__((target(name)))
+#endif
+
+namespace hsgd {
+namespace {
+
+constexpr uint64_t kLanes = 64;  // partial sums side by side, whatever the width of a register
+constexpr uint64_t kRun = 4096;  // elements that one float32 partial sum covers 1/kLanes of
+
+// To nearest even; NaN keeps its sign and is quiet, as it would turn into infinity otherwise.
+[[gnu::always_inline]] inline uint16_t narrowed(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet = (bits >> 16) | 0x40;
+  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+}
+
+[[gnu::always_inline]] inline float widened(uint16_t narrow) {
+  const uint32_t bits = static_cast<uint32_t>(narrow) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <bool kDelta, bool kNarrow, bool kNext>
+[[gnu::always_inline]] inline double run(const ElasticArgs& args) {
+  const float* __restrict c = args.centre;
+  float* __restrict w = args.weights;
+  float* __restrict delta = args.delta;
+  uint16_t* __restrict narrow = args.narrow;
+  float* __restrict next = args.next;
+  const float rate = args.rate;
+  double total = 0;
+  for (uint64_t begin = 0; begin < args.count; begin += kRun) {
+    const uint64_t end = std::min(begin + kRun, args.count);
+    float squares[kLanes] = {};
+    uint64_t i = begin;
+    const auto one = [&](uint64_t at, float& sum) __attribute__((always_inline)) {
+      const float difference = w[at] - c[at];
+      sum += difference * difference;
+      float d = rate * difference;
+      if constexpr (kNarrow) {
+        narrow[at] = narrowed(d);
+        d = widened(narrow[at]);
+      }
+      if constexpr (kDelta) delta[at] = d;
+      if constexpr (kNext) next[at] = c[at] + d;
+      w[at] -= d;
+    };
+    for (; i + kLanes <= end; i += kLanes) {
+      for (uint64_t lane = 0; lane < kLanes; ++lane) one(i + lane, squares[lane]);
+    }
+    for (uint64_t lane = 0; i < end; ++i, ++lane) one(i, squares[lane]);
+    for (const float sum : squares) total += static_cast<double>(sum);
+  }
+  return total;
+}
+
+[[gnu::always_inline]] inline double elastic_in(const ElasticArgs& args) {
+  if (args.next != nullptr) return run<false, false, true>(args);
+  return args.narrow != nullptr ? run<false, true, false>(args) : run<true, false, false>(args);
+}
+
+double elastic_plain(const ElasticArgs& args) { return elastic_in(args); }
+
+#if defined(__x86_64__)
+HSGD_BOX_ISA("avx2") double elastic_avx2(const ElasticArgs& args) { return elastic_in(args); }
+HSGD_BOX_ISA("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+double elastic_avx512(const ElasticArgs& args) { return elastic_in(args); }
+#endif
+
+}  // namespace
+
+ElasticFn choose_elastic() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return elastic_avx512;
+  }
+  if (__builtin_cpu_supports("avx2")) return elastic_avx2;
+#endif
+  return elastic_plain;
+}
+
+}  // namespace hsgd

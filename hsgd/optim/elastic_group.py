@@ -1,0 +1,102 @@
+"""The synchronous half of hybrid elastic averaging: one gradient and one move of a group.
+
+Owns the group's buffers in shared memory. Never talks to the box: the group's first rank does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hsgd.comm import Comm
+
+__all__ = ["Group"]
+
+
+class Group:
+    """Ranks that train as one worker; made collectively over `comm`, which close() closes.
+
+    parameters: float32 on the CPU, equal in shape on all ranks of the group.
+    """
+
+    def __init__(self, comm: Comm, parameters: Sequence[nn.Parameter]) -> None:
+        self.comm = comm
+        self._parameters = list(parameters)
+        # Behind the gradients: which parameters have one, and whether the first rank wants to end.
+        count = sum(p.numel() for p in self._parameters)
+        self._buffer: Tensor = comm.empty(
+            count + len(self._parameters) + 1, torch.float32, name="gradients of the group"
+        )
+        parts = self._buffer[:count].split([p.numel() for p in self._parameters])
+        self._views = [v.view_as(p) for v, p in zip(parts, self._parameters, strict=True)]
+        self._present = self._buffer[count:-1]
+        came = self._came = [False] * len(self._parameters)
+        self._hooks = []
+        for index, parameter in enumerate(self._parameters):
+
+            def on_gradient(_: Tensor, index: int = index) -> None:
+                came[index] = True
+
+            hook = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for the group."""
+        return self.comm.rank == 0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Payload of one average_gradients()."""
+        return self._buffer.numel() * 4
+
+    def average_gradients(self, ending: bool) -> bool:
+        """Make .grad the mean over the group; collective, blocking. Returns the leader's `ending`.
+
+        A parameter that has no gradient on any rank keeps none.
+        """
+        for came, p, view in zip(self._came, self._parameters, self._views, strict=True):
+            if not came or p.grad is None:
+                view.zero_()
+            elif p.grad.data_ptr() != view.data_ptr():
+                view.copy_(p.grad)
+        self._present.copy_(torch.tensor(self._came, dtype=torch.float32))
+        self._buffer[-1] = float(ending and self.leads)
+        self.comm.allreduce(self._buffer, "mean", out=self._buffer, name="gradients of the group")
+        for came, p, view in zip(
+            self._present.tolist(), self._parameters, self._views, strict=True
+        ):
+            p.grad = view if came > 0 else None
+        self._came[:] = [False] * len(self._came)
+        return float(self._buffer[-1]) > 0
+
+    def zero_gradients(self) -> None:
+        """Forget gradients; the next backward pass adds up where they are averaged."""
+        self._buffer.zero_()
+        self._came[:] = [False] * len(self._came)
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Make small tensors of float32 the mean over the group; collective, blocking."""
+        if tensors:
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            mean = self.comm.allreduce(flat, "mean", out=flat, name="buffers of the group")
+            for part, tensor in zip(mean.split([t.numel() for t in tensors]), tensors, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def follow(self, delta: Tensor, weights: Sequence[Tensor]) -> None:
+        """Give all ranks the leader's `delta`, by which its weights moved; collective, blocking."""
+        self.comm.broadcast(delta, name="move of the group")
+        if not self.leads:
+            for part, w in zip(delta.split([w.numel() for w in weights]), weights, strict=True):
+                w.sub_(part.view_as(w))
+
+    def close(self) -> None:
+        """Unhook the parameters and close the communicator; local."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.comm.close()

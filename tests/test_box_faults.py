@@ -1,0 +1,125 @@
+"""A process that is killed or stopped in the midst of a change: the others go on.
+
+The points are those of the core; tests/test_fault_points.py checks that all of them are here.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+
+import fault_points
+from hsgd import CollectiveTimeout, ParameterBox
+from ranks import Ranks, Seat
+from test_box import fresh_key
+
+__all__ = ["POINTS"]
+
+CHUNKS, CHUNK = 6, 32  # of values
+COUNT = CHUNKS * CHUNK - 5
+PUSHES = 200
+VISITS = (1, 4, CHUNKS)  # at the beginning of a push, half-way, at its end
+# Whether who dies there has a lock, and whether its chunk is changed.
+POINTS = {
+    "box: holds a chunk": False,
+    "box: chunk made, not told": False,
+    "box: chunk told": True,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    fault_points.build()
+
+
+def fall_in_a_push(seat: Seat, key: str, point: str, visit: int) -> None:
+    fault_points.use()
+    fault_points.on_visit(point, visit, lambda: (seat.tell("reached"), seat.pipe.recv()))
+    with ParameterBox.attach(key) as box:
+        box.accumulate(np.ones(COUNT, np.float32))
+
+
+def fall_between_read_and_push(seat: Seat, key: str) -> None:
+    with ParameterBox.attach(key) as box:
+        delta = np.empty(COUNT, np.float32)
+        box.elastic([np.zeros(COUNT, np.float32)], 0.5, delta)
+        seat.tell("reached")
+        seat.pipe.recv()
+
+
+def push_many(seat: Seat, key: str) -> int:
+    ones = np.ones(COUNT, np.float32)
+    with ParameterBox.attach(key, timeout_s=30.0) as box:
+        for _ in range(PUSHES):
+            box.accumulate(ones)
+        return box.recoveries
+
+
+def push_once(seat: Seat, key: str, timeout_s: float) -> None:
+    with ParameterBox.attach(key, timeout_s=timeout_s) as box:
+        box.accumulate(np.ones(COUNT, np.float32))
+
+
+def chunks_of(box: ParameterBox) -> list[float]:
+    """The value of each chunk, which must be one."""
+    out = np.empty(COUNT, np.float32)
+    box.read(out)
+    parts = [out[at : at + CHUNK] for at in range(0, COUNT, CHUNK)]
+    assert all((part == part[0]).all() for part in parts), parts
+    return [float(part[0]) for part in parts]
+
+
+@pytest.mark.parametrize("visit", VISITS)
+@pytest.mark.parametrize("point", POINTS)
+def test_who_dies_in_a_push_leaves_whole_chunks_and_no_lock(point: str, visit: int) -> None:
+    key = fresh_key()
+    with (
+        Ranks(3) as pool,
+        ParameterBox.create(key, count=COUNT, chunk_bytes=4 * CHUNK) as box,
+    ):
+        pool.start(fall_in_a_push, key, point, visit, on=(2,))
+        assert pool.hear(2) == "reached"
+        pool.start(push_many, key, on=(0,))  # beside the victim that holds a lock
+        pool.signal(2, signal.SIGKILL)
+        pool.start(push_many, key, on=(1,))  # and after it
+        for outcome in pool.finish(on=(0, 1)):
+            assert outcome.error is None, outcome.trace
+        finished = visit if POINTS[point] else visit - 1
+        extra = sorted(value - 2 * PUSHES for value in chunks_of(box))
+        assert extra == [0.0] * (CHUNKS - finished) + [1.0] * finished
+        assert box.recoveries == 1
+        assert box.version == 2 * PUSHES  # a change that was not finished is not counted
+
+
+def test_who_dies_between_read_and_push_changes_nothing() -> None:
+    key = fresh_key()
+    with Ranks(2) as pool, ParameterBox.create(key, count=COUNT, chunk_bytes=4 * CHUNK) as box:
+        pool.start(fall_between_read_and_push, key, on=(1,))
+        assert pool.hear(1) == "reached"
+        pool.signal(1, signal.SIGKILL)
+        assert pool.run(push_many, key, on=(0,)) == [0]
+        assert chunks_of(box) == [PUSHES] * CHUNKS
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_who_stops_with_a_lock_is_named_to_writers_and_stops_no_reader(point: str) -> None:
+    key = fresh_key()
+    with Ranks(2) as pool, ParameterBox.create(key, count=COUNT, chunk_bytes=4 * CHUNK) as box:
+        pool.start(fall_in_a_push, key, point, 3, on=(1,))
+        assert pool.hear(1) == "reached"
+        pool.signal(1, signal.SIGSTOP)
+        try:
+            finished = 3 if POINTS[point] else 2
+            assert sorted(chunks_of(box)) == [0.0] * (CHUNKS - finished) + [1.0] * finished
+            (outcome,) = pool.outcomes(push_once, key, 0.2, on=(0,))
+            assert isinstance(outcome.error, CollectiveTimeout)
+            assert f"pid {pool.pid(1)} has held chunk" in str(outcome.error)
+        finally:
+            pool.signal(1, signal.SIGCONT)
+        pool.send(1, "go on")
+        pool.finish(on=(1,))
+        pool.run(push_once, key, 30.0, on=(0,))
+        values = chunks_of(box)
+        assert sorted(values) == [2.0] + [3.0] * (CHUNKS - 1)  # one push had to leave one out

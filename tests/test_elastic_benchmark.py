@@ -1,0 +1,62 @@
+"""benchmarks/elastic.py runs and counts its ratios right. No figure is judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import elastic
+from processes import run_marked
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 150.0
+
+
+def test_a_short_run_writes_json_and_a_plot(tmp_path: Path) -> None:
+    words = ["--quick", "--parts", "box", "slow", "study", "--rounds", "1", "--mbytes", "1"]
+    words += ["--steps", "3", "--workers", "2", "--seeds", "2", "--epochs", "1"]
+    words += ["--json", str(tmp_path / "e.json"), "--png", str(tmp_path / "e.png")]
+    program = str(ROOT / "benchmarks" / "elastic.py")
+    done = run_marked([sys.executable, program, *words], dict(os.environ), LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "e.json").read_text())
+    assert told["failures"] == []
+    assert {"box", "slow", "study"} == {row["part"] for row in told["results"]}
+    keys = {"vs_limit/read/2_workers", "vs_limit/accumulate/1_workers"}
+    keys |= {"vs_undisturbed/slow_async/np2", "gain/hybrid/label_skew/2_workers"}
+    assert keys <= told["ratios"].keys()
+    assert (tmp_path / "e.png").stat().st_size > 0
+
+
+def test_ratios_compare_with_limits_peers_and_synchronous_training() -> None:
+    rows = [
+        {"part": "box", "layout": "np2", "workers": 2, "candidate": "read", "s": [0.2]},
+        {"part": "box", "layout": "np2", "workers": 2, "candidate": "copy", "s": [0.1]},
+        {"part": "push", "layout": "2x1@1gbit", "candidate": "push bf16", "bytes": 10**8}
+        | {"s": [1.0]},
+        {"part": "steps", "layout": "2x2", "candidate": "compute", "s": [1.0]},
+        {"part": "steps", "layout": "2x2", "candidate": "horovod", "s": [1.6]},
+        {"part": "steps", "layout": "2x2", "candidate": "two_level", "s": [1.3]},
+        {"part": "steps", "layout": "2x2", "candidate": "async", "s": [1.1]},
+        {"part": "slow", "layout": "np2", "candidate": "async", "undisturbed": [10.0]}
+        | {"disturbed": [9.0]},
+    ]
+    for name, right in (("sync", [97.0, 95.0]), ("none", [30.0, 40.0])):
+        row = {"part": "study", "layout": "np4", "shards": "label skew", "workers": 4}
+        rows.append({**row, "candidate": name, "mean_model": right, "worst_model": right})
+    assert elastic.ratios(rows) == pytest.approx(
+        {
+            "vs_limit/read/2_workers": 0.5,
+            "vs_limit/push_bf16/2x1@1gbit": 0.8,
+            "vs_peer/exposed_async/2x2": 6.0,
+            "vs_two_level/exposed_async/2x2": 3.0,
+            "vs_undisturbed/slow_async/np2": 0.9,
+            "gain/none/label_skew/4_workers": -61.0,
+        }
+    )
