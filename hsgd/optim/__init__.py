@@ -4,9 +4,9 @@ Owns the public names of hsgd.optim. LARS, LAMB and the schedule never communica
 optimizer in a DistributedOptimizer to train on many ranks.
 """
 
-from hsgd.optim.gossip import Gossip, GossipMetrics
 from hsgd.optim.elastic import ElasticAveraging, ElasticMetrics
 from hsgd.optim.elastic_strategy import elastic_averaging
+from hsgd.optim.gossip import Gossip, GossipMetrics
 from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
 from hsgd.optim.node_shared import NodeSharedOptimizer, SharedParameters, share_parameters
@@ -20,12 +20,12 @@ __all__ = [
     "LAMB",
     "LARS",
     "Budget",
+    "ElasticAveraging",
+    "ElasticMetrics",
     "FixedPeriod",
     "Gossip",
     "GossipMetrics",
     "JitteredPeriod",
-    "ElasticAveraging",
-    "ElasticMetrics",
     "NodeSharedOptimizer",
     "NotifiedTree",
     "RelativeChange",
