@@ -365,6 +365,30 @@ class BuildNativeTests(Command):
                 builder.link_program(program, core)
 
 
+class FaultPointBuilder(Builder):
+    """Compiles anew only what has points; the rest are the objects of the ordinary build."""
+
+    def __init__(self, compiler: list[str], output: Path) -> None:
+        super().__init__(compiler, output, objects_folder("fault-points"))
+        self.extra_flags.append("-DHSGD_FAULT_POINTS")
+        self.ordinary = Builder(compiler, output, objects_folder())
+
+    def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
+        if has_points(source):
+            super().compile(source, target, flags)
+        else:
+            self.ordinary.compile(source, target, flags)
+
+    def object_of(self, library: Library, source: Path) -> Path:
+        if has_points(source):
+            return super().object_of(library, source)
+        return self.ordinary.object_of(library, source)
+
+
+def has_points(source: Path) -> bool:
+    return "HSGD_FAULT_POINT" in (ROOT / source).read_text()
+
+
 class BuildFaultPoints(Command):
     """The core and the binding with the points of csrc/fault.hpp, for tests; installs nothing."""
 
@@ -378,10 +402,9 @@ class BuildFaultPoints(Command):
     def run(self) -> None:
         output = ROOT / "build" / "fault-points"
         output.mkdir(parents=True, exist_ok=True)
-        builder = Builder(find_compiler(), output, objects_folder("fault-points"))
-        builder.extra_flags.append("-DHSGD_FAULT_POINTS")
+        builder = FaultPointBuilder(find_compiler(), output)
         libraries = [core_library(), binding_library()]
-        with locked(builder.objects):
+        with locked(builder.objects), locked(builder.ordinary.objects):
             builder.compile_sources(libraries)
             for library in libraries:
                 builder.link(library)
