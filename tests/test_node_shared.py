@@ -263,6 +263,33 @@ def test_unused_and_late_unfrozen_parameters(ranks: Ranks) -> None:
     assert ranks.run(do_leave_some_out, meeting_point(), on=range(3)) == [[True] * 4] * 3
 
 
+def do_average_large(seat: Seat, path: str) -> list[bool]:
+    """Gradients that pass the caches: made by autograd, put there by hand, and with other strides
+    than their parameter.
+    """
+    with Comm.local(path, seat.rank, 2, PATIENT) as comm:
+        weight = nn.Parameter(torch.zeros(3, (1 << 18) + 7))
+        shared = share_parameters(nn.ParameterList([weight]), comm)
+        optimizer = NodeSharedOptimizer(torch.optim.SGD([weight], lr=1.0), shared)
+        base = (torch.arange(weight.numel()) % 1000).view_as(weight).float()
+        seen = []
+        for step in range(1, 4):
+            if step == 1:
+                (weight * (base + comm.rank)).sum().backward()
+            elif step == 2:
+                weight.grad = base + comm.rank
+            else:
+                weight.grad = (base + comm.rank).t().contiguous().t()
+            optimizer.step()
+            seen.append(torch.equal(weight, -step * (base + 0.5)))
+            optimizer.zero_grad()
+        return seen
+
+
+def test_large_gradients_are_averaged_to_the_last_element(ranks: Ranks) -> None:
+    assert ranks.run(do_average_large, meeting_point(), on=range(2)) == [[True] * 3] * 2
+
+
 def do_clip(seat: Seat, path: str, norm_type: float) -> tuple[bool, bool]:
     torch.set_num_threads(1)
     with Comm.local(path, seat.rank, 3, PATIENT) as comm:

@@ -604,6 +604,13 @@ NB_MODULE(_native, module) {
   hsgd::python::bind_box(module);
   hsgd::python::bind_exchange(module);
   hsgd::python::bind_lars(module);
+  // Addresses: the caller has checked the arrays, and keeps them.
+  module.def(
+      "stream_copy",
+      [](uintptr_t to, uintptr_t from, uint64_t bytes) {
+        hsgd_stream_copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+      },
+      nb::arg("to"), nb::arg("from_"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>());
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
   module.def("abi_version", &hsgd_abi_version);
 }

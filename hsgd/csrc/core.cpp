@@ -260,3 +260,7 @@ int hsgd_reduce(const void* const* in, int inputs, void* out, uint64_t count, hs
         {in, inputs, out, nullptr, count, divisor, hsgd::Store::kOrdinary, hsgd::Store::kOrdinary});
   });
 }
+
+void hsgd_stream_copy(void* to, const void* from, uint64_t bytes) {
+  hsgd::select_copy(hsgd::detect_isa())(to, from, bytes, hsgd::Store::kNonTemporal);
+}

@@ -289,6 +289,9 @@ HSGD_API int hsgd_comm_shrink(hsgd_comm* comm, double timeout_s, hsgd_comm** shr
  * callers' own trees. */
 HSGD_API int hsgd_reduce(const void* const* in, int inputs, void* out, uint64_t count,
                          hsgd_dtype dtype, hsgd_op op, hsgd_error* err);
+/* Local: copies past the caches what others will read, or nobody soon: the lines of `to` are not
+ * read from memory first. No overlap. */
+HSGD_API void hsgd_stream_copy(void* to, const void* from, uint64_t bytes);
 
 /* --- notified exchange: one-sided writes, without a barrier --- */
 

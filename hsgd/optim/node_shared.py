@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
+from hsgd import _native
 from hsgd.comm import Comm
 from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
 
 __all__ = ["NodeSharedOptimizer", "SharedParameters", "share_parameters"]
 
+_STREAMED_BYTES = 1 << 20  # about a second-level cache
 _ALIGNMENT = 16  # elements: parameters begin at multiples of a cache line
 # Whether an optimizer updates elements one by one; the others need whole tensors for their norms.
 _ELEMENTWISE: dict[type[Optimizer], bool] = {
@@ -316,7 +318,7 @@ class NodeSharedOptimizer(Optimizer):
                 "gradient; make it dense, for example Embedding(sparse=False)"
             )
         if grad.data_ptr() != view.data_ptr():
-            view.copy_(grad)
+            _move(view, grad)
             parameter.grad = view
 
     def synchronize(self) -> None:
@@ -515,6 +517,18 @@ class NodeSharedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"NodeSharedOptimizer of {self._inner!r}"
+
+
+def _move(view: Tensor, grad: Tensor) -> None:
+    """Copy a gradient to where it is reduced; a large one past the caches, which it would leave
+    before that.
+    """
+    size = view.numel() * view.element_size()
+    alike = grad.dtype == view.dtype and grad.is_cpu and type(grad) is Tensor
+    if size >= _STREAMED_BYTES and alike and grad.is_contiguous():
+        _native.stream_copy(view.data_ptr(), grad.data_ptr(), size)
+    else:
+        view.copy_(grad)
 
 
 def _hook_of(optimizer: NodeSharedOptimizer) -> Callable[[Tensor], None]:
