@@ -20,8 +20,12 @@
 namespace hsgd {
 namespace {
 
-constexpr uint64_t kLanes = 64;  // partial sums side by side, whatever the width of a register
-constexpr uint64_t kRun = 4096;  // elements that one float32 partial sum covers 1/kLanes of
+// Memory is faster when it is read in two places at once: more lines are under way.
+constexpr uint64_t kStreams = 2;
+constexpr uint64_t kLanes = 32;   // partial sums side by side in a stream, for every register width
+constexpr uint64_t kSteps = 64;   // elements that go into one float32 partial sum
+constexpr uint64_t kSkew = 320;   // elements: streams do not begin at equal places of their pages
+constexpr uint64_t kCut = 16384;  // elements that are not worth two streams
 constexpr uint64_t kAlone = 256 * 1024;  // elements that are not worth a second thread
 
 // Squares of the norms of w and of x, where x is what the rule compares w with.
@@ -64,46 +68,75 @@ struct OfUpdate {
   }
 };
 
+// What Other makes of element i.
 template <class Other>
-[[gnu::always_inline]] inline Norms norms_of(const Piece& piece, const Step& given) {
-  const Step step = given;  // no alias of what is read
-  Norms norms;
-  for (uint64_t begin = 0; begin < piece.count; begin += kRun) {
-    const uint64_t end = std::min(begin + kRun, piece.count);
-    float weights[kLanes] = {};
-    float others[kLanes] = {};
+[[gnu::always_inline]] inline float value_of(const Piece& piece, uint64_t i, const Step& step) {
+  const float v = Other::kReadsBuffer && piece.v != nullptr ? piece.v[i] : 0.0F;
+  return Other::value(piece.w[i], piece.g[i], v, step);
+}
+
+// Adds what kCount streams of `length` elements sum up to, the first of which begins at `first`.
+template <class Other, uint64_t kCount>
+[[gnu::always_inline]] inline void add_squares(const Piece& given_piece, const Step& given,
+                                               uint64_t first, uint64_t length, Norms* norms) {
+  const Piece piece = given_piece;  // no alias of what is read
+  const Step step = given;
+  for (uint64_t begin = 0; begin < length; begin += kLanes * kSteps) {
+    const uint64_t end = std::min(begin + kLanes * kSteps, length);
+    float weights[kCount][kLanes] = {};
+    float others[kCount][kLanes] = {};
     uint64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
-      for (uint64_t lane = 0; lane < kLanes; ++lane) {
-        const float w = piece.w[i + lane];
-        const float v = Other::kReadsBuffer && piece.v != nullptr ? piece.v[i + lane] : 0.0F;
-        const float x = Other::value(w, piece.g[i + lane], v, step);
-        weights[lane] += w * w;
-        others[lane] += x * x;
+#pragma GCC unroll 2
+      for (uint64_t stream = 0; stream < kCount; ++stream) {
+        const uint64_t at = first + stream * length + i;
+        for (uint64_t lane = 0; lane < kLanes; ++lane) {
+          const float w = piece.w[at + lane];
+          const float x = value_of<Other>(piece, at + lane, step);
+          weights[stream][lane] += w * w;
+          others[stream][lane] += x * x;
+        }
       }
     }
-    for (uint64_t lane = 0; i < end; ++i, ++lane) {
-      const float w = piece.w[i];
-      const float v = Other::kReadsBuffer && piece.v != nullptr ? piece.v[i] : 0.0F;
-      const float x = Other::value(w, piece.g[i], v, step);
-      weights[lane] += w * w;
-      others[lane] += x * x;
+    for (uint64_t stream = 0; stream < kCount; ++stream) {
+      for (uint64_t lane = 0; i + lane < end; ++lane) {
+        const uint64_t at = first + stream * length + i + lane;
+        const float x = value_of<Other>(piece, at, step);
+        weights[stream][lane] += piece.w[at] * piece.w[at];
+        others[stream][lane] += x * x;
+      }
     }
-    for (uint64_t lane = 0; lane < kLanes; ++lane) {
-      norms.weight += static_cast<double>(weights[lane]);
-      norms.other += static_cast<double>(others[lane]);
+    for (uint64_t stream = 0; stream < kCount; ++stream) {
+      for (uint64_t lane = 0; lane < kLanes; ++lane) {
+        norms->weight += static_cast<double>(weights[stream][lane]);
+        norms->other += static_cast<double>(others[stream][lane]);
+      }
     }
   }
+}
+
+// How many elements each stream has; what is left after them is done by itself.
+uint64_t stream_length(uint64_t count) {
+  return count < kCut ? 0 : count / kStreams / kLanes * kLanes - kSkew;
+}
+
+template <class Other>
+[[gnu::always_inline]] inline Norms norms_of(const Piece& piece, const Step& step) {
+  Norms norms;
+  const uint64_t each = stream_length(piece.count);
+  add_squares<Other, kStreams>(piece, step, 0, each, &norms);
+  const uint64_t done = kStreams * each;
+  add_squares<Other, 1>(piece, step, done, piece.count - done, &norms);
   return norms;
 }
 
 template <bool kMomentum, bool kNesterov>
-[[gnu::always_inline]] inline void update(const Piece& piece, const Step& given) {
-  const Step step = given;
-  float* __restrict w = piece.w;
-  const float* __restrict g = piece.g;
-  float* __restrict v = piece.v;
-  for (uint64_t i = 0; i < piece.count; ++i) {
+[[gnu::always_inline]] inline void update_run(const Piece& piece, const Step& step, uint64_t begin,
+                                              uint64_t count) {
+  float* __restrict w = piece.w + begin;
+  const float* __restrict g = piece.g + begin;
+  float* __restrict v = kMomentum ? piece.v + begin : nullptr;
+  for (uint64_t i = 0; i < count; ++i) {
     float d = step.scale * (g[i] + step.decay * w[i]);
     if constexpr (kMomentum) {
       const float next = step.momentum * v[i] + d;
@@ -112,6 +145,20 @@ template <bool kMomentum, bool kNesterov>
     }
     w[i] -= step.rate * d;
   }
+}
+
+template <bool kMomentum, bool kNesterov>
+[[gnu::always_inline]] inline void update(const Piece& piece, const Step& given) {
+  const Step step = given;
+  const uint64_t each = stream_length(piece.count);
+  for (uint64_t i = 0; i < each; i += kLanes) {
+#pragma GCC unroll 2
+    for (uint64_t stream = 0; stream < kStreams; ++stream) {
+      update_run<kMomentum, kNesterov>(piece, step, stream * each + i, kLanes);
+    }
+  }
+  const uint64_t done = kStreams * each;
+  update_run<kMomentum, kNesterov>(piece, step, done, piece.count - done);
 }
 
 [[gnu::always_inline]] inline Norms norms_in(int norm_of, const Piece& piece, const Step& step) {
