@@ -115,9 +115,8 @@ def measure(
     apart = []
     for peer in ("timm", "torch_optimizer"):
         for ours, theirs in zip(sets[f"hsgd {peer}"], sets.get(peer, ()), strict=False):
-            error = float(
-                torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs)
-            )
+            here, there = ours.detach(), theirs.detach()
+            error = float(torch.linalg.vector_norm(here - there) / torch.linalg.vector_norm(there))
             if not error < 1e-5:
                 apart.append(f"{peer}, shape {tuple(ours.shape)}: apart by {error:.2g}")
                 break
