@@ -204,12 +204,12 @@ class Iteration(Iterator[Any]):
 
 def _as_tensors(arrays: dict[str, Block]) -> Batch:
     """The same memory as torch tensors."""
-    from torch import from_numpy
+    import torch
 
     return {
-        name: Ragged(from_numpy(block.values), from_numpy(block.offsets))
+        name: Ragged(torch.from_numpy(block.values), torch.from_numpy(block.offsets))
         if isinstance(block, Ragged)
-        else from_numpy(block)
+        else torch.from_numpy(block)
         for name, block in arrays.items()
     }
 

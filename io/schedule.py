@@ -184,7 +184,7 @@ class Scheduler:
             if spec.ragged
         }
         slab_of = slabs[edges[:-1]]
-        held = (self._memory > 0).all(axis=1)  # nothing of these is read from a file
+        held = self._memory.min(axis=1, initial=1) > 0  # nothing of these is read from a file
         present = np.unique(slab_of)
         opened, failures = self._open(present[~held[present]].tolist())
 
