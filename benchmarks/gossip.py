@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 case = Case(shards, ranks, tuple(range(options.seeds)), options.steps)
                 quick = options.quick or shards == "same"
                 candidates = gossip_study.ways(case, quick=quick)
+                if options.candidates:
+                    candidates = [way for way in candidates if way.name in options.candidates]
                 studied += gossip_study.study(case, candidates, options.rates, _say)
         for rate in options.links:
             timed += gossip_links.measure(
@@ -207,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="local steps (default 1400)")
     parser.add_argument("--ranks", type=int, nargs="+", help="default 4 8")
     parser.add_argument("--shards", nargs="+", choices=SHARDS, help="default all")
+    parser.add_argument("--candidates", nargs="+", help="of the study; default all")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to choose from")
     parser.add_argument("--no-study", dest="study", action="store_false", help="links only")
     parser.add_argument("--links", nargs="*", help="default 100mbit 1gbit; none with --quick")

@@ -7,21 +7,18 @@ other seeds. The ranks are simulated (gossip_simulation.py).
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import report
 from gossip_simulation import Case, Way, simulate
 from hsgd.optim.triggers import Budget, FixedPeriod, JitteredPeriod, RelativeChange
 
 __all__ = ["best_fixed", "compare", "ratios", "study", "ways"]
 
 TUNING_SEEDS = (1001, 1002)
-# Student's t for 95%, by degrees of freedom; 1.96 beyond.
-_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 9: 2.26, 19: 2.093, 29: 2.045}
-
 PERIODS = (8, 13, 26, 52)
 
 
@@ -128,11 +125,7 @@ def compare(
     by_name = {row["candidate"]: row for row in rows}
     pairs = zip(by_name[one]["seeds"][key], by_name[other]["seeds"][key], strict=True)
     differences = [a - b for a, b in pairs]
-    count = len(differences)
-    if count < 2:
-        return differences[0], math.inf
-    spread = statistics.stdev(differences) / math.sqrt(count)
-    return statistics.mean(differences), _T.get(count - 1, 1.96) * spread
+    return statistics.mean(differences), report.half_width(differences)
 
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
