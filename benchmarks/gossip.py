@@ -8,6 +8,7 @@ Gossip itself on virtual nodes.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 when links could not be measured."""
     options = _read(argv)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = {name: getattr(options, name) for name in ("seeds", "steps", "rates", "target")}
     document: dict[str, Any] = {
         "meta": report.facts("gossip") | {"settings": settings},
@@ -67,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 candidates = gossip_study.ways(case, quick=quick)
                 if options.candidates:
                     candidates = [way for way in candidates if way.name in options.candidates]
-                studied += gossip_study.study(case, candidates, options.rates, _say)
+                for row in gossip_study.study(case, candidates, options.rates, _say):
+                    studied.append(row)  # one by one, for what an interrupted run has
         for rate in options.links:
             timed += gossip_links.measure(
                 rate, options.nodes, options.target, options.link_steps, options.turns, _say

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import report
@@ -70,9 +70,8 @@ def _budget(period: int, steps: int) -> Callable[[int], Budget]:
 
 def study(
     case: Case, candidates: Sequence[Way], rates: Sequence[float], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Rows of results, one per candidate."""
-    rows = []
+) -> Iterator[dict[str, Any]]:
+    """Rows of results, one per candidate, as they come."""
     name = f"{case.shards}/p{case.ranks}"
     tuning = Case(case.shards, case.ranks, TUNING_SEEDS, case.steps, case.batch, 1)
     for way in candidates:
@@ -110,10 +109,9 @@ def study(
                 "single": [round(value, 2) for value in found.curve_single],
             },
         }
-        rows.append(row)
         took = time.perf_counter() - begin
         say(f"{name} {way.name}: {row['single']:.2f}% at {row['mbytes']:.1f} MB, {took:.0f} s")
-    return rows
+        yield row
 
 
 def compare(
