@@ -8,6 +8,7 @@ Gossip itself on virtual nodes.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+import gossip_cost
 import gossip_links
 import gossip_study
 import report
@@ -32,7 +34,8 @@ a Dirichlet distribution of 0.1, "two-classes" gives each rank two pieces of the
 of their labels, "same" deals at random.
 
 Ratios, above 1 is ahead: traffic_vs_every_step is bytes of gossip in every step over those of a
-candidate, time_vs_every_step its seconds to the target accuracy. points_vs_... are points of
+candidate, time_vs_every_step its seconds to the target accuracy. step_vs_trigger is a step's
+time over that of measuring the change: 20 is 5%. points_vs_... are points of
 accuracy, paired over seeds, positive is ahead; points_vs_fixed compares with the best fixed or
 jittered period of about as many bytes, its _error is half of the 95% interval.
 
@@ -44,9 +47,10 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured, or something wrong."""
+    """Run the command line; the exit code is 1 when links could not be measured."""
     options = _read(argv)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = {name: getattr(options, name) for name in ("seeds", "steps", "rates", "target")}
     document: dict[str, Any] = {
         "meta": report.facts("gossip") | {"settings": settings},
@@ -56,13 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     studied: list[dict[str, Any]] = []
     timed: list[dict[str, Any]] = []
     failed = False
+    cost = gossip_cost.measure(gossip_cost.WIDTHS[:2] if options.quick else gossip_cost.WIDTHS)
     try:
         for shards in options.shards if options.study else ():
             for ranks in options.ranks:
                 case = Case(shards, ranks, tuple(range(options.seeds)), options.steps)
                 quick = options.quick or shards == "same"
                 candidates = gossip_study.ways(case, quick=quick)
-                studied += gossip_study.study(case, candidates, options.rates, _say)
+                if options.candidates:
+                    candidates = [way for way in candidates if way.name in options.candidates]
+                for row in gossip_study.study(case, candidates, options.rates, _say):
+                    studied.append(row)  # one by one, for what an interrupted run has
         for rate in options.links:
             timed += gossip_links.measure(
                 rate, options.nodes, options.target, options.link_steps, options.turns, _say
@@ -72,21 +80,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed = True
     except KeyboardInterrupt:
         print("interrupted: what was measured so far follows", file=sys.stderr)
-    document["results"] = studied + timed
+    document["results"] = cost + studied + timed
     document["ratios"] = gossip_study.ratios(studied) | gossip_links.ratios(timed)
-    if not document["results"]:
-        print("error: nothing was measured", file=sys.stderr)
-        return 1
-    print("\n".join([*tables(studied), *link_tables(timed)]))
+    document["ratios"] |= gossip_cost.ratios(cost)
+    print("\n".join([*cost_lines(cost), *tables(studied), *link_tables(timed)]))
     if options.json:
         report.write_json(options.json, document)
-    if options.png:
+    if options.png and (studied or timed):
         plot(studied, timed, options.png)
     return int(failed)
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def cost_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the trigger costs, a line for each model."""
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in results):
+        rows = [row for row in results if row["case"] == case]
+        told = ", ".join(f"{row['candidate']} {row['median_us']:.0f} us" for row in rows)
+        lines.append(f"{case}: {told}")
+    return lines
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -196,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="local steps (default 1400)")
     parser.add_argument("--ranks", type=int, nargs="+", help="default 4 8")
     parser.add_argument("--shards", nargs="+", choices=SHARDS, help="default all")
+    parser.add_argument("--candidates", nargs="+", help="of the study; default all")
     parser.add_argument("--rates", type=float, nargs="+", help="learning rates to choose from")
     parser.add_argument("--no-study", dest="study", action="store_false", help="links only")
     parser.add_argument("--links", nargs="*", help="default 100mbit 1gbit; none with --quick")

@@ -7,21 +7,18 @@ other seeds. The ranks are simulated (gossip_simulation.py).
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import report
 from gossip_simulation import Case, Way, simulate
 from hsgd.optim.triggers import Budget, FixedPeriod, JitteredPeriod, RelativeChange
 
 __all__ = ["best_fixed", "compare", "ratios", "study", "ways"]
 
 TUNING_SEEDS = (1001, 1002)
-# Student's t for 95%, by degrees of freedom; 1.96 beyond.
-_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 9: 2.26, 19: 2.093, 29: 2.045}
-
 PERIODS = (8, 13, 26, 52)
 
 
@@ -73,9 +70,8 @@ def _budget(period: int, steps: int) -> Callable[[int], Budget]:
 
 def study(
     case: Case, candidates: Sequence[Way], rates: Sequence[float], say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Rows of results, one per candidate."""
-    rows = []
+) -> Iterator[dict[str, Any]]:
+    """Rows of results, one per candidate, as they come."""
     name = f"{case.shards}/p{case.ranks}"
     tuning = Case(case.shards, case.ranks, TUNING_SEEDS, case.steps, case.batch, 1)
     for way in candidates:
@@ -113,10 +109,9 @@ def study(
                 "single": [round(value, 2) for value in found.curve_single],
             },
         }
-        rows.append(row)
         took = time.perf_counter() - begin
         say(f"{name} {way.name}: {row['single']:.2f}% at {row['mbytes']:.1f} MB, {took:.0f} s")
-    return rows
+        yield row
 
 
 def compare(
@@ -128,11 +123,7 @@ def compare(
     by_name = {row["candidate"]: row for row in rows}
     pairs = zip(by_name[one]["seeds"][key], by_name[other]["seeds"][key], strict=True)
     differences = [a - b for a, b in pairs]
-    count = len(differences)
-    if count < 2:
-        return differences[0], math.inf
-    spread = statistics.stdev(differences) / math.sqrt(count)
-    return statistics.mean(differences), _T.get(count - 1, 1.96) * spread
+    return statistics.mean(differences), report.half_width(differences)
 
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:

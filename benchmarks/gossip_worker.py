@@ -31,7 +31,7 @@ WAYS = {
     "every-step": lambda steps: FixedPeriod(1),
     "every-step-no-wait": lambda steps: FixedPeriod(1),
     "fixed-13": lambda steps: FixedPeriod(13),
-    "budget-13": lambda steps: Budget(1 / 13, steps),
+    "budget-13": lambda steps: Budget(1 / 13, steps, reserve=4),
 }
 
 

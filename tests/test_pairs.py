@@ -42,7 +42,8 @@ def at_random(seat: Seat, path: str, size: int, asks: int) -> dict[str, Any]:
 def test_25_000_exchanges_at_random_neither_lock_nor_change_the_sum(
     pools: Callable[[int], Ranks], size: int
 ) -> None:
-    outcomes = pools(size).run(at_random, meeting_point(), size, math.ceil(25_000 / size))
+    asks = math.ceil(25_000 / size)
+    outcomes = pools(size).run(at_random, meeting_point(), size, asks, limit_s=300)
     assert conserved(outcomes)
     assert sum(one["asked"] for one in outcomes) >= 25_000
     for one in outcomes:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from hsgd.optim import Budget, FixedPeriod, JitteredPeriod, RelativeChange, Topology, Trigger
+from hsgd.optim.gossip_turns import Turns
+from hsgd.optim.pairs import Averaged
 from hsgd.optim.triggers import Change
 
 __all__: list[str] = []
@@ -233,3 +235,59 @@ def test_a_matrix_and_lists_say_the_same() -> None:
     assert [one.neighbours(r) for r in range(3)] == [other.neighbours(r) for r in range(3)] == lists
     with pytest.raises(TypeError, match="expected random, ring"):
         Topology(7, 3)
+
+
+# --- turns ---
+
+
+def turns(place: int, period: int = 2, **options: Any) -> Turns:
+    made = Turns(FixedPeriod(period), Topology("exponential2", 4), place, options.get("longest"))
+    made.reset([])
+    return made
+
+
+def averaged(peer: int, *, asked: bool = False, committed: bool = True) -> Averaged:
+    return Averaged(peer, asked, committed, 1.0)
+
+
+def test_the_higher_rank_looks_for_a_request_before_it_asks() -> None:
+    lower, higher = turns(0), turns(1)
+    assert [lower.next(step, [], 0.1, ()) for step in (1, 2)] == [[], [1]]
+    assert [higher.next(step, [], 0.1, ()) for step in (1, 2)] == [[], []] and higher.yields
+    assert higher.next(3, [], 0.1, ()) == [0]  # nothing came
+    higher.next(4, [], 0.1, ())
+    other = turns(1)
+    other.next(2, [], 0.1, ())
+    other.note([averaged(0)])
+    assert other.next(3, [], 0.1, ()) == []
+
+
+def test_a_peer_that_came_first_had_its_turn() -> None:
+    rank = turns(0)
+    rank.next(1, [], 0.1, ())
+    rank.note([averaged(1)])
+    rank.reset([])
+    assert rank.next(2, [], 0.1, ()) == [] and rank.triggers == 1
+    rank.next(3, [], 0.1, ())
+    assert rank.next(4, [], 0.1, ()) == [2]
+
+
+def test_a_refusal_is_made_good_in_the_next_step() -> None:
+    rank = turns(0)
+    assert rank.next(2, [], 0.1, ()) == [1]
+    rank.note([averaged(1, asked=True, committed=False)])
+    assert rank.next(3, [], 0.1, ()) == [2] and rank.triggers == 1
+
+
+def test_a_call_with_nobody_to_ask_is_counted() -> None:
+    rank = turns(0)
+    assert rank.next(2, [], 0.1, (1, 2)) == [] and rank.skipped == 1
+
+
+def test_turns_go_on_where_they_were() -> None:
+    one, other = turns(1, 1, longest=3), turns(1, 1, longest=3)
+    one.next(1, [], 0.1, ())
+    other.load_state_dict(one.state_dict())
+    assert [one.next(s, [], 0.1, ()) for s in range(2, 9)] == [
+        other.next(s, [], 0.1, ()) for s in range(2, 9)
+    ]

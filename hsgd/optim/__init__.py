@@ -6,7 +6,8 @@ optimizer in a DistributedOptimizer to train on many ranks.
 
 from hsgd.optim.elastic import ElasticAveraging, ElasticMetrics
 from hsgd.optim.elastic_strategy import elastic_averaging
-from hsgd.optim.gossip import Gossip, GossipMetrics
+from hsgd.optim.gossip import Gossip
+from hsgd.optim.gossip_records import GossipMetrics
 from hsgd.optim.lamb import LAMB
 from hsgd.optim.lars import LARS
 from hsgd.optim.node_shared import NodeSharedOptimizer, SharedParameters, share_parameters

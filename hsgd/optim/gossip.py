@@ -12,7 +12,6 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,52 +22,17 @@ from torch.optim.optimizer import Optimizer
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError
 from hsgd.optim.flattened import Flattened
+from hsgd.optim.gossip_records import GossipMetrics, Scores
+from hsgd.optim.gossip_turns import Turns
 from hsgd.optim.pairs import Averaged, PairAverager
 from hsgd.optim.topology import Topology
 from hsgd.optim.triggers import RelativeChange, Trigger
 
-__all__ = ["Gossip", "GossipMetrics", "Scores"]
+__all__ = ["Gossip"]
 
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SETTLE_LOOK_S = 1e-4
-
-
-@dataclass(frozen=True)
-class GossipMetrics:
-    """What this rank did since the beginning, or a resumed state."""
-
-    steps: int
-    triggers: int
-    """Steps in which the trigger, or max_interval, called for an exchange."""
-    asked: int
-    """Requests that this rank made, again after a refusal included."""
-    averaged: int
-    """Averages that took place, asked for by this rank or by its peer."""
-    refused: int
-    """Requests of this rank that a peer refused, or did not live to answer."""
-    skipped: int
-    """Calls for an exchange for which there was nobody to ask."""
-    messages: int
-    local_bytes: int
-    """Weights and halves that passed through shared memory."""
-    remote_bytes: int
-    """Those that this rank sent to other nodes."""
-    last_distance: float
-    """|w_peer - w| of the last average; nan before."""
-    lost: tuple[int, ...]
-    """Ranks that are skipped because they died or left."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One figure of all models; higher is better."""
-
-    own: float
-    worst: float
-    average: float
-    mean_model: float
-    """Of the model whose weights are the mean over ranks."""
 
 
 class Gossip(Optimizer):
@@ -123,21 +87,21 @@ class Gossip(Optimizer):
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
         self._optimizer, self._comm = optimizer, comm
         self._take_over()
-        self._trigger = RelativeChange(0.05) if trigger is None else trigger
-        _check(self._trigger, max_interval, global_average_every, momentum, compression)
+        trigger = RelativeChange(0.05) if trigger is None else trigger
+        _check(trigger, max_interval, global_average_every, momentum, compression)
         if group_size is not None and not hierarchical:
             raise ValueError("Gossip: group_size is for hierarchical=True")
-        self._max_interval, self._global_every = max_interval, global_average_every
+        self._global_every = global_average_every
         self._patience_s, self._momentum = patience_s, momentum
         self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
         self._split(hierarchical, group_size)
-        self._topology = topology
-        if not isinstance(topology, Topology):
-            self._topology = Topology(topology, self._places, seed)
-        if self._topology.size != self._places:
+        graph = (
+            topology if isinstance(topology, Topology) else Topology(topology, self._places, seed)
+        )
+        if graph.size != self._places:
             raise ValueError(
-                f"Gossip: the topology is for {self._topology.size} ranks, but {self._places} "
-                "gossip; with hierarchical=True those are the groups"
+                f"Gossip: the topology is for {graph.size} ranks, but {self._places} gossip; with "
+                "hierarchical=True those are the groups"
             )
         self._flat = Flattened(params)
         self._extra = Flattened(buffers, "buffer")
@@ -148,7 +112,7 @@ class Gossip(Optimizer):
             comm.broadcast(vector, name="weights of Gossip")
         self._pairs: PairAverager | None = None
         if self._gossips is not None:
-            known = [self._topology.neighbours(rank) for rank in range(self._places)]
+            known = [graph.neighbours(rank) for rank in range(self._places)]
             self._pairs = PairAverager(
                 self._gossips,
                 self._averaged(),
@@ -156,15 +120,15 @@ class Gossip(Optimizer):
                 wire_dtype=_WIRE[compression],
                 timeout_s=timeout_s,
             )
-        self._trigger.reset(self._flat.vectors)
-        self._steps = self._turn = self._silent = self._owed = 0
-        self._yielded: int | None = None  # whose request is looked for before it is asked
-        self._since_call = 0  # steps since the trigger last called for an exchange
-        self._met_next = False  # the peer of the next turn came first
-        self._counts = dict.fromkeys(("triggers", "asked", "averaged", "refused", "skipped"), 0)
+        place = 0 if self._gossips is None else self._gossips.rank
+        self._turns = Turns(trigger, graph, place, max_interval)
+        self._turns.reset(self._flat.vectors)
+        self._steps = 0
+        self._counts = dict.fromkeys(("asked", "averaged", "refused"), 0)
         self._distance = float("nan")
         self._told: set[int] = set()
         self._closed = False
+        self._described = f"{trigger!r}, {graph!r}"
 
     # --- what training scripts call ---
 
@@ -195,7 +159,7 @@ class Gossip(Optimizer):
         with torch.no_grad():
             for vector in self._averaged():
                 self._comm.allreduce(vector, "mean", out=vector, name="global average")
-            self._reset(averaged=True)
+            self._mixed()
 
     def settle(self) -> None:
         """Return when no average of any rank is half done; collective, blocking. For saving models
@@ -253,6 +217,8 @@ class Gossip(Optimizer):
         pairs = self._pairs
         return GossipMetrics(
             steps=self._steps,
+            triggers=self._turns.triggers,
+            skipped=self._turns.skipped,
             **self._counts,
             messages=0 if pairs is None else pairs.traffic.messages,
             local_bytes=0 if pairs is None else pairs.traffic.local_bytes,
@@ -271,14 +237,8 @@ class Gossip(Optimizer):
         """
         state = self._optimizer.state_dict()
         state["gossip"] = {
-            "trigger": self._trigger.state_dict(),
+            "turns": self._turns.state_dict(),
             "steps": self._steps,
-            "turn": self._turn,
-            "silent": self._silent,
-            "owed": self._owed,
-            "yielded": self._yielded,
-            "since_call": self._since_call,
-            "met_next": self._met_next,
             "counts": dict(self._counts),
         }
         return state
@@ -288,14 +248,9 @@ class Gossip(Optimizer):
         gossip = state_dict.get("gossip")
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gossip"})
         self._take_over()
-        if gossip is None:
-            return
-        self._trigger.load_state_dict(gossip["trigger"])
-        self._steps, self._turn = gossip["steps"], gossip["turn"]
-        self._silent, self._owed = gossip["silent"], gossip["owed"]
-        self._yielded, self._since_call = gossip["yielded"], gossip["since_call"]
-        self._met_next = gossip["met_next"]
-        self._counts = dict(gossip["counts"])
+        if gossip is not None:
+            self._turns.load_state_dict(gossip["turns"])
+            self._steps, self._counts = gossip["steps"], dict(gossip["counts"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: what is averaged is fixed when this is made."""
@@ -322,7 +277,7 @@ class Gossip(Optimizer):
                 comm.close()
 
     def __repr__(self) -> str:
-        return f"Gossip({self._optimizer!r}, {self._trigger!r}, {self._topology!r})"
+        return f"Gossip({self._optimizer!r}, {self._described})"
 
     # --- set-up ---
 
@@ -364,83 +319,37 @@ class Gossip(Optimizer):
         if self._pairs is None:
             return False
         changed = self._note(self._pairs.poll())
-        self._silent += 1
-        self._since_call += 1
-        due = self._trigger.step(self._steps, self._flat.vectors, self._rate())
-        if self._max_interval is not None and self._silent >= self._max_interval:
-            due = True
-        self._counts["triggers"] += due
-        yielded, self._yielded = self._yielded, None
-        asked = yielded is not None and self._ask(self._pairs, yielded)
-        if due and self._is_met():
-            self._turn += 1
-        elif due or self._owed:
-            asked = self._turn_to_next(self._pairs) or asked
-        if due:
-            self._since_call, self._met_next = 0, False
+        busy = {*self._pairs.open, *self._pairs.lost}
+        chosen = self._turns.next(self._steps, self._flat.vectors, self._rate(), busy)
+        asked = [peer for peer in chosen if self._pairs.ask(peer)]
+        self._counts["asked"] += len(asked)
+        self._turns.skipped += len(chosen) - len(asked)
+        if asked or self._turns.yields:
+            self._turns.reset(self._flat.vectors)
         if asked and self._patience_s > 0:
             changed = self._note(self._pairs.wait(self._patience_s)) or changed
         return changed
 
-    def _is_met(self) -> bool:
-        """Whether the peer of this turn has just asked this rank, so that the pair is done. Just:
-        less than half of the time since the last call ago.
-        """
-        return self._met_next and 2 * (self._silent - 1) < self._since_call
-
-    def _turn_to_next(self, pairs: PairAverager) -> bool:
-        """Ask the next peer; whether that was done."""
-        assert self._gossips is not None
-        place = self._gossips.rank
-        peer = self._topology.choose(place, self._turn, {*pairs.open, *pairs.lost})
-        if peer is None:
-            self._counts["skipped"] += 1
-            return False
-        self._turn += 1
-        self._owed = max(0, self._owed - 1)
-        if self._topology.mutual and peer < place:
-            # It has probably chosen this rank too: its request comes, and two would be too many.
-            self._yielded = peer
-            self._reset(averaged=False)
-            return False
-        return self._ask(pairs, peer)
-
-    def _ask(self, pairs: PairAverager, peer: int) -> bool:
-        if not pairs.ask(peer):
-            self._counts["skipped"] += 1
-            return False
-        self._counts["asked"] += 1
-        self._reset(averaged=False)
-        return True
-
     def _note(self, done: list[Averaged]) -> bool:
-        for entry in done:
-            if entry.committed:
-                self._counts["averaged"] += 1
-                if entry.peer == self._yielded:
-                    self._yielded = None
-                elif self._topology.mutual and not entry.asked and self._gossips is not None:
-                    place = self._gossips.rank
-                    if entry.peer == self._topology.choose(place, self._turn):
-                        self._met_next = True
-                self._distance = entry.distance
-            elif entry.asked:
-                self._counts["refused"] += 1
-                self._owed = 1  # the next step asks somebody else
-        committed = any(entry.committed for entry in done)
+        """Count what happened; whether weights changed."""
+        committed = [entry for entry in done if entry.committed]
+        self._counts["averaged"] += len(committed)
+        self._counts["refused"] += sum(entry.asked and not entry.committed for entry in done)
+        self._turns.note(done)
         if committed:
-            self._reset(averaged=True)
+            self._distance = committed[-1].distance
+            self._mixed()
         if self._pairs is not None and len(self._pairs.lost) > len(self._told):
             for rank, why in self._pairs.lost.items():
                 if rank not in self._told and not why.endswith("closed"):
                     warnings.warn(f"Gossip goes on without rank {rank}: {why}", stacklevel=4)
             self._told |= self._pairs.lost.keys()
-        return committed
+        return bool(committed)
 
-    def _reset(self, *, averaged: bool) -> None:
-        self._silent = 0
-        self._trigger.reset(self._flat.vectors)
-        if averaged and self._momentum == "reset":
+    def _mixed(self) -> None:
+        """The weights are new."""
+        self._turns.reset(self._flat.vectors)
+        if self._momentum == "reset":
             for state in self.state.values():
                 for name in _FIRST_MOMENTS:
                     if isinstance(state.get(name), Tensor):

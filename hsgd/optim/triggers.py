@@ -18,6 +18,7 @@ from torch import Tensor
 __all__ = ["Budget", "Change", "FixedPeriod", "JitteredPeriod", "RelativeChange", "Trigger"]
 
 _BLOCK = 32768  # elements that are measured at a time: what fits in a core's cache
+_SAMPLE_BLOCK = 4096
 _FIRST_THRESHOLD = 0.05
 _GAIN = 0.3  # of the threshold's logarithm, for each communication above the rate
 
@@ -55,19 +56,18 @@ class Change:
         self._stride = max(1, round(1 / sample))
         self._last: list[Tensor] = []
         self._norm = 0.0
-        self._views: list[Tensor] = []
+        self._now: list[Tensor] = []
+        self._moved: list[Tensor] = []
         self._places: list[int] = []
-        self._scratch = torch.empty(0)
 
     def remember(self, params: Sequence[Tensor]) -> None:
         """Keep a copy of what is looked at."""
         now = self._blocks(params)
-        if [block.shape for block in self._last] == [block.shape for block in now]:
-            for last, block in zip(self._last, now, strict=True):
-                last.copy_(block)
-        else:
+        if not self._last:
             self._last = [block.clone() for block in now]
-        self._norm = math.sqrt(sum(float(block.dot(block)) for block in self._last))
+        for last, block in zip(self._last, now, strict=True):
+            last.copy_(block)
+        self._norm = math.sqrt(sum(_square(block) for block in self._last))
 
     def measure(self, params: Sequence[Tensor]) -> float:
         """The relative change since remember(); 0 when there was none."""
@@ -75,10 +75,9 @@ class Change:
         if not self._last:
             self.remember(params)
         total = 0.0
-        for last, block in zip(self._last, now, strict=True):
-            moved = self._scratch[: block.numel()].to(block.dtype)
+        for block, last, moved in zip(now, self._last, self._moved, strict=True):
             torch.sub(block, last, out=moved)
-            total += float(moved.dot(moved))
+            total += _square(moved)
         return math.sqrt(total) / self._norm if self._norm > 0 else math.inf if total else 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,20 +87,32 @@ class Change:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them back."""
         self._last = [block.clone() for block in state["last"]]
-        self._norm = math.sqrt(sum(float(block.dot(block)) for block in self._last))
+        self._norm = math.sqrt(sum(_square(block) for block in self._last))
 
     def _blocks(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """What is looked at; made once, as long as the tensors stay where they are."""
         places = [tensor.data_ptr() for tensor in params]
         if places != self._places:
-            self._views = [
-                block
-                for tensor in params
-                for block in _split(tensor.detach().view(-1))[:: self._stride]
-            ]
-            most = max((block.numel() for block in self._views), default=0)
-            self._scratch = torch.empty(most, dtype=params[0].dtype if params else None)
+            flat = [tensor.detach().view(-1) for tensor in params]
+            self._now = [block for one in flat for block in _looked_at(one, self._stride)]
+            room = max((block.numel() for block in self._now), default=0)
+            scratch = {dtype: torch.empty(room, dtype=dtype) for dtype in {t.dtype for t in flat}}
+            self._moved = [scratch[b.dtype][: b.numel()].view(b.shape) for b in self._now]
             self._places = places
-        return self._views
+        return self._now
+
+
+def _looked_at(flat: Tensor, stride: int) -> list[Tensor]:
+    """Blocks of a vector; those of a sample as the rows of one matrix."""
+    rows = flat.numel() // _SAMPLE_BLOCK
+    if stride > 1 and rows > 1:
+        return [flat[: rows * _SAMPLE_BLOCK].view(rows, _SAMPLE_BLOCK)[::stride]]
+    return list(flat.split(_BLOCK))  # type: ignore[no-untyped-call]
+
+
+def _square(block: Tensor) -> float:
+    whole = block.view(-1)
+    return float(whole.dot(whole))
 
 
 class FixedPeriod:
@@ -171,10 +182,11 @@ class RelativeChange:
 
     threshold: 0 communicates after every step, infinity never. lr_scaled: the threshold is that
     times lr_t / lr_0, so that a falling learning rate does not silence a rank; lr_0 is the first
-    that is seen. sample: share of the weights that is looked at, in blocks.
+    that is seen. sample: share of the weights that is looked at, in blocks of 4096 of each tensor;
+    1 looks at all, which takes 15 to 20% of a step that is bound by memory.
     """
 
-    def __init__(self, threshold: float, lr_scaled: bool = True, sample: float = 1.0) -> None:
+    def __init__(self, threshold: float, lr_scaled: bool = True, sample: float = 0.1) -> None:
         if not threshold >= 0:
             raise ValueError(f"RelativeChange: threshold is {threshold}; give 0 or more")
         self.threshold, self.lr_scaled = threshold, lr_scaled
@@ -273,10 +285,6 @@ class Budget:
         return (
             f"Budget({self.rate}, {self.total_steps}, reserve={self.reserve}, spend={self.spend!r})"
         )
-
-
-def _split(flat: Tensor) -> Sequence[Tensor]:
-    return flat.split(_BLOCK)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _period(period: int) -> int:

@@ -1,0 +1,73 @@
+"""What the trigger of gossip costs a step: the change of all weights, and of a sample of them.
+
+Owns the models and their rows. One process and one thread; the trigger and the rest of the step are
+timed in turns within each step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hsgd.optim import RelativeChange
+from hsgd.optim.flattened import Flattened
+
+__all__ = ["measure", "ratios"]
+
+WIDTHS = (64, 1024, 4096)  # of two hidden layers
+BATCH = 16
+
+
+def measure(widths: Sequence[int] = WIDTHS, steps: int = 40) -> list[dict[str, Any]]:
+    """Rows of results, medians in microseconds."""
+    rows = []
+    for width in widths:
+        net = nn.Sequential(
+            nn.Linear(64, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
+        )
+        flat = Flattened(net.parameters())
+        sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+        triggers = {
+            "a tenth": RelativeChange(1e9),
+            "all": RelativeChange(1e9, sample=1.0),
+        }
+        for trigger in triggers.values():
+            trigger.reset(flat.vectors)
+        x, y = torch.randn(BATCH, 64), torch.randint(0, 10, (BATCH,))
+        spent: dict[str, list[float]] = {name: [] for name in ("step", *triggers)}
+        for step in range(1, steps + 1):
+            begin = time.perf_counter()
+            sgd.zero_grad()
+            functional.cross_entropy(net(x), y).backward()
+            sgd.step()
+            spent["step"].append(time.perf_counter() - begin)
+            for name, trigger in triggers.items():
+                begin = time.perf_counter()
+                trigger.step(step, flat.vectors, 0.01)
+                spent[name].append(time.perf_counter() - begin)
+        case = f"{sum(vector.numel() for vector in flat.vectors)} weights, batch {BATCH}"
+        for name, seconds in spent.items():
+            median_us = 1e6 * statistics.median(seconds[3:])
+            rows.append({"case": case, "candidate": name, "median_us": round(median_us, 2)})
+    return rows
+
+
+def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Flat figures: microseconds of a step over those of the trigger; 20 is 5% of a step."""
+    found = {}
+    for case in dict.fromkeys(row["case"] for row in results):
+        rows = {r["candidate"]: r["median_us"] for r in results if r["case"] == case}
+        step = rows.pop("step")
+        for name, median_us in rows.items():
+            found[f"step_vs_trigger/{name}/{case}"] = float(f"{step / median_us:.4g}")
+    return found

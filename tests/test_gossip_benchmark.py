@@ -1,0 +1,108 @@
+"""The benchmark of gossip runs and writes what it promises; its ranks are simulated faithfully."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import gossip_links
+import gossip_simulation
+import gossip_study
+from gossip_simulation import SHARDS, Case, Way, digits, shards, simulate
+from hsgd.optim import FixedPeriod, RelativeChange
+from processes import run_marked
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = Case("two-classes", 4, (0, 1), 30, evaluations=2)
+
+
+def test_a_quick_run_writes_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> None:
+    file, png = tmp_path / "a.json", tmp_path / "a.png"
+    words = ["--quick", "--steps", "40", "--json", str(file), "--png", str(png)]
+    program = str(ROOT / "benchmarks" / "gossip.py")
+    done = run_marked([sys.executable, program, *words], dict(os.environ), 120)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    names = {row["candidate"] for row in document["results"]}
+    assert {"none", "synchronous", "every-step", "fixed-13", "budget-13"} <= names
+    assert document["ratios"]["traffic_vs_every_step/fixed-13/two-classes/p4"] > 10
+    assert any(key.startswith("step_vs_trigger/") for key in document["ratios"])
+    assert "two-classes/p4" in done.stdout and png.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", SHARDS)
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_shards_divide_the_images(kind: str, ranks: int) -> None:
+    labels = digits()[1].numpy()
+    parts = shards(kind, ranks, np.random.default_rng(3), labels)
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    classes = [len(set(labels[part])) for part in parts]
+    assert min(len(part) for part in parts) >= 16
+    assert min(classes) == 10 if kind == "same" else np.mean(classes) < 7
+
+
+def test_a_simulated_step_is_that_of_torch() -> None:
+    crowd = gossip_simulation._Crowd(SMALL)
+    weights = crowd.weights_of(1)[2].clone().requires_grad_()
+    w1, b1, w2, b2 = weights.split(gossip_simulation.SIZES)
+    chosen = crowd._order[4, 6]  # step 5 of the second seed's third rank
+    hidden = (crowd._images[chosen] @ w1.view(64, 64) + b1).relu()
+    functional.cross_entropy(hidden @ w2.view(64, 10) + b2, crowd._labels[chosen]).backward()
+    assert weights.grad is not None
+    crowd.step(5, 0.3, 1)
+    wanted = weights.detach() - 0.3 * weights.grad
+    torch.testing.assert_close(crowd.weights_of(1)[2], wanted)
+
+
+def test_no_communication_and_all_of_it() -> None:
+    found = simulate(SMALL, Way("none"), 0.1)
+    again = simulate(SMALL, Way("never", lambda _: RelativeChange(float("inf"))), 0.1)
+    assert found.single == again.single and again.bytes == [0.0, 0.0]
+    together = simulate(SMALL, Way("synchronous", synchronous=True), 0.1)
+    assert max(together.distance) < 1e-5 < min(found.distance)
+
+
+def test_every_exchange_is_counted_once() -> None:
+    every = simulate(SMALL, Way("every", lambda _: FixedPeriod(1), "exponential2"), 0.1)
+    assert every.messages == [60.0, 60.0]  # two pairs in each of 30 steps
+    change = simulate(SMALL, Way("change", lambda _: RelativeChange(0.0), "exponential2"), 0.1)
+    assert change.messages == every.messages and change.single == every.single
+    assert every.bytes == [60 * 2 * 4 * 4810] * 2
+
+
+def test_points_are_paired_over_seeds_with_their_interval() -> None:
+    def row(name: str, mbytes: float, single: list[float]) -> dict[str, object]:
+        mean = sum(single) / len(single)
+        seeds = {"single": single, "worst": single}
+        return {"case": "c", "candidate": name, "mbytes": mbytes, "single": mean, "seeds": seeds}
+
+    rows = [
+        row("every-step", 100, [98, 99, 97]),
+        row("fixed-13", 8, [94, 95, 93]),
+        row("fixed-26", 4, [90, 91, 89]),
+        row("budget-13", 7.9, [96, 98, 94]),
+    ]
+    ahead, error = gossip_study.compare(rows, "budget-13", "fixed-13")
+    assert ahead == 2 and error == pytest.approx(4.303 / 3**0.5, rel=0.15)
+    assert gossip_study.best_fixed(rows, rows[3]) == "fixed-13"
+    found = gossip_study.ratios(rows)
+    assert found["points_vs_fixed/budget-13/c"] == 2
+    assert found["traffic_vs_every_step/fixed-26/c"] == 25
+
+
+def test_seconds_are_compared_where_the_target_was_reached() -> None:
+    def row(name: str, seconds: float, reached: bool = True) -> dict[str, object]:
+        told = {"case": "c", "candidate": name, "seconds": seconds}
+        return {**told, "mbytes": 10.0, "reached": reached}
+
+    found = gossip_links.ratios([row("every-step", 4), row("a", 2), row("b", 1, False)])
+    assert found["time_vs_every_step/a/c"] == 2 and not any("/b/" in key for key in found)
