@@ -225,7 +225,7 @@ class ElasticAveraging(Optimizer):
         self._box.refresh()
         self._box.read(flat)
         weights = self._weights()
-        parts = flat.split([weight.numel() for weight in weights])
+        parts = torch.split(flat, [weight.numel() for weight in weights])
         return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
     @contextlib.contextmanager
