@@ -5,6 +5,7 @@ Owns the command line of mpirun and what becomes of a job that fails. Never time
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hsgd.errors import LaunchError
-from layouts import Layout, open_place
+from layouts import Layout, Place, open_place
 
 __all__ = ["WorkerJobs"]
+
+END_S = 20.0  # mpirun needs a while to end its ranks
 
 
 class WorkerJobs:
@@ -32,24 +35,34 @@ class WorkerJobs:
         out.unlink(missing_ok=True)
         try:
             with open_place(layout) as place:
-                done = subprocess.run(
-                    place.command(
-                        [*_mpirun(layout, place.hosts), str(self.worker), str(out), *words]
-                    ),
-                    env=place.environment(_environment()),
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=self.limit_s,
-                    check=False,
-                )
-            if done.returncode == 0:
+                code, said = self._finish(place, [str(out), *words])
+            if code == 0:
                 return json.loads(out.read_text())
-            reason = [line for line in done.stderr.splitlines() if "rror:" in line][-1:]
+            reason = [line for line in said.splitlines() if "rror:" in line][-1:]
         except (LaunchError, subprocess.TimeoutExpired, OSError) as error:
             reason = [str(error)]
         self.failures.append(f"{layout.name} {' '.join(words)}: {''.join(reason)[:300]}")
         return None
+
+    def _finish(self, place: Place, words: Sequence[str]) -> tuple[int, str]:
+        """Exit code and what was said. However this ends, mpirun is told to end its ranks."""
+        with subprocess.Popen(
+            place.command([*_mpirun(place.layout, place.hosts), str(self.worker), *words]),
+            env=place.environment(_environment()),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            try:
+                _, said = process.communicate(timeout=self.limit_s)
+            except BaseException:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=END_S)
+                process.kill()
+                raise
+        return process.returncode, said
 
 
 def _mpirun(layout: Layout, hosts: str) -> list[str]:

@@ -31,13 +31,13 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Letter(NamedTuple):
-    """What an owner is asked to do with `length` values from place `at` on; it sends `count` values
-    from `offset` on back.
+    """What an owner is asked to do with `length` values from place `at` on; it sends `returns`
+    values from `offset` on back.
     """
 
     what: int
     offset: int = 0
-    count: int = 0
+    returns: int = 0
     at: int = 0
     length: int = 0
     flags: int = 0
@@ -126,7 +126,7 @@ class Mail:
 
     def _post(self, owner: int, number: int, letter: Letter, values: _Bytes | None) -> None:
         box = self._comm.rank * DEPTH + number % DEPTH
-        pieces = [(np.array(letter, np.int64), box * self._stride)]
+        pieces: list[tuple[Any, int]] = [(np.array(letter, np.int64), box * self._stride)]
         if values is not None:
             pieces.append((values, box * self._stride + _HEADER))
         version = number // DEPTH + 1
@@ -150,7 +150,7 @@ class Mail:
         if reply.failed:
             words = bytes(values[: reply.failed]).decode(errors="replace")
             raise HsgdError(f"ParameterBox: rank {self._owners[owner]} says: {words}")
-        take(letter, reply, values[: 4 * letter.count].view(np.float32))
+        take(letter, reply, values[: 4 * letter.returns].view(np.float32))
 
     def _open(self, box: int) -> tuple[Any, _Bytes]:
         whole = self._memory[box * self._stride : (box + 1) * self._stride]
@@ -188,7 +188,7 @@ class Mail:
         """The memory of the reply is free: who sends again to this mailbox has got the last one."""
         header, values = self._open(box)
         letter = Letter(*(int(number) for number in header))
-        out = whole[_HEADER : _HEADER + 4 * letter.count]
+        out = whole[_HEADER : _HEADER + 4 * letter.returns]
         try:
             made, told = self._serve(letter, values, out)
             reply = Reply(0, stamp, made, told)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,43 +28,13 @@ from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.elastic_group import Group
 from hsgd.optim.elastic_progress import COUNTERS, RULES, Progress
+from hsgd.optim.triggers import FixedPeriod, Trigger
 
 __all__ = ["MODES", "ORDERS", "ElasticAveraging", "ElasticMetrics"]
 
 MODES = ("async", "hybrid")
 ORDERS = ("shmcaffe", "easgd")
 _COMPRESSIONS = {None: torch.float32, "bfloat16": torch.bfloat16}
-
-
-class Trigger(Protocol):
-    """Says when to exchange."""
-
-    def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        """Whether to exchange after local step `step`, from 1."""
-
-    def reset(self, params: Sequence[Tensor]) -> None:
-        """Told at the beginning and after each exchange."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
-
-
-class _Every:
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
-
-    def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
-        return step % self._interval == 0
-
-    def reset(self, params: Sequence[Tensor]) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -108,8 +78,8 @@ class ElasticAveraging(Optimizer):
         in every step; its first rank exchanges and tells the others.
     moving_rate: None is 0.9 / workers. From 2 / (workers + 1) on, workers that read the same centre
         and all push make it swing ever wider: a warning says so.
-    update_interval: steps between exchanges, or a trigger (step, reset, state_dict,
-        load_state_dict) that decides alike on all ranks of a group.
+    update_interval: steps between exchanges, or a trigger (hsgd.optim.triggers) that decides alike
+        on all ranks of a group.
     group_size: ranks of a group, in rank order; None is the ranks of a node. Hybrid only.
     order: "shmcaffe" exchanges after the optimizer's step, so that gradients are those of the moved
         weights; "easgd" between the gradient and the step, as in the paper of that name.
@@ -255,7 +225,7 @@ class ElasticAveraging(Optimizer):
         self._box.refresh()
         self._box.read(flat)
         weights = self._weights()
-        parts = flat.split([weight.numel() for weight in weights])
+        parts = torch.split(flat, [weight.numel() for weight in weights])
         return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
     @contextlib.contextmanager
@@ -451,7 +421,7 @@ def _trigger_of(given: int | Trigger) -> Trigger:
         return given
     if given < 1:
         raise ValueError(f"ElasticAveraging: update_interval is {given}; give 1 or more")
-    return _Every(given)
+    return FixedPeriod(given)
 
 
 def _check_choice(what: str, given: Any, choices: Sequence[Any]) -> None:

@@ -29,7 +29,7 @@ class Group:
         self._buffer: Tensor = comm.empty(
             count + len(self._parameters) + 1, torch.float32, name="gradients of the group"
         )
-        parts = self._buffer[:count].split([p.numel() for p in self._parameters])
+        parts = torch.split(self._buffer[:count], [p.numel() for p in self._parameters])
         self._views = [v.view_as(p) for v, p in zip(parts, self._parameters, strict=True)]
         self._present = self._buffer[count:-1]
         came = self._came = [False] * len(self._parameters)
@@ -84,14 +84,18 @@ class Group:
         if tensors:
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
             mean = self.comm.allreduce(flat, "mean", out=flat, name="buffers of the group")
-            for part, tensor in zip(mean.split([t.numel() for t in tensors]), tensors, strict=True):
+            for part, tensor in zip(
+                torch.split(mean, [t.numel() for t in tensors]), tensors, strict=True
+            ):
                 tensor.copy_(part.view_as(tensor))
 
     def follow(self, delta: Tensor, weights: Sequence[Tensor]) -> None:
         """Give all ranks the leader's `delta`, by which its weights moved; collective, blocking."""
         self.comm.broadcast(delta, name="move of the group")
         if not self.leads:
-            for part, w in zip(delta.split([w.numel() for w in weights]), weights, strict=True):
+            for part, w in zip(
+                torch.split(delta, [w.numel() for w in weights]), weights, strict=True
+            ):
                 w.sub_(part.view_as(w))
 
     def close(self) -> None:
