@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ EPILOG = """\
 A step makes gradients and waits until they are those of all ranks; that of "cnn" updates weights as
 well. Its time begins with a barrier and is the largest over the ranks. Exposed communication is the
 median of steps minus that of the same steps without communication, which alternate with them in the
-same processes. Gradients are compared with the exact ones before anything is timed.
+same processes. Gradients are compared with the exact ones before anything is timed. Work is the
+processor time that communication adds, over all ranks, from the least of both kinds of steps: it
+says something on machines that others use as well.
 
 Horovod stands for the best of its default cycle, of a cycle of 0.1 ms, and of its autotuner.
 
@@ -104,10 +106,12 @@ RIVALS = {
 
 @dataclass
 class Samples:
-    """Seconds of one way in one case, the largest over the ranks."""
+    """Seconds of one way in one case, the largest over the ranks, and processor time of all."""
 
     plain: list[float]
     step: list[float]
+    plain_work: list[float] = field(default_factory=list)
+    step_work: list[float] = field(default_factory=list)
 
 
 def measure(
@@ -182,6 +186,8 @@ def ordered(
 def _add(samples: Samples, answers: Sequence[Mapping[str, Any]]) -> None:
     samples.plain += [max(values) for values in zip(*(a["plain"] for a in answers), strict=True)]
     samples.step += [max(values) for values in zip(*(a["step"] for a in answers), strict=True)]
+    for kind, kept in enumerate((samples.plain_work, samples.step_work)):
+        kept += [sum(values) for values in zip(*(a["worked"][kind] for a in answers), strict=True)]
 
 
 def rows(layout: Layout, found: Mapping[tuple[str, str], Samples]) -> list[dict[str, Any]]:
@@ -191,6 +197,7 @@ def rows(layout: Layout, found: Mapping[tuple[str, str], Samples]) -> list[dict[
     for (case, name), samples in found.items():
         plain = statistics.median(samples.plain) * 1e6
         step = statistics.median(samples.step) * 1e6
+        work = min(samples.step_work) - min(samples.plain_work)
         made.append(
             {
                 "layout": layout.name,
@@ -204,6 +211,7 @@ def rows(layout: Layout, found: Mapping[tuple[str, str], Samples]) -> list[dict[
                 **report.statistics(samples.step),
                 "plain_us": float(f"{plain:.6g}"),
                 "exposed_us": float(f"{step - plain:.6g}"),
+                "work_us": float(f"{work * 1e6:.6g}"),
             }
         )
     return made
@@ -271,6 +279,7 @@ def tables(doc: Mapping[str, Any]) -> str:
             "p99": lambda row: f"{row['p99_us'] / 1e3:.2f}",
             "alone": lambda row: f"{row['plain_us'] / 1e3:.2f}",
             "exposed": lambda row: f"{row['exposed_us'] / 1e3:.2f}",
+            "work": lambda row: f"{row['work_us'] / 1e3:.2f}",
         },
     )
 

@@ -167,16 +167,20 @@ class Bench:
         return step
 
     def measure(self, count: int) -> dict[str, Any]:
-        """Seconds of `count` steps of both kinds, in turn. Collective."""
+        """Seconds of `count` steps of both kinds, in turn, and of processor time in this process.
+        Collective.
+        """
         assert self._steps is not None
         found: list[list[float]] = [[], []]
+        worked: list[list[float]] = [[], []]
         for _ in range(count):
             for kind, step in enumerate(self._steps):
                 WORLD.Barrier()
-                begin = time.perf_counter()
+                begin, work = time.perf_counter(), time.process_time()
                 step()
                 found[kind].append(time.perf_counter() - begin)
-        return {"plain": found[0], "step": found[1]}
+                worked[kind].append(time.process_time() - work)
+        return {"plain": found[0], "step": found[1], "worked": worked}
 
     def weigh(self, case: str) -> dict[str, Any]:
         """Resident bytes that this rank gains by a model that is trained. Collective."""

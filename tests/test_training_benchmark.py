@@ -42,7 +42,7 @@ def test_a_short_run_writes_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> No
     assert places == {(c, w) for c in ("small1000", "cnn") for w in ("hsgd", "ddp")}
     for result in found["results"]:
         assert result["samples"] == training.BATCH
-        assert result["median_us"] > 0 and result["plain_us"] > 0
+        assert result["median_us"] > 0 and result["plain_us"] > 0 and "work_us" in result
         assert result["exposed_us"] == pytest.approx(
             result["median_us"] - result["plain_us"], rel=1e-3, abs=0.1
         )

@@ -18,8 +18,10 @@ namespace hsgd::python {
 class Exchange {
  public:
   // Takes `exchange`; keeps the communicator that it was made on.
-  Exchange(std::shared_ptr<hsgd_comm> comm, hsgd_exchange* exchange)
-      : comm_(std::move(comm)), exchange_(exchange, hsgd_exchange_destroy) {}
+  Exchange(const std::shared_ptr<hsgd_comm>& comm, hsgd_exchange* exchange)
+      : comm_(comm),
+        // A thread that waits in it when it is closed needs both until it returns.
+        exchange_(exchange, [comm](hsgd_exchange* held) { hsgd_exchange_destroy(held); }) {}
   Exchange(Exchange&&) = default;
   Exchange(const Exchange&) = delete;
 

@@ -246,7 +246,7 @@ TEST("a node sends 2 (N - 1) / N of the bytes, whatever its number of ranks") {
 TEST("leaders record when they were busy between nodes, and nobody where nobody asks") {
   const Cluster cluster{{2, 1}, ranks::small_steps(), {}};
   cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
-    hsgd_record records[4];
+    hsgd_record records[4] = {};
     for (const uint64_t count : {uint64_t{4}, uint64_t{1} << 16}) {
       std::vector<float> data(count, 1.0f);
       comm->recorder().keep(0);
