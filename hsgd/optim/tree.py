@@ -94,8 +94,9 @@ class NotifiedTree(Optimizer):
         self._posted = [0] * len(layers)  # the step whose gradient was given to the engine
         self._arrived = [0] * len(layers)  # the weights that are known to be here
         self._sending = True
-        self._options: list[dict[str, Any]] = []
-        self._options_of = 0  # the step that they are for
+        # By version. A layer that the next forward pass does not use may be updated after it, when
+        # the options of the next step are known already.
+        self._options: dict[int, list[dict[str, Any]]] = {}
         self._closed = self._failed = False
         self._move_weights()
         self._shadows = self._make_shadows() if self._team.is_root else {}
@@ -122,7 +123,7 @@ class NotifiedTree(Optimizer):
         for layer in self._plan.layers:
             if self._posted[layer.index] <= self._step:
                 self._post(layer)
-        if self._team.is_root and self._options != self._snapshot():
+        if self._team.is_root and self._options[self._step + 1] != self._snapshot():
             raise ValueError(
                 "NotifiedTree.step: options of param_groups changed between backward() and "
                 "step(), when layers were updated already; change them before backward()"
@@ -304,8 +305,10 @@ class NotifiedTree(Optimizer):
 
     def _post(self, layer: Layer) -> None:
         """Hand a layer's gradient over; afterwards its weights may change at any time."""
-        if self._options_of <= self._step:
-            self._options, self._options_of = self._snapshot(), self._step + 1
+        version = self._step + 1
+        if version not in self._options:  # all layers have the step before the last
+            self._options.pop(version - 2, None)
+            self._options[version] = self._snapshot()
         self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
         block = self._plan.own[layer.index]
         flags = block.in_use(self._memory)
@@ -317,7 +320,6 @@ class NotifiedTree(Optimizer):
                     view.zero_()
                 else:
                     view.copy_(parameter.grad)
-        version = self._step + 1
         self._posted[layer.index] = version
         self._unready[layer.index] = set(layer.parameters)
         leader, team = self._team.members[0], self._team
@@ -375,8 +377,8 @@ class NotifiedTree(Optimizer):
             for group in self._optimizer.param_groups
         ]
 
-    def _update(self, entries: list[tuple[Layer, list[Tensor], list[bool]]]) -> None:
-        """One step of the optimizer on some layers; on the root, in the engine's thread."""
+    def _update(self, version: int, entries: list[tuple[Layer, list[Tensor], list[bool]]]) -> None:
+        """The step `version` of the optimizer on some layers; on the root, in the engine."""
         chosen: dict[nn.Parameter, nn.Parameter] = {}
         for layer, gradients, used in entries:
             for parameter, gradient, flag in zip(layer.parameters, gradients, used, strict=True):
@@ -384,9 +386,10 @@ class NotifiedTree(Optimizer):
                 shadow.grad = gradient if flag else None
         if self._before_update is not None:
             self._before_update([shadow for shadow in chosen.values() if shadow.grad is not None])
+        options_then = self._options[version]
         self._stepper.param_groups = [
             {**options, "params": [chosen[p] for p in group["params"] if p in chosen]}
-            for options, group in zip(self._options, self._optimizer.param_groups, strict=True)
+            for options, group in zip(options_then, self._optimizer.param_groups, strict=True)
         ]
         self._stepper.step()
 

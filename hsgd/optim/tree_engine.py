@@ -35,7 +35,8 @@ Entry = tuple[Layer, list[Tensor], list[bool]]  # mean gradients, and whether an
 class Engine:
     """Sums, updates and forwards, layer by layer, in a thread of its own on leaders.
 
-    update: called on the root for each layer and step. whole_step: called with all layers at once.
+    update: called on the root with a version and, for each layer or with whole_step for all at
+        once, what has come.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Engine:
         exchange: Exchange,
         plan: Plan,
         team: Team,
-        update: Callable[[list[Entry]], None],
+        update: Callable[[int, list[Entry]], None],
         *,
         whole_step: bool = False,
         before_notify: Callable[[], None] | None = None,
@@ -179,12 +180,12 @@ class Engine:
             total.div_(self._team.size)
         entry = (self._plan.layers[layer], sums, used)
         if not self._whole_step:
-            self._update([entry])
+            self._update(version, [entry])
             self._pass_on(layer, version)
             return
         self._held[layer] = entry
         if len(self._held) == len(self._plan.layers):
-            self._update([self._held[index] for index in sorted(self._held)])
+            self._update(version, [self._held[index] for index in sorted(self._held)])
             self._held.clear()
             for index in range(len(self._plan.layers)):
                 self._pass_on(index, version)
