@@ -26,15 +26,20 @@ class WorkerJobs:
         self.worker, self.folder, self.limit_s = worker, folder, limit_s
         self.failures: list[str] = []
 
-    def run(self, layout: Layout, words: Sequence[str]) -> Any:
-        """What rank 0 wrote; None when the job failed."""
+    def run(self, layout: Layout, words: Sequence[str], worker: Path | None = None) -> Any:
+        """What rank 0 wrote; None when the job failed. `worker`: in place of the usual one."""
         out = self.folder / "out.json"
         out.unlink(missing_ok=True)
         try:
             with open_place(layout) as place:
                 done = subprocess.run(
                     place.command(
-                        [*_mpirun(layout, place.hosts), str(self.worker), str(out), *words]
+                        [
+                            *_mpirun(layout, place.hosts),
+                            str(worker or self.worker),
+                            str(out),
+                            *words,
+                        ]
                     ),
                     env=place.environment(_environment()),
                     capture_output=True,
