@@ -189,7 +189,7 @@ class Rank {
     Tree::Settings settings{{}, static_cast<double>(size_), false, 0, kGivenUp, kReason};
     for (uint32_t layer = 0; layer < kLayers; ++layer) settings.layers.push_back(layer_of(layer));
     Tree tree(exchange_, std::move(settings));
-    std::mt19937_64 random(own_());
+    std::mt19937_64 random(static_cast<uint64_t>(rank_) + 1000);
     tree.before_notify([&] { ranks::dawdle(random); });
     try {
       tree.run([&](uint64_t version, const std::vector<uint32_t>& layers) {
