@@ -11,11 +11,12 @@ namespace {
 
 constexpr uint32_t kNobody = UINT32_MAX;
 // What is under way to another node cannot be overtaken by what the next forward pass needs sooner,
-// so no more is than keeps the link busy: a parcel shall arrive within kSlowNs, but twice as much
-// goes at a time when the link was idle between two looks.
-constexpr uint64_t kLeastWindow = 256 << 10;
+// so a parcel shall arrive within kSlowNs; but twice as much goes at a time when the link was idle
+// between two looks. Not less than that: on a busy core this thread may look some milliseconds
+// late, and with one parcel of 256 KB at a time a step took three times as long.
+constexpr uint64_t kLeastWindow = 4 << 20;
 constexpr uint64_t kMostWindow = 64 << 20;
-constexpr int64_t kSlowNs = 4'000'000;
+constexpr int64_t kSlowNs = 50'000'000;
 constexpr size_t kMostNoted = 1024;
 constexpr size_t kMostFlights = 16;  // to one target; the Exchange bounds those to all
 
