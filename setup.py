@@ -43,7 +43,7 @@ PRELOAD_SOURCES = (
     *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp"),
 )
 BINDING_SOURCES = (
-    *("bind.cpp", "bind_box.cpp", "bind_exchange.cpp", "bind_lars.cpp"),
+    *("bind.cpp", "bind_box.cpp", "bind_exchange.cpp", "bind_lars.cpp", "bind_tree.cpp"),
     "request.cpp",
 )
 BASE_FLAGS = (

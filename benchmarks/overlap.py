@@ -29,8 +29,8 @@ rest, has a job of its own right after, with the same batch. Then all weights ar
 Ratios, above 1 is ahead: vs_horovod/tree/LAYOUT/MODEL is a step of Horovod / one of NotifiedTree;
 vs_ddp and vs_two_level likewise, vs_peer is the least of Horovod and DDP; vs_limit is
 max(computation, communication) / step, vs_compute computation / step. tree_overlap is the tree with
-the next forward pass overlapped. vs_peer/put_notify/SIZE is the same put over MPI / in shared
-memory, half a round trip, on one node.
+the next forward pass overlapped, tree_sockets the same over sockets in place of MPI.
+vs_peer/put_notify/SIZE is the same put over MPI / in shared memory, half a round trip, on one node.
 
 Virtual nodes need Linux and root; they share the cores of this machine.
 
@@ -40,7 +40,9 @@ examples:
 """
 
 WORKER = Path(__file__).resolve().with_name("overlap_worker.py")
-BESIDE = ("compute", "ddp", "two_level", "tree", "tree_overlap")
+PUT_WORKER = WORKER.with_name("put_worker.py")
+TREES = ("tree", "tree_overlap", "tree_sockets")
+BESIDE = ("compute", "ddp", "two_level", *TREES)
 LAYOUTS = ("2x1@1gbit", "2x2@1gbit", "4x1@1gbit")
 ONE_NODE = (2, 4)
 WIDTHS = {"mlp": 384, "cnn": 128}
@@ -61,7 +63,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             case[row["candidate"]] = row["median_us"]
     for (layout, model), times in steps.items():
         where = f"{layout}/{model}"
-        for name in ("tree", "tree_overlap"):
+        for name in TREES:
             if name not in times:
                 continue
             if "communication" in times:
@@ -140,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for layout in layouts:
             for model in models:
                 rows += _measure(jobs, layout, model, options)
-        for row in jobs.run(on_one_node(2), ["--puts"]) or []:
+        for row in jobs.run(on_one_node(2), [], PUT_WORKER) or []:
             seconds = row.pop("seconds")
             rows.append({"layout": "np2", **row, **report.statistics(seconds)})
     lines = [row.pop("timeline") for row in rows if "timeline" in row]
@@ -161,13 +163,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _show(document: dict[str, Any]) -> None:
     rows = [row for row in document["results"] if "candidate" in row]
-    names = ["compute", "communication", "horovod", "ddp", "two_level", "tree", "tree_overlap"]
+    names = ["compute", "communication", "horovod", "ddp", "two_level", *TREES]
     lines = []
     for case in dict.fromkeys((row["layout"], row["model"]) for row in rows):
         here = {
             r["candidate"]: r["median_us"] / 1e3 for r in rows if case == (r["layout"], r["model"])
         }
-        bound = document["ratios"].get(f"vs_limit/tree_overlap/{case[0]}/{case[1]}", float("nan"))
+        bound = document["ratios"].get(f"vs_limit/tree_sockets/{case[0]}/{case[1]}", float("nan"))
         cells = [f"{here[name]:.1f}" if name in here else "-" for name in names]
         lines.append([*case, *cells, f"{bound:.2f}"])
     if lines:

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,13 +22,12 @@ from mpi4py import MPI
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hsgd import Comm, Exchange
+from hsgd import Comm
 from hsgd.optim import NotifiedTree
 
 __all__: list[str] = []
 
 CLASSES = 10
-PUT_SIZES = (8, 64 << 10, 1 << 20)  # bytes
 
 
 def mlp(width: int) -> nn.Module:
@@ -72,36 +71,30 @@ class Candidate:
 
 
 class TwoLevel(Candidate):
-    """hsgd's allreduce of each gradient as soon as it is there; the step waits for all."""
+    """hsgd.torch's DistributedOptimizer: buckets, and a two-level allreduce of each."""
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
         super().__init__(model, comm)
-        self.handles: list[Any] = []
-        for parameter in self.model.parameters():
-            parameter.register_post_accumulate_grad_hook(self.start)
+        import hsgd.torch as hvd
 
-    def start(self, parameter: Tensor) -> None:
-        grad = parameter.grad
-        self.handles.append(self.comm.allreduce_async(grad, "mean", out=grad))
+        hvd.init()
+        self.optimizer = hvd.DistributedOptimizer(
+            self.optimizer, named_parameters=self.model.named_parameters()
+        )
+        self.end = hvd.shutdown
 
-    def step(self, x: Tensor, y: Tensor) -> None:
-        self.optimizer.zero_grad()
-        functional.cross_entropy(self.call(x), y).backward()
-        while self.handles:
-            self.handles.pop(0).wait()
-        self.optimizer.step()
+    def close(self) -> None:
+        self.end()
 
 
 class Tree(Candidate):
     """NotifiedTree; a step ends when its weights are here."""
 
-    overlap = False
+    options: ClassVar[dict[str, Any]] = {"overlap_forward": False}
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
         super().__init__(model, comm)
-        self.optimizer = NotifiedTree(
-            self.optimizer, self.model, comm, overlap_forward=self.overlap
-        )
+        self.optimizer = NotifiedTree(self.optimizer, self.model, comm, **self.options)
 
     def finish(self) -> None:
         self.optimizer.wait()
@@ -113,7 +106,13 @@ class Tree(Candidate):
 class TreeOverlap(Tree):
     """NotifiedTree; the next forward pass begins before all weights are here."""
 
-    overlap = True
+    options: ClassVar[dict[str, Any]] = {"overlap_forward": True}
+
+
+class TreeSockets(Tree):
+    """The same over sockets in place of MPI."""
+
+    options: ClassVar[dict[str, Any]] = {"overlap_forward": True, "network": "sockets"}
 
 
 class Ddp(Candidate):
@@ -161,6 +160,7 @@ CANDIDATES: dict[str, type[Candidate]] = {
     "two_level": TwoLevel,
     "tree": Tree,
     "tree_overlap": TreeOverlap,
+    "tree_sockets": TreeSockets,
 }
 
 
@@ -199,26 +199,20 @@ def balanced(options: Any, model: nn.Module, comm: Comm, wanted_s: float) -> int
 
 
 def timeline(candidate: Tree, x: Tensor, y: Tensor) -> list[list[Any]]:
-    """What rank 0 did in two steps: [lane, what, from, to] in seconds."""
+    """What rank 0 did in three steps: [lane, what, from, to] in seconds."""
     events: list[list[Any]] = []
     tree = candidate.optimizer
-    notify, wait_for, begin = tree._engine.notify, tree._wait_for, time.perf_counter()
+    wait_for, begin = tree._wait_for, time.monotonic()
 
     def now() -> float:
-        return time.perf_counter() - begin
-
-    def sends(target: int, slot: int, version: int, pieces: Any = None) -> None:
-        start = now()
-        notify(target, slot, version, pieces)
-        if pieces:
-            events.append(["sends", f"to rank {target}", start, now()])
+        return time.monotonic() - begin
 
     def waits(layer: int) -> None:
         start = now()
         wait_for(layer)
         events.append(["waits", f"layer {layer}", start, now()])
 
-    tree._engine.notify, tree._wait_for = sends, waits
+    tree._wait_for = waits
     for step in range(3):
         tree.zero_grad()
         start = now()
@@ -229,48 +223,11 @@ def timeline(candidate: Tree, x: Tensor, y: Tensor) -> list[list[Any]]:
         tree.step()
         events += [["forward", str(step), start, middle], ["backward", str(step), middle, end]]
     candidate.finish()
-    tree._engine.notify, tree._wait_for = notify, wait_for
+    tree._wait_for = wait_for
+    for layer, target, start, end in tree._engine.sent():
+        if start >= begin:
+            events.append(["sends", f"layer {layer} to rank {target}", start - begin, end - begin])
     return events
-
-
-def puts(comm: Comm) -> list[dict[str, Any]]:
-    """Half a round trip of put_notify between ranks 0 and 1, in shared memory and over MPI."""
-    rows = []
-    kinds = {"shared memory": False, "mpi": True}
-    exchanges = {
-        kind: Exchange(comm, max(PUT_SIZES), 1, remote_only=remote)
-        for kind, remote in kinds.items()
-    }
-    versions = dict.fromkeys(kinds, 0)
-    for size in PUT_SIZES:
-        buffer, took = np.ones(size, np.uint8), {kind: [] for kind in kinds}
-        for _ in range(7):
-            for kind, exchange in exchanges.items():
-                took[kind].append(
-                    timed(lambda e=exchange, k=kind, b=buffer: pings(e, versions, k, b))
-                )
-        rows += [
-            {"put_notify": kind, "bytes": size, "seconds": [t / 2 / PINGS for t in times]}
-            for kind, times in took.items()
-        ]
-    for exchange in exchanges.values():
-        exchange.close()
-    return rows
-
-
-PINGS = 50
-
-
-def pings(exchange: Exchange, versions: dict[str, int], kind: str, buffer: Any) -> None:
-    rank = MPI.COMM_WORLD.rank
-    for _ in range(PINGS):
-        versions[kind] += 1
-        if rank == 0:
-            exchange.put_notify(buffer, 1, 0, versions[kind])
-        exchange.wait_any([0], versions[kind] - 1)
-        if rank == 1:
-            exchange.put_notify(buffer, 0, 0, versions[kind])
-    exchange.drain()
 
 
 def main() -> None:
@@ -281,17 +238,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--puts", action="store_true")
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=[])
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     comm = Comm()
-    if options.puts:
-        rows = puts(comm)
-        if comm.rank == 0:
-            options.out.write_text(json.dumps(rows))
-        comm.close()
-        return
     torch.manual_seed(0)
     model = MODELS[options.model](options.width)
     with torch.no_grad():
@@ -320,8 +270,8 @@ def main() -> None:
         "seconds": took,
         "apart": _apart(made),
     }
-    if "tree_overlap" in made:
-        result["timeline"] = timeline(made["tree_overlap"], x, y)  # type: ignore[arg-type]
+    if "tree_sockets" in made:
+        result["timeline"] = timeline(made["tree_sockets"], x, y)  # type: ignore[arg-type]
     for candidate in made.values():
         candidate.close()
     if comm.rank == 0:

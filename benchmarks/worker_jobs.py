@@ -29,13 +29,13 @@ class WorkerJobs:
         self.worker, self.folder, self.limit_s = worker, folder, limit_s
         self.failures: list[str] = []
 
-    def run(self, layout: Layout, words: Sequence[str]) -> Any:
-        """What rank 0 wrote; None when the job failed."""
+    def run(self, layout: Layout, words: Sequence[str], worker: Path | None = None) -> Any:
+        """What rank 0 wrote; None when the job failed. `worker`: in place of the usual one."""
         out = self.folder / "out.json"
         out.unlink(missing_ok=True)
         try:
             with open_place(layout) as place:
-                code, said = self._finish(place, [str(out), *words])
+                code, said = self._finish(place, [str(worker or self.worker), str(out), *words])
             if code == 0:
                 return json.loads(out.read_text())
             reason = [line for line in said.splitlines() if "rror:" in line][-1:]
@@ -47,7 +47,7 @@ class WorkerJobs:
     def _finish(self, place: Place, words: Sequence[str]) -> tuple[int, str]:
         """Exit code and what was said. However this ends, mpirun is told to end its ranks."""
         with subprocess.Popen(
-            place.command([*_mpirun(place.layout, place.hosts), str(self.worker), *words]),
+            place.command([*_mpirun(place.layout, place.hosts), *words]),
             env=place.environment(_environment()),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 class Options:
@@ -109,6 +110,8 @@ class MpiLibrary:
 
 class ExchangeOptions:
     @property
+    def sockets(self) -> bool: ...
+    @property
     def remote_only(self) -> int: ...
     def __init__(
         self,
@@ -118,6 +121,7 @@ class ExchangeOptions:
         queue: int,
         timeout_s: float,
         remote_only: bool,
+        sockets: bool,
     ) -> None: ...
 
 class Exchange:
@@ -136,6 +140,8 @@ class Exchange:
     def reset(self, slot: int) -> int: ...
     def bind(self, slot: int, source: int) -> None: ...
     def segment(self, rank: int, size: int) -> Any: ...
+    def end_work(self) -> None: ...
+    def tree(self, layers: list[TreeLayer], options: TreeOptions) -> Tree: ...
     def close(self) -> None: ...
     def closed(self) -> bool: ...
 
@@ -167,6 +173,33 @@ class Box:
     def recoveries(self) -> int: ...
     def close(self) -> None: ...
     def closed(self) -> bool: ...
+
+class TreeLayer:
+    def __init__(
+        self,
+        *,
+        numbers: list[tuple[int, int, int]],
+        flags: int,
+        gradients: list[tuple[int, int, int]],
+        up: list[tuple[int, int, int, int]],
+        weights: tuple[int, int, int],
+        down: list[tuple[int, int, int, int]],
+    ) -> None: ...
+
+class TreeOptions:
+    def __init__(
+        self,
+        *,
+        divisor: float,
+        whole_step: bool,
+        stop_slot: int,
+        given_up: int,
+        reason_bytes: int,
+    ) -> None: ...
+
+class Tree:
+    def run(self, update: Callable[[int, list[int]], None]) -> None: ...
+    def sent(self) -> list[tuple[int, int, float, float]]: ...
 
 class LarsRule:
     def __init__(

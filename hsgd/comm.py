@@ -469,7 +469,8 @@ class Comm:
 
     def make_exchange(self, owner: Any, options: _native.ExchangeOptions) -> _native.Exchange:
         """What hsgd.Exchange is made of; collective, blocking. `owner` is closed with this."""
-        if self._mpi is None or (self.cross_size == 1 and not options.remote_only):
+        near = self.cross_size == 1 and not options.remote_only
+        if self._mpi is None or near or options.sockets:
             native = self._native.exchange(options)
         else:
             from mpi4py import MPI

@@ -8,7 +8,8 @@ does.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hsgd.comm import Comm
@@ -30,20 +31,24 @@ class Exchange:
     queue: operations to other nodes that may be under way.
     timeout_s: until a wait gives up, and until a write that its target does not take breaks the
         Exchange; None is the deadline of `comm`.
-    remote_only: write over MPI inside the node too; for measurements and tests.
+    remote_only: write over the network inside the node too; for measurements and tests.
+    network: what carries writes between nodes: "mpi", or "sockets", which is TCP between the nodes'
+        IPv4 addresses, where that is what MPI would use as well.
 
     A notification is a version number that overwrites the one before: versions of a slot start at
     1 and grow, and say what is there, never how often something happened.
 
-    Inside a node a write is done when put_notify returns. Between nodes (MPI-3 one-sided; one
-    window, one lock_all) it goes on while threads of both ranks are in methods of the Exchange, so
-    a program that computes for long lets a thread wait in one. Methods release the GIL and may
-    be called by several threads (with MPI_THREAD_MULTIPLE); up to four may wait.
+    Inside a node a write is done when put_notify returns. Over MPI (MPI-3 one-sided; one window,
+    one lock_all) it goes on while threads of both ranks are in methods of the Exchange, so a
+    program that computes for long lets a thread wait in one. Over sockets it goes on by itself.
+    Methods release the GIL and may be called by several threads (with MPI_THREAD_MULTIPLE); up to
+    four may wait.
 
     A peer of the node that died or closed its Exchange is PeerLost within a second, if the slot
-    that is waited for was given to it with `bind`. Everything else ends at the deadline with
-    CollectiveTimeout. MPI's one-sided calls do not survive a death on another node: the Exchange
-    is of no use then.
+    that is waited for was given to it with `bind`; over sockets so is a peer of another node that
+    this rank has written to, or that has written here. Everything else ends at the deadline with
+    CollectiveTimeout. MPI's one-sided calls do not survive a death on another node: the Exchange is
+    of no use then.
     """
 
     def __init__(
@@ -55,9 +60,12 @@ class Exchange:
         queue: int = 64,
         timeout_s: float | None = None,
         remote_only: bool = False,
+        network: str = "mpi",
     ) -> None:
         from hsgd import _native
 
+        if network not in ("mpi", "sockets"):
+            raise ValueError(f'Exchange: network is "{network}"; give "mpi" or "sockets"')
         self._timeout_s = comm.timeout_s if timeout_s is None else float(timeout_s)
         self._segment_bytes = _natural("segment_bytes", segment_bytes)
         options = _native.ExchangeOptions(
@@ -66,9 +74,11 @@ class Exchange:
             queue=_natural("queue", queue),
             timeout_s=self._timeout_s,
             remote_only=remote_only,
+            sockets=network == "sockets",
         )
         self._native: _native.Exchange = comm.make_exchange(self, options)
         self._rank, self._slots = comm.rank, slots
+        self._workers: list[threading.Thread] = []
 
     def segment(self, rank: int | None = None) -> Any:
         """The bytes of a segment as a NumPy array (uint8); local.
@@ -170,11 +180,34 @@ class Exchange:
         """Say that only `source` notifies this slot, for errors and the death watch; local."""
         self._native.bind(_natural("slot", slot), source)
 
+    def make_tree(
+        self, layers: Sequence[_native.TreeLayer], options: _native.TreeOptions
+    ) -> _native.Tree:
+        """What work() needs; local. The memory stays as long as it does."""
+        return self._native.tree(list(layers), options)
+
+    def work(self, tree: _native.Tree, update: Callable[[int, list[int]], None]) -> None:
+        """Sum, update and forward layers until the tree's stop slot is notified; local, blocking.
+
+        update: called here, with a version and layers, to make weights of their sums.
+        Meanwhile other threads that wait leave MPI to this one. close() ends it.
+        Raises PeerLost, CollectiveTimeout, and what `update` raises.
+        """
+        self._workers.append(threading.current_thread())
+        try:
+            tree.run(update)
+        finally:
+            del tree  # an error keeps this frame, and the tree would keep the memory
+
     def close(self) -> None:
         """Give the segments back; local, but collective over MPI. A second call does nothing.
 
         Waits for nobody inside a node; over MPI up to the deadline.
         """
+        self._native.end_work()
+        for worker in self._workers:
+            if worker is not threading.current_thread():
+                worker.join()
         self._native.close()
 
     @property

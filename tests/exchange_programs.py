@@ -1,8 +1,8 @@
 """What an Exchange promises, as one list of checks for shared memory and for MPI alike.
 
-Run under mpirun, this file is the program of the ranks: `python exchange_programs.py SEMANTICS`
-runs all checks, `python exchange_programs.py stalled|killed` ends one rank and says what the others
-were told. Checks are collective: all ranks run all of them.
+Run under mpirun, this file is the program of the ranks: `python exchange_programs.py
+mpi|sockets|remote_only` runs all checks, `python exchange_programs.py stalled|killed` ends one rank
+and says what the others were told. Checks are collective: all ranks run all of them.
 """
 
 from __future__ import annotations
@@ -253,7 +253,9 @@ def main() -> None:
     if how in ("stalled", "killed"):
         return _fault(how)
     comm = Comm(config=Config(timeout_s=20.0))
-    passed = check_all(comm, **({"remote_only": True} if how == "remote_only" else {}))
+    passed = check_all(
+        comm, **({"remote_only": True} if how == "remote_only" else {"network": how})
+    )
     if comm.rank == 0:
         print(json.dumps(passed))
     comm.close()

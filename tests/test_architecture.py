@@ -27,7 +27,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     | {"types"},
     frozenset({"lars", "options", "layout", "tuning", "store_choice"})
     | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"},
-    frozenset({"rma_mpi", "outbox", "box_layout"}),
+    frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout"}),
     frozenset({"box_door"}),
     frozenset({"box"}),
     frozenset({"bootstrap", "wire", "box_api"}),
@@ -38,16 +38,17 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"direct_blocks"}),
     frozenset({"hier"}),
     frozenset({"hier_blocks", "async", "shrink", "calls", "notify"}),
-    frozenset({"communicator"}),
+    frozenset({"communicator", "tree"}),
     frozenset({"core", "split", "mpi_comm", "notify_api"}),
-    frozenset({"mpi_cache", "mpi_exchange"}),
+    frozenset({"mpi_cache", "mpi_exchange", "tree_api"}),
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "bind_box", "bind_exchange", "bind_lars", "gil", "request"},
+    "bind": {"array", "bind_box", "bind_exchange", "bind_lars", "bind_tree", "gil", "request"},
     "bind_box": {"array", "gil", "request"},
-    "bind_exchange": {"array", "gil", "request"},
+    "bind_exchange": {"array", "bind_tree", "gil", "request"},
     "bind_lars": {"gil", "request"},
+    "bind_tree": {"gil", "request"},
     "request": {"array", "gil"},
     "array": set[str](),
     "gil": set[str](),
@@ -70,11 +71,8 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
     r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
-    "bind": {"array", "bind_box", "bind_exchange", "bind_lars", "gil", "request"},
-    "bind_box": {"array", "gil", "request"},
-    "bind_exchange": {"array", "gil", "request"},
-    "bind_lars": {"gil", "request"},
-    "request": {"array", "gil"},
+    r"Python\.h|nanobind/.*": {"bind", "array", "request", "gil"}
+    | {"bind_box", "bind_exchange", "bind_lars", "bind_tree"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,15 +31,24 @@ DETECTED_S = 2.0
 Job = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def run_checks(seat: Seat, path: str, size: int) -> list[str]:
+SOCKETS: dict[str, Any] = {"network": "sockets", "remote_only": True}
+
+
+def run_checks(seat: Seat, path: str, size: int, options: dict[str, Any]) -> list[str]:
     """All checks on one rank."""
-    return check_all(seat.comm(path, size))
+    return check_all(seat.comm(path, size), **options)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_an_exchange_over_shared_memory_keeps_its_promises(size: int) -> None:
     with Ranks(size) as pool:
-        assert pool.run(run_checks, meeting_point(), size) == [NAMES] * size
+        assert pool.run(run_checks, meeting_point(), size, {}) == [NAMES] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_exchange_over_sockets_keeps_the_same_promises(size: int) -> None:
+    with Ranks(size) as pool:
+        assert pool.run(run_checks, meeting_point(), size, SOCKETS) == [NAMES] * size
 
 
 def test_an_exchange_over_mpi_alone_keeps_the_same_promises(mpirun: Job) -> None:
@@ -46,14 +57,68 @@ def test_an_exchange_over_mpi_alone_keeps_the_same_promises(mpirun: Job) -> None
     assert json.loads(done.stdout) == NAMES
 
 
-@pytest.mark.parametrize("hosts", ["node1:1,node2:1", "node1:2,node2:1"])
+@pytest.mark.parametrize(
+    ("hosts", "network"),
+    [("node1:1,node2:1", "mpi"), ("node1:2,node2:1", "mpi"), ("node1:2,node2:1", "sockets")],
+)
 def test_an_exchange_between_nodes_keeps_the_same_promises(
-    cluster: Callable[..., Cluster], hosts: str
+    cluster: Callable[..., Cluster], hosts: str, network: str
 ) -> None:
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
-    done = cluster(2).mpirun(size, [sys.executable, str(PROGRAM), "all"], hosts=hosts)
+    done = cluster(2).mpirun(size, [sys.executable, str(PROGRAM), network], hosts=hosts)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == NAMES
+
+
+def wait_for_a_far_rank(seat: Seat, path: str) -> tuple[str, str]:
+    """What a rank is told that waits over sockets for one that wrote once, and then dies."""
+    comm = seat.comm(path, 2)
+    exchange = Exchange(comm, 64, 2, timeout_s=30.0, **SOCKETS)
+    exchange.bind(0, 1 - seat.rank)
+    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    assert exchange.wait_any([0]) == (0, 1)
+    exchange.drain()
+    seat.tell("waits")
+    return told_by(lambda: exchange.wait_any([0], 1))
+
+
+def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
+    with Ranks(2) as pool:
+        pool.start(wait_for_a_far_rank, meeting_point())
+        assert [pool.hear(rank) for rank in range(2)] == ["waits"] * 2
+        pool.signal(1, signal.SIGKILL)
+        (outcome,) = pool.finish(on=(0,))
+        kind, line = outcome.value
+        assert kind == "PeerLost" and "rank 1 " in line and "died or closed its Exchange" in line
+
+
+def stay_away(seat: Seat, path: str) -> int:
+    """Strangers at the port of an Exchange: their bytes reach nobody, and the ranks go on."""
+    comm = seat.comm(path, 2)
+    before = {line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+    exchange = Exchange(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
+    after = {line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+    ports = {int(address.partition(":")[2], 16) for address in after - before}
+    refused = 0
+    for port in ports:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+            stranger.sendall(b"\xff" * 64)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+            refused += 1
+    assert not exchange.segment().any()
+    comm.barrier()
+    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    assert exchange.wait_any([0]) == (0, 1)
+    exchange.drain()
+    comm.barrier()
+    exchange.close()
+    return refused
+
+
+def test_strangers_cannot_write_over_sockets() -> None:
+    with Ranks(2) as pool:
+        assert sum(pool.run(stay_away, meeting_point())) >= 1
 
 
 def test_a_rank_that_stalls_on_another_node_ends_waits_and_writes_in_time(
@@ -117,21 +182,22 @@ def test_a_local_rank_that_is_stopped_ends_waits_at_the_deadline() -> None:
         assert f"slot 0 of rank 0, which rank 1 (pid {pool.pid(1)}, " in line
 
 
-def use_in_a_fork(seat: Seat, path: str) -> tuple[str, str]:
+def use_in_a_fork(seat: Seat, path: str) -> list[str]:
     """What a forked child is told by an Exchange that it inherited."""
     comm = seat.comm(path, 1)
     exchange = Exchange(comm, 64, 1)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, repr(told_by(lambda: exchange.test(0))).encode())
+        os.write(write, json.dumps(told_by(lambda: exchange.test(0))).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    told: Any = eval(os.read(read, 4096))
-    os.close(read), os.close(write)
+    told: list[str] = json.loads(os.read(read, 4096))
+    os.close(read)
+    os.close(write)
     exchange.put_notify(np.ones(4), 0, 0, 1)
     assert exchange.wait_any([0]) == (0, 1)
-    return told  # type: ignore[no-any-return]
+    return told
 
 
 def test_a_forked_child_may_not_use_an_exchange() -> None:
@@ -167,6 +233,7 @@ def test_closing_the_communicator_closes_its_exchanges() -> None:
         ({"queue": 0}, "queue is 0; give 1 to"),
         ({"timeout_s": 0.0}, "timeout_s is 0"),
         ({"segment_bytes": -1}, "segment_bytes is -1"),
+        ({"network": "pigeons"}, 'network is "pigeons"; give "mpi" or "sockets"'),
     ],
 )
 def test_values_that_cannot_work_are_refused(options: dict[str, Any], line: str) -> None:

@@ -27,7 +27,7 @@ def test_a_short_run_writes_json_and_a_timeline(tmp_path: Path, virtual_nodes: N
     told = json.loads((tmp_path / "o.json").read_text())
     assert told["failures"] == [] and told["timeline"]
     candidates = {row.get("candidate") for row in told["results"]}
-    assert {"compute", "communication", "ddp", "two_level", "tree", "tree_overlap"} <= candidates
+    assert {"compute", "communication", "ddp", "two_level", *overlap.TREES} <= candidates
     assert {"vs_ddp/tree_overlap/np2/mlp", "vs_peer/put_notify/1MB"} <= told["ratios"].keys()
     assert (tmp_path / "o.png").stat().st_size > 0
 

@@ -14,10 +14,12 @@ import torch
 
 from cluster import Cluster
 from test_tree import serial
+from tree_programs import WITHIN_S
 
 __all__: list[str] = []
 
 HERE = Path(__file__).resolve().parent
+PROGRAM = str(HERE / "tree_programs.py")
 
 
 @pytest.fixture(scope="session")
@@ -31,14 +33,15 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.parametrize("network", ["mpi", "sockets"])
 @pytest.mark.parametrize("hosts", ["node1:1,node2:1", "node1:2,node2:1,node3:1,node4:1"])
 def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
-    cluster: Callable[..., Cluster], counter: Path, hosts: str
+    cluster: Callable[..., Cluster], counter: Path, hosts: str, network: str
 ) -> None:
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     done = cluster(hosts.count(",") + 1).mpirun(
         size,
-        [sys.executable, str(HERE / "tree_programs.py"), str(counter)],
+        [sys.executable, PROGRAM, "count", network, str(counter)],
         hosts=hosts,
         env={"LD_PRELOAD": str(counter)},
     )
@@ -48,6 +51,37 @@ def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
     assert told["counted"] == [0, 0]  # of MPI, and of hsgd's own
     for mine, wanted in zip(told["weights"], serial("odd", "sgd", size), strict=True):
         torch.testing.assert_close(torch.tensor(mine), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "network", "kind"),
+    [
+        ("stalled", "mpi", "CollectiveTimeout"),
+        ("stalled", "sockets", "CollectiveTimeout"),
+        ("killed", "sockets", "PeerLost"),  # MPI ends the job
+    ],
+)
+def test_a_rank_that_falls_on_another_node_ends_training_in_time(
+    cluster: Callable[..., Cluster], tmp_path: Path, how: str, network: str, kind: str
+) -> None:
+    done = cluster(2).mpirun(
+        3,
+        [sys.executable, PROGRAM, how, network, str(tmp_path)],
+        hosts="node1:2,node2:1",
+        options=("--with-ft", "ulfm"),  # the others live
+        timeout_s=2 * WITHIN_S,
+    )
+    assert done.returncode != 0
+    told = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert told.keys() == {"0", "1"}, done.stderr
+    for rank, outcome in told.items():
+        line = outcome["line"]
+        # A rank whose leader has given up before its own deadline is told so.
+        told_by_leader = rank == "1" and "rank 0 gave up: " in line
+        assert outcome["kind"] == ("PeerLost" if told_by_leader else kind), outcome
+        assert line.startswith("NotifiedTree: weights of layer") and "\n" not in line
+        assert outcome["after_s"] < WITHIN_S
+        assert rank == "1" or "rank 2" in line
 
 
 def test_the_example_learns(mpirun: Callable[..., subprocess.CompletedProcess[str]]) -> None:

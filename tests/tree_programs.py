@@ -1,7 +1,10 @@
-"""Training with a NotifiedTree over MPI: the program of a rank, `python tree_programs.py COUNTER`.
+"""Training with a NotifiedTree over MPI: the program of a rank.
 
-The library COUNTER is preloaded. Rank 0 prints its weights, whether all ranks have the same, and
-the collectives of all ranks between the first step and the last, MPI's and hsgd's own.
+`python tree_programs.py count NETWORK LIBRARY`: the library is preloaded. Rank 0 prints its
+weights, whether all ranks have the same, and the collectives of all ranks between the first step
+and the last, MPI's and hsgd's own.
+`python tree_programs.py stalled|killed NETWORK FOLDER`: the last rank stops itself, or ends. The
+others write into the folder what they are told.
 """
 
 from __future__ import annotations
@@ -9,18 +12,25 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from hsgd import Comm
+from hsgd import Comm, HsgdError
 from hsgd.config import Config
 from hsgd.optim import NotifiedTree
 from test_tree import MODELS, OPTIMIZERS, STEPS, batch
 
-__all__: list[str] = []
+__all__ = ["WITHIN_S"]
+
+STALLED_S = 1.0  # the deadline of waits for a rank that stopped
+WITHIN_S = 30.0  # until all have told, on a busy machine
 
 
 def digest(model: torch.nn.Module) -> int:
@@ -29,14 +39,13 @@ def digest(model: torch.nn.Module) -> int:
     return int.from_bytes(hashlib.sha256(whole).digest()[:7], "little")
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def count(network: str, library: str) -> None:
     comm = Comm(config=Config(timeout_s=30.0))
     torch.manual_seed(comm.rank)
     net = MODELS["odd"]()
-    tree = NotifiedTree(OPTIMIZERS["sgd"](net.parameters()), net, comm)
+    tree = NotifiedTree(OPTIMIZERS["sgd"](net.parameters()), net, comm, network=network)
     scheduler = torch.optim.lr_scheduler.StepLR(tree, 2, 0.5)
-    counter = ctypes.CDLL(sys.argv[1]).collectives_counted
+    counter = ctypes.CDLL(library).collectives_counted
     before = (counter(), comm.counters().calls)
     assert before[0] > 0, "the counter counts nothing"
     for step in range(STEPS):
@@ -56,6 +65,45 @@ def main() -> None:
         equal = bool((digests == digests[0]).all())
         print(json.dumps({"weights": weights, "equal": equal, "counted": counted.tolist()}))
     comm.close()
+
+
+def fall(number: signal.Signals, network: str, folder: Path) -> None:
+    comm = Comm(config=Config(timeout_s=20.0))
+    net = MODELS["mlp"]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    limit_s = STALLED_S if number == signal.SIGSTOP else WITHIN_S
+    tree = NotifiedTree(optimizer, net, comm, timeout_s=limit_s, network=network)
+    told = {}
+    for step in range(1_000_000):
+        if step == 5:
+            comm.barrier()
+            if comm.rank == comm.size - 1:
+                os.kill(os.getpid(), number)
+                os._exit(1)  # where the launcher wakes it to end it
+        begin = time.monotonic()
+        x, y = batch(step, comm.rank)
+        tree.zero_grad()
+        try:
+            functional.mse_loss(net(x), y).backward()
+            tree.step()
+        except HsgdError as error:
+            told = {"kind": type(error).__name__, "line": str(error)}
+            told["after_s"] = time.monotonic() - begin
+            break
+    (folder / f"{comm.rank}.part").write_text(json.dumps(told))
+    (folder / f"{comm.rank}.part").rename(folder / f"{comm.rank}.json")
+    deadline = time.monotonic() + WITHIN_S
+    while len(list(folder.glob("*.json"))) < comm.size - 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os._exit(1)  # MPI cannot be finalized without the victim; mpirun ends what is left
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    how, network, where = sys.argv[1:]
+    if how == "count":
+        return count(network, where)
+    fall(signal.SIGSTOP if how == "stalled" else signal.SIGKILL, network, Path(where))
 
 
 if __name__ == "__main__":

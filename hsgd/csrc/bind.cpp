@@ -18,6 +18,7 @@
 #include "bind_box.hpp"
 #include "bind_exchange.hpp"
 #include "bind_lars.hpp"
+#include "bind_tree.hpp"
 #include "gil.hpp"
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
@@ -602,6 +603,7 @@ NB_MODULE(_native, module) {
       });
 
   hsgd::python::bind_box(module);
+  hsgd::python::bind_tree(module);
   hsgd::python::bind_exchange(module);
   hsgd::python::bind_lars(module);
   // Addresses: the caller has checked the arrays, and keeps them.

@@ -123,6 +123,15 @@ nb::object Exchange::segment(int rank, uint64_t bytes) {
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner));
 }
 
+void Exchange::end_work() {
+  if (exchange_ != nullptr) hsgd_exchange_end_work(exchange_.get());
+}
+
+Tree Exchange::tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options) {
+  if (exchange_ == nullptr) call([](hsgd_exchange*, hsgd_error*) { return 0; });  // says so
+  return Tree(comm_, exchange_, layers, options);
+}
+
 void Exchange::close() {
   std::shared_ptr<hsgd_exchange> exchange = std::move(exchange_);
   exchange_ = nullptr;
@@ -139,12 +148,21 @@ void bind_exchange(nb::module_& module) {
       .def(
           "__init__",
           [](hsgd_exchange_options* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
-             double timeout_s, bool remote_only) {
+             double timeout_s, bool remote_only, bool sockets) {
             new (self) hsgd_exchange_options{
-                sizeof(hsgd_exchange_options), slots, segment_bytes, queue, remote_only, timeout_s};
+                sizeof(hsgd_exchange_options),
+                slots,
+                segment_bytes,
+                queue,
+                remote_only,
+                timeout_s,
+                static_cast<uint32_t>(sockets ? HSGD_NETWORK_SOCKETS : HSGD_NETWORK_MPI)};
           },
           nb::kw_only(), nb::arg("segment_bytes"), nb::arg("slots"), nb::arg("queue"),
-          nb::arg("timeout_s"), nb::arg("remote_only"))
+          nb::arg("timeout_s"), nb::arg("remote_only"), nb::arg("sockets"))
+      .def_prop_ro(
+          "sockets",
+          [](const hsgd_exchange_options& self) { return self.network == HSGD_NETWORK_SOCKETS; })
       .def_ro("remote_only", &hsgd_exchange_options::remote_only);
   nb::class_<Exchange>(module, "Exchange")
       .def("put_notify", &Exchange::put_notify)
@@ -155,6 +173,8 @@ void bind_exchange(nb::module_& module) {
       .def("reset", &Exchange::reset)
       .def("bind", &Exchange::bind)
       .def("segment", &Exchange::segment)
+      .def("end_work", &Exchange::end_work)
+      .def("tree", &Exchange::tree)
       .def("close", &Exchange::close)
       .def("closed", &Exchange::closed);
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bind_tree.hpp"
 #include "hsgd_core.h"
 
 namespace hsgd::python {
@@ -35,6 +36,8 @@ class Exchange {
   uint64_t reset(uint32_t slot);
   void bind(uint32_t slot, int source);
   nb::object segment(int rank, uint64_t bytes);
+  void end_work();
+  Tree tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options);
   void close();
   bool closed() const { return exchange_ == nullptr; }
 

@@ -299,14 +299,17 @@ HSGD_API void hsgd_stream_copy(void* to, const void* from, uint64_t bytes);
  * A slot has one writer and holds the last version that it was notified of, 0 at the beginning. */
 typedef struct hsgd_exchange hsgd_exchange;
 
+typedef enum hsgd_network { HSGD_NETWORK_MPI = 0, HSGD_NETWORK_SOCKETS = 1 } hsgd_network;
+
 /* The same on all ranks. */
 typedef struct hsgd_exchange_options {
   uint32_t struct_bytes; /* sizeof(hsgd_exchange_options), for versioning */
   uint32_t slots;        /* of each rank */
   uint64_t segment_bytes;
   uint32_t queue;       /* operations to other nodes that may be under way */
-  uint32_t remote_only; /* 1: writes inside the node go over MPI too; for measurements and tests */
+  uint32_t remote_only; /* 1: writes inside the node take the network; for measurements, tests */
   double timeout_s;     /* until an operation that was not delivered breaks the exchange */
+  uint32_t network;     /* hsgd_network */
 } hsgd_exchange_options;
 
 /* Bytes for the target's segment, at `offset` of it. */
@@ -316,12 +319,14 @@ typedef struct hsgd_piece {
   uint64_t offset;
 } hsgd_piece;
 
-/* Collective over the ranks of `comm`, which lie on one node, blocking. Between nodes:
- * hsgd_mpi_exchange_create. Goes before `comm` is destroyed. */
+/* Collective over the ranks of `comm`, blocking. Between nodes over sockets, if options->network
+ * says so; over MPI: hsgd_mpi_exchange_create. Goes before `comm` is destroyed. */
 HSGD_API int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
                                   hsgd_exchange** exchange, hsgd_error* err);
 /* Local on one node; over MPI collective, and bounded by the deadline. */
 HSGD_API void hsgd_exchange_destroy(hsgd_exchange* exchange);
+/* Local, never blocks: a hsgd_tree_run on it returns HSGD_ERR_CLOSED, now or when it begins. */
+HSGD_API void hsgd_exchange_end_work(hsgd_exchange* exchange);
 
 /* Local. Writes `count` pieces into the segment of `target`, and then `version` into its slot; the
  * target sees the version only with the data. `version` is above what this rank sent to the slot
@@ -425,6 +430,77 @@ HSGD_API int hsgd_box_elastic(hsgd_box* box, const hsgd_box_tensor* tensors, uin
 /* Local, never blocks: adds to a counter, *before is what it was. */
 HSGD_API int hsgd_box_fetch_add(hsgd_box* box, uint32_t counter, int64_t value, int64_t* before,
                                 hsgd_error* err);
+
+/* --- layers that flow through an exchange: sums up one tree, weights down another --- */
+
+/* A gradient block: the slot that tells of it, and where it lies. */
+typedef struct hsgd_tree_input {
+  uint32_t slot;
+  int32_t memory;  /* the rank of this node in whose segment it lies */
+  uint64_t offset; /* there */
+} hsgd_tree_input;
+
+typedef struct hsgd_tree_output {
+  int32_t target;
+  uint32_t slot;
+  uint64_t offset; /* in the target's segment */
+  uint64_t bytes;  /* 0: the target is only told */
+} hsgd_tree_output;
+
+typedef struct hsgd_tree_numbers {
+  uint64_t place; /* within a gradient block, bytes */
+  uint64_t count;
+  hsgd_dtype dtype;
+} hsgd_tree_numbers;
+
+typedef struct hsgd_tree_layer {
+  const hsgd_tree_numbers* numbers;
+  const hsgd_tree_input*
+      gradients;                /* added in this order; the sum lies in the first, this rank's */
+  const hsgd_tree_output* up;   /* of the sum; none: it becomes weights here */
+  const hsgd_tree_output* down; /* of the weights, in the order in which they go */
+  uint32_t number_count, gradient_count, up_count, down_count;
+  uint32_t flags; /* bytes at the beginning of a block, which a sum has of all by `or` */
+  hsgd_tree_input weights;
+} hsgd_tree_layer;
+
+typedef struct hsgd_tree_options {
+  uint32_t struct_bytes; /* sizeof(hsgd_tree_options), for versioning */
+  uint32_t layer_count;
+  const hsgd_tree_layer* layers; /* what is needed first comes first */
+  double divisor;                /* of sums that become weights here */
+  uint32_t whole_step;           /* 1: weights are made of all layers at once */
+  uint32_t stop_slot;            /* any version there ends hsgd_tree_run */
+  uint64_t given_up;             /* versions from here on say that nothing comes any more */
+  uint64_t reason_bytes;         /* at the beginning of this rank's segment: why, in words */
+} hsgd_tree_options;
+
+typedef struct hsgd_tree hsgd_tree;
+/* Makes weights of the sums of these layers, in place, in the thread of hsgd_tree_run. Nonzero: it
+ * could not, and the tree ends. */
+typedef int (*hsgd_tree_update)(void* context, uint64_t version, const uint32_t* layers,
+                                uint32_t count);
+
+/* Local. Everything is copied. `exchange` stays until hsgd_tree_destroy. */
+HSGD_API int hsgd_tree_create(hsgd_exchange* exchange, const hsgd_tree_options* options,
+                              hsgd_tree** tree, hsgd_error* err);
+HSGD_API void hsgd_tree_destroy(hsgd_tree* tree);
+/* Local, blocks until the stop slot is notified: sums, updates and forwards what comes. One thread
+ * at a time. HSGD_ERR_PEER_LOST: another rank gave up, or one of this node died. */
+HSGD_API int hsgd_tree_run(hsgd_tree* tree, hsgd_tree_update update, void* context,
+                           hsgd_error* err);
+
+/* Something that went to another node: when it was given to the network, and when it was known to
+ * have arrived, nanoseconds of CLOCK_MONOTONIC. */
+typedef struct hsgd_tree_sent {
+  uint32_t layer;
+  int32_t target;
+  int64_t begin_ns, end_ns;
+} hsgd_tree_sent;
+/* Local, never blocks, for any thread: the last of them, the oldest first, as many as fit. Returns
+ * their number. */
+HSGD_API uint32_t hsgd_tree_last_sent(const hsgd_tree* tree, hsgd_tree_sent* sent,
+                                      uint32_t capacity);
 
 /* What the trust ratio of a LARS step divides |weight| by. */
 typedef enum hsgd_lars_norm {

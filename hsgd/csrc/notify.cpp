@@ -12,7 +12,11 @@ namespace {
 constexpr size_t kSegmentPage = 4096;
 // What comes over a network cannot ring: a waiting rank looks this often.
 constexpr int64_t kLookNs = 200'000;
+constexpr int64_t kCalmNs = 2'000'000;
 constexpr int64_t kQuietNs = 20'000'000;
+
+// Sleeps without spinning: the program computes meanwhile, perhaps on the same core.
+constexpr WaitPolicy kAtOnce{0, 0};
 
 unsigned long long number(uint64_t value) { return value; }
 
@@ -36,7 +40,10 @@ class NotifiedExchange::Patience final : public Watch {
         deadline_(timeout_s, exchange.communicator_.options().interrupted),
         sources_(std::move(sources)),
         what_(std::move(what)),
-        explain_(std::move(explain)) {}
+        explain_(std::move(explain)) {
+    std::sort(sources_.begin(), sources_.end());
+    sources_.erase(std::unique(sources_.begin(), sources_.end()), sources_.end());
+  }
 
   void check() override {
     for (const int source : sources_) exchange_.check_source(source, what_);
@@ -66,6 +73,7 @@ NotifiedExchange::NotifiedExchange(Communicator& communicator, const Settings& s
   if (make) {
     outbox_ = std::make_unique<Outbox>(make(memory_->own(), data_offset() + settings.segment_bytes),
                                        settings.queue, settings.timeout_s);
+    outbox_->start([this] { wake(); });
   }
   // Nobody may write here before the network's view is there, nor notify a rank that is not.
   communicator_.barrier();
@@ -127,7 +135,7 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
   });
   try {
     wait([&] { return outbox_->post(placed, notification, &ticket) ? Step::kDone : Step::kIdle; },
-         patience);
+         patience, kLookNs, communicator_.node().wait_policy());
   } catch (const Error&) {  // nothing was sent: the version may be used again
     const std::lock_guard<std::mutex> lock(sent_mutex_);
     --sent_[static_cast<uint64_t>(target) << 32 | slot];
@@ -200,39 +208,81 @@ void NotifiedExchange::drain(double timeout_s) {
         HSGD_ERR_TIMEOUT, oldest,
         text("drain: after %g s not everything was delivered, the oldest is ", timeout_s) + line);
   });
-  wait([&] { return outbox_->empty() ? Step::kDone : Step::kIdle; }, patience);
+  wait([&] { return outbox_->empty() ? Step::kDone : Step::kIdle; }, patience, kLookNs,
+       communicator_.node().wait_policy());
 }
 
 // --- waiting ---
 
 NotifiedExchange::Seen NotifiedExchange::wait_any(const std::vector<Seen>& slots,
                                                   double timeout_s) {
-  check_mine();
-  std::vector<int> sources;
-  for (const Seen& entry : slots) {
-    check_slot("wait_any", entry.slot, place_.rank);
-    const int source = expected_[entry.slot].source;
-    if (source >= 0) sources.push_back(source);
-  }
-  if (slots.empty()) throw Error(HSGD_ERR_ARGUMENT, -1, "wait_any: no slots; give at least one");
+  const std::vector<int> sources = sources_of("wait_any", slots);
   Seen found{};
-  const auto find = [&] {
-    for (const Seen& entry : slots) {
-      found = {entry.slot, look(entry.slot)};
-      if (found.version > entry.version) return Step::kDone;
-    }
-    return Step::kIdle;
-  };
-  if (outbox_ != nullptr) outbox_->drive();
-  if (find() == Step::kDone) return found;
+  const bool network = outbox_ != nullptr && !worked_.load(std::memory_order_relaxed);
+  if (network) outbox_->drive();
+  if (find(slots, &found)) return found;
   const std::string what = text("wait_any, slot %u", slots.front().slot);
-  Patience patience(*this, timeout_s, std::move(sources), what, [&] {
+  Patience patience(*this, timeout_s, sources, what, [&] {
     throw Error(HSGD_ERR_TIMEOUT, expected_[slots.front().slot].source,
                 text("wait_any: after %g s ", timeout_s) + missing(slots));
   });
   if (patience.passed()) patience.check();
-  wait(find, patience);
+  wait([&] { return find(slots, &found) ? Step::kDone : Step::kIdle; }, patience,
+       network ? kLookNs : 0, communicator_.node().wait_policy());
   return found;
+}
+
+NotifiedExchange::Seen NotifiedExchange::work_any(const std::vector<Seen>& slots,
+                                                  const std::function<bool()>& also, bool calm) {
+  constexpr double kForever = 1e9;  // seconds
+  const std::vector<int> sources = sources_of("work_any", slots);
+  Seen found{kNoSlot, 0};
+  Patience patience(*this, kForever, sources, "waiting for any rank", [] {});
+  wait(
+      [&] {
+        if (find(slots, &found)) return Step::kDone;
+        found = {kNoSlot, 0};
+        if (ended_.load(std::memory_order_seq_cst)) {
+          throw Error(HSGD_ERR_CLOSED, -1, "this Exchange is closed");
+        }
+        return also() ? Step::kDone : Step::kIdle;
+      },
+      patience, calm ? kCalmNs : kLookNs, kAtOnce);
+  return found;
+}
+
+void NotifiedExchange::end_work() {
+  ended_.store(true, std::memory_order_seq_cst);
+  wake();
+}
+
+void NotifiedExchange::wake() {
+  // Orders what the caller read from the network before the look at `asleep`; see ring().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (Doorbell& bell : header(own()).bells) ring(bell);
+}
+
+std::vector<int> NotifiedExchange::sources_of(const char* what,
+                                              const std::vector<Seen>& slots) const {
+  check_mine();
+  if (slots.empty()) {
+    throw Error(HSGD_ERR_ARGUMENT, -1, text("%s: no slots; give at least one", what));
+  }
+  std::vector<int> sources;
+  for (const Seen& entry : slots) {
+    check_slot(what, entry.slot, place_.rank);
+    const int source = expected_[entry.slot].source;
+    if (source >= 0) sources.push_back(source);
+  }
+  return sources;
+}
+
+bool NotifiedExchange::find(const std::vector<Seen>& slots, Seen* found) {
+  for (const Seen& entry : slots) {
+    *found = {entry.slot, look(entry.slot)};
+    if (found->version > entry.version) return true;
+  }
+  return false;
 }
 
 uint64_t NotifiedExchange::test(uint32_t slot) {
@@ -280,6 +330,10 @@ void NotifiedExchange::bind(uint32_t slot, int source) {
 // A rank that closed its Exchange notifies nobody any more.
 void NotifiedExchange::check_source(int source, const std::string& what) const {
   const int peer = communicator_.local_rank_of(source);
+  if (outbox_ != nullptr && outbox_->lost(source)) {
+    throw Error(HSGD_ERR_PEER_LOST, source,
+                what + ": " + person(source) + " died or closed its Exchange");
+  }
   if (peer < 0) return;
   if (peer != own()) communicator_.node().check_alive(peer, what);
   if (header(peer).closed.load(std::memory_order_acquire) == 0) return;
@@ -315,20 +369,22 @@ size_t NotifiedExchange::take_bell() {
 }
 
 template <class StepFunction>
-void NotifiedExchange::wait(StepFunction&& step, Watch& watch) {
+void NotifiedExchange::wait(StepFunction&& step, Watch& watch, int64_t network_ns,
+                            const WaitPolicy& policy) {
   struct Taken {
     std::atomic<bool>& taken;
     ~Taken() { taken.store(false, std::memory_order_release); }
   };
   const size_t bell = take_bell();
   const Taken taken{bell_taken_[bell]};
-  Waiter waiter(header(own()).bells[bell], communicator_.node().wait_policy());
+  Waiter waiter(header(own()).bells[bell], policy);
   waiter.run(
       [&] {
-        if (outbox_ != nullptr) outbox_->drive();
+        if (outbox_ != nullptr && network_ns > 0) outbox_->drive();
         return step();
       },
-      watch, outbox_ != nullptr ? kLookNs : kQuietNs);
+      watch,
+      outbox_ != nullptr && network_ns > 0 && !outbox_->drives_itself() ? network_ns : kQuietNs);
 }
 
 }  // namespace hsgd

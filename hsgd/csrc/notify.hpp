@@ -67,6 +67,18 @@ class HSGD_API NotifiedExchange final {
     uint64_t version;
   };
   Seen wait_any(const std::vector<Seen>& slots, double timeout_s);
+
+  // For the one thread of a rank that works on whatever comes: as wait_any, but without a deadline,
+  // because it waits for as long as the program computes, and ended by `also` too, with kNoSlot.
+  // `calm`: nothing is expected from other nodes, so it looks there less often.
+  static constexpr uint32_t kNoSlot = UINT32_MAX;
+  Seen work_any(const std::vector<Seen>& slots, const std::function<bool()>& also, bool calm);
+  // Ends that, with HSGD_ERR_CLOSED, for good.
+  void end_work();
+  // While there is such a thread, others that wait leave the network to it. It tells them with
+  // wake() what came from there.
+  void set_worked(bool worked) { worked_.store(worked, std::memory_order_relaxed); }
+  void wake();
   uint64_t test(uint32_t slot);
   uint64_t reset(uint32_t slot);
   // Only `source` will notify the slot: errors name it, and its death ends a wait.
@@ -104,8 +116,11 @@ class HSGD_API NotifiedExchange final {
   void check_source(int source, const std::string& what) const;
   std::string person(int rank) const;
   std::string missing(const std::vector<Seen>& slots) const;
+  std::vector<int> sources_of(const char* what, const std::vector<Seen>& slots) const;
+  bool find(const std::vector<Seen>& slots, Seen* found);
+  // `network_ns`: how often to look at the network; 0: not at all.
   template <class StepFunction>
-  void wait(StepFunction&& step, Watch& watch);
+  void wait(StepFunction&& step, Watch& watch, int64_t network_ns, const WaitPolicy& policy);
   size_t take_bell();
 
   Communicator& communicator_;
@@ -117,6 +132,8 @@ class HSGD_API NotifiedExchange final {
   std::mutex sent_mutex_;
   std::unordered_map<uint64_t, uint64_t> sent_;  // last version by target and slot
   std::array<std::atomic<bool>, ExchangeHeader::kBells> bell_taken_{};
+  std::atomic<bool> worked_{false};  // a hint between threads of this process
+  std::atomic<bool> ended_{false};   // partner: work_any(); says nothing about other data
 };
 
 }  // namespace hsgd

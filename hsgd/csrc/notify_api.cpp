@@ -1,14 +1,12 @@
 // The C interface over NotifiedExchange: checks arguments, turns exceptions into status codes.
 #include "notify_api.hpp"
 
+#include <utility>
 #include <vector>
 
 #include "capi.hpp"
 #include "error.hpp"
-
-struct hsgd_exchange {
-  hsgd::NotifiedExchange exchange;
-};
+#include "rma_sockets.hpp"
 
 namespace hsgd {
 namespace {
@@ -36,6 +34,19 @@ void check(const hsgd_exchange_options& options) {
   }
 }
 
+// Collective when it is called: all ranks tell all where they are.
+NotifiedExchange::MakeRma over_sockets(Communicator& communicator) {
+  return [&communicator](void* base, size_t bytes) {
+    const hsgd_topology place = communicator.topology();
+    SocketListener listener;
+    std::vector<SocketPlace> places(static_cast<size_t>(place.size));
+    const std::vector<uint64_t> counts(places.size(), sizeof(SocketPlace));
+    const hsgd_label label = {"exchange addresses", nullptr, 0};
+    communicator.allgather(&listener.place(), places.data(), counts.data(), HSGD_UINT8, &label);
+    return make_socket_rma(std::move(listener), std::move(places), place.rank, base, bytes);
+  };
+}
+
 }  // namespace
 
 hsgd_exchange* new_exchange(hsgd_comm* comm, const hsgd_exchange_options& options,
@@ -55,13 +66,20 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
                          hsgd_exchange** exchange, hsgd_error* err) {
   return guarded(err, [&] {
     *exchange = nullptr;
-    if (comm->communicator->topology().node_count > 1 || options->remote_only != 0) {
+    const bool far = comm->communicator->topology().node_count > 1 || options->remote_only != 0;
+    if (far && options->network == HSGD_NETWORK_SOCKETS) {
+      *exchange = hsgd::new_exchange(comm, *options, hsgd::over_sockets(*comm->communicator));
+      return;
+    }
+    if (far) {
       throw hsgd::Error(HSGD_ERR_ARGUMENT, -1,
                         "Exchange: writes between nodes go over MPI; use hsgd_mpi_exchange_create");
     }
     *exchange = hsgd::new_exchange(comm, *options, nullptr);
   });
 }
+
+void hsgd_exchange_end_work(hsgd_exchange* exchange) { exchange->exchange.end_work(); }
 
 void hsgd_exchange_destroy(hsgd_exchange* exchange) {
   if (exchange != nullptr && exchange->exchange.is_mine()) delete exchange;

@@ -6,6 +6,10 @@
 #include "hsgd_core.h"
 #include "notify.hpp"
 
+struct hsgd_exchange {
+  hsgd::NotifiedExchange exchange;
+};
+
 namespace hsgd {
 
 // Collective over the ranks of `comm`. Throws HSGD_ERR_ARGUMENT for values that cannot work, before

@@ -46,6 +46,11 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
                       std::min(kMostBytes, piece.bytes - begin), piece.offset + begin));
       }
     }
+    if (rma_->drives_itself()) {  // and keeps the order
+      operation.notifying = true;
+      operation.open.push_back(
+          rma_->replace(notification.target, &operation.notification.version, notification.offset));
+    }
     *ticket = operation.ticket;
     posted = true;
   });
@@ -126,7 +131,7 @@ std::string Outbox::oldest(int* target) const {
 bool Outbox::close(const Deadline& deadline) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool unfinished = failure_ || !operations_.empty();
-  if (!unfinished && rma_->close(deadline)) return true;
+  if ((!unfinished || rma_->drives_itself()) && rma_->close(deadline)) return true;
   rma_.release();  // the network may still use the requests and the window
   return false;
 }

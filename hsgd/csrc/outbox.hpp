@@ -8,11 +8,13 @@
 #define HSGD_OUTBOX_HPP_
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "error.hpp"
@@ -51,6 +53,10 @@ class Outbox {
   // "version 4 for slot 3 of rank 2", of the oldest operation; its rank in `target`.
   std::string oldest(int* target) const;
   bool close(const Deadline& deadline) noexcept;
+  // As of Rma.
+  void start(std::function<void()> arrived) { rma_->start(std::move(arrived)); }
+  bool drives_itself() const { return rma_->drives_itself(); }
+  bool lost(int rank) const { return rma_->lost(rank); }
 
  private:
   struct Operation {

@@ -1,13 +1,15 @@
 // One-sided writes into the segments of ranks on other nodes: what a notified exchange needs from a
 // network, and no more.
 //
-// Owns the interface. Implementation: rma_mpi.cpp (PMPI_* only). Never interprets the bytes. Only
+// Owns the interface. Implementations: rma_mpi.cpp (PMPI_* only), rma_sockets.cpp (TCP). Never
+// interprets the bytes. Only
 // flush() may block, and is called when what it waits for is done already.
 #ifndef HSGD_RMA_HPP_
 #define HSGD_RMA_HPP_
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "hsgd_core.h"
 #include "wait.hpp"
@@ -19,6 +21,17 @@ class HSGD_API Rma {
   using Ticket = uint32_t;
 
   virtual ~Rma() = default;
+  // Once, before anybody may write here. `arrived`: called in a thread of the network's own after
+  // a version came or a ticket is done; never called by a network that does not drive itself.
+  virtual void start(std::function<void()> arrived) { (void)arrived; }
+  // Everything goes on without calls, writes to one rank arrive in the order in which they were
+  // started, and it may be closed at any time.
+  virtual bool drives_itself() const { return false; }
+  // Whether the network has learned that a rank will write nothing any more.
+  virtual bool lost(int rank) const {
+    (void)rank;
+    return false;
+  }
   // Starts a write at `offset` of the target's segment; `data` stays as it is until done().
   virtual Ticket put(int target, const void* data, size_t bytes, size_t offset) = 0;
   // Starts the atomic replacement of the 8 bytes at `offset`; `version` as above.

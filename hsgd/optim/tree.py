@@ -39,7 +39,7 @@ class NotifiedTree(Optimizer):
         of a step is there, so set them before backward(). Schedulers take this object.
     model: weights and trainable parameters equal in shape and dtype on all ranks, on the CPU. Rank
         0's weights and buffers are sent to all. Parameters move into the shared segment.
-    comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE.
+    comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE, but for sockets.
     arity: how many nodes each node passes weights to; None is the k with the least k * levels.
     overlap_forward: step() returns at once, and each module waits for its own weights when it is
         called. False: step() waits for all.
@@ -47,6 +47,7 @@ class NotifiedTree(Optimizer):
         before any is updated: for clipping by global norm and whatever needs all layers. Nothing
         overlaps the backward pass then, which a warning says.
     timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
+    network: what carries writes between nodes, "mpi" or "sockets"; see hsgd.Exchange.
 
     Sums are made in a fixed order: local ranks, then child nodes. A parameter that no rank has a
     gradient for is not updated, as without this class. Between step() and the next call of the
@@ -67,6 +68,7 @@ class NotifiedTree(Optimizer):
         *,
         before_update: Callable[[list[nn.Parameter]], object] | None = None,
         timeout_s: float | None = None,
+        network: str = "mpi",
         _before_notify: Callable[[], None] | None = None,
     ) -> None:
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
@@ -74,7 +76,9 @@ class NotifiedTree(Optimizer):
         self._overlap_forward, self._before_update = overlap_forward, before_update
         self._take_over()
         layers = layers_of(model)
-        _check(optimizer, layers, comm, arity)
+        _check(optimizer, layers, arity)
+        if network == "mpi":
+            _check_threads(comm)
         if before_update is not None and comm.rank == 0:
             warnings.warn(
                 "NotifiedTree: before_update needs the gradients of all layers, so no layer is "
@@ -87,15 +91,20 @@ class NotifiedTree(Optimizer):
         self._team = Team.of(comm.rank, nodes, spread)
         self._plan = Plan(layers, self._team.most_children, self._team.most_local)
         self._exchange = Exchange(
-            comm, self._plan.segment_bytes, self._plan.slots, timeout_s=timeout_s
+            comm, self._plan.segment_bytes, self._plan.slots, timeout_s=timeout_s, network=network
         )
         self._memory = as_memory(self._exchange.segment())
+        self._blocks = [
+            (block.in_use(self._memory).numpy(), block.views(self._memory, layer.parameters))
+            for block, layer in zip(self._plan.own, layers, strict=True)
+        ]
         self._step = 0  # steps that step() has finished
         self._posted = [0] * len(layers)  # the step whose gradient was given to the engine
         self._arrived = [0] * len(layers)  # the weights that are known to be here
         self._sending = True
-        self._options: list[dict[str, Any]] = []
-        self._options_of = 0  # the step that they are for
+        # By version. A layer that the next forward pass does not use may be updated after it, when
+        # the options of the next step are known already.
+        self._options: dict[int, list[dict[str, Any]]] = {}
         self._closed = self._failed = False
         self._move_weights()
         self._shadows = self._make_shadows() if self._team.is_root else {}
@@ -122,7 +131,7 @@ class NotifiedTree(Optimizer):
         for layer in self._plan.layers:
             if self._posted[layer.index] <= self._step:
                 self._post(layer)
-        if self._team.is_root and self._options != self._snapshot():
+        if self._team.is_root and self._options[self._step + 1] != self._snapshot():
             raise ValueError(
                 "NotifiedTree.step: options of param_groups changed between backward() and "
                 "step(), when layers were updated already; change them before backward()"
@@ -216,8 +225,7 @@ class NotifiedTree(Optimizer):
                 for parameter, view in zip(layer.parameters, views, strict=True):
                     view.copy_(parameter)
                     parameter.data = view
-                whole = self._memory[block.offset : block.offset + block.size]
-                self._comm.broadcast(whole, name=f"weights of {layer.name}")
+                self._comm.broadcast(block.bytes(self._memory), name=f"weights of {layer.name}")
             for parameter in self._model.parameters():
                 if not parameter.requires_grad:
                     parameter.copy_(_broadcast(self._comm, parameter.detach()))
@@ -304,28 +312,22 @@ class NotifiedTree(Optimizer):
 
     def _post(self, layer: Layer) -> None:
         """Hand a layer's gradient over; afterwards its weights may change at any time."""
-        if self._options_of <= self._step:
-            self._options, self._options_of = self._snapshot(), self._step + 1
+        version = self._step + 1
+        if version not in self._options:  # all layers have the step before the last
+            self._options.pop(version - 2, None)
+            self._options[version] = self._snapshot()
         self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
-        block = self._plan.own[layer.index]
-        flags = block.in_use(self._memory)
+        flags, views = self._blocks[layer.index]
         with torch.no_grad():
-            views = block.views(self._memory, layer.parameters)
             for index, (parameter, view) in enumerate(zip(layer.parameters, views, strict=True)):
                 flags[index] = parameter.grad is not None
                 if parameter.grad is None:
                     view.zero_()
                 else:
                     view.copy_(parameter.grad)
-        version = self._step + 1
         self._posted[layer.index] = version
         self._unready[layer.index] = set(layer.parameters)
-        leader, team = self._team.members[0], self._team
-        if team.leads:
-            slot = self._plan.own_slot(layer.index)
-        else:
-            slot = self._plan.local_slot(layer.index, team.members.index(team.rank))
-        self._engine.notify(leader, slot, version)
+        self._engine.notify(layer.index, version)
 
     def _check_steady(self, layer: int) -> None:
         if self._posted[layer] > self._step:
@@ -357,8 +359,8 @@ class NotifiedTree(Optimizer):
 
     def _describe(self, layer: int, why: object) -> str:
         name, missing = self._plan.layers[layer].name, ""
-        if self._team.leads and self._engine.error is None:
-            missing = self._engine.missing(layer)
+        if self._engine.error is None:
+            missing = self._engine.missing(layer, self._step)
         line = f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}'
         return f"{line} ({missing})" if missing else line
 
@@ -375,18 +377,21 @@ class NotifiedTree(Optimizer):
             for group in self._optimizer.param_groups
         ]
 
-    def _update(self, entries: list[tuple[Layer, list[Tensor], list[bool]]]) -> None:
-        """One step of the optimizer on some layers; on the root, in the engine's thread."""
+    def _update(self, version: int, layers: list[int]) -> None:
+        """The step `version` of the optimizer on some layers; on the root, in the engine."""
         chosen: dict[nn.Parameter, nn.Parameter] = {}
-        for layer, gradients, used in entries:
-            for parameter, gradient, flag in zip(layer.parameters, gradients, used, strict=True):
+        for index in layers:
+            flags, gradients = self._blocks[index]
+            parameters = self._plan.layers[index].parameters
+            for parameter, gradient, flag in zip(parameters, gradients, flags, strict=True):
                 shadow = chosen[parameter] = self._shadows[parameter]
                 shadow.grad = gradient if flag else None
         if self._before_update is not None:
             self._before_update([shadow for shadow in chosen.values() if shadow.grad is not None])
+        options_then = self._options[version]
         self._stepper.param_groups = [
             {**options, "params": [chosen[p] for p in group["params"] if p in chosen]}
-            for options, group in zip(self._options, self._optimizer.param_groups, strict=True)
+            for options, group in zip(options_then, self._optimizer.param_groups, strict=True)
         ]
         self._stepper.step()
 
@@ -411,7 +416,7 @@ def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:
     return whole
 
 
-def _check(optimizer: Optimizer, layers: list[Layer], comm: Comm, arity: int | None) -> None:
+def _check(optimizer: Optimizer, layers: list[Layer], arity: int | None) -> None:
     if arity is not None and arity < 1:
         raise ValueError(f"NotifiedTree: arity is {arity}; give 1 or more, or None")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -434,11 +439,15 @@ def _check(optimizer: Optimizer, layers: list[Layer], comm: Comm, arity: int | N
                     f'NotifiedTree: a parameter of layer "{layer.name}" is on {p.device} or not '
                     "dense; use dense CPU parameters"
                 )
+
+
+def _check_threads(comm: Comm) -> None:
     if comm.cross_size > 1:
         from mpi4py import MPI
 
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise HsgdError(
                 "NotifiedTree: MPI was initialized for less than MPI_THREAD_MULTIPLE; set "
-                "mpi4py.rc.thread_level = 'multiple' before the import of MPI"
+                "mpi4py.rc.thread_level = 'multiple' before the import of MPI, or give "
+                "network='sockets'"
             )

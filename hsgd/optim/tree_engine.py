@@ -1,14 +1,9 @@
 """The thread of a NotifiedTree that sums gradients upwards and passes weights downwards.
 
-Owns what a leader does when a notification arrives; other ranks of a node need no thread, because
-their leader reads and writes their segments. Never touches the model: it works on views of the
-segments.
-
-Flow control needs no acknowledgements of its own. A rank writes its gradient of step v of a layer
-only when it has the weights of step v - 1, which the root makes from everybody's gradient of step
-v - 1: the place that it overwrites was read. The root makes weights of step v when everybody's
-gradient of step v is there: nobody uses the weights that they overwrite, nor passes them on.
-tests/models/tree.pml checks this, and that it fails without either rule.
+Owns the thread on leaders, what it is told of the layers, and what becomes of its errors; other
+ranks of a node need no thread, because their leader reads and writes their segments. Never touches
+the model, and does none of the work: hsgd/csrc/tree.hpp does, without the GIL, and says why flow
+control needs no acknowledgements.
 """
 
 from __future__ import annotations
@@ -20,22 +15,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
+from hsgd import _native
+from hsgd.errors import HsgdError
 from hsgd.exchange import Exchange
-from hsgd.optim.tree_plan import Layer, Plan, Team, as_memory
+from hsgd.optim.tree_plan import Layer, Plan, Team
 
 __all__ = ["GIVEN_UP", "Engine", "reason_in"]
 
 GIVEN_UP = 1 << 62  # the version that says: nothing comes any more
-_LOOK_S = 1.0  # the engine waits as long as the program computes; its caller has the deadline
 
-Entry = tuple[Layer, list[Tensor], list[bool]]  # mean gradients, and whether any rank had one
+# Names of hsgd_dtype by number, and how many of them an element is.
+_DTYPES = {
+    torch.float32: (0, 1),
+    torch.float64: (1, 1),
+    torch.float16: (2, 1),
+    torch.bfloat16: (3, 1),
+    torch.complex64: (0, 2),
+    torch.complex128: (1, 2),
+}
 
 
 class Engine:
     """Sums, updates and forwards, layer by layer, in a thread of its own on leaders.
 
-    update: called on the root for each layer and step. whole_step: called with all layers at once.
+    update: called on the root with a version and the layers whose mean gradients, of that version,
+        lie in `plan.own` of its segment. whole_step: called with all layers at once.
+    before_notify: called before each notification that the program itself makes.
     """
 
     def __init__(
@@ -43,161 +48,127 @@ class Engine:
         exchange: Exchange,
         plan: Plan,
         team: Team,
-        update: Callable[[list[Entry]], None],
+        update: Callable[[int, list[int]], None],
         *,
         whole_step: bool = False,
         before_notify: Callable[[], None] | None = None,
     ) -> None:
         self._exchange, self._plan, self._team = exchange, plan, team
-        self._update, self._whole_step = update, whole_step
-        self._before_notify = before_notify or (lambda: None)
+        self._update, self._before_notify = update, before_notify
         self.error: BaseException | None = None
-        self._memory = {rank: as_memory(exchange.segment(rank)) for rank in team.members}
-        self._steps = [0] * len(plan.layers)  # whose gradients have gone up, by layer
-        self._held: dict[int, Entry] = {}
-        self._sources: dict[int, tuple[int, int]] = {}  # slot: rank, layer
         self._bind()
-        self._seen = dict.fromkeys([Plan.STOP, *self._watched()], 0)
+        self._thread: threading.Thread | None = None
+        if not team.leads:
+            return
+        options = _native.TreeOptions(
+            divisor=team.size,
+            whole_step=whole_step,
+            stop_slot=plan.STOP,
+            given_up=GIVEN_UP,
+            reason_bytes=plan.REASON,
+        )
+        layers = [self._native_layer(layer) for layer in plan.layers]
+        self._tree: _native.Tree | None = exchange.make_tree(layers, options)
         self._thread = threading.Thread(target=self._run, name="hsgd-tree", daemon=True)
-        if team.leads:
-            self._thread.start()
+        self._thread.start()
 
-    def notify(
-        self, target: int, slot: int, version: int, pieces: list[tuple[object, int]] | None = None
-    ) -> None:
-        """Write to a rank; what is written must stay until the flow control frees it."""
-        self._before_notify()
-        self._exchange.put_list_notify(pieces or [], target, slot, version)
+    def notify(self, layer: int, version: int) -> None:
+        """Say that this rank's gradient of a layer is in its segment."""
+        if self._before_notify is not None:
+            self._before_notify()
+        team, plan = self._team, self._plan
+        if team.leads:
+            slot = plan.own_slot(layer)
+        else:
+            slot = plan.local_slot(layer, team.members.index(team.rank))
+        self._exchange.put_notify(None, team.members[0], slot, version)
 
     def stop(self) -> None:
         """End the thread; local, blocking."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._exchange.put_notify(None, self._team.rank, Plan.STOP, 1)
             self._thread.join()
 
-    def missing(self, layer: int) -> str:
-        """Which ranks hold up a layer here, as far as this rank can tell."""
-        version = self._steps[layer] + 1
+    def sent(self) -> list[tuple[int, int, float, float]]:
+        """Layer, target rank, begin and end of what went to other nodes lately; seconds of
+        time.monotonic(). Nothing after the end.
+        """
+        tree = self._tree if self._team.leads else None
+        return tree.sent() if tree is not None else []
+
+    def missing(self, layer: int, version: int) -> str:
+        """Which ranks hold up the gradient of a version here, as far as this rank can tell."""
+        if not self._team.leads:
+            return ""
         late = [
             str(rank)
-            for slot, (rank, which) in self._sources.items()
-            if which == layer and slot != self._plan.weights_slot(layer)
+            for slot, rank, _ in self._inputs(layer)
             if self._exchange.test(slot) < version
         ]
         return f"no gradient from rank {', '.join(late)}" if late else ""
+
+    # --- set-up ---
+
+    def _inputs(self, layer: int) -> list[tuple[int, int, tuple[int, int]]]:
+        """Slot, writer, and rank and offset of the memory of all gradients that a leader adds up,
+        in the order of the sum: local ranks, then child nodes.
+        """
+        team, plan = self._team, self._plan
+        own = plan.own[layer].offset
+        inputs = [(plan.own_slot(layer), team.rank, (team.rank, own))]
+        for local_rank, rank in enumerate(team.members[1:], 1):
+            inputs.append((plan.local_slot(layer, local_rank), rank, (rank, own)))
+        for child, rank in enumerate(team.gather_from):
+            inbox = plan.inbox[layer][child].offset
+            inputs.append((plan.child_slot(layer, child), rank, (team.rank, inbox)))
+        return inputs
 
     def _bind(self) -> None:
         team, plan = self._team, self._plan
         for layer in range(len(plan.layers)):
             above = team.members[0] if not team.leads else max(team.spread_from, -1)
-            above = team.rank if above < 0 else above
-            self._sources[plan.weights_slot(layer)] = (above, layer)
-            self._sources[plan.own_slot(layer)] = (team.rank, layer)
+            self._exchange.bind(plan.weights_slot(layer), team.rank if above < 0 else above)
             if team.leads:
-                for child, rank in enumerate(team.gather_from):
-                    self._sources[plan.child_slot(layer, child)] = (rank, layer)
-                for local_rank, rank in enumerate(team.members[1:], 1):
-                    self._sources[plan.local_slot(layer, local_rank)] = (rank, layer)
-        for slot, (rank, _) in self._sources.items():
-            self._exchange.bind(slot, rank)
+                for slot, rank, _ in self._inputs(layer):
+                    self._exchange.bind(slot, rank)
 
-    def _watched(self) -> list[int]:
-        """Slots in the order in which they are served: what the next forward needs first."""
-        plan = self._plan
-        root = self._team.is_root
-        return [
-            slot
-            for slot, (_, layer) in sorted(self._sources.items())
-            if not (root and slot == plan.weights_slot(layer))
-        ]
+    def _native_layer(self, layer: Layer) -> _native.TreeLayer:
+        team, plan, index = self._team, self._plan, layer.index
+        own, weights = plan.own[index], plan.weights[index]
+        numbers = []
+        for place, parameter in zip(own.places, layer.parameters, strict=True):
+            dtype, times = _DTYPES[parameter.dtype]
+            numbers.append((place, parameter.numel() * times, dtype))
+        up = []
+        if not team.is_root:
+            inbox = plan.inbox[index][team.place].offset
+            up.append((team.gather_to, plan.child_slot(index, team.place), inbox, own.size))
+        slot = plan.weights_slot(index)
+        # To child nodes first, whose way is longer; the program of this rank comes last.
+        ranks = (*team.spread_to, *team.members[1:])
+        down = [(rank, slot, weights.offset, weights.size) for rank in ranks]
+        down += [(team.rank, slot, 0, 0)] if team.is_root else []
+        return _native.TreeLayer(
+            numbers=numbers,
+            flags=own.flags,
+            gradients=[(slot, memory, offset) for slot, _, (memory, offset) in self._inputs(index)],
+            up=up,
+            weights=(slot, team.rank, weights.offset),
+            down=down,
+        )
 
     # --- the thread ---
 
     def _run(self) -> None:
         try:
             torch.set_grad_enabled(False)
-            slots = list(self._seen)
-            while True:
-                try:
-                    known = [self._seen[slot] for slot in slots]
-                    slot, version = self._exchange.wait_any(slots, known, _LOOK_S)
-                except CollectiveTimeout as error:
-                    if "not delivered" in str(error):
-                        raise
-                    continue
-                if slot == Plan.STOP:
-                    self._exchange.drain()
-                    return
-                self._take(slot, version)
+            assert self._tree is not None
+            self._exchange.work(self._tree, self._update)
         except BaseException as error:  # told to everybody who may wait for this rank
             self.error = error
             self._give_up(str(error))
-
-    def _take(self, slot: int, version: int) -> None:
-        rank, layer = self._sources[slot]
-        if version >= GIVEN_UP:
-            raise PeerLost(reason_in(self._memory[self._team.rank]) or f"rank {rank} gave up")
-        self._seen[slot] = version
-        if slot == self._plan.weights_slot(layer):
-            self._pass_on(layer, version)
-        else:
-            self._gather(layer)
-
-    def _inputs(self, layer: int) -> list[int]:
-        return [
-            slot
-            for slot, (_, which) in self._sources.items()
-            if which == layer and slot != self._plan.weights_slot(layer)
-        ]
-
-    def _gather(self, layer: int) -> None:
-        """Add up what has come, in the order of local ranks, then of child nodes."""
-        version = self._steps[layer] + 1
-        if min(self._seen[slot] for slot in self._inputs(layer)) < version:
-            return
-        self._steps[layer] = version
-        plan, team = self._plan, self._team
-        own, mine = plan.own[layer], self._memory[team.rank]
-        like = plan.layers[layer].parameters
-        sums, used = own.views(mine, like), own.in_use(mine)
-        others = [(own, self._memory[rank]) for rank in team.members[1:]]
-        others += [(block, mine) for block in plan.inbox[layer][: len(team.gather_from)]]
-        for block, memory in others:
-            for total, part in zip(sums, block.views(memory, like), strict=True):
-                total.add_(part)
-            used.bitwise_or_(block.in_use(memory))
-        if team.is_root:
-            self._finish(layer, version, sums, [bool(flag) for flag in used.tolist()])
-            return
-        whole = mine[own.offset : own.offset + own.size]
-        there = plan.inbox[layer][team.place].offset
-        slot = plan.child_slot(layer, team.place)
-        self.notify(team.gather_to, slot, version, [(whole, there)])
-
-    def _finish(self, layer: int, version: int, sums: list[Tensor], used: list[bool]) -> None:
-        for total in sums:
-            total.div_(self._team.size)
-        entry = (self._plan.layers[layer], sums, used)
-        if not self._whole_step:
-            self._update([entry])
-            self._pass_on(layer, version)
-            return
-        self._held[layer] = entry
-        if len(self._held) == len(self._plan.layers):
-            self._update([self._held[index] for index in sorted(self._held)])
-            self._held.clear()
-            for index in range(len(self._plan.layers)):
-                self._pass_on(index, version)
-
-    def _pass_on(self, layer: int, version: int) -> None:
-        """The node's weights are new: to child nodes first, whose way is longer."""
-        plan, team = self._plan, self._team
-        block, slot = plan.weights[layer], plan.weights_slot(layer)
-        weights = self._memory[team.rank][block.offset : block.offset + block.size]
-        for rank in (*team.spread_to, *team.members[1:]):
-            self.notify(rank, slot, version, [(weights, block.offset)])
-        if team.is_root:
-            self.notify(team.rank, slot, version)
+        finally:
+            self._tree = None  # which keeps the memory
 
     def _give_up(self, why: str) -> None:
         """Tell all neighbours, as far as they can be reached; their engines tell theirs."""

@@ -115,6 +115,10 @@ class Block:
             views.append(flat.as_strided(tensor.size(), tensor.stride()))
         return views
 
+    def bytes(self, memory: Tensor) -> Tensor:
+        """All of it."""
+        return memory[self.offset : self.offset + self.size]
+
     def at(self, offset: int) -> Block:
         """The same at another place."""
         return Block(offset, self.flags, self.places, self.size)

@@ -1,0 +1,64 @@
+"""The ranks of overlap.py that time put_notify: in shared memory and over MPI, on one node.
+
+Owns the pings. Loads no torch, which takes longer than the measurement. Rank 0 writes what was
+measured into the file that it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hsgd import Comm, Exchange
+
+__all__: list[str] = []
+
+SIZES = (8, 64 << 10, 1 << 20)  # bytes
+PINGS = 50
+ROUNDS = 7
+
+
+def pings(exchange: Exchange, rank: int, first: int, buffer: Any) -> float:
+    """Seconds of PINGS round trips, whose versions begin at `first`."""
+    MPI.COMM_WORLD.Barrier()
+    begin = time.perf_counter()
+    for version in range(first, first + PINGS):
+        if rank == 0:
+            exchange.put_notify(buffer, 1, 0, version)
+        exchange.wait_any([0], version - 1)
+        if rank == 1:
+            exchange.put_notify(buffer, 0, 0, version)
+    exchange.drain()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    comm = Comm()
+    kinds = {"shared memory": False, "mpi": True}
+    exchanges = {
+        kind: Exchange(comm, max(SIZES), 1, remote_only=far) for kind, far in kinds.items()
+    }
+    rows, first = [], 1
+    for size in SIZES:
+        buffer = np.ones(size, np.uint8)
+        took: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(ROUNDS):
+            for kind, exchange in exchanges.items():
+                took[kind].append(pings(exchange, comm.rank, first, buffer) / 2 / PINGS)
+            first += PINGS
+        rows += [{"put_notify": kind, "bytes": size, "seconds": s} for kind, s in took.items()]
+    for exchange in exchanges.values():
+        exchange.close()
+    if comm.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(rows))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()
