@@ -7,6 +7,8 @@ ICDCS 2018), known to us from its abstract and its users; versions and locks are
 from __future__ import annotations
 
 import atexit
+import contextlib
+import itertools
 import operator
 import secrets
 import weakref
@@ -30,12 +32,15 @@ _ITEM_BYTES = 4
 
 # Closed before the interpreter ends: each has a thread that answers at its door.
 _open: weakref.WeakSet[ParameterBox] = weakref.WeakSet()
+_serials = itertools.count()
 
 
 @atexit.register
 def _close_all() -> None:
-    for box in list(_open):
-        box.close()
+    # In the same order on all ranks, as closing is collective between nodes.
+    for box in sorted(_open, key=lambda box: box._serial):
+        with contextlib.suppress(HsgdError):  # its ranks may have gone; the next box has others
+            box.close()
 
 
 class ParameterBox:
@@ -120,7 +125,8 @@ class ParameterBox:
         shards: of several nodes, which own the values: "node" gives each an even share, None gives
             all to the first. Each node has a copy that reads go to; a change goes to the owners,
             and the new values come back with the answer. So a rank reads its own changes, and those
-            of other nodes up to its node's last change or refresh(). Needs MPI_THREAD_MULTIPLE;
+            of other nodes up to its node's last change or refresh(). A version then only tells that
+            something has changed: parts may be older. Needs MPI_THREAD_MULTIPLE;
             close() is collective then, and goes before `comm` is closed.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
         Raises what create raises, on all ranks.
@@ -139,13 +145,14 @@ class ParameterBox:
         """A box on each node, made by its first rank and attached by the others; collective."""
         token = np.frombuffer(secrets.token_hex(16).encode(), np.uint8).copy()
         key = f"{comm.broadcast(token, name='ParameterBox').tobytes().decode()}-{comm.cross_rank}"
-        box, failure = None, None
+        box: ParameterBox | None = None
+        failure: Exception | None = None
         if comm.local_rank == 0:
             try:
                 box = ParameterBox.create(
                     key, initial, counters=counters, chunk_bytes=chunk_bytes, timeout_s=timeout_s
                 )
-            except (HsgdError, ValueError, TypeError) as error:
+            except Exception as error:  # of whatever kind: the others wait for the outcome
                 failure = error
         made = comm.allreduce(np.array([failure is None], np.int64), "min", name="ParameterBox")
         if failure is not None:
@@ -154,7 +161,10 @@ class ParameterBox:
             if box is not None:
                 box.close()
             raise HsgdError("ParameterBox.over: a rank could not make the box; see what it says")
-        return ParameterBox.attach(key, timeout_s=timeout_s) if box is None else box
+        if box is None:
+            box = ParameterBox.attach(key, timeout_s=timeout_s)
+        comm.barrier()  # the first rank may close it at once
+        return box
 
     @classmethod
     def _made(cls, native: _native.Box, key: str, timeout_s: float) -> ParameterBox:
@@ -164,6 +174,7 @@ class ParameterBox:
 
     def _keep(self, native: _native.Box, key: str, timeout_s: float) -> None:
         self._native, self._key, self._timeout_s = native, key, float(timeout_s)
+        self._serial = next(_serials)
         self._count, self._counters = native.count(), native.counters()
         self._chunk_bytes = native.chunk_count() * _ITEM_BYTES
         _open.add(self)

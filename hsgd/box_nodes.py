@@ -98,8 +98,10 @@ class SpreadBox(ParameterBox):
         try:
             self._comm.barrier()  # others may still ask this rank
         finally:
-            self._mail.close()
-            super().close()
+            try:
+                self._mail.close()
+            finally:
+                super().close()
 
     # --- a change ---
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +247,7 @@ def test_a_box_left_open_does_not_keep_the_interpreter() -> None:
         "box.accumulate(np.ones(10, np.float32))\n"
         "print(box)"
     )
-    begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert "10 values" in done.stdout and done.stderr == ""
-    assert time.monotonic() - begin < 60

@@ -38,14 +38,14 @@ void init_lock(pthread_mutex_t* lock) {
   }
 }
 
-// 0, EOWNERDEAD or ETIMEDOUT.
+// 0, EOWNERDEAD or ETIMEDOUT. By the clock that is never set.
 int lock_for(pthread_mutex_t* lock, int64_t limit_ns) {
   timespec until{};
-  ::clock_gettime(CLOCK_REALTIME, &until);
+  ::clock_gettime(CLOCK_MONOTONIC, &until);
   const int64_t end_ns = until.tv_nsec + limit_ns;
   until.tv_sec += end_ns / 1'000'000'000;
   until.tv_nsec = end_ns % 1'000'000'000;
-  return ::pthread_mutex_timedlock(lock, &until);
+  return ::pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
 }
 
 }  // namespace
@@ -213,8 +213,8 @@ void Box::renew(const Part& part, Make&& make) {
   float* next = values(part.chunk, version + 1);
   held.unfinished.store(version + 1, std::memory_order_relaxed);
   // Partner: read_part(). Forbids that a reader sees a value of the next version and not that it is
-  // being made.
-  std::atomic_thread_fence(std::memory_order_release);
+  // being made. Stronger than release, which lets streamed values pass.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   const uint64_t end = part.begin + part.count;
   const uint64_t rest = values_in(part.chunk) - end;
   if (part.begin > 0) copy_(next, old, part.begin * sizeof(float), Store::kOrdinary);

@@ -88,10 +88,6 @@ ssize_t receive_message(int socket, void* data, size_t bytes, Fd* const* receive
     if (errno != EINTR && (errno != ECONNRESET || std::exchange(reset, true))) break;
   }
   if (done <= 0) return done;
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    throw Error(HSGD_ERR_SYSTEM, -1,
-                "set-up: this process has no room for more descriptors; raise ulimit -n");
-  }
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -102,6 +98,11 @@ ssize_t receive_message(int socket, void* data, size_t bytes, Fd* const* receive
       Fd taken(descriptor);  // closed where nobody expects it
       if (i < static_cast<size_t>(count)) *received[i] = std::move(taken);
     }
+  }
+  // What did fit is owned by now.
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    throw Error(HSGD_ERR_SYSTEM, -1,
+                "set-up: this process has no room for more descriptors; raise ulimit -n");
   }
   return done;
 }

@@ -126,6 +126,9 @@ class ElasticAveraging(Optimizer):
         _check_weights(weights)
         for tensor in _everything(params, weights):
             _broadcast(comm, tensor)
+        # A constant such as a mask of -inf has no distance from the centre's.
+        self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
+        weights = self._weights()
         colour = comm.rank if mode == "async" else _group_of(comm, group_size)
         self._group: Group | None = None
         if mode == "hybrid":
@@ -155,16 +158,22 @@ class ElasticAveraging(Optimizer):
         self._push: Future[None] | None = None
         self._over = self._done = self._closed = False
         self.metrics = ElasticMetrics()
-        self._trigger.reset(weights)
+        self._trigger.reset(self._watched())
 
     # --- what training scripts call ---
 
     def step(self, closure: Any = None) -> Any:
         """One step of the wrapped optimizer, and an exchange when one is due; local, but for the
-        group's collectives.
+        group's collectives. A closure is called once in a group, before the gradients are averaged.
         """
         if self._closed:
             raise HsgdError("this ElasticAveraging is closed")
+        value = None
+        if self._group is not None and closure is not None:
+            # Its gradients are what the group averages.
+            with torch.enable_grad():
+                value = closure()
+            closure = None
         if self._order == "easgd" and self.metrics.steps > 0:
             self._exchange_if_due()
         if self._group is not None:
@@ -173,6 +182,8 @@ class ElasticAveraging(Optimizer):
             self.metrics.allreduce_s += time.perf_counter() - begin
             self.metrics.group_bytes += self._group.gradient_bytes
         loss = self._optimizer.step(closure)
+        if loss is None:
+            loss = value
         self.metrics.steps += 1
         if self._order == "shmcaffe":
             self._exchange_if_due()
@@ -255,6 +266,14 @@ class ElasticAveraging(Optimizer):
         """Load both parts; collective, blocking. Worker 0's centre counts."""
         self.finish_push()
         own = state_dict.get("elastic", {})
+        sizes = [weight.numel() for weight in self._weights()]
+        found = [tensor.numel() for tensor in own.get("centre", [])]
+        if "centre" in own and found != sizes:
+            raise ValueError(
+                f"ElasticAveraging: the centre that is loaded has {len(found)} tensors of "
+                f"{sum(found)} values, this model {len(sizes)} of {sum(sizes)}; it is of another "
+                "model"
+            )
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "elastic"})
         self._take_over()
         self.metrics.steps = own.get("steps", self.metrics.steps)
@@ -265,6 +284,8 @@ class ElasticAveraging(Optimizer):
             if self._team.rank == 0 and "centre" in own:
                 self._box.write(torch.cat([tensor.reshape(-1) for tensor in own["centre"]]))
             self._team.barrier()
+            self._box.refresh()
+            self._team.barrier()  # nobody changes it before all have it
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the centre's tensors are fixed when this is made."""
@@ -296,12 +317,15 @@ class ElasticAveraging(Optimizer):
     # --- an exchange ---
 
     def _exchange_if_due(self) -> None:
-        weights = self._weights()
         lr = float(self._optimizer.param_groups[0]["lr"])
-        if not self._trigger.step(self.metrics.steps, weights, lr):
+        if not self._trigger.step(self.metrics.steps, self._watched(), lr):
             return
-        self._exchange(weights)
-        self._trigger.reset(weights)
+        self._exchange(self._weights())
+        self._trigger.reset(self._watched())
+
+    def _watched(self) -> list[Tensor]:
+        """What the trigger sees: not the buffers, which differ between the ranks of a group."""
+        return [parameter.detach() for parameter in self._parameters]
 
     def _exchange(self, weights: list[Tensor]) -> None:
         metrics, group = self.metrics, self._group

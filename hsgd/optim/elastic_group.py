@@ -55,13 +55,17 @@ class Group:
     def average_gradients(self, ending: bool) -> bool:
         """Make .grad the mean over the group; collective, blocking. Returns the leader's `ending`.
 
-        A parameter that has no gradient on any rank keeps none.
+        A parameter that has no gradient on any rank keeps none. Gradients may come from a backward
+        pass or be assigned.
         """
-        for came, p, view in zip(self._came, self._parameters, self._views, strict=True):
-            if not came or p.grad is None:
-                view.zero_()
+        for index, (p, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            if p.grad is None:
+                self._came[index] = False
             elif p.grad.data_ptr() != view.data_ptr():
+                self._came[index] = True  # assigned by hand, perhaps
                 view.copy_(p.grad)
+            if not self._came[index]:
+                view.zero_()
         self._present.copy_(torch.tensor(self._came, dtype=torch.float32))
         self._buffer[-1] = float(ending and self.leads)
         self.comm.allreduce(self._buffer, "mean", out=self._buffer, name="gradients of the group")
