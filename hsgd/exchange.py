@@ -193,10 +193,12 @@ class Exchange:
         Meanwhile other threads that wait leave MPI to this one. close() ends it.
         Raises PeerLost, CollectiveTimeout, and what `update` raises.
         """
-        self._workers.append(threading.current_thread())
+        worker = threading.current_thread()
+        self._workers.append(worker)
         try:
             tree.run(update)
         finally:
+            self._workers.remove(worker)
             del tree  # an error keeps this frame, and the tree would keep the memory
 
     def close(self) -> None:
@@ -205,9 +207,9 @@ class Exchange:
         Waits for nobody inside a node; over MPI up to the deadline.
         """
         self._native.end_work()
-        for worker in self._workers:
+        for worker in list(self._workers):
             if worker is not threading.current_thread():
-                worker.join()
+                worker.join(self._timeout_s)
         self._native.close()
 
     @property

@@ -7,6 +7,7 @@ out the same contents from metadata, so they need no message besides.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from hsgd.io.reader import RowReader
 from hsgd.io.sharing import Group
 from numpy.typing import NDArray
 
-from hsgd.errors import DataError
+from hsgd.errors import DataError, HsgdError
 
 __all__ = ["CacheStats", "NodeCache", "NodeGroup"]
 
@@ -100,7 +101,14 @@ class NodeCache:
         wanted: the same on all ranks of a node. busy: this rank still reads what is there; then
         nothing changes anywhere.
         """
-        if int(self._comm.allreduce(np.array([busy], np.int32), op="max")[0]):
+        digest = zlib.crc32(np.asarray(wanted, np.int64).tobytes())
+        told = self._comm.allreduce(np.array([busy, digest, -digest], np.int64), op="max")
+        if told[1] != -told[2]:
+            raise HsgdError(
+                "the ranks of a node want different slabs in their cache; give them the same epoch "
+                "and state"
+            )
+        if told[0]:
             return
         kept = wanted[: len(self._slabs)]
         missing = [slab for slab in kept if slab not in self._slabs]
@@ -109,6 +117,7 @@ class NodeCache:
             for number, (slab, slot) in enumerate(zip(missing, free, strict=False)):
                 self._slabs[slot] = slab
                 if number % self._comm.local_size == self._comm.local_rank:
+                    self._good[slot] = 0  # until it is there
                     self._good[slot] = self._load(reader, slab, slot)
         self._comm.barrier()
         self.stats.cached_slabs = int(np.count_nonzero(self._good[: len(self._slabs)]))

@@ -203,7 +203,8 @@ class Compression:
         if self._name == "gzip":
             return zlib.compress(data.data, _GZIP_LEVEL)
         blosc = _numcodecs().blosc
-        items = data.view(f"u{self._item_bytes}")  # Blosc shuffles the bytes of items
+        whole = self._item_bytes in (1, 2, 4, 8)
+        items = data.view(f"u{self._item_bytes}") if whole else data  # whose bytes Blosc shuffles
         return bytes(blosc.compress(items, self._name.encode(), _BLOSC_LEVEL, blosc.SHUFFLE))
 
 

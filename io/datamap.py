@@ -380,6 +380,10 @@ def _map_file(
             refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
         offsets = _map_offsets(file, name, path, checksum_rows, status.st_size) if ragged else None
         if offsets is not None:
+            if mapped is not None:
+                refusal = "its values are in chunks"
+            elif not dtype.isnative:
+                refusal = "its values are in another byte order"
             if refusal and dataset.size:
                 raise DataError(f"{path}: ragged field {name!r}: {refusal}; restore this file")
             refusal = ""

@@ -130,7 +130,9 @@ class SlabFolderWriter:
         for slab in self.owned:
             if resumed and not self._sealed_path(slab).exists():
                 self._offsets[slab] = self._renew_slab(slab)
-            elif not resumed:
+            elif resumed:  # the earlier writer may have ended between the two
+                self._path(slab).unlink(missing_ok=True)
+            else:
                 self._sealed_path(slab).unlink(missing_ok=True)
                 self._offsets[slab] = self._create_slab(self._path(slab), slab)
                 _reserve(self._path(slab))

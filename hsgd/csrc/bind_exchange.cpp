@@ -22,6 +22,7 @@ void Exchange::call(Call&& call) {
   // Another thread may close it meanwhile, and the communicator, which goes last.
   std::shared_ptr<hsgd_comm> comm = comm_;
   std::shared_ptr<hsgd_exchange> exchange = exchange_;
+  const std::shared_ptr<Open> open = open_;
   {
     const ReleasedGil released;
     status = call(exchange.get(), &error);
@@ -40,25 +41,37 @@ uint64_t Exchange::put_notify(const std::vector<std::pair<nb::object, uint64_t>>
     list.push_back({array.data(), array.count() * hsgd_dtype_bytes(array.dtype()), offset});
   }
   uint64_t ticket = 0;
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_put_notify(exchange, list.data(), list.size(), target, slot, version,
-                                    timeout_s, &ticket, error);
-  });
+  const std::shared_ptr<Open> open = open_;
+  int status = HSGD_OK;
+  const auto put = [&](hsgd_exchange* exchange, hsgd_error* error) {
+    status = hsgd_exchange_put_notify(exchange, list.data(), list.size(), target, slot, version,
+                                      timeout_s, &ticket, error);
+    return status;
+  };
+  try {
+    call(put);
+  } catch (...) {
+    const bool refused = status == HSGD_OK || status == HSGD_ERR_ARGUMENT;
+    if (!refused) open->failed.push_back(std::move(arrays));
+    throw;
+  }
   if (ticket != 0) {
-    open_.emplace_back(ticket, std::move(arrays));
+    open->by_ticket.emplace_back(ticket, std::move(arrays));
     give_arrays_back();
   }
   return ticket;
 }
 
 void Exchange::give_arrays_back() {
-  while (!open_.empty()) {
-    const uint64_t ticket = open_.front().first;
+  const std::shared_ptr<Open> open = open_;
+  auto& writes = open->by_ticket;
+  while (!writes.empty()) {
+    const uint64_t ticket = writes.front().first;
     if (!done(ticket)) return;
     // Without the GIL another thread may have given it back.
-    if (open_.empty() || open_.front().first != ticket) continue;
-    const Arrays delivered = std::move(open_.front().second);
-    open_.pop_front();
+    if (writes.empty() || writes.front().first != ticket) continue;
+    const Arrays delivered = std::move(writes.front().second);
+    writes.pop_front();
   }
 }
 
@@ -139,7 +152,7 @@ void Exchange::close() {
     const ReleasedGil released;
     exchange.reset();
   }
-  open_.clear();
+  open_ = std::make_shared<Open>();
   comm_.reset();
 }
 

@@ -50,7 +50,13 @@ class Exchange {
 
   std::shared_ptr<hsgd_comm> comm_;
   std::shared_ptr<hsgd_exchange> exchange_;
-  std::deque<std::pair<uint64_t, Arrays>> open_;  // by ticket
+  // Arrays of writes that are under way: kept by each thread that is in the exchange, too, which
+  // may write them until it has left.
+  struct Open {
+    std::deque<std::pair<uint64_t, Arrays>> by_ticket;
+    std::deque<Arrays> failed;  // of writes that ended with an error: nobody knows what was sent
+  };
+  std::shared_ptr<Open> open_ = std::make_shared<Open>();
 };
 
 void bind_exchange(nb::module_& module);

@@ -293,26 +293,32 @@ uint64_t NotifiedExchange::test(uint32_t slot) {
 }
 
 uint64_t NotifiedExchange::look(uint32_t slot) {
-  // Partner: the store in put_notify(), or MPI's replacement. The acquire forbids that the data is
-  // read before the version; MPI_Win_sync in drive() says the same to MPI.
-  const uint64_t version = slot_of(own(), slot).version.load(std::memory_order_acquire);
   Expected& expected = expected_[slot];
-  const uint64_t last = expected.last.load(std::memory_order_relaxed);
-  if (version < last) {
+  for (;;) {
+    // Partner: the exchange below, by another thread. Before the version, which is then as new as
+    // the one that the other thread saw.
+    uint64_t last = expected.last.load(std::memory_order_acquire);
+    // Partner: the store in put_notify(), or MPI's replacement. The acquire forbids that the data
+    // is read before the version; MPI_Win_sync in drive() says the same to MPI.
+    const uint64_t version = slot_of(own(), slot).version.load(std::memory_order_acquire);
+    if (version > last) {
+      // Not what reset() has made 0 meanwhile.
+      expected.last.compare_exchange_strong(last, version, std::memory_order_acq_rel);
+    }
+    if (version >= last) return version;
+    if (expected.last.load(std::memory_order_acquire) != last) continue;  // reset meanwhile
     throw Error(HSGD_ERR_ARGUMENT, expected.source,
                 text("slot %u of rank %d went from version %llu back to %llu: two ranks notify it; "
                      "give each writer a slot of its own",
                      slot, place_.rank, number(last), number(version)));
   }
-  if (version > last) expected.last.store(version, std::memory_order_relaxed);
-  return version;
 }
 
 uint64_t NotifiedExchange::reset(uint32_t slot) {
   check_mine();
   check_slot("reset", slot, place_.rank);
   if (outbox_ != nullptr) outbox_->drive();
-  expected_[slot].last.store(0, std::memory_order_relaxed);
+  expected_[slot].last.store(0, std::memory_order_release);
   // Partner: put_notify(). One operation, so that no version is lost between a look and the zero;
   // acquire for the sake of the data that comes with the version.
   return slot_of(own(), slot).version.exchange(0, std::memory_order_acq_rel);

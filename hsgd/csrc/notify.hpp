@@ -94,7 +94,7 @@ class HSGD_API NotifiedExchange final {
   class Patience;
   struct Expected {
     int source = -1;
-    std::atomic<uint64_t> last{0};  // as this rank saw it; relaxed, for errors only
+    std::atomic<uint64_t> last{0};  // as this rank saw it; for errors only
   };
 
   ExchangeHeader& header(int local_rank) const {

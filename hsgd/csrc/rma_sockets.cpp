@@ -57,14 +57,21 @@ void set_option(int fd, int level, int name, int value) {
   ::setsockopt(fd, level, name, &value, sizeof value);  // all of them only make it faster
 }
 
-// The address of a rank that lies in a network of ours, or else its first.
+// The address of a rank that lies in a network of ours, or else its first. Not one that we have,
+// too, as bridges of containers do on every host, unless nothing else is shared.
 uint32_t reach(const SocketPlace& from, const SocketPlace& to) {
+  uint32_t both = 0;
   for (const auto& own : from.addresses) {
     for (const auto& other : to.addresses) {
       if (own.host == 0 || other.host == 0) continue;
-      if ((own.host & own.mask) == (other.host & own.mask)) return other.host;
+      if ((own.host & own.mask) != (other.host & own.mask)) continue;
+      const bool ours = std::any_of(from.addresses.begin(), from.addresses.end(),
+                                    [&](const auto& mine) { return mine.host == other.host; });
+      if (!ours) return other.host;
+      both = other.host;
     }
   }
+  if (both != 0) return both;
   return to.addresses.front().host;
 }
 
@@ -418,7 +425,8 @@ class SocketRma final : public Rma {
            hello.rank < static_cast<int64_t>(places_.size());
   }
   bool fits(const Header& header) const {
-    if (header.version != 0) return header.offset % 8 == 0 && header.offset + 8 <= bytes_;
+    if (header.version != 0)
+      return header.bytes == 0 && header.offset % 8 == 0 && header.offset < bytes_;
     return header.offset <= bytes_ && header.bytes <= bytes_ - header.offset;
   }
 

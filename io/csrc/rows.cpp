@@ -193,8 +193,11 @@ int read_checked(const Request& request, const Staging& staging, int64_t alignme
     if (got < 0) return errno;
     if (got == 0) return HSGD_IO_END;
     ++request.outcome->calls;
-    from += got;
-    if (from < end) from &= mask;
+    const int64_t reached = from + got;
+    // A read that ended within a block, at the end of a file that has become shorter, brings
+    // nothing again.
+    if (reached < end && (reached & mask) <= from) return HSGD_IO_END;
+    from = reached < end ? reached & mask : reached;
   }
   request.outcome->position = request.offset;
   const char* first = staging.memory + (request.offset - start);
