@@ -125,7 +125,8 @@ def stand_still(seat: Seat, path: str) -> tuple[Any, ...]:
     comm.barrier()
     if seat.rank == 2:
         seat.tell("made")
-        signal.pause()
+        assert seat.pipe.recv() == "too late"
+        return [entry.committed for entry in pairs.poll()], float(weights[0])
     seat.tell("made")
     assert seat.pipe.recv() == "go"
     if seat.rank == 0:
@@ -150,7 +151,9 @@ def test_a_peer_that_stands_still_delays_nobody_and_is_named_in_the_end() -> Non
         for rank in (0, 1):
             pool.send(rank, "go")
         first, second = (outcome.value for outcome in pool.finish(on=(0, 1)))
-        pool.signal(2, signal.SIGKILL)
+        pool.signal(2, signal.SIGCONT)
+        pool.send(2, "too late")
+        assert pool.finish(on=(2,))[0].value == ([], 2.0)  # who gave up applies no half either
     assert first[0] == [True] and second == ([True], "")
     assert "rank 2 has not answered rank 0 within 1 s" in first[1] and "\n" not in first[1]
 

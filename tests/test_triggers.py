@@ -88,6 +88,16 @@ def test_weights_that_are_not_finite_do_not_fire() -> None:
     assert not trigger.step(1, [torch.full((4,), math.nan)], 0.1)
 
 
+def test_an_infinite_threshold_never_fires_where_weights_were_zero_either() -> None:
+    trigger = RelativeChange(math.inf)
+    trigger.reset([torch.zeros(4)])
+    assert not trigger.step(1, [torch.ones(4)], 0.1)
+
+
+def test_a_reserve_is_not_more_than_the_rate_allows() -> None:
+    assert len(walk(Budget(0.08, 50), 50)) == 4
+
+
 @pytest.mark.parametrize("spend", ["evenly", "change"])
 def test_a_budget_keeps_its_rate_and_spends_the_reserve_at_the_end(spend: str) -> None:
     fired = walk(Budget(0.05, 1000, reserve=6, spend=spend), 1000)

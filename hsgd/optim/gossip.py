@@ -349,6 +349,9 @@ class Gossip(Optimizer):
     def _mixed(self) -> None:
         """The weights are new."""
         self._turns.reset(self._flat.vectors)
+        self._reset_moments()
+
+    def _reset_moments(self) -> None:
         if self._momentum == "reset":
             for state in self.state.values():
                 for name in _FIRST_MOMENTS:
@@ -383,6 +386,7 @@ class Gossip(Optimizer):
         if flag[0]:
             for vector in self._averaged():
                 group.broadcast(vector, name="weights of the group")
+            self._reset_moments()  # as the first rank has done
 
     def _rate(self) -> float:
         return float(self.param_groups[0].get("lr", 1.0))

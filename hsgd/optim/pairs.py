@@ -167,7 +167,7 @@ class PairAverager:
         """
         if peer in self._open or peer in self.lost or not self._free:
             return False
-        if self._exchange.test(self._answer_slot(peer)) >= _GONE:
+        if self._left(peer):
             self.lost[peer] = f"rank {peer} closed"
             return False
         lane = self._free.pop()
@@ -194,7 +194,8 @@ class PairAverager:
             if version > self._seen[peer]:
                 self._seen[peer] = version
                 done += self._collect(peer)  # what it answered before it asked
-                done.append(self._answer(peer, version))
+                if not self._left(peer):  # or else it would never apply its half
+                    done.append(self._answer(peer, version))
         return done + self._look_after()
 
     def wait(self, limit_s: float) -> list[Averaged]:
@@ -286,6 +287,9 @@ class PairAverager:
         return self._size + asked
 
     # --- the protocol ---
+
+    def _left(self, peer: int) -> bool:
+        return peer in self.lost or self._exchange.test(self._answer_slot(peer)) >= _GONE
 
     def _send(self, peer: int, slot: int, version: int, here: int | None, there: int) -> None:
         """Notify a peer; one on another node gets the lane at `here` of this segment too."""

@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["NAMES", "Topology"]
 
 NAMES = ("random", "ring", "exponential2")
-_MUTUAL = ("ring", "exponential2")
+_IN_TURN = ("ring", "exponential2")
 
 
 class Topology:
@@ -29,8 +29,8 @@ class Topology:
         not zero where there is an edge.
     size: ranks. seed: of what is visited at random; equal on all ranks.
 
-    With "ring" and "exponential2" ranks that choose equally often choose one another, but for an
-    odd number of them. Raises ValueError naming the ranks of a graph that cannot work: of the wrong
+    With "ring", and "exponential2" of a power of two, ranks that choose equally often choose one
+    another, but for an odd number of them. Raises ValueError naming the ranks of a graph that cannot work: of the wrong
     size, not connected, with a self loop or an edge in one direction only.
     """
 
@@ -43,7 +43,9 @@ class Topology:
                 "of each rank"
             )
         self.name = spec if isinstance(spec, str) else "graph"
-        self.mutual = self.name in _MUTUAL
+        self._in_turn = self.name in _IN_TURN
+        hypercube = self.name == "exponential2" and size & (size - 1) == 0
+        self.mutual = self.name == "ring" or hypercube
         """Whether ranks that choose equally often choose one another."""
         self.size, self.seed = size, operator.index(seed)
         if isinstance(spec, str):
@@ -61,7 +63,7 @@ class Topology:
         without: ranks that cannot be had now; the next of the order is taken. None: nobody is left.
         """
         known = self._neighbours[rank]
-        if self.mutual:
+        if self._in_turn:
             order = [known[(turn + k) % len(known)] for k in range(len(known))]
         else:
             order = random.Random(f"{self.seed} {rank} {turn}").sample(known, len(known))

@@ -198,7 +198,9 @@ class RelativeChange:
         if self._first_lr is None and lr > 0:
             self._first_lr = lr
         threshold = self.threshold
-        if self.lr_scaled and self._first_lr and math.isfinite(threshold):
+        if math.isinf(threshold):
+            return False
+        if self.lr_scaled and self._first_lr:
             threshold *= lr / self._first_lr
         return self._change.measure(params) >= threshold
 
@@ -229,6 +231,7 @@ class Budget:
 
     rate: above 0 and up to 1, so 0.08 sends 92% less than every step does.
     reserve: 2 * log2(ranks) steps of "exponential2" bring models together; 8 will do for 16 ranks.
+        Never more than the rate allows in all.
     spend: "evenly", or "change": when the relative change reaches a threshold, in proportion to
         the learning rate, that is raised by a communication and falls without, such that the rate
         is kept.
@@ -246,6 +249,7 @@ class Budget:
             )
         if spend not in ("evenly", "change"):
             raise ValueError(f'Budget: spend is {spend!r}; use "evenly" or "change"')
+        reserve = min(reserve, math.floor(rate * total_steps))
         self.rate, self.total_steps, self.reserve, self.spend = rate, total_steps, reserve, spend
         rest = max(0.0, rate * total_steps - reserve)
         self._rest_rate = rest / max(1, total_steps - reserve)
