@@ -157,7 +157,35 @@ def test_what_the_weights_lose_the_centre_gets(options: dict[str, Any]) -> None:
             assert metrics.pushed_bytes * 2 == metrics.read_bytes
 
 
-def train_in_groups(seat: Seat, path: str, size: int, group_size: int | None) -> Any:
+def step_by_closure(model: Model, optimizer: Any, step: int, rank: int) -> None:
+    x, y = batch(step, rank)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure)) > 0
+
+
+def step_by_hand(model: Model, optimizer: Any, step: int, rank: int) -> None:
+    x, y = batch(step, rank)
+    loss = functional.mse_loss(model(x), y)
+    parameters = list(model.parameters())
+    optimizer.zero_grad()
+    for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = gradient
+    optimizer.step()
+
+
+def train_in_groups(
+    seat: Seat,
+    path: str,
+    size: int,
+    group_size: int | None,
+    one_step: Callable[[Model, Any, int, int], None] = local_step,
+) -> Any:
     with comm_of(seat, path, size) as comm:
         model = mlp(seed=seat.rank)  # rank 0's weights are everybody's
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -165,7 +193,7 @@ def train_in_groups(seat: Seat, path: str, size: int, group_size: int | None) ->
             sgd, model, comm, "hybrid", moving_rate=0.3, update_interval=2, group_size=group_size
         )
         for step in range(STEPS):
-            local_step(model, elastic, step, seat.rank)
+            one_step(model, elastic, step, seat.rank)
         elastic.finish_push()
         distance = elastic.consensus_distance()
         leads = not np.isnan(distance)
@@ -176,9 +204,10 @@ def train_in_groups(seat: Seat, path: str, size: int, group_size: int | None) ->
         return flat(model), centre, metrics, elastic.workers
 
 
-def test_a_group_is_one_worker_with_the_mean_gradient() -> None:
+@pytest.mark.parametrize("one_step", [local_step, step_by_closure, step_by_hand])
+def test_a_group_is_one_worker_with_the_mean_gradient(one_step: Any) -> None:
     with Ranks(2) as pool:
-        told = pool.run(train_in_groups, meeting_point(), 2, None)
+        told = pool.run(train_in_groups, meeting_point(), 2, None, one_step)
     weights, centre = simulated(0.3, 2, "shmcaffe", ranks=(0, 1))
     torch.testing.assert_close(told[0][0], weights, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(told[0][1], centre, rtol=1e-5, atol=1e-6)
@@ -401,6 +430,33 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped() -> None:
     assert torch.equal(weights, wanted) and torch.equal(centre, wanted_centre)
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def train_masked(seat: Seat, path: str) -> tuple[Tensor, bool]:
+    model = Masked()
+    mask = model.get_buffer("mask").clone()
+    with comm_of(seat, path, 1) as comm:
+        elastic = ElasticAveraging(torch.optim.SGD(model.parameters(), lr=0.1), model, comm)
+        for step in range(3):
+            local_step(model, elastic, step)
+        elastic.close()
+    return flat(model), torch.equal(model.get_buffer("mask"), mask)
+
+
+def test_constants_that_are_infinite_stay_as_they_are() -> None:
+    with Ranks(1) as pool:
+        ((weights, same),) = pool.run(train_masked, meeting_point())
+    assert bool(torch.isfinite(weights).all()) and same
+
+
 def look_at_the_centre(seat: Seat, path: str, size: int) -> Any:
     model = mlp()
     with comm_of(seat, path, size) as comm:
@@ -457,6 +513,9 @@ def refuse(seat: Seat, path: str) -> list[tuple[str, str]]:
         model.float()
         elastic = make()
         line(lambda: elastic.add_param_group({"params": []}))
+        saved = elastic.state_dict()
+        saved["elastic"]["centre"] = saved["elastic"]["centre"][1:]
+        line(lambda: elastic.load_state_dict(saved))
         elastic.close()
         line(lambda: elastic.step())
     return told
@@ -479,6 +538,7 @@ def test_what_cannot_work_is_refused_by_name() -> None:
         ("TypeError", "torch.float64 on cpu; the box takes float32"),
         ("ValueError", "is not C-contiguous"),
         ("ValueError", "parameters cannot be added"),
+        ("ValueError", "has 3 tensors of 35 values, this model 4 of 83; it is of another model"),
         ("HsgdError", "this ElasticAveraging is closed"),
     ]
     assert len(told) == len(lines)

@@ -296,6 +296,9 @@ def test_groups_train_as_one_and_gossip_with_others(pools: Callable[[int], Ranks
     assert equal(met[0]["weights"], met[1]["weights"])
     assert equal(met[2]["weights"], met[3]["weights"])
     assert met[0]["distance"] < apart[0]["distance"]
+    reset = pools(4).run(train_together, meeting_point(), 4, {**often, "momentum": "reset"})
+    assert equal(reset[0]["weights"], reset[1]["weights"])
+    assert equal(reset[2]["weights"], reset[3]["weights"])
     assert met[0]["metrics"].averaged > 0 and met[1]["metrics"].messages == 0
 
 

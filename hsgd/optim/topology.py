@@ -30,8 +30,9 @@ class Topology:
     size: ranks. seed: of what is visited at random; equal on all ranks.
 
     With "ring", and "exponential2" of a power of two, ranks that choose equally often choose one
-    another, but for an odd number of them. Raises ValueError naming the ranks of a graph that cannot work: of the wrong
-    size, not connected, with a self loop or an edge in one direction only.
+    another, but for an odd number of them.
+    Raises ValueError naming the ranks of a graph that cannot work: of the wrong size, not
+    connected, with a self loop or an edge in one direction only.
     """
 
     def __init__(self, spec: Any, size: int, seed: int = 0) -> None:
