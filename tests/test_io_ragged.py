@@ -260,6 +260,26 @@ def test_wrong_attributes_are_refused(folder, name, value):
         open_map(folder)
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"chunks": (16,)}, "in chunks"),
+        ({"chunks": (16,), "compression": "gzip"}, "in chunks"),
+        ({"dtype": ">i4"}, "in another byte order"),
+    ],
+)
+def test_values_that_a_tool_has_stored_otherwise_are_refused(folder, options, why):
+    """As h5repack does it."""
+    with h5py.File(folder / "slab-00002.h5", "r+") as file:
+        old = file["tokens/values"]
+        values, attributes = old[...], dict(old.attrs)
+        del file["tokens/values"]
+        new = file["tokens"].create_dataset("values", data=values, **options)
+        new.attrs.update(attributes)
+    with pytest.raises(DataError, match=rf"ragged field 'tokens': its values are {why}"):
+        passes(open_map(folder))
+
+
 def test_info_and_verify_know_ragged_fields(folder, capsys):
     assert cli.main(["data", "info", str(folder)]) == 0
     assert "(any)" in (text := capsys.readouterr().out) and "int32" in text
