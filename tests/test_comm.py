@@ -430,7 +430,8 @@ LARGE = (1 << 31) + 4099  # elements and bytes beyond what a 32-bit count holds
 
 
 def do_large_count(seat: Seat, path: str) -> list[int]:
-    comm = Comm.local(path, seat.rank, 2, CONFIGS["default"])
+    # Making and touching 2 GiB takes a loaded machine long, and not the same time on both ranks.
+    comm = Comm.local(path, seat.rank, 2, Config(timeout_s=240))
     data = np.zeros(LARGE, "int8")
     odd = [0, 1, (1 << 31) - 1, 1 << 31, LARGE - 1]
     data[odd] = [seat.rank + 10 + k for k in range(len(odd))]

@@ -92,13 +92,18 @@ def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
         assert kind == "PeerLost" and "rank 1 " in line and "died or closed its Exchange" in line
 
 
+def listening() -> set[str]:
+    """Addresses at which programs of this machine listen, as the kernel writes them."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {address for _, address, _, state, *_ in rows if state == "0A"}
+
+
 def stay_away(seat: Seat, path: str) -> int:
     """Strangers at the port of an Exchange: their bytes reach nobody, and the ranks go on."""
     comm = seat.comm(path, 2)
-    before = {line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+    before = listening()
     exchange = Exchange(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
-    after = {line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
-    ports = {int(address.partition(":")[2], 16) for address in after - before}
+    ports = {int(address.partition(":")[2], 16) for address in listening() - before}
     refused = 0
     for port in ports:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
