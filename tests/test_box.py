@@ -72,11 +72,13 @@ def change_until_told(seat: Seat, key: str, count: int) -> None:
             box.accumulate(ones)
 
 
-def read_whole(seat: Seat, key: str, chunk_count: int, reads: int) -> tuple[int, int]:
-    """Reads, and the changes that they saw."""
-    out, last, seen = np.empty(chunk_count, np.float32), -1.0, 0
+def read_whole(seat: Seat, key: str, chunk_count: int, reads: int, changes: int) -> int:
+    """How many reads it took to read so often and to see so many changes."""
+    out, last, seen, read = np.empty(chunk_count, np.float32), -1.0, 0, 0
     with ParameterBox.attach(key) as box:
-        for read in range(reads):
+        while read < reads or seen < changes:
+            if read % 64 == 0:
+                os.sched_yield()  # writers may share the core
             offset = read % 2 * chunk_count
             box.read(out, offset)
             assert out.min() == out.max(), (read, out.min(), out.max())
@@ -84,7 +86,8 @@ def read_whole(seat: Seat, key: str, chunk_count: int, reads: int) -> tuple[int,
                 assert out[0] >= last
                 seen += out[0] != last
                 last = out[0]
-    return reads, seen
+            read += 1
+    return read
 
 
 def test_no_read_is_torn_while_others_write() -> None:
@@ -95,12 +98,12 @@ def test_no_read_is_torn_while_others_write() -> None:
     ):
         pool.start(change_until_told, key, 2 * chunk, on=(0, 1))
         assert [pool.hear(rank) for rank in (0, 1)] == ["writes"] * 2
-        done = pool.run(read_whole, key, chunk, READS // 2, on=(2, 3), limit_s=120.0)
+        words = (key, chunk, READS // 2, 100)
+        done = pool.run(read_whole, *words, on=(2, 3), limit_s=120.0)
         box.fetch_add(0)
         for outcome in pool.finish(on=(0, 1)):
             assert outcome.error is None, outcome.trace
-        assert sum(reads for reads, _ in done) == READS
-        assert all(seen > 100 for _, seen in done)  # there was something to tear
+        assert sum(done) >= READS
 
 
 def hold(seat: Seat, key: str) -> str:
