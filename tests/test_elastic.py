@@ -333,9 +333,11 @@ def train_until_done(seat: Seat, path: str, size: int, victim: int, rule: str) -
         while not elastic.done:
             local_step(model, elastic, step, seat.rank)
             step += 1
-            if step == 20 and seat.rank == victim:
-                seat.tell("half-way")
-                seat.pipe.recv()
+            if step == 20:
+                comm.barrier()  # nobody ends all workers before the victim has come this far
+                if seat.rank == victim:
+                    seat.tell("half-way")
+                    seat.pipe.recv()
         elastic.finish_push()
         centre = torch.cat([part.reshape(-1) for part in elastic.centre()])
         elastic.close()
