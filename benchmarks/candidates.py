@@ -270,7 +270,8 @@ CANDIDATES = (
         "horovod",
         "Horovod",
         "peer",
-        "horovod.torch.allreduce(tensor, name=..., op=Sum)",
+        "horovod.torch.allreduce_(tensor, name=..., op=Sum)",
+        in_place=True,
         cycle_s=HOROVOD_CYCLE_S,
     ),
     Candidate(
@@ -279,6 +280,7 @@ CANDIDATES = (
         "Horovod+hsgd",
         "hsgd",
         "the same with HOROVOD_PLUGIN=hsgd: the interposer under Horovod",
+        in_place=True,
         cycle_s=HOROVOD_CYCLE_S,
     ),
 )

@@ -41,7 +41,7 @@ Horovod, with hsgd or without, answers in steps of its cycle of {HOROVOD_CYCLE_S
 looks for the answer as seldom. Calls back to back would fall into step with that, and count a
 little work as a whole cycle or as nothing. So each of its calls begins after a pause below one
 cycle, drawn at random, the same on all ranks and not timed, and a batch is the mean of up to
-{CYCLE_CALLS} such calls.
+{CYCLE_CALLS} such calls. They are in place, as those of its DistributedOptimizer.
 
 Where ranks outnumber cores Open MPI gets mpi_yield_when_idle, MPICH its progress throttle at every
 poll, and candidates that only spin are left out. Open MPI's TCP gets btl_tcp_links 4. Peers that

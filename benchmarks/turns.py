@@ -327,6 +327,8 @@ def batches(call_s: float, plan: Plan, buffers: int, candidate: Candidate) -> tu
     if candidate.cycle_s:  # a mean over its steps; where a call takes many of them, one will do
         calls = min(CYCLE_CALLS, math.ceil(2 * CYCLE_CALLS * candidate.cycle_s / call_s))
     else:
-        calls = min(math.ceil(BATCH_S / call_s), buffers if candidate.in_place else MOST_CALLS)
+        calls = min(math.ceil(BATCH_S / call_s), MOST_CALLS)
+    if candidate.in_place:  # filled again between batches
+        calls = min(calls, buffers)
     count = int(plan.budget_s / plan.rounds / (calls * call_s))
     return calls, max(LEAST_BATCHES, min(MOST_BATCHES, count))

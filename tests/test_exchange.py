@@ -92,10 +92,18 @@ def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
         assert kind == "PeerLost" and "rank 1 " in line and "died or closed its Exchange" in line
 
 
-def listening() -> set[str]:
-    """Addresses at which programs of this machine listen, as the kernel writes them."""
+def listening() -> set[int]:
+    """Ports at which this process listens over TCP."""
+    mine = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            mine.add(os.readlink(f"/proc/self/fd/{name}"))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {address for _, address, _, state, *_ in rows if state == "0A"}
+    return {
+        int(row[1].partition(":")[2], 16)
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in mine
+    }
 
 
 def stay_away(seat: Seat, path: str) -> int:
@@ -103,9 +111,8 @@ def stay_away(seat: Seat, path: str) -> int:
     comm = seat.comm(path, 2)
     before = listening()
     exchange = Exchange(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
-    ports = {int(address.partition(":")[2], 16) for address in listening() - before}
     refused = 0
-    for port in ports:
+    for port in listening() - before:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
             stranger.sendall(b"\xff" * 64)
             with contextlib.suppress(ConnectionResetError):
