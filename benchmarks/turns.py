@@ -182,8 +182,10 @@ class Jobs:
         return [c for c in fitting if c.name not in ended and c.job in self.by_name]
 
     def order(self, candidate: Candidate, text: str, collective: str = "") -> list[dict[str, Any]]:
-        """The answers of all ranks; none when the candidate dropped out instead."""
+        """The answers of all ranks; none when the candidate has dropped out, now or before."""
         answers: list[dict[str, Any]] = []
+        if candidate.job not in self.by_name:
+            return answers
         with self._failing(candidate.job):
             answers = self.by_name[candidate.job].order(text)
         for kind in ("wrong", "error", "missing"):
@@ -316,9 +318,9 @@ def _measure_case(plan: Plan, jobs: Jobs, case: Case, progress: _Progress) -> No
 
 
 def buffer_count(nbytes: int) -> int:
-    """Pairs of buffers that are used in turn."""
+    """Pairs of buffers that are used in turn; one where it is larger than caches anyway."""
     wanted = SMALL_BUFFERS if nbytes <= SMALL_BYTES else BUFFERS
-    return max(2, min(wanted, BUFFER_BYTES // max(1, nbytes)))
+    return max(1, min(wanted, BUFFER_BYTES // max(1, nbytes)))
 
 
 def batches(call_s: float, plan: Plan, buffers: int, candidate: Candidate) -> tuple[int, int]:

@@ -257,12 +257,15 @@ class Comm:
 
     def _scattered(
         self, array: Array, out: Array | None, counts: Sequence[int] | None
-    ) -> tuple[Array, list[int]]:
-        """Where the rows of this rank go, and how many each rank gets."""
+    ) -> tuple[Array, list[int] | None]:
+        """Where the rows of this rank go, and how many each rank gets; None for an even split."""
+        rows = None if counts is None else _rows(counts)
+        if out is not None:
+            return out, rows
         shape = _shape(array)
-        rows = _even(shape[0] if shape else 0, self.size) if counts is None else _rows(counts)
-        own = rows[self.rank] if len(rows) == self.size else 0
-        return _empty(array, (own, *shape[1:])) if out is None else out, rows
+        each = _even(shape[0] if shape else 0, self.size) if rows is None else rows
+        own = each[self.rank] if len(each) == self.size else 0
+        return _empty(array, (own, *shape[1:])), rows
 
     def allgather(self, array: Array, out: Array | None = None, name: str | None = None) -> Array:
         """Join the arrays of all ranks along the first dimension, in rank order; collective,
@@ -277,8 +280,8 @@ class Comm:
         anything is sent; that `out` has the wrong number of rows shows later, and is raised on
         this rank when the others have their result.
         """
-        result: Array = _joiner(array, out)(self._native.allgather(array, out, name))[0]
-        return result
+        given = self._native.allgather(array, out, name)
+        return _joiner(array, None)(given)[0] if out is None else out
 
     def allgather_async(
         self, array: Array, out: Array | None = None, name: str | None = None
@@ -333,8 +336,8 @@ class Comm:
         if send_counts is not None:
             sent = _rows(send_counts)
             return _joiner(array, out)(self._native.alltoall_rows(array, sent, out, name))
-        target, rows = self._exchanged(array, out)
-        self._native.alltoall(array, target, rows, name)
+        target: Array = _like(array) if out is None else out
+        self._native.alltoall(array, target, name)
         return target
 
     @overload
@@ -371,20 +374,9 @@ class Comm:
             join = _joiner(array, out)
             request = self._native.alltoall_rows_async(array, _rows(send_counts), out, name)
             return Handle(self, request, lambda done: join(done.result()), text)
-        target, rows = self._exchanged(array, out)
-        request = self._native.alltoall_async(array, target, rows, name)
+        target: Array = _like(array) if out is None else out
+        request = self._native.alltoall_async(array, target, name)
         return Handle(self, request, lambda _: target, text)
-
-    def _exchanged(self, array: Array, out: Array | None) -> tuple[Array, list[int]]:
-        """Where the result of an even alltoall goes, and how many rows each rank gets."""
-        shape = _shape(array)
-        rows = shape[0] if shape else 0
-        if rows % self.size:
-            raise ValueError(
-                f"alltoall: {rows} rows cannot be split evenly over {self.size} ranks; "
-                "give send_counts"
-            )
-        return _empty(array, shape) if out is None else out, _even(rows, self.size)
 
     def barrier(self) -> None:
         """Return when all ranks have called this; collective, blocking."""
@@ -631,9 +623,12 @@ def _empty(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _shape(array: Any) -> tuple[int, ...]:
-    import numpy as np
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        import numpy as np
 
-    return tuple(np.shape(array))
+        shape = np.shape(array)
+    return tuple(shape)
 
 
 def _rows(counts: Sequence[int]) -> list[int]:
@@ -665,9 +660,12 @@ def _joiner(
 
 def _dtype(array: Any) -> Any:
     """A torch.dtype of a tensor, else NumPy's."""
-    import numpy as np
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        import numpy as np
 
-    return getattr(array, "dtype", None) or np.asarray(array).dtype
+        dtype = np.asarray(array).dtype
+    return dtype
 
 
 def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:

@@ -543,7 +543,7 @@ def test_tiny_calls_are_measured_in_batches_and_large_ones_alone() -> None:
     assert turns.batches(1e-3, shape, 16, horovod)[0] == turns.CYCLE_CALLS
     assert turns.batches(1e-3, shape, 4, horovod)[0] == 4  # in place, too
     assert turns.batches(0.1, shape, 4, horovod)[0] == 1
-    assert [turns.buffer_count(n) for n in (0, 8, 8 << 10, 256 << 20)] == [16, 16, 4, 2]
+    assert [turns.buffer_count(n) for n in (0, 8, 8 << 10, 256 << 20)] == [16, 16, 4, 1]
 
 
 def test_who_is_too_slow_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,6 +562,20 @@ def test_who_is_too_slow_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert [size for name, size in asked if name == "hsgd"] == [8]
     assert group.run.samples[("np2", "allreduce", 8), "hsgd"] == [turns.SLOW_S + 1]
     assert [size for name, size in asked if name == "mpi4py"] == [8] * 4 + [16] * 4
+
+
+def test_a_job_that_ends_takes_its_candidates_with_it() -> None:
+    class Killed(FakeJob):
+        def order(self, text: str) -> list[dict[str, Any]]:
+            raise jobs.JobFailed("the job broke off")
+
+    one = plan("hsgd", "mpi4py", sizes=(8, 16), rounds=3)
+    group = turns.Jobs(one, one.layouts[0], turns.Run())
+    group.by_name["python"] = Killed()  # type: ignore[assignment]
+    for case in one.cases(one.layouts[0]):
+        turns._measure_case(one, group, case, turns._Progress(0))
+    assert not group.run.samples
+    assert all(group.run.has_ended("np2", name) for name in ("hsgd", "mpi4py"))
 
 
 def test_what_had_been_measured_is_kept_when_a_run_is_interrupted(

@@ -562,11 +562,12 @@ NB_MODULE(_native, module) {
                  nb::arg("name").none());
   def_collective("barrier", &Collective::barrier);
   def_collective("reduce_scatter", &Collective::reduce_scatter, nb::arg("source").none(),
-                 nb::arg("out").none(), nb::arg("op"), nb::arg("counts"), nb::arg("name").none());
+                 nb::arg("out").none(), nb::arg("op"), nb::arg("counts").none(),
+                 nb::arg("name").none());
   def_collective("allgather", &Collective::allgather, nb::arg("source").none(),
                  nb::arg("out").none(), nb::arg("name").none());
   def_collective("alltoall", &Collective::alltoall, nb::arg("source").none(), nb::arg("out").none(),
-                 nb::arg("counts"), nb::arg("name").none());
+                 nb::arg("name").none());
   def_collective("alltoall_rows", &Collective::alltoall_rows, nb::arg("source").none(),
                  nb::arg("counts"), nb::arg("out").none(), nb::arg("name").none());
   comm.def_static("local", &Comm::local)

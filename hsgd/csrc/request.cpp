@@ -1,6 +1,7 @@
 // Filling hsgd_call from Python's arguments, and waiting for a request.
 #include "request.hpp"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
@@ -33,6 +34,14 @@ void check_joined(const Array& source, const Array& target, uint64_t rows,
                   const std::string& what) {
   check_joins(source, target, what);
   if (target.rows() != rows) throw nb::value_error(wrong_rows(what, target.rows(), rows).c_str());
+}
+
+Rows even_rows(const Array& array, int size) {
+  const uint64_t rows = array.ndim() == 0 ? 0 : array.rows();
+  const auto ranks = static_cast<uint64_t>(size);
+  Rows counts(ranks, rows / ranks);
+  for (uint64_t rank = 0; rank < rows % ranks; ++rank) ++counts[rank];
+  return counts;
 }
 
 Rows elements_of(const Array& array, Rows rows) {
@@ -128,10 +137,11 @@ void Collective::check_split(const Array& source, const Rows& counts,
                             .c_str());
 }
 
-void Collective::reduce_scatter(nb::handle in, nb::handle out, int op, const Rows& counts,
-                                nb::handle name) {
+void Collective::reduce_scatter(nb::handle in, nb::handle out, int op,
+                                const std::optional<Rows>& given, nb::handle name) {
   const Array& source = in_.emplace(in, "reduce_scatter", false);
   const Array& target = out_.emplace(out, "reduce_scatter, out", true);
+  const Rows counts = given ? *given : even_rows(source, topology_.size);
   check_split(source, counts, "reduce_scatter");
   check_joined(source, target, counts[static_cast<size_t>(topology_.rank)], "reduce_scatter");
   set_label(source, name);
@@ -151,9 +161,16 @@ void Collective::allgather(nb::handle in, nb::handle out, nb::handle name) {
   expect_rows(source, out, HSGD_ALLGATHER_ROWS);
 }
 
-void Collective::alltoall(nb::handle in, nb::handle out, const Rows& counts, nb::handle name) {
+void Collective::alltoall(nb::handle in, nb::handle out, nb::handle name) {
   const Array& source = in_.emplace(in, "alltoall", false);
   const Array& target = out_.emplace(out, "alltoall, out", true);
+  const Rows counts = even_rows(source, topology_.size);
+  if (counts.front() != counts.back()) {
+    throw nb::value_error(("alltoall: " + std::to_string(source.rows()) +
+                           " rows cannot be split evenly over " + std::to_string(topology_.size) +
+                           " ranks; give send_counts")
+                              .c_str());
+  }
   check_split(source, counts, "alltoall");
   check_joined(source, target, source.rows(), "alltoall");
   set_label(source, name);

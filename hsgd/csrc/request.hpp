@@ -37,14 +37,16 @@ class Collective {
   Collective(const Collective&) = delete;
   Collective& operator=(const Collective&) = delete;
 
-  // Each throws TypeError or ValueError for arrays and counts that cannot be used. Counts are rows.
+  // Each throws TypeError or ValueError for arrays and counts that cannot be used. Counts are rows;
+  // none: as even as can be, the first ranks get one more.
   void allreduce(nb::handle in, nb::handle out, int op, nb::handle name);
   void broadcast(nb::handle data, int root, nb::handle name);
   void barrier() { call_.kind = HSGD_BARRIER; }
-  void reduce_scatter(nb::handle in, nb::handle out, int op, const Rows& counts, nb::handle name);
+  void reduce_scatter(nb::handle in, nb::handle out, int op, const std::optional<Rows>& counts,
+                      nb::handle name);
   void allgather(nb::handle in, nb::handle out, nb::handle name);  // `out` may be None
-  // As many rows to each rank as from it.
-  void alltoall(nb::handle in, nb::handle out, const Rows& counts, nb::handle name);
+  // As many rows to each rank as to any other.
+  void alltoall(nb::handle in, nb::handle out, nb::handle name);
   void alltoall_rows(nb::handle in, const Rows& counts, nb::handle out,
                      nb::handle name);  // so, too
 
