@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hsgd.closing import Closing
 from hsgd.comm import Comm  # first, so that at the end of the program boxes are closed before
 from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hsgd import _native
 
 __all__ = ["CHUNK_BYTES", "ParameterBox"]
@@ -43,7 +42,7 @@ def _close_all() -> None:
             box.close()
 
 
-class ParameterBox:
+class ParameterBox(Closing):
     """Values of a node, found by a key; made by `create`, `attach` or `over`.
 
     Processes of the same user in the same network namespace see one box under a key. It lives in
@@ -273,17 +272,6 @@ class ParameterBox:
     def closed(self) -> bool:
         """Whether close() was called."""
         return self._native.closed()
-
-    def __enter__(self) -> ParameterBox:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return self._count

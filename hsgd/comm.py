@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import built
+from hsgd.closing import Closing
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.handle import Handle
 from hsgd.records import Record, Span
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hsgd import _native
 
 __all__ = ["DTYPES", "OPS", "Comm"]
@@ -49,7 +48,7 @@ def _close_all() -> None:
         comm.close()
 
 
-class Comm:
+class Comm(Closing):
     """A communicator. `Comm()` is collective over MPI's COMM_WORLD, `Comm(comm)` over an mpi4py
     communicator.
 
@@ -561,17 +560,6 @@ class Comm:
     def leaders(self) -> int:
         """Local ranks per node that carry data between nodes; 0 on one node."""
         return self._place.leaders
-
-    def __enter__(self) -> Comm:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"node {self.cross_rank} of {self.cross_size}"

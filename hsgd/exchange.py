@@ -12,17 +12,16 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hsgd.closing import Closing
 from hsgd.comm import Comm
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from hsgd import _native
 
 __all__ = ["Exchange"]
 
 
-class Exchange:
+class Exchange(Closing):
     """A segment of memory and a row of slots on every rank, that all ranks write into; collective.
 
     comm: the ranks that take part. Closing it closes this.
@@ -216,17 +215,6 @@ class Exchange:
     def closed(self) -> bool:
         """Whether close() was called."""
         return self._native.closed()
-
-    def __enter__(self) -> Exchange:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._segment_bytes} bytes, {self._slots} slots"

@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from hsgd.io.partition import IntArray
 from hsgd.io.ragged import Ragged, join
 from numpy.typing import NDArray
 
+from hsgd.closing import Closing
 from hsgd.errors import DataError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ReadStats:
     direct_refusal: str = ""  # why some file was read through the page cache although asked not to
 
 
-class RowReader:
+class RowReader(Closing):
     """Reads ranges of rows. Belongs to one thread of one process; opens files when needed.
 
     A forked child closes its copies of the descriptors at once, and opens its own when it reads.
@@ -67,17 +67,6 @@ class RowReader:
         self._last_chunk: tuple[tuple[int, str, int], NDArray[Any]] | None = None
         self._stops = list(itertools.accumulate(data.slab_counts))
         _live_readers.add(self)
-
-    def __enter__(self) -> RowReader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all files; a later read opens them again."""

@@ -1,0 +1,34 @@
+"""Closing: what objects with a close() have in common.
+
+Owns the with statement. Imports nothing, so that every room may use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Closing"]
+
+
+class Closing:
+    """Something that `with` closes, however its block ends."""
+
+    def close(self) -> None:
+        """Give back what is held. A second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
