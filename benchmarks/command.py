@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from jobs import environment
 from layouts import Layout, on_one_node, read_layout
 from operations import OPERATIONS
 from ratios import SHOWN, ratios
+from stopping import keeping
 from turns import BATCH_S, BUFFERS, CYCLE_CALLS, SLOW_S, Plan, Run, measure
 
 __all__ = ["Benchmark", "document", "run", "tables"]
@@ -79,19 +79,11 @@ def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     130 or 143 when it was interrupted: what had been measured is shown and written.
     """
     plan, options = _read_arguments(benchmark, argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the jobs are ended
     found = Run()
-    stopped = 0
-    try:
+    with keeping() as stopped:
         measure(plan, found)
-    except KeyboardInterrupt:
-        stopped = 130
-    except SystemExit as request:
-        stopped = int(request.code or 1)
-    if stopped:
-        print("interrupted; this is what had been measured", file=sys.stderr)
     doc = json.loads(json.dumps(document(benchmark.name, plan, found)))
-    doc["meta"]["interrupted"] = bool(stopped)
+    doc["meta"]["interrupted"] = bool(stopped.code)
     print(tables(doc))
     with tempfile.TemporaryDirectory() as folder:
         written = options.json or Path(folder, "results.json")
@@ -102,7 +94,7 @@ def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     if found.any_wrong:
         print("error: results were wrong, see above", file=sys.stderr)
         return 1
-    return stopped or (0 if doc["results"] else 1)
+    return stopped.code or (0 if doc["results"] else 1)
 
 
 def document(name: str, plan: Plan, found: Run) -> dict[str, Any]:
@@ -201,9 +193,7 @@ def _read_arguments(
         parser.error("--sizes: float32 takes multiples of 4 bytes")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds: 1 or more")
-    for path in filter(None, (options.json, options.png)):
-        if not path.absolute().parent.is_dir():
-            parser.error(f"{path}: there is no folder {path.parent}")
+    report.check_targets(parser, options.json, options.png)
     quick = options.quick
     plan = Plan(
         sizes=tuple(sizes) or (benchmark.quick_sizes if quick else benchmark.sizes),

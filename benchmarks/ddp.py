@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hsgd.c10d
 import report
 from lars import MODELS, Shapes
+from stopping import Stopped, keeping
 
 __all__ = ["main"]
 
@@ -133,9 +133,10 @@ def _worker(rank: int, size: int, store: str, models: list[str], rounds: int, ou
         found["failures"] += _wrong(name, steps, size, groups["hsgd"])
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         found["seconds"][name] = dict(zip(steps, seconds.tolist(), strict=True))
+        if rank == 0:  # model by model, for what an interrupted run has
+            Path(f"{out}.new").write_text(json.dumps(found))
+            Path(f"{out}.new").replace(out)
     dist.destroy_process_group()
-    if rank == 0:
-        Path(out).write_text(json.dumps(found))
 
 
 def _wrong(name: str, steps: dict[str, Any], size: int, group: Any) -> list[str]:
@@ -158,12 +159,15 @@ def _wrong(name: str, steps: dict[str, Any], size: int, group: Any) -> list[str]
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """vs_peer/MODEL: exposed communication over gloo to that over hsgd; vs_peer_step/MODEL: of
-    whole steps. A case whose communication hides in the noise has none.
+    """vs_peer/MODEL: exposed communication over gloo to that over hsgd, where neither hides in the
+    noise; vs_peer_step/MODEL: of whole steps; vs_limit_step/MODEL: steps over "nothing" to those
+    over hsgd.
     """
     found = {}
     for model in dict.fromkeys(row["model"] for row in rows):
         here = {row["candidate"]: row for row in rows if row["model"] == model}
+        limit = here["nothing"]["median_us"] / here["hsgd"]["median_us"]
+        found[f"vs_limit_step/{model}"] = float(f"{limit:.4g}")
         ours, theirs = (here[name].get("exposed_us", 0.0) for name in ("hsgd", "gloo"))
         if ours > 0 and theirs > 0:
             found[f"vs_peer/{model}"] = float(f"{theirs / ours:.4g}")
@@ -172,13 +176,23 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def measure(models: list[str], size: int, rounds: int) -> dict[str, Any]:
-    """Run the ranks. Raises what a rank raised."""
+def measure(models: list[str], size: int, rounds: int) -> tuple[dict[str, Any], Stopped]:
+    """Run the ranks, until they end or somebody ends the run. Raises what a rank raised."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out.json")
         args = (size, str(Path(folder, "store")), models, rounds, str(out))
-        torch.multiprocessing.spawn(_worker, args, nprocs=size)
-        return dict(json.loads(out.read_text()))
+        with keeping() as stopped:
+            ranks = torch.multiprocessing.spawn(_worker, args, nprocs=size, join=False)
+            try:
+                while not ranks.join():
+                    pass
+            finally:
+                for process in ranks.processes:
+                    process.kill()
+                    process.join()
+        if not out.exists():
+            return {"seconds": {}, "failures": []}, stopped
+        return dict(json.loads(out.read_text())), stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -196,14 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--np", type=int, default=2, help="ranks (default 2)")
     add("--rounds", type=int, help="steps of each candidate (default 60)")
     options = parser.parse_args(argv)
-    for path in filter(None, (options.json, options.png)):
-        if not path.absolute().parent.is_dir():
-            parser.error(f"{path}: there is no folder {path.parent}")
+    report.check_targets(parser, options.json, options.png)
     rounds = options.rounds or (15 if options.quick else 60)
     if rounds < 1 or options.np < 1:
         parser.error("--rounds and --np: 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    found = measure(options.models, options.np, rounds)
+    found, stopped = measure(options.models, options.np, rounds)
     rows = []
     for model, by_candidate in found["seconds"].items():
         figures = {name: report.statistics(values) for name, values in by_candidate.items()}
@@ -214,7 +225,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row["exposed_us"] = values["median_us"] - figures["nothing"]["median_us"]
             rows.append(row)
     document = {
-        "meta": {**report.facts("ddp"), "settings": {"rounds": rounds, "np": options.np}},
+        "meta": {
+            **report.facts("ddp"),
+            "settings": {"rounds": rounds, "np": options.np},
+            "interrupted": bool(stopped.code),
+        },
         "ratios": ratios(rows),
         "failures": found["failures"],
         "results": rows,
@@ -222,10 +237,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show(document)
     if options.json:
         report.write_json(options.json, document)
-    if options.png:
+    if options.png and rows:
         heights = {"ms per step": lambda row: row["median_us"] / 1e3}
         report.plot_bars(rows, options.png, heights, by=("model", "np"))
-    return 1 if found["failures"] else 0
+    return stopped.code or int(bool(found["failures"]))
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from tqdm import tqdm
 import report
 from hsgd.optim import LARS, WarmupPolynomialLR
 from shuffle_quality import digits
+from stopping import keeping
 
 __all__ = ["OPTIMIZERS", "main"]
 
@@ -123,29 +123,31 @@ def tune(score: Callable[[float], float], start: float, most: int) -> tuple[floa
         known.update({power: score(start * 2.0**power) for power in missing})
 
 
-def compare(batches: Sequence[int], seeds: int, epochs: int, rates: int) -> list[dict[str, Any]]:
-    """Rows of results: every batch with both optimizers."""
+def compare(
+    batches: Sequence[int], seeds: int, epochs: int, rates: int, rows: list[dict[str, Any]]
+) -> None:
+    """Every batch with both optimizers: rows of results, into `rows` as they come."""
     learn, judge = load()
     part = torch.randperm(len(learn.label), generator=torch.Generator().manual_seed(0))
     held = len(part) // 5
     seen, unseen = learn.of(part[held:]), learn.of(part[:held])
-    rows = []
     with tqdm(total=len(batches) * len(OPTIMIZERS), unit="case", disable=None) as progress:
         for batch in batches:
             whole = batch >= len(part)
             plan = Plan("", 0.0, len(seen.label) if whole else batch, epochs)
             found: dict[str, list[float]] = {}
+            both = []
             for name, (start, _) in OPTIMIZERS.items():
                 named = replace(plan, optimizer=name)
                 lr, inside = tune(lambda lr, p=named: _judged(seen, unseen, p, lr), start, rates)
                 final = replace(named, lr=lr, batch=batch)
                 found[name] = [train(learn, judge, final, seed) for seed in range(seeds)]
-                rows.append(_row(final, len(part), inside, found[name]))
+                both.append(_row(final, len(part), inside, found[name]))
                 progress.update()
             gaps = [a - b for a, b in zip(found["lars"], found["sgd"], strict=True)]
-            rows[-1]["difference"] = round(statistics.mean(gaps), 3)
-            rows[-1]["half_width"] = round(report.half_width(gaps), 3)
-    return rows
+            both[-1]["difference"] = round(statistics.mean(gaps), 3)
+            both[-1]["half_width"] = round(report.half_width(gaps), 3)
+            rows += both
 
 
 def _judged(seen: Images, unseen: Images, plan: Plan, lr: float) -> float:
@@ -214,12 +216,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     rates = options.rates or (5 if options.quick else MOST_RATES)
     if min(*batches, seeds, options.epochs, rates) < 1:
         parser.error("--batches, --seeds, --epochs and --rates: 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    report.check_targets(parser, options.json, options.png)
     torch.set_num_threads(1)
-    rows = compare(batches, seeds, options.epochs, rates)
+    rows: list[dict[str, Any]] = []
+    with keeping() as stopped:
+        compare(batches, seeds, options.epochs, rates, rows)
     settings = {"seeds": seeds, "epochs": options.epochs, "rates": rates, **SHARED}
     document = {
-        "meta": {**report.facts("large_batch"), "settings": settings},
+        "meta": {
+            **report.facts("large_batch"),
+            "settings": settings,
+            "interrupted": bool(stopped.code),
+        },
         "ratios": {f"difference/{r['batch']}": r["difference"] for r in rows if "difference" in r},
         "failures": [
             f"batch {row['batch']}, {row['candidate']}: the best learning rate, {row['lr']:g}, is "
@@ -232,9 +240,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show(document)
     if options.json:
         report.write_json(options.json, json.loads(json.dumps(document)))
-    if options.png:
+    if options.png and rows:
         plot(document, options.png)
-    return 0
+    return stopped.code
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -251,7 +259,7 @@ def _show(document: dict[str, Any]) -> None:
             ]
         )
     header = ["batch", "steps", "SGD (worst)", "LARS (worst)", "LARS - SGD", "lr of SGD", "of LARS"]
-    print(f"test accuracy, %, mean over {rows[0]['seeds']} seeds")
+    print(f"test accuracy, %, mean over {document['meta']['settings']['seeds']} seeds")
     print(report.table(header, lines))
     for line in document["failures"]:
         print(line, file=sys.stderr)

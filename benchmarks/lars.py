@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import signal
 import sys
 import time
 import types
@@ -22,6 +21,7 @@ from tqdm import tqdm
 import report
 from peers import PeerMissing, timm_lars_file
 from steps import bert, resnet50
+from stopping import keeping
 
 __all__ = ["MODELS", "main"]
 
@@ -155,19 +155,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--rounds", type=int, help="steps of each candidate (default 30)")
     add("--no-install", action="store_true", help="leave out timm if it was not fetched yet")
     options = parser.parse_args(argv)
-    for path in filter(None, (options.json, options.png)):
-        if not path.absolute().parent.is_dir():
-            parser.error(f"{path}: there is no folder {path.parent}")
+    report.check_targets(parser, options.json, options.png)
     rounds = options.rounds or (7 if options.quick else 30)
     if rounds < 1 or min(options.threads) < 1:
         parser.error("--rounds and --threads: 1 or more")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     models = options.models or [m for m in MODELS if not options.quick or m != "bert"]
     makers, missing = candidates(not options.no_install)
     rows, failures = [], [f"left out: {line}" for line in missing]
     wrong = False
     cases = [(model, threads) for model in models for threads in options.threads]
-    with tqdm(total=len(cases) * rounds * len(makers), unit="step", disable=None) as progress:
+    steps = len(cases) * rounds * len(makers)
+    with keeping() as stopped, tqdm(total=steps, unit="step", disable=None) as progress:
         for model, threads in cases:
             torch.set_num_threads(threads)
             seconds, apart = measure(MODELS[model](), makers, rounds, progress)
@@ -178,7 +176,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row |= {"kind": makers[name][0], **report.statistics(values)}
                 rows.append(row)
     document = {
-        "meta": {**report.facts("lars"), "settings": {"rounds": rounds, **HYPER}},
+        "meta": {
+            **report.facts("lars"),
+            "settings": {"rounds": rounds, **HYPER},
+            "interrupted": bool(stopped.code),
+        },
         "ratios": ratios(rows),
         "failures": failures,
         "results": rows,
@@ -186,10 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show(document)
     if options.json:
         report.write_json(options.json, document)
-    if options.png:
+    if options.png and rows:
         heights = {"ms per step": lambda row: row["median_us"] / 1e3}
         report.plot_bars(rows, options.png, heights, by=("model", "threads"))
-    return 1 if wrong else 0
+    return stopped.code or int(wrong)
 
 
 def _show(document: dict[str, Any]) -> None:

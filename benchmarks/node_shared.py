@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import statistics
 import sys
 import tempfile
@@ -19,8 +18,7 @@ from typing import Any
 
 import report
 import training
-from hsgd.errors import LaunchError
-from layouts import Layout, Place, on_one_node, open_place, read_layout
+from layouts import Layout, Place, on_one_node, read_layout
 from steps import UPDATES, payload_bytes
 from training import Samples, Way
 
@@ -42,6 +40,7 @@ ZeroRedundancyOptimizer or without); memory_vs_horovod/... a node's bytes of Hor
 examples:
   python benchmarks/node_shared.py --quick
   python benchmarks/node_shared.py --np 2 4 --json node_shared.json --png node_shared.png
+  python benchmarks/node_shared.py --np 4 --cases bert+sgd --measure time --turns 1
 """
 
 WAYS = (
@@ -54,12 +53,15 @@ WAYS = (
 
 
 def weigh(
-    place: Place, ways: Sequence[Way], cases: Sequence[str], failures: list[str]
-) -> dict[tuple[str, str], list[int]]:
-    """Bytes that each rank gains, by case and way; each in new processes."""
-    found = {}
-    for way in ways:
-        for case in cases:
+    place: Place,
+    ways: Sequence[Way],
+    cases: Sequence[str],
+    failures: list[str],
+    found: dict[tuple[str, str], list[int]],
+) -> None:
+    """Bytes that each rank gains, by case and way, into `found`; each in new processes."""
+    for case in cases:
+        for way in ways:
             with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
                 job = training.worker_job(way, place, Path(folder), stack)
                 with training.told(way, failures):
@@ -68,7 +70,6 @@ def weigh(
                     if answers:
                         found[case, way.name] = [answer["bytes"] for answer in answers]
                     training.ordered(job, way.name, "end", failures)
-    return found
 
 
 def rows(
@@ -76,12 +77,17 @@ def rows(
     found: Mapping[tuple[str, str], Samples],
     weights: Mapping[tuple[str, str], Sequence[int]],
 ) -> list[dict[str, Any]]:
-    """Rows of results, times in microseconds."""
+    """Rows of results, times in microseconds; None for what was not measured."""
     by_name = {way.name: way for way in WAYS}
     made = []
-    for (case, name), samples in found.items():
-        spent = statistics.median(samples.step) - statistics.median(samples.plain)
+    for case, name in dict.fromkeys([*found, *weights]):
         held = weights.get((case, name), [])
+        times: dict[str, Any] = {"spent_us": None}
+        samples = found.get((case, name))
+        if samples:
+            spent = statistics.median(samples.step) - statistics.median(samples.plain)
+            times = {"samples": len(samples.step), **report.statistics(samples.step)}
+            times["spent_us"] = float(f"{1e6 * spent:.6g}")
         made.append(
             {
                 "layout": layout.name,
@@ -91,9 +97,7 @@ def rows(
                 "kind": by_name[name].kind,
                 "ranks": layout.ranks,
                 "bytes": payload_bytes(case),
-                "samples": len(samples.step),
-                **report.statistics(samples.step),
-                "spent_us": float(f"{1e6 * spent:.6g}"),
+                **times,
                 "rank_bytes": max(held, default=None),
                 "job_bytes": sum(held) or None,
             }
@@ -110,11 +114,13 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if ours is None:
             continue
         key = f"{case}/{layout}"
-        compared = {f"vs_{name}": row["spent_us"] for name, row in here.items()}
-        peers = [row["spent_us"] for row in here.values() if row["kind"] == "peer"]
+        timed = {name: row["spent_us"] for name, row in here.items() if row["spent_us"]}
+        compared = {f"vs_{name}": value for name, value in timed.items()}
+        peers = [value for name, value in timed.items() if here[name]["kind"] == "peer"]
         if peers:
             compared["vs_peer"] = min(peers)
-        found.update({f"{vs}/{key}": value / ours["spent_us"] for vs, value in compared.items()})
+        if ours["spent_us"]:
+            found.update({f"{vs}/{key}": v / ours["spent_us"] for vs, v in compared.items()})
         for name, row in here.items():
             if row["job_bytes"] and ours["job_bytes"]:
                 found[f"memory_vs_{name}/{key}"] = row["job_bytes"] / ours["job_bytes"]
@@ -127,19 +133,24 @@ def tables(doc: Mapping[str, Any]) -> str:
         doc,
         UPDATES,
         {
-            "step ms": lambda row: f"{row['median_us'] / 1e3:.2f}",
-            "p99": lambda row: f"{row['p99_us'] / 1e3:.2f}",
-            "comm + update": lambda row: f"{row['spent_us'] / 1e3:.2f}",
-            "MB of a rank": lambda row: f"{(row['rank_bytes'] or 0) / 1e6:.0f}",
-            "MB of all": lambda row: f"{(row['job_bytes'] or 0) / 1e6:.0f}",
+            "step ms": lambda row: _cell(row, "median_us", 1e3, 2),
+            "p99": lambda row: _cell(row, "p99_us", 1e3, 2),
+            "comm + update": lambda row: _cell(row, "spent_us", 1e3, 2),
+            "MB of a rank": lambda row: _cell(row, "rank_bytes", 1e6, 0),
+            "MB of all": lambda row: _cell(row, "job_bytes", 1e6, 0),
         },
     )
+
+
+def _cell(row: Mapping[str, Any], key: str, unit: float, digits: int) -> str:
+    value = row.get(key)
+    return "-" if value is None else f"{value / unit:.{digits}f}"
 
 
 def plot(doc: Mapping[str, Any], target: Path) -> None:
     """Bars of time and of memory, a column for each case and layout."""
     heights = {
-        "communication and update, ms": lambda row: row["spent_us"] / 1e3,
+        "communication and update, ms": lambda row: (row["spent_us"] or 0) / 1e3,
         "memory of all ranks, MB": lambda row: (row["job_bytes"] or 0) / 1e6,
     }
     report.plot_bars(doc["results"], target, heights)
@@ -153,26 +164,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         layouts = [*map(on_one_node, options.np or ()), *map(read_layout, options.nodes or ())]
     except ValueError as error:
         parser.error(str(error))
+    report.check_targets(parser, options.json, options.png)
     layouts = layouts or [on_one_node(2)]
     cases = options.cases or (["resnet50+sgd"] if options.quick else list(UPDATES))
     ways = [way for way in WAYS if not options.candidates or way.name in options.candidates]
     turns = options.turns or (2 if options.quick else 8)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the jobs are ended
-    results: list[dict[str, Any]] = []
+    found: dict[str, dict[tuple[str, str], Samples]] = {layout.name: {} for layout in layouts}
+    weights: dict[str, dict[tuple[str, str], list[int]]] = {layout.name: {} for layout in layouts}
     failures: list[str] = []
-    try:
-        for layout in layouts:
-            with open_place(layout) as place:
-                found = training.measure(place, ways, cases, turns, failures)
-                results += rows(layout, found, weigh(place, ways, cases, failures))
-    except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+
+    def work(place: Place) -> None:
+        name = place.layout.name
+        if options.measure != "memory":
+            training.measure(place, ways, cases, turns, failures, found[name])
+        if options.measure != "time":
+            weigh(place, ways, cases, failures, weights[name])
+
+    stopped = training.visit(layouts, failures, work)
+    results = [row for n in layouts for row in rows(n, found[n.name], weights[n.name])]
     settings = {"layouts": {n.name: str(n) for n in layouts}, "cases": UPDATES, "turns": turns}
     meta = {**report.facts("node_shared"), "settings": settings}
+    meta["interrupted"] = bool(stopped.code)
     doc = {"meta": meta, "ratios": ratios(results), "failures": failures, "results": results}
     print(tables(doc))
     if options.json:
@@ -180,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.png and results:
         plot(doc, options.png)
     wrong = any("wrong result" in failure for failure in failures)
-    return int(wrong or not results)
+    return stopped.code or int(wrong or not results)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,6 +211,8 @@ def _parser() -> argparse.ArgumentParser:
     names = [way.name for way in WAYS]
     add("--candidates", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     add("--turns", type=int, help="turns of each candidate (default 8)")
+    what = ("time", "memory")
+    add("--measure", choices=what, help="one of the two alone, for parts of a long run")
     return parser
 
 

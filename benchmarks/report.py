@@ -7,6 +7,7 @@ times in microseconds, and layout and collective where there are several.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -21,6 +22,7 @@ from typing import Any
 
 __all__ = [
     "case_tables",
+    "check_targets",
     "facts",
     "half_width",
     "plot",
@@ -61,6 +63,13 @@ _COLOURS = {
     "limit-arena": "#737373",
     "limit-arena-past": "#969696",
 }
+
+
+def check_targets(parser: argparse.ArgumentParser, *paths: Path | None) -> None:
+    """End with one line, before anything is measured, where a file could not be written."""
+    for path in filter(None, paths):
+        if not path.absolute().parent.is_dir():
+            parser.error(f"{path}: there is no folder {path.parent}")
 
 
 def size_label(nbytes: int) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
+import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from hsgd.errors import LaunchError
 from jobs import HERE, JobFailed, Tools, WorkerJob, environment
 from layouts import Layout, Place, on_one_node, open_place, read_layout
 from steps import CASES, payload_bytes
+from stopping import Stopped, keeping
 
 __all__ = [
     "WAYS",
@@ -36,6 +37,7 @@ __all__ = [
     "ratios",
     "tables",
     "told",
+    "visit",
     "worker_job",
 ]
 
@@ -115,10 +117,16 @@ class Samples:
 
 
 def measure(
-    place: Place, ways: Sequence[Way], cases: Sequence[str], turns: int, failures: list[str]
-) -> dict[tuple[str, str], Samples]:
-    """All cases of a layout. Ways that fail are left out, and named in `failures`."""
-    found: dict[tuple[str, str], Samples] = {}
+    place: Place,
+    ways: Sequence[Way],
+    cases: Sequence[str],
+    turns: int,
+    failures: list[str],
+    found: dict[tuple[str, str], Samples],
+) -> None:
+    """All cases of a layout, by case and way, into `found` as they come. Ways that fail are left
+    out, and named in `failures`.
+    """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         alive: dict[str, WorkerJob] = {}
         for way in ways:  # one after the other: their ranks share the cores
@@ -127,19 +135,31 @@ def measure(
                 job.connect()
                 alive[way.name] = job
         for case in cases:
-            ready = [w for w in alive if ordered(alive[w], w, f"setup {case}", failures)]
-            for way_name in ready:
-                found[case, way_name] = Samples([], [])
-            for _ in range(turns):
-                for way_name in ready:
-                    answers = ordered(alive[way_name], way_name, f"measure {BATCH}", failures)
+            together = _fit(case, len(alive) * place.layout.ranks)
+            ready = dict(alive)
+            for turn in range(turns):
+                for name, job in list(ready.items()):
+                    new = turn == 0 or not together
+                    if new and ordered(job, name, f"setup {case}", failures) is None:
+                        del ready[name]
+                        continue
+                    answers = ordered(job, name, f"measure {BATCH}", failures)
                     if answers:
-                        _add(found[case, way_name], answers)
-            for way_name in ready:
-                ordered(alive[way_name], way_name, "release", failures)
-        for way_name, job in alive.items():
-            ordered(job, way_name, "end", failures)
-    return {key: samples for key, samples in found.items() if samples.step}
+                        _add(found.setdefault((case, name), Samples([], [])), answers)
+                    if not together:
+                        ordered(job, name, "release", failures)
+            for name, job in ready.items() if together else ():
+                ordered(job, name, "release", failures)
+        for name, job in alive.items():
+            ordered(job, name, "end", failures)
+
+
+def _fit(case: str, ranks: int) -> bool:
+    """Whether the models of all ranks may wait for their turns: weights, gradients and momentum
+    of each, and what it communicates with, in half of the memory.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 4 * payload_bytes(case) * ranks <= memory // 2
 
 
 def worker_job(way: Way, place: Place, folder: Path, stack: contextlib.ExitStack) -> WorkerJob:
@@ -155,6 +175,21 @@ def worker_job(way: Way, place: Place, folder: Path, stack: contextlib.ExitStack
 def _environ(place: Place) -> dict[str, str]:
     environ = environment(place.layout)
     return {**environ, "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}"}
+
+
+def visit(layouts: Sequence[Layout], failures: list[str], work: Callable[[Place], None]) -> Stopped:
+    """Do `work` on each layout. One that cannot be made becomes a line of `failures`; what had been
+    found when somebody ends the run is kept.
+    """
+    with keeping() as stopped:
+        for layout in layouts:
+            try:
+                with open_place(layout) as place:
+                    work(place)
+            except LaunchError as error:
+                failures.append(f"{layout.name}: {error}")
+                print(f"left out: {failures[-1]}", file=sys.stderr)
+    return stopped
 
 
 @contextlib.contextmanager
@@ -292,37 +327,35 @@ def plot(doc: Mapping[str, Any], target: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 1 when nothing was measured, or something wrong."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     try:
         layouts = [*map(on_one_node, options.np or ()), *map(read_layout, options.nodes or ())]
     except ValueError as error:
-        _parser().error(str(error))
+        parser.error(str(error))
+    report.check_targets(parser, options.json, options.png)
     layouts = layouts or [on_one_node(2)]
     cases = options.cases or (["resnet50", "small1000"] if options.quick else list(CASES))
     wanted = options.candidates or [way.name for way in WAYS if way.quick or not options.quick]
     ways = [way for way in WAYS if way.name in wanted]
     turns = options.turns or (3 if options.quick else 10)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the jobs are ended
-    results: list[dict[str, Any]] = []
+    found: dict[str, dict[tuple[str, str], Samples]] = {layout.name: {} for layout in layouts}
     failures: list[str] = []
-    try:
-        for layout in layouts:
-            with open_place(layout) as place:
-                results += rows(layout, measure(place, ways, cases, turns, failures))
-    except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+
+    def work(place: Place) -> None:
+        measure(place, ways, cases, turns, failures, found[place.layout.name])
+
+    stopped = visit(layouts, failures, work)
+    results = [row for layout in layouts for row in rows(layout, found[layout.name])]
     doc = json.loads(json.dumps(document(results, layouts, turns, failures)))
+    doc["meta"]["interrupted"] = bool(stopped.code)
     print(tables(doc))
     if options.json:
         report.write_json(options.json, doc)
     if options.png and results:
         plot(doc, options.png)
     wrong = any("wrong result" in failure for failure in failures)
-    return int(wrong or not results)
+    return stopped.code or int(wrong or not results)
 
 
 def _parser() -> argparse.ArgumentParser:
