@@ -7,14 +7,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 from hsgd import Comm, HsgdError, PeerLost
-from hsgd.optim import LAMB, LARS
+from hsgd.optim import LAMB, LARS, node_shared
 from hsgd.optim.node_shared import NodeSharedOptimizer, share_parameters
+from hsgd.optim.shared_parameters import ALIGNMENT
 from ranks import PATIENT, Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -76,15 +78,28 @@ def weights(model: nn.Module) -> list[list[float]]:
     return [p.detach().flatten().tolist() for p in model.parameters()]
 
 
-def take_step(model: nn.Module, optimizer: Any, comm: Comm, step: int) -> None:
-    optimizer.zero_grad()
-    loss_of(model, comm.rank, step).backward()
+def make_gradients(model: nn.Module, optimizer: Any, rank: int, step: int, way: str) -> None:
+    optimizer.zero_grad(set_to_none=way != "zeros")
+    loss_of(model, rank, step).backward()
+    if way == "two passes":
+        loss_of(model, rank, step + 50).backward()
+    if way == "by hand":  # one tensor for two parameters, as nobody else reads it
+        same = torch.full((37,), 0.1 * (rank + step))
+        model[0].bias.grad = model[1].weight.grad = same
+
+
+def take_step(model: nn.Module, optimizer: Any, comm: Comm, step: int, way: str = "plain") -> None:
+    make_gradients(model, optimizer, comm.rank, step, way)
+    if way == "by hand" or way == "synchronized":
+        optimizer.synchronize()
     optimizer.step()
 
 
-def take_reference_step(model: nn.Module, optimizer: Any, comm: Comm, step: int) -> None:
-    optimizer.zero_grad()
-    loss_of(model, comm.rank, step).backward()
+def take_reference_step(
+    model: nn.Module, optimizer: Any, comm: Comm, step: int, way: str = "plain"
+) -> None:
+    make_gradients(model, optimizer, comm.rank, step, way)
+    model[0].bias.grad = model[0].bias.grad.clone()
     for parameter in model.parameters():
         if parameter.grad is not None:
             comm.allreduce(parameter.grad, "mean", out=parameter.grad)
@@ -132,6 +147,32 @@ def do_compare(seat: Seat, path: str, size: int, kind: str) -> dict[str, bool]:
 def test_training_is_bitwise_that_of_the_same_optimizer(ranks: Ranks, size: int, kind: str) -> None:
     found = ranks.run(do_compare, meeting_point(), size, kind, on=range(size))
     assert found == [{"start": True, "weights": True, "state": True}] * size
+
+
+def do_compare_in_batches(seat: Seat, path: str, size: int, kind: str, way: str) -> bool:
+    torch.set_num_threads(1)
+    small = mock.patch.object(node_shared, "_BATCH", 2 * ALIGNMENT)
+    with small, Comm.local(path, seat.rank, size, PATIENT) as comm:
+        model, reference = make_model(), make_model()
+        optimizer = NodeSharedOptimizer(
+            MAKERS[kind](groups_of(model)), share_parameters(model, comm)
+        )
+        other = MAKERS[kind](groups_of(reference))
+        for step in range(STEPS):
+            take_step(model, optimizer, comm, step, way)
+            take_reference_step(reference, other, comm, step, way)
+        assert kind == "lars" or len(optimizer._batches) > 1
+        same = plain(optimizer.state_dict()) == plain(other.state_dict())
+        return same and weights(model) == weights(reference)
+
+
+@pytest.mark.parametrize("way", ["plain", "zeros", "two passes", "synchronized", "by hand"])
+@pytest.mark.parametrize("kind", ["fused", "adam", "lars"])
+def test_it_is_the_same_in_batches_and_however_gradients_come(
+    ranks: Ranks, kind: str, way: str
+) -> None:
+    found = ranks.run(do_compare_in_batches, meeting_point(), 3, kind, way, on=range(3))
+    assert found == [True] * 3
 
 
 def do_train(
@@ -340,6 +381,48 @@ def test_what_one_rank_loads_the_whole_node_has(ranks: Ranks) -> None:
     assert ranks.run(do_write_outside, meeting_point(), on=range(3)) == [[1.0]] * 3
 
 
+def do_swap(seat: Seat, path: str) -> list[bool]:
+    """Initialization, and evaluation with averaged weights in the midst of a training."""
+    torch.set_num_threads(1)
+    with Comm.local(path, seat.rank, 2, PATIENT) as comm:
+        model, reference = make_model(), make_model(5)
+        shared = share_parameters(model, comm)
+        optimizer = NodeSharedOptimizer(MAKERS["momentum"](groups_of(model)), shared)
+        other = MAKERS["momentum"](groups_of(reference))
+        with torch.no_grad():
+            shared.synchronize()
+            if comm.local_rank == 0:  # as one rank, with any function that writes
+                for mine, given in zip(model.parameters(), reference.parameters(), strict=True):
+                    nn.init.zeros_(mine)
+                    mine.add_(given)
+            shared.synchronize()
+        seen = [weights(model) == weights(reference)]
+        average = torch.optim.swa_utils.AveragedModel(reference, multi_avg_fn=ema())
+        for step in range(STEPS):
+            take_step(model, optimizer, comm, step)
+            take_reference_step(reference, other, comm, step)
+            average.update_parameters(reference)
+            kept = [parameter.detach().clone() for parameter in model.parameters()]
+            for values in (average.module.parameters(), kept):
+                shared.synchronize()
+                with torch.no_grad():  # as all ranks, with the same values
+                    for mine, value in zip(model.parameters(), values, strict=True):
+                        mine.copy_(value)
+                shared.synchronize()
+                if values is not kept:
+                    seen.append(weights(model) == weights(average.module))
+        return [*seen, weights(model) == weights(reference)]
+
+
+def ema() -> Any:
+    return torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+
+
+def test_a_node_is_initialized_and_swapped_with_averaged_weights(ranks: Ranks) -> None:
+    found = ranks.run(do_swap, meeting_point(), on=range(2))
+    assert found == [[True] * (STEPS + 2)] * 2
+
+
 def shared_kib() -> int:
     """Proportional share of this process in memory that ranks share, KiB."""
     total, ours = 0, False
@@ -418,14 +501,15 @@ def do_die_in_the_update(seat: Seat, path: str, victim: int) -> tuple[str, int, 
         saved = optimizer.state_dict()
         kept = copy.deepcopy(saved)
         if comm.rank == victim:
-            groups = optimizer._inner.param_groups
+            inner = optimizer._batches[0].optimizer
+            groups = inner.param_groups
             half = [{**group, "params": group["params"][:1]} for group in groups[:1]]
 
             def begin_and_die(closure: Any = None) -> None:
                 torch.optim.Adam(half).step()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            optimizer._inner.step = begin_and_die
+            inner.step = begin_and_die
         try:
             take_step(model, optimizer, comm, 1)
         except HsgdError as error:

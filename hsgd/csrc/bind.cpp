@@ -614,6 +614,22 @@ NB_MODULE(_native, module) {
         hsgd_stream_copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
       },
       nb::arg("to"), nb::arg("from_"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "average",
+      [](const std::vector<uintptr_t>& inputs, uintptr_t out, uint64_t count, int dtype) {
+        std::vector<const void*> in(inputs.size());
+        std::transform(inputs.begin(), inputs.end(), in.begin(),
+                       [](uintptr_t address) { return reinterpret_cast<const void*>(address); });
+        hsgd_error error{};
+        int status = HSGD_OK;
+        {
+          const hsgd::python::ReleasedGil released;
+          status = hsgd_reduce(in.data(), static_cast<int>(in.size()), reinterpret_cast<void*>(out),
+                               count, static_cast<hsgd_dtype>(dtype), HSGD_MEAN, &error);
+        }
+        hsgd::python::raise_on_error(status, error);
+      },
+      nb::arg("inputs"), nb::arg("out"), nb::arg("count"), nb::arg("dtype"));
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
   module.def("abi_version", &hsgd_abi_version);
 }

@@ -1,0 +1,147 @@
+"""Parameters of a model in memory that all ranks of a node share, one copy per node.
+
+Owns that memory and where each parameter lies in it. Never updates anything.
+
+Source: Wang, Lu, Chen, Li, IEICE Trans. Inf. & Syst. E103-D(12), 2020 (first-layer models exchanged
+through shared memory); one copy per node is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hsgd.comm import Comm
+
+__all__ = ["ALIGNMENT", "Piece", "Place", "SharedParameters", "aligned", "share_parameters"]
+
+# Elements. Parameters, and parts of them, begin at multiples of four registers of the widest kind:
+# loops of torch take so many at once, and another road for what is left.
+ALIGNMENT = 64
+
+
+def aligned(count: int) -> int:
+    """The next multiple of the alignment, in elements."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter lies in the array of its dtype."""
+
+    start: int
+    count: int
+    shape: torch.Size
+
+    @property
+    def stop(self) -> int:
+        """The element after the last."""
+        return self.start + self.count
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The parameter in an array like that of its dtype."""
+        return flat[self.start : self.stop].view(self.shape)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [begin, end) of a parameter."""
+
+    index: int  # of the parameter
+    begin: int
+    end: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        """These elements of a contiguous tensor of the parameter's shape: a view, 1-d unless it is
+        all of them.
+        """
+        if self.end - self.begin == whole.numel():
+            return whole
+        return whole.view(-1)[self.begin : self.end]
+
+
+class SharedParameters:
+    """Parameters that all ranks of a node see in one memory; share_parameters() makes it.
+
+    A write to a parameter is seen by the whole node at once. So whatever writes outside of
+    NodeSharedOptimizer.step() (load_state_dict, initialization, a swap with averaged weights) is
+    done by one rank of each node, or by all with the same values, and between two calls of
+    synchronize(), which keep it apart from readers and other writers.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], comm: Comm, root: int = 0) -> None:
+        self.comm = comm
+        self.parameters = list(dict.fromkeys(parameters))
+        self._local = comm if comm.cross_size == 1 else comm.split(comm.cross_rank, comm.rank)
+        for index, parameter in enumerate(self.parameters):
+            if parameter.device.type != "cpu" or not parameter.is_floating_point():
+                raise ValueError(
+                    f"share_parameters: parameter {index}, shape {tuple(parameter.shape)}, is "
+                    f"{parameter.dtype} on {parameter.device}; only floating point numbers in host "
+                    "memory can be shared"
+                )
+        self.places: list[Place] = []
+        self.counts: dict[torch.dtype, int] = {}
+        for parameter in self.parameters:
+            start = self.counts.get(parameter.dtype, 0)
+            self.places.append(Place(start, parameter.numel(), parameter.shape))
+            self.counts[parameter.dtype] = aligned(start + parameter.numel())
+        self.flats = {
+            dtype: comm.shared(count, dtype, name="parameters")
+            for dtype, count in self.counts.items()
+        }
+        self._move(root)
+
+    def _move(self, root: int) -> None:
+        """Put the root's values into the shared arrays, and the parameters there."""
+        for parameter, place in zip(self.parameters, self.places, strict=True):
+            value = parameter.detach().clone(memory_format=torch.contiguous_format)
+            self.comm.broadcast(value.view(-1), root, name="parameters")
+            view = place.view(self.flats[parameter.dtype])
+            if self.comm.local_rank == 0:
+                view.copy_(value)
+            parameter.data = view
+        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
+        self.synchronize()
+
+    @property
+    def local(self) -> Comm:
+        """The communicator of this node."""
+        assert self._local is not None
+        return self._local
+
+    def of(self, dtype: torch.dtype) -> list[tuple[int, Place]]:
+        """Number and place of the parameters of a dtype."""
+        pairs = zip(self.parameters, self.places, strict=True)
+        return [(i, place) for i, (p, place) in enumerate(pairs) if p.dtype == dtype]
+
+    def synchronize(self) -> None:
+        """Wait for all ranks of the node; collective over them, blocking."""
+        self.local.barrier()
+
+    def check(self) -> None:
+        """Raise RuntimeError where a parameter was moved out of the shared memory."""
+        for index, parameter in enumerate(self.parameters):
+            if parameter.data_ptr() != self._addresses[index]:
+                shape = tuple(self.places[index].shape)
+                raise RuntimeError(
+                    f"node_shared: parameter {index}, shape {shape}, no longer lies "
+                    "in shared memory; something assigned its .data (model.to(), .float()): do "
+                    "that before sharing, and write values with copy_()"
+                )
+
+
+def share_parameters(model: nn.Module, comm: Comm, root: int = 0) -> SharedParameters:
+    """Make the parameters of a model views of memory that all ranks of a node share; collective
+    over `comm`, blocking.
+
+    All ranks get the values of rank `root`, as from broadcast_parameters. Buffers (running
+    statistics of normalization) stay each rank's own. Parameters keep their identity, so an
+    optimizer made before or after is the same; non-contiguous ones become contiguous.
+    Raises ValueError for parameters that are not floating point numbers in host memory, and
+    SharedMemoryError.
+    """
+    return SharedParameters(model.parameters(), comm, root)
