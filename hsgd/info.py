@@ -254,7 +254,7 @@ def _add_distributed(report: Report) -> None:
     points = importlib.metadata.entry_points(group="torch.backends")
     off = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1"
     known = any(point.name == "hsgd" for point in points) and not off
-    state = "known to torch" if known else "not known to torch: import hsgd.torch.backend first"
+    state = "known to torch" if known else "not known to torch: import hsgd.torch first"
     report.fact("torch.distributed", "backend hsgd", state)
     report.fact("torch.distributed", "would use", launchers.describe(os.environ))
 

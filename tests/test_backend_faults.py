@@ -158,7 +158,8 @@ def test_torch_knows_the_backend_without_an_import_of_hsgd() -> None:
     assert python(f"import sys as s, torch, torch.distributed; {KNOWN}") == "True False"
 
 
-def test_without_entry_points_an_import_registers_it_and_leaves_horovod_alone() -> None:
-    code = f"import sys as s, torch, torch.distributed, hsgd.c10d; hsgd.c10d.register(); {KNOWN}"
+@pytest.mark.parametrize("said", ["import hsgd.c10d; hsgd.c10d.register()", "import hsgd.torch"])
+def test_without_entry_points_an_import_registers_it_and_leaves_horovod_alone(said: str) -> None:
+    code = f"import sys as s, torch, torch.distributed; {said}; {KNOWN}"
     found = python(code + "; print('horovod' in s.modules)", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert found.split() == ["True", "False", "False"]

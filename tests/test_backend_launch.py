@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
+from hsgd.c10d import launchers
 from processes import run_marked
 
 __all__: list[str] = []
@@ -132,6 +133,30 @@ def test_torchrun_on_one_node_uses_shared_memory_without_mpi(
     assert done.returncode == 0, done.stderr[-3000:]
     check(tmp_path, expected(size), "Comm", [size, 1])
     assert not any(report["mpi"] for report in reports(tmp_path))
+
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2"}
+WAYS = {
+    "mpirun": ({"OMPI_COMM_WORLD_RANK": "0"}, "two-level collectives over MPI"),
+    "torchrun, one node": (
+        {**TORCHRUN, "WORLD_SIZE": "2"},
+        "shared memory of this node, without MPI",
+    ),
+    "torchrun, two nodes": (
+        {**TORCHRUN, "WORLD_SIZE": "4"},
+        "shared memory inside nodes, torch's gloo between their leaders",
+    ),
+    "torchrun under mpirun": (
+        {**TORCHRUN, "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
+        "shared memory of this node, without MPI",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_backend_would_use_is_told_for_each_launcher(way: str) -> None:
+    environ, text = WAYS[way]  # hsgd info passes its own
+    assert launchers.describe(environ) == text
 
 
 def rendezvous(address: str, port: int = 29517) -> dict[str, str]:

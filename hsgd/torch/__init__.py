@@ -13,6 +13,7 @@ from hsgd.errors import MissingExtra
 if importlib.util.find_spec("torch") is None:
     raise MissingExtra("hsgd.torch needs PyTorch, which is not installed; pip install torch")
 
+from hsgd.c10d import register
 from hsgd.torch import elastic, mpi_ops
 from hsgd.torch.exceptions import HorovodVersionMismatchError, HostsUpdatedInterrupt
 from hsgd.torch.functions import (
@@ -39,3 +40,6 @@ __all__ = [
     "share_parameters",
 ]
 __all__ += mpi_ops.__all__
+
+register()  # torch's entry points may be off
+del register
