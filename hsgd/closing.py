@@ -16,11 +16,11 @@ __all__ = ["Closing"]
 
 
 class Closing:
-    """Something that `with` closes, however its block ends."""
+    """Something that `with` closes, however its block ends: its close() is called."""
 
-    def close(self) -> None:
-        """Give back what is held. A second call does nothing."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
