@@ -7,6 +7,8 @@ Never opens a file.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import numpy as np
 from hsgd.io.layout import import_h5py
 from numpy.typing import NDArray
 
-from hsgd.errors import MissingExtra
+from hsgd.errors import DataError, MissingExtra
 
 if TYPE_CHECKING:
     import h5py
@@ -29,12 +31,14 @@ __all__ = [
     "check_compression",
     "chunks_of",
     "decode",
+    "load_filters",
 ]
 
 COMPRESSIONS = ("gzip", "lz4", "zstd")  # what a conversion can write
 _DEFLATE, _SHUFFLE, _BLOSC, _ZSTD = 1, 2, 32001, 32015  # as registered with the HDF Group
 _NAMES = {_DEFLATE: "gzip", _SHUFFLE: "shuffle", _BLOSC: "blosc", _ZSTD: "zstd"}
-
+_MOST_BYTES = 4 << 30  # of one chunk; HDF5 1.x makes no larger ones
+_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 
 _GZIP_LEVEL = 4
 _BLOSC_LEVEL = 5
@@ -79,45 +83,96 @@ class Chunks:
         )
 
 
-def chunks_of(dataset: h5py.Dataset) -> Chunks | str:
-    """Where the chunks of an open dataset lie, or why they cannot be read around HDF5."""
+def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
+    """Where the chunks of an open dataset lie, or why they cannot be read around HDF5.
+
+    Raises DataError for a chunk that ends beyond the file, which has `file_bytes`.
+    """
     h5py = import_h5py()
 
-    create = dataset.id.get_create_plist()
     if dataset.chunks[1:] != dataset.shape[1:]:
         return f"chunks of {dataset.chunks} do not hold whole rows"
+    refusal = _unknown_filters(dataset)
+    if refusal:
+        return refusal
+    if not hasattr(h5py.h5d.DatasetID, "chunk_iter"):
+        return "this h5py cannot list chunks"
+    nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if nbytes > _MOST_BYTES:
+        return f"chunks of {nbytes} bytes"
+    count = -(-dataset.shape[0] // dataset.chunks[0])
+    if dataset.id.get_num_chunks() != count:  # before memory is taken for what a file claims
+        return "chunks are missing"
+    places = _list_chunks(dataset, count, file_bytes)
+    if isinstance(places, str):
+        return places
+    create = dataset.id.get_create_plist()
     filters = tuple(create.get_filter(n)[0] for n in range(create.get_nfilters()))
+    return Chunks(dataset.chunks[0], *places, filters, nbytes, dataset.dtype.itemsize)
+
+
+def _unknown_filters(dataset: h5py.Dataset) -> str:
+    """Why the filters of a dataset cannot be undone here; "" when they can."""
+    create = dataset.id.get_create_plist()
+    found = [create.get_filter(n) for n in range(create.get_nfilters())]
+    filters = tuple(number for number, *_ in found)
     if not set(filters) <= _NAMES.keys() or filters.count(_SHUFFLE) > 1:
         known = ", ".join(_NAMES.values())
         return f"filters {filters}, only these are known: {known}"
+    for number, _, values, _ in found:
+        if number == _SHUFFLE and tuple(values) != (dataset.dtype.itemsize,):
+            return f"items of {dataset.dtype.itemsize} bytes shuffled as {tuple(values)}"
     if set(filters) & {_BLOSC, _ZSTD}:
         try:
             _numcodecs()
         except MissingExtra as error:
             return str(error)
-    if not hasattr(h5py.h5d.DatasetID, "chunk_iter"):
-        return "this h5py cannot list chunks"
-    rows, count = dataset.chunks[0], -(-dataset.shape[0] // dataset.chunks[0])
+    return ""
+
+
+def _list_chunks(
+    dataset: h5py.Dataset, count: int, file_bytes: int
+) -> tuple[bytes, bytes, bytes] | str:
+    """Offsets, sizes and masks of all chunks, or why they are not one for each range of rows."""
+    rows = dataset.chunks[0]
+    found: list[Any] = []
+    dataset.id.chunk_iter(found.append)
     offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
     masks = np.zeros(count, np.uint32)
-
-    def note(info: Any) -> None:
-        chunk = info.chunk_offset[0] // rows
-        offsets[chunk], sizes[chunk] = info.byte_offset, info.size
-        masks[chunk] = info.filter_mask
-
-    dataset.id.chunk_iter(note)
+    for info in found:
+        chunk, inside = divmod(info.chunk_offset[0], rows)
+        if inside or any(info.chunk_offset[1:]) or chunk >= count or offsets[chunk] >= 0:
+            return f"a chunk at {tuple(info.chunk_offset)}, or two of them"
+        start, size = info.byte_offset, info.size
+        if start is None or start + size > file_bytes:
+            raise DataError(
+                f"{dataset.file.filename}: truncated, a chunk of {dataset.name} needs {size} bytes "
+                f"from byte {start} on and the file ends at {file_bytes}; copy or convert it again"
+            )
+        offsets[chunk], sizes[chunk], masks[chunk] = start, size, info.filter_mask
     if offsets.min(initial=0) < 0:
         return "chunks are missing"
-    nbytes = int(np.prod(dataset.chunks, dtype=np.int64)) * dataset.dtype.itemsize
-    return Chunks(
-        rows,
-        offsets.tobytes(),
-        sizes.tobytes(),
-        masks.tobytes(),
-        filters,
-        nbytes,
-        dataset.dtype.itemsize,
+    return offsets.tobytes(), sizes.tobytes(), masks.tobytes()
+
+
+def load_filters(dataset: h5py.Dataset) -> str:
+    """Let HDF5 know the filters of an open dataset that it has to read: hdf5plugin, where it is
+    installed, brings them. Returns what is missing still, and the remedy; "" when nothing is.
+    """
+    h5py = import_h5py()
+
+    create = dataset.id.get_create_plist()
+    numbers = [create.get_filter(n)[0] for n in range(create.get_nfilters())]
+    unknown = [number for number in numbers if not h5py.h5z.filter_avail(number)]
+    if unknown:
+        with contextlib.suppress(MissingExtra):
+            _hdf5plugin()
+        unknown = [number for number in unknown if not h5py.h5z.filter_avail(number)]
+    if not unknown:
+        return ""
+    return (
+        f"HDF5 has no filter {', '.join(map(str, unknown))} here; pip install 'hsgd[compress]', or "
+        "rewrite the file with h5repack"
     )
 
 
@@ -137,7 +192,10 @@ def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.
 def _inflate(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
     # A damaged chunk must not fill the memory.
     inflater = zlib.decompressobj()
-    return np.frombuffer(inflater.decompress(data.data, chunks.nbytes + 1), np.uint8)
+    found = np.frombuffer(inflater.decompress(data.data, chunks.nbytes + 1), np.uint8)
+    if not inflater.eof:
+        raise Undecodable(f"it does not end after {chunks.nbytes} bytes")
+    return found
 
 
 def _unshuffle(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
@@ -158,9 +216,30 @@ def _unblosc(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
 
 
 def _unzstd(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    # numcodecs fills what the frame announces, and the rest of `out` would stay as it was.
+    announced = _zstd_announced(data)
+    if announced not in (None, chunks.nbytes):
+        raise Undecodable(f"{announced} bytes, {chunks.nbytes} are needed")
     out = np.empty(chunks.nbytes, np.uint8)
     _numcodecs().zstd.decompress(data, out)
     return out
+
+
+def _zstd_announced(data: NDArray[np.uint8]) -> int | None:
+    """The size of the content that the header of a Zstandard frame announces; None without one.
+
+    Source: RFC 8878, 3.1.1.1. numcodecs itself compares where there is none.
+    """
+    head = data[:18].tobytes()
+    if head[:4] != _ZSTD_MAGIC or len(head) < 6:
+        raise Undecodable("no Zstandard frame")
+    single, flag = head[4] >> 5 & 1, head[4] >> 6
+    length = (single, 2, 4, 8)[flag]
+    if not length:
+        return None
+    start = 5 + (1 - single) + (0, 1, 2, 4)[head[4] & 3]
+    announced = int.from_bytes(head[start : start + length], "little")
+    return announced + 256 if length == 2 else announced
 
 
 _UNDO: dict[int, Callable[[NDArray[np.uint8], Chunks], NDArray[np.uint8]]] = {
@@ -213,7 +292,7 @@ def _hdf5plugin() -> Any:
         import hdf5plugin
     except ImportError as error:
         raise MissingExtra(
-            f"writing Blosc needs hdf5plugin ({error}); pip install 'hsgd[compress]'"
+            f"Blosc in HDF5 needs hdf5plugin ({error}); pip install 'hsgd[compress]'"
         ) from None
     return hdf5plugin
 

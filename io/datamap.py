@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hsgd.io.chunks import Chunks, chunks_of
+from hsgd.io.chunks import Chunks, chunks_of, load_filters
 from hsgd.io.layout import (
     CHECKSUMS,
     INDEX_NAME,
@@ -57,8 +58,24 @@ __all__ = [
 Identity = tuple[int, int, int]  # size, mtime_ns, inode
 
 _CHUNKED = "chunked layout"
+_MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 _KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
 _TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
+# What h5py and NumPy raise for names, shapes, types and sizes that no sound file has.
+_DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class _UnknownFields(ValueError):
+    """The caller named fields that the file does not have."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +221,8 @@ def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) 
     """
     if isinstance(fields, str):
         raise TypeError(f"fields={fields!r} is one string; use a list of names")
+    if not all(isinstance(name, str) for name in fields or ()):
+        raise TypeError(f"fields={fields!r}; use a list of names")
     location = Path(path).absolute()
     if location.is_dir():
         if not is_slab_folder(location):
@@ -313,9 +332,9 @@ def _examined(path: Path) -> Iterator[h5py.File]:
     with open_hdf5(str(path)) as file:
         try:
             yield file
-        except DataError:
+        except (DataError, _UnknownFields):
             raise
-        except (KeyError, OSError, RuntimeError) as error:
+        except _DAMAGED as error:
             raise DataError(
                 f"{path}: damaged: {first_line(error)}; copy or convert it again"
             ) from error
@@ -352,7 +371,7 @@ def choose_fields(file: h5py.File, path: Path, names: Sequence[str] | None) -> l
     chosen = list(shapes) if names is None else [name.strip("/") for name in names]
     unknown = [name for name in chosen if name not in shapes]
     if unknown:
-        raise ValueError(f"{path}: no field {', '.join(unknown)}; there are: {known}")
+        raise _UnknownFields(f"{path}: no field {', '.join(unknown)}; there are: {known}")
     if not chosen:
         raise DataError(f"{path}: no field to read; there are: {known}")
     if len({shapes[name][0] for name in chosen}) > 1:
@@ -374,10 +393,13 @@ def _map_file(
         dataset = file[f"{name}/{VALUES}"] if ragged else file[name]
         dtype = supported_dtype(dataset, path, name)
         specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
+        _check_claim(dataset, dtype, status.st_size, path)
         refusal, mapped = _bypass_refusal(file, dataset, dtype, status.st_size, path), None
         if refusal == _CHUNKED:
-            found = chunks_of(dataset)
+            found = chunks_of(dataset, status.st_size)
             refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
+        if refusal and (missing := load_filters(dataset)):
+            raise DataError(f"{path}: field {name!r}: {missing}")
         offsets = _map_offsets(file, name, path, checksum_rows, status.st_size) if ragged else None
         if offsets is not None:
             if mapped is not None:
@@ -389,13 +411,25 @@ def _map_file(
             refusal = ""
         offset = -1 if refusal or mapped is not None else int(dataset.id.get_offset() or 0)
         chunks = dataset.chunks or (1,)
-        chunk_bytes = int(np.prod(chunks, dtype=np.int64)) * dtype.itemsize
+        chunk_bytes = math.prod(chunks) * dtype.itemsize
         samples = dataset.shape[0] if offsets is None else file[f"{name}/{OFFSETS}"].shape[0] - 1
         checksums = _read_checksums(dataset, path, samples, checksum_rows)
         extents[name] = Extent(
             offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped
         )
     return tuple(specs), SlabMap(str(path), start, samples, identity_of(status), extents)
+
+
+def _check_claim(dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path) -> None:
+    """Refuse a shape that no file of this size can have: memory is planned by it."""
+    nbytes = dataset.shape[0] * max(1, math.prod(dataset.shape[1:]) * dtype.itemsize)
+    create = dataset.id.get_create_plist()
+    elsewhere = dataset.is_virtual or create.get_external_count()
+    if nbytes > _MOST_BYTES or (nbytes > max(1 << 40, file_bytes << 20) and not elsewhere):
+        raise DataError(
+            f"{path}: {dataset.name} claims the shape {dataset.shape}, {nbytes} bytes, in a file "
+            f"of {file_bytes}; restore this file"
+        )
 
 
 def _map_offsets(

@@ -191,10 +191,12 @@ class Iteration(Iterator[Any]):
         self._ended = True
         self._filler.close()
         self._stop.detach()
-        return DataError(
+        error = DataError(
             f"{self._settings.source}: batch {self._step} did not arrive within "
             f"{self._settings.timeout_s} s; check the file system or raise timeout_s"
         )
+        error.rank = self._policy.rank
+        return error
 
     def _arrays(self, filled: Filled) -> dict[str, Block]:
         if filled.slot is None:

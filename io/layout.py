@@ -16,6 +16,7 @@ Owns names and attributes. Never writes (writer.py, staging.py) and never reads 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ class FieldSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of one sample's value, or of one of its elements where the field is ragged."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from hsgd.io.cache import CacheStats, NodeCache, NodeGroup
+from hsgd.io.cache import EXCHANGES, CacheStats, NodeCache, NodeGroup
 from hsgd.io.datamap import DataMap, open_map
 from hsgd.io.fill import Filler
 from hsgd.io.iteration import Batch, Iteration, Progress, Settings
@@ -87,7 +87,8 @@ class PartitionedLoader:
     is read once, before the first batch, by one of them, and stays for later epochs. Needs comm;
     making the loader and iter() are then collective. With "slabs" a node needs its share of the
     dataset for as many epochs as it has ranks, otherwise all of it in every epoch; what does not
-    fit is read from the files. Ragged fields are read from the files too.
+    fit is read from the files. exchange: where a slab comes from that the memory of another node
+    holds already: the "files", or that memory, by alltoall of "comm".
     timeout_s: longest wait for one batch.
 
     Local: sends no message without comm. Picklable (without comm) and safe to fork; an iteration
@@ -122,6 +123,7 @@ class PartitionedLoader:
         comm: NodeGroup | None = None,
         local_size: int | None = None,
         node_cache_bytes: int = 0,
+        exchange: str = "files",
         timeout_s: float = 600.0,
     ) -> None:
         if min(read_ahead, block_bytes, window_bytes, threads) < 1 or transform_threads < 0:
@@ -156,6 +158,7 @@ class PartitionedLoader:
             transform_threads=transform_threads,
         )
         _check_policy(on_error, comm, world_size, self._data.fields)
+        _check_exchange(exchange, node_cache_bytes)
         self._on_error, self._comm = on_error, comm
         self._forget_process()
         if verify:
@@ -176,7 +179,14 @@ class PartitionedLoader:
         if node_cache_bytes > 0:
             if comm is None:
                 raise ValueError("node_cache_bytes needs comm=, a hsgd.Comm of these ranks")
-            self._cache = NodeCache(self._data, comm, node_cache_bytes, verify=verify)
+            self._cache = NodeCache(
+                self._data,
+                comm,
+                node_cache_bytes,
+                nodes=self._seats.by_node(),
+                verify=verify,
+                exchange=exchange,
+            )
 
     _cuts: tuple[Cut, ...]  # how the epoch was left before
     _current: tuple[
@@ -190,7 +200,7 @@ class PartitionedLoader:
     def __iter__(self) -> Iterator[Any]:
         share, ranges = self._resumed_share(self._rank)
         if self._cache is not None:
-            self._cache.prepare(self._node_slabs(), busy=bool(self._running))
+            self._cache.prepare(self._wanted_slabs(), busy=bool(self._running))
         plan = Plan(
             self._data,
             share,
@@ -281,7 +291,8 @@ class PartitionedLoader:
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
         (samples per epoch that another rank has too), buffer_bytes (memory of the batches),
-        cached_slabs (in the memory of the node), cache_bytes (that this rank read for it), and
+        cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
+        exchanged_bytes (that it got for it from other nodes), and
         bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, or "h5py: " and
         the reason.
         """
@@ -414,14 +425,17 @@ class PartitionedLoader:
             pad=cut.pad,
         )
 
-    def _node_slabs(self) -> list[int]:
-        """The slabs that the ranks of this node read next, those of the first rank first."""
+    def _wanted_slabs(self) -> list[list[int]]:
+        """By node, the slabs that its ranks read next, those of the first rank first."""
         order = self._order()
-        found: dict[int, None] = {}
-        for rank in self._seats.neighbours(self._rank):
-            for start, count in self._resumed_share(rank)[1]:
-                found.update(dict.fromkeys(order.slabs(start, count).tolist()))
-        return list(found)
+        wanted = []
+        for ranks in self._seats.by_node():
+            found: dict[int, None] = {}
+            for rank in ranks:
+                for start, count in self._resumed_share(rank)[1]:
+                    found.update(dict.fromkeys(order.slabs(start, count).tolist()))
+            wanted.append(list(found))
+        return wanted
 
     def _resumed_share(self, rank: int) -> tuple[Share, tuple[tuple[int, int], ...]]:
         """The share of a rank in what is left of the epoch, and its positions in the stream."""
@@ -502,6 +516,15 @@ def _check_policy(
         raise ValueError(
             'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
             "batch together, or their numbers of steps would differ"
+        )
+
+
+def _check_exchange(exchange: str, node_cache_bytes: int) -> None:
+    if exchange not in EXCHANGES:
+        raise ValueError(f"exchange={exchange!r}; use one of {', '.join(map(repr, EXCHANGES))}")
+    if exchange != "files" and node_cache_bytes <= 0:
+        raise ValueError(
+            f"exchange={exchange!r} is between the memories of nodes; give node_cache_bytes too"
         )
 
 

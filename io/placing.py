@@ -1,12 +1,13 @@
 """Where the elements of ragged samples go: behind one another in their batch.
 
-Owns `RaggedPlacer`: it reads the lengths of samples, writes the offsets of batches, and says which
-bytes of a file go to which address. Never reads elements.
+Owns `RaggedPlacer`: it looks up the lengths of samples, writes the offsets of batches, and says
+which bytes of a slab go to which address. Never reads elements.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,8 +39,9 @@ class Placed:
 class RaggedPlacer:
     """For one ragged field of one iteration; pieces come in order.
 
-    values_at, offsets_at: where the values and offsets of a batch begin behind its address. verify:
-    ranges are whole checksum blocks, and their offsets are checked.
+    values_at, offsets_at: where the values and offsets of a batch begin behind its address. held:
+    by slab, its offsets that lie in memory (NodeCache.ends). verify: ranges are whole checksum
+    blocks, and their offsets are checked.
     """
 
     def __init__(
@@ -49,12 +51,13 @@ class RaggedPlacer:
         batch_size: int,
         values_at: int,
         offsets_at: int,
+        held: Mapping[int, IntArray],
         *,
         verify: bool,
     ) -> None:
         self._reader, self._spec, self._batch_size = reader, spec, batch_size
         self._values_at, self._offsets_at = values_at, offsets_at
-        self._verify = verify
+        self._held, self._verify = held, verify
         self._carried = 0  # elements that the unfinished batch has from pieces before
 
     def place(
@@ -98,15 +101,18 @@ class RaggedPlacer:
             zip(slabs.tolist(), starts.tolist(), piece.counts.tolist(), strict=True)
         ):
             try:
-                ends = self._reader.read_offsets(
-                    slab, self._spec.name, start, count, verify=self._verify
-                )
+                ends = self._ends(slab, start, count)
                 firsts[number] = ends[0]
                 lengths[done : done + count] = np.diff(ends)
             except DataError as error:
                 failed[number] = error
             done += count
         return lengths, firsts, failed
+
+    def _ends(self, slab: int, start: int, count: int) -> IntArray:
+        if slab in self._held:
+            return self._held[slab][start : start + count + 1]
+        return self._reader.read_offsets(slab, self._spec.name, start, count, verify=self._verify)
 
     def _write_offsets(
         self, ends: IntArray, rows: IntArray, firsts: IntArray, bases: Addresses

@@ -30,7 +30,8 @@ class ErrorPolicy:
         self.on_error = on_error
         self.skipped = 0
         self.substituted = 0
-        self._comm, self._rank = comm, rank
+        self.rank = rank
+        self._comm = comm
         self._good: dict[str, Any] = {}  # a sample to stand in for a whole batch
 
     def judge(
@@ -39,20 +40,24 @@ class ErrorPolicy:
         """Whether batch `step` is to be delivered; all ranks with a comm get the same answer.
 
         filled: the batch, None when `failure` came in its place. arrays: called for the arrays of
-        the batch, when rows are substituted in place. Raises the error of this rank, or DataError
-        naming a rank that has one.
+        the batch, when rows are substituted in place. Raises the error of this rank, naming the
+        batch and the rank, or DataError naming a rank that has one.
         """
         if failure is None and filled is not None and filled.bad:
             if self.on_error != "substitute" or not self._substitute(filled, arrays()):
                 failure = filled.bad[0][1]
         elif self.on_error == "substitute" and filled is not None and filled.count:
             self._good = self._good or {n: values[:1].copy() for n, values in arrays().items()}
-        failed_rank = self._agree(-1 if failure is None else self._rank)
+        failed_rank = self._agree(-1 if failure is None else self.rank)
         if failed_rank < 0:
             return True
         if self.on_error == "skip" and (failure is None or isinstance(failure, DataError)):
             self.skipped += 1
             return False
+        if isinstance(failure, DataError) and failure.rank < 0:
+            named = DataError(f"{failure} (batch {step} of rank {self.rank})")
+            named.rank = self.rank
+            raise named from failure
         if failure is not None:
             raise failure
         raise DataError(

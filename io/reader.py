@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hsgd.io import native
-from hsgd.io.chunks import Undecodable, decode
+from hsgd.io.chunks import Undecodable, decode, load_filters
 from hsgd.io.datamap import DataMap, Extent, Offsets, first_line, open_hdf5
 from hsgd.io.files import SlabFiles, check_unchanged
 from hsgd.io.partition import IntArray
@@ -108,16 +108,21 @@ class RowReader(Closing):
         while count:
             number = bisect.bisect_right(self._stops, start)
             slab = self.data.slabs[number]
-            extent = slab.extents[name]
             samples = min(count, slab.start + slab.count - start)
             ends = self.read_offsets(number, name, start - slab.start, samples)
             values = np.empty((int(ends[-1] - ends[0]), *spec.shape), spec.dtype)
-            self._read_direct(number, extent, int(ends[0]) * spec.row_bytes, values)
+            self.read_elements(number, name, int(ends[0]), values)
             parts.append(Ragged(values, ends - ends[0]))
             start, count = start + samples, count - samples
         joined = join(parts)
         assert isinstance(joined, Ragged)
         return joined
+
+    def read_elements(self, number: int, name: str, first: int, out: NDArray[Any]) -> None:
+        """Fill `out` with elements of a ragged field of a slab, from its `first` on, as read()."""
+        skip = first * self._specs[name].row_bytes
+        self._read_direct(number, self.data.slabs[number].extents[name], skip, out)
+        self.stats.bytes_read += out.nbytes
 
     def read_offsets(
         self, number: int, name: str, start: int, count: int, *, verify: bool = False
@@ -268,7 +273,7 @@ class RowReader(Closing):
             file[name].read_direct(out, np.s_[row : row + len(out)])
         except DataError:
             raise
-        except (OSError, KeyError) as error:
+        except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise DataError(
                 f"{slab.path}: h5py cannot read rows [{row}, {row + len(out)}) of {name!r}: "
                 f"{first_line(error)}"
@@ -284,8 +289,11 @@ class RowReader(Closing):
             self._hdf5.popitem(last=False)[1].close()
         slab = self.data.slabs[number]
         cache = max(1 << 20, *(2 * extent.chunk_bytes for extent in slab.extents.values()))
-        self._hdf5[number] = open_hdf5(slab.path, cache)
-        return self._hdf5[number]
+        file = self._hdf5[number] = open_hdf5(slab.path, cache)
+        for name, extent in slab.extents.items():
+            if extent.refusal and extent.offsets is None:
+                load_filters(file[name])  # this process may not be the one that examined it
+        return file
 
     def _abandon(self) -> None:
         """After fork, in the child: forget h5py files without closing them.

@@ -39,7 +39,13 @@ class _Arena:
         # of a slot is never touched, they would take memory for nothing.
         whole = slot_bytes * slots
         slack = _HUGE if whole >= _HUGE and not sparse else 0
-        self.memory = mmap.mmap(-1, whole + slack)
+        try:
+            self.memory = mmap.mmap(-1, whole + slack)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(
+                f"{slots} batches of {slot_bytes} bytes cannot be had ({error}); lower batch_size, "
+                "window_bytes or read_ahead"
+            ) from None
         if slack and hasattr(mmap, "MADV_HUGEPAGE"):
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))

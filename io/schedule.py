@@ -145,6 +145,7 @@ class Scheduler:
                 plan.share.batch_size,
                 field_offsets[spec.name],
                 field_offsets[f"{spec.name}/{OFFSETS}"],
+                {} if plan.cache is None else plan.cache.ends(spec),
                 verify=plan.verify,
             )
             for spec in self._fields

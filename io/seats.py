@@ -29,9 +29,12 @@ class Seats:
         """The part of the stream that a rank reads when parts go round."""
         return part_in_turn(self.numbers[rank], epoch, len(self.numbers), self.local_size)
 
-    def neighbours(self, rank: int) -> list[int]:
-        """All ranks of a rank's node."""
-        return [other for other, node in enumerate(self.nodes) if node == self.nodes[rank]]
+    def by_node(self) -> list[list[int]]:
+        """The ranks of each node; nodes in the order of their first ranks."""
+        found: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.nodes):
+            found.setdefault(node, []).append(rank)
+        return list(found.values())
 
 
 def seats_of(world_size: int, local_size: int | None, comm: NodeGroup | None) -> Seats:

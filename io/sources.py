@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+from hsgd.io.chunks import load_filters
 from hsgd.io.datamap import choose_fields, first_line, open_hdf5, open_map, supported_dtype
 from hsgd.io.layout import FieldSpec, import_h5py, is_slab_folder
 from hsgd.io.partition import IntArray, permutation
@@ -153,6 +154,7 @@ class VlenSource:
         """Ranges of rows, in the order of the file."""
         with open_hdf5(str(self._path)) as file:
             dataset = file[spec.name]
+            load_filters(dataset)
             for row in range(start, self.num_samples, rows):
                 try:
                     block = dataset[row : row + rows]

@@ -10,7 +10,15 @@ import h5py
 import numpy as np
 from hsgd.io import convert_to_slabs
 
-__all__ = ["arrays_of", "collect", "make_slabs", "rewrite_attribute", "write_hdf5"]
+__all__ = [
+    "arrays_of",
+    "collect",
+    "make_ragged_slabs",
+    "make_slabs",
+    "rewrite_attribute",
+    "tokens_of",
+    "write_hdf5",
+]
 
 
 def arrays_of(count: int) -> dict[str, np.ndarray]:
@@ -36,6 +44,23 @@ def make_slabs(folder: Path, count: int, num_slabs: int, **options: Any) -> Path
     """A slab folder with the samples of arrays_of(count)."""
     source = folder.parent / f"{folder.name}-source.npz"
     np.savez(source, **arrays_of(count))
+    convert_to_slabs(source, folder, num_slabs=num_slabs, **options)
+    return folder
+
+
+def tokens_of(number: int) -> np.ndarray:
+    """The field `tokens` of a sample: of 0 to 22 elements."""
+    return (np.arange(number * 7919 % 23) + number).astype(np.int32)
+
+
+def make_ragged_slabs(folder: Path, count: int, num_slabs: int, **options: Any) -> Path:
+    """A slab folder with the fields `number` and `tokens`."""
+    source = folder.parent / f"{folder.name}-source.h5"
+    with h5py.File(source, "w") as file:
+        file["number"] = np.arange(count)
+        tokens = file.create_dataset("tokens", (count,), h5py.vlen_dtype(np.int32))
+        for number in range(count):
+            tokens[number] = tokens_of(number)
     convert_to_slabs(source, folder, num_slabs=num_slabs, **options)
     return folder
 

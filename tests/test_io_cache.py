@@ -11,7 +11,7 @@ from hsgd.io import PartitionedDataset, PartitionedLoader, convert_to_slabs, ope
 from hsgd.io import writer as writing
 from hsgd.io.seats import seats_of
 
-from hdf5_samples import arrays_of, collect, make_slabs
+from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, tokens_of
 from ranks import Ranks, meeting_point
 
 torch = pytest.importorskip("torch")
@@ -113,6 +113,53 @@ def test_compressed_slabs_lie_decompressed_in_the_memory(pool, original, tmp_pat
     assert {s["bytes_read"] for _, stats in found for s in stats} == {0}
 
 
+def read_ragged(seat, folder, path, options):
+    """Numbers of two epochs, whether their tokens fit them, and the figures."""
+    loader = PartitionedLoader(
+        folder, 7, seat.rank, 3, comm=seat.comm(path, 3), pad=False, **TINY, **options
+    )
+    seen = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            for number, tokens in zip(batch["number"].tolist(), batch["tokens"], strict=True):
+                np.testing.assert_array_equal(tokens, tokens_of(number))
+                seen.append(number)
+    return seen, loader.stats()
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "CHECKSUM_BYTES", 200)
+        return make_ragged_slabs(tmp_path_factory.mktemp("ragged") / "data", 101, 9)
+
+
+@pytest.mark.parametrize("options", [{"verify": True}, {"shuffle": "full"}, {"shuffle": "slabs"}])
+def test_ragged_fields_lie_in_the_memory_too(pool, ragged, options):
+    options = {"node_cache_bytes": 1 << 20, **options}
+    found = pool.run(read_ragged, ragged, meeting_point(), options)
+    assert sorted(n for seen, _ in found for n in seen) == sorted([*range(101)] * 2)
+    assert {stats["bytes_read"] for _, stats in found} == {0}
+    data = open_map(ragged)
+    offsets = 8 * sum(count + 1 for count in data.slab_counts)
+    assert sum(stats["cache_bytes"] for _, stats in found) == data.nbytes + offsets
+
+
+@pytest.mark.parametrize("what", ["values", "offsets"])
+def test_a_slab_with_damaged_ragged_fields_is_left_out(pool, ragged, tmp_path, what):
+    folder = shutil.copytree(ragged, tmp_path / "data")
+    slab = open_map(folder).slabs[4]
+    extent = slab.extents["tokens"]
+    with open(slab.path, "r+b") as file:
+        file.seek(extent.offset + 9 if what == "values" else extent.offsets.offset + 8 * 3)
+        file.write(b"\xee")
+    options = {"node_cache_bytes": 1 << 20, "verify": True, "on_error": "skip"}
+    found = pool.run(read_ragged, folder, meeting_point(), options)
+    assert {stats["cached_slabs"] for _, stats in found} == {8}
+    assert found[0][1]["skipped"] > 0
+
+
 def keep_one_open(seat, folder, path):
     """Rank 1 keeps an iteration open while all begin another epoch; what the cache read then."""
     loader = PartitionedLoader(
@@ -205,18 +252,20 @@ class Elsewhere:
 def test_seats_count_ranks_node_by_node_however_they_are_numbered():
     seats = seats_of(4, None, Elsewhere([0, 1, 0, 1]))
     assert (seats.numbers, seats.local_size) == ((0, 2, 1, 3), 2)
-    assert (seats.neighbours(1), seats.neighbours(2)) == ([1, 3], [0, 2])
+    assert seats.by_node() == [[0, 2], [1, 3]]
     for epoch in range(2):
         assert sorted(seats.part(rank, epoch) for rank in (0, 2)) == [0, 1]
     assert sorted(seats.part(rank, 2) for rank in (0, 2)) == [2, 3]
     uneven = seats_of(3, None, Elsewhere([0, 0, 1]))
-    assert (uneven.local_size, uneven.neighbours(0)) == (1, [0, 1])
+    assert (uneven.local_size, uneven.by_node()) == (1, [[0, 1], [2]])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"node_cache_bytes": 1000}, "node_cache_bytes needs comm="),
+        ({"exchange": "comm"}, "exchange='comm' is between the memories of nodes; give node_cache"),
+        ({"exchange": "post"}, "exchange='post'; use one of 'files', 'comm'"),
         ({"shuffle": "slabs", "local_size": 2}, "local_size=2 of world_size 3; use a divisor"),
         ({"shuffle": "slabs", "comm": Elsewhere([0])}, "world_size is 3 and comm has 1 ranks"),
     ],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
+import zlib
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
 from hsgd.io import PartitionedLoader, RowReader, convert_to_slabs, open_map, writer
-from hsgd.io.chunks import COMPRESSIONS
+from hsgd.io.chunks import COMPRESSIONS, chunks_of
 from hsgd.io.verify import find_damage
 
 from hdf5_samples import arrays_of, collect, write_hdf5
@@ -90,6 +93,123 @@ def test_chunks_that_were_never_written_are_read_by_h5py(tmp_path):
     assert "missing" in open_map(tmp_path / "a.h5").refusals()["x"]
     found = collect(PartitionedLoader(tmp_path / "a.h5", 20, shuffle="none"))["x"].tolist()
     assert found == [7] * 5 + [1] * 5 + [7] * 10
+
+
+def with_chunk(path, chunk, **options):
+    """A file of 100 numbers whose first chunk of 50 has these bytes."""
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", data=np.arange(100), chunks=(50,), **options)
+        dataset.id.write_direct_chunk((0,), chunk)
+    return path
+
+
+def read_all(path):
+    return collect(PartitionedLoader(path, 100, shuffle="none", as_numpy=True))["x"]
+
+
+@pytest.mark.parametrize("count", [49, 51, 0])
+def test_a_frame_of_another_length_is_an_error_and_nothing_old_is_delivered(tmp_path, count):
+    zstd = pytest.importorskip("numcodecs.zstd")
+    good = with_chunk(
+        tmp_path / "a.h5", zstd.compress(np.arange(50)[::-1].copy()), **hdf5plugin.Zstd()
+    )
+    assert read_all(good).tolist() == [*range(50)[::-1], *range(50, 100)]
+    bad = with_chunk(tmp_path / "b.h5", zstd.compress(np.arange(count)), **hdf5plugin.Zstd())
+    with pytest.raises(DataError, match=r"b\.h5: the chunk at byte \d+ of 'x' cannot be"):
+        read_all(bad)
+
+
+@pytest.mark.parametrize("length", [2**40, 399])
+def test_a_frame_that_claims_another_length_takes_no_memory(tmp_path, length):
+    head = bytes.fromhex("28b52ffd") + b"\xe0" + length.to_bytes(8, "little")
+    path = with_chunk(tmp_path / "a.h5", head + b"\x01\x00\x00", **hdf5plugin.Zstd())
+    with pytest.raises(DataError, match=f"decompressed: {length} bytes, 400 are needed"):
+        read_all(path)
+
+
+def test_a_gzip_stream_without_its_end_is_an_error(tmp_path):
+    whole = zlib.compress(np.arange(50).tobytes())
+    assert read_all(with_chunk(tmp_path / "a.h5", whole, compression="gzip"))[49] == 49
+    path = with_chunk(tmp_path / "b.h5", whole[:-2], compression="gzip")
+    with pytest.raises(DataError, match="it does not end after 400 bytes"):
+        read_all(path)
+
+
+class Listed:
+    """A dataset of 10 rows in chunks of 4 whose index lists what it is given."""
+
+    shape, chunks, dtype, name = (10,), (4,), np.dtype("i8"), "/x"
+    file = SimpleNamespace(filename="a.h5")
+
+    def __init__(self, chunks):
+        found = [SimpleNamespace(chunk_offset=(n,), filter_mask=0, byte_offset=b, size=32)
+                 for n, b in chunks]  # fmt: skip
+        self.id = SimpleNamespace(
+            get_num_chunks=lambda: len(found),
+            chunk_iter=lambda call: [call(info) for info in found],
+            get_create_plist=lambda: SimpleNamespace(get_nfilters=lambda: 0),
+        )
+
+
+@pytest.mark.parametrize(
+    ("chunks", "found"),
+    [
+        ([(0, 0), (4, 32), (7, 64)], "a chunk at (7,), or two of them"),
+        ([(0, 0), (4, 32), (12, 64)], "a chunk at (12,), or two of them"),
+        ([(0, 0), (4, 32), (4, 64)], "a chunk at (4,), or two of them"),
+        ([(0, 0), (4, 32)], "chunks are missing"),
+    ],
+)
+def test_chunks_that_are_not_one_for_each_range_of_rows_are_left_to_h5py(chunks, found):
+    assert chunks_of(Listed(chunks), 1000) == found
+
+
+@pytest.mark.parametrize("start", [69, 2**64 - 1, None])
+def test_a_chunk_beyond_the_file_is_an_error(start):
+    assert chunks_of(Listed([(0, 0), (4, 32), (8, 68)]), 100).names == "no filter"
+    with pytest.raises(DataError, match=r"a\.h5: truncated, a chunk of /x needs 32 bytes from"):
+        chunks_of(Listed([(0, 0), (4, 32), (8, start)]), 100)
+
+
+def test_a_shape_that_no_file_of_this_size_has_is_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (1 << 50,), "i8", chunks=(5,))
+    with pytest.raises(DataError, match=r"a\.h5: /x claims the shape \(1125899906842624,\)"):
+        open_map(tmp_path / "a.h5")
+
+
+COMPLEX = """\
+import pickle, sys
+from hsgd.io import PartitionedLoader, RowReader, open_map
+
+if len(sys.argv) > 3:
+    sys.modules["hdf5plugin"] = None
+if sys.argv[2] == "open":
+    data = open_map(sys.argv[1])
+    sys.stdout.buffer.write(pickle.dumps(data))
+else:  # a rank that did not examine the file
+    import numpy as np
+    data, out = pickle.load(sys.stdin.buffer), np.empty(100, np.complex64)
+    RowReader(data).read("x", 0, out)
+    print(out.sum(), "hdf5plugin" in sys.modules)
+"""
+
+
+def test_compressed_complex_numbers_need_no_import_by_the_user(tmp_path):
+    """HDF5 has to read them, with a filter that it does not have of its own."""
+    array = (np.arange(100) + 1j).astype(np.complex64)
+    path = write_hdf5(tmp_path / "a.h5", {"x": array}, chunks=(10,), **hdf5plugin.Zstd())
+
+    def run(*words, given=None):
+        command = [sys.executable, "-c", COMPLEX, str(path), *words]
+        return subprocess.run(command, input=given, capture_output=True, timeout=100, check=False)
+
+    opened = run("open")
+    assert opened.returncode == 0, opened.stderr
+    read = run("read", given=opened.stdout)
+    assert read.stdout.split() == [b"(4950+100j)", b"True"], read.stderr
+    refused = run("open", "without").stderr.decode().splitlines()[-1]
+    assert "a.h5: field 'x': HDF5 has no filter 32015 here; pip install" in refused
 
 
 @pytest.fixture(scope="module", params=COMPRESSIONS)

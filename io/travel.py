@@ -1,0 +1,107 @@
+"""Slabs from the memory of one node to that of another, by a communicator instead of the files.
+
+Owns which slab comes from where, and how they change places while all memory is in use: piece by
+piece, the same piece of all slots at once, so that a slot gives away its bytes just before others
+come there. Never reads a file, and never knows what a slot holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Journey", "Place", "Postman", "journeys", "travel"]
+
+_ROUND_BYTES = 32 << 20  # that a rank sends, and gets, at once
+_LEAST_BYTES = 64 << 10  # of one slot
+_PAGE = 4096
+
+
+class Postman(Protocol):
+    """What is needed of hsgd.Comm."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def alltoall(self, array: Any, send_counts: Any) -> Any:
+        """Rows to each rank, and what all sent here, in rank order; collective, blocking."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A slot of a node."""
+
+    node: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What a slot holds goes to another."""
+
+    start: Place
+    to: Place
+
+
+def journeys(
+    contents: Sequence[Sequence[int]],
+    good: NDArray[np.uint8],
+    coming: Sequence[dict[int, int]],
+) -> list[Journey]:
+    """Where the slabs that nodes need can come from, of those that some node holds.
+
+    contents: by node and slot, the slab there, -1 for none. good: likewise, 0 where it is not
+    whole. coming: by node, slot -> slab. Each comes from the next node that has it, so that all
+    nodes give as much as they get when slabs go round.
+    """
+    where = [
+        {slab: slot for slot, slab in enumerate(held) if slab >= 0 and good[node, slot]}
+        for node, held in enumerate(contents)
+    ]
+    found = []
+    for node, slots in enumerate(coming):
+        others = [(node + step) % len(contents) for step in range(1, len(contents))]
+        for slot, slab in slots.items():
+            holder = next((other for other in others if slab in where[other]), None)
+            if holder is not None:
+                found.append(Journey(Place(holder, where[holder][slab]), Place(node, slot)))
+    return found
+
+
+def travel(
+    comm: Postman,
+    memory: NDArray[np.uint8],
+    trips: Sequence[Journey],
+    owner: Callable[[Place], int],
+) -> int:
+    """Make all journeys at once; collective, blocking. Returns the bytes that this rank got.
+
+    memory: (slots, bytes) of this node. trips: the same on all ranks, at least one. owner: the rank
+    that alone reads and writes a slot meanwhile.
+    """
+    ends = [(owner(trip.start), owner(trip.to)) for trip in trips]
+    # Both lists are in the order of alltoall: by rank, and for one rank in that of the journeys.
+    leaving = sorted((to, n) for n, (start, to) in enumerate(ends) if start == comm.rank)
+    coming = sorted((start, n) for n, (start, to) in enumerate(ends) if to == comm.rank)
+    busiest = max(np.bincount(np.array(ends)[:, column]).max() for column in range(2))
+    piece = max(_LEAST_BYTES, _ROUND_BYTES // int(busiest) // _PAGE * _PAGE)
+    counts = np.bincount([to for to, _ in leaving], minlength=comm.size)
+    from_slots = np.array([trips[n].start.slot for _, n in leaving], np.int64)
+    to_slots = [trips[n].to.slot for _, n in coming]
+    for low in range(0, memory.shape[1], piece):
+        part = memory[:, low : low + piece]
+        sent = part[from_slots].reshape(-1)  # a copy
+        got, _ = comm.alltoall(sent, (counts * part.shape[1]).tolist())
+        arrived = got.reshape(len(to_slots), part.shape[1])
+        for slot, row in zip(to_slots, arrived, strict=True):
+            part[slot] = row
+    return len(to_slots) * int(memory.shape[1])
