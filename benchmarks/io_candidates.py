@@ -21,9 +21,10 @@ from hsgd.io import PartitionedLoader
 
 from io_files import DataSet
 
-__all__ = ["BATCH", "CANDIDATES", "Candidate", "fio_rate"]
+__all__ = ["BATCH", "CANDIDATES", "MEMORY_LIMIT", "Candidate", "fio_rate"]
 
 BATCH = 64
+MEMORY_LIMIT = 64 << 20  # of the candidate that keeps to one
 _RING_BYTES = 128 << 20
 _READ_BYTES = 4 << 20
 
@@ -32,7 +33,9 @@ Batches = Iterator[Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files)."""
+    """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files).
+    variant: "" or what else is the same for those that are compared.
+    """
 
     name: str
     label: str
@@ -41,17 +44,22 @@ class Candidate:
     files: str
     read: Callable[[DataSet, int, int, int], Batches]  # data, rank, ranks, epoch
     quick: bool = True  # part of --quick
+    variant: str = ""
 
 
 _loaders: dict[tuple[Any, ...], PartitionedLoader] = {}
 
 
-def _hsgd(shuffle: str, **options: Any) -> Callable[[DataSet, int, int, int], Batches]:
+def _hsgd(
+    shuffle: str, kind: str = "slabs", **options: Any
+) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        key = (data.folder, shuffle, rank, ranks, *sorted(options.items()))
+        key = (data.folder, kind, shuffle, rank, ranks, *sorted(options.items()))
         if key not in _loaders:
             batch = min(BATCH, max(1, data.count // ranks))
-            path = data.folder / "slabs"
+            if "memory_limit" in options:  # some batches have to fit besides the windows
+                batch = max(1, min(batch, options["window_bytes"] // 4 // data.sample_bytes))
+            path = data.folder / kind
             _loaders[key] = PartitionedLoader(path, batch, rank, ranks, shuffle, **options)
         _loaders[key].set_epoch(epoch)
         return (batch["data"] for batch in _loaders[key])
@@ -64,14 +72,14 @@ def _part(data: DataSet, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def _h5py(
-    take: Callable[[h5py.Dataset, Any], np.ndarray],
+    take: Callable[[h5py.Dataset, Any], np.ndarray], kind: str = "one.h5"
 ) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
         import torch
 
         start, stop = _part(data, rank, ranks)
         order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
-        with h5py.File(data.folder / "one.h5", "r") as file:
+        with _opened(data, kind) as file:
             dataset = file["data"]
             for low in range(0, len(order), BATCH):
                 yield torch.from_numpy(take(dataset, order[low : low + BATCH]))
@@ -88,16 +96,25 @@ def _sorted_selection(dataset: h5py.Dataset, rows: Any) -> np.ndarray:
     return selected
 
 
-def _h5py_slabs(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-    import torch
+def _opened(data: DataSet, kind: str) -> h5py.File:
+    if kind == "packed.h5":
+        import hdf5plugin  # noqa: F401, its import tells HDF5 the filter
+    return h5py.File(data.folder / kind, "r")
 
-    start, stop = _part(data, rank, ranks)
-    rows = max(BATCH, _READ_BYTES // data.sample_bytes // BATCH * BATCH)
-    with h5py.File(data.folder / "one.h5", "r") as file:
-        dataset = file["data"]
-        for low in range(start, stop, rows):
-            slab = torch.from_numpy(dataset[low : min(low + rows, stop)])
-            yield from slab.split(BATCH)
+
+def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
+    def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+        import torch
+
+        start, stop = _part(data, rank, ranks)
+        rows = max(BATCH, _READ_BYTES // data.sample_bytes // BATCH * BATCH)
+        with _opened(data, kind) as file:
+            dataset = file["data"]
+            for low in range(start, stop, rows):
+                slab = torch.from_numpy(dataset[low : min(low + rows, stop)])
+                yield from slab.split(BATCH)
+
+    return read
 
 
 def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
@@ -155,6 +172,20 @@ def _streaming(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
             rows = []
 
 
+def _ffcv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    """As its documentation has it; it was not there to be tried."""
+    from ffcv.fields.bytes import BytesDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import ToTensor
+
+    stream = Loader(
+        str(data.folder / "beton"), BATCH, num_workers=1, os_cache=True, order=OrderOption.RANDOM,
+        seed=epoch, indices=np.arange(*_part(data, rank, ranks)), drop_last=False,
+        pipelines={"x": [BytesDecoder(), ToTensor()]},
+    )  # fmt: skip
+    return (batch for batch, *_ in stream)
+
+
 _rings: dict[str, mmap.mmap] = {}
 
 
@@ -201,9 +232,13 @@ def fio_rate(data: DataSet) -> float | None:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
+_LIMITED = {"memory_limit": MEMORY_LIMIT, "window_bytes": 16 << 20, "threads": 2}
+
 CANDIDATES = (
     Candidate("hsgd", "hsgd.io", "hsgd", "block", "slabs", _hsgd("block")),
     Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
+    Candidate("hsgd-limited", "hsgd.io, limited", "hsgd", "block", "slabs",
+              _hsgd("block", **_LIMITED), False, "limited"),
     Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
     Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py(_sorted_selection)),
     Candidate("loader-0", "DataLoader 0", "peer", "block", "one.h5", _data_loader(0)),
@@ -211,6 +246,15 @@ CANDIDATES = (
     Candidate("loader-2", "DataLoader 2", "peer", "block", "one.h5", _data_loader(2), False),
     Candidate("webdataset", "WebDataset", "peer", "block", "tar", _webdataset),
     Candidate("streaming", "Streaming", "peer", "block", "mds", _streaming),
-    Candidate("h5py-slabs", "h5py slabs", "peer", "in-order", "one.h5", _h5py_slabs),
+    Candidate("ffcv", "FFCV", "peer", "block", "beton", _ffcv),
+    Candidate("h5py-slabs", "h5py slabs", "peer", "in-order", "one.h5", _h5py_slabs("one.h5")),
     Candidate("preadv", "preadv", "limit", "both", "slabs", _preadv),
+    Candidate("hsgd-packed", "hsgd.io, Blosc", "hsgd", "block", "packed",
+              _hsgd("block", "packed"), False, "packed"),
+    Candidate("hsgd-packed-order", "hsgd.io, Blosc, in order", "hsgd", "in-order", "packed",
+              _hsgd("none", "packed"), False, "packed"),
+    Candidate("h5py-packed-fancy", "h5py fancy, Blosc", "peer", "block", "packed.h5",
+              _h5py(_sorted_selection, "packed.h5"), False, "packed"),
+    Candidate("h5py-packed-slabs", "h5py slabs, Blosc", "peer", "in-order", "packed.h5",
+              _h5py_slabs("packed.h5"), False, "packed"),
 )  # fmt: skip

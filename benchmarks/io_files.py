@@ -1,7 +1,8 @@
-"""The same samples as files of every candidate: slabs, one HDF5 file, tar shards, MDS shards.
+"""The same samples as files of every candidate: slabs, HDF5 files, tar, MDS and FFCV's.
 
 Owns what is written, and where it begins and ends in the page cache. Never measures. A sample is
-`sample_bytes` random bytes, the first eight of which are its number.
+`sample_bytes` bytes, the first eight its number, the others random from 0 to 15: half of them can
+be saved by compression.
 """
 
 from __future__ import annotations
@@ -15,15 +16,33 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 from hsgd.io import convert_to_slabs
 
-__all__ = ["SMALL", "DataSet", "available", "can_drop_caches", "drop_caches", "make", "warm"]
+__all__ = [
+    "PACKAGES",
+    "SMALL",
+    "DataSet",
+    "available",
+    "can_drop_caches",
+    "drop_caches",
+    "make",
+    "warm",
+]
 
 _BLOCK_BYTES = 32 << 20
 _SHARD_BYTES = 64 << 20
+PACKAGES = {  # that files of a kind need
+    "tar": "webdataset",
+    "mds": "streaming",
+    "beton": "ffcv",
+    "packed": "hdf5plugin",
+    "packed.h5": "hdf5plugin",
+}
+_CHUNK_BYTES = 1 << 20
 SMALL = frozenset({"tar", "mds"})  # kinds that hold a part of the samples
 _SMALL_BYTES = 256 << 20  # and a quarter of all, at most
 _DROP = Path("/proc/sys/vm/drop_caches")
@@ -31,7 +50,9 @@ _DROP = Path("/proc/sys/vm/drop_caches")
 
 @dataclass(frozen=True)
 class DataSet:
-    """`count` samples of `sample_bytes` in `folder`: slabs/, one.h5, tar/, mds/ as were made."""
+    """`count` samples of `sample_bytes` in `folder`: slabs/, one.h5, tar/, mds/, beton, and
+    compressed packed/ and packed.h5, as were made.
+    """
 
     folder: Path
     sample_bytes: int
@@ -46,7 +67,7 @@ class DataSet:
 @functools.cache
 def available(kind: str) -> bool:
     """Whether files of this kind can be made and read here."""
-    package = {"tar": "webdataset", "mds": "streaming"}.get(kind)
+    package = PACKAGES.get(kind)
     try:
         if package is not None:
             importlib.import_module(package)
@@ -67,6 +88,8 @@ def make(folder: Path, sample_bytes: int, total_bytes: int, kinds: set[str]) -> 
         _write_one(one, data)
     if "slabs" in kinds and not (folder / "slabs").exists():
         convert_to_slabs(one, folder / "slabs", permute=False)
+    if "packed" in kinds and available("packed") and not (folder / "packed").exists():
+        convert_to_slabs(one, folder / "packed", permute=False, compress="lz4")
     for kind, write in _WRITERS.items():
         if kind in kinds and available(kind) and not (folder / kind).exists():
             write(folder / kind, data)
@@ -100,15 +123,16 @@ def _blocks(data: DataSet, limit_bytes: int | None = None) -> Iterator[np.ndarra
         count = max(64, min(count // 4, limit_bytes // data.sample_bytes))
     rows = max(1, _BLOCK_BYTES // data.sample_bytes)
     for start in range(0, count, rows):
-        block = random.integers(0, 256, (min(rows, count - start), data.sample_bytes), np.uint8)
+        block = random.integers(0, 16, (min(rows, count - start), data.sample_bytes), np.uint8)
         numbers = np.arange(start, start + len(block))
         block[:, :8] = numbers[:, None].view(np.uint8)
         yield block
 
 
-def _write_one(path: Path, data: DataSet) -> None:
+def _write_one(path: Path, data: DataSet, **options: Any) -> None:
     with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("data", (data.count, data.sample_bytes), "u1")
+        shape = (data.count, data.sample_bytes)
+        dataset = file.create_dataset("data", shape, "u1", **options)
         row = 0
         for block in _blocks(data):
             dataset[row : row + len(block)] = block
@@ -136,4 +160,36 @@ def _write_mds(folder: Path, data: DataSet) -> None:
                 writer.write({"x": row.tobytes()})
 
 
-_WRITERS: dict[str, Callable[[Path, DataSet], None]] = {"tar": _write_tar, "mds": _write_mds}
+def _write_packed(path: Path, data: DataSet) -> None:
+    """Chunks of whole samples, as a careful user makes them."""
+    import hdf5plugin
+
+    rows = min(data.count, max(1, _CHUNK_BYTES // data.sample_bytes))
+    filters = hdf5plugin.Blosc("lz4", 5, hdf5plugin.Blosc.SHUFFLE)
+    _write_one(path, data, chunks=(rows, data.sample_bytes), **filters)
+
+
+def _write_beton(path: Path, data: DataSet) -> None:
+    from ffcv.fields import BytesField
+    from ffcv.writer import DatasetWriter
+
+    class Rows:
+        file: h5py.File | None = None
+
+        def __len__(self) -> int:
+            return data.count
+
+        def __getitem__(self, row: int) -> tuple[np.ndarray]:
+            if self.file is None:  # each worker opens it for itself
+                self.file = h5py.File(data.folder / "one.h5", "r")
+            return (self.file["data"][row],)
+
+    DatasetWriter(str(path), {"x": BytesField()}, num_workers=1).from_indexed_dataset(Rows())
+
+
+_WRITERS: dict[str, Callable[[Path, DataSet], None]] = {
+    "tar": _write_tar,
+    "mds": _write_mds,
+    "beton": _write_beton,
+    "packed.h5": _write_packed,
+}

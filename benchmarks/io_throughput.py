@@ -1,50 +1,57 @@
 """How fast samples reach the training loop: hsgd.io against h5py, DataLoader, WebDataset and more.
 
 Owns the command line, the turns, and the figures. Candidates are in io_candidates.py, the files in
-io_files.py. Ranks are processes that stay from candidate to candidate, so that start-up does not
-count.
+io_files.py. Ranks (io_ranks.py) are processes that stay from candidate to candidate, so that
+start-up does not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import report
-from io_candidates import CANDIDATES, Candidate, fio_rate
-from io_files import SMALL, DataSet, available, can_drop_caches, drop_caches, make, warm
+from io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
+from io_files import PACKAGES, SMALL, DataSet, available, can_drop_caches, drop_caches, make, warm
+from io_ranks import Ranks
 
 __all__ = ["main"]
 
-_START_S, _RUN_S = 120.0, 300.0
 EPILOG = """\
 A rate is samples per second that reached the loop as uint8 tensors in batches of 64, of which one
 byte in 4 KiB was summed up; over all ranks, from a common start. Candidates take turns, --rounds
-times; medians count. Who takes longer than --budget seconds for a turn is stopped there, and the
-rate until then counts. Before cold turns the page cache is dropped (as root); WebDataset and
-Streaming read a quarter of the same samples, at most 256 MB, warm alone.
+times after one that does not count; medians count. Who takes longer than --budget seconds for a
+turn is stopped there, and the rate until then counts. Before cold turns the page cache is dropped
+(as root); WebDataset and Streaming read a quarter of the same samples, at most 256 MB, warm alone.
+--json is written after each case, and when the run is interrupted or its --limit reached: what was
+measured by then counts.
 
 Ratios in the JSON, of rates within this run, above 1 is ahead: CASE is STATE/ORDER/SIZE/RANKS.
 vs_peer/CASE is hsgd.io / the fastest peer in the same order, vs_NAME/CASE / one peer. vs_limit/CASE
 is hsgd.io / preadv of the same bytes into a ring of the same size (warm) or / fio with direct
-sequential reads (cold).
+sequential reads (cold). ORDER-packed compares those that read Blosc's lz4, ORDER-limited is hsgd.io
+with a memory_limit of 64 MiB, and vs_memory_limit that / the memory that it gained. Of opening a
+loader: vs_half_a_second is 0.5 s / the time until its first batch, parses_per_job the files that
+all ranks together opened with HDF5 / the files that there are: 1 is one parse for the job.
 
-FFCV is compared where `import ffcv` works; its wheel has to be compiled against OpenCV and Numba.
+FFCV is compared where `import ffcv` works; it is compiled against OpenCV and Numba.
 
 examples:
   python benchmarks/io_throughput.py --quick
   python benchmarks/io_throughput.py --json io.json --png io.png
-  python benchmarks/io_throughput.py --state cold --sizes 150KB --total 4096 --candidates hsgd
+  python benchmarks/io_throughput.py --sizes 3KB 64KB --np 1 --budget 1 --limit 330 --json warm.json
+  python benchmarks/io_throughput.py --state cold --sizes 150KB 4MB --np 1 2 --budget 2 \
+      --candidates hsgd hsgd-order loader-2 h5py-slabs --limit 330 --json cold.json
 """
 
 
@@ -56,151 +63,107 @@ class Case:
     sample_bytes: int
     ranks: int
 
-
-class Ranks:
-    """The processes: each delivers its part of a candidate's samples when told."""
-
-    def __init__(self, ranks: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._barrier = spawn.Barrier(ranks)
-        self._pipes, self._processes = [], []
-        for rank in range(ranks):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_rank_main, args=(rank, ranks, self._barrier, theirs))
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-        self._answers(_START_S)
-
-    def turn(self, name: str, data: DataSet, epoch: int, budget_s: float) -> dict[str, float]:
-        """One pass over the data, or as far as the budget goes."""
-        for pipe in self._pipes:
-            pipe.send((name, data, epoch, budget_s))
-        found = self._answers(_RUN_S)
-        return {
-            "samples_per_s": sum(a["samples"] for a in found) / max(a["seconds"] for a in found),
-            "first_s": max(a["first_s"] for a in found),
-            "peak_mb": max(a["peak_mb"] for a in found),
-        }
-
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(20)
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-    def _answers(self, timeout_s: float) -> list[dict[str, float]]:
-        answers = []
-        for pipe in self._pipes:
-            if not pipe.poll(timeout_s):
-                raise TimeoutError(f"no answer within {timeout_s:g} s")
-            answer = pipe.recv()
-            if isinstance(answer, str):
-                raise RuntimeError(answer)
-            answers.append(answer)
-        return answers
+    def __str__(self) -> str:
+        size = report.size_label(self.sample_bytes)
+        return f"{self.state}, samples of {size}, {self.ranks} rank(s)"
 
 
-def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
-    """Body of a process: turns until the pipe is closed."""
-    import torch
+class Clock:
+    """Says when the time of the whole run is over."""
 
-    torch.set_num_threads(1)
-    known = {candidate.name: candidate for candidate in CANDIDATES}
-    pipe.send({})
-    while True:
-        try:
-            name, data, epoch, budget_s = pipe.recv()
-        except EOFError:
-            return
-        try:
-            barrier.wait(_START_S)
-            pipe.send(_deliver(known[name].read(data, rank, ranks, epoch), budget_s))
-        except Exception as error:
-            pipe.send(f"{type(error).__name__}: {error}")
+    def __init__(self, limit_s: float | None) -> None:
+        self._end = None if limit_s is None else time.monotonic() + limit_s
+
+    def is_over(self) -> bool:
+        """Whether nothing new shall be begun."""
+        return self._end is not None and time.monotonic() > self._end
 
 
-def _deliver(batches: Any, budget_s: float) -> dict[str, float]:
-    """Take batches, touch them, and count."""
-    before_mb = _restart_peak()
-    began = time.perf_counter()
-    first_s, samples, touched = 0.0, 0, 0
-    for batch in batches:
-        first_s = first_s or time.perf_counter() - began
-        touched += int(batch.view(-1)[::4096].sum())
-        samples += len(batch)
-        if time.perf_counter() - began > budget_s:
-            break
-    seconds = time.perf_counter() - began
-    return {
-        "samples": samples,
-        "seconds": seconds,
-        "first_s": first_s,
-        "peak_mb": max(0.0, _memory_mb("VmHWM") - before_mb),
-        "touched": touched,
-    }
+@dataclass
+class Found:
+    """What was measured so far."""
 
-
-def _restart_peak() -> float:
-    """Begin a new peak of the resident memory; what it is now, in MB."""
-    Path("/proc/self/clear_refs").write_text("5\n")
-    return _memory_mb("VmRSS")
-
-
-def _memory_mb(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    openings: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 def measure(
-    case: Case, data: DataSet, chosen: Sequence[Candidate], options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """All turns of one case: rows of results, and what failed."""
-    failures: dict[str, str] = {}
-    turns: dict[str, list[dict[str, float]]] = {}
-    limits = []
+    case: Case,
+    data: DataSet,
+    chosen: Sequence[Candidate],
+    options: argparse.Namespace,
+    clock: Clock,
+    found: Found,
+) -> None:
+    """All turns of one case into `found`, also when they are broken off."""
     cold = case.state == "cold"
     present = [c for c in chosen if available(c.files) and not (cold and c.files in SMALL)]
+    turns: dict[str, list[dict[str, float]]] = {c.name: [] for c in present}
+    limits: list[float | None] = []
     ranks = Ranks(case.ranks)
     try:
-        for turn in range(options.rounds + 1):  # the first is not counted
-            for candidate in (c for c in present if c.name not in failures):
+        try:
+            found.openings.append(_opening(case, data, ranks))
+        except (RuntimeError, TimeoutError, EOFError) as error:
+            found.failures.append(f"opening, {case}: {error}")
+            ranks.close()
+            ranks = Ranks(case.ranks)
+        for turn in range(options.rounds + 1):  # of the first, the rate is not counted
+            for candidate in [c for c in present if c.name in turns]:
+                if clock.is_over():
+                    return
                 drop_caches() if cold else warm(data, candidate.files)
                 try:
-                    found = ranks.turn(candidate.name, data, turn, options.budget)
+                    one = ranks.turn(candidate.name, data, turn, options.budget)
                 except (RuntimeError, TimeoutError, EOFError) as error:
-                    failures[candidate.name] = f"{candidate.name}, {case}: {error}"
+                    found.failures.append(f"{candidate.name}, {case}: {error}")
+                    del turns[candidate.name]
                     ranks.close()
                     ranks = Ranks(case.ranks)
                     continue
-                if turn:
-                    turns.setdefault(candidate.name, []).append(found)
+                turns[candidate.name].append(one)
             if cold and turn:
                 drop_caches()
                 limits.append(fio_rate(data))
+            print(f"{case}: turn {turn} of {options.rounds}", file=sys.stderr, flush=True)
     finally:
         ranks.close()
-    rows = [_row(case, c, turns[c.name]) for c in present if c.name in turns]
-    rates = [rate / case.sample_bytes for rate in limits if rate]
-    if rates:
-        fio = Candidate("fio", "fio", "limit", "both", "slabs", lambda *_: iter(()))
-        rows.append(_row(case, fio, [{"samples_per_s": rate} for rate in rates]))
-    return rows, list(failures.values())
+        found.rows += [
+            _row(case, c, turns[c.name]) for c in present if len(turns.get(c.name, [])) > 1
+        ]
+        rates = [{"samples_per_s": rate / case.sample_bytes} for rate in limits if rate]
+        if rates:
+            fio = Candidate("fio", "fio", "limit", "both", "slabs", lambda *_: iter(()))
+            found.rows.append(_row(case, fio, [{}, *rates]))
+
+
+def _opening(case: Case, data: DataSet, ranks: Ranks) -> dict[str, Any]:
+    """What it takes until a job has its first batches."""
+    if case.state == "cold":
+        drop_caches()
+    else:
+        warm(data, "slabs")
+    opening = ranks.open(data)
+    return {
+        "state": case.state,
+        "bytes": case.sample_bytes,
+        "ranks": case.ranks,
+        "files": len(data.files("slabs")),
+        **{name: round(opening[name], 4) for name in ("open_s", "first_s")},
+        "parsed": opening["parsed"],
+    }
 
 
 def _row(case: Case, candidate: Candidate, turns: list[dict[str, float]]) -> dict[str, Any]:
-    rates = [turn["samples_per_s"] for turn in turns]
+    rates = [turn["samples_per_s"] for turn in turns[1:]]
     median = statistics.median(rates)
     row: dict[str, Any] = {
         "candidate": candidate.name,
         "label": candidate.label,
         "kind": candidate.kind,
         "order": candidate.order,
+        "variant": candidate.variant,
         "state": case.state,
         "bytes": case.sample_bytes,
         "ranks": case.ranks,
@@ -208,24 +171,35 @@ def _row(case: Case, candidate: Candidate, turns: list[dict[str, float]]) -> dic
         "gb_per_s": round(median * case.sample_bytes / 1e9, 3),
         "rates": [round(rate, 1) for rate in rates],
     }
-    for name in ("first_s", "peak_mb"):
-        if name in turns[0]:
-            row[name] = round(max(turn[name] for turn in turns), 4)
+    if "first_s" in turns[-1]:
+        row["first_s"] = round(max(turn["first_s"] for turn in turns[1:]), 4)
+        row["peak_mb"] = round(max(turn["peak_mb"] for turn in turns), 1)  # some keep it
     return row
 
 
-def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Rates of hsgd over those of others in the same case."""
+def ratios(rows: Sequence[dict[str, Any]], openings: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Rates of hsgd over those of others in the same case, and what opening and memory cost."""
     found = {}
+    for opening in openings:
+        size = report.size_label(opening["bytes"])
+        case = f"{opening['state']}/{size}/np{opening['ranks']}"
+        found[f"parses_per_job/{case}"] = round(sum(opening["parsed"]) / opening["files"], 3)
+        found[f"vs_half_a_second/{case}"] = round(0.5 / opening["first_s"], 2)
     for own in [row for row in rows if row["kind"] == "hsgd"]:
-        suffix = "" if own["candidate"] in ("hsgd", "hsgd-order") else f"-{own['candidate'][5:]}"
+        variant = own["variant"]
         where = (own["state"], own["bytes"], own["ranks"])
         size = report.size_label(own["bytes"])
-        case = f"{own['state']}/{own['order']}{suffix}/{size}/np{own['ranks']}"
+        order = f"{own['order']}-{variant}" if variant else own["order"]
+        case = f"{own['state']}/{order}/{size}/np{own['ranks']}"
         same = [r for r in rows if (r["state"], r["bytes"], r["ranks"]) == where]
-        peers = [r for r in same if r["kind"] == "peer" and r["order"] == own["order"]]
+        alike = [r for r in same if (r["order"], r["variant"]) == (own["order"], variant)]
+        peers = [r for r in alike if r["kind"] == "peer"]
         wanted = "preadv" if own["state"] == "warm" else "fio"
-        limits = [r for r in same if r["candidate"] == wanted]
+        limits = [r for r in same if r["candidate"] == wanted and variant != "packed"]
+        if variant == "limited":
+            found[f"vs_memory_limit/{case}"] = round(
+                MEMORY_LIMIT / 2**20 / max(own["peak_mb"], 1.0), 3
+            )
         named = [(f"vs_{r['candidate']}", r) for r in peers] + [("vs_limit", r) for r in limits]
         if peers:
             named.append(("vs_peer", max(peers, key=lambda r: r["samples_per_s"])))
@@ -238,8 +212,8 @@ def tables(doc: dict[str, Any]) -> str:
     """The document as text, a table for each case."""
     parts = []
     rows = doc["results"]
-    for case in dict.fromkeys((r["state"], r["bytes"], r["ranks"]) for r in rows):
-        state, nbytes, ranks = case
+    cases = {Case(row["state"], row["bytes"], row["ranks"]): None for row in rows}
+    for case in cases:
         lines = [
             [
                 row["label"],
@@ -250,11 +224,16 @@ def tables(doc: dict[str, Any]) -> str:
                 f"{row['peak_mb']:.0f}" if "peak_mb" in row else "-",
             ]
             for row in rows
-            if (row["state"], row["bytes"], row["ranks"]) == case
+            if Case(row["state"], row["bytes"], row["ranks"]) == case
         ]
-        parts.append(f"{state}, samples of {report.size_label(nbytes)}, {ranks} rank(s)")
         header = ["candidate", "order", "samples/s", "GB/s", "first batch, ms", "memory, MB"]
-        parts.append(report.table(header, lines))
+        parts += [str(case), report.table(header, lines)]
+    for row in doc["openings"]:
+        parts.append(
+            f"{Case(row['state'], row['bytes'], row['ranks'])}: opened in "
+            f"{row['open_s'] * 1e3:.0f} ms, first batch after {row['first_s'] * 1e3:.0f} ms; of "
+            f"{row['files']} files the ranks parsed {row['parsed']}"
+        )
     return "\n".join(parts)
 
 
@@ -298,8 +277,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write everything there")
     add("--png", type=Path, metavar="FILE", help="plot the first state there")
     add("--sizes", nargs="+", metavar="SIZE", help="bytes per sample (3KB 64KB 150KB 4MB)")
-    add("--total", type=int, metavar="MB", help="of data (default 1024)")
-    add("--np", nargs="+", type=int, metavar="N", help="ranks (default 1 2)")
+    add("--total", type=int, metavar="MB", help="of data, warm (default 1024)")
+    add("--cold-total", type=int, metavar="MB", help="of data, cold (default 4096)")
+    add("--limit", type=float, metavar="S", help="begin nothing new after so many seconds")
+    add("--np", nargs="+", type=int, metavar="N", help="ranks (default 1 2 4)")
     add("--state", nargs="+", choices=("warm", "cold"), help="of the page cache (default warm)")
     add("--rounds", type=int, help="turns of each candidate (default 5)")
     add("--budget", type=float, metavar="S", help="of one turn (default 3)")
@@ -328,53 +309,96 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     if "cold" in options.state and not can_drop_caches():
         parser.error("--state cold: only root may drop the page cache")
     options.total = options.total or (256 if quick else 1024)
-    options.np = options.np or ([1] if quick else [1, 2])
+    options.cold_total = options.cold_total or (256 if quick else 4096)
+    options.np = options.np or ([1] if quick else [1, 2, 4])
     options.rounds = options.rounds or (2 if quick else 5)
     options.budget = options.budget or (0.4 if quick else 3.0)
     return options
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when nothing was measured."""
-    options = _settings(argv)
-    names = options.candidates or [c.name for c in CANDIDATES if not options.quick or c.quick]
-    chosen = [c for c in CANDIDATES if c.name in names]
-    rows: list[dict[str, Any]] = []
-    failures: list[str] = []
+def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found: Found) -> None:
+    """All cases, and the files that they need."""
+    clock = Clock(options.limit)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="hsgd-io-"))
+    totals = {"warm": options.total, "cold": options.cold_total}
     try:
         for sample_bytes in options.sizes:
-            place = folder / f"{report.size_label(sample_bytes)}-{options.total}"
-            data = make(place, sample_bytes, options.total << 20, {c.files for c in chosen})
             for state in options.state:
+                if clock.is_over():
+                    return
+                place = folder / f"{report.size_label(sample_bytes)}-{totals[state]}"
+                kinds = {"slabs", *(c.files for c in chosen)}
+                data = make(place, sample_bytes, totals[state] << 20, kinds)
                 for ranks in options.np:
-                    found, failed = measure(Case(state, sample_bytes, ranks), data, chosen, options)
-                    rows += found
-                    failures += failed
-            if options.folder is None:
-                shutil.rmtree(place, ignore_errors=True)
+                    if not clock.is_over():
+                        case = Case(state, sample_bytes, ranks)
+                        measure(case, data, chosen, options, clock, found)
+                        _write(options, chosen, found)
+                if options.folder is None:
+                    shutil.rmtree(place, ignore_errors=True)
     finally:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
-    missing = sorted({c.files for c in chosen if not available(c.files)})
+
+
+def _write(
+    options: argparse.Namespace, chosen: Sequence[Candidate], found: Found, stopped: int = 0
+) -> dict[str, Any]:
+    """The document, into the JSON file too when one is wanted."""
     settings = {
         "sizes": options.sizes,
         "total_mb": options.total,
+        "cold_total_mb": options.cold_total,
         "rounds": options.rounds,
         "budget_s": options.budget,
-        "not_installed": [{"tar": "webdataset", "mds": "mosaicml-streaming"}[m] for m in missing],
+        "limit_s": options.limit,
+        "not_installed": sorted({PACKAGES[c.files] for c in chosen if not available(c.files)}),
     }
-    meta = {**report.facts("io_throughput"), "settings": settings}
-    doc = {"meta": meta, "ratios": ratios(rows), "failures": failures, "results": rows}
-    if rows:
-        print(tables(doc))
-    for line in failures:
-        print(f"failed: {line}", file=sys.stderr)
+    meta = {
+        **report.facts("io_throughput"),
+        "settings": settings,
+        "interrupted": bool(stopped),
+    }
+    doc = {
+        "meta": meta,
+        "ratios": ratios(found.rows, found.openings),
+        "failures": found.failures,
+        "openings": found.openings,
+        "results": found.rows,
+    }
     if options.json:
         report.write_json(options.json, json.loads(json.dumps(doc)))
-    if options.png and rows:
+    return doc
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when nothing was measured, 130 or 143 when it was
+    interrupted: what had been measured is shown and written.
+    """
+    options = _settings(argv)
+    names = options.candidates or [c.name for c in CANDIDATES if not options.quick or c.quick]
+    chosen = [c for c in CANDIDATES if c.name in names]
+    found = Found()
+    stopped = 0
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        _measure_all(options, chosen, found)
+    except KeyboardInterrupt:
+        stopped = 130
+    except SystemExit as request:
+        stopped = int(request.code or 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if stopped:
+        print("interrupted; this is what had been measured", file=sys.stderr)
+    doc = _write(options, chosen, found, stopped)
+    if found.rows:
+        print(tables(doc))
+    for line in found.failures:
+        print(f"failed: {line}", file=sys.stderr)
+    if options.png and found.rows:
         plot(doc, options.png)
-    return 0 if rows else 1
+    return stopped or (0 if found.rows else 1)
 
 
 if __name__ == "__main__":

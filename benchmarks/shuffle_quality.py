@@ -96,6 +96,9 @@ def _sorted(name: str, train: dict[str, np.ndarray], test: dict[str, np.ndarray]
     )
 
 
+SETS = {"digits": digits, "synthetic": synthetic}
+
+
 def train(data: Data, folder: Path, shuffle: str, seed: int, epochs: int) -> tuple[float, float]:
     """Accuracy on the test set after training, and the mean label entropy of a batch, in bits."""
     samples = len(data.label)
@@ -195,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="3 seeds, 3 epochs")
     parser.add_argument("--seeds", type=int, help="pairs (default 20)")
     parser.add_argument("--epochs", type=int, help="of each training (default 12)")
+    parser.add_argument("--data", nargs="+", choices=SETS, help="which (default: both)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     parser.add_argument("--png", type=Path, metavar="FILE", help="plot differences there")
     options = parser.parse_args(argv)
@@ -202,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     epochs = options.epochs or (3 if options.quick else 12)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="hsgd-shuffle-") as folder:
-        sets = (digits(), synthetic())
+        sets = [SETS[name]() for name in options.data or SETS]
         rows = [row for data in sets for row in compare(data, Path(folder), seeds, epochs)]
     base = {row["data"]: row for row in rows if row["candidate"] == "full"}
     ratios: dict[str, float] = {}

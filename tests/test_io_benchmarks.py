@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,8 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_a_small_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
+    names = ["hsgd", "hsgd-order", "hsgd-limited", "h5py-fancy", "h5py-slabs", "preadv"]
+    names += ["hsgd-packed", "hsgd-packed-order", "h5py-packed-fancy", "h5py-packed-slabs"]
     words = ["--quick", "--sizes", "3KB", "--total", "4", "--rounds", "1", "--np", "1", "2"]
-    words += ["--candidates", "hsgd", "hsgd-order", "h5py-fancy", "h5py-slabs", "preadv"]
+    words += ["--candidates", *names]
     words += ["--json", str(file), "--png", str(png), "--folder", str(tmp_path / "data")]
     program = str(ROOT / "benchmarks" / "io_throughput.py")
     done = run_marked([sys.executable, program, *words], dict(os.environ), 200)
@@ -29,17 +32,61 @@ def test_a_small_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path)
     document = json.loads(file.read_text())
     assert document["failures"] == []
     rows = {(row["candidate"], row["ranks"]): row for row in document["results"]}
-    names = ("hsgd", "hsgd-order", "h5py-fancy", "h5py-slabs", "preadv")
     assert rows.keys() == {(name, ranks) for name in names for ranks in (1, 2)}
     assert all(row["samples_per_s"] > 0 and row["bytes"] == 3072 for row in rows.values())
-    assert document["ratios"].keys() == {
+    expected = {
         f"vs_{other}/warm/{order}/3KB/np{ranks}"
         for order, peer in (("block", "h5py-fancy"), ("in-order", "h5py-slabs"))
         for other in (peer, "peer", "limit")
         for ranks in (1, 2)
     }
+    for ranks in (1, 2):
+        expected |= {
+            f"vs_{what}/warm/block-limited/3KB/np{ranks}" for what in ("limit", "memory_limit")
+        }
+        expected |= {
+            f"vs_{what}/warm/{order}-packed/3KB/np{ranks}"
+            for order, peer in (("block", "fancy"), ("in-order", "slabs"))
+            for what in (f"h5py-packed-{peer}", "peer")
+        }
+        expected |= {
+            f"{what}/warm/3KB/np{ranks}" for what in ("vs_half_a_second", "parses_per_job")
+        }
+        assert document["ratios"][f"parses_per_job/warm/3KB/np{ranks}"] == 1
+    assert document["ratios"].keys() == expected
+    assert [len(row["parsed"]) for row in document["openings"]] == [1, 2]
     assert "hsgd.io in order" in done.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    words = ["--quick", "--sizes", "3KB", "--total", "4", "--rounds", "100000", "--budget", "0.1"]
+    words += ["--candidates", "hsgd", "preadv", "--json", str(file)]
+    program = str(ROOT / "benchmarks" / "io_throughput.py")
+    with subprocess.Popen(
+        [sys.executable, program, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stderr is not None
+        try:
+            told = next(line for line in process.stderr if "turn 2 of" in line)
+            assert told == "warm, samples of 3KB, 1 rank(s): turn 2 of 100000\n"
+            process.terminate()
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 143, err
+    assert "interrupted; this is what had been measured" in err
+    document = json.loads(file.read_text())
+    assert document["meta"]["interrupted"] is True
+    assert {row["candidate"] for row in document["results"]} == {"hsgd", "preadv"}
+    assert all(len(row["rates"]) >= 2 for row in document["results"])
+    assert "preadv" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 @pytest.mark.parametrize("words", [["--candidates", "nobody"], ["--sizes", "3 apples"]])
@@ -48,6 +95,21 @@ def test_bad_arguments_are_an_error_of_use(words: list[str], capsys) -> None:
         io_throughput.main(words)
     assert caught.value.code == 2
     assert "nobody" in (text := capsys.readouterr().err) or "apples" in text
+
+
+def test_slabs_of_another_node_are_measured_against_the_files(
+    virtual_nodes: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.json"
+    program = str(ROOT / "benchmarks" / "io_exchange.py")
+    words = ["--total", "16", "--turns", "1", "--rate", "1gbit", "--no-cold", "--json", str(file)]
+    done = run_marked([sys.executable, program, *words], dict(os.environ), 200)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert document["ratios"].keys() == {"vs_files/2x1@1gbit", "vs_link/2x1@1gbit"}
+    comm, files = document["results"]
+    assert comm["exchanged_bytes"] > 0 == comm["read_bytes"]
+    assert files["read_bytes"] > 0 == files["exchanged_bytes"]
 
 
 def test_shuffle_quality_pairs_orders_and_reports_entropy(tmp_path: Path) -> None:

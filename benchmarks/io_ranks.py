@@ -1,0 +1,166 @@
+"""The ranks of io_throughput.py: processes that stay, take turns of a candidate, or open data sets.
+
+Owns the processes, the common start, and what is measured in them: samples, seconds, memory.
+Candidates are in io_candidates.py. Never decides who is measured when.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from io_candidates import BATCH, CANDIDATES
+from io_files import DataSet
+
+__all__ = ["Ranks"]
+
+_START_S, _RUN_S = 120.0, 300.0
+_serial = itertools.count()
+
+
+class Ranks:
+    """The processes: each delivers its part of a candidate's samples when told."""
+
+    def __init__(self, ranks: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._barrier = spawn.Barrier(ranks)
+        self._pipes, self._processes = [], []
+        for rank in range(ranks):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_rank_main, args=(rank, ranks, self._barrier, theirs))
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._answers(_START_S)
+
+    def turn(self, name: str, data: DataSet, epoch: int, budget_s: float) -> dict[str, float]:
+        """One pass over the data, or as far as the budget goes."""
+        found = self._ask("deliver", name, data, epoch, budget_s)
+        return {
+            "samples_per_s": sum(a["samples"] for a in found) / max(a["seconds"] for a in found),
+            "first_s": max(a["first_s"] for a in found),
+            "peak_mb": max(a["peak_mb"] for a in found),
+        }
+
+    def open(self, data: DataSet) -> dict[str, Any]:
+        """Make a loader on all ranks and take one batch: seconds until both, and the files that
+        each rank opened with HDF5.
+        """
+        path = f"@hsgd-io-{os.getpid()}-{next(_serial)}"
+        found = self._ask("open", data, path)
+        return {
+            "open_s": max(a["open_s"] for a in found),
+            "first_s": max(a["first_s"] for a in found),
+            "parsed": [a["parsed"] for a in found],
+        }
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _ask(self, *order: Any) -> list[dict[str, Any]]:
+        for pipe in self._pipes:
+            pipe.send(order)
+        return self._answers(_RUN_S)
+
+    def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
+        answers = []
+        for pipe in self._pipes:
+            if not pipe.poll(timeout_s):
+                raise TimeoutError(f"no answer within {timeout_s:g} s")
+            answer = pipe.recv()
+            if isinstance(answer, str):
+                raise RuntimeError(answer)
+            answers.append(answer)
+        return answers
+
+
+def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
+    """Body of a process: orders until the pipe is closed."""
+    import torch
+
+    torch.set_num_threads(1)
+    known = {candidate.name: candidate for candidate in CANDIDATES}
+    pipe.send({})
+    while True:
+        try:
+            order, *words = pipe.recv()
+        except EOFError:
+            return
+        try:
+            barrier.wait(_START_S)
+            if order == "open":
+                data, path = words
+                pipe.send(_open(data, rank, ranks, path))
+            else:
+                name, data, epoch, budget_s = words
+                pipe.send(_deliver(known[name].read(data, rank, ranks, epoch), budget_s))
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _open(data: DataSet, rank: int, ranks: int, path: str) -> dict[str, Any]:
+    """Make a loader together with the other ranks, who meet at `path`, and take a batch."""
+    from hsgd.io import PartitionedLoader, datamap
+
+    from hsgd import Comm
+
+    opened: list[Any] = []
+    examine = datamap.open_hdf5
+    datamap.open_hdf5 = lambda *words: (opened.append(words), examine(*words))[1]
+    try:
+        with Comm.local(path, rank, ranks) as comm:
+            began = time.perf_counter()
+            batch = min(BATCH, max(1, data.count // ranks))
+            loader = PartitionedLoader(data.folder / "slabs", batch, rank, ranks, comm=comm)
+            made_s = time.perf_counter() - began
+            iteration = iter(loader)
+            next(iteration)
+            first_s = time.perf_counter() - began
+            iteration.close()
+    finally:
+        datamap.open_hdf5 = examine
+    return {"open_s": made_s, "first_s": first_s, "parsed": len(opened)}
+
+
+def _deliver(batches: Any, budget_s: float) -> dict[str, float]:
+    """Take batches, touch them, and count."""
+    before_mb = _restart_peak()
+    began = time.perf_counter()
+    first_s, samples, touched = 0.0, 0, 0
+    for batch in batches:
+        first_s = first_s or time.perf_counter() - began
+        touched += int(batch.view(-1)[::4096].sum())
+        samples += len(batch)
+        if time.perf_counter() - began > budget_s:
+            break
+    seconds = time.perf_counter() - began
+    return {
+        "samples": samples,
+        "seconds": seconds,
+        "first_s": first_s,
+        "peak_mb": max(0.0, _memory_mb("VmHWM") - before_mb),
+        "touched": touched,
+    }
+
+
+def _restart_peak() -> float:
+    """Begin a new peak of the resident memory; what it is now, in MB."""
+    Path("/proc/self/clear_refs").write_text("5\n")
+    return _memory_mb("VmRSS")
+
+
+def _memory_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(name)) / 1024
