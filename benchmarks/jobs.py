@@ -66,8 +66,7 @@ class Tools:
 
 def environment(layout: Layout) -> dict[str, str]:
     """What the launcher and all workers get, on top of nothing: this environment with settings."""
-    threads = str(max(1, launch.cores() // layout.ranks))
-    wanted = {"OMP_NUM_THREADS": threads}
+    wanted = {"OMP_NUM_THREADS": str(max(1, launch.cores() // layout.ranks))}
     if layout.nodes > 1 and layout.crowded:
         wanted["HSGD_SPIN"] = "0"  # virtual nodes share the cores, which hsgd cannot know
     fixed = {
@@ -76,6 +75,8 @@ def environment(layout: Layout) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "NUMPY_MADVISE_HUGEPAGE": "0",  # the same pages for NumPy, torch and C
     }
+    if layout.threads is not None:
+        fixed["OMP_NUM_THREADS"] = str(layout.threads)
     inherited = {k: v for k, v in os.environ.items() if k not in ("HOROVOD_PLUGIN", "LD_PRELOAD")}
     return {**wanted, **inherited, **fixed}
 

@@ -1,7 +1,7 @@
 """Where ranks run: on this machine, or on virtual nodes that are made for the run.
 
-Owns the spelling of layouts ("2x2@1gbit") and the life of the nodes. Never starts a rank: jobs.py
-does, with the hosts, the settings and the command that a place gives.
+Owns the spelling of layouts ("2x2@1gbit", "2x1t2") and the life of the nodes. Never starts a rank:
+jobs.py does, with the hosts, the settings and the command that a place gives.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Layout:
     name: str  # in the JSON: "np2", "2x2@1gbit"
     ranks_of_nodes: tuple[int, ...]
     rate: str | None = None  # None on one node, or for links without a limit
+    threads: int | None = None  # of each rank; None: the cores, shared out
 
     @property
     def ranks(self) -> int:
@@ -44,14 +45,16 @@ class Layout:
 
     @property
     def crowded(self) -> bool:
-        """More ranks than cores: virtual nodes share those of this machine."""
-        return self.ranks > launch.cores()
+        """More threads than cores: virtual nodes share those of this machine."""
+        return self.ranks * (self.threads or 1) > launch.cores()
 
     def __str__(self) -> str:
         if self.nodes == 1:
             return f"{self.ranks} ranks"
         rates = f" at {self.rate}/s" if self.rate else ""
-        return f"{' + '.join(map(str, self.ranks_of_nodes))} ranks on {self.nodes} nodes{rates}"
+        ranks = f"{' + '.join(map(str, self.ranks_of_nodes))} ranks"
+        threads = f" with {self.threads} threads each" if self.threads else ""
+        return f"{ranks}{threads} on {self.nodes} nodes{rates}"
 
 
 def on_one_node(ranks: int) -> Layout:
@@ -62,16 +65,21 @@ def on_one_node(ranks: int) -> Layout:
 
 
 def read_layout(text: str) -> Layout:
-    """Read "2x2@1gbit" (2 nodes with 2 ranks each), "2+1@10gbit" or "3x1". Raises ValueError."""
-    shape, _, rate = text.partition("@")
+    """Read "2x2@1gbit" (2 nodes with 2 ranks each), "2+1@10gbit", "3x1", or "2x1t2" (with 2 threads
+    for each rank). Raises ValueError.
+    """
+    ranks, _, rate = text.partition("@")
+    shape, threaded, threads = ranks.partition("t")
     alike = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", shape)
     listed = re.fullmatch(r"[1-9][0-9]*(\+[1-9][0-9]*)+", shape)
-    if not (alike or listed) or ("@" in text and not re.fullmatch(r"[0-9]+[kmg]bit", rate)):
-        raise ValueError(f'"{text}" is no layout; write it like 2x2@1gbit or 2+1@10gbit')
+    rated = "@" not in text or re.fullmatch(r"[0-9]+[kmg]bit", rate)
+    counted = not threaded or re.fullmatch(r"[1-9][0-9]*", threads)
+    if not ((alike or listed) and rated and counted):
+        raise ValueError(f'"{text}" is no layout; write it like 2x2@1gbit, 2+1@10gbit or 2x1t2')
     counts = (int(alike[2]),) * int(alike[1]) if alike else tuple(map(int, shape.split("+")))
     if len(counts) < 2 or sum(counts) > MAX_RANKS:
         raise ValueError(f'"{text}": 2 nodes or more, and at most {MAX_RANKS} ranks')
-    return Layout(text, counts, rate or None)
+    return Layout(text, counts, rate or None, int(threads) if threads else None)
 
 
 class Place:

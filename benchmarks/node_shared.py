@@ -20,7 +20,7 @@ import report
 import training
 from layouts import Layout, Place, on_one_node, read_layout
 from steps import UPDATES, payload_bytes
-from training import Samples, Way
+from training import Effort, Samples, Way
 
 __all__ = ["WAYS", "main", "ratios"]
 
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(place: Place) -> None:
         name = place.layout.name
         if options.measure != "memory":
-            training.measure(place, ways, cases, turns, failures, found[name])
+            training.measure(place, ways, cases, Effort(turns), failures, found[name])
         if options.measure != "time":
             weigh(place, ways, cases, failures, weights[name])
 

@@ -1,7 +1,8 @@
 """What communication costs a training step: plain Horovod, Horovod with the plugin, hsgd.torch, and
 DistributedDataParallel over gloo, interleaved in one run.
 
-Owns the candidates, the arithmetic and the files. The steps are in training_worker.py.
+Owns the candidates, their turns, the arithmetic and the files. The steps are in training_worker.py,
+what bytes alone cost in training_limit.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from stopping import Stopped, keeping
 
 __all__ = [
     "WAYS",
+    "Effort",
     "Samples",
     "Way",
     "document",
@@ -41,7 +44,8 @@ __all__ = [
     "worker_job",
 ]
 
-BATCH = 5  # steps of a turn, of each kind
+BATCH = 5  # steps of a turn, of each kind, or fewer where steps are long
+LEAST_TURNS = 3  # that steps are made fewer for
 EPILOG = """\
 A step makes gradients and waits until they are those of all ranks; that of "cnn" updates weights as
 well. Its time begins with a barrier and is the largest over the ranks. Exposed communication is the
@@ -50,18 +54,23 @@ same processes. Gradients are compared with the exact ones before anything is ti
 processor time that communication adds, over all ranks, from the least of both kinds of steps: it
 says something on machines that others use as well.
 
-Horovod stands for the best of its default cycle, of a cycle of 0.1 ms, and of its autotuner.
+Horovod stands for the best of cycles of 0.1, 1 (its default) and 5 ms, and of its autotuner, which
+may try settings for --tune seconds of each case before it is measured. Where models do not fit into
+memory side by side, each is made again for its turn. The limit moves bytes and adds nothing
+(training_limit.py).
 
 Ratios, above 1 is shorter: vs_horovod/exposed/CASE/LAYOUT is the exposed time of the best plain
 Horovod / that of hsgd.torch; vs_ddp and vs_plugin likewise, vs_peer is the least of Horovod and
-DDP; .../step/... the same of whole steps. Where a layout has one rank per node and another as many
-threads as ranks, processes_vs_threads/WAY/LAYOUT is the time of one process with T threads / that
-of T processes.
+DDP, vs_limit/... the limit / hsgd.torch; .../step/... the same of whole steps. Where a layout has
+one rank with T threads per node (2x1t2) and another T ranks (2x2), processes_vs_threads/WAY/LAYOUT
+is the time of a step of "cnn" of one process with T threads / that of T processes.
+
+No turn begins after --seconds of a case; what there is goes into the files when a run is ended.
 
 examples:
   python benchmarks/training.py --quick
   python benchmarks/training.py --nodes 2x2@1gbit 2x2@10gbit --json training.json
-  python benchmarks/training.py --nodes 2x1@10gbit 2x2@10gbit --cases cnn   one process per node?
+  python benchmarks/training.py --nodes 2x1t2@10gbit 2x2@10gbit --cases cnn   threads or processes?
 """
 
 
@@ -75,6 +84,7 @@ class Way:
     worker: str  # of training_worker.WAYS
     environment: dict[str, str]
     quick: bool = True
+    tunes: bool = False  # it tunes itself while it trains: a new job for each case, and time to
 
     def job(self) -> Job:
         crowded = {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -88,22 +98,43 @@ class Way:
         )
 
 
+SLOW = {"HOROVOD_CYCLE_TIME": "5"}  # more tensors travel together
+TUNER = {
+    "HOROVOD_AUTOTUNE": "1",
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "1",
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "10",
+}
 WAYS = (
     Way("hsgd", "hsgd.torch", "hsgd", "hsgd", {}),
     Way("hsgd-late", "hsgd.torch, after backward", "hsgd", "hsgd-late", {}, False),
     Way("plugin", "Horovod + plugin", "hsgd", "horovod", {"HOROVOD_PLUGIN": "hsgd"}),
     Way("horovod", "Horovod", "peer", "horovod", {}),
     Way("horovod-fast", "Horovod, cycle 0.1 ms", "peer", "horovod", {"HOROVOD_CYCLE_TIME": "0.1"}),
-    Way("horovod-tuned", "Horovod, autotuner", "peer", "horovod", {"HOROVOD_AUTOTUNE": "1"}, False),
+    Way(
+        "horovod-slow", "Horovod, cycle 5 ms", "peer", "horovod", {"HOROVOD_CYCLE_TIME": "5"}, False
+    ),
+    Way("horovod-tuned", "Horovod, autotuner", "peer", "horovod", TUNER, False, True),
     Way("ddp", "DDP over gloo", "peer", "ddp", {}),
+    Way("limit", "bytes alone", "limit", "limit", {}),
 )
-HOROVODS = ("horovod", "horovod-fast", "horovod-tuned")
+HOROVODS = ("horovod", "horovod-fast", "horovod-slow", "horovod-tuned")
 RIVALS = {
     "peer": (*HOROVODS, "ddp"),
     "horovod": HOROVODS,
     "ddp": ("ddp",),
     "plugin": ("plugin",),
+    "limit": ("limit",),
 }
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long one case is measured on one layout, set-up aside."""
+
+    turns: int  # at most
+    seconds: float = 1e9  # no further turn begins after that
+    tune_s: float = 20.0  # for a way that tunes itself, at most
 
 
 @dataclass
@@ -114,44 +145,92 @@ class Samples:
     step: list[float]
     plain_work: list[float] = field(default_factory=list)
     step_work: list[float] = field(default_factory=list)
+    tuning: dict[str, int] = field(default_factory=dict)  # steps, and settings that were tried
 
 
 def measure(
     place: Place,
     ways: Sequence[Way],
     cases: Sequence[str],
-    turns: int,
+    effort: Effort,
     failures: list[str],
     found: dict[tuple[str, str], Samples],
 ) -> None:
     """All cases of a layout, by case and way, into `found` as they come. Ways that fail are left
     out, and named in `failures`.
     """
+    tuned = [way for way in ways if way.tunes]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        alive: dict[str, WorkerJob] = {}
-        for way in ways:  # one after the other: their ranks share the cores
-            job = worker_job(way, place, Path(folder), stack)
-            with told(way, failures):
-                job.connect()
-                alive[way.name] = job
+        usual = [way for way in ways if not way.tunes]
+        alive = _started(usual, place, Path(folder), stack, failures)
         for case in cases:
-            together = _fit(case, len(alive) * place.layout.ranks)
-            ready = dict(alive)
-            for turn in range(turns):
-                for name, job in list(ready.items()):
-                    new = turn == 0 or not together
-                    if new and ordered(job, name, f"setup {case}", failures) is None:
-                        del ready[name]
-                        continue
-                    answers = ordered(job, name, f"measure {BATCH}", failures)
-                    if answers:
-                        _add(found.setdefault((case, name), Samples([], [])), answers)
-                    if not together:
-                        ordered(job, name, "release", failures)
-            for name, job in ready.items() if together else ():
-                ordered(job, name, "release", failures)
+            with contextlib.ExitStack() as own:
+                new = _started(tuned, place, Path(folder) / case, own, failures)
+                _take_turns(place, alive | new, new, case, effort, failures, found)
+                for name, job in new.items():
+                    ordered(job, name, "end", failures)
         for name, job in alive.items():
             ordered(job, name, "end", failures)
+
+
+def _started(
+    ways: Sequence[Way],
+    place: Place,
+    folder: Path,
+    stack: contextlib.ExitStack,
+    failures: list[str],
+) -> dict[str, WorkerJob]:
+    """The jobs by name, one after the other: their ranks share the cores."""
+    alive = {}
+    for way in ways:
+        job = worker_job(way, place, folder, stack)
+        with told(way, failures):
+            job.connect()
+            alive[way.name] = job
+    return alive
+
+
+def _take_turns(
+    place: Place,
+    jobs: Mapping[str, WorkerJob],
+    tuned: Container[str],
+    case: str,
+    effort: Effort,
+    failures: list[str],
+    found: dict[tuple[str, str], Samples],
+) -> None:
+    """One case; those of `tuned` may tune themselves before their first turn."""
+    together = _fit(case, len(jobs) * place.layout.ranks)
+    counts: dict[str, int] = {}
+    ready = dict(jobs)
+    spent_s = 0.0
+    for turn in range(effort.turns):
+        for name, job in list(ready.items()):
+            if turn == 0 or not together:
+                answers = ordered(job, name, f"setup {case}", failures)
+                tuning = {}
+                if answers and turn == 0 and name in tuned:
+                    told_of = ordered(job, name, f"tune {effort.tune_s}", failures)
+                    answers, tuning = (answers, told_of[0]) if told_of else (None, {})
+                if answers is None:
+                    del ready[name]
+                    continue
+                if turn == 0:
+                    found[case, name] = Samples([], [], tuning=tuning)
+                    both_s = max(answer["both_s"] for answer in answers)
+                    fitting = effort.seconds / LEAST_TURNS / len(jobs) / max(both_s, 1e-9)
+                    counts[name] = max(1, min(BATCH, int(fitting)))
+            begin_s = time.monotonic()
+            answers = ordered(job, name, f"measure {counts[name]}", failures)
+            spent_s += time.monotonic() - begin_s
+            if answers:
+                _add(found[case, name], answers)
+            if not together:
+                ordered(job, name, "release", failures)
+        if spent_s >= effort.seconds:
+            break
+    for name, job in ready.items() if together else ():
+        ordered(job, name, "release", failures)
 
 
 def _fit(case: str, ranks: int) -> bool:
@@ -167,7 +246,7 @@ def worker_job(way: Way, place: Place, folder: Path, stack: contextlib.ExitStack
     launcher = launch.find_launcher(_environ(place))
     words = (sys.executable, str(HERE / "training_worker.py"), way.worker)
     own = folder / way.name
-    own.mkdir()
+    own.mkdir(parents=True)
     tools = Tools(launcher, words, Path(sys.executable).parent)
     return stack.enter_context(WorkerJob(way.job(), place, own, tools))
 
@@ -230,6 +309,8 @@ def rows(layout: Layout, found: Mapping[tuple[str, str], Samples]) -> list[dict[
     by_name = {way.name: way for way in WAYS}
     made = []
     for (case, name), samples in found.items():
+        if not samples.step:
+            continue
         plain = statistics.median(samples.plain) * 1e6
         step = statistics.median(samples.step) * 1e6
         work = min(samples.step_work) - min(samples.plain_work)
@@ -247,6 +328,7 @@ def rows(layout: Layout, found: Mapping[tuple[str, str], Samples]) -> list[dict[
                 "plain_us": float(f"{plain:.6g}"),
                 "exposed_us": float(f"{step - plain:.6g}"),
                 "work_us": float(f"{work * 1e6:.6g}"),
+                **({"tuning": samples.tuning} if samples.tuning else {}),
             }
         )
     return made
@@ -274,29 +356,30 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _processes_and_threads(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Layouts of one rank with T threads per node against those of T ranks."""
     times = {(r["layout"], r["candidate"]): r["median_us"] for r in results if r["case"] == "cnn"}
     found = {}
     for (layout, way), single in times.items():
-        nodes, _, rest = layout.partition("x1")
-        if not rest.startswith("@") and layout != f"{nodes}x1":
-            continue
-        for (other, same), several in times.items():
-            shape, _, rate = other.partition("@")
-            alike = shape.startswith(f"{nodes}x") and rate == rest.removeprefix("@")
-            if alike and same == way and other != layout:
-                found[f"processes_vs_threads/{way}/{other}"] = float(f"{single / several:.4g}")
+        shape, at, rate = layout.partition("@")
+        nodes, one, threads = shape.partition("x1t")
+        other = f"{nodes}x{threads}{at}{rate}"
+        if one and (other, way) in times:
+            found[f"processes_vs_threads/{way}/{other}"] = float(
+                f"{single / times[other, way]:.4g}"
+            )
     return found
 
 
 def document(
-    results: list[dict[str, Any]], layouts: Sequence[Layout], turns: int, failures: list[str]
+    results: list[dict[str, Any]], layouts: Sequence[Layout], effort: Effort, failures: list[str]
 ) -> dict[str, Any]:
     """Everything that is known after a run, as it goes into the JSON."""
     settings = {
         "layouts": {layout.name: str(layout) for layout in layouts},
         "cases": CASES,
         "candidates": {way.name: {"label": way.label, **way.environment} for way in WAYS},
-        "turns": turns,
+        "turns": effort.turns,
+        "seconds": effort.seconds,
         "steps_of_a_turn": BATCH,
         "omp_num_threads": {n.name: environment(n)["OMP_NUM_THREADS"] for n in layouts},
     }
@@ -338,16 +421,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = options.cases or (["resnet50", "small1000"] if options.quick else list(CASES))
     wanted = options.candidates or [way.name for way in WAYS if way.quick or not options.quick]
     ways = [way for way in WAYS if way.name in wanted]
-    turns = options.turns or (3 if options.quick else 10)
+    turns, seconds = (3, 5.0) if options.quick else (20, 20.0)
+    effort = Effort(options.turns or turns, options.seconds or seconds, options.tune)
     found: dict[str, dict[tuple[str, str], Samples]] = {layout.name: {} for layout in layouts}
     failures: list[str] = []
 
     def work(place: Place) -> None:
-        measure(place, ways, cases, turns, failures, found[place.layout.name])
+        measure(place, ways, cases, effort, failures, found[place.layout.name])
 
     stopped = visit(layouts, failures, work)
     results = [row for layout in layouts for row in rows(layout, found[layout.name])]
-    doc = json.loads(json.dumps(document(results, layouts, turns, failures)))
+    doc = json.loads(json.dumps(document(results, layouts, effort, failures)))
     doc["meta"]["interrupted"] = bool(stopped.code)
     print(tables(doc))
     if options.json:
@@ -372,7 +456,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@1gbit")
     add("--cases", nargs="+", choices=list(CASES), help="these alone")
     add("--candidates", nargs="+", choices=[way.name for way in WAYS], help="these alone")
-    add("--turns", type=int, metavar="N", help=f"of {BATCH} steps each, for each candidate")
+    add("--turns", type=int, metavar="N", help=f"at most, of {BATCH} steps each (default 20)")
+    add("--seconds", type=float, metavar="S", help="of turns for each case (default 20)")
+    add("--tune", type=float, default=20.0, metavar="S", help="for the autotuner (default 20)")
     return parser
 
 

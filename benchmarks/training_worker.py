@@ -23,24 +23,35 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 import steps
+from training_limit import Link, Transfer
 
 __all__: list[str] = []
 
 WARM_STEPS = 3
+TUNING_STEPS = 5  # between two looks at the clock
+TUNED_STEPS = 20  # of one setting of Horovod's autotuner: it tries no more of them
 WORLD = MPI.COMM_WORLD
+
+Forward = Callable[[Tensor], Tensor]
 
 
 class Way:
     """How gradients travel: not at all."""
+
+    adds = False  # whether they become those of all ranks
 
     def start(self, folder: Path) -> None:
         """Collective."""
 
     def wrap(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
         """What runs forward, what steps, and what ends a step without an update."""
         return model, optimizer, lambda: None
+
+    def tried(self) -> int:
+        """How many settings it has tried out by itself."""
+        return 0
 
     def end(self) -> None:
         """Collective."""
@@ -49,6 +60,8 @@ class Way:
 class ByHorovod(Way):
     """horovod.torch, with the plugin or without, or hsgd.torch."""
 
+    adds = True
+
     def __init__(self, module: str, **options: Any) -> None:
         self._module = module
         self._options = options
@@ -56,15 +69,21 @@ class ByHorovod(Way):
     def start(self, folder: Path) -> None:
         import importlib
 
+        self._log = folder / "autotune.csv"
+        os.environ["HOROVOD_AUTOTUNE_LOG"] = str(self._log)
         self._hvd = importlib.import_module(self._module)
         self._hvd.init()
 
     def wrap(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
         self._hvd.broadcast_parameters(model.state_dict(), 0)
         made = self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), **self._options)
         return model, made, made.synchronize
+
+    def tried(self) -> int:
+        """Lines in the log of Horovod's autotuner, on the rank that writes it."""
+        return len(self._log.read_text().splitlines()) if self._log.exists() else 0
 
     def end(self) -> None:
         self._hvd.shutdown()
@@ -74,6 +93,8 @@ class ByGloo(Way):
     """DistributedDataParallel over gloo, as torch comes, with gradients as views of buckets; with
     ZeroRedundancyOptimizer or without.
     """
+
+    adds = True
 
     def __init__(self, *, zero: bool = False) -> None:
         self._zero = zero
@@ -88,7 +109,7 @@ class ByGloo(Way):
 
     def wrap(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         if self._zero:
             from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -104,12 +125,37 @@ class ByGloo(Way):
         torch.distributed.destroy_process_group()
 
 
+class ByLimit(Way):
+    """Bytes that must be moved, without sums."""
+
+    def start(self, folder: Path) -> None:
+        self._link = Link(WORLD)
+
+    def wrap(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
+        nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        transfer = Transfer(self._link, nbytes)
+
+        def forward(batch: Tensor) -> Tensor:
+            transfer.begin()
+            output: Tensor = model(batch)
+            return output
+
+        optimizer.register_step_pre_hook(lambda *_: transfer.end())
+        return forward, optimizer, transfer.end
+
+    def end(self) -> None:
+        self._link.close()
+
+
 WAYS: dict[str, Callable[[], Way]] = {
     "horovod": lambda: ByHorovod("horovod.torch"),
     "hsgd": lambda: ByHorovod("hsgd.torch"),
     "hsgd-late": lambda: ByHorovod("hsgd.torch", strategy="after_backward"),
     "hsgd-node-shared": lambda: ByHorovod("hsgd.torch", node_shared=True),
     "ddp": ByGloo,
+    "limit": ByLimit,
     "ddp-zero": lambda: ByGloo(zero=True),
 }
 
@@ -125,20 +171,34 @@ class Bench:
         self._steps: tuple[Callable[[], None], Callable[[], None]] | None = None
 
     def setup(self, case: str) -> dict[str, Any]:
-        """Build, warm up, and check the gradients. Collective."""
+        """Build, warm up, and check the gradients; seconds of a step of both kinds. Collective."""
         plain = self._make(case, Way())
         step = self._make(case, self._way)
         for _ in range(WARM_STEPS):
+            begin = time.perf_counter()
             plain()
             step()
         self._steps = plain, step
-        return {}
+        return {"both_s": time.perf_counter() - begin}
+
+    def tune(self, seconds: float) -> dict[str, Any]:
+        """Steps for a way that tunes itself, until it is done with that or `seconds` have passed.
+        Collective.
+        """
+        assert self._steps is not None
+        end_s = time.perf_counter() + seconds
+        made = last = tried = 0
+        while WORLD.bcast(time.perf_counter() < end_s and made - last < TUNED_STEPS):
+            for _ in range(TUNING_STEPS):
+                self._steps[1]()
+            made += TUNING_STEPS
+            if self._way.tried() > tried:
+                tried, last = self._way.tried(), made
+        return {"steps": made, "tried": tried}
 
     def _make(self, case: str, way: Way) -> Callable[[], None]:
         model, batch = steps.build(case, WORLD.rank, WORLD.size)
-        updates = not isinstance(model, steps.Gradients) or (
-            case in steps.UPDATES and type(way) is not Way
-        )
+        updates = not isinstance(model, steps.Gradients) or (case in steps.UPDATES and way.adds)
         more: dict[str, Any] = {"momentum": 0.9, "fused": True} if case in steps.UPDATES else {}
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, **more)
         forward, stepper, finish = way.wrap(model, optimizer)
@@ -160,7 +220,7 @@ class Bench:
                     raise RuntimeError(f"wrong result: parameter {number} is not {expected}")
         elif isinstance(model, steps.Gradients):
             step()
-            expected = WORLD.rank + 1.0 if type(way) is Way else (WORLD.size + 1) / 2
+            expected = (WORLD.size + 1) / 2 if way.adds else WORLD.rank + 1.0
             wrong = model.wrong(expected)
             if wrong is not None:
                 raise RuntimeError(f"wrong result: {wrong}")
@@ -225,6 +285,8 @@ def obey(bench: Bench, verb: str, words: list[str]) -> dict[str, Any]:
             return bench.weigh(words[0])
         if verb == "measure":
             return bench.measure(int(words[0]))
+        if verb == "tune":
+            return bench.tune(float(words[0]))
         return bench.release() if verb == "release" else bench.end()
     except Exception as error:  # the parent goes on with others
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}

@@ -501,6 +501,92 @@ def test_buckets_start_while_backward_runs(ranks: Ranks) -> None:
     assert on(ranks, 2, overlapping) == [[0, 1, 2, 3]] * 2
 
 
+def in_any_order(seat: Seat, path: str, size: int) -> None:
+    """Which gradient comes last changes from step to step, and from rank to rank."""
+    with job(seat, path, size) as hvd:
+        torch.manual_seed(0)
+        net = nn.ModuleList([nn.Linear(2, 2) for _ in range(4)])
+        twin = copy.deepcopy(net)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters()
+        )
+        plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+        for step in range(6):
+            turn = step + seat.rank if step > 2 else 0
+            order = [net[(n + turn) % 4] for n in range(4)]
+            rows = torch.randn(size, 2, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            plain.zero_grad()
+            hidden = rows[seat.rank : seat.rank + 1]
+            for layer in order:
+                hidden = layer(hidden)
+            hidden.sum().backward()
+            for rank in range(size):
+                hidden = rows[rank : rank + 1]
+                for n in range(4):
+                    hidden = twin[(n + (step + rank if step > 2 else 0)) % 4](hidden)
+                (hidden.sum() / size).backward()
+            optimizer.step()
+            plain.step()
+            assert close(net, twin), step
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_may_come_in_another_order_later(ranks: Ranks, size: int) -> None:
+    on(ranks, size, in_any_order)
+
+
+def parts_of_a_backward(seat: Seat, path: str, size: int) -> None:
+    with job(seat, path, size) as hvd:
+        net = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(3)])
+        hvd.broadcast_parameters(net.state_dict(), 0)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters()
+        )
+        ones = torch.ones(1, 1)
+
+        def backward(*parts: int) -> None:
+            sum(net[n](ones * (seat.rank + 1)).sum() for n in parts).backward()
+
+        backward(0, 1, 2)
+        optimizer.step()
+        mean = (size + 1) / 2
+        for part in range(3):  # whatever is the last in the bucket
+            optimizer.zero_grad()
+            backward(part)
+            assert optimizer._reducer.open
+            optimizer.synchronize()
+            assert [net[n].weight.grad.item() for n in range(3)] == [
+                mean if n == part else 0.0 for n in range(3)
+            ]
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            assert not optimizer._reducer.open
+
+
+def test_a_backward_through_some_layers_is_noticed(ranks: Ranks) -> None:
+    on(ranks, 2, parts_of_a_backward)
+
+
+def changed_under_way(seat: Seat, path: str, size: int) -> None:
+    with job(seat, path, size) as hvd:
+        model = nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+        )
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        with pytest.warns(UserWarning, match="changed between backward and synchronize"):
+            optimizer.step()
+
+
+def test_gradients_that_are_changed_while_they_travel_are_told_of(ranks: Ranks) -> None:
+    on(ranks, 2, changed_under_way)
+
+
 def train_shared(seat: Seat, path: str, size: int, node_shared: bool) -> list[Any]:
     with job(seat, path, size) as hvd:
         torch.manual_seed(seat.rank)
