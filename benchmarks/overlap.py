@@ -6,9 +6,13 @@ Owns layouts, jobs and ratios. Never times anything: overlap_worker.py does, in 
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,18 +25,25 @@ __all__ = ["main", "ratios"]
 
 NOTES = """\
 Each rank trains a model whose batch is chosen so that a step computes about as long as one
-two-level allreduce of all its gradients takes ("communication"). A time is that of one step, the
-mean over a turn of steps that begins with a barrier and ends when the last rank has the weights of
-the last step. Candidates take turns, round after round, in one job; Horovod, whose threads never
-rest, has a job of its own right after, with the same batch. Then all weights are compared.
+two-level allreduce of all its gradients takes ("communication"); on one node, as --step-s says. A
+time is that of one step, the mean over a turn of steps that begins with a barrier and ends when the
+last rank has the weights of the last step. Candidates take turns, round after round, in one job;
+Horovod, whose threads never rest, has a job of its own right after, with the same batch. Then all
+weights are compared. A last job counts the collectives of five steps, with a library that sees all
+calls into MPI.
+
+"tree" is NotifiedTree over sockets, "tree_overlap" the same with the next forward pass overlapped,
+"tree_mpi" that over MPI, "tree_first" and "tree_shared" that over sockets with rank 0 the root of
+all layers, and with layers shared among the nodes.
 
 Ratios, above 1 is ahead: vs_horovod/tree/LAYOUT/MODEL is a step of Horovod / one of NotifiedTree;
 vs_ddp and vs_two_level likewise, vs_peer is the least of Horovod and DDP; vs_limit is
-max(computation, communication) / step, vs_compute computation / step. tree_overlap is the tree with
-the next forward pass overlapped, tree_sockets the same over sockets in place of MPI.
-vs_peer/put_notify/SIZE is the same put over MPI / in shared memory, half a round trip, on one node.
+max(computation, communication) / step, vs_compute computation / step. scaling/... on one node is
+samples per second / those of one rank that only computes. vs_peer/put_notify/SIZE is the same put
+over MPI / in shared memory, half a round trip, on one node.
 
-Virtual nodes need Linux and root; they share the cores of this machine.
+What was measured is written after each case, so that an interrupted run keeps it. Virtual nodes
+need Linux and root; they share the cores of this machine.
 
 examples:
   python benchmarks/overlap.py --quick
@@ -41,10 +52,12 @@ examples:
 
 WORKER = Path(__file__).resolve().with_name("overlap_worker.py")
 PUT_WORKER = WORKER.with_name("put_worker.py")
-TREES = ("tree", "tree_overlap", "tree_sockets")
-BESIDE = ("compute", "ddp", "two_level", *TREES)
-LAYOUTS = ("2x1@1gbit", "2x2@1gbit", "4x1@1gbit")
-ONE_NODE = (2, 4)
+COUNTER = WORKER.parents[1] / "tests" / "mpi_programs" / "count_collectives.c"
+TREES = ("tree", "tree_overlap", "tree_mpi", "tree_first", "tree_shared")
+BETWEEN_NODES = ("compute", "ddp", "two_level", *TREES)
+ON_ONE_NODE = ("compute", "ddp", "two_level", "tree", "tree_overlap")
+QUICK = ("compute", "ddp", "two_level", "tree", "tree_overlap", "tree_mpi")
+LAYOUTS = ("2x1@1gbit", "2x2@1gbit", "4x1@1gbit", "np1", "np2", "np4")
 WIDTHS = {"mlp": 384, "cnn": 128}
 JOB_LIMIT_S = 300.0
 CLOSE = 1e-4  # of weights after some steps with other orders of sums
@@ -56,12 +69,16 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     steps: dict[tuple[str, str], dict[str, float]] = {}
     puts: dict[int, dict[str, float]] = {}
     for row in rows:
+        if "collectives" in row:
+            continue
         if "put_notify" in row:
             puts.setdefault(row["bytes"], {})[row["put_notify"]] = row["median_us"]
         else:
             case = steps.setdefault((row["layout"], row["model"]), {})
             case[row["candidate"]] = row["median_us"]
+            case["batch"] = row["batch"] * row["ranks"]
     for (layout, model), times in steps.items():
+        alone = steps.get(("np1", model))
         where = f"{layout}/{model}"
         for name in TREES:
             if name not in times:
@@ -73,6 +90,9 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             for peer in ("horovod", "ddp", "two_level"):
                 if peer in times:
                     found[f"vs_{peer}/{name}/{where}"] = times[peer] / times[name]
+            if alone and layout.startswith("np"):
+                speed = times["batch"] / times[name]
+                found[f"scaling/{name}/{where}"] = speed * alone["compute"] / alone["batch"]
             peers = [times[peer] for peer in ("horovod", "ddp") if peer in times]
             if peers:
                 found[f"vs_peer/{name}/{where}"] = min(peers) / times[name]
@@ -82,27 +102,106 @@ def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
-def _measure(jobs: WorkerJobs, layout: Layout, model: str, options: Any) -> list[dict[str, Any]]:
-    width = options.width or WIDTHS[model]
-    words = ["--model", model, "--width", str(width), "--rounds", str(options.rounds)]
-    words += ["--steps", str(options.steps)]
-    told = jobs.run(layout, [*words, "--candidates", *BESIDE])
-    if told is None:
-        return []
-    times = {**told["seconds"], "communication": [told["communication_s"]]}
-    apart = told["apart"]
-    if not options.no_horovod:
-        alone = jobs.run(layout, [*words, "--batch", str(told["batch"]), "--candidates", "horovod"])
-        times |= alone["seconds"] if alone else {}
-    wrong = {name: value for name, value in apart.items() if not value < CLOSE}
-    jobs.failures += [f"{layout.name} {model}: {n} is off by {v:g}" for n, v in wrong.items()]
-    case = {"layout": layout.name, "ranks": layout.ranks, "model": model, "batch": told["batch"]}
-    rows = [
-        {**case, "candidate": name, "bytes": told["bytes"], **report.statistics(values)}
-        for name, values in times.items()
-    ]
-    rows[-1]["timeline"] = told["timeline"]
-    return rows
+class Run:
+    """The cases of one call of the program; what is measured goes to the file at once."""
+
+    def __init__(self, jobs: WorkerJobs, options: Any) -> None:
+        self.jobs, self._options = jobs, options
+        self.rows: list[dict[str, Any]] = []
+        self.timeline: list[Any] = []
+        self._batches: dict[str, int] = {}  # on one node: the same for all numbers of ranks
+        self._facts = report.facts("overlap")
+        self._facts["settings"] = {
+            name: value for name, value in vars(options).items() if name not in ("json", "png")
+        }
+
+    def steps(self, layout: Layout, model: str, candidates: Sequence[str]) -> None:
+        """All candidates on one layout."""
+        options, jobs = self._options, self.jobs
+        words = self._words(model)
+        timed = [*words, "--rounds", str(options.rounds), "--steps", str(options.steps)]
+        batch = []
+        if layout.nodes == 1:
+            known = self._batches.get(model)
+            batch = ["--batch", str(known)] if known else ["--step-s", str(options.step_s)]
+        told = jobs.run(layout, [*timed, *batch, "--candidates", *candidates])
+        if told is None:
+            return self.write()
+        if layout.nodes == 1:
+            self._batches[model] = told["batch"]
+        times = {**told["seconds"], "communication": [told["communication_s"]]}
+        if not options.no_horovod:
+            words = [*timed, "--batch", str(told["batch"]), "--candidates", "horovod"]
+            alone = jobs.run(layout, words)
+            times |= alone["seconds"] if alone else {}
+        wrong = {name: value for name, value in told["apart"].items() if not value < CLOSE}
+        jobs.failures += [f"{layout.name} {model}: {n} is off by {v:g}" for n, v in wrong.items()]
+        case = {"layout": layout.name, "ranks": layout.ranks, "model": model}
+        self.rows += [
+            {
+                **case,
+                "candidate": name,
+                "batch": told["batch"],
+                "bytes": told["bytes"],
+                **report.statistics(values),
+            }
+            for name, values in times.items()
+        ]
+        self.timeline = self.timeline or told["timeline"]
+        self.write()
+
+    def puts(self) -> None:
+        """put_notify on one node."""
+        for row in self.jobs.run(on_one_node(2), [], PUT_WORKER) or []:
+            seconds = row.pop("seconds")
+            self.rows.append({"layout": "np2", **row, **report.statistics(seconds)})
+        self.write()
+
+    def collectives(self, layout: Layout, model: str, library: Path) -> None:
+        """How many there are in steps of the trees; more than none is a failure."""
+        names = ("tree_overlap", "tree_mpi")
+        words = [*self._words(model), "--batch", "2", "--count", str(library)]
+        preload = {"LD_PRELOAD": str(library)}
+        told = self.jobs.run(layout, [*words, "--candidates", *names], environment=preload)
+        for name, (of_mpi, own) in (told or {}).items():
+            row = {"layout": layout.name, "model": model, "candidate": name}
+            self.rows.append({**row, "collectives": {"mpi": of_mpi, "hsgd": own}})
+            if of_mpi or own:
+                self.jobs.failures.append(
+                    f"{layout.name} {model}: {name} made {of_mpi} collectives of MPI, {own} of hsgd"
+                )
+        self.write()
+
+    def _words(self, model: str) -> list[str]:
+        return ["--model", model, "--width", str(self._options.width or WIDTHS[model])]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "meta": self._facts,
+            "ratios": ratios(self.rows),
+            "failures": self.jobs.failures,
+            "timeline": self.timeline,
+            "results": self.rows,
+        }
+
+    def write(self) -> None:
+        if self._options.json:
+            report.write_json(self._options.json, self.document())
+
+
+def _build_counter(folder: Path) -> Path:
+    """The library that counts MPI's collectives. Raises CalledProcessError, OSError."""
+    library = folder / "libcollectives.so"
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    command = [*compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(COUNTER), "-ldl"]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    return library
+
+
+def _layout(name: str) -> Layout:
+    if name == "np1":
+        return Layout(name, (1,))
+    return on_one_node(int(name[2:])) if name.startswith("np") else read_layout(name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,11 +215,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--quick", action="store_true", help="one layout, one small model: under a minute")
     add("--json", type=Path, metavar="FILE", help="write everything there")
     add("--png", type=Path, metavar="FILE", help="plot the timeline of rank 0 there")
-    add("--layouts", nargs="*", metavar="2x1@1gbit", help="virtual nodes, or np2 for one node")
+    add("--layouts", nargs="*", metavar="2x1@1gbit", help="virtual nodes, or np1 for one node")
     add("--models", nargs="+", choices=WIDTHS, help="default: all, with --quick mlp")
     add("--width", type=int, help="of the model's layers")
     add("--rounds", type=int, help="turns of each candidate (default 7)")
     add("--steps", type=int, default=6, help="steps of a turn (default 6)")
+    add("--step-s", type=float, default=0.04, help="computation of a step on one node (0.04)")
+    add("--limit-s", type=float, default=1500.0, help="begin no case after that (default 1500)")
     add("--no-horovod", action="store_true", help="leave out Horovod")
     add("--no-install", action="store_true", help="does nothing: all peers are in the environment")
     options = parser.parse_args(argv)
@@ -130,50 +231,58 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.width = 256
     names = options.layouts
     if names is None:
-        names = ["2x1@1gbit"] if options.quick else [*LAYOUTS, *(f"np{n}" for n in ONE_NODE)]
+        names = ["2x1@1gbit"] if options.quick else list(LAYOUTS)
     try:
-        layouts = [on_one_node(int(n[2:])) if n.startswith("np") else read_layout(n) for n in names]
+        layouts = [_layout(name) for name in names]
     except ValueError as error:
         parser.error(str(error))
-    models = options.models or (["mlp"] if options.quick else list(WIDTHS))
-    rows: list[dict[str, Any]] = []
+    options.models = options.models or (["mlp"] if options.quick else list(WIDTHS))
+    end = time.monotonic() + options.limit_s
     with tempfile.TemporaryDirectory() as folder:
-        jobs = WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S)
-        for layout in layouts:
-            for model in models:
-                rows += _measure(jobs, layout, model, options)
-        for row in jobs.run(on_one_node(2), [], PUT_WORKER) or []:
-            seconds = row.pop("seconds")
-            rows.append({"layout": "np2", **row, **report.statistics(seconds)})
-    lines = [row.pop("timeline") for row in rows if "timeline" in row]
-    document = {
-        "meta": {**report.facts("overlap"), "settings": {"steps": options.steps}},
-        "ratios": ratios(rows),
-        "failures": jobs.failures,
-        "timeline": lines[0] if lines else [],
-        "results": rows,
-    }
-    _show(document)
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and lines:
-        plot(document, options.png)
-    return 1 if jobs.failures else 0
+        run = Run(WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S), options)
+        try:
+            run.puts()
+            _count(run, [layout for layout in layouts if layout.nodes > 1], Path(folder))
+            for layout in layouts:
+                for model in options.models:
+                    if time.monotonic() > end:
+                        run.jobs.failures.append(f"{layout.name} {model}: no time left for it")
+                        continue
+                    between = QUICK if options.quick else BETWEEN_NODES
+                    run.steps(layout, model, between if layout.nodes > 1 else ON_ONE_NODE)
+        finally:
+            document = run.document()
+            run.write()
+            _show(document)
+            if options.png and document["timeline"]:
+                plot(document, options.png)
+    return 1 if document["failures"] else 0
+
+
+def _count(run: Run, layouts: Sequence[Layout], folder: Path) -> None:
+    if not layouts:
+        return
+    try:
+        library = _build_counter(folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        run.jobs.failures.append(f"collectives are not counted: {error}")
+        return
+    run.collectives(layouts[0], "mlp", library)
 
 
 def _show(document: dict[str, Any]) -> None:
-    rows = [row for row in document["results"] if "candidate" in row]
+    rows = [row for row in document["results"] if "candidate" in row and "median_us" in row]
     names = ["compute", "communication", "horovod", "ddp", "two_level", *TREES]
     lines = []
     for case in dict.fromkeys((row["layout"], row["model"]) for row in rows):
         here = {
             r["candidate"]: r["median_us"] / 1e3 for r in rows if case == (r["layout"], r["model"])
         }
-        bound = document["ratios"].get(f"vs_limit/tree_sockets/{case[0]}/{case[1]}", float("nan"))
+        bound = document["ratios"].get(f"vs_limit/tree_overlap/{case[0]}/{case[1]}", float("nan"))
         cells = [f"{here[name]:.1f}" if name in here else "-" for name in names]
         lines.append([*case, *cells, f"{bound:.2f}"])
     if lines:
-        print("one step, median milliseconds")
+        print("one step, median milliseconds; of bound: max(compute, communication) / tree_overlap")
         print(report.table(["layout", "model", *names, "of bound"], lines))
     puts = [row for row in document["results"] if "put_notify" in row]
     if puts:
@@ -182,6 +291,10 @@ def _show(document: dict[str, Any]) -> None:
             [report.size_label(r["bytes"]), r["put_notify"], f"{r['median_us']:.1f}"] for r in puts
         ]
         print(report.table(["bytes", "over", "time"], cells))
+    for row in document["results"]:
+        if "collectives" in row:
+            told = ", ".join(f"{count} of {whose}" for whose, count in row["collectives"].items())
+            print(f"collectives in five steps of {row['candidate']}, {row['layout']}: {told}")
     for line in document["failures"]:
         print(line, file=sys.stderr)
 
@@ -201,7 +314,7 @@ def plot(document: dict[str, Any], target: Path) -> None:
         axes.broken_barh([(1e3 * begin, width)], (lanes[lane], 0.8), color=colours[lane])
     axes.set_yticks([0.4, 1.4, 2.4], ["computes", "waits", "root sends"])
     axes.set_xlabel("ms")
-    row = next(row for row in document["results"] if "candidate" in row)
+    row = next(row for row in document["results"] if "median_us" in row and "model" in row)
     title = f"NotifiedTree, rank 0, {row['model']} on {row['layout']}: forward, backward, and sends"
     axes.set_title(title, fontsize=10, loc="left")
     figure.savefig(target, dpi=110)

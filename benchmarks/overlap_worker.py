@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
 import json
 import os
 import socket
@@ -88,9 +89,9 @@ class TwoLevel(Candidate):
 
 
 class Tree(Candidate):
-    """NotifiedTree; a step ends when its weights are here."""
+    """NotifiedTree over sockets; a step ends when its weights are here."""
 
-    options: ClassVar[dict[str, Any]] = {"overlap_forward": False}
+    options: ClassVar[dict[str, Any]] = {"overlap_forward": False, "network": "sockets"}
 
     def __init__(self, model: nn.Module, comm: Comm) -> None:
         super().__init__(model, comm)
@@ -104,15 +105,27 @@ class Tree(Candidate):
 
 
 class TreeOverlap(Tree):
-    """NotifiedTree; the next forward pass begins before all weights are here."""
+    """The same; the next forward pass begins before all weights are here."""
 
-    options: ClassVar[dict[str, Any]] = {"overlap_forward": True}
+    options: ClassVar[dict[str, Any]] = {"network": "sockets"}
 
 
-class TreeSockets(Tree):
-    """The same over sockets in place of MPI."""
+class TreeMpi(Tree):
+    """The same over MPI in place of sockets."""
 
-    options: ClassVar[dict[str, Any]] = {"overlap_forward": True, "network": "sockets"}
+    options: ClassVar[dict[str, Any]] = {"network": "mpi"}
+
+
+class TreeFirst(Tree):
+    """Over sockets, rank 0 is the root of all layers."""
+
+    options: ClassVar[dict[str, Any]] = {"network": "sockets", "roots": "first"}
+
+
+class TreeShared(Tree):
+    """Over sockets, layers are shared among the nodes."""
+
+    options: ClassVar[dict[str, Any]] = {"network": "sockets", "roots": "shared"}
 
 
 class Ddp(Candidate):
@@ -160,7 +173,9 @@ CANDIDATES: dict[str, type[Candidate]] = {
     "two_level": TwoLevel,
     "tree": Tree,
     "tree_overlap": TreeOverlap,
-    "tree_sockets": TreeSockets,
+    "tree_mpi": TreeMpi,
+    "tree_first": TreeFirst,
+    "tree_shared": TreeShared,
 }
 
 
@@ -170,6 +185,23 @@ def timed(run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     run()
     return float(MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX))
+
+
+def counted(candidate: Candidate, x: Tensor, y: Tensor, library: str) -> list[int]:
+    """Collectives of all ranks within five steps: MPI's, as the preloaded library counts them, and
+    hsgd's own.
+    """
+    comm, count = candidate.comm, ctypes.CDLL(library).collectives_counted
+    candidate.step(x, y)
+    candidate.finish()
+    before = (count(), comm.counters().calls)
+    if not before[0]:
+        raise RuntimeError("the counting library counts nothing")
+    for _ in range(5):
+        candidate.step(x, y)
+    candidate.finish()
+    own = np.array([count() - before[0], comm.counters().calls - before[1]], np.int64)
+    return [int(number) for number in comm.allreduce(own)]
 
 
 def communication_s(comm: Comm, model: nn.Module) -> float:
@@ -236,6 +268,8 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--batch", type=int, default=0)
+    parser.add_argument("--step-s", type=float, default=0.0, help="computation of a step")
+    parser.add_argument("--count", metavar="LIBRARY", help="count collectives, and time nothing")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=[])
@@ -247,11 +281,15 @@ def main() -> None:
     with torch.no_grad():
         model(data(options.model, options.width, 2, 0)[0])  # lazy layers learn their shape
     wire_s = communication_s(comm, model)
-    batch = options.batch or balanced(options, model, comm, wire_s)
+    wanted_s = options.step_s or wire_s
+    batch = options.batch or balanced(options, model, comm, wanted_s)
     batch = MPI.COMM_WORLD.bcast(batch)
     x, y = data(options.model, options.width, batch, comm.rank)
     made = {name: CANDIDATES[name](model, comm) for name in options.candidates}
     took: dict[str, list[float]] = {name: [] for name in made}
+    if options.count:
+        numbers = {name: counted(made[name], x, y, options.count) for name in made}
+        return end(comm, made, options.out, numbers)
 
     def turn(candidate: Candidate) -> None:
         for _ in range(options.steps):
@@ -270,12 +308,16 @@ def main() -> None:
         "seconds": took,
         "apart": _apart(made),
     }
-    if "tree_sockets" in made:
-        result["timeline"] = timeline(made["tree_sockets"], x, y)  # type: ignore[arg-type]
+    if "tree_overlap" in made:
+        result["timeline"] = timeline(made["tree_overlap"], x, y)  # type: ignore[arg-type]
+    end(comm, made, options.out, result)
+
+
+def end(comm: Comm, made: dict[str, Candidate], out: Path, result: object) -> None:
     for candidate in made.values():
         candidate.close()
     if comm.rank == 0:
-        options.out.write_text(json.dumps(result))
+        out.write_text(json.dumps(result))
     comm.close()
     MPI.COMM_WORLD.Barrier()
 

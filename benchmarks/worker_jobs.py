@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,22 @@ class WorkerJobs:
         self.worker, self.folder, self.limit_s = worker, folder, limit_s
         self.failures: list[str] = []
 
-    def run(self, layout: Layout, words: Sequence[str], worker: Path | None = None) -> Any:
-        """What rank 0 wrote; None when the job failed. `worker`: in place of the usual one."""
+    def run(
+        self,
+        layout: Layout,
+        words: Sequence[str],
+        worker: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Any:
+        """What rank 0 wrote; None when the job failed. `worker`: in place of the usual one.
+        `environment`: more of it, of the ranks.
+        """
         out = self.folder / "out.json"
         out.unlink(missing_ok=True)
         try:
             with open_place(layout) as place:
-                code, said = self._finish(place, [str(worker or self.worker), str(out), *words])
+                command = [str(worker or self.worker), str(out), *words]
+                code, said = self._finish(place, command, environment or {})
             if code == 0:
                 return json.loads(out.read_text())
             reason = [line for line in said.splitlines() if "rror:" in line][-1:]
@@ -44,10 +53,12 @@ class WorkerJobs:
         self.failures.append(f"{layout.name} {' '.join(words)}: {''.join(reason)[:300]}")
         return None
 
-    def _finish(self, place: Place, words: Sequence[str]) -> tuple[int, str]:
+    def _finish(
+        self, place: Place, words: Sequence[str], more: Mapping[str, str]
+    ) -> tuple[int, str]:
         """Exit code and what was said. However this ends, mpirun is told to end its ranks."""
         with subprocess.Popen(
-            place.command([*_mpirun(place.layout, place.hosts), *words]),
+            place.command([*_mpirun(place.layout, place.hosts, more), *words]),
             env=place.environment(_environment()),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -65,7 +76,7 @@ class WorkerJobs:
         return process.returncode, said
 
 
-def _mpirun(layout: Layout, hosts: str) -> list[str]:
+def _mpirun(layout: Layout, hosts: str, more: Mapping[str, str]) -> list[str]:
     beside = Path(sys.executable).parent
     words = [str(beside / "mpirun"), "-np", str(layout.ranks), "--host", hosts]
     words += ["--map-by", "slot", "--bind-to", "none", "--prefix", str(beside.parent)]
@@ -76,8 +87,10 @@ def _mpirun(layout: Layout, hosts: str) -> list[str]:
         words += ["--oversubscribe"]
     # The engine's thread and the program's share cores on virtual nodes.
     words += ["--mca", "mpi_yield_when_idle", "1"]
-    words += ["-x", "OMP_NUM_THREADS=1", "-x", "PATH", sys.executable]
-    return words
+    words += ["-x", "OMP_NUM_THREADS=1", "-x", "PATH"]
+    for name, value in more.items():
+        words += ["-x", f"{name}={value}"]
+    return [*words, sys.executable]
 
 
 def _environment() -> dict[str, str]:

@@ -7,9 +7,13 @@ does.
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hsgd.closing import Closing
@@ -78,6 +82,8 @@ class Exchange(Closing):
         self._native: _native.Exchange = comm.make_exchange(self, options)
         self._rank, self._slots = comm.rank, slots
         self._workers: list[threading.Thread] = []
+        if self._native.descriptor() >= 0:
+            _CONNECTED.add(self)
 
     def segment(self, rank: int | None = None) -> Any:
         """The bytes of a segment as a NumPy array (uint8); local.
@@ -222,6 +228,26 @@ class Exchange(Closing):
 
     def _limit(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
+
+
+# Those with connections to other nodes.
+_CONNECTED: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+
+def _leave_connections() -> None:
+    """In a child of fork, as a DataLoader's worker is: as long as it had the connections, the peers
+    would not learn that this rank has died.
+    """
+    for exchange in list(_CONNECTED):
+        _CONNECTED.discard(exchange)
+        with contextlib.suppress(OSError):  # without /proc they stay open
+            listed = Path(f"/proc/self/fdinfo/{exchange._native.descriptor()}").read_text()
+            for line in listed.splitlines():
+                if line.startswith("tfd:"):
+                    os.close(int(line.split()[1]))
+
+
+os.register_at_fork(after_in_child=_leave_connections)
 
 
 def _natural(what: str, value: int) -> int:

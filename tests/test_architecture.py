@@ -22,11 +22,13 @@ IO_CSRC = ROOT / "io" / "csrc"
 # A component is all files of one stem; reduce_* belong to reduce.
 CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hsgd_core"}),
-    frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi"}),
+    frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi", "prompt"})
+    | {"socket_frames"},
     frozenset({"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner"})
     | {"types"},
     frozenset({"lars", "options", "layout", "tuning", "store_choice"})
-    | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"},
+    | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"}
+    | {"socket_sender", "socket_receiver"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout"}),
     frozenset({"box_door"}),
     frozenset({"box"}),

@@ -218,6 +218,46 @@ def test_a_forked_child_may_not_use_an_exchange() -> None:
         assert kind == "HsgdError" and "belongs to the process that made it" in line
 
 
+def tcp_sockets() -> int:
+    """How many this process has open."""
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    names = {f"socket:[{row[9]}]" for row in rows}
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing itself
+            count += os.readlink(entry) in names
+    return count
+
+
+def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
+    """TCP sockets of a rank that exchanges over them, and of its child."""
+    comm = seat.comm(path, 2)
+    exchange = Exchange(comm, 64, 1, timeout_s=30.0, **SOCKETS)
+    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    exchange.wait_any([0])
+    exchange.drain()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, str(tcp_sockets()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    of_child = int(os.read(read, 100))
+    os.close(read)
+    os.close(write)
+    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 2)  # which changes nothing here
+    exchange.wait_any([0], 1)
+    exchange.drain()
+    comm.barrier()
+    return tcp_sockets(), of_child
+
+
+def test_a_forked_child_leaves_the_connections() -> None:
+    with Ranks(2) as pool:
+        for own, of_child in pool.run(connections_of_a_fork, meeting_point()):
+            assert own >= 3 and of_child == 0  # to listen, to send, to receive
+
+
 def close_in_any_order(seat: Seat, path: str) -> list[str]:
     """Views outlive the Exchange, which the communicator closes, and other sizes are refused."""
     comm = Comm.local(path, seat.rank, 2)

@@ -24,8 +24,10 @@ from hsgd.optim.tree_plan import (
     best_arity,
     gather_children,
     gather_parent,
+    share_roots,
     spread_children,
     spread_parent,
+    teams_of,
 )
 from ranks import Ranks, Seat, meeting_point
 
@@ -72,6 +74,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "odd": Odd}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.1),
+    "damped": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
     "lars": lambda p: LARS(p, lr=1.0, momentum=0.9, weight_decay=1e-3),
 }
 
@@ -151,8 +156,14 @@ def test_weights_are_those_of_serial_sgd_on_the_global_batch(
     check_equal(results, serial(model, "sgd", size))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "lars"])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("optimizer", "overlap"),
+    [
+        *(("adam", overlap) for overlap in (True, False)),
+        *(("lars", overlap) for overlap in (True, False)),
+        *((name, True) for name in ("nesterov", "plain", "damped")),
+    ],
+)
 def test_any_optimizer_is_updated_layer_by_layer(
     pools: Callable[[int], Ranks], optimizer: str, overlap: bool
 ) -> None:
@@ -375,6 +386,8 @@ def misuse(seat: Seat, path: str) -> list[str]:
     told(lambda: NotifiedTree(sgd, net, comm, arity=0))
     told(lambda: NotifiedTree(sgd, mlp(), comm))
     told(lambda: NotifiedTree(torch.optim.LBFGS(net.parameters()), net, comm))
+    told(lambda: NotifiedTree(sgd, net, comm, roots="last"))
+    told(lambda: NotifiedTree(sgd, net, comm, roots="shared", before_update=clip))
     tree = NotifiedTree(sgd, net, comm)
     told(lambda: tree.step(lambda: 0.0))
     told(lambda: tree.add_param_group({"params": []}))
@@ -387,7 +400,8 @@ def misuse(seat: Seat, path: str) -> list[str]:
 
 
 def test_misuse_is_refused_in_one_line(pools: Callable[[int], Ranks]) -> None:
-    wanted = ("arity is 0", "not one of the model's", "LBFGS", "closures", "cannot be added")
+    wanted = ("arity is 0", "not one of the model's", "LBFGS", 'roots is "last"')
+    wanted += ("on one rank", "closures", "cannot be added")
     wanted += ("changed between backward() and step()", "this NotifiedTree is closed")
     (lines,) = pools(1).run(misuse, meeting_point())
     for line, part in zip(lines, wanted, strict=True):
@@ -470,6 +484,37 @@ def test_leaders_join_the_nodes_and_ranks_their_leader() -> None:
     assert teams[0].is_root and teams[0].gather_from == (2, 4) and teams[0].spread_to == (2, 4)
     assert teams[3].members == (2, 3) and teams[2].gather_to == teams[2].spread_from == 0
     assert teams[4].place == 1 and np.all([team.most_children == 2 for team in teams])
+
+
+def test_the_best_arity_with_shared_roots_costs_as_little_with_fewer_levels() -> None:
+    assert (best_arity(4), best_arity(4, shared_roots=True)) == (1, 3)
+    for nodes in range(2, 70):
+        assert best_arity(nodes, shared_roots=True) >= best_arity(nodes)
+
+
+def test_shared_roots_balance_bytes_and_take_turns() -> None:
+    assert share_roots([4] * 5, 2) == [0, 1, 0, 1, 0]
+    assert share_roots([1, 100, 1, 1], 2) == [1, 0, 1, 1]
+    assert share_roots([], 3) == [] and share_roots([7, 9], 1) == [0, 0]
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_every_layer_has_one_root_and_trees_that_fit_together(count: int) -> None:
+    nodes = [node for node in range(count) for _ in range(2)]
+    sizes = [8] * (2 * count)
+    teams = [teams_of(rank, nodes, None, sizes, True) for rank in range(len(nodes))]
+    for layer in range(len(sizes)):
+        its = {rank: teams[rank][layer] for rank in range(len(nodes))}
+        leaders = [rank for rank, team in its.items() if team.leads]
+        (root,) = [rank for rank in leaders if its[rank].is_root]
+        assert root == 2 * (layer % count) and its[root].spread_from == -1
+        for rank in leaders:
+            for child in its[rank].gather_from:
+                assert its[child].gather_to == rank
+                assert its[rank].gather_from[its[child].place] == child
+            assert all(its[child].spread_from == rank for child in its[rank].spread_to)
+        assert sum(len(its[rank].gather_from) for rank in leaders) == count - 1
+        assert sum(len(its[rank].spread_to) for rank in leaders) == count - 1
 
 
 def use_as_a_strategy(seat: Seat, path: str) -> list[str]:

@@ -33,15 +33,26 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("network", ["mpi", "sockets"])
-@pytest.mark.parametrize("hosts", ["node1:1,node2:1", "node1:2,node2:1,node3:1,node4:1"])
+TWO, FOUR = "node1:1,node2:1", "node1:2,node2:1,node3:1,node4:1"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "network", "roots"),
+    [
+        (TWO, "mpi", "first"),
+        (TWO, "sockets", "shared"),
+        (FOUR, "mpi", "shared"),
+        (FOUR, "sockets", "first"),
+        (FOUR, "sockets", "shared"),
+    ],
+)
 def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
-    cluster: Callable[..., Cluster], counter: Path, hosts: str, network: str
+    cluster: Callable[..., Cluster], counter: Path, hosts: str, network: str, roots: str
 ) -> None:
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     done = cluster(hosts.count(",") + 1).mpirun(
         size,
-        [sys.executable, PROGRAM, "count", network, str(counter)],
+        [sys.executable, PROGRAM, "count", network, roots, str(counter)],
         hosts=hosts,
         env={"LD_PRELOAD": str(counter)},
     )
@@ -49,6 +60,7 @@ def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["equal"]
     assert told["counted"] == [0, 0]  # of MPI, and of hsgd's own
+    assert told["momenta"] == 9  # rank 0 can save the state of all, wherever the roots are
     for mine, wanted in zip(told["weights"], serial("odd", "sgd", size), strict=True):
         torch.testing.assert_close(torch.tensor(mine), wanted, rtol=1e-6, atol=1e-6)
 

@@ -1,14 +1,16 @@
 """Training with a NotifiedTree over MPI: the program of a rank.
 
-`python tree_programs.py count NETWORK LIBRARY`: the library is preloaded. Rank 0 prints its
-weights, whether all ranks have the same, and the collectives of all ranks between the first step
-and the last, MPI's and hsgd's own.
-`python tree_programs.py stalled|killed NETWORK FOLDER`: the last rank stops itself, or ends. The
-others write into the folder what they are told.
+`python tree_programs.py count NETWORK ROOTS LIBRARY`: the library is preloaded. Training is ended
+and taken up again twice, from rank 0's optimizer state. Rank 0 prints its weights, whether all
+ranks have the same, how many parameters have momentum, and the collectives of all ranks during
+steps, MPI's and hsgd's own.
+`python tree_programs.py stalled|killed NETWORK FOLDER`: the last rank stops itself, or ends and
+leaves a child of fork behind. The others write into the folder what they are told.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import hashlib
 import json
@@ -39,35 +41,46 @@ def digest(model: torch.nn.Module) -> int:
     return int.from_bytes(hashlib.sha256(whole).digest()[:7], "little")
 
 
-def count(network: str, library: str) -> None:
+def count(network: str, roots: str, library: str) -> None:
     comm = Comm(config=Config(timeout_s=30.0))
     torch.manual_seed(comm.rank)
     net = MODELS["odd"]()
-    tree = NotifiedTree(OPTIMIZERS["sgd"](net.parameters()), net, comm, network=network)
-    scheduler = torch.optim.lr_scheduler.StepLR(tree, 2, 0.5)
-    counter = ctypes.CDLL(library).collectives_counted
-    before = (counter(), comm.counters().calls)
-    assert before[0] > 0, "the counter counts nothing"
-    for step in range(STEPS):
-        net.step = step  # type: ignore[assignment]
-        x, y = batch(step, comm.rank)
-        tree.zero_grad()
-        functional.mse_loss(net(x), y).backward()
-        tree.step()
-        scheduler.step()
-    tree.wait()
-    counted = np.array([counter() - before[0], comm.counters().calls - before[1]], np.int64)
-    tree.close()
+    collectives = ctypes.CDLL(library).collectives_counted
+    assert collectives() > 0, "the counter counts nothing"
+    counted, saved = np.zeros(2, np.int64), None
+    for part in (range(3), range(3, 5), range(5, STEPS)):
+        optimizer = OPTIMIZERS["sgd"](net.parameters())
+        if part.start == 3:  # taken up from what the wrapped optimizer of rank 0 has
+            optimizer.load_state_dict(saved if comm.rank == 0 else {**saved, "state": {}})
+        tree = NotifiedTree(optimizer, net, comm, network=network, roots=roots)
+        if part.start == 5:
+            tree.load_state_dict(saved)
+        scheduler = torch.optim.lr_scheduler.StepLR(tree, 2, 0.5, last_epoch=part.start - 1)
+        before = (collectives(), comm.counters().calls)
+        for step in part:
+            net.step = step  # type: ignore[assignment]
+            x, y = batch(step, comm.rank)
+            tree.zero_grad()
+            functional.mse_loss(net(x), y).backward()
+            tree.step()
+            scheduler.step()
+        tree.wait()
+        counted += [collectives() - before[0], comm.counters().calls - before[1]]
+        saved = copy.deepcopy(tree.state_dict())
+        tree.close()
     digests = comm.allgather(np.array([digest(net)], np.int64))
     counted = comm.allreduce(counted)
     if comm.rank == 0:
         weights = [p.detach().tolist() for p in net.parameters()]
         equal = bool((digests == digests[0]).all())
-        print(json.dumps({"weights": weights, "equal": equal, "counted": counted.tolist()}))
+        momenta = sum("momentum_buffer" in its for its in saved["state"].values())
+        told = {"equal": equal, "counted": counted.tolist(), "momenta": momenta}
+        print(json.dumps({"weights": weights, **told}))
     comm.close()
 
 
-def fall(number: signal.Signals, network: str, folder: Path) -> None:
+def fall(how: str, network: str, folder: Path) -> None:
+    number = signal.SIGSTOP if how == "stalled" else signal.SIGKILL
     comm = Comm(config=Config(timeout_s=20.0))
     net = MODELS["mlp"]()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -78,6 +91,9 @@ def fall(number: signal.Signals, network: str, folder: Path) -> None:
         if step == 5:
             comm.barrier()
             if comm.rank == comm.size - 1:
+                if how == "killed" and os.fork() == 0:  # as the worker of a DataLoader
+                    wait_for_files(folder, comm.size - 1)
+                    os._exit(0)
                 os.kill(os.getpid(), number)
                 os._exit(1)  # where the launcher wakes it to end it
         begin = time.monotonic()
@@ -92,18 +108,22 @@ def fall(number: signal.Signals, network: str, folder: Path) -> None:
             break
     (folder / f"{comm.rank}.part").write_text(json.dumps(told))
     (folder / f"{comm.rank}.part").rename(folder / f"{comm.rank}.json")
-    deadline = time.monotonic() + WITHIN_S
-    while len(list(folder.glob("*.json"))) < comm.size - 1 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for_files(folder, comm.size - 1)
     os._exit(1)  # MPI cannot be finalized without the victim; mpirun ends what is left
+
+
+def wait_for_files(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while len(list(folder.glob("*.json"))) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    how, network, where = sys.argv[1:]
+    how, network, *roots, where = sys.argv[1:]
     if how == "count":
-        return count(network, where)
-    fall(signal.SIGSTOP if how == "stalled" else signal.SIGKILL, network, Path(where))
+        return count(network, *roots, where)
+    fall(how, network, Path(where))
 
 
 if __name__ == "__main__":

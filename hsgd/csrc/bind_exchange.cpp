@@ -67,11 +67,17 @@ void Exchange::give_arrays_back() {
   auto& writes = open->by_ticket;
   while (!writes.empty()) {
     const uint64_t ticket = writes.front().first;
-    if (!done(ticket)) return;
+    bool failed = false;
+    try {
+      if (!done(ticket)) return;
+    } catch (const nb::python_error&) {
+      failed = true;  // whoever asks for this ticket is told
+    }
     // Without the GIL another thread may have given it back.
     if (writes.empty() || writes.front().first != ticket) continue;
-    const Arrays delivered = std::move(writes.front().second);
+    Arrays delivered = std::move(writes.front().second);
     writes.pop_front();
+    if (failed) open->failed.push_back(std::move(delivered));
   }
 }
 
@@ -187,6 +193,7 @@ void bind_exchange(nb::module_& module) {
       .def("bind", &Exchange::bind)
       .def("segment", &Exchange::segment)
       .def("end_work", &Exchange::end_work)
+      .def("descriptor", &Exchange::descriptor)
       .def("tree", &Exchange::tree)
       .def("close", &Exchange::close)
       .def("closed", &Exchange::closed);

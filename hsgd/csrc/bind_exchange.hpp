@@ -37,6 +37,9 @@ class Exchange {
   void bind(uint32_t slot, int source);
   nb::object segment(int rank, uint64_t bytes);
   void end_work();
+  int descriptor() const {
+    return exchange_ == nullptr ? -1 : hsgd_exchange_descriptor(exchange_.get());
+  }
   Tree tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options);
   void close();
   bool closed() const { return exchange_ == nullptr; }

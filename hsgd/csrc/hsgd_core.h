@@ -327,6 +327,10 @@ HSGD_API int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* 
 HSGD_API void hsgd_exchange_destroy(hsgd_exchange* exchange);
 /* Local, never blocks: a hsgd_tree_run on it returns HSGD_ERR_CLOSED, now or when it begins. */
 HSGD_API void hsgd_exchange_end_work(hsgd_exchange* exchange);
+/* Local: the epoll descriptor that all its connections belong to, -1 if it has none. A child of
+ * fork should close what /proc/self/fdinfo lists for it: while anybody has a connection, the other
+ * side does not learn that this process ended. */
+HSGD_API int hsgd_exchange_descriptor(const hsgd_exchange* exchange);
 
 /* Local. Writes `count` pieces into the segment of `target`, and then `version` into its slot; the
  * target sees the version only with the data. `version` is above what this rank sent to the slot
@@ -471,7 +475,7 @@ typedef struct hsgd_tree_options {
   double divisor;                /* of sums that become weights here */
   uint32_t whole_step;           /* 1: weights are made of all layers at once */
   uint32_t stop_slot;            /* any version there ends hsgd_tree_run */
-  uint64_t given_up;             /* versions from here on say that nothing comes any more */
+  uint64_t given_up;             /* versions from here on, in any slot: another rank gave up */
   uint64_t reason_bytes;         /* at the beginning of this rank's segment: why, in words */
 } hsgd_tree_options;
 

@@ -100,7 +100,7 @@ std::byte* NotifiedExchange::segment(int rank) const {
 // --- writing ---
 
 uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int target, uint32_t slot,
-                                      uint64_t version, double timeout_s) {
+                                      uint64_t version, double timeout_s, uint32_t order) {
   check_mine();
   check_put(pieces, target, slot);
   claim_version(target, slot, version);
@@ -118,7 +118,7 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
   }
   std::vector<Piece> placed = pieces;
   for (Piece& piece : placed) piece.offset += data_offset();
-  const Notification notification{target, slot, version, slot_offset(slot)};
+  const Notification notification{target, slot, version, slot_offset(slot), order};
   uint64_t ticket = 0;
   if (outbox_->post(placed, notification, &ticket)) return ticket;
   const std::string what =

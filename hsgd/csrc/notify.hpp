@@ -56,10 +56,14 @@ class HSGD_API NotifiedExchange final {
   NotifiedExchange(const NotifiedExchange&) = delete;
   NotifiedExchange& operator=(const NotifiedExchange&) = delete;
 
-  // Writes the pieces, then the version. The ticket is 0 when it is done at once.
+  // Writes the pieces, then the version. The ticket is 0 when it is done at once. `order`: of what
+  // waits for one target the least goes first, where the network keeps an order; one for each slot.
   uint64_t put_notify(const std::vector<Piece>& pieces, int target, uint32_t slot, uint64_t version,
-                      double timeout_s);
+                      double timeout_s, uint32_t order = 0);
+  bool keeps_order() const { return outbox_ != nullptr && outbox_->drives_itself(); }
   bool done(uint64_t ticket);
+  // The same as far as it is known: for those who wait here anyway.
+  bool delivered(uint64_t ticket) const { return outbox_ == nullptr || outbox_->done(ticket); }
   void drain(double timeout_s);
   // The first of `slots` whose version is above its entry of `seen`.
   struct Seen {
@@ -88,6 +92,8 @@ class HSGD_API NotifiedExchange final {
   std::byte* segment(int rank) const;
   const std::shared_ptr<SharedBuffer>& memory() const { return memory_; }
   const Settings& settings() const { return settings_; }
+  // What a child of fork should not keep; see Rma.
+  int descriptor() const { return outbox_ == nullptr ? -1 : outbox_->descriptor(); }
   bool is_mine() const { return communicator_.is_mine(); }
 
  private:

@@ -81,6 +81,10 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
 
 void hsgd_exchange_end_work(hsgd_exchange* exchange) { exchange->exchange.end_work(); }
 
+int hsgd_exchange_descriptor(const hsgd_exchange* exchange) {
+  return exchange->exchange.descriptor();
+}
+
 void hsgd_exchange_destroy(hsgd_exchange* exchange) {
   if (exchange != nullptr && exchange->exchange.is_mine()) delete exchange;
 }

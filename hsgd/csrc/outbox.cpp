@@ -16,58 +16,85 @@ std::string describe(const Notification& notification) {
 
 }  // namespace
 
-// A failed operation may leave its target with half the data: nothing here can be trusted then.
-template <class Body>
-void Outbox::attempt(Body&& body) {
+// A failed operation may have left its target with half the data: nothing goes there any more.
+void Outbox::check_target(int target) const {
+  if (failure_) throw *failure_;
+  const auto found = failures_.find(target);
+  if (found != failures_.end()) throw found->second;
+}
+
+bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notification,
+                  uint64_t* ticket) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check_target(notification.target);
+  if (operations_.size() >= capacity_) return false;
+  Operation& operation = operations_.emplace_back();
+  operation.notification = notification;
+  operation.ticket = last_ticket_ + 1;
+  operation.since_ns = now_ns();
+  operation.notifying = false;
+  try {
+    start_writes(operation, pieces);
+  } catch (const Error& error) {
+    operations_.pop_back();
+    if (rma_->drives_itself()) {
+      failures_.emplace(notification.target, error);
+    } else {
+      failure_ = error;
+    }
+    throw;
+  }
+  *ticket = ++last_ticket_;
+  return true;
+}
+
+void Outbox::start_writes(Operation& operation, const std::vector<Piece>& pieces) {
+  const Notification& to = operation.notification;
+  for (const Piece& piece : pieces) {
+    for (size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
+      operation.open.push_back(
+          rma_->put(to.target, static_cast<const std::byte*>(piece.data) + begin,
+                    std::min(kMostBytes, piece.bytes - begin), piece.offset + begin, to.order));
+    }
+  }
+  if (!rma_->drives_itself()) return;
+  operation.notifying = true;  // the network keeps the order
+  operation.open.push_back(rma_->replace(to.target, &to.version, to.offset, to.order));
+}
+
+void Outbox::drive() {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
   if (failure_) throw *failure_;
   try {
-    body();
+    rma_->sync();
+    for (auto operation = operations_.begin(); operation != operations_.end();) {
+      operation = settle(*operation) ? operations_.erase(operation) : std::next(operation);
+    }
   } catch (const Error& error) {
     failure_ = error;
     throw;
   }
 }
 
-bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notification,
-                  uint64_t* ticket) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  bool posted = false;
-  attempt([&] {
-    if (operations_.size() >= capacity_) return;
-    Operation& operation = operations_.emplace_back();
-    operation.notification = notification;
-    operation.ticket = ++last_ticket_;
-    operation.since_ns = now_ns();
-    operation.notifying = false;
-    for (const Piece& piece : pieces) {
-      for (size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
-        operation.open.push_back(
-            rma_->put(notification.target, static_cast<const std::byte*>(piece.data) + begin,
-                      std::min(kMostBytes, piece.bytes - begin), piece.offset + begin));
-      }
-    }
-    if (rma_->drives_itself()) {  // and keeps the order
-      operation.notifying = true;
-      operation.open.push_back(
-          rma_->replace(notification.target, &operation.notification.version, notification.offset));
-    }
-    *ticket = operation.ticket;
-    posted = true;
-  });
-  return posted;
-}
-
-void Outbox::drive() {
-  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;
-  attempt([&] {
-    rma_->sync();
-    for (auto operation = operations_.begin(); operation != operations_.end();) {
-      const bool finished = advance(*operation);
-      if (!finished) check_age(*operation);
-      operation = finished ? operations_.erase(operation) : std::next(operation);
-    }
-  });
+// True when nothing is left to do for it, delivered or not.
+bool Outbox::settle(Operation& operation) {
+  if (!rma_->drives_itself()) {
+    const bool finished = advance(operation);
+    if (!finished) check_age(operation);
+    return finished;
+  }
+  const int target = operation.notification.target;
+  try {
+    const bool finished = advance(operation);
+    if (const auto failure = rma_->failure(target)) throw Error(*failure);
+    if (!finished) check_age(operation);
+    return finished;
+  } catch (const Error& error) {
+    failures_.emplace(target, error);
+    undelivered_.emplace(operation.ticket, target);
+    return true;
+  }
 }
 
 // One step as far as it goes; true when all is done.
@@ -86,7 +113,8 @@ bool Outbox::advance(Operation& operation) {
   // Forbids that the target sees the version before the data.
   rma_->flush(notification.target);
   operation.notifying = true;
-  open.push_back(rma_->replace(notification.target, &notification.version, notification.offset));
+  open.push_back(rma_->replace(notification.target, &notification.version, notification.offset,
+                               notification.order));
   return false;
 }
 
@@ -113,13 +141,17 @@ void Outbox::check_age(const Operation& operation) const {
 bool Outbox::done(uint64_t ticket) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failure_) throw *failure_;
+  const auto lost = undelivered_.find(ticket);
+  if (lost != undelivered_.end()) throw failures_.at(lost->second);
   return std::none_of(operations_.begin(), operations_.end(),
                       [&](const Operation& operation) { return operation.ticket == ticket; });
 }
 
 bool Outbox::empty() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return operations_.empty();
+  if (!operations_.empty()) return false;
+  if (!undelivered_.empty()) throw failures_.at(undelivered_.begin()->second);
+  return true;
 }
 
 std::string Outbox::oldest(int* target) const {

@@ -3,13 +3,15 @@
 //
 // Owns the order "data, flush, notification, flush" of each operation and the order of
 // notifications of one slot. Never blocks, has no thread of its own, and never touches this rank's
-// segment. After the first failure all calls fail with it.
+// segment. After the first failure all calls fail with it; over a network that drives itself only
+// those for the rank that it is about.
 #ifndef HSGD_OUTBOX_HPP_
 #define HSGD_OUTBOX_HPP_
 
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,6 +30,7 @@ struct Notification {
   uint32_t slot = 0;
   uint64_t version = 0;
   size_t offset = 0;
+  uint32_t order = 0;  // of what waits for one target the least goes first; one slot, one order
 };
 
 // Bytes for the target's segment, at `offset` of it.
@@ -48,13 +51,15 @@ class Outbox {
   // Takes operations as far as they go without waiting, and makes arrivals visible. Returns at once
   // when another thread does so.
   void drive();
-  bool done(uint64_t ticket) const;  // its memory may be used again, and the target was notified
-  bool empty() const;
+  // Its memory may be used again, and the target was notified. Throws when it never will be.
+  bool done(uint64_t ticket) const;
+  bool empty() const;  // the same of all
   // "version 4 for slot 3 of rank 2", of the oldest operation; its rank in `target`.
   std::string oldest(int* target) const;
   bool close(const Deadline& deadline) noexcept;
   // As of Rma.
   void start(std::function<void()> arrived) { rma_->start(std::move(arrived)); }
+  int descriptor() const { return rma_->descriptor(); }
   bool drives_itself() const { return rma_->drives_itself(); }
   bool lost(int rank) const { return rma_->lost(rank); }
 
@@ -67,19 +72,22 @@ class Outbox {
     bool notifying;
   };
 
+  void start_writes(Operation& operation, const std::vector<Piece>& pieces);
   bool advance(Operation& operation);
+  bool settle(Operation& operation);
   bool follows_same_slot(const Operation& operation) const;
   void check_age(const Operation& operation) const;
-  template <class Body>
-  void attempt(Body&& body);
+  void check_target(int target) const;
 
   mutable std::mutex mutex_;
   std::unique_ptr<Rma> rma_;
   size_t capacity_;
   double timeout_s_;
   uint64_t last_ticket_ = 0;
-  std::list<Operation> operations_;  // in the order of posting; addresses stay
-  std::optional<Error> failure_;
+  std::list<Operation> operations_;      // in the order of posting; addresses stay
+  std::optional<Error> failure_;         // of the network
+  std::map<int, Error> failures_;        // of single ranks
+  std::map<uint64_t, int> undelivered_;  // tickets, and whose failure that was
 };
 
 }  // namespace hsgd

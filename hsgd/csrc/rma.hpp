@@ -2,15 +2,17 @@
 // network, and no more.
 //
 // Owns the interface. Implementations: rma_mpi.cpp (PMPI_* only), rma_sockets.cpp (TCP). Never
-// interprets the bytes. Only
-// flush() may block, and is called when what it waits for is done already.
+// interprets the bytes. Only flush() may block, and is called when what it waits for is done
+// already.
 #ifndef HSGD_RMA_HPP_
 #define HSGD_RMA_HPP_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 
+#include "error.hpp"
 #include "hsgd_core.h"
 #include "wait.hpp"
 
@@ -24,18 +26,28 @@ class HSGD_API Rma {
   // Once, before anybody may write here. `arrived`: called in a thread of the network's own after
   // a version came or a ticket is done; never called by a network that does not drive itself.
   virtual void start(std::function<void()> arrived) { (void)arrived; }
-  // Everything goes on without calls, writes to one rank arrive in the order in which they were
-  // started, and it may be closed at any time.
+  // Everything goes on without calls; of what waits for one rank the least `order` goes first, and
+  // writes of one order arrive as they were started; it may be closed at any time; what fails for
+  // one rank goes on for the others.
   virtual bool drives_itself() const { return false; }
   // Whether the network has learned that a rank will write nothing any more.
   virtual bool lost(int rank) const {
     (void)rank;
     return false;
   }
+  // The epoll descriptor that all connections belong to; -1: there is none. A child of fork closes
+  // them, so that a peer learns of this process's end although the child lives on.
+  virtual int descriptor() const { return -1; }
+  // Of a network that drives itself: why nothing reaches a rank any more. A ticket of such a rank
+  // may be done although it was not delivered, so ask this afterwards.
+  virtual std::optional<Error> failure(int target) const {
+    (void)target;
+    return std::nullopt;
+  }
   // Starts a write at `offset` of the target's segment; `data` stays as it is until done().
-  virtual Ticket put(int target, const void* data, size_t bytes, size_t offset) = 0;
+  virtual Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t order) = 0;
   // Starts the atomic replacement of the 8 bytes at `offset`; `version` as above.
-  virtual Ticket replace(int target, const uint64_t* version, size_t offset) = 0;
+  virtual Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t order) = 0;
   // Drives progress. Says true once per ticket: the caller's memory is free then, no more.
   virtual bool done(Ticket ticket) = 0;
   // Everything put or replaced so far has reached the target's memory.

@@ -40,7 +40,7 @@ class MpiRma final : public Rma {
     meet_peers();
   }
 
-  Ticket put(int target, const void* data, size_t bytes, size_t offset) override {
+  Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t) override {
     HSGD_CHECK(bytes <= INT_MAX);
     const Ticket ticket = free_ticket();
     const auto count = static_cast<int>(bytes);
@@ -50,7 +50,7 @@ class MpiRma final : public Rma {
     return ticket;
   }
 
-  Ticket replace(int target, const uint64_t* version, size_t offset) override {
+  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t) override {
     const Ticket ticket = free_ticket();
     check_mpi(PMPI_Raccumulate(version, 1, MPI_UINT64_T, target, static_cast<MPI_Aint>(offset), 1,
                                MPI_UINT64_T, MPI_REPLACE, window_, &requests_[ticket].request),

@@ -12,12 +12,11 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -27,6 +26,9 @@
 #include <utility>
 
 #include "error.hpp"
+#include "prompt.hpp"
+#include "socket_receiver.hpp"
+#include "socket_sender.hpp"
 
 namespace hsgd {
 namespace {
@@ -35,18 +37,8 @@ namespace {
 // here, where what is needed first may still go first.
 constexpr int kNotSentBytes = 256 << 10;
 constexpr int kBacklog = 1024;
-
-struct Hello {
-  std::array<uint8_t, 16> token;
-  int64_t rank;
-};
-// What comes before each write. A version has no bytes after it. Back comes, now and then, how many
-// versions have been stored, as uint64_t.
-struct Header {
-  uint64_t offset;
-  uint64_t bytes;
-  uint64_t version;  // 0: data
-};
+// Where nothing can be accepted, because this process has as many files open as it may.
+constexpr int kPauseMs = 100;
 
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
@@ -81,15 +73,19 @@ class SocketRma final : public Rma {
             size_t bytes)
       : places_(std::move(places)),
         rank_(rank),
-        base_(static_cast<std::byte*>(base)),
-        bytes_(bytes),
+        target_{static_cast<std::byte*>(base), bytes, places_[static_cast<size_t>(rank)].token,
+                static_cast<int64_t>(places_.size())},
         listener_(listener.take()),
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
     follow(listener_.get(), EPOLLIN);
     follow(wake_.get(), EPOLLIN);
   }
-  ~SocketRma() override { stop(); }
+  ~SocketRma() override {
+    stop();
+    for (const auto& [rank, peer] : peers_) part_with(peer.sender.fd());
+    for (const auto& [fd, receiver] : receivers_) part_with(fd);
+  }
 
   bool drives_itself() const override { return true; }
 
@@ -103,30 +99,33 @@ class SocketRma final : public Rma {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  Ticket put(int target, const void* data, size_t bytes, size_t offset) override {
-    return post(target, {offset, bytes, 0}, static_cast<const std::byte*>(data));
+  Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t order) override {
+    return post(target, order, {offset, bytes, 0}, static_cast<const std::byte*>(data));
   }
-  Ticket replace(int target, const uint64_t* version, size_t offset) override {
-    return post(target, {offset, 0, *version}, nullptr);
+  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t order) override {
+    return post(target, order, {offset, 0, *version}, nullptr);
   }
   bool done(Ticket ticket) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return open_.count(ticket) == 0;
   }
   void flush(int) override {}  // order is kept
-  void sync() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_) throw *failure_;
-  }
+  void sync() override {}
+  int descriptor() const override { return poll_.get(); }
   bool lost(int rank) const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return lost_.count(rank) != 0;
+  }
+  std::optional<Error> failure(int target) const override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = failures_.find(target);
+    return found == failures_.end() ? std::nullopt : std::optional<Error>(found->second);
   }
   bool close(const Deadline& deadline) noexcept override {
     for (;;) {
       {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (open_.empty() || failure_ || deadline.passed()) break;
+        if (open_.empty() || deadline.passed()) break;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -135,32 +134,10 @@ class SocketRma final : public Rma {
   }
 
  private:
-  struct Frame {
-    Header header;
-    const std::byte* data;
-    Ticket ticket;
-    size_t sent = 0;  // of header and data
-  };
-  struct Sender {
-    Fd fd;
+  struct Peer {
+    SocketSender sender;
     bool connected = false;
-    bool waits_for_room = false;
-    Hello hello{};
-    size_t hello_sent = 0;
-    std::deque<Frame> frames;
-    std::deque<Ticket> unconfirmed;  // versions
-    uint64_t confirmed = 0;          // how many were
-    uint64_t news = 0;               // what comes back, and how much of it is here
-    size_t news_got = 0;
-  };
-  struct Receiver {
-    Fd fd;
-    Hello hello{};
-    size_t hello_got = 0;
-    Header header{};
-    size_t header_got = 0;
-    uint64_t data_got = 0;
-    uint64_t stored = 0;  // versions
+    bool waits_for_room = true;  // until it is connected
   };
 
   void follow(int fd, uint32_t events) const {
@@ -173,7 +150,15 @@ class SocketRma final : public Rma {
     epoll_event event{};
     event.events = events;
     event.data.fd = fd;
-    checked(::epoll_ctl(poll_.get(), EPOLL_CTL_MOD, fd, &event), "epoll_ctl");
+    // Fails for lack of memory only; what waits for room then goes with the next write.
+    ::epoll_ctl(poll_.get(), EPOLL_CTL_MOD, fd, &event);
+  }
+
+  // Before it is closed: children of fork may have the connection, too, which then would neither
+  // end nor leave the poll.
+  void part_with(int fd) const {
+    ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    ::shutdown(fd, SHUT_RDWR);
   }
 
   void stop() noexcept {
@@ -186,115 +171,83 @@ class SocketRma final : public Rma {
 
   // --- sending: by the caller as far as there is room, then by the thread ---
 
-  Ticket post(int target, const Header& header, const std::byte* data) {
+  Ticket post(int target, uint32_t order, const SocketHeader& header, const std::byte* data) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_) throw *failure_;
+    const auto failed = failures_.find(target);
+    if (failed != failures_.end()) throw failed->second;
+    Peer& peer = peer_of(target);
     const Ticket ticket = ++last_ticket_;
-    Sender& sender = sender_to(target);
     open_.insert(ticket);
-    sender.frames.push_back({header, data, ticket});
-    if (sender.connected && !sender.waits_for_room) send_some(target, sender);
-    if (failure_) throw *failure_;
+    peer.sender.add(order, {header, data, ticket});
+    if (peer.connected && !peer.waits_for_room) send(target, peer);
     return ticket;
   }
 
-  Sender& sender_to(int target) {
-    const auto found = senders_.find(target);
-    if (found != senders_.end()) return found->second;
-    Sender sender;
-    sender.fd =
-        Fd(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket"));
-    const int fd = sender.fd.get();
+  Peer& peer_of(int target) {
+    const auto found = peers_.find(target);
+    if (found != peers_.end()) return found->second;
+    Fd made(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket"));
+    const int fd = made.get();
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentBytes);
     const SocketPlace& to = places_[static_cast<size_t>(target)];
-    sender.hello = {to.token, rank_};
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = static_cast<in_port_t>(to.port);
     address.sin_addr.s_addr = reach(places_[static_cast<size_t>(rank_)], to);
     if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
         errno != EINPROGRESS) {
-      fail_system(text("connect to rank %d", target).c_str());
+      lost_.insert(target);
+      throw failures_.emplace(target, ended(target, std::strerror(errno))).first->second;
     }
-    sender.waits_for_room = true;
-    Sender& kept = senders_.emplace(target, std::move(sender)).first->second;
-    target_of_fd_[fd] = target;
     follow(fd, EPOLLOUT | EPOLLIN);
-    return kept;
+    target_of_fd_[fd] = target;
+    Peer peer{SocketSender(std::move(made), {to.token, rank_})};
+    return peers_.emplace(target, std::move(peer)).first->second;
   }
 
-  // With the mutex. Until there is no more, or no more room.
-  void send_some(int target, Sender& sender) {
-    for (;;) {
-      if (sender.hello_sent < sizeof sender.hello) {
-        const auto* bytes = reinterpret_cast<const std::byte*>(&sender.hello);
-        const ssize_t sent =
-            ::send(sender.fd.get(), bytes + sender.hello_sent,
-                   sizeof sender.hello - sender.hello_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0) return no_room(target, sender);
-        sender.hello_sent += static_cast<size_t>(sent);
-        continue;
-      }
-      if (sender.frames.empty()) break;
-      Frame& frame = sender.frames.front();
-      iovec parts[2];
-      int count = 0;
-      if (frame.sent < sizeof frame.header) {
-        parts[count++] = {reinterpret_cast<std::byte*>(&frame.header) + frame.sent,
-                          sizeof frame.header - frame.sent};
-      }
-      const size_t skipped =
-          frame.sent > sizeof frame.header ? frame.sent - sizeof frame.header : 0;
-      if (frame.header.bytes > skipped) {
-        parts[count++] = {const_cast<std::byte*>(frame.data) + skipped,
-                          frame.header.bytes - skipped};
-      }
-      msghdr message{};
-      message.msg_iov = parts;
-      message.msg_iovlen = static_cast<size_t>(count);
-      const ssize_t sent = ::sendmsg(sender.fd.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent < 0) return no_room(target, sender);
-      frame.sent += static_cast<size_t>(sent);
-      if (frame.sent < sizeof frame.header + frame.header.bytes) continue;
-      if (frame.header.version != 0) {
-        sender.unconfirmed.push_back(frame.ticket);
-      } else {
-        open_.erase(frame.ticket);  // the kernel has it
-      }
-      sender.frames.pop_front();
+  // With the mutex, as those that follow. True when a ticket is done, or the rank is lost.
+  bool send(int target, Peer& peer) {
+    std::vector<Ticket> done;
+    const SocketSender::State state = peer.sender.send(&done);
+    for (const Ticket ticket : done) open_.erase(ticket);
+    if (state == SocketSender::State::kLost) return lose(target, std::strerror(errno)), true;
+    const bool full = state == SocketSender::State::kNoRoom;
+    if (full != peer.waits_for_room) {
+      expect(peer.sender.fd(), full ? EPOLLOUT | EPOLLIN : EPOLLIN);
     }
-    if (sender.waits_for_room) expect(sender.fd.get(), EPOLLIN);
-    sender.waits_for_room = false;
+    peer.waits_for_room = full;
+    return !done.empty();
   }
 
-  void no_room(int target, Sender& sender) {
-    if (errno == EINTR) return send_some(target, sender);
-    if (errno != EAGAIN && errno != EWOULDBLOCK) return lose(target, std::strerror(errno));
-    if (!sender.waits_for_room) expect(sender.fd.get(), EPOLLOUT | EPOLLIN);
-    sender.waits_for_room = true;
+  static Error ended(int rank, const char* why) {
+    return Error(HSGD_ERR_PEER_LOST, rank,
+                 text("rank %d on another node died or closed its Exchange (%s)", rank, why));
   }
 
-  // With the mutex. A rank to which something is open is missed at once, others when somebody waits
-  // for them.
+  // A rank to which something is open is missed at once, others when somebody waits for them.
+  // What goes to other ranks goes on.
   void lose(int rank, const char* why) {
     lost_.insert(rank);
-    const auto found = senders_.find(rank);
-    if (found == senders_.end()) return;
-    if ((!found->second.frames.empty() || !found->second.unconfirmed.empty()) && !failure_) {
-      failure_ = Error(HSGD_ERR_PEER_LOST, rank,
-                       text("rank %d on another node died or closed its Exchange (%s)", rank, why));
-    }
-    target_of_fd_.erase(found->second.fd.get());
-    senders_.erase(found);
+    const auto found = peers_.find(rank);
+    if (found == peers_.end()) return;
+    const std::vector<Ticket> open = found->second.sender.open();
+    if (!open.empty()) failures_.emplace(rank, ended(rank, why));
+    for (const Ticket ticket : open) open_.erase(ticket);  // failure() tells
+    target_of_fd_.erase(found->second.sender.fd());
+    part_with(found->second.sender.fd());
+    peers_.erase(found);
   }
 
   // --- the thread ---
 
   void serve() noexcept {
+    ask_for_short_turns();
     std::array<epoll_event, 64> events{};
     while (!stopping_.load(std::memory_order_relaxed)) {
-      const int count = ::epoll_wait(poll_.get(), events.data(), events.size(), -1);
+      const int limit = static_cast<int>(events.size());
+      const int count = ::epoll_wait(poll_.get(), events.data(), limit, accepts_ ? -1 : kPauseMs);
+      if (!accepts_) accept_all();
       bool news = false;
       for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
@@ -305,28 +258,35 @@ class SocketRma final : public Rma {
         } else if (receivers_.count(fd) != 0) {
           news |= receive(fd);
         } else {
-          news |= serve_sender(fd, event.events);
+          news |= serve_peer(fd, event.events);
         }
       }
       if (news) arrived_();
     }
   }
 
+  // While there are connections that cannot be accepted the listener would be ready all the time.
   void accept_all() {
     for (;;) {
       Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!fd.valid()) return;
+      if (!fd.valid()) {
+        if (errno == EINTR || errno == ECONNABORTED) continue;
+        const bool none = errno == EAGAIN || errno == EWOULDBLOCK;
+        if (none != accepts_) expect(listener_.get(), none ? uint32_t{EPOLLIN} : 0);
+        accepts_ = none;
+        return;
+      }
       const int number = fd.get();
       epoll_event event{};
       event.events = EPOLLIN;
       event.data.fd = number;
       if (::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, number, &event) != 0) continue;
-      receivers_[number].fd = std::move(fd);
+      receivers_.emplace(number, SocketReceiver(std::move(fd), target_));
     }
   }
 
   // True when a ticket is done, or the connection ended.
-  bool serve_sender(int fd, uint32_t events) {
+  bool serve_peer(int fd, uint32_t events) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = target_of_fd_.find(fd);
     if (found == target_of_fd_.end()) return false;
@@ -335,128 +295,39 @@ class SocketRma final : public Rma {
     socklen_t size = sizeof error;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
     if (error != 0) return lose(target, std::strerror(error)), true;
-    Sender& sender = senders_.at(target);
-    sender.connected = sender.connected || (events & EPOLLOUT) != 0;
+    Peer& peer = peers_.at(target);
     bool news = false;
     if ((events & (EPOLLIN | EPOLLHUP)) != 0) {
-      const uint64_t before = sender.confirmed;
-      if (!hear(sender)) return lose(target, "the connection ended"), true;
-      news = sender.confirmed != before;
+      std::vector<Ticket> done;
+      const bool alive = peer.sender.hear(&done);
+      for (const Ticket ticket : done) open_.erase(ticket);
+      if (!alive) return lose(target, "the connection ended"), true;
+      news = !done.empty();
     }
     if ((events & EPOLLOUT) != 0) {
-      try {
-        send_some(target, sender);
-      } catch (const Error& failure) {
-        failure_ = failure;
-      }
+      peer.connected = true;
+      news |= send(target, peer);
     }
-    return news || failure_.has_value();
-  }
-
-  // What the target has stored; false when the connection ended.
-  bool hear(Sender& sender) {
-    for (;;) {
-      const ssize_t got =
-          ::recv(sender.fd.get(), reinterpret_cast<std::byte*>(&sender.news) + sender.news_got,
-                 sizeof sender.news - sender.news_got, MSG_DONTWAIT);
-      if (got == 0) return false;
-      if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-      sender.news_got += static_cast<size_t>(got);
-      if (sender.news_got < sizeof sender.news) continue;
-      sender.news_got = 0;
-      while (sender.confirmed < sender.news && !sender.unconfirmed.empty()) {
-        open_.erase(sender.unconfirmed.front());
-        sender.unconfirmed.pop_front();
-        ++sender.confirmed;
-      }
-    }
+    return news;
   }
 
   // True when a version came, or the connection ended.
   bool receive(int fd) {
-    Receiver& receiver = receivers_.at(fd);
-    const uint64_t before = receiver.stored;
-    const bool alive = receive_all(receiver);
-    const bool news = receiver.stored != before;
-    // Eight bytes always fit: a sender has few operations open, and hears.
-    const bool told = !news || ::send(fd, &receiver.stored, sizeof receiver.stored,
-                                      MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof receiver.stored;
-    return alive && told ? news : lose_receiver(fd);
-  }
-
-  // False when the connection ended, or was not one of ours.
-  bool receive_all(Receiver& receiver) {
-    for (;;) {
-      ssize_t got = 0;
-      if (receiver.hello_got < sizeof receiver.hello) {
-        got = take(receiver, &receiver.hello, &receiver.hello_got, sizeof receiver.hello);
-        if (receiver.hello_got == sizeof receiver.hello && !knows_us(receiver.hello)) {
-          receiver.hello_got = 0;
-          return false;
-        }
-      } else if (receiver.header_got < sizeof receiver.header) {
-        got = take(receiver, &receiver.header, &receiver.header_got, sizeof receiver.header);
-        if (got > 0 && receiver.header_got == sizeof receiver.header) {
-          receiver.data_got = 0;
-          if (!fits(receiver.header)) return false;
-          finish(receiver);
-        }
-      } else {
-        const Header& header = receiver.header;
-        got = ::recv(receiver.fd.get(), base_ + header.offset + receiver.data_got,
-                     header.bytes - receiver.data_got, MSG_DONTWAIT);
-        if (got > 0) receiver.data_got += static_cast<uint64_t>(got);
-        finish(receiver);
-      }
-      if (got > 0 || (got < 0 && errno == EINTR)) continue;
-      return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-    }
-  }
-
-  static ssize_t take(const Receiver& receiver, void* into, size_t* got, size_t size) {
-    const ssize_t more =
-        ::recv(receiver.fd.get(), static_cast<std::byte*>(into) + *got, size - *got, MSG_DONTWAIT);
-    if (more > 0) *got += static_cast<size_t>(more);
-    return more;
-  }
-
-  bool knows_us(const Hello& hello) const {
-    return hello.token == places_[static_cast<size_t>(rank_)].token && hello.rank >= 0 &&
-           hello.rank < static_cast<int64_t>(places_.size());
-  }
-  bool fits(const Header& header) const {
-    if (header.version != 0)
-      return header.bytes == 0 && header.offset % 8 == 0 && header.offset < bytes_;
-    return header.offset <= bytes_ && header.bytes <= bytes_ - header.offset;
-  }
-
-  // Ends a write that is complete.
-  void finish(Receiver& receiver) {
-    const Header& header = receiver.header;
-    if (receiver.header_got < sizeof header || receiver.data_got < header.bytes) return;
-    receiver.header_got = 0;
-    if (header.version == 0) return;
-    // Partner: look() of the exchange. Forbids that the version is seen before the data, which this
-    // thread has written; sequentially consistent for the sake of ring(), as in put_notify().
-    reinterpret_cast<std::atomic<uint64_t>*>(base_ + header.offset)
-        ->store(header.version, std::memory_order_seq_cst);
-    ++receiver.stored;
-  }
-
-  bool lose_receiver(int fd) {
-    const Receiver& receiver = receivers_.at(fd);
-    if (receiver.hello_got == sizeof receiver.hello) {
+    SocketReceiver& receiver = receivers_.at(fd);
+    const uint64_t before = receiver.stored();
+    if (receiver.receive()) return receiver.stored() != before;
+    if (receiver.rank() >= 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      lost_.insert(static_cast<int>(receiver.hello.rank));
+      lost_.insert(receiver.rank());
     }
+    part_with(fd);
     receivers_.erase(fd);
     return true;
   }
 
   const std::vector<SocketPlace> places_;
   const int rank_;
-  std::byte* const base_;
-  const size_t bytes_;
+  const SocketReceiver::Target target_;
   Fd listener_;
   Fd poll_;
   Fd wake_;
@@ -464,15 +335,16 @@ class SocketRma final : public Rma {
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
 
-  std::map<int, Receiver> receivers_;  // by descriptor; of the thread alone
+  std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
+  bool accepts_ = true;                      // the same
 
   mutable std::mutex mutex_;
-  std::map<int, Sender> senders_;  // by rank
+  std::map<int, Peer> peers_;  // by rank
   std::map<int, int> target_of_fd_;
   std::set<Ticket> open_;
   std::set<int> lost_;
+  std::map<int, Error> failures_;  // by rank
   Ticket last_ticket_ = 0;
-  std::optional<Error> failure_;
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
 // One-sided writes over TCP: one connection per direction and pair, made at the first write.
 //
-// Owns the sockets and a thread that sleeps until there is something to read or room to write. Data
-// is done when the kernel has it, a version when its target has stored it; writes to one rank
-// arrive in order. A rank whose connection ends is lost. Never retries, and knows nothing of slots
-// but that a version is one store.
+// Owns the connections and a thread that sleeps until there is something to read or room to write.
+// Data is done when the kernel has it, a version when its target has stored it. A rank whose
+// connection ends is lost, and writes to the others go on. Never retries, and knows nothing of
+// slots but that a version is one store.
 #ifndef HSGD_RMA_SOCKETS_HPP_
 #define HSGD_RMA_SOCKETS_HPP_
 

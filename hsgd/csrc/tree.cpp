@@ -5,15 +5,17 @@
 #include <cstring>
 
 #include "error.hpp"
+#include "prompt.hpp"
 
 namespace hsgd {
 namespace {
 
 constexpr uint32_t kNobody = UINT32_MAX;
-// What is under way to another node cannot be overtaken by what the next forward pass needs sooner,
-// so a parcel shall arrive within kSlowNs; but twice as much goes at a time when the link was idle
-// between two looks. Not less than that: on a busy core this thread may look some milliseconds
-// late, and with one parcel of 256 KB at a time a step took three times as long.
+// A network that keeps the order of parcels by itself gets them all at once. Over others what is
+// under way cannot be overtaken by what the next forward pass needs sooner, so a parcel shall
+// arrive within kSlowNs; but twice as much goes at a time when the link was idle between two looks.
+// Not less than that: on a busy core this thread may look some milliseconds late, and with one
+// parcel of 256 KB at a time a step took three times as long.
 constexpr uint64_t kLeastWindow = 4 << 20;
 constexpr uint64_t kMostWindow = 64 << 20;
 constexpr int64_t kSlowNs = 50'000'000;
@@ -65,8 +67,10 @@ void Tree::run(const Update& update) {
     ~Working() { exchange.set_worked(false); }
   };
   const Working working(exchange_);
+  ask_for_short_turns();
   for (;;) {
     const auto seen = exchange_.work_any(seen_, [&] { return has_landed(); }, calm());
+    if (seen.version >= settings_.given_up) throw Error(HSGD_ERR_PEER_LOST, -1, reason());
     if (seen.slot == settings_.stop_slot) break;
     if (seen.slot != NotifiedExchange::kNoSlot) take(seen, update);
     send_all();
@@ -77,7 +81,6 @@ void Tree::run(const Update& update) {
 void Tree::take(const NotifiedExchange::Seen& seen, const Update& update) {
   const uint32_t index = index_of_slot_[seen.slot];
   const Watched& watched = watched_[index];
-  if (seen.version >= settings_.given_up) throw Error(HSGD_ERR_PEER_LOST, -1, reason());
   seen_[index].version = seen.version;
   if (!watched.weights) return gather(watched.layer, update);
   pass_on(watched.layer, seen.version);
@@ -158,11 +161,14 @@ void Tree::send_all() {
   }
 }
 
+bool Tree::has_room(const Lane& lane) const {
+  if (lane.flights.empty() || exchange_.keeps_order()) return true;
+  return lane.flights.size() < kMostFlights && lane.flying_bytes < lane.window_bytes;
+}
+
 // The parcel that is needed first, if the lane has room.
 bool Tree::send_from(Lane& lane) {
-  if (lane.parcels.empty()) return false;
-  if (lane.flights.size() >= kMostFlights) return false;
-  if (!lane.flights.empty() && lane.flying_bytes >= lane.window_bytes) return false;
+  if (lane.parcels.empty() || !has_room(lane)) return false;
   const auto first =
       std::min_element(lane.parcels.begin(), lane.parcels.end(),
                        [](const Parcel& a, const Parcel& b) { return a.layer < b.layer; });
@@ -173,29 +179,29 @@ bool Tree::send_from(Lane& lane) {
   if (output.bytes > 0) pieces.push_back({parcel.data, output.bytes, output.offset});
   if (before_notify_) before_notify_();
   const uint64_t ticket = exchange_.put_notify(pieces, output.target, output.slot, parcel.version,
-                                               exchange_.settings().timeout_s);
+                                               exchange_.settings().timeout_s, parcel.layer);
   if (ticket == 0) return true;
   lane.flights.push_back({ticket, output.bytes, {parcel.layer, output.target, now_ns(), 0}});
   lane.flying_bytes += output.bytes;
   return true;
 }
 
-// Takes note of what has arrived, and of how long it took.
+// Takes note of what has arrived, and of how long it took. Later parcels may come first.
 void Tree::land(Lane& lane) {
-  const bool waited = !lane.flights.empty();
-  while (!lane.flights.empty() && exchange_.done(lane.flights.front().ticket)) {
-    Flight& flight = lane.flights.front();
+  if (lane.flights.empty()) return;
+  const auto landed = [&](Flight& flight) {
+    if (!exchange_.delivered(flight.ticket)) return false;
     flight.sent.end_ns = now_ns();
     lane.flying_bytes -= flight.bytes;
     if (flight.sent.end_ns - flight.sent.begin_ns > kSlowNs) {
       lane.window_bytes = std::max(lane.window_bytes / 2, kLeastWindow);
     }
     note(flight.sent);
-    lane.flights.pop_front();
-  }
-  if (waited && lane.flights.empty()) {
-    lane.window_bytes = std::min(2 * lane.window_bytes, kMostWindow);
-  }
+    return true;
+  };
+  auto& flights = lane.flights;
+  flights.erase(std::remove_if(flights.begin(), flights.end(), landed), flights.end());
+  if (flights.empty()) lane.window_bytes = std::min(2 * lane.window_bytes, kMostWindow);
 }
 
 void Tree::note(const Sent& sent) {
@@ -211,7 +217,8 @@ std::vector<Tree::Sent> Tree::sent() const {
 
 bool Tree::has_landed() {
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
-    return !lane.flights.empty() && exchange_.done(lane.flights.front().ticket);
+    return std::any_of(lane.flights.begin(), lane.flights.end(),
+                       [&](const Flight& flight) { return exchange_.delivered(flight.ticket); });
   });
 }
 

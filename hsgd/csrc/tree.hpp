@@ -59,7 +59,7 @@ class HSGD_API Tree final {
     double divisor;             // of sums that become weights
     bool whole_step;            // weights are made of all layers at once
     uint32_t stop_slot;         // any version there ends run()
-    uint64_t given_up;          // versions from here on say that nothing comes any more
+    uint64_t given_up;          // versions from here on, in any slot: another rank gave up
     uint64_t reason_bytes;      // at the beginning of the segment: why, in words
   };
   // Makes weights of these layers' sums, in place. May throw.
@@ -102,7 +102,7 @@ class HSGD_API Tree final {
     uint64_t bytes;
     Sent sent;
   };
-  // What goes to one target.
+  // What goes to one target. The window is for networks that keep no order.
   struct Lane {
     std::vector<Parcel> parcels;
     std::deque<Flight> flights;
@@ -118,6 +118,7 @@ class HSGD_API Tree final {
   void pass_on(uint32_t layer, uint64_t version);
   void post(uint32_t layer, uint64_t version, const Output& output, const std::byte* data);
   void send_all();
+  bool has_room(const Lane& lane) const;
   bool send_from(Lane& lane);
   void land(Lane& lane);
   void note(const Sent& sent);

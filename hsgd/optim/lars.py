@@ -20,7 +20,7 @@ from hsgd import _native
 from hsgd.optim.lars_presets import LARS_PRESETS
 from hsgd.optim.layerwise import Layerwise, Range, wide_dtype, with_defaults
 
-__all__ = ["LARS"]
+__all__ = ["LARS", "suits_the_kernel"]
 
 _NORMS = ("gradient", "decayed", "update")  # hsgd_lars_norm
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -150,7 +150,7 @@ class LARS(Layerwise):
         for weight, grad in pairs:
             excluded = exclude_1d and weight.ndim < 2
             buffer = self._buffer(weight, "momentum_buffer") if has_momentum else None
-            if _suits_the_kernel(weight, grad, buffer):
+            if suits_the_kernel(weight, grad, buffer):
                 address = 0 if buffer is None else buffer.data_ptr()
                 row = (weight.data_ptr(), grad.data_ptr(), address, weight.numel())
                 tables[excluded].append(row)
@@ -164,7 +164,7 @@ class LARS(Layerwise):
             torch.autograd.graph.increment_version(weight)
 
 
-def _suits_the_kernel(weight: Tensor, grad: Tensor, buffer: Tensor | None) -> bool:
+def suits_the_kernel(weight: Tensor, grad: Tensor, buffer: Tensor | None) -> bool:
     """Whether all elements lie in host memory as float32, densely and in the same order."""
     other = weight if buffer is None else buffer
     if not (weight.dtype is grad.dtype is other.dtype is torch.float32):

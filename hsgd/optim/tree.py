@@ -9,10 +9,8 @@ communication is in tree_engine.py.
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,27 +23,42 @@ from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.exchange import Exchange
 from hsgd.optim.tree_engine import GIVEN_UP, Engine, reason_in
-from hsgd.optim.tree_plan import Layer, Plan, Team, as_memory, best_arity, layers_of
+from hsgd.optim.tree_plan import (
+    Layer,
+    Plan,
+    as_memory,
+    layers_of,
+    teams_of,
+)
+from hsgd.optim.tree_state import gather_state, part_of_state, state_of_rank_0
+from hsgd.optim.tree_update import Options, Updater
 
 __all__ = ["NotifiedTree"]
 
+_SHARED_FROM = 3  # nodes; docs/tree.md says why
+_MOST_QUEUE = 1 << 16  # operations, of an Exchange
+
 
 class NotifiedTree(Optimizer):
-    """Wraps an optimizer: the root updates, layer by layer, from gradients averaged over all ranks;
+    """Wraps an optimizer: roots update, layer by layer, from gradients averaged over all ranks;
     collective.
 
-    optimizer: any torch optimizer whose step() needs no closure. Only rank 0 runs it, once per
-        layer, and only there it has state. Options of param_groups are read when the first gradient
-        of a step is there, so set them before backward(). Schedulers take this object.
+    optimizer: any torch optimizer whose step() needs no closure. Only the root of a layer runs it
+        for that layer, and only there it has state. Options of param_groups are read there when the
+        first gradient of a step is there, so set them before backward(), on all ranks alike.
+        Schedulers take this object.
     model: weights and trainable parameters equal in shape and dtype on all ranks, on the CPU. Rank
         0's weights and buffers are sent to all. Parameters move into the shared segment.
     comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE, but for sockets.
     arity: how many nodes each node passes weights to; None is the k with the least k * levels.
     overlap_forward: step() returns at once, and each module waits for its own weights when it is
         called. False: step() waits for all.
+    roots: "first": rank 0 is the root of all layers. "shared": layers are shared among the first
+        ranks of the nodes, so that all links carry the same; state_dict() and load_state_dict() are
+        collective then. None: "shared" from three nodes on, unless there is a before_update.
     before_update: called on rank 0 with all parameters to update, which have their mean gradients,
         before any is updated: for clipping by global norm and whatever needs all layers. Nothing
-        overlaps the backward pass then, which a warning says.
+        overlaps the backward pass then, which a warning says. Needs roots="first".
     timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
     network: what carries writes between nodes, "mpi" or "sockets"; see hsgd.Exchange.
 
@@ -66,6 +79,7 @@ class NotifiedTree(Optimizer):
         arity: int | None = None,
         overlap_forward: bool = True,
         *,
+        roots: str | None = None,
         before_update: Callable[[list[nn.Parameter]], object] | None = None,
         timeout_s: float | None = None,
         network: str = "mpi",
@@ -73,10 +87,11 @@ class NotifiedTree(Optimizer):
     ) -> None:
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
         self._optimizer, self._model, self._comm = optimizer, model, comm
-        self._overlap_forward, self._before_update = overlap_forward, before_update
+        self._overlap_forward = overlap_forward
         self._take_over()
         layers = layers_of(model)
         _check(optimizer, layers, arity)
+        _check_roots(roots, before_update is not None)
         if network == "mpi":
             _check_threads(comm)
         if before_update is not None and comm.rank == 0:
@@ -87,11 +102,21 @@ class NotifiedTree(Optimizer):
                 stacklevel=2,
             )
         nodes = [int(node) for node in comm.allgather(np.array([comm.cross_rank], np.int64))]
-        spread = best_arity(len(set(nodes))) if arity is None else arity
-        self._team = Team.of(comm.rank, nodes, spread)
-        self._plan = Plan(layers, self._team.most_children, self._team.most_local)
+        count = len(set(nodes))
+        if roots is None:
+            roots = "shared" if count >= _SHARED_FROM and before_update is None else "first"
+        self._shared = roots == "shared" and count > 1
+        teams = teams_of(comm.rank, nodes, arity, [layer.bytes for layer in layers], self._shared)
+        self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
+        self._plan = Plan(layers, teams[0].most_children, teams[0].most_local)
+        sends = max(len(team.spread_to) + 1 for team in teams)
         self._exchange = Exchange(
-            comm, self._plan.segment_bytes, self._plan.slots, timeout_s=timeout_s, network=network
+            comm,
+            self._plan.segment_bytes,
+            self._plan.slots,
+            queue=min(2 * len(layers) * sends + 64, _MOST_QUEUE),
+            timeout_s=timeout_s,
+            network=network,
         )
         self._memory = as_memory(self._exchange.segment())
         self._blocks = [
@@ -104,14 +129,17 @@ class NotifiedTree(Optimizer):
         self._sending = True
         # By version. A layer that the next forward pass does not use may be updated after it, when
         # the options of the next step are known already.
-        self._options: dict[int, list[dict[str, Any]]] = {}
+        self._options: dict[int, Options] = {}
         self._closed = self._failed = False
         self._move_weights()
-        self._shadows = self._make_shadows() if self._team.is_root else {}
+        if self._shared:
+            self._load_state_of_rank_0()
+        owned = [p for index in self._owned for p in layers[index].parameters]
+        self._updater = Updater(optimizer, owned, before_update)
         self._engine = Engine(
             self._exchange,
             self._plan,
-            self._team,
+            teams,
             self._update,
             whole_step=before_update is not None,
             before_notify=_before_notify,
@@ -131,7 +159,7 @@ class NotifiedTree(Optimizer):
         for layer in self._plan.layers:
             if self._posted[layer.index] <= self._step:
                 self._post(layer)
-        if self._team.is_root and self._options[self._step + 1] != self._snapshot():
+        if self._owned and self._options[self._step + 1] != self._updater.snapshot():
             raise ValueError(
                 "NotifiedTree.step: options of param_groups changed between backward() and "
                 "step(), when layers were updated already; change them before backward()"
@@ -170,16 +198,24 @@ class NotifiedTree(Optimizer):
         self._optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, which has state on rank 0 only; waits for the last step."""
+        """The wrapped optimizer's; waits for the last step. With shared roots collective, and the
+        state of all parameters on all ranks. Else local, and rank 0 alone has state.
+        """
         self.wait()
-        return self._optimizer.state_dict()
+        own = self._optimizer.state_dict()
+        return gather_state(self._comm, own) if self._shared else own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state; local, but rank 0's counts."""
+        """Load the wrapped optimizer's state, of which rank 0's counts; with shared roots
+        collective, else local.
+        """
         self.wait()
+        if self._shared:
+            state_dict = state_of_rank_0(self._comm, state_dict)
+            state_dict = part_of_state(state_dict, self._owned_numbers())
         self._optimizer.load_state_dict(state_dict)
         self._take_over()
-        self._share_state()
+        self._updater.share_state()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the layers are fixed when this is made."""
@@ -230,25 +266,20 @@ class NotifiedTree(Optimizer):
                 if not parameter.requires_grad:
                     parameter.copy_(_broadcast(self._comm, parameter.detach()))
 
-    def _make_shadows(self) -> dict[nn.Parameter, nn.Parameter]:
-        """Parameters for the engine's optimizer, on the same weights: the program may clear the
-        gradients of the model's own at any time.
-        """
-        shadows = {}
-        for layer in self._plan.layers:
-            for parameter in layer.parameters:
-                shadows[parameter] = nn.Parameter(parameter.detach())
-        self._stepper = _twin(self._optimizer)
-        self._share_state(shadows)
-        return shadows
+    def _load_state_of_rank_0(self) -> None:
+        """Each root begins with the state that rank 0's optimizer has for its layers."""
+        own = self._optimizer.state_dict()
+        state = state_of_rank_0(self._comm, own)["state"]
+        own = part_of_state({**own, "state": state}, self._owned_numbers())
+        self._optimizer.load_state_dict(own)
+        self._take_over()
 
-    def _share_state(self, shadows: dict[nn.Parameter, nn.Parameter] | None = None) -> None:
-        """State has one dictionary per parameter, known by both its names."""
-        shadows = self._shadows if shadows is None else shadows
-        if shadows:
-            self._stepper.state.clear()
-        for parameter, shadow in shadows.items():
-            self._stepper.state[shadow] = self._optimizer.state[parameter]
+    def _owned_numbers(self) -> set[int]:
+        """Parameters that are updated here, by their numbers in state dictionaries."""
+        layers = self._plan.layers
+        owned = {p for index in self._owned for p in layers[index].parameters}
+        every = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return {number for number, p in enumerate(every) if p in owned}
 
     def _hook(self) -> None:
         """Hooks hold this object weakly, so that a model may outlive it."""
@@ -315,7 +346,7 @@ class NotifiedTree(Optimizer):
         version = self._step + 1
         if version not in self._options:  # all layers have the step before the last
             self._options.pop(version - 2, None)
-            self._options[version] = self._snapshot()
+            self._options[version] = self._updater.snapshot() if self._owned else []
         self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
         flags, views = self._blocks[layer.index]
         with torch.no_grad():
@@ -368,44 +399,15 @@ class NotifiedTree(Optimizer):
         if self._closed or self._exchange.closed:
             raise HsgdError("this NotifiedTree is closed")
 
-    def _snapshot(self) -> list[dict[str, Any]]:
-        """The options of each group, as they are now."""
-        if not self._team.is_root:
-            return []
-        return [
-            {name: copy.copy(value) for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
-        ]
-
     def _update(self, version: int, layers: list[int]) -> None:
-        """The step `version` of the optimizer on some layers; on the root, in the engine."""
-        chosen: dict[nn.Parameter, nn.Parameter] = {}
+        """The step `version` of the optimizer on some layers; on their root, in the engine."""
+        gradients: dict[nn.Parameter, Tensor | None] = {}
         for index in layers:
-            flags, gradients = self._blocks[index]
+            flags, views = self._blocks[index]
             parameters = self._plan.layers[index].parameters
-            for parameter, gradient, flag in zip(parameters, gradients, flags, strict=True):
-                shadow = chosen[parameter] = self._shadows[parameter]
-                shadow.grad = gradient if flag else None
-        if self._before_update is not None:
-            self._before_update([shadow for shadow in chosen.values() if shadow.grad is not None])
-        options_then = self._options[version]
-        self._stepper.param_groups = [
-            {**options, "params": [chosen[p] for p in group["params"] if p in chosen]}
-            for options, group in zip(options_then, self._optimizer.param_groups, strict=True)
-        ]
-        self._stepper.step()
-
-
-def _twin(optimizer: Optimizer) -> Optimizer:
-    """An optimizer of the same class and settings, with no groups, state or hooks yet."""
-    twin: Optimizer = object.__new__(type(optimizer))
-    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    twin.__dict__.update(own)
-    twin.__dict__["param_groups"] = []
-    twin.__dict__["state"] = type(optimizer.state)(dict)
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        twin.__dict__[name] = OrderedDict()
-    return twin
+            for parameter, view, flag in zip(parameters, views, flags, strict=True):
+                gradients[parameter] = view if flag else None
+        self._updater.update(gradients, self._options[version])
 
 
 def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:
@@ -439,6 +441,16 @@ def _check(optimizer: Optimizer, layers: list[Layer], arity: int | None) -> None
                     f'NotifiedTree: a parameter of layer "{layer.name}" is on {p.device} or not '
                     "dense; use dense CPU parameters"
                 )
+
+
+def _check_roots(roots: str | None, whole_step: bool) -> None:
+    if roots not in (None, "first", "shared"):
+        raise ValueError(f'NotifiedTree: roots is "{roots}"; give "first", "shared" or None')
+    if roots == "shared" and whole_step:
+        raise ValueError(
+            "NotifiedTree: before_update needs the gradients of all layers on one rank; give "
+            'roots="first"'
+        )
 
 
 def _check_threads(comm: Comm) -> None:

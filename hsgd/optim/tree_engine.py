@@ -8,8 +8,9 @@ control needs no acknowledgements.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -38,8 +39,9 @@ _DTYPES = {
 class Engine:
     """Sums, updates and forwards, layer by layer, in a thread of its own on leaders.
 
-    update: called on the root with a version and the layers whose mean gradients, of that version,
-        lie in `plan.own` of its segment. whole_step: called with all layers at once.
+    teams: this rank's neighbours, layer by layer.
+    update: called on roots with a version and layers whose mean gradients, of that version, lie in
+        `plan.own` of the root's segment. whole_step: called with all layers at once.
     before_notify: called before each notification that the program itself makes.
     """
 
@@ -47,13 +49,14 @@ class Engine:
         self,
         exchange: Exchange,
         plan: Plan,
-        team: Team,
+        teams: Sequence[Team],
         update: Callable[[int, list[int]], None],
         *,
         whole_step: bool = False,
         before_notify: Callable[[], None] | None = None,
     ) -> None:
-        self._exchange, self._plan, self._team = exchange, plan, team
+        self._exchange, self._plan, self._teams = exchange, plan, list(teams)
+        team = self._team = teams[0]  # for what is the same of all: rank, size and node
         self._update, self._before_notify = update, before_notify
         self.error: BaseException | None = None
         self._bind()
@@ -113,7 +116,7 @@ class Engine:
         """Slot, writer, and rank and offset of the memory of all gradients that a leader adds up,
         in the order of the sum: local ranks, then child nodes.
         """
-        team, plan = self._team, self._plan
+        team, plan = self._teams[layer], self._plan
         own = plan.own[layer].offset
         inputs = [(plan.own_slot(layer), team.rank, (team.rank, own))]
         for local_rank, rank in enumerate(team.members[1:], 1):
@@ -124,8 +127,8 @@ class Engine:
         return inputs
 
     def _bind(self) -> None:
-        team, plan = self._team, self._plan
-        for layer in range(len(plan.layers)):
+        plan = self._plan
+        for layer, team in enumerate(self._teams):
             above = team.members[0] if not team.leads else max(team.spread_from, -1)
             self._exchange.bind(plan.weights_slot(layer), team.rank if above < 0 else above)
             if team.leads:
@@ -133,7 +136,7 @@ class Engine:
                     self._exchange.bind(slot, rank)
 
     def _native_layer(self, layer: Layer) -> _native.TreeLayer:
-        team, plan, index = self._team, self._plan, layer.index
+        team, plan, index = self._teams[layer.index], self._plan, layer.index
         own, weights = plan.own[index], plan.weights[index]
         numbers = []
         for place, parameter in zip(own.places, layer.parameters, strict=True):
@@ -171,23 +174,22 @@ class Engine:
             self._tree = None  # which keeps the memory
 
     def _give_up(self, why: str) -> None:
-        """Tell all neighbours, as far as they can be reached; their engines tell theirs."""
+        """Tell the programs of this node and the engines of neighbours, which tell theirs."""
         plan, team = self._plan, self._team
         words = f"rank {team.rank} gave up: {why}".encode()[: Plan.REASON - 1]
         reason = np.zeros(Plan.REASON, np.uint8)
         reason[: len(words)] = np.frombuffer(words, np.uint8)
-        neighbours = {*team.spread_to, *team.members, team.gather_to} - {-1}
-        for rank in neighbours:
+        for rank in team.members:
             pieces = [(reason, 0)] if rank != team.rank else []
-            up = rank == team.gather_to and rank not in team.spread_to
-            for layer in range(len(plan.layers)):
-                slot = plan.child_slot(layer, team.place) if up else plan.weights_slot(layer)
-                try:
-                    self._exchange.put_list_notify(pieces, rank, slot, GIVEN_UP, 0.0)
-                except (HsgdError, ValueError):
-                    break  # that way is closed; its deadline tells them
-                if up:
-                    break  # one is enough for an engine
+            for layer in range(len(plan.layers)):  # it may wait for any
+                self._tell(rank, plan.weights_slot(layer), pieces)
+        far = {rank for its in self._teams for rank in (its.gather_to, *its.spread_to)}
+        for rank in sorted(far - {-1}):
+            self._tell(rank, plan.STOP, [(reason, 0)])
+
+    def _tell(self, rank: int, slot: int, pieces: list[tuple[object, int]]) -> None:
+        with contextlib.suppress(HsgdError, ValueError):  # that way is closed; its deadline tells
+            self._exchange.put_list_notify(pieces, rank, slot, GIVEN_UP, 0.0)
 
 
 def reason_in(memory: Tensor) -> str:

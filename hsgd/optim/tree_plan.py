@@ -23,8 +23,10 @@ __all__ = [
     "gather_children",
     "gather_parent",
     "layers_of",
+    "share_roots",
     "spread_children",
     "spread_parent",
+    "teams_of",
 ]
 
 _LINE = 64
@@ -53,16 +55,33 @@ def spread_children(node: int, arity: int, nodes: int) -> list[int]:
     return list(range(arity * node + 1, min(arity * node + arity + 1, nodes)))
 
 
-def best_arity(nodes: int) -> int:
-    """The k with the least k * levels, the smallest such: a node sends k times per level."""
+def best_arity(nodes: int, shared_roots: bool = False) -> int:
+    """The k with the least k * levels, because a node sends k times per level; the smallest such.
 
-    def levels(arity: int) -> int:
-        node, count = nodes - 1, 0
+    shared_roots: the largest such. All nodes send as much as one another then, whatever k is, and
+    fewer levels have fewer threads to wake.
+    """
+
+    def cost(arity: int) -> int:
+        node, levels = nodes - 1, 0
         while node > 0:
-            node, count = (node - 1) // arity, count + 1
-        return count
+            node, levels = (node - 1) // arity, levels + 1
+        return arity * levels
 
-    return min(range(1, max(nodes, 2)), key=lambda arity: (arity * levels(arity), arity))
+    arities = range(1, max(nodes, 2))
+    return min(arities, key=lambda arity: (cost(arity), -arity if shared_roots else arity))
+
+
+def share_roots(sizes: Sequence[int], nodes: int) -> list[int]:
+    """Which node is the root of each layer: the largest layers first, each to the node that has the
+    fewest bytes until then. Layers of one size take turns.
+    """
+    roots, loads = [0] * len(sizes), [0] * nodes
+    for layer in sorted(range(len(sizes)), key=lambda layer: -sizes[layer]):
+        root = min(range(nodes), key=loads.__getitem__)
+        roots[layer] = root
+        loads[root] += sizes[layer]
+    return roots
 
 
 @dataclass
@@ -73,6 +92,11 @@ class Layer:
     name: str
     module: nn.Module
     parameters: list[nn.Parameter] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Of its weights."""
+        return sum(p.numel() * p.element_size() for p in self.parameters)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
@@ -140,7 +164,7 @@ class Plan:
     """
 
     REASON = 512
-    STOP = 0  # the slot that ends the engine
+    STOP = 0  # the slot that ends the engine, or tells it that another one has ended
 
     def __init__(self, layers: Sequence[Layer], children: int, local_size: int) -> None:
         self.layers = list(layers)
@@ -182,7 +206,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Team:
-    """A rank's neighbours in both trees: nodes are joined by their first ranks, the leaders."""
+    """A rank's neighbours in both trees of one root: nodes are joined by their first ranks, the
+    leaders.
+    """
 
     rank: int
     size: int
@@ -206,14 +232,15 @@ class Team:
         return self.leads and self.gather_to < 0
 
     @classmethod
-    def of(cls, rank: int, nodes: Sequence[int], arity: int) -> Team:
-        """`nodes`: the node of each rank."""
+    def of(cls, rank: int, nodes: Sequence[int], arity: int, root: int = 0) -> Team:
+        """`nodes`: the node of each rank. The trees are those of node 0, turned by `root`."""
         members: dict[int, list[int]] = {}
         for other, node in enumerate(nodes):
             members.setdefault(node, []).append(other)
         order = sorted(members)
-        node, count = order.index(nodes[rank]), len(order)
-        leaders = [members[which][0] for which in order]
+        count = len(order)
+        leaders = [members[order[(root + turned) % count]][0] for turned in range(count)]
+        node = (order.index(nodes[rank]) - root) % count
         up, down = gather_parent(node), spread_parent(node, arity)
         return cls(
             rank=rank,
@@ -227,6 +254,21 @@ class Team:
             most_children=len(gather_children(0, count)),
             most_local=max(map(len, members.values())),
         )
+
+
+def teams_of(
+    rank: int, nodes: Sequence[int], arity: int | None, sizes: Sequence[int], shared: bool
+) -> list[Team]:
+    """A rank's neighbours for each layer.
+
+    nodes: the node of each rank. arity: None for the best. sizes: bytes of each layer. shared:
+    layers have roots on all nodes.
+    """
+    count = len(set(nodes))
+    spread = best_arity(count, shared) if arity is None else arity
+    roots = share_roots(sizes, count) if shared else [0] * len(sizes)
+    teams = {root: Team.of(rank, nodes, spread, root) for root in set(roots)}
+    return [teams[root] for root in roots]
 
 
 def as_memory(array: object) -> Tensor:

@@ -37,6 +37,7 @@ def notified_tree(
     op: str = "mean",
     arity: int | None = None,
     overlap_forward: bool = True,
+    roots: str | None = None,
     network: str = "mpi",
     **others: Any,
 ) -> NotifiedTree:
@@ -61,7 +62,9 @@ def notified_tree(
                 f'strategy="notified_tree": the named parameter "{name}" is not one of model\'s'
             )
     refuse_others("notified_tree", others)
-    return NotifiedTree(optimizer, model, comm, arity, overlap_forward, network=network)
+    return NotifiedTree(
+        optimizer, model, comm, arity, overlap_forward, roots=roots, network=network
+    )
 
 
 def refuse_others(strategy: str, others: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hsgd.errors import MissingExtra
 from hsgd.optim.node_shared import NodeSharedOptimizer
+from hsgd.optim.tree import NotifiedTree
 from hsgd.torch import runtime
 from hsgd.torch.allgather import allgather
 from hsgd.torch.broadcast import broadcast_, broadcast_async_
@@ -27,6 +28,10 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
 ]
+
+
+# Their state lies on several ranks: all of them load, the root as well.
+_LOADED_TOGETHER = (NodeSharedOptimizer, NotifiedTree)
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -79,7 +84,7 @@ def broadcast_optimizer_state(
     broadcast_parameters(
         [(f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)], root_rank
     )
-    if runtime.current().comm.rank != root_rank or isinstance(optimizer, NodeSharedOptimizer):
+    if runtime.current().comm.rank != root_rank or isinstance(optimizer, _LOADED_TOGETHER):
         _load(optimizer, _put_together(skeleton[0], tensors))
 
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,15 +23,17 @@ struct Wire {
   std::vector<std::string> log;
   std::vector<bool> done;
   bool fails = false;
+  bool drives_itself = false;
+  int lost = -1;  // the rank to which nothing goes any more
 };
 
 class FakeRma final : public hsgd::Rma {
  public:
   explicit FakeRma(Wire& wire) : wire_(wire) {}
-  Ticket put(int target, const void*, size_t bytes, size_t offset) override {
+  Ticket put(int target, const void*, size_t bytes, size_t offset, uint32_t) override {
     return note("put " + std::to_string(bytes) + " at " + std::to_string(offset), target);
   }
-  Ticket replace(int target, const uint64_t* version, size_t offset) override {
+  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t) override {
     return note("version " + std::to_string(*version) + " at " + std::to_string(offset), target);
   }
   bool done(Ticket ticket) override {
@@ -39,6 +42,11 @@ class FakeRma final : public hsgd::Rma {
   }
   void flush(int target) override { wire_.log.push_back("flush to " + std::to_string(target)); }
   void sync() override {}
+  bool drives_itself() const override { return wire_.drives_itself; }
+  std::optional<Error> failure(int target) const override {
+    if (target != wire_.lost) return std::nullopt;
+    return Error(HSGD_ERR_PEER_LOST, target, "rank " + std::to_string(target) + " is gone");
+  }
   bool close(const Deadline&) noexcept override { return true; }
 
  private:
@@ -147,6 +155,24 @@ TEST("an error of the wire comes back from every call") {
     }
     box.wire.fails = false;
   }
+}
+
+TEST("over a network that drives itself one rank's end fails what goes to it, and no more") {
+  Box box;
+  box.wire.drives_itself = true;
+  const uint64_t to_lost = box.post(1, 0, 1);
+  const uint64_t to_other = box.post(2, 0, 1);
+  box.wire.lost = 1;
+  box.wire.done[0] = box.wire.done[1] = true;  // as done as it will ever be
+  box.outbox.drive();
+  CHECK_THROWS(box.outbox.done(to_lost), "rank 1 is gone");
+  CHECK(!box.outbox.done(to_other));
+  CHECK_THROWS(box.post(1, 1, 1), "rank 1 is gone");
+  const uint64_t later = box.post(2, 1, 1);
+  CHECK(!box.outbox.empty());
+  for (size_t request = 0; request < box.wire.done.size(); ++request) box.finish(request);
+  CHECK(box.outbox.done(to_other) && box.outbox.done(later));
+  CHECK_THROWS(box.outbox.empty(), "rank 1 is gone");  // not all that was put was delivered
 }
 
 }  // namespace

@@ -34,10 +34,10 @@ struct Network {
 class LateRma final : public hsgd::Rma {
  public:
   LateRma(Network& network, uint64_t seed) : network_(network), random_(seed) {}
-  Ticket put(int target, const void* data, size_t bytes, size_t offset) override {
+  Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t) override {
     return start({target, data, bytes, offset, false});
   }
-  Ticket replace(int target, const uint64_t* version, size_t offset) override {
+  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t) override {
     return start({target, version, sizeof *version, offset, true});
   }
   bool done(Ticket ticket) override {
@@ -80,7 +80,8 @@ class LateRma final : public hsgd::Rma {
   std::vector<Write> writes_;
 };
 
-// One rank: a node's first rank leads; leaders form a binomial tree up and a chain down.
+// One rank: a node's first rank leads; leaders form a binomial tree up and a chain down, each layer
+// with another root.
 class Rank {
  public:
   Rank(Communicator& communicator, const ranks::Cluster& cluster, Network& network, int rank)
@@ -143,6 +144,14 @@ class Rank {
   }
   int leader(size_t node) const { return nodes_[node].front(); }
   bool leads() const { return leader(node_) == rank_; }
+  static size_t root(uint32_t layer, size_t nodes) { return layer % nodes; }
+  // This rank's node in the trees of node 0, and the leader of one of their nodes.
+  size_t turned(uint32_t layer) const {
+    return (node_ + nodes_.size() - root(layer, nodes_.size())) % nodes_.size();
+  }
+  int leader(uint32_t layer, size_t turned) const {
+    return leader((turned + root(layer, nodes_.size())) % nodes_.size());
+  }
   static size_t parent(size_t node) {
     size_t top = 1;
     while (2 * top <= node) top *= 2;
@@ -165,23 +174,24 @@ class Rank {
       const auto which = 2 + static_cast<uint32_t>(nodes_.size()) + other;
       its.gradients.push_back({slot(layer, which), local[other], place(layer, 0)});
     }
-    for (size_t child = node_ + 1; child < nodes_.size(); ++child) {
-      if (parent(child) != node_) continue;
+    const size_t node = turned(layer);
+    for (size_t child = node + 1; child < nodes_.size(); ++child) {
+      if (parent(child) != node) continue;
       its.gradients.push_back(
           {slot(layer, 2 + static_cast<uint32_t>(child)), rank_, place(layer, 2 + child)});
     }
-    if (node_ > 0) {
-      its.up.push_back({leader(parent(node_)), slot(layer, 2 + static_cast<uint32_t>(node_)),
-                        place(layer, 2 + node_), kBlock});
+    if (node > 0) {
+      its.up.push_back({leader(layer, parent(node)), slot(layer, 2 + static_cast<uint32_t>(node)),
+                        place(layer, 2 + node), kBlock});
     }
     its.weights = {slot(layer, 0), rank_, place(layer, 1)};
-    if (node_ + 1 < nodes_.size()) {
-      its.down.push_back({leader(node_ + 1), slot(layer, 0), place(layer, 1), kBlock});
+    if (node + 1 < nodes_.size()) {
+      its.down.push_back({leader(layer, node + 1), slot(layer, 0), place(layer, 1), kBlock});
     }
     for (size_t other = 1; other < local.size(); ++other) {
       its.down.push_back({local[other], slot(layer, 0), 0, 0});
     }
-    if (node_ == 0) its.down.push_back({rank_, slot(layer, 0), 0, 0});
+    if (node == 0) its.down.push_back({rank_, slot(layer, 0), 0, 0});
     return its;
   }
 

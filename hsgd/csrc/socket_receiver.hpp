@@ -1,0 +1,56 @@
+// One connection from another rank: its writes go where they belong as they come.
+//
+// Owns the socket and the state of the stream. Writes within one segment only, and believes nothing
+// before the token. Never blocks, and has neither lock nor thread.
+#ifndef HSGD_SOCKET_RECEIVER_HPP_
+#define HSGD_SOCKET_RECEIVER_HPP_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "segment.hpp"
+#include "socket_frames.hpp"
+
+namespace hsgd {
+
+class SocketReceiver {
+ public:
+  // What others may write into, and what they have to know.
+  struct Target {
+    std::byte* base;
+    size_t bytes;
+    SocketToken token;
+    int64_t ranks;
+  };
+
+  SocketReceiver(Fd fd, const Target& target) : fd_(std::move(fd)), target_(target) {}
+
+  // Takes what is there, and tells the other side of new versions. False: the connection ended, or
+  // was not one of ours.
+  bool receive();
+  uint64_t stored() const { return stored_; }  // versions
+  int rank() const;                            // whose connection it is; -1: not said yet
+
+ private:
+  bool receive_all();
+  ssize_t take(void* into, size_t* got, size_t size) const;
+  bool knows_us() const;
+  bool fits() const;
+  void end_slice();
+
+  Fd fd_;
+  const Target& target_;
+  SocketHello hello_{};
+  size_t hello_got_ = 0;
+  SocketHeader header_{};
+  size_t header_got_ = 0;
+  uint64_t data_got_ = 0;
+  uint64_t stored_ = 0;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_SOCKET_RECEIVER_HPP_

@@ -1,0 +1,68 @@
+// One connection to another rank: what waits to go there, and what the rank has confirmed.
+//
+// Owns the socket and the order of writes: of those that wait, the one with the least `order` goes
+// first, equal ones as they came. A write goes in slices, and another may go between two of them.
+// Never blocks, and has neither lock nor thread.
+#ifndef HSGD_SOCKET_SENDER_HPP_
+#define HSGD_SOCKET_SENDER_HPP_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "segment.hpp"
+#include "socket_frames.hpp"
+
+namespace hsgd {
+
+class SocketSender {
+ public:
+  using Ticket = uint32_t;
+  struct Write {
+    SocketHeader header;
+    const std::byte* data;
+    Ticket ticket;
+    uint64_t taken = 0;  // by the kernel
+  };
+  enum class State { kSent, kNoRoom, kLost };  // kLost: errno says why
+
+  // `fd`: a socket that is being connected.
+  SocketSender(Fd fd, const SocketHello& hello) : fd_(std::move(fd)), hello_(hello) {}
+
+  int fd() const { return fd_.get(); }
+  void add(uint32_t order, const Write& write) { waiting_[order].push_back(write); }
+  // As much as the kernel takes. Tickets of data go to `done` when the kernel has it all.
+  State send(std::vector<Ticket>* done);
+  // Reads what the rank has confirmed; tickets of versions go to `done`. False: the connection
+  // ended.
+  bool hear(std::vector<Ticket>* done);
+  // The tickets of all that is not done.
+  std::vector<Ticket> open() const;
+
+ private:
+  ssize_t send_slice();
+  void next_slice();
+  void end_slice(std::vector<Ticket>* done);
+
+  Fd fd_;
+  SocketHello hello_;
+  size_t hello_sent_ = 0;
+  std::map<uint32_t, std::deque<Write>> waiting_;  // by order; no empty ones
+  uint32_t order_ = 0;                             // of the slice, the first write of that order
+  SocketHeader slice_{};
+  bool in_slice_ = false;
+  size_t slice_sent_ = 0;           // of header and data
+  std::deque<Ticket> unconfirmed_;  // versions
+  uint64_t confirmed_ = 0;          // how many were
+  uint64_t news_ = 0;               // what comes back, and how much of it is here
+  size_t news_got_ = 0;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_SOCKET_SENDER_HPP_

@@ -1,0 +1,44 @@
+"""Optimizer state of layers whose roots are on several nodes: gathered, and shared out again.
+
+Owns the exchange of state dictionaries, which is collective. Never updates anything.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from hsgd.comm import Comm
+
+__all__ = ["gather_state", "part_of_state", "state_of_rank_0"]
+
+
+def gather_state(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state of all ranks' parameters, with this rank's options; collective, blocking."""
+    merged: dict[Any, Any] = {}
+    for state in _exchange(comm, state_dict["state"]):
+        merged.update(state)
+    return {**state_dict, "state": dict(sorted(merged.items()))}
+
+
+def state_of_rank_0(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's argument; collective, blocking."""
+    first: dict[str, Any] = _exchange(comm, state_dict if comm.rank == 0 else None)[0]
+    return first
+
+
+def part_of_state(state_dict: dict[str, Any], owned: Collection[int]) -> dict[str, Any]:
+    """The same with the state of some parameters only, by their numbers in state dictionaries."""
+    state = {number: its for number, its in state_dict["state"].items() if number in owned}
+    return {**state_dict, "state": state}
+
+
+def _exchange(comm: Comm, mine: Any) -> list[Any]:
+    packed = np.frombuffer(pickle.dumps(mine), np.uint8)
+    name = "state of NotifiedTree, which all ranks get or load together"
+    reader = io.BytesIO(comm.allgather(packed, name=name).tobytes())
+    return [pickle.load(reader) for _ in range(comm.size)]  # each knows its end

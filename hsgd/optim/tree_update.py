@@ -1,0 +1,147 @@
+"""What a root of a NotifiedTree makes of mean gradients: new weights, layer by layer.
+
+Owns a second name for each parameter and a twin of the user's optimizer that knows them by it, and
+a short cut: plain SGD goes to the kernel of LARS without adaptation, which is the same formula.
+Never communicates, and runs in the engine's thread.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from hsgd import _native
+from hsgd.optim.lars import suits_the_kernel
+
+__all__ = ["Options", "Updater"]
+
+Options = list[dict[str, Any]]  # of each group, without its parameters
+
+
+class Updater:
+    """Updates some of an optimizer's parameters, from gradients that are given to it.
+
+    parameters: those that this rank updates. before_update: see NotifiedTree.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Iterable[nn.Parameter],
+        before_update: Callable[[list[nn.Parameter]], object] | None,
+    ) -> None:
+        self._optimizer, self._before_update = optimizer, before_update
+        # On the same weights: the program may clear the gradients of the model's own at any time.
+        self._shadows = {p: nn.Parameter(p.detach()) for p in parameters}
+        self._group_of = {
+            p: index for index, group in enumerate(optimizer.param_groups) for p in group["params"]
+        }
+        self._twin = _twin(optimizer)
+        self._rules: tuple[Options, list[_native.LarsRule] | None] = ([], None)
+        self.share_state()
+
+    def share_state(self) -> None:
+        """State has one dictionary per parameter, known by both its names."""
+        self._twin.state.clear()
+        for parameter, shadow in self._shadows.items():
+            self._twin.state[shadow] = self._optimizer.state[parameter]
+
+    def snapshot(self) -> Options:
+        """The options as they are now."""
+        return [
+            {name: copy.copy(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    def update(self, gradients: Mapping[nn.Parameter, Tensor | None], options: Options) -> None:
+        """One step on these parameters; None: it has no gradient."""
+        if self._before_update is None and self._update_natively(gradients, options):
+            return
+        for parameter, gradient in gradients.items():
+            self._shadows[parameter].grad = gradient
+        if self._before_update is not None:
+            shadows = [self._shadows[p] for p in gradients]
+            self._before_update([shadow for shadow in shadows if shadow.grad is not None])
+        self._twin.param_groups = [
+            {**its, "params": [self._shadows[p] for p in group["params"] if p in gradients]}
+            for its, group in zip(options, self._optimizer.param_groups, strict=True)
+        ]
+        self._twin.step()
+
+    def _update_natively(
+        self, gradients: Mapping[nn.Parameter, Tensor | None], options: Options
+    ) -> bool:
+        """False, and nothing done, where the kernel cannot do what the optimizer does."""
+        if self._rules[0] is not options:
+            self._rules = (options, _rules(self._optimizer, options))
+        rules = self._rules[1]
+        if rules is None:
+            return False
+        rows: dict[int, list[tuple[int, int, int, int]]] = {}
+        changed = []
+        for parameter, gradient in gradients.items():
+            if gradient is None or parameter not in self._group_of:
+                continue
+            index, shadow = self._group_of[parameter], self._shadows[parameter]
+            buffer = self._buffer(parameter) if options[index]["momentum"] else None
+            if not suits_the_kernel(shadow, gradient, buffer):
+                return False
+            address = 0 if buffer is None else buffer.data_ptr()
+            row = (shadow.data_ptr(), gradient.data_ptr(), address, shadow.numel())
+            rows.setdefault(index, []).append(row)
+            changed.append(shadow)
+        for index, table in rows.items():
+            _native.lars_step(table, rules[index], 1)
+        for shadow in changed:
+            torch.autograd.graph.increment_version(shadow)
+        return True
+
+    def _buffer(self, parameter: nn.Parameter) -> Tensor:
+        """The momentum, as torch.optim.SGD keeps it; zeros at first lead to what it begins with."""
+        state: dict[str, Tensor | None] = self._optimizer.state[parameter]
+        buffer = state.get("momentum_buffer")
+        if buffer is None:
+            buffer = state["momentum_buffer"] = torch.zeros_like(parameter.detach())
+        return buffer
+
+
+def _rules(optimizer: Optimizer, options: Options) -> list[_native.LarsRule] | None:
+    """What the kernel needs to know of each group; None: it has other formulas."""
+    if type(optimizer) is not torch.optim.SGD or "step" in vars(optimizer):
+        return None
+    if any(group["dampening"] or group["maximize"] for group in options):
+        return None
+    return [
+        _native.LarsRule(
+            lr=float(group["lr"]),
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"],
+            trust_coefficient=0.0,
+            eps=0.0,
+            adapt=False,
+            norm_of=0,
+            lr_in_momentum=False,
+            clip=False,
+            plain_at_zero=False,
+            nesterov=group["nesterov"],
+        )
+        for group in options
+    ]
+
+
+def _twin(optimizer: Optimizer) -> Optimizer:
+    """An optimizer of the same class and settings, with no groups, state or hooks yet."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    twin.__dict__.update(own)
+    twin.__dict__["param_groups"] = []
+    twin.__dict__["state"] = type(optimizer.state)(dict)
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        twin.__dict__[name] = OrderedDict()
+    return twin

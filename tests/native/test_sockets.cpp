@@ -1,0 +1,237 @@
+// Writes between ranks over TCP, all of them in this process: data before versions, what is needed
+// first goes first, and what one rank's end does to the others.
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "error.hpp"
+#include "ranks.hpp"
+#include "rma_sockets.hpp"
+
+namespace {
+
+using hsgd::Deadline;
+using hsgd::Error;
+using hsgd::Rma;
+using hsgd::SocketListener;
+using hsgd::SocketPlace;
+
+constexpr double kLimitS = 60.0;
+constexpr size_t kSlots = 16;
+constexpr size_t kFront = kSlots * sizeof(uint64_t);
+
+// A rank's memory: slots, then data.
+class Member {
+ public:
+  explicit Member(size_t bytes) : words_((kFront + bytes) / sizeof(uint64_t) + 1) {}
+
+  void open(std::vector<SocketPlace> places, int rank) {
+    rma = hsgd::make_socket_rma(std::move(listener_), std::move(places), rank, words_.data(),
+                                words_.size() * sizeof(uint64_t));
+  }
+  void start() {
+    rma->start([this] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++news_;
+      changed_.notify_all();
+    });
+  }
+  // Until it is true; the network tells when to look again.
+  void wait(const std::function<bool()>& condition) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::duration<double>(kLimitS), condition));
+  }
+  uint64_t version(size_t slot) {
+    return reinterpret_cast<std::atomic<uint64_t>*>(&words_[slot])->load();
+  }
+  std::byte* data() { return reinterpret_cast<std::byte*>(words_.data()) + kFront; }
+  const SocketPlace& place() const { return listener_.place(); }
+
+  std::unique_ptr<Rma> rma;
+
+ private:
+  std::vector<uint64_t> words_;
+  SocketListener listener_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t news_ = 0;
+};
+
+struct Job {
+  Job(int size, size_t bytes) {
+    std::vector<SocketPlace> places;
+    for (int rank = 0; rank < size; ++rank) {
+      members.push_back(std::make_unique<Member>(bytes));
+      places.push_back(members.back()->place());
+    }
+    for (int rank = 0; rank < size; ++rank) at(rank).open(places, rank);
+  }
+  ~Job() {
+    for (auto& member : members) {
+      if (member->rma != nullptr) member->rma->close(Deadline(kLimitS));
+    }
+  }
+  Member& at(int rank) { return *members[static_cast<size_t>(rank)]; }
+  void start() {
+    for (auto& member : members) member->start();
+  }
+  std::vector<std::unique_ptr<Member>> members;
+};
+
+size_t slot_at(size_t slot) { return slot * sizeof(uint64_t); }
+
+constexpr size_t kSlice = 64 << 10;
+constexpr size_t kRoom = 3 * kSlice + 64;  // of each writer
+
+// What `writer` writes to `target`.
+size_t bytes_of(uint64_t version, int writer, int target) {
+  const std::vector<size_t> sizes = {0, 1, 63, kSlice - 1, kSlice, kSlice + 1, kRoom};
+  return sizes[(version + static_cast<uint64_t>(3 * writer + target)) % sizes.size()];
+}
+
+TEST("data is there before its version, between all ranks at once") {
+  constexpr int kRanks = 3;
+  constexpr uint64_t kVersions = ranks::kOperations > 1000 ? 200 : 40;
+  Job job(kRanks, kRanks * kRoom);
+  job.start();
+  ranks::run(kRanks, [&](int rank) {
+    Member& own = job.at(rank);
+    std::vector<std::byte> data(kRoom);
+    const auto all = [&](const std::function<void(int)>& body) {
+      for (int other = 0; other < kRanks; ++other) {
+        if (other != rank) body(other);
+      }
+    };
+    const auto tell = [&](int other, size_t slot, uint64_t version) {
+      return own.rma->replace(other, &version, slot_at(slot), 0);
+    };
+    for (uint64_t version = 1; version <= kVersions; ++version) {
+      std::fill(data.begin(), data.end(), static_cast<std::byte>(version));
+      std::vector<Rma::Ticket> open;
+      all([&](int other) {
+        const size_t bytes = bytes_of(version, rank, other);
+        const size_t place = kFront + static_cast<size_t>(rank) * kRoom;
+        if (bytes > 0) open.push_back(own.rma->put(other, data.data(), bytes, place, 0));
+        open.push_back(tell(other, static_cast<size_t>(rank), version));
+      });
+      all([&](int other) {
+        const auto from = static_cast<size_t>(other);
+        own.wait([&] { return own.version(from) >= version; });
+        const std::byte* there = own.data() + from * kRoom;
+        CHECK(std::all_of(there, there + bytes_of(version, other, rank),
+                          [&](std::byte byte) { return byte == static_cast<std::byte>(version); }));
+        open.push_back(tell(other, kRanks + static_cast<size_t>(rank), version));  // it was read
+      });
+      all([&](int other) {
+        own.wait([&] { return own.version(kRanks + static_cast<size_t>(other)) >= version; });
+      });
+      own.wait([&] {
+        return std::all_of(open.begin(), open.end(), [&](auto t) { return own.rma->done(t); });
+      });
+    }
+  });
+}
+
+TEST("of what waits the least order goes first, also between the slices of a large write") {
+  constexpr size_t kLarge = 64 << 20;  // more than the kernel holds for a rank that reads nothing
+  Job job(2, kLarge);
+  Member& writer = job.at(0);
+  Member& reader = job.at(1);
+  const std::vector<std::byte> large(kLarge, std::byte{7});
+  const std::vector<std::byte> small(8, std::byte{1});
+  const uint64_t version = 1;
+  // All of them write at the end of the segment: what is there in the end came last.
+  const size_t place = kFront + kLarge - small.size();
+  writer.rma->put(1, small.data(), small.size(), place, 5);
+  writer.rma->replace(1, &version, slot_at(5), 5);
+  writer.rma->put(1, large.data(), kLarge, kFront, 9);
+  writer.rma->replace(1, &version, slot_at(9), 9);
+  writer.start();
+  writer.rma->put(1, small.data(), small.size(), place, 2);
+  writer.rma->replace(1, &version, slot_at(2), 2);
+  reader.start();
+  for (const size_t slot : {2, 5, 9}) reader.wait([&] { return reader.version(slot) == 1; });
+  CHECK(reader.data()[kLarge - 1] == std::byte{7});
+  CHECK(std::all_of(reader.data(), reader.data() + kLarge,
+                    [](std::byte byte) { return byte == std::byte{7}; }));
+}
+
+TEST("a rank that ends is lost, and the others go on") {
+  Job job(3, 64);
+  job.start();
+  Member& own = job.at(0);
+  uint64_t version = 1;
+  for (const int other : {1, 2}) {
+    const auto ticket = own.rma->replace(other, &version, 0, 0);
+    own.wait([&] { return own.rma->done(ticket); });
+  }
+  job.at(1).rma.reset();
+  own.wait([&] { return own.rma->lost(1); });
+  CHECK(!own.rma->failure(1).has_value());  // nothing was under way
+  version = 2;
+  try {
+    const auto ticket = own.rma->replace(1, &version, 0, 0);
+    own.wait([&] { return own.rma->failure(1).has_value(); });
+    CHECK(own.rma->done(ticket));  // nobody waits for it any more
+  } catch (const Error& error) {   // the kernel knew at once
+    CHECK_EQ(error.rank(), 1);
+  }
+  CHECK_THROWS(own.rma->replace(1, &version, 0, 0), "rank 1 on another node died");
+  const auto ticket = own.rma->replace(2, &version, 0, 0);
+  own.wait([&] { return own.rma->done(ticket); });
+  CHECK_EQ(job.at(2).version(0), 2U);
+  CHECK(!own.rma->failure(2).has_value() && !own.rma->lost(2));
+}
+
+TEST("who does not know the token changes nothing") {
+  Job job(2, 64);
+  const SocketPlace place = job.at(1).place();
+  job.start();
+  const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = static_cast<in_port_t>(place.port);
+  address.sin_addr.s_addr = place.addresses.front().host;
+  CHECK_EQ(::connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const std::vector<char> words(4096, 1);
+  CHECK(::send(stranger, words.data(), words.size(), MSG_NOSIGNAL) > 0);
+  char answer = 0;
+  CHECK(::recv(stranger, &answer, 1, 0) <= 0);  // it is shown the door
+  ::close(stranger);
+  const uint64_t version = 1;
+  job.at(0).rma->replace(1, &version, 0, 0);
+  job.at(1).wait([&] { return job.at(1).version(0) == 1; });
+  CHECK(!job.at(1).rma->lost(0) && !job.at(1).rma->lost(1));
+  for (size_t slot = 1; slot < kSlots; ++slot) CHECK_EQ(job.at(1).version(slot), 0U);
+}
+
+TEST("a connection that finds too many files open is accepted later") {
+  Job job(2, 64);
+  job.at(0).start();
+  const uint64_t version = 1;
+  job.at(0).rma->replace(1, &version, 0, 0);  // has its socket; nobody accepts yet
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  job.at(1).start();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // so that it tries, if it can
+  CHECK_EQ(job.at(1).version(0), 0U);
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  job.at(1).wait([&] { return job.at(1).version(0) == 1; });
+}
+
+}  // namespace
