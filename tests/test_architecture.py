@@ -28,7 +28,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"lars", "options", "layout", "tuning", "store_choice"})
     | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout"}),
-    frozenset({"box_door"}),
+    frozenset({"box_chunks", "box_door"}),
     frozenset({"box"}),
     frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),
