@@ -1,5 +1,5 @@
 """Elastic averaging: the box against copies and sums, pushes against the link, steps against
-synchronous training, a slow worker, and accuracy.
+synchronous training and against what they are made of, a slow worker, and accuracy.
 
 Owns layouts, jobs and ratios. Never times anything: elastic_worker.py does, in the ranks.
 """
@@ -12,12 +12,13 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import report
-from layouts import on_one_node, read_layout
+from layouts import Layout, on_one_node, read_layout
+from shapes import MODELS
 from worker_jobs import WorkerJobs
 
 __all__ = ["main", "ratios"]
@@ -25,18 +26,24 @@ __all__ = ["main", "ratios"]
 NOTES = """\
 box: every worker reads, pushes and mixes at once; the limit is a copy, a sum in place, or the same
 arithmetic by torch, of the same bytes, by as many workers at once, in turns in one job.
-push: the last rank's push into a box that another node owns, until the new values are back; the
-limit is the link's rate.
-steps: a step keeps a core busy for a time that is given, makes gradients of a model's shapes, and
-communicates and updates as the candidate does. "exposed" is its median over that of a step without
-communication. Candidates take turns in one job; Horovod, whose threads never rest, has its own.
-slow: steps per second of the quickest other worker when one computes three times as long.
-study: digits, a network of 64-64-10, equal epochs, paired seeds; percent of test images right at
-the mean of all models, and of the worst single one.
+push: the last rank's push into a box that another node owns, until the new values are back, as
+float32; the limit is the link's rate for their bytes.
+steps: a step computes for a time that is given, on a processor of its own (with --busy: on a core
+of this machine), makes gradients of a model's shapes, and communicates and updates as the candidate
+does. "exposed" is its median over that of a step without communication. Candidates take turns in
+one job; Horovod, whose threads never rest, has its own.
+models: an iteration of two workers on two nodes that exchange in each step, and its parts, each
+alone: computation (with the update), read, mix, push, accumulate. The limit is
+T_iter = max(computation, push + accumulate) + read + mix.
+slow: steps per second of the slowest other worker when one computes three times as long, on cores.
+study: digits, a network of 64-64-10, equal epochs, paired seeds, each method with the learning rate
+that did best on other seeds; percent of test images right at the mean of all models, and of the
+worst single one.
 
 Ratios, above 1 is ahead: vs_limit/CASE is limit / time, vs_peer/exposed/CASE what a step of Horovod
 exposes / what ours does, vs_two_level likewise; vs_undisturbed/CASE is a rate / the undisturbed
-one; gain/CASE are points of accuracy over synchronous training.
+one; gain/CASE are points of accuracy over synchronous training. The JSON file is written anew after
+each job, so a run that is interrupted leaves what it has.
 
 Virtual nodes need Linux and root; they share the cores of this machine.
 
@@ -47,11 +54,14 @@ examples:
 """
 
 WORKER = Path(__file__).resolve().with_name("elastic_worker.py")
-PARTS = ("box", "push", "steps", "slow", "study")
+PARTS = ("box", "push", "steps", "models", "slow", "study")
+SLOW_PARTS = ("steps", "study")  # for --quick
 BESIDE = ("compute", "two_level", "async", "hybrid")
+PAPER = ("inception_v1", "resnet50", "inception_resnet_v2", "vgg16")
+ITERATION = ("computation", "read", "mix", "push", "accumulate", "iteration")
 LIMITS = {"read": "copy", "accumulate": "add", "elastic": "mix", "exchange": "mix"}
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
-JOB_LIMIT_S = 600.0
+JOB_LIMIT_S = 600.0  # of the longest; a run goes on without a job that takes longer
 
 
 def _median(values: Sequence[float]) -> float:
@@ -66,6 +76,12 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             ideal_s = 8 * row["bytes"] / RATES[row["layout"].partition("@")[2]]
             case = f"{row['candidate'].replace(' ', '_')}/{row['layout']}"
             found[f"vs_limit/{case}"] = ideal_s / _median(row["s"])
+        if row["part"] == "models":
+            parts = row["of_an_iteration_s"]
+            limit_s = max(parts["computation"], parts["push"] + parts["accumulate"])
+            limit_s += parts["read"] + parts["mix"]
+            case = f"t_iter/{row['model']}/{row['layout']}"
+            found[f"vs_limit/{case}"] = limit_s / parts["iteration"]
         if row["part"] == "slow":
             case = f"slow_{row['candidate']}/{row['layout']}"
             found[f"vs_undisturbed/{case}"] = _median(row["disturbed"]) / _median(
@@ -82,6 +98,8 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             for r in rows
             if r["part"] == "steps" and r["layout"] == layout
         }
+        if "compute" not in here:
+            continue  # that job failed
         exposed = {name: max(1e-6, s - here["compute"]) for name, s in here.items()}
         for ours in ("async", "hybrid"):
             for key, theirs in (("vs_peer", "horovod"), ("vs_two_level", "two_level")):
@@ -109,70 +127,81 @@ def _gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _measure(jobs: WorkerJobs, part: str, options: Any) -> list[dict[str, Any]]:
-    """Rows of one part; of jobs that failed there are none."""
+Job = tuple[Layout, list[str]]
+
+
+def _jobs(part: str, options: Any) -> Iterator[Job]:
+    """Where and with which words the worker runs for a part."""
     rounds = ["--rounds", str(options.rounds)]
-    rows: list[dict[str, Any]] = []
-
-    def add(layout: Any, words: Sequence[str]) -> None:
-        for row in jobs.run(layout, words) or []:
-            rows.append({"layout": layout.name, "ranks": layout.ranks, **row})
-
+    size = ["--bytes", str(options.mbytes << 20), *rounds]
+    compute = ["--compute-s", str(options.compute_s), *(["--busy"] if options.busy else [])]
+    steps = [*rounds, *compute, "--steps", str(options.steps), "--interval", str(options.interval)]
+    model = ["--model", options.model]
     if part == "box":
-        words = ["--bytes", str(options.mbytes << 20), *rounds]
-        add(on_one_node(options.most_workers), ["box", *words])
+        yield on_one_node(options.most_workers), ["box", *size]
     if part == "push":
         for rate in options.rates:
-            words = ["--bytes", str(options.mbytes << 20), *rounds]
-            add(read_layout(f"2x1@{rate}"), ["push", *words])
-    if part in ("steps", "slow"):
-        words = [*rounds, "--steps", str(options.steps), "--interval", str(options.interval)]
-        words += ["--compute-s", str(options.compute_s), "--model", options.model]
-        if part == "slow":
-            add(on_one_node(2), ["slow", *words])
-        else:
-            layout = read_layout(options.layout)
-            add(layout, ["steps", *words, "--candidates", *BESIDE])
-            if not options.no_horovod:
-                add(layout, ["steps", *words, "--candidates", "horovod"])
+            yield read_layout(f"2x1@{rate}"), ["push", *size]
+    if part == "steps":
+        layout = read_layout(options.layout)
+        yield layout, ["steps", *steps, *model, "--candidates", *BESIDE]
+        if not options.no_horovod:
+            yield layout, ["steps", *steps, *model, "--candidates", "horovod"]
+    if part == "models":
+        few = ["--rounds", "3", "--steps", "2", *compute]  # VGG16's iterations take seconds
+        for name in options.models:
+            yield read_layout(f"2x1@{options.rates[0]}"), ["models", *few, "--model", name]
+    if part == "slow":
+        yield on_one_node(2), ["slow", *steps, *model]
     if part == "study":
+        words = ["study", "--seeds", str(options.seeds), "--epochs", str(options.epochs)]
         for workers in options.workers:
-            words = ["study", "--seeds", str(options.seeds), "--epochs", str(options.epochs)]
-            add(on_one_node(workers), words)
-    return rows
+            for skew in ([], ["--skew"]):
+                yield on_one_node(workers), [*words, *skew]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 1 when a job failed."""
     options = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parts = options.parts or (["box", "push", "slow"] if options.quick else PARTS)
     quick = options.quick
+    parts = options.parts or [part for part in PARTS if not (quick and part in SLOW_PARTS)]
     options.rounds = options.rounds or (3 if quick else 7)
     options.mbytes = options.mbytes or (16 if quick else 97)
     options.most_workers = 2 if quick else 4
     options.rates = options.rates or (["1gbit"] if quick else list(RATES))
     options.model = options.model or ("small" if quick else "resnet50")
+    options.models = options.models or (["small"] if quick else PAPER)
     options.compute_s = options.compute_s or (0.01 if quick else 0.5)
     options.steps = options.steps or (12 if quick else options.interval)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         jobs = WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S)
-        for part in parts:
-            rows += _measure(jobs, part, options)
-    settings = {k: v for k, v in vars(options).items() if k not in ("json", "png")}
-    document = {
-        "meta": {**report.facts("elastic"), "settings": settings},
-        "ratios": ratios(rows),
-        "failures": jobs.failures,
-        "results": rows,
-    }
-    _show(document)
-    if options.json:
-        report.write_json(options.json, document)
+        try:
+            for part in parts:
+                for layout, words in _jobs(part, options):
+                    for row in jobs.run(layout, words) or []:
+                        rows.append({"layout": layout.name, "ranks": layout.ranks, **row})
+                    if options.json:
+                        report.write_json(options.json, _document(options, rows, jobs.failures))
+        finally:
+            document = _document(options, rows, jobs.failures)
+            _show(document)
     if options.png and rows:
         plot(json.loads(json.dumps(document)), options.png)
     return 1 if jobs.failures or not rows else 0
+
+
+def _document(
+    options: Any, rows: Sequence[Mapping[str, Any]], failures: Sequence[str]
+) -> dict[str, Any]:
+    settings = {k: v for k, v in vars(options).items() if k not in ("json", "png")}
+    return {
+        "meta": {**report.facts("elastic"), "settings": settings},
+        "ratios": ratios(rows),
+        "failures": list(failures),
+        "results": list(rows),
+    }
 
 
 def _show(document: Mapping[str, Any]) -> None:
@@ -194,6 +223,15 @@ def _show(document: Mapping[str, Any]) -> None:
         if "of_an_exchange_s" in row:
             told = ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in row["of_an_exchange_s"].items())
             print(f"an exchange of {row['candidate']}: {told}")
+    models = [row for row in document["results"] if row["part"] == "models"]
+    if models:
+        lines = [
+            [row["layout"], row["model"], f"{row['bytes'] / 1e6:.0f}"]
+            + [f"{1e3 * row['of_an_iteration_s'][part]:.1f}" for part in ITERATION]
+            for row in models
+        ]
+        header = ["layout", "ms of an iteration", "MB", *ITERATION]
+        print(report.table(header, lines))
     studies = [row for row in document["results"] if row["part"] == "study"]
     if studies:
         lines = [
@@ -201,11 +239,12 @@ def _show(document: Mapping[str, Any]) -> None:
                 row["shards"],
                 str(row["workers"]),
                 row["candidate"],
+                f"{row['lr']:g}",
                 *(f"{statistics.fmean(row[key]):.2f}" for key in ("mean_model", "worst_model")),
             ]
             for row in studies
         ]
-        print(report.table(["shards", "workers", "", "mean model %", "worst model %"], lines))
+        print(report.table(["shards", "workers", "", "lr", "mean model %", "worst model %"], lines))
     for name, value in document["ratios"].items():
         print(f"{name}: {value:g}")
     for line in document["failures"]:
@@ -246,16 +285,18 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="box, push and slow worker, small: under a minute")
+    add("--quick", action="store_true", help="a smaller run, under a minute on an idle machine")
     add("--json", type=Path, metavar="FILE", help="write everything there")
     add("--png", type=Path, metavar="FILE", help="plot the ratios there")
-    add("--parts", nargs="+", choices=PARTS, help="default: all, with --quick three")
+    add("--parts", nargs="+", choices=PARTS, help="default: all, with --quick not all")
     add("--rounds", type=int, help="turns of each candidate (default 7)")
     add("--mbytes", type=int, metavar="MB", help="of the box, MiB (default 97: ResNet-50's)")
-    add("--rates", nargs="+", choices=RATES, help="links of pushes (default both)")
+    add("--rates", nargs="+", choices=RATES, help="links of pushes, and the first of models (both)")
     add("--layout", default="2x2@1gbit", help="of steps (default 2x2@1gbit)")
-    add("--model", choices=("resnet50", "small"), help="shapes of steps (default resnet50)")
+    add("--model", choices=MODELS, help="shapes of steps (default resnet50)")
+    add("--models", nargs="+", choices=MODELS, help="of the part models (default the paper's four)")
     add("--compute-s", type=float, help="computation of a step, seconds (default 0.5)")
+    add("--busy", action="store_true", help="compute on cores of this machine")
     add("--interval", type=int, default=4, help="steps between exchanges (default 4)")
     add("--steps", type=int, help="steps of a turn (default: the interval)")
     add("--workers", nargs="+", type=int, default=[2, 4, 8], help="of the study (default 2 4 8)")

@@ -1,5 +1,5 @@
 """The ranks of elastic.py: the box against copies and sums of the same bytes, pushes over a link,
-training steps under each candidate, and a study of accuracy.
+training steps under each candidate and what they are made of, and a study of accuracy.
 
 Owns the candidates and the check that results are right. Rank 0 writes what was measured into the
 file that it is told.
@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,25 +19,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hsgd import Comm, ParameterBox
 from hsgd.optim import ElasticAveraging
-from steps import resnet50
+from shapes import MODELS
 
 __all__: list[str] = []
 
-WORLD = MPI.COMM_WORLD
+RATES_TO_TRY = (0.05, 0.1, 0.2, 0.4)
+TUNING_SEEDS = (1_000_001, 1_000_002)  # of no run that counts
 
 
-def timed(run: Callable[[], Any]) -> float:
+def slowest(comm: Comm, seconds: float) -> float:
+    """Of all ranks. They sleep while they wait, which ranks within MPI do not."""
+    return float(comm.allreduce(np.array([seconds]), "max")[0])
+
+
+def timed(comm: Comm, run: Callable[[], Any]) -> float:
     """Seconds from a common start until the last rank has ended."""
-    WORLD.Barrier()
+    comm.barrier()
     begin = time.perf_counter()
     run()
-    return float(WORLD.allreduce(time.perf_counter() - begin, MPI.MAX))
+    return slowest(comm, time.perf_counter() - begin)
 
 
 def parts_of(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -72,20 +78,18 @@ def box_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
             "mix": mixed_by_torch,
             "exchange": lambda: box.elastic([weights], rate),
         }
-        workers = 1
-        while workers <= comm.size:
+        for workers in range(1, comm.size + 1):
             seconds: dict[str, list[float]] = {name: [] for name in candidates}
             for number in range(rounds + 1):
                 for name, run in candidates.items():
                     act = run if comm.rank < workers else (lambda: None)
-                    took = timed(act)
+                    took = timed(comm, act)
                     if number:
                         seconds[name].append(took)
             rows += [
                 {"part": "box", "workers": workers, "candidate": name, "bytes": nbytes, "s": took}
                 for name, took in seconds.items()
             ]
-            workers *= 2
         comm.barrier()
     return rows
 
@@ -102,22 +106,14 @@ def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
                 if comm.rank == comm.size - 1:
                     box.accumulate(delta)
 
-            seconds = []
-            for _ in range(rounds + 1):
-                comm.barrier()  # hsgd's own: a rank in MPI_Barrier would keep its mail waiting
-                begin = time.perf_counter()
-                push()
-                took = np.array([time.perf_counter() - begin])
-                seconds.append(float(comm.allreduce(took, "max")[0]))
-            del seconds[0]
+            seconds = [timed(comm, push) for _ in range(rounds + 1)][1:]
             box.refresh()
             out = np.empty(count, np.float32)
             box.read(out)
             assert (out == rounds + 1).all(), "the box has not what was pushed"
             comm.barrier()
-        rows.append(
-            {"part": "push", "candidate": name, "bytes": count * dtype.itemsize, "s": seconds}
-        )
+        # The new values come back as float32, so no direction carries more than that.
+        rows.append({"part": "push", "candidate": name, "bytes": nbytes, "s": seconds})
     return rows
 
 
@@ -127,6 +123,8 @@ def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
 class Plain:
     """Computes, and makes gradients of the model's shapes; no other rank is there."""
 
+    busy = False
+
     def __init__(self, shapes: list[tuple[int, ...]], comm: Comm) -> None:
         self.parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
         self.comm = comm
@@ -134,8 +132,12 @@ class Plain:
         self.optimizer: Any = torch.optim.SGD(self.parameters, lr=0.1, fused=True)
 
     def step(self, compute_s: float) -> None:
-        """One step: a busy processor for so long, gradients, and what follows."""
+        """One step: a processor of this rank's own, or a core of the machine, is busy for so long;
+        gradients, and what follows.
+        """
         end = time.perf_counter() + compute_s
+        if not self.busy:
+            time.sleep(compute_s)
         while time.perf_counter() < end:
             pass
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
@@ -214,25 +216,24 @@ STEPPERS: dict[str, type[Plain]] = {
 }
 
 
-def shapes_of(model: str) -> list[tuple[int, ...]]:
-    return resnet50() if model == "resnet50" else [(256, 256)] * 16
-
-
 def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
     """Steps of all candidates, turn by turn; some of a turn follow one another."""
     Elastic.options = {"update_interval": options.interval}
-    shapes = shapes_of(options.model)
+    shapes = MODELS[options.model]()
     made = {name: STEPPERS[name](shapes, comm) for name in options.candidates}
     seconds: dict[str, list[float]] = {name: [] for name in made}
     for number in range(options.rounds + 1):
         for name, stepper in made.items():
 
-            def turn(stepper: Plain = stepper) -> None:
-                for _ in range(options.steps):
+            def turn(stepper: Plain = stepper, steps: int = options.steps) -> None:
+                for _ in range(steps):
                     stepper.step(options.compute_s)
 
-            took = timed(turn) / options.steps
-            if isinstance(stepper, Elastic):
+            averages = isinstance(stepper, Elastic)
+            if averages:
+                turn(steps=options.interval)  # the push that the first exchange will wait for
+            took = timed(comm, turn) / options.steps
+            if averages:
                 stepper.optimizer.finish_push()  # nothing of it in another one's turn
             if number:
                 seconds[name].append(took)
@@ -255,24 +256,63 @@ def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
     return rows
 
 
+def median_of(comm: Comm, rounds: int, run: Callable[[], Any]) -> float:
+    return statistics.median([timed(comm, run) for _ in range(rounds + 1)][1:])
+
+
+def exchange_parts(comm: Comm, count: int, rounds: int) -> dict[str, float]:
+    """What an exchange of so many values is made of: each part alone, by all ranks at once."""
+    delta, weights = torch.zeros(count), torch.zeros(count)
+    with ParameterBox.create(f"parts-{comm.rank}", count=count) as own:
+        accumulate = median_of(comm, rounds, lambda: own.accumulate(delta))
+    with ParameterBox.over(comm, delta) as box:
+        read = median_of(comm, rounds, lambda: box.read(weights))
+        both = median_of(comm, rounds, lambda: box.elastic([weights], 0.0, delta))
+        change = median_of(comm, rounds, lambda: box.accumulate(delta))
+        comm.barrier()
+    push, mix = max(0.0, change - accumulate), max(0.0, both - read)
+    return {"accumulate": accumulate, "push": push, "read": read, "mix": mix}
+
+
+def iteration_parts(comm: Comm, options: Any) -> list[dict[str, Any]]:
+    """An iteration with an exchange in each step, and what it is made of."""
+    shapes = MODELS[options.model]()
+    count = sum(math.prod(shape) for shape in shapes)
+    found = exchange_parts(comm, count, options.rounds)
+    Elastic.options = {"update_interval": 1}
+    for part, kind in (("computation", Plain), ("iteration", Elastic)):
+        stepper = kind(shapes, comm)
+
+        def turn(stepper: Plain = stepper) -> None:
+            for _ in range(options.steps):
+                stepper.step(options.compute_s)
+
+        found[part] = median_of(comm, options.rounds, turn) / options.steps
+        comm.barrier()
+        stepper.close()
+    row = {"part": "models", "model": options.model, "bytes": 4 * count}
+    return [{**row, "of_an_iteration_s": found}]
+
+
 def slow_worker(comm: Comm, options: Any) -> list[dict[str, Any]]:
     """Steps per second of the others when the last rank computes three times as long."""
     rows = []
+    Plain.busy = True
     Elastic.options = {"update_interval": options.interval}
     for name in ("two_level", "async"):
-        stepper = STEPPERS[name](shapes_of(options.model), comm)
+        stepper = STEPPERS[name](MODELS[options.model](), comm)
         rates: dict[int, list[float]] = {1: [], 3: []}
         for _ in range(options.rounds):
             for factor, found in rates.items():
                 slow = comm.rank == comm.size - 1
                 steps = options.steps // factor if slow else options.steps
                 steps = options.steps if name == "two_level" else steps
-                WORLD.Barrier()
+                comm.barrier()
                 begin = time.perf_counter()
                 for _ in range(steps):
                     stepper.step(options.compute_s * (factor if slow else 1))
-                own = steps / (time.perf_counter() - begin)
-                found.append(float(WORLD.allreduce(math.inf if slow else own, MPI.MIN)))
+                own = (time.perf_counter() - begin) / steps
+                found.append(1 / slowest(comm, 0.0 if slow else own))
         comm.barrier()
         stepper.close()
         rows.append(
@@ -304,13 +344,15 @@ def digits(skew: bool, rank: int, ranks: int) -> tuple[Tensor, ...]:
     return images[mine], labels[mine], images[1437:], labels[1437:]
 
 
-def accuracy_of(comm: Comm, method: str, seed: int, data: tuple[Tensor, ...], epochs: int) -> Any:
+def accuracy_of(
+    comm: Comm, method: str, lr: float, seed: int, data: tuple[Tensor, ...], epochs: int
+) -> tuple[float, float]:
     """Percent of test images that the mean model and the worst single model get right."""
     images, labels, test, wanted = data
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     parameters = list(net.parameters())
-    sgd = torch.optim.SGD(parameters, lr=0.1)
+    sgd = torch.optim.SGD(parameters, lr=lr)
     optimizer: Any = sgd
     if method in ("async", "hybrid"):
         options = {"group_size": 2} if method == "hybrid" else {}
@@ -349,49 +391,56 @@ def accuracy_of(comm: Comm, method: str, seed: int, data: tuple[Tensor, ...], ep
 
 
 def study(comm: Comm, options: Any) -> list[dict[str, Any]]:
-    rows = []
+    """Each method with the learning rate that is best for its mean model on other seeds."""
     methods = ["sync", "none", "async"] + (["hybrid"] if comm.size % 2 == 0 else [])
-    for skew in (False, True):
-        data = digits(skew, comm.rank, comm.size)
-        found: dict[str, list[Any]] = {method: [] for method in methods}
-        for seed in range(options.seeds):
-            for method in methods:
-                told = accuracy_of(comm, method, seed, data, options.epochs)
-                found[method].append(told)
-        rows += [
-            {
-                "part": "study",
-                "candidate": method,
-                "shards": "label skew" if skew else "same distribution",
-                "workers": comm.size,
-                "mean_model": [mean for mean, _ in told],
-                "worst_model": [worst for _, worst in told],
-            }
-            for method, told in found.items()
-        ]
-    return rows
+    data = digits(options.skew, comm.rank, comm.size)
+    run = lambda method, lr, seed: accuracy_of(comm, method, lr, seed, data, options.epochs)  # noqa: E731
+    rates = {}
+    for method in methods:
+        score = {lr: sum(run(method, lr, seed)[0] for seed in TUNING_SEEDS) for lr in RATES_TO_TRY}
+        rates[method] = max(score, key=lambda lr: score[lr])
+    found: dict[str, list[tuple[float, float]]] = {method: [] for method in methods}
+    for seed in range(options.seeds):
+        for method in methods:
+            found[method].append(run(method, rates[method], seed))
+    return [
+        {
+            "part": "study",
+            "candidate": method,
+            "shards": "label skew" if options.skew else "same distribution",
+            "workers": comm.size,
+            "lr": rates[method],
+            "mean_model": [mean for mean, _ in told],
+            "worst_model": [worst for _, worst in told],
+        }
+        for method, told in found.items()
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("part", choices=("box", "push", "steps", "slow", "study"))
+    parser.add_argument("part", choices=("box", "push", "steps", "models", "slow", "study"))
     parser.add_argument("--bytes", type=int, default=16 << 20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--interval", type=int, default=1)
     parser.add_argument("--compute-s", type=float, default=0.01)
-    parser.add_argument("--model", choices=("resnet50", "small"), default="small")
+    parser.add_argument("--model", choices=MODELS, default="small")
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--skew", action="store_true")
     parser.add_argument("--candidates", nargs="+", choices=STEPPERS, default=[])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args()
+    Plain.busy = options.busy
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     comm = Comm()
     parts = {
         "box": lambda: box_speed(comm, options.bytes, options.rounds),
         "push": lambda: push_speed(comm, options.bytes, options.rounds),
         "steps": lambda: step_times(comm, options),
+        "models": lambda: iteration_parts(comm, options),
         "slow": lambda: slow_worker(comm, options),
         "study": lambda: study(comm, options),
     }
@@ -399,7 +448,6 @@ def main() -> None:
     if comm.rank == 0:
         options.out.write_text(json.dumps(rows))
     comm.close()
-    WORLD.Barrier()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK_BYTES", "ParameterBox"]
 
-CHUNK_BYTES = 128 << 10  # a chunk, its next version and what is added fit in a second-level cache
+CHUNK_BYTES = 32 << 10  # a chunk, its draft and what is added fit in a second-level cache
 _ITEM_BYTES = 4
 
 # Closed before the interpreter ends: each has a thread that answers at its door.
@@ -80,7 +80,7 @@ class ParameterBox(Closing):
         initial: the values, a C-contiguous CPU array of float32 of any shape; None is `count`
             zeros.
         counters: how many counters the box has. chunk_bytes: a multiple of 64.
-        The box takes twice the bytes of its values.
+        The box takes the bytes of its values, and those of up to 64 chunks.
         Raises ValueError when the key is taken, SharedMemoryError.
         """
         from hsgd import _native
@@ -117,6 +117,7 @@ class ParameterBox(Closing):
         counters: int = 64,
         chunk_bytes: int = CHUNK_BYTES,
         timeout_s: float | None = None,
+        network: str = "sockets",
     ) -> ParameterBox:
         """One box for the ranks of a communicator, without a key of the caller's; collective.
 
@@ -125,16 +126,21 @@ class ParameterBox(Closing):
             all to the first. Each node has a copy that reads go to; a change goes to the owners,
             and the new values come back with the answer. So a rank reads its own changes, and those
             of other nodes up to its node's last change or refresh(). A version then only tells that
-            something has changed: parts may be older. Needs MPI_THREAD_MULTIPLE;
-            close() is collective then, and goes before `comm` is closed.
+            something has changed: parts may be older. close() is collective then, and goes before
+            `comm` is closed.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
+        network: what carries changes between nodes, as of hsgd.Exchange: "sockets", which needs
+            IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
+            while a rank sits in a blocking call of MPI.
         Raises what create raises, on all ranks.
         """
+        if network not in ("mpi", "sockets"):
+            raise ValueError(f'ParameterBox: network is {network!r}; give "mpi" or "sockets"')
         limit_s = comm.timeout_s if timeout_s is None else float(timeout_s)
         if comm.cross_size > 1:
             from hsgd.box_nodes import SpreadBox
 
-            return SpreadBox(comm, initial, shards, counters, chunk_bytes, limit_s)
+            return SpreadBox(comm, initial, shards, counters, chunk_bytes, limit_s, network)
         return cls._together(comm, initial, counters, chunk_bytes, limit_s)
 
     @classmethod
@@ -233,6 +239,11 @@ class ParameterBox(Closing):
     def fetch_add(self, counter: int, value: int = 1) -> int:
         """Add to a counter, a signed 64-bit number, and return what it was before; atomic."""
         return self._native.fetch_add(_natural("counter", counter), value)
+
+    @property
+    def counts_at_once(self) -> bool:
+        """Whether fetch_add() is a matter of this node's memory, and not of an answer."""
+        return True
 
     def counter(self, counter: int) -> int:
         """The number in a counter; 0 at the beginning."""

@@ -4,8 +4,9 @@ new ones back.
 Owns the mailboxes in the segments of an Exchange, the thread that serves them, and the form of
 letters and replies. Never decides which values belong to whom. A letter is a block of values with
 what to do with them; the reply has the values of that block after it. Each worker has a few
-mailboxes at each owner, so that letters and replies are under way in both directions at a time.
-MPI's own accumulate is ten times slower; the owner's thread adds up instead.
+mailboxes at each owner, so that letters and replies are under way in both directions at a time, and
+one for letters without values, which so wait for no others. MPI's own accumulate is ten times
+slower; the owner's thread adds up instead.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["Letter", "Mail", "Reply"]
 
 DEPTH = 4  # letters of one worker to one owner under way
 _HEADER = 64  # bytes: eight whole numbers
+_WORDS = 960  # bytes: what an owner may say in a reply without values
 _AREA = 96 << 20  # bytes that the mailboxes of a rank may take together
 _LOOK_S = 1.0
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -55,6 +57,40 @@ class Reply(NamedTuple):
 
 
 Serve = Callable[[Letter, _Bytes, _Bytes], tuple[int, int]]
+Take = Callable[[Letter, Reply, Any], None]
+
+
+class _Lane:
+    """Mailboxes of one size: where they lie in every segment, and how many letters went each way.
+
+    Each rank has `depth` for the letters of each rank, and as many for the replies of each owner.
+    """
+
+    def __init__(
+        self, comm: Comm, owners: int, depth: int, stride: int, first_slot: int, start: int
+    ) -> None:
+        self.depth, self.stride, self.start = depth, stride, start
+        self._ranks, self._first_slot = comm.size, first_slot
+        self.count = depth * (comm.size + owners)
+        self.letters = range(first_slot, first_slot + depth * comm.size)
+        self.sent = [0] * owners  # letters ever, by owner
+        self.lock = threading.Lock()
+
+    def letter_slot(self, rank: int, number: int) -> int:
+        """Where an owner finds a letter."""
+        return self._first_slot + rank * self.depth + number % self.depth
+
+    def reply_slot(self, owner: int, number: int) -> int:
+        """Where the reply to a letter comes."""
+        return self._first_slot + self.depth * (self._ranks + owner) + number % self.depth
+
+    def place(self, slot: int) -> int:
+        """Where the mailbox of a slot begins in a segment, bytes."""
+        return self.start + (slot - self._first_slot) * self.stride
+
+    def sender_of(self, slot: int) -> tuple[int, int]:
+        """Who sends letters to it, and which of his letters in a round of `depth`."""
+        return divmod(slot - self._first_slot, self.depth)
 
 
 class Mail:
@@ -62,21 +98,34 @@ class Mail:
 
     block_bytes: most bytes of values in a letter, as float32. serve(letter, values, out) does what
     is asked, fills `out` and returns version and value; it runs in a thread of this object, on
-    owners only.
+    owners only. network: of the Exchange.
     """
 
     def __init__(
-        self, comm: Comm, owners: Sequence[int], block_bytes: int, serve: Serve, timeout_s: float
+        self,
+        comm: Comm,
+        owners: Sequence[int],
+        block_bytes: int,
+        serve: Serve,
+        timeout_s: float,
+        network: str,
     ) -> None:
-        self._comm, self._owners, self._serve, self._limit_s = comm, list(owners), serve, timeout_s
-        self._stride = _HEADER + block_bytes
-        boxes = DEPTH * (comm.size + len(owners))
-        self._stop_slot = boxes
-        self._exchange = Exchange(comm, boxes * self._stride, boxes + 1, timeout_s=timeout_s)
+        self._comm, self._owners, self._serve = comm, list(owners), serve
+        self._notes = _Lane(comm, len(owners), 1, _HEADER + _WORDS, 0, 0)
+        behind = self._notes.count * self._notes.stride
+        stride = _HEADER + block_bytes
+        self._values = _Lane(comm, len(owners), DEPTH, stride, self._notes.count, behind)
+        self._stop_slot = self._notes.count + self._values.count
+        nbytes = behind + self._values.count * stride
+        self._exchange = Exchange(
+            comm, nbytes, self._stop_slot + 1, timeout_s=timeout_s, network=network
+        )
         self._memory: _Bytes = self._exchange.segment()
-        self._sent = [0] * len(owners)  # letters ever, by owner
         self._lost: set[int] = set()  # owners that are not asked any more
-        self._lock = threading.Lock()
+        for owner, rank in enumerate(self._owners):
+            for lane in (self._notes, self._values):
+                for number in range(lane.depth):  # their death ends a wait
+                    self._exchange.bind(lane.reply_slot(owner, number), rank)
         self._thread: threading.Thread | None = None
         if comm.rank in self._owners:
             self._thread = threading.Thread(target=self._run, name="hsgd-mail", daemon=True)
@@ -89,26 +138,38 @@ class Mail:
 
     # --- who asks ---
 
-    def send(
-        self,
-        owner: int,
-        letters: Sequence[tuple[Letter, _Bytes | None]],
-        take: Callable[[Letter, Reply, Any], None],
-    ) -> None:
+    def send(self, owner: int, letters: Sequence[tuple[Letter, _Bytes | None]], take: Take) -> None:
         """Send letters with their values to the owner of this number, several at a time, and give
         each reply with its values (float32) to take(), in order; blocking.
 
-        Raises HsgdError with what the owner says, CollectiveTimeout.
+        Raises HsgdError with what the owner says, CollectiveTimeout, PeerLost.
         """
-        with self._lock, self._giving_up(owner):
-            first, received = self._sent[owner], 0
+        self._converse(self._values, owner, letters, take)
+
+    def ask(self, owner: int, letter: Letter) -> Reply:
+        """Send a letter without values, for none; blocking, but not behind send(). Raises as it."""
+        told: list[Reply] = []
+        self._converse(
+            self._notes, owner, [(letter, None)], lambda _, reply, __: told.append(reply)
+        )
+        return told[0]
+
+    def _converse(
+        self,
+        lane: _Lane,
+        owner: int,
+        letters: Sequence[tuple[Letter, _Bytes | None]],
+        take: Take,
+    ) -> None:
+        with lane.lock, self._giving_up(owner):
+            first, received = lane.sent[owner], 0
             for sent, (letter, values) in enumerate(letters):
-                while sent - received >= DEPTH:
-                    self._receive(owner, first + received, letters[received][0], take)
+                while sent - received >= lane.depth:
+                    self._receive(lane, owner, first + received, letters[received][0], take)
                     received += 1
-                self._post(owner, first + sent, letter, values)
+                self._post(lane, owner, first + sent, letter, values)
             while received < len(letters):
-                self._receive(owner, first + received, letters[received][0], take)
+                self._receive(lane, owner, first + received, letters[received][0], take)
                 received += 1
 
     @contextlib.contextmanager
@@ -124,83 +185,88 @@ class Mail:
             self._lost.add(owner)
             raise
 
-    def _post(self, owner: int, number: int, letter: Letter, values: _Bytes | None) -> None:
-        box = self._comm.rank * DEPTH + number % DEPTH
-        pieces: list[tuple[Any, int]] = [(np.array(letter, np.int64), box * self._stride)]
-        if values is not None:
-            pieces.append((values, box * self._stride + _HEADER))
-        version = number // DEPTH + 1
-        self._sent[owner] = number + 1
-        self._exchange.put_list_notify(pieces, self._owners[owner], box, version)
-
-    def _receive(
-        self, owner: int, number: int, letter: Letter, take: Callable[[Letter, Reply, Any], None]
+    def _post(
+        self, lane: _Lane, owner: int, number: int, letter: Letter, values: _Bytes | None
     ) -> None:
-        box = DEPTH * (self._comm.size + owner) + number % DEPTH
-        version = number // DEPTH
+        slot = lane.letter_slot(self._comm.rank, number)
+        there = lane.place(slot)
+        pieces: list[tuple[Any, int]] = [(np.array(letter, np.int64), there)]
+        if values is not None:
+            pieces.append((values, there + _HEADER))
+        version = number // lane.depth + 1
+        lane.sent[owner] = number + 1
+        self._exchange.put_list_notify(pieces, self._owners[owner], slot, version)
+
+    def _receive(self, lane: _Lane, owner: int, number: int, letter: Letter, take: Take) -> None:
+        slot = lane.reply_slot(owner, number)
+        version = number // lane.depth
         try:
-            self._exchange.wait_any([box], [version])
+            self._exchange.wait_any([slot], [version])
         except CollectiveTimeout as error:
             raise CollectiveTimeout(
                 f"ParameterBox: rank {self._owners[owner]}, which owns values from place "
                 f"{letter.offset}, did not answer: {error}"
             ) from None
-        header, values = self._open(box)
+        header, values = self._open(lane, slot)
         reply = Reply(*(int(number) for number in header[:4]))
         if reply.failed:
             words = bytes(values[: reply.failed]).decode(errors="replace")
             raise HsgdError(f"ParameterBox: rank {self._owners[owner]} says: {words}")
         take(letter, reply, values[: 4 * letter.returns].view(np.float32))
 
-    def _open(self, box: int) -> tuple[Any, _Bytes]:
-        whole = self._memory[box * self._stride : (box + 1) * self._stride]
+    def _open(self, lane: _Lane, slot: int) -> tuple[Any, _Bytes]:
+        begin = lane.place(slot)
+        whole = self._memory[begin : begin + lane.stride]
         return whole[:_HEADER].view(np.int64), whole[_HEADER:]
 
     # --- who serves ---
 
     def _run(self) -> None:
-        boxes = list(range(self._comm.size * DEPTH))
-        seen = dict.fromkeys([*boxes, self._stop_slot], 0)
+        slots = [*self._values.letters, self._stop_slot]
+        seen = dict.fromkeys([*self._notes.letters, *slots], 0)
         stamp, replies = 0, dict[int, _Bytes]()
-        order = [*boxes, self._stop_slot]
         while True:
+            order = [*self._notes.letters, *slots]
             try:
-                box, version = self._exchange.wait_any(order, [seen[n] for n in order], _LOOK_S)
+                slot, version = self._exchange.wait_any(order, [seen[n] for n in order], _LOOK_S)
             except CollectiveTimeout as error:
                 if "not delivered" in str(error):
                     return  # those who wait for an answer are told by their deadlines
                 continue
             except HsgdError:
                 return  # closed
-            if box == self._stop_slot:
+            if slot == self._stop_slot:
                 return
-            seen[box] = version
+            seen[slot] = version
             stamp += 1
-            reply = replies.setdefault(box, np.empty(self._stride, np.uint8))
+            lane = self._notes if slot in self._notes.letters else self._values
+            if slot not in replies:
+                replies[slot] = np.empty(lane.stride, np.uint8)
             try:
-                self._answer(box, version, stamp, reply)
+                self._answer(lane, slot, version, stamp, replies[slot])
             except HsgdError:
                 return
-            place = order.index(box) + 1  # the others first, next time
-            order = order[place:] + order[:place]
+            if lane is self._values:
+                turn = slots.index(slot) + 1  # the others first, next time
+                slots = slots[turn:] + slots[:turn]
 
-    def _answer(self, box: int, version: int, stamp: int, whole: _Bytes) -> None:
+    def _answer(self, lane: _Lane, slot: int, version: int, stamp: int, whole: _Bytes) -> None:
         """The memory of the reply is free: who sends again to this mailbox has got the last one."""
-        header, values = self._open(box)
+        header, values = self._open(lane, slot)
         letter = Letter(*(int(number) for number in header))
         out = whole[_HEADER : _HEADER + 4 * letter.returns]
         try:
             made, told = self._serve(letter, values, out)
             reply = Reply(0, stamp, made, told)
         except Exception as error:  # told to who asked
-            words = f"{type(error).__name__}: {error}".encode()[: self._stride - _HEADER]
+            words = f"{type(error).__name__}: {error}".encode()[: lane.stride - _HEADER]
             out = whole[_HEADER : _HEADER + len(words)]
             out[:] = np.frombuffer(words, np.uint8)
             reply = Reply(len(words), stamp, 0, 0)
         whole[:_HEADER].view(np.int64)[:4] = reply
-        worker = box // DEPTH
-        there = DEPTH * (self._comm.size + self._owners.index(self._comm.rank)) + box % DEPTH
-        pieces = [(whole[: _HEADER + len(out)], there * self._stride)]
+        worker, number = lane.sender_of(slot)
+        there = lane.reply_slot(self._owners.index(self._comm.rank), number)
+        pieces = [(whole[: _HEADER + len(out)], lane.place(there))]
         self._exchange.put_list_notify(pieces, worker, there, version)
 
     def close(self) -> None:

@@ -36,6 +36,7 @@ class SpreadBox(ParameterBox):
         counters: int,
         chunk_bytes: int,
         timeout_s: float,
+        network: str,
     ) -> None:
         if shards not in ("node", None):
             raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
@@ -53,7 +54,7 @@ class SpreadBox(ParameterBox):
         self._own = comm.cross_rank if comm.cross_rank < len(owners) else -1
         block = max(1, min(_BLOCK_BYTES, most) // chunk_bytes) * chunk_bytes
         self._block = block // 4  # values
-        self._mail = Mail(comm, owners, block, self._serve, timeout_s)
+        self._mail = Mail(comm, owners, block, self._serve, timeout_s, network)
         comm.barrier()
 
     # --- what differs from a box of one node ---
@@ -87,10 +88,11 @@ class SpreadBox(ParameterBox):
         if self._own == 0 or not 0 <= counter < self.counters:
             return super().fetch_add(counter, value)
         super().refresh()  # refuses when closed
-        told: list[int] = []
-        letter = Letter(_COUNT, counter=counter, value=value)
-        self._mail.send(0, [(letter, None)], lambda _, reply, __: told.append(reply.value))
-        return told[0]
+        return self._mail.ask(0, Letter(_COUNT, counter=counter, value=value)).value
+
+    @property
+    def counts_at_once(self) -> bool:
+        return self._own == 0
 
     def close(self) -> None:
         if self.closed:

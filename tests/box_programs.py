@@ -6,6 +6,7 @@ ranks. Values are small integers, so float32 sums are exact in any order.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -110,6 +111,16 @@ def counters_hand_out_each_number_once(comm: Comm, **options: Any) -> None:
         comm.barrier()
 
 
+def counters_wait_for_no_push(comm: Comm, **options: Any) -> None:
+    with ParameterBox.over(comm, np.zeros(4, np.float32), counters=1, **SMALL, **options) as box:
+        mail = getattr(box, "_mail", None)  # between nodes
+        with contextlib.nullcontext() if mail is None else mail._values.lock:  # as a push has it
+            box.fetch_add(0)
+        comm.barrier()
+        assert box.counter(0) == comm.size
+        comm.barrier()
+
+
 def bfloat16_is_added_in_float32(comm: Comm, **options: Any) -> None:
     import torch
 
@@ -209,6 +220,7 @@ CHECKS = (
     a_rank_reads_what_it_pushed,
     versions_count_changes,
     counters_hand_out_each_number_once,
+    counters_wait_for_no_push,
     bfloat16_is_added_in_float32,
     weights_and_values_attract_each_other,
     pulling_and_pushing_in_one_pass_loses_nothing,
@@ -241,11 +253,12 @@ def _missing_owner() -> None:
 
 
 def main() -> None:
-    """`python box_programs.py SHARDS` under mpirun: rank 0 prints the names of the checks."""
+    """`python box_programs.py SHARDS NETWORK` under mpirun: rank 0 prints what has passed."""
     if sys.argv[1] == "missing":
         return _missing_owner()
+    options = {"shards": None if sys.argv[1] == "none" else sys.argv[1], "network": sys.argv[2]}
     comm = Comm(config=Config(timeout_s=60.0, chunk_bytes=65536, oneshot_bytes=1024))
-    passed = check_all(comm, shards=None if sys.argv[1] == "none" else sys.argv[1])
+    passed = check_all(comm, **options)
     if comm.rank == 0:
         print(json.dumps(passed))
     comm.close()

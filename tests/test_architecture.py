@@ -30,7 +30,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout"}),
-    frozenset({"box_door"}),
+    frozenset({"box_chunks", "box_door"}),
     frozenset({"box"}),
     frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),

@@ -232,7 +232,7 @@ def test_values_that_cannot_work_are_refused(key: str, options: dict[str, Any], 
 
 
 def test_a_box_that_does_not_fit_in_memory_is_an_exception() -> None:
-    with pytest.raises(MemoryError, match="a box takes twice the bytes of its values"):
+    with pytest.raises(MemoryError, match="takes the bytes of its values and up to 64 chunks"):
         ParameterBox.create(fresh_key(), count=2**38)
 
 

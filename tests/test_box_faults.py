@@ -21,12 +21,16 @@ CHUNKS, CHUNK = 6, 32  # of values
 COUNT = CHUNKS * CHUNK - 5
 PUSHES = 200
 VISITS = (1, 4, CHUNKS)  # at the beginning of a push, half-way, at its end
-# Whether who dies there has a lock, and whether its chunk is changed.
-POINTS = {
+# Of who dies or stops there, in the midst of a chunk: whether that chunk is changed.
+IN_A_CHUNK = {
     "box: holds a chunk": False,
     "box: chunk made, not told": False,
     "box: chunk told": True,
+    "box: chunk half home": True,
+    "box: chunk home": True,
 }
+BEFORE = "box: holds a journal"
+POINTS = {BEFORE, *IN_A_CHUNK}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +42,7 @@ def fall_in_a_push(seat: Seat, key: str, point: str, visit: int) -> None:
     fault_points.use()
     fault_points.on_visit(point, visit, lambda: (seat.tell("reached"), seat.pipe.recv()))
     with ParameterBox.attach(key) as box:
-        box.accumulate(np.ones(COUNT, np.float32))
+        box.accumulate(np.ones(box.count, np.float32))
 
 
 def fall_between_read_and_push(seat: Seat, key: str) -> None:
@@ -50,8 +54,8 @@ def fall_between_read_and_push(seat: Seat, key: str) -> None:
 
 
 def push_many(seat: Seat, key: str) -> int:
-    ones = np.ones(COUNT, np.float32)
     with ParameterBox.attach(key, timeout_s=30.0) as box:
+        ones = np.ones(box.count, np.float32)
         for _ in range(PUSHES):
             box.accumulate(ones)
         return box.recoveries
@@ -59,20 +63,22 @@ def push_many(seat: Seat, key: str) -> int:
 
 def push_once(seat: Seat, key: str, timeout_s: float) -> None:
     with ParameterBox.attach(key, timeout_s=timeout_s) as box:
-        box.accumulate(np.ones(COUNT, np.float32))
+        box.accumulate(np.ones(box.count, np.float32))
 
 
 def chunks_of(box: ParameterBox) -> list[float]:
     """The value of each chunk, which must be one."""
-    out = np.empty(COUNT, np.float32)
+    out = np.empty(box.count, np.float32)
     box.read(out)
-    parts = [out[at : at + CHUNK] for at in range(0, COUNT, CHUNK)]
+    parts = [out[at : at + CHUNK] for at in range(0, box.count, CHUNK)]
     assert all((part == part[0]).all() for part in parts), parts
     return [float(part[0]) for part in parts]
 
 
-@pytest.mark.parametrize("visit", VISITS)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "visit"),
+    [(BEFORE, 1), *((point, visit) for point in IN_A_CHUNK for visit in VISITS)],
+)
 def test_who_dies_in_a_push_leaves_whole_chunks_and_no_lock(point: str, visit: int) -> None:
     key = fresh_key()
     with (
@@ -86,10 +92,10 @@ def test_who_dies_in_a_push_leaves_whole_chunks_and_no_lock(point: str, visit: i
         pool.start(push_many, key, on=(1,))  # and after it
         for outcome in pool.finish(on=(0, 1)):
             assert outcome.error is None, outcome.trace
-        finished = visit if POINTS[point] else visit - 1
+        finished = visit if IN_A_CHUNK.get(point) else visit - 1
         extra = sorted(value - 2 * PUSHES for value in chunks_of(box))
         assert extra == [0.0] * (CHUNKS - finished) + [1.0] * finished
-        assert box.recoveries == 1
+        assert box.recoveries == (point != BEFORE)
         assert box.version == 2 * PUSHES  # a change that was not finished is not counted
 
 
@@ -103,7 +109,38 @@ def test_who_dies_between_read_and_push_changes_nothing() -> None:
         assert chunks_of(box) == [PUSHES] * CHUNKS
 
 
-@pytest.mark.parametrize("point", POINTS)
+def test_who_dies_while_it_makes_good_for_a_dead_one_leaves_that_to_the_next() -> None:
+    key = fresh_key()
+    with Ranks(3) as pool, ParameterBox.create(key, count=CHUNK, chunk_bytes=4 * CHUNK) as box:
+        # The first has told of its change, which lies in its journal; the second copies it home.
+        for victim, point in ((1, "box: chunk told"), (2, "box: chunk half home")):
+            pool.start(fall_in_a_push, key, point, 1, on=(victim,))
+            assert pool.hear(victim) == "reached"
+            pool.signal(victim, signal.SIGKILL)
+            assert chunks_of(box) == [1.0]
+        assert pool.run(push_many, key, on=(0,)) == [1]
+        assert chunks_of(box) == [1.0 + PUSHES]
+
+
+def test_who_stops_with_the_only_journal_is_named_to_writers() -> None:
+    key = fresh_key()
+    with Ranks(2) as pool, ParameterBox.create(key, count=CHUNK, chunk_bytes=4 * CHUNK) as box:
+        pool.start(fall_in_a_push, key, BEFORE, 1, on=(1,))
+        assert pool.hear(1) == "reached"
+        pool.signal(1, signal.SIGSTOP)
+        try:
+            (outcome,) = pool.outcomes(push_once, key, 0.2, on=(0,))
+            assert isinstance(outcome.error, CollectiveTimeout)
+            assert f"pid {pool.pid(1)} has held journal 0 of the box" in str(outcome.error)
+            assert chunks_of(box) == [0.0]
+        finally:
+            pool.signal(1, signal.SIGCONT)
+        pool.send(1, "go on")
+        pool.finish(on=(1,))
+        assert chunks_of(box) == [1.0]
+
+
+@pytest.mark.parametrize("point", IN_A_CHUNK)
 def test_who_stops_with_a_lock_is_named_to_writers_and_stops_no_reader(point: str) -> None:
     key = fresh_key()
     with Ranks(2) as pool, ParameterBox.create(key, count=COUNT, chunk_bytes=4 * CHUNK) as box:
@@ -111,7 +148,7 @@ def test_who_stops_with_a_lock_is_named_to_writers_and_stops_no_reader(point: st
         assert pool.hear(1) == "reached"
         pool.signal(1, signal.SIGSTOP)
         try:
-            finished = 3 if POINTS[point] else 2
+            finished = 3 if IN_A_CHUNK[point] else 2
             assert sorted(chunks_of(box)) == [0.0] * (CHUNKS - finished) + [1.0] * finished
             (outcome,) = pool.outcomes(push_once, key, 0.2, on=(0,))
             assert isinstance(outcome.error, CollectiveTimeout)

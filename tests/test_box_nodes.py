@@ -20,19 +20,19 @@ NAMES = [check.__name__ for check in CHECKS]
 
 
 @pytest.mark.parametrize(
-    ("hosts", "shards"),
+    ("hosts", "shards", "network"),
     [
-        ("node1:2,node2:1", "node"),
-        ("node1:1,node2:2", "none"),
-        ("node1:1,node2:1,node3:1", "node"),
+        ("node1:2,node2:1", "node", "sockets"),
+        ("node1:1,node2:2", "none", "mpi"),
+        ("node1:1,node2:1,node3:1", "node", "sockets"),
     ],
 )
 def test_a_box_over_nodes_keeps_the_same_promises(
-    cluster: Callable[..., Cluster], hosts: str, shards: str
+    cluster: Callable[..., Cluster], hosts: str, shards: str, network: str
 ) -> None:
     nodes = hosts.count(",") + 1
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
-    argv = [sys.executable, str(PROGRAM), shards]
+    argv = [sys.executable, str(PROGRAM), shards, network]
     done = cluster(nodes).mpirun(size, argv, hosts=hosts, timeout_s=180.0)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == NAMES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from torch.nn import functional
 from hsgd import Comm, HsgdError
 from hsgd.config import Config
 from hsgd.optim import ElasticAveraging
+from hsgd.optim.elastic_progress import COUNTERS, Progress
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -323,6 +325,47 @@ def test_the_ranks_of_a_group_end_after_the_same_step(rule: str) -> None:
         assert max(steps) >= 20
 
 
+class FarBox:
+    """A box whose counters are on another node, from where no answer comes before it may."""
+
+    counts_at_once = False
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.counters = [0] * COUNTERS
+
+    def fetch_add(self, counter: int, value: int = 1) -> int:
+        assert self.may_answer.wait(60.0)
+        before = self.counters[counter]
+        self.counters[counter] += value
+        return before
+
+
+def report_to_a_far_box(seat: Seat, path: str) -> list[Any]:
+    told: list[Any] = []
+    with comm_of(seat, path, 1) as comm:
+        for rule in ("fastest", "mean"):
+            box = FarBox()
+            progress = Progress(box, comm, rule, 4)  # type: ignore[arg-type]
+            told += [progress.report(steps) for steps in (1, 2, 3)]  # would wait for ever
+            told.append(progress.report(4))
+            box.may_answer.set()
+            while not progress.report(5):
+                time.sleep(0.001)
+            progress.close()
+            told.append(box.counters)
+    return told
+
+
+def test_telling_another_node_of_a_step_keeps_no_step_waiting() -> None:
+    with Ranks(1) as pool:
+        (told,) = pool.run(report_to_a_far_box, meeting_point())
+    fastest, mean = told[:5], told[5:]
+    assert fastest == [False, False, False, True, [0, 1]]  # it has ended training itself
+    assert mean[:4] == [False] * 4
+    assert mean[4][0] in (4, 5)
+
+
 def train_until_done(seat: Seat, path: str, size: int, victim: int, rule: str) -> Any:
     model = mlp()
     with comm_of(seat, path, size) as comm:
@@ -432,6 +475,32 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped() -> None:
     assert torch.equal(weights, wanted) and torch.equal(centre, wanted_centre)
 
 
+def load_centres_of_several_ages(seat: Seat, path: str, size: int) -> Any:
+    model = mlp()
+    with comm_of(seat, path, size) as comm:
+        elastic = ElasticAveraging(torch.optim.SGD(model.parameters(), lr=0.1), model, comm)
+        saved = elastic.state_dict()
+        for version in range(3):
+            if version == seat.rank:
+                local_step(model, elastic, version)
+                saved = elastic.state_dict()
+            comm.barrier()
+        newest = torch.cat([part.reshape(-1) for part in elastic.centre()])
+        comm.barrier()
+        local_step(model, elastic, 9)
+        elastic.load_state_dict(saved)
+        centre = torch.cat([part.reshape(-1) for part in elastic.centre()])
+        comm.barrier()
+        elastic.close()
+        return saved["elastic"]["version"], torch.equal(centre, newest)
+
+
+def test_the_newest_of_the_centres_that_are_loaded_counts() -> None:
+    with Ranks(3) as pool:
+        told = pool.run(load_centres_of_several_ages, meeting_point(), 3)
+    assert told == [(1, True), (2, True), (3, True)]
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -509,6 +578,7 @@ def refuse(seat: Seat, path: str) -> list[tuple[str, str]]:
         line(lambda: make(moving_rate=0.0))
         line(lambda: make(update_interval=0))
         line(lambda: make(update_interval="often"))
+        line(lambda: make(network="pigeons"))
         line(lambda: ElasticAveraging(sgd, [], comm))
         line(lambda: ElasticAveraging(sgd, model.double(), comm))
         line(lambda: ElasticAveraging(sgd, [torch.ones(3, 4).T], comm))
@@ -536,6 +606,7 @@ def test_what_cannot_work_is_refused_by_name() -> None:
         ("ValueError", "moving_rate is 0.0"),
         ("ValueError", "update_interval is 0"),
         ("TypeError", "update_interval is a number of steps or a trigger"),
+        ("ValueError", "network is 'pigeons'; give"),
         ("ValueError", "there are no parameters"),
         ("TypeError", "torch.float64 on cpu; the box takes float32"),
         ("ValueError", "is not C-contiguous"),

@@ -1,12 +1,12 @@
 // A parameter box inside a node: float32 values in shared memory that processes read, write and add
 // to at any time, without a server.
 //
-// Owns chunk locks, versions and counters. Reads take no lock and are whole per chunk: the values
-// of a chunk are those after a number of whole changes. A change (write, accumulate, elastic) is
-// whole and exclusive per chunk, also when the process dies half-way: its finished chunks count,
-// the others are as before. Never orders the chunks of one change among those of another, and never
-// copies values for the sake of a reader. Source: the Soft Memory Box of ShmCaffe (Ahn et al.,
-// ICDCS 2018); versions, places and locks are ours.
+// Owns the segment, counters and what is done chunk by chunk. Reads take no lock and are whole per
+// chunk: the values of a chunk are those after a number of whole changes. A change (write,
+// accumulate, elastic) is whole and exclusive per chunk, also when the process dies half-way: its
+// finished chunks count, the others are as before. Never orders the chunks of one change among
+// those of another, and never copies values for the sake of a reader. Source: the Soft Memory Box
+// of ShmCaffe (Ahn et al., ICDCS 2018); how chunks change is ours.
 #ifndef HSGD_BOX_HPP_
 #define HSGD_BOX_HPP_
 
@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "box_chunks.hpp"
 #include "box_door.hpp"
 #include "box_kernels.hpp"
 #include "box_layout.hpp"
@@ -72,34 +73,15 @@ class Box {
   int64_t fetch_add(uint32_t counter, int64_t value);
 
  private:
-  struct Part {  // of one chunk
-    uint64_t chunk;
-    uint64_t begin;  // within the chunk
-    uint64_t count;
-    uint64_t at;  // within the caller's range
-  };
+  using Part = BoxChunks::Part;
 
   Box(Segment segment, Fd door, const BoxPlan& plan);
 
   void check_mine() const;
   BoxHeader& header() const { return *reinterpret_cast<BoxHeader*>(segment_.data()); }
-  BoxChunk& chunk(uint64_t index) const {
-    return *reinterpret_cast<BoxChunk*>(segment_.data() + plan_.chunk_offset(index));
-  }
-  float* values(uint64_t index, uint64_t version) const {
-    return reinterpret_cast<float*>(segment_.data() + plan_.place_offset(version)) +
-           index * plan_.chunk_count;
-  }
-  uint64_t values_in(uint64_t index) const;
-  Part part_of(uint64_t index, uint64_t offset, uint64_t count) const;
-  bool try_lock(uint64_t index) const;
-  void lock(uint64_t index, const Deadline& deadline) const;
-  bool took(uint64_t index, int status) const;
   template <class Work>
   void change(uint64_t offset, uint64_t count, const Deadline& deadline, Work&& work);
-  template <class Make>
-  void renew(const Part& part, Make&& make);
-  void read_part(const Part& part, float* out, const Deadline& deadline) const;
+  void replace(const Part& part, uint32_t journal, const float* values);
   uint64_t finish_change(bool finishes);
   double mix(const std::vector<Tensor>& weights, const std::vector<uint64_t>& starts,
              const Part& part, ElasticArgs args, void* delta, hsgd_dtype dtype) const;
@@ -108,7 +90,8 @@ class Box {
   Owner owner_;
   Segment segment_;
   uint64_t place_ = 0;  // of this holder among those that ever attached
-  Store store_ = Store::kOrdinary;
+  Store store_;
+  BoxChunks chunks_;
   CopyFn copy_;
   ReduceFn sum_;
   ConvertFn widen_;

@@ -3,7 +3,8 @@
 // Owns offsets and the shared structs: no pointers, fixed width but for the lock, whose size is
 // that of the C library and is checked by whoever attaches. Never touches memory.
 //
-//   BoxHeader | BoxChunk x chunks | BoxCounter x counters | values A | values B
+//   BoxHeader | BoxChunk x chunks | BoxJournal x journals | BoxCounter x counters
+//   | a chunk of values x journals | values
 #ifndef HSGD_BOX_LAYOUT_HPP_
 #define HSGD_BOX_LAYOUT_HPP_
 
@@ -18,7 +19,7 @@
 namespace hsgd {
 
 inline constexpr uint32_t kBoxMagic = 0x78626468;  // "hdbx"
-inline constexpr uint32_t kBoxVersion = 1;
+inline constexpr uint32_t kBoxVersion = 2;
 
 struct BoxHeader {
   static constexpr size_t kKeyBytes = 72;
@@ -34,21 +35,47 @@ struct BoxHeader {
   alignas(kLine) std::atomic<uint64_t> recoveries;  // locks that were taken from the dead
 };
 
-// One chunk of the values has two places, A and B. Version v lies in place v mod 2; the next one is
-// made in the other place, under the lock, and then published. So a writer that dies leaves the
-// published version whole, and a reader needs no lock.
+// Where the published version of a chunk lies: at home, among the values, or in a journal. One
+// word, so that both change in one store; no two versions have the same one.
+class BoxState {
+ public:
+  static constexpr uint32_t kHome = 0;
+  static constexpr uint32_t kMostJournals = 255;
+
+  explicit BoxState(uint64_t word) : word_(word) {}
+  uint64_t word() const { return word_; }
+  bool is_home() const { return word_ % kPlaces == kHome; }
+  uint32_t journal() const { return static_cast<uint32_t>(word_ % kPlaces) - 1; }
+  BoxState next_in(uint32_t journal) const {
+    return BoxState((word_ / kPlaces + 1) * kPlaces + journal + 1);
+  }
+  BoxState at_home() const { return BoxState(word_ / kPlaces * kPlaces); }
+
+ private:
+  static constexpr uint64_t kPlaces = kMostJournals + 1;
+  uint64_t word_;
+};
+
 struct alignas(kLine) BoxChunk {
-  pthread_mutex_t lock;              // robust: the kernel takes it from a holder that dies
-  std::atomic<uint64_t> version;     // published; written under the lock
-  std::atomic<uint64_t> unfinished;  // the version that is being made, or was last
-  std::atomic<uint64_t> stamp;       // of a copy: the last one that was taken; under the lock
-  std::atomic<int32_t> holder;       // pid, for errors only
+  pthread_mutex_t lock;         // robust: the kernel takes it from a holder that dies
+  std::atomic<uint64_t> state;  // a BoxState; written under the lock
+  std::atomic<uint64_t> stamp;  // of a copy: the last one that was taken; under the lock
+  std::atomic<int32_t> holder;  // pid, for errors only
+};
+
+// Room for the next version of one chunk at a time; whoever changes values has one meanwhile.
+struct alignas(kLine) BoxJournal {
+  static constexpr uint64_t kNone = UINT64_MAX;
+  pthread_mutex_t lock;         // robust
+  std::atomic<uint64_t> chunk;  // whose version it may hold, or kNone; written under the lock
+  std::atomic<int32_t> holder;  // pid, for errors only
 };
 
 struct alignas(kLine) BoxCounter {
   std::atomic<int64_t> value;
 };
 static_assert(sizeof(BoxCounter) == kLine && sizeof(BoxChunk) % kLine == 0);
+static_assert(sizeof(BoxJournal) % kLine == 0);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 // Where things lie, in bytes from the beginning of the segment.
@@ -57,18 +84,31 @@ struct BoxPlan {
   uint64_t chunk_count = 0;
   uint32_t counters = 0;
 
+  static constexpr uint64_t kMostJournals = 64;
+  static_assert(kMostJournals <= BoxState::kMostJournals);
+
   uint64_t chunks() const { return (count + chunk_count - 1) / chunk_count; }
+  // As many threads change values at a time; more would wait for the chunks, or for the memory.
+  uint32_t journals() const {
+    return static_cast<uint32_t>(chunks() < kMostJournals ? chunks() : kMostJournals);
+  }
   size_t chunk_offset(uint64_t chunk) const {
     return round_up(sizeof(BoxHeader), kLine) + chunk * sizeof(BoxChunk);
   }
+  size_t journal_offset(uint32_t journal) const {
+    return chunk_offset(chunks()) + journal * sizeof(BoxJournal);
+  }
   size_t counter_offset(uint64_t counter) const {
-    return chunk_offset(chunks()) + counter * sizeof(BoxCounter);
+    return journal_offset(journals()) + counter * sizeof(BoxCounter);
   }
-  size_t place_bytes() const { return round_up(count * sizeof(float), kPage); }
-  size_t place_offset(uint64_t version) const {
-    return round_up(counter_offset(counters), kPage) + (version % 2) * place_bytes();
+  size_t value_bytes() const { return round_up(count * sizeof(float), kPage); }
+  size_t draft_offset(uint32_t journal) const {
+    const uint64_t most = chunk_count < count ? chunk_count : count;
+    return round_up(counter_offset(counters), kPage) +
+           journal * round_up(most * sizeof(float), kLine);
   }
-  size_t segment_bytes() const { return place_offset(1) + place_bytes(); }
+  size_t values_offset() const { return round_up(draft_offset(journals()), kPage); }
+  size_t segment_bytes() const { return values_offset() + value_bytes(); }
 };
 
 }  // namespace hsgd

@@ -89,6 +89,7 @@ class ElasticAveraging(Optimizer):
         lose what the centre gets.
     overlap: False: push before step() returns, inside a node in the same pass over memory.
     timeout_s: until a wait for the box gives up; None is the deadline of `comm`.
+    network: of the box, between nodes; see ParameterBox.over.
 
     Raises CollectiveTimeout when a process was stopped within a change, and what the group's
     collectives raise. A worker that dies leaves the centre whole and the other workers alone.
@@ -110,6 +111,7 @@ class ElasticAveraging(Optimizer):
         max_steps: int | None = None,
         overlap: bool = True,
         timeout_s: float | None = None,
+        network: str = "sockets",
     ) -> None:
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
         self._optimizer, self._comm, self._order, self._overlap = optimizer, comm, order, overlap
@@ -152,7 +154,9 @@ class ElasticAveraging(Optimizer):
         self._team = team
         if team is not None:
             flat = torch.cat([weight.reshape(-1) for weight in weights])
-            self._box = ParameterBox.over(team, flat, counters=COUNTERS, timeout_s=timeout_s)
+            self._box = ParameterBox.over(
+                team, flat, counters=COUNTERS, timeout_s=timeout_s, network=network
+            )
             self._progress = Progress(self._box, team, stop_rule, max_steps)
         self._pusher = ThreadPoolExecutor(1, thread_name_prefix="hsgd-push")
         self._push: Future[None] | None = None
@@ -263,7 +267,9 @@ class ElasticAveraging(Optimizer):
         return {**state, "elastic": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load both parts; collective, blocking. Worker 0's centre counts."""
+        """Load both parts; collective, blocking. Of the workers' centres the newest counts, that
+        of the highest version; of equal ones the first worker's.
+        """
         self.finish_push()
         own = state_dict.get("elastic", {})
         sizes = [weight.numel() for weight in self._weights()]
@@ -280,8 +286,9 @@ class ElasticAveraging(Optimizer):
         if "trigger" in own:
             self._trigger.load_state_dict(own["trigger"])
         if self._team is not None and self._box is not None:
-            self._team.barrier()
-            if self._team.rank == 0 and "centre" in own:
+            version = int(own.get("version", 0)) if "centre" in own else -1
+            versions = self._team.allgather(np.array([version], np.int64))
+            if version >= 0 and self._team.rank == int(versions.argmax()):
                 self._box.write(torch.cat([tensor.reshape(-1) for tensor in own["centre"]]))
             self._team.barrier()
             self._box.refresh()
@@ -298,18 +305,17 @@ class ElasticAveraging(Optimizer):
         if self._closed:
             return
         self._closed = True
-        try:
-            self.finish_push()
-        finally:
-            self._pusher.shutdown()
-            if self._progress is not None:
-                self._progress.close()
-            if self._box is not None:
-                self._box.close()
+        with contextlib.ExitStack() as last_first:  # each of them, whatever the others raise
             if self._group is not None:
-                self._group.close()
                 if self._team is not None:
-                    self._team.close()
+                    last_first.callback(self._team.close)
+                last_first.callback(self._group.close)
+            if self._box is not None:
+                last_first.callback(self._box.close)
+            if self._progress is not None:
+                last_first.callback(self._progress.close)
+            last_first.callback(self._pusher.shutdown)
+            self.finish_push()
 
     def __repr__(self) -> str:
         return f"ElasticAveraging({self._optimizer!r}, moving_rate={self.moving_rate:g})"
