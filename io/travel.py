@@ -94,7 +94,7 @@ def travel(
     coming = sorted((start, n) for n, (start, to) in enumerate(ends) if to == comm.rank)
     busiest = max(np.bincount(np.array(ends)[:, column]).max() for column in range(2))
     piece = max(_LEAST_BYTES, _ROUND_BYTES // int(busiest) // _PAGE * _PAGE)
-    counts = np.bincount([to for to, _ in leaving], minlength=comm.size)
+    counts = np.bincount(np.array([to for to, _ in leaving], np.int64), minlength=comm.size)
     from_slots = np.array([trips[n].start.slot for _, n in leaving], np.int64)
     to_slots = [trips[n].to.slot for _, n in coming]
     for low in range(0, memory.shape[1], piece):
