@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from hsgd.io import PartitionedLoader
 
-from io_files import DataSet
+from io_files import DataSet, import_streaming
 
 __all__ = ["BATCH", "CANDIDATES", "MEMORY_LIMIT", "Candidate", "fio_rate"]
 
@@ -161,9 +161,10 @@ def _webdataset(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 
 def _streaming(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     import torch
-    from streaming import StreamingDataset
 
-    stream = StreamingDataset(local=str(data.folder / "mds"), shuffle=True, batch_size=BATCH)
+    stream = import_streaming().StreamingDataset(
+        local=str(data.folder / "mds"), shuffle=True, batch_size=BATCH
+    )
     rows = []
     for sample in stream:
         rows.append(np.frombuffer(sample["x"], np.uint8))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ __all__ = [
     "available",
     "can_drop_caches",
     "drop_caches",
+    "import_streaming",
     "make",
     "warm",
 ]
@@ -69,12 +72,29 @@ def available(kind: str) -> bool:
     """Whether files of this kind can be made and read here."""
     package = PACKAGES.get(kind)
     try:
-        if package is not None:
+        if package == "streaming":
+            import_streaming()
+        elif package is not None:
             importlib.import_module(package)
     except Exception as error:  # not installed, or not with what else is installed here
         print(f"{package} cannot be used: {error}", file=sys.stderr)
         return False
     return True
+
+
+def import_streaming() -> Any:
+    """The package `streaming`, with stand-ins where torchvision was built for another torch: it
+    wants that for images, which are not read here.
+    """
+    try:
+        importlib.import_module("torchvision.transforms.functional")
+    except (ImportError, RuntimeError):
+        names = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")
+        for name in (*names, "torchvision.datasets"):
+            sys.modules[name] = importlib.util.module_from_spec(ModuleSpec(name, None))
+        vars(sys.modules["torchvision.transforms.functional"])["to_tensor"] = None
+        vars(sys.modules["torchvision.datasets"])["VisionDataset"] = object
+    return importlib.import_module("streaming")
 
 
 def make(folder: Path, sample_bytes: int, total_bytes: int, kinds: set[str]) -> DataSet:
@@ -152,9 +172,8 @@ def _write_tar(folder: Path, data: DataSet) -> None:
 
 
 def _write_mds(folder: Path, data: DataSet) -> None:
-    from streaming import MDSWriter
-
-    with MDSWriter(out=str(folder), columns={"x": "bytes"}, size_limit=_SHARD_BYTES) as writer:
+    writer_type = import_streaming().MDSWriter
+    with writer_type(out=str(folder), columns={"x": "bytes"}, size_limit=_SHARD_BYTES) as writer:
         for block in _blocks(data, _SMALL_BYTES):
             for row in block:
                 writer.write({"x": row.tobytes()})
