@@ -83,8 +83,10 @@ def rows(
     for case, name in dict.fromkeys([*found, *weights]):
         held = weights.get((case, name), [])
         times: dict[str, Any] = {"spent_us": None}
-        samples = found.get((case, name))
-        if samples and samples.step:
+        samples = found.get((case, name), Samples([], []))
+        if not samples.step and not held:
+            continue
+        if samples.step:
             spent = statistics.median(samples.step) - statistics.median(samples.plain)
             times = {"samples": len(samples.step), **report.statistics(samples.step)}
             times["spent_us"] = float(f"{1e6 * spent:.6g}")
