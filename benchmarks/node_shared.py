@@ -40,7 +40,7 @@ ZeroRedundancyOptimizer or without); memory_vs_horovod/... a node's bytes of Hor
 examples:
   python benchmarks/node_shared.py --quick
   python benchmarks/node_shared.py --np 2 4 --json node_shared.json --png node_shared.png
-  python benchmarks/node_shared.py --np 4 --cases bert+sgd --measure time --turns 1
+  python benchmarks/node_shared.py --np 4 --cases bert+sgd --measure time --seconds 30
 """
 
 WAYS = (
@@ -83,8 +83,10 @@ def rows(
     for case, name in dict.fromkeys([*found, *weights]):
         held = weights.get((case, name), [])
         times: dict[str, Any] = {"spent_us": None}
-        samples = found.get((case, name))
-        if samples:
+        samples = found.get((case, name), Samples([], []))
+        if not samples.step and not held:
+            continue
+        if samples.step:
             spent = statistics.median(samples.step) - statistics.median(samples.plain)
             times = {"samples": len(samples.step), **report.statistics(samples.step)}
             times["spent_us"] = float(f"{1e6 * spent:.6g}")
@@ -168,7 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     layouts = layouts or [on_one_node(2)]
     cases = options.cases or (["resnet50+sgd"] if options.quick else list(UPDATES))
     ways = [way for way in WAYS if not options.candidates or way.name in options.candidates]
-    turns = options.turns or (2 if options.quick else 8)
+    turns, seconds = (2, 5.0) if options.quick else (20, 20.0)
+    effort = Effort(options.turns or turns, options.seconds or seconds)
     found: dict[str, dict[tuple[str, str], Samples]] = {layout.name: {} for layout in layouts}
     weights: dict[str, dict[tuple[str, str], list[int]]] = {layout.name: {} for layout in layouts}
     failures: list[str] = []
@@ -176,13 +179,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(place: Place) -> None:
         name = place.layout.name
         if options.measure != "memory":
-            training.measure(place, ways, cases, Effort(turns), failures, found[name])
+            training.measure(place, ways, cases, effort, failures, found[name])
         if options.measure != "time":
             weigh(place, ways, cases, failures, weights[name])
 
     stopped = training.visit(layouts, failures, work)
     results = [row for n in layouts for row in rows(n, found[n.name], weights[n.name])]
-    settings = {"layouts": {n.name: str(n) for n in layouts}, "cases": UPDATES, "turns": turns}
+    settings = {"layouts": {n.name: str(n) for n in layouts}, "cases": UPDATES}
+    settings |= {"turns": effort.turns, "seconds": effort.seconds}
     meta = {**report.facts("node_shared"), "settings": settings}
     meta["interrupted"] = bool(stopped.code)
     doc = {"meta": meta, "ratios": ratios(results), "failures": failures, "results": results}
@@ -210,7 +214,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--cases", nargs="+", choices=UPDATES, help="default: all, with --quick the first")
     names = [way.name for way in WAYS]
     add("--candidates", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
-    add("--turns", type=int, help="turns of each candidate (default 8)")
+    add("--turns", type=int, metavar="N", help="turns of each candidate, at most (default 20)")
+    add("--seconds", type=float, metavar="S", help="of turns for each case (default 20)")
     what = ("time", "memory")
     add("--measure", choices=what, help="one of the two alone, for parts of a long run")
     return parser
