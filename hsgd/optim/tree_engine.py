@@ -187,7 +187,7 @@ class Engine:
         for rank in sorted(far - {-1}):
             self._tell(rank, plan.STOP, [(reason, 0)])
 
-    def _tell(self, rank: int, slot: int, pieces: list[tuple[object, int]]) -> None:
+    def _tell(self, rank: int, slot: int, pieces: Sequence[tuple[object, int]]) -> None:
         with contextlib.suppress(HsgdError, ValueError):  # that way is closed; its deadline tells
             self._exchange.put_list_notify(pieces, rank, slot, GIVEN_UP, 0.0)
 
