@@ -35,7 +35,6 @@ from hsgd.optim.tree_update import Options, Updater
 
 __all__ = ["NotifiedTree"]
 
-_SHARED_FROM = 3  # nodes; docs/tree.md says why
 _MOST_QUEUE = 1 << 16  # operations, of an Exchange
 
 
@@ -55,7 +54,7 @@ class NotifiedTree(Optimizer):
         called. False: step() waits for all.
     roots: "first": rank 0 is the root of all layers. "shared": layers are shared among the first
         ranks of the nodes, so that all links carry the same; state_dict() and load_state_dict() are
-        collective then. None: "shared" from three nodes on, unless there is a before_update.
+        collective then.
     before_update: called on rank 0 with all parameters to update, which have their mean gradients,
         before any is updated: for clipping by global norm and whatever needs all layers. Nothing
         overlaps the backward pass then, which a warning says. Needs roots="first".
@@ -79,7 +78,7 @@ class NotifiedTree(Optimizer):
         arity: int | None = None,
         overlap_forward: bool = True,
         *,
-        roots: str | None = None,
+        roots: str = "first",
         before_update: Callable[[list[nn.Parameter]], object] | None = None,
         timeout_s: float | None = None,
         network: str = "mpi",
@@ -102,10 +101,7 @@ class NotifiedTree(Optimizer):
                 stacklevel=2,
             )
         nodes = [int(node) for node in comm.allgather(np.array([comm.cross_rank], np.int64))]
-        count = len(set(nodes))
-        if roots is None:
-            roots = "shared" if count >= _SHARED_FROM and before_update is None else "first"
-        self._shared = roots == "shared" and count > 1
+        self._shared = roots == "shared" and len(set(nodes)) > 1
         teams = teams_of(comm.rank, nodes, arity, [layer.bytes for layer in layers], self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
         self._plan = Plan(layers, teams[0].most_children, teams[0].most_local)
@@ -443,9 +439,9 @@ def _check(optimizer: Optimizer, layers: list[Layer], arity: int | None) -> None
                 )
 
 
-def _check_roots(roots: str | None, whole_step: bool) -> None:
-    if roots not in (None, "first", "shared"):
-        raise ValueError(f'NotifiedTree: roots is "{roots}"; give "first", "shared" or None')
+def _check_roots(roots: str, whole_step: bool) -> None:
+    if roots not in ("first", "shared"):
+        raise ValueError(f'NotifiedTree: roots is "{roots}"; give "first" or "shared"')
     if roots == "shared" and whole_step:
         raise ValueError(
             "NotifiedTree: before_update needs the gradients of all layers on one rank; give "

@@ -37,7 +37,7 @@ def notified_tree(
     op: str = "mean",
     arity: int | None = None,
     overlap_forward: bool = True,
-    roots: str | None = None,
+    roots: str = "first",
     network: str = "mpi",
     **others: Any,
 ) -> NotifiedTree:
