@@ -130,7 +130,8 @@ end:
 }
 
 proctype reader() {
-  byte seen = 0, first = 0, second = 0, before = FIRST(0) + told[0];
+  byte seen = 0, first = 0, second = 0, before = 0;
+  before = FIRST(0) + told[0];
 again:
   seen = state[0];
   if
