@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK_BYTES", "ParameterBox"]
 
-CHUNK_BYTES = 32 << 10  # a chunk, its draft and what is added fit in a second-level cache
+CHUNK_BYTES = 4 << 10  # a chunk, its draft and what is added fit in a first-level cache
 _ITEM_BYTES = 4
 
 # Closed before the interpreter ends: each has a thread that answers at its door.

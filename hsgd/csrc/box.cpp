@@ -31,7 +31,7 @@ std::unique_ptr<Box> Box::create(const std::string& key, const BoxPlan& plan,
   auto* header = new (base) BoxHeader{};
   header->magic = kBoxMagic;
   header->version = kBoxVersion;
-  header->chunk_struct_bytes = sizeof(BoxChunk);
+  header->lock_struct_bytes = sizeof(BoxLock);
   header->counters = plan.counters;
   header->count = plan.count;
   header->chunk_count = plan.chunk_count;
@@ -51,7 +51,7 @@ std::unique_ptr<Box> Box::attach(const std::string& key, const Deadline& deadlin
   const auto& header = *reinterpret_cast<const BoxHeader*>(segment.data());
   const BoxPlan plan{header.count, header.chunk_count, header.counters};
   if (header.magic != kBoxMagic || header.version != kBoxVersion ||
-      header.chunk_struct_bytes != sizeof(BoxChunk) || plan.segment_bytes() != given.bytes) {
+      header.lock_struct_bytes != sizeof(BoxLock) || plan.segment_bytes() != given.bytes) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 "ParameterBox: the box was made by another version of hsgd or of the C library; "
                 "install the same one");
@@ -99,8 +99,8 @@ void Box::change(uint64_t offset, uint64_t count, const Deadline& deadline, Work
   if (count == 0) return;
   struct Unlock {
     const BoxChunks& chunks;
-    uint64_t chunk;
-    ~Unlock() { chunks.unlock(chunk); }
+    uint64_t lock;
+    ~Unlock() { chunks.unlock(lock); }
   };
   struct Journal {
     const BoxChunks& chunks;
@@ -109,27 +109,33 @@ void Box::change(uint64_t offset, uint64_t count, const Deadline& deadline, Work
   };
   const Journal journal{chunks_, chunks_.claim_journal(place_, deadline)};
   HSGD_FAULT_POINT("box: holds a journal");
-  const auto work_on = [&](uint64_t chunk) {
-    const Unlock unlock{chunks_, chunk};
-    HSGD_FAULT_POINT("box: holds a chunk");
-    work(chunks_.part_of(chunk, offset, count), journal.number);
-  };
   const uint64_t first = offset / plan_.chunk_count;
-  const uint64_t chunks = (offset + count - 1) / plan_.chunk_count - first + 1;
-  const uint64_t spread = std::max<uint64_t>(1, chunks * 5 / 8);  // neighbours start far apart
-  const uint64_t start = place_ * spread % chunks;
+  const uint64_t end = (offset + count - 1) / plan_.chunk_count + 1;
+  const auto work_on = [&](uint64_t lock) {
+    const Unlock unlock{chunks_, lock};
+    HSGD_FAULT_POINT("box: holds a lock");
+    const uint64_t begin = lock * BoxPlan::kChunksOfLock;
+    const uint64_t stop = std::min(begin + BoxPlan::kChunksOfLock, end);
+    for (uint64_t chunk = std::max(begin, first); chunk < stop; ++chunk) {
+      work(chunks_.part_of(chunk, offset, count), journal.number);
+    }
+  };
+  const uint64_t first_lock = first / BoxPlan::kChunksOfLock;
+  const uint64_t locks = (end - 1) / BoxPlan::kChunksOfLock - first_lock + 1;
+  const uint64_t spread = std::max<uint64_t>(1, locks * 5 / 8);  // neighbours start far apart
+  const uint64_t start = place_ * spread % locks;
   std::vector<uint64_t> busy;
-  for (uint64_t i = 0; i < chunks; ++i) {
-    const uint64_t chunk = first + (start + i) % chunks;
-    if (chunks_.try_lock(chunk)) {
-      work_on(chunk);
+  for (uint64_t i = 0; i < locks; ++i) {
+    const uint64_t lock = first_lock + (start + i) % locks;
+    if (chunks_.try_lock(lock)) {
+      work_on(lock);
     } else {
-      busy.push_back(chunk);
+      busy.push_back(lock);
     }
   }
-  for (const uint64_t chunk : busy) {
-    chunks_.lock(chunk, deadline);
-    work_on(chunk);
+  for (const uint64_t lock : busy) {
+    chunks_.lock(lock, deadline);
+    work_on(lock);
   }
 }
 
@@ -257,13 +263,15 @@ double Box::elastic(const std::vector<Tensor>& weights, float rate, void* delta,
     finish_change(true);
     return squares;
   }
-  // A copy that stays in the cache, so that weights are moved by values that were not torn.
-  std::vector<float> centre(std::min(count, plan_.chunk_count));
+  // A copy of some chunks that stays in the cache, so that weights are moved by values that were
+  // not torn.
+  const uint64_t most = BoxPlan::kChunksOfLock * plan_.chunk_count;
+  std::vector<float> centre(std::min(count, most));
   args.centre = centre.data();
-  for (uint64_t index = 0; index * plan_.chunk_count < count; ++index) {
-    const Part part = chunks_.part_of(index, 0, count);
-    chunks_.read(part, centre.data(), deadline);
-    squares += mix(weights, starts, part, args, delta, dtype);
+  for (uint64_t at = 0; at < count; at += most) {
+    const uint64_t some = std::min(most, count - at);
+    read(centre.data(), at, some, deadline);
+    squares += mix(weights, starts, {at / plan_.chunk_count, 0, some, at}, args, delta, dtype);
   }
   return squares;
 }

@@ -46,9 +46,10 @@ int lock_for(pthread_mutex_t* lock, int64_t limit_ns) {
 }  // namespace
 
 void BoxChunks::prepare(std::byte* base, const BoxPlan& plan) {
-  for (uint64_t i = 0; i < plan.chunks(); ++i) {
-    init_lock(&(new (base + plan.chunk_offset(i)) BoxChunk{})->lock);
+  for (uint64_t i = 0; i < plan.locks(); ++i) {
+    init_lock(&(new (base + plan.lock_offset(i)) BoxLock{})->lock);
   }
+  for (uint64_t i = 0; i < plan.chunks(); ++i) new (base + plan.chunk_offset(i)) BoxChunk{};
   for (uint32_t i = 0; i < plan.journals(); ++i) {
     auto* journal = new (base + plan.journal_offset(i)) BoxJournal{};
     init_lock(&journal->lock);
@@ -72,14 +73,20 @@ BoxChunks::Part BoxChunks::part_of(uint64_t chunk, uint64_t offset, uint64_t cou
 
 // --- locks ---
 
-bool BoxChunks::took_chunk(uint64_t chunk, int status) const {
-  BoxChunk& held = chunk_at(chunk);
+bool BoxChunks::take_lock(uint64_t lock, int64_t limit_ns) const {
+  BoxLock& held = lock_at(lock);
+  const int status = lock_for(&held.lock, limit_ns);
   if (status != 0 && status != EOWNERDEAD) return false;
   held.holder.store(::getpid(), std::memory_order_relaxed);
   if (status == EOWNERDEAD) {
-    // What the dead holder published is whole in its journal, which nobody uses before it is home.
-    if (!BoxState(held.state.load(std::memory_order_relaxed)).is_home()) {
-      bring_home(chunk, 0, values_in(chunk), Store::kOrdinary);
+    const uint64_t first = lock * BoxPlan::kChunksOfLock;
+    const uint64_t end = std::min(first + BoxPlan::kChunksOfLock, plan_.chunks());
+    for (uint64_t chunk = first; chunk < end; ++chunk) {
+      // What the dead holder published is whole in its journal, which nobody uses before it is
+      // home.
+      if (!BoxState(chunk_at(chunk).state.load(std::memory_order_relaxed)).is_home()) {
+        bring_home(chunk, 0, values_in(chunk), Store::kOrdinary);
+      }
     }
     header().recoveries.fetch_add(1, std::memory_order_relaxed);
     HSGD_CHECK(::pthread_mutex_consistent(&held.lock) == 0);
@@ -87,18 +94,21 @@ bool BoxChunks::took_chunk(uint64_t chunk, int status) const {
   return true;
 }
 
-bool BoxChunks::try_lock(uint64_t chunk) const {
-  return took_chunk(chunk, lock_for(&chunk_at(chunk).lock, 0));
+bool BoxChunks::try_lock(uint64_t lock) const { return take_lock(lock, 0); }
+
+void BoxChunks::lock(uint64_t lock, const Deadline& deadline) const {
+  while (!take_lock(lock, kSliceNs)) check_lock(lock, deadline);
 }
 
-void BoxChunks::lock(uint64_t chunk, const Deadline& deadline) const {
-  BoxChunk& wanted = chunk_at(chunk);
-  while (!took_chunk(chunk, lock_for(&wanted.lock, kSliceNs))) {
-    check(deadline, wanted.holder, text("chunk %llu", static_cast<unsigned long long>(chunk)));
-  }
-}
+void BoxChunks::unlock(uint64_t lock) const { ::pthread_mutex_unlock(&lock_at(lock).lock); }
 
-void BoxChunks::unlock(uint64_t chunk) const { ::pthread_mutex_unlock(&chunk_at(chunk).lock); }
+void BoxChunks::check_lock(uint64_t lock, const Deadline& deadline) const {
+  const uint64_t first = lock * BoxPlan::kChunksOfLock;
+  const uint64_t end = std::min(first + BoxPlan::kChunksOfLock, plan_.chunks());
+  check(deadline, lock_at(lock).holder,
+        text("chunks %llu to %llu", static_cast<unsigned long long>(first),
+             static_cast<unsigned long long>(end - 1)));
+}
 
 // Between two slices of a wait.
 void BoxChunks::check(const Deadline& deadline, const std::atomic<int32_t>& holder,
@@ -138,11 +148,12 @@ bool BoxChunks::take_journal(uint32_t journal, int64_t limit_ns) const {
   held.holder.store(::getpid(), std::memory_order_relaxed);
   const uint64_t chunk = held.chunk.load(std::memory_order_relaxed);
   if (chunk != BoxJournal::kNone) {
-    if (!took_chunk(chunk, lock_for(&chunk_at(chunk).lock, limit_ns))) {
+    const uint64_t lock = chunk / BoxPlan::kChunksOfLock;
+    if (!take_lock(lock, limit_ns)) {
       return_journal(journal);
       return false;
     }
-    unlock(chunk);
+    unlock(lock);
     held.chunk.store(BoxJournal::kNone, std::memory_order_relaxed);
   }
   return true;
@@ -214,15 +225,15 @@ bool BoxChunks::try_read(const Part& part, float* out) const {
 }
 
 void BoxChunks::read(const Part& part, float* out, const Deadline& deadline) const {
-  BoxChunk& wanted = chunk_at(part.chunk);
   for (int tries = 1; !try_read(part, out); ++tries) {
     if (tries < kTries) continue;
-    if (took_chunk(part.chunk, lock_for(&wanted.lock, kSliceNs))) {
+    const uint64_t lock = part.chunk / BoxPlan::kChunksOfLock;
+    if (take_lock(lock, kSliceNs)) {
       HSGD_CHECK(try_read(part, out));  // nobody changes it now
-      unlock(part.chunk);
+      unlock(lock);
       return;
     }
-    check(deadline, wanted.holder, text("chunk %llu", static_cast<unsigned long long>(part.chunk)));
+    check_lock(lock, deadline);
   }
 }
 

@@ -40,14 +40,15 @@ class BoxChunks {
   // Throws as lock().
   void read(const Part& part, float* out, const Deadline& deadline) const;
 
-  // The lock of a chunk. Its values are at home then: what a dead holder published was brought
-  // there. lock() throws HSGD_ERR_TIMEOUT naming the holder, HSGD_ERR_INTERRUPTED.
-  bool try_lock(uint64_t chunk) const;
-  void lock(uint64_t chunk, const Deadline& deadline) const;
-  void unlock(uint64_t chunk) const;
+  // A lock, of BoxPlan::kChunksOfLock chunks. Their values are at home then: what a dead holder
+  // published was brought there. lock() throws HSGD_ERR_TIMEOUT naming the holder,
+  // HSGD_ERR_INTERRUPTED.
+  bool try_lock(uint64_t lock) const;
+  void lock(uint64_t lock, const Deadline& deadline) const;
+  void unlock(uint64_t lock) const;
 
   // A journal that nobody else has, for any number of changes in a row, until it is given back.
-  // Claimed with no chunk locked. `place`: where to look first. Throws as lock().
+  // Claimed with nothing locked. `place`: where to look first. Throws as lock().
   uint32_t claim_journal(uint64_t place, const Deadline& deadline) const;
   void return_journal(uint32_t journal) const;
 
@@ -64,6 +65,9 @@ class BoxChunks {
 
  private:
   BoxHeader& header() const { return *reinterpret_cast<BoxHeader*>(base_); }
+  BoxLock& lock_at(uint64_t lock) const {
+    return *reinterpret_cast<BoxLock*>(base_ + plan_.lock_offset(lock));
+  }
   BoxChunk& chunk_at(uint64_t chunk) const {
     return *reinterpret_cast<BoxChunk*>(base_ + plan_.chunk_offset(chunk));
   }
@@ -77,10 +81,11 @@ class BoxChunks {
     return reinterpret_cast<float*>(base_ + plan_.draft_offset(journal));
   }
   uint64_t values_in(uint64_t chunk) const;
-  bool took_chunk(uint64_t chunk, int status) const;
+  bool take_lock(uint64_t lock, int64_t limit_ns) const;
   bool take_journal(uint32_t journal, int64_t limit_ns) const;
   bool try_read(const Part& part, float* out) const;
   void bring_home(uint64_t chunk, uint64_t begin, uint64_t count, Store store) const;
+  void check_lock(uint64_t lock, const Deadline& deadline) const;
   void check(const Deadline& deadline, const std::atomic<int32_t>& holder,
              const std::string& what) const;
 

@@ -3,7 +3,7 @@
 // Owns offsets and the shared structs: no pointers, fixed width but for the lock, whose size is
 // that of the C library and is checked by whoever attaches. Never touches memory.
 //
-//   BoxHeader | BoxChunk x chunks | BoxJournal x journals | BoxCounter x counters
+//   BoxHeader | BoxLock x locks | BoxChunk x chunks | BoxJournal x journals | BoxCounter x counters
 //   | a chunk of values x journals | values
 #ifndef HSGD_BOX_LAYOUT_HPP_
 #define HSGD_BOX_LAYOUT_HPP_
@@ -25,7 +25,7 @@ struct BoxHeader {
   static constexpr size_t kKeyBytes = 72;
   uint32_t magic;
   uint32_t version;  // of this layout
-  uint32_t chunk_struct_bytes;
+  uint32_t lock_struct_bytes;
   uint32_t counters;
   uint64_t count;        // float32 values
   uint64_t chunk_count;  // values of a chunk; the last may have fewer
@@ -56,11 +56,15 @@ class BoxState {
   uint64_t word_;
 };
 
-struct alignas(kLine) BoxChunk {
+// Of a few chunks in a row: locking costs as much as changing one of them.
+struct alignas(kLine) BoxLock {
   pthread_mutex_t lock;         // robust: the kernel takes it from a holder that dies
+  std::atomic<int32_t> holder;  // pid, for errors only
+};
+
+struct BoxChunk {
   std::atomic<uint64_t> state;  // a BoxState; written under the lock
   std::atomic<uint64_t> stamp;  // of a copy: the last one that was taken; under the lock
-  std::atomic<int32_t> holder;  // pid, for errors only
 };
 
 // Room for the next version of one chunk at a time; whoever changes values has one meanwhile.
@@ -74,8 +78,8 @@ struct alignas(kLine) BoxJournal {
 struct alignas(kLine) BoxCounter {
   std::atomic<int64_t> value;
 };
-static_assert(sizeof(BoxCounter) == kLine && sizeof(BoxChunk) % kLine == 0);
-static_assert(sizeof(BoxJournal) % kLine == 0);
+static_assert(sizeof(BoxCounter) == kLine && sizeof(BoxChunk) == 16);
+static_assert(sizeof(BoxLock) % kLine == 0 && sizeof(BoxJournal) % kLine == 0);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 // Where things lie, in bytes from the beginning of the segment.
@@ -84,19 +88,24 @@ struct BoxPlan {
   uint64_t chunk_count = 0;
   uint32_t counters = 0;
 
+  static constexpr uint64_t kChunksOfLock = 16;
   static constexpr uint64_t kMostJournals = 64;
   static_assert(kMostJournals <= BoxState::kMostJournals);
 
   uint64_t chunks() const { return (count + chunk_count - 1) / chunk_count; }
-  // As many threads change values at a time; more would wait for the chunks, or for the memory.
+  uint64_t locks() const { return (chunks() + kChunksOfLock - 1) / kChunksOfLock; }
+  // As many threads change values at a time; more would wait for the locks, or for the memory.
   uint32_t journals() const {
-    return static_cast<uint32_t>(chunks() < kMostJournals ? chunks() : kMostJournals);
+    return static_cast<uint32_t>(locks() < kMostJournals ? locks() : kMostJournals);
+  }
+  size_t lock_offset(uint64_t lock) const {
+    return round_up(sizeof(BoxHeader), kLine) + lock * sizeof(BoxLock);
   }
   size_t chunk_offset(uint64_t chunk) const {
-    return round_up(sizeof(BoxHeader), kLine) + chunk * sizeof(BoxChunk);
+    return lock_offset(locks()) + chunk * sizeof(BoxChunk);
   }
   size_t journal_offset(uint32_t journal) const {
-    return chunk_offset(chunks()) + journal * sizeof(BoxJournal);
+    return round_up(chunk_offset(chunks()), kLine) + journal * sizeof(BoxJournal);
   }
   size_t counter_offset(uint64_t counter) const {
     return journal_offset(journals()) + counter * sizeof(BoxCounter);
