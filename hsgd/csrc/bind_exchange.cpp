@@ -67,14 +67,20 @@ void Exchange::give_arrays_back() {
   auto& writes = open->by_ticket;
   while (!writes.empty()) {
     const uint64_t ticket = writes.front().first;
+    bool open_still = false;
     bool failed = false;
     try {
-      if (!done(ticket)) return;
+      open_still = !done(ticket);
     } catch (const nb::python_error&) {
       failed = true;  // whoever asks for this ticket is told
     }
     // Without the GIL another thread may have given it back.
     if (writes.empty() || writes.front().first != ticket) continue;
+    if (open_still) {  // one whose target stands still does not keep those behind it
+      writes.push_back(std::move(writes.front()));
+      writes.pop_front();
+      return;
+    }
     Arrays delivered = std::move(writes.front().second);
     writes.pop_front();
     if (failed) open->failed.push_back(std::move(delivered));
