@@ -58,6 +58,15 @@ def in_turn(comm: Comm, gossip: Gossip) -> None:
         comm.barrier()
 
 
+def settle_in_turn(comm: Comm, gossip: Gossip) -> None:
+    """As settle(), in which otherwise who answers first is chance, where both have asked."""
+    for rank in 2 * list(range(comm.size)):
+        if rank == comm.rank and gossip._pairs is not None:
+            gossip._note(gossip._pairs.poll())
+        comm.barrier()
+    gossip.settle()
+
+
 def train(
     seat: Seat,
     path: str,
@@ -86,7 +95,7 @@ def train(
     scheduler = torch.optim.lr_scheduler.StepLR(gossip, 3, 0.5)
     for step in range(STEPS):
         if step == pause:
-            gossip.settle()
+            settle_in_turn(comm, gossip)
         if step == pause and resume:
             kept = copy.deepcopy([net.state_dict(), gossip.state_dict(), scheduler.state_dict()])
             gossip.close()
@@ -101,7 +110,7 @@ def train(
         in_turn(comm, gossip)
         scheduler.step()
     before = [p.detach().clone() for p in net.parameters()]
-    gossip.settle()
+    settle_in_turn(comm, gossip)
     metrics, distance = gossip.metrics(), gossip.consensus_distance()
     gossip.close()
     return {
