@@ -8,9 +8,12 @@ Gossip itself on virtual nodes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +32,24 @@ EPILOG = """\
 "single" is the accuracy of a rank's own model, mean over ranks, "worst" that of the worst rank,
 "mean model" that of the mean of all weights, all at the end and on 360 test images. Ranks train an
 MLP 64-64-10 with batches of 16; the learning rate falls along a cosine to a tenth, and its start is
-the best of --rates for each candidate, on two other seeds. "dirichlet0.1" deals classes to ranks by
-a Dirichlet distribution of 0.1, "two-classes" gives each rank two pieces of the images in the order
-of their labels, "same" deals at random.
+the best of --rates for each candidate, on four other seeds, trained on 1150 of the training images
+and scored on the other 287. "dirichlet0.1" deals classes to ranks by a Dirichlet distribution of
+0.1, "two-classes" gives each rank two pieces of the images in the order of their labels, "same"
+deals at random. "-final" is with one average of all models at the end, "change-X" is
+RelativeChange(X).
 
-Ratios, above 1 is ahead: traffic_vs_every_step is bytes of gossip in every step over those of a
-candidate, time_vs_every_step its seconds to the target accuracy. step_vs_trigger is a step's
-time over that of measuring the change: 20 is 5%. points_vs_... are points of
-accuracy, paired over seeds, positive is ahead; points_vs_fixed compares with the best fixed or
-jittered period of about as many bytes, its _error is half of the 95% interval.
+Ratios, above 1 is ahead: vs_peer/traffic is bytes of gossip in every step over those of a candidate
+(traffic_random: with random peers), vs_peer/time its seconds to the target accuracy,
+vs_limit/trigger 5% of a step over the time of measuring the change. points_vs_... are points of
+accuracy that a budget is ahead, paired over seeds, and error_vs_... half of their 95% interval:
+against every step, the best fixed or jittered period of about as many bytes (fixed), that with an
+average of all at the end (fixed_final), and RelativeChange at as many bytes (change), between the
+two nearest thresholds.
 
 examples:
   python benchmarks/gossip.py --quick
   python benchmarks/gossip.py --json gossip.json --png gossip.png
-  python benchmarks/gossip.py --no-study --links 100mbit 1gbit
+  python benchmarks/gossip.py --no-study --links 100mbit 1gbit --turns 3
 """
 
 
@@ -51,44 +58,79 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _read(argv)
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    settings = {name: getattr(options, name) for name in ("seeds", "steps", "rates", "target")}
-    document: dict[str, Any] = {
-        "meta": report.facts("gossip") | {"settings": settings},
-        "ratios": {},
-        "results": [],
-    }
-    studied: list[dict[str, Any]] = []
-    timed: list[dict[str, Any]] = []
+    names = ("seeds", "steps", "rates", "target", "link_steps", "turns")
+    found = _Found(
+        options.json,
+        report.facts("gossip") | {"settings": {name: getattr(options, name) for name in names}},
+    )
     failed = False
-    cost = gossip_cost.measure(gossip_cost.WIDTHS[:2] if options.quick else gossip_cost.WIDTHS)
     try:
-        for shards in options.shards if options.study else ():
-            for ranks in options.ranks:
-                case = Case(shards, ranks, tuple(range(options.seeds)), options.steps)
-                quick = options.quick or shards == "same"
-                candidates = gossip_study.ways(case, quick=quick)
-                if options.candidates:
-                    candidates = [way for way in candidates if way.name in options.candidates]
-                for row in gossip_study.study(case, candidates, options.rates, _say):
-                    studied.append(row)  # one by one, for what an interrupted run has
-        for rate in options.links:
-            timed += gossip_links.measure(
-                rate, options.nodes, options.target, options.link_steps, options.turns, _say
-            )
+        _run(options, found)
     except LaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         failed = True
     except KeyboardInterrupt:
         print("interrupted: what was measured so far follows", file=sys.stderr)
-    document["results"] = cost + studied + timed
-    document["ratios"] = gossip_study.ratios(studied) | gossip_links.ratios(timed)
-    document["ratios"] |= gossip_cost.ratios(cost)
-    print("\n".join([*cost_lines(cost), *tables(studied), *link_tables(timed)]))
-    if options.json:
-        report.write_json(options.json, document)
-    if options.png and (studied or timed):
-        plot(studied, timed, options.png)
+    print("\n".join([*cost_lines(found.cost), *tables(found.studied), *link_tables(found.timed)]))
+    found.write()
+    if options.png and (found.studied or found.timed):
+        plot(found.studied, found.timed, options.png)
     return int(failed)
+
+
+def _run(options: argparse.Namespace, found: _Found) -> None:
+    """All measurements, into `found` one by one."""
+    begin = time.monotonic()
+
+    def time_is_up() -> bool:
+        up = options.limit_s is not None and time.monotonic() - begin > options.limit_s
+        if up:
+            _say(f"{options.limit_s:g} s are over: the rest is left out")
+        return up
+
+    found.cost = gossip_cost.measure(gossip_cost.WIDTHS[: 2 if options.quick else None])
+    found.write()
+    for shards, ranks in itertools.product(options.shards if options.study else (), options.ranks):
+        case = Case(shards, ranks, tuple(range(options.seeds)), options.steps)
+        candidates = gossip_study.ways(case, quick=options.quick)
+        if options.candidates:
+            candidates = [way for way in candidates if way.name in options.candidates]
+        for row in gossip_study.study(case, candidates, options.rates, _say):
+            found.studied.append(row)
+            found.write()
+            if time_is_up():
+                return
+    for rate in options.links:
+        earlier = found.timed
+        for rows in gossip_links.measure(
+            rate, options.nodes, options.target, options.link_steps, options.turns, _say
+        ):
+            found.timed = earlier + rows
+            found.write()
+            if time_is_up():
+                return
+
+
+@dataclass
+class _Found:
+    """What was measured so far; the file has it too, whatever ends the run."""
+
+    target: Path | None
+    meta: dict[str, Any]
+    cost: list[dict[str, Any]] = field(default_factory=list)
+    studied: list[dict[str, Any]] = field(default_factory=list)
+    timed: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Write the file anew, in one go."""
+        if self.target is None:
+            return
+        compared = gossip_study.ratios(self.studied) | gossip_links.ratios(self.timed)
+        compared |= gossip_cost.ratios(self.cost)
+        results = self.cost + self.studied + self.timed
+        part = self.target.with_name(f"{self.target.name}.part")
+        report.write_json(part, {"meta": self.meta, "ratios": compared, "results": results})
+        part.replace(self.target)
 
 
 def _say(line: str) -> None:
@@ -122,11 +164,23 @@ def tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
         header = ["", "lr", "MB of all", "single %", "worst %", "mean model %", "distance"]
         parts.append(f"{case}\n" + report.table(header, lines))
         for row in rows:
-            rival = gossip_study.best_fixed(rows, row)
-            if row["candidate"].startswith("budget") and rival:
-                ahead, error = gossip_study.compare(rows, row["candidate"], rival)
-                parts.append(f"{row['candidate']} - {rival}: {ahead:+.2f} +- {error:.2f} points")
+            if row["candidate"].startswith("budget"):
+                parts += _comparisons(rows, row)
     return parts
+
+
+def _comparisons(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> list[str]:
+    """A line for each rival of a budget."""
+    name, lines = row["candidate"], []
+    for kind in gossip_study.RIVALS:
+        rival = gossip_study.best_alike(rows, row, kind)
+        if rival:
+            ahead, error = gossip_study.compare(rows, name, rival)
+            lines.append(f"{name} - {rival}: {ahead:+.2f} +- {error:.2f} points")
+    change = gossip_study.compare_with_curve(rows, name, "change")
+    if change:
+        lines.append(f"{name} - change at its bytes: {change[0]:+.2f} +- {change[1]:.2f} points")
+    return lines
 
 
 def link_tables(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -175,11 +229,14 @@ def plot(
     pyplot.close(figure)
 
 
+_OFF_THE_LINE = ("-random", "-final", "-bf16")  # another topology or wire; final is "mean model"
+
+
 def _draw_bytes(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """One point per candidate of a family, at the end of the training."""
     for family, colour in (("fixed", "#d94801"), ("budget", "#08519c"), ("change", "#238b45")):
         mine = [row for row in rows if row["candidate"].startswith(family)]
-        mine = [row for row in mine if "random" not in row["candidate"]]
+        mine = [row for row in mine if not row["candidate"].endswith(_OFF_THE_LINE)]
         mine.sort(key=lambda row: row["mbytes"])
         x = [row["mbytes"] for row in mine]
         for what, style in (("single", "o-"), ("mean_model", "x:")):
@@ -207,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="two seeds, few steps and candidates")
+    parser.add_argument("--quick", action="store_true", help="few seeds, steps and candidates")
     parser.add_argument("--seeds", type=int, help="seeds of each candidate (default 20)")
     parser.add_argument("--steps", type=int, help="local steps (default 1400)")
     parser.add_argument("--ranks", type=int, nargs="+", help="default 4 8")
@@ -218,8 +275,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--links", nargs="*", help="default 100mbit 1gbit; none with --quick")
     parser.add_argument("--nodes", type=int, default=4, help="virtual nodes, of one rank each")
     parser.add_argument("--target", type=float, default=85.0, help="accuracy on links, percent")
-    parser.add_argument("--link-steps", type=int, default=520, help="most steps on links")
+    parser.add_argument("--link-steps", type=int, default=260, help="most steps on links")
     parser.add_argument("--turns", type=int, default=2, help="of each candidate on links")
+    parser.add_argument(
+        "--limit-s", type=float, help="begin nothing new after so long, and keep what there is"
+    )
     parser.add_argument("--json", type=Path, help="write facts, rows and ratios")
     parser.add_argument("--png", type=Path, help="draw accuracy against bytes")
     return parser
@@ -235,7 +295,7 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     options.steps = options.steps or (150 if quick else 1400)
     options.ranks = options.ranks or ([4] if quick else [4, 8])
     options.shards = options.shards or (["two-classes"] if quick else list(SHARDS))
-    options.rates = options.rates or ([0.4] if quick else [0.2, 0.4, 0.8])
+    options.rates = options.rates or ([0.4] if quick else [0.2, 0.4, 0.8, 1.6])
     return options
 
 

@@ -8,9 +8,10 @@ and pairs are averaged one after the other. So an exchange has no delay here. Ne
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ SIZES = (PIXELS * HIDDEN, HIDDEN, HIDDEN * CLASSES, CLASSES)
 MODEL_BYTES = 4 * sum(SIZES)
 SHARDS = ("dirichlet0.1", "two-classes", "same")
 TRAIN = 1437  # images; the other 360 are for the test
+HELD_OUT = 287  # of those, for the choice of learning rates
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Case:
     steps: int
     batch: int = 16
     evaluations: int = 20
+    tuning: bool = False
+    """Train on a part of the training images, and score on the rest of them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class Way:
     """How ranks communicate. `trigger` makes the rule of a rank from its seed; None: never.
 
     synchronous: the mean of all gradients in every step. group_size: gradients are averaged in
-    groups of so many ranks, and their first ranks gossip.
+    groups of so many ranks, and their first ranks gossip. wire: what weights travel as.
+    average_every: the mean of all models after so many steps, again and again. final_average: once,
+    at the end.
     """
 
     name: str
@@ -55,6 +61,9 @@ class Way:
     synchronous: bool = False
     group_size: int = 1
     max_interval: int | None = None
+    wire: torch.dtype = torch.float32
+    average_every: int | None = None
+    final_average: bool = False
 
 
 @dataclass
@@ -70,6 +79,19 @@ class Outcome:
     curve_bytes: list[float] = field(default_factory=list)
     curve_single: list[float] = field(default_factory=list)
 
+    def averaged(self, case: Case) -> Outcome:
+        """With the mean of all models at the end, which an allreduce makes."""
+        more = _allreduce_bytes(case, 1)
+        return replace(
+            self,
+            bytes=[sent + more for sent in self.bytes],
+            single=self.mean_model,
+            worst=self.mean_model,
+            distance=[0.0] * len(self.distance),
+            curve_bytes=[*self.curve_bytes, float(np.mean(self.bytes)) + more],
+            curve_single=[*self.curve_single, float(np.mean(self.mean_model))],
+        )
+
 
 def simulate(case: Case, way: Way, lr: float) -> Outcome:
     """Train all seeds of the case; what a seed draws does not depend on `way`."""
@@ -77,6 +99,12 @@ def simulate(case: Case, way: Way, lr: float) -> Outcome:
     group = max(1, way.group_size)
     gossips = [_Gossip(case, way, seed, crowd.weights_of(n)) for n, seed in enumerate(case.seeds)]
     curve_bytes, curve_single = [], []
+
+    def together(steps: int) -> int:
+        """What collectives have sent."""
+        every = 1 if way.synchronous else way.average_every
+        return 0 if every is None else _allreduce_bytes(case, steps // every)
+
     marks = {round(case.steps * k / case.evaluations) for k in range(1, case.evaluations + 1)}
     for step in range(1, case.steps + 1):
         rate = lr * (0.1 + 0.45 * (1 + math.cos(math.pi * step / case.steps)))
@@ -84,16 +112,14 @@ def simulate(case: Case, way: Way, lr: float) -> Outcome:
         if way.trigger is not None:
             for gossip in gossips:
                 gossip.step(step, rate)
+        if way.average_every is not None and step % way.average_every == 0:
+            crowd.average()
         if step in marks:
             curve_single.append(float(crowd.accuracies().mean()))
-            sent = [_synchronous_bytes(case, step) if way.synchronous else g.bytes for g in gossips]
-            curve_bytes.append(float(np.mean(sent)))
+            curve_bytes.append(float(np.mean([g.bytes for g in gossips])) + together(step))
     accuracy = crowd.accuracies()
-    return Outcome(
-        bytes=[
-            float(_synchronous_bytes(case, case.steps) if way.synchronous else g.bytes)
-            for g in gossips
-        ],
+    outcome = Outcome(
+        bytes=[float(g.bytes + together(case.steps)) for g in gossips],
         messages=[float(g.exchanges) for g in gossips],
         single=accuracy.mean(1).tolist(),
         worst=accuracy.amin(1).tolist(),
@@ -102,11 +128,12 @@ def simulate(case: Case, way: Way, lr: float) -> Outcome:
         curve_bytes=curve_bytes,
         curve_single=curve_single,
     )
+    return outcome.averaged(case) if way.final_average else outcome
 
 
-def _synchronous_bytes(case: Case, steps: int) -> int:
-    """What an allreduce sends at the least: 2 (p - 1) / p of the model from each rank."""
-    return 2 * (case.ranks - 1) * MODEL_BYTES * steps
+def _allreduce_bytes(case: Case, count: int) -> int:
+    """What allreduces send at the least: 2 (p - 1) / p of the model from each rank."""
+    return 2 * (case.ranks - 1) * MODEL_BYTES * count
 
 
 class _Gossip:
@@ -142,19 +169,15 @@ class _Gossip:
                 continue
             paired.add(frozenset((me, peer)))
             a, b = self._rows[me][0], self._rows[peer][0]
-            half = (b - a).mul_(0.5)
-            a += half
-            b -= half
-            moved = 2 * float(half.norm())
+            half = (a.to(self._way.wire) - b).mul_(0.5).to(self._way.wire)
+            a -= half
+            b += half
             for rank in (me, peer):
                 self._silent[rank] = 0
                 self._triggers[rank].reset(self._rows[rank])
-                found = getattr(self._triggers[rank], "exchanged", None)
-                if found is not None:
-                    found(moved)
             touched |= {me, peer}
             self.exchanges += 1
-            self.bytes += 2 * MODEL_BYTES
+            self.bytes += 2 * MODEL_BYTES * self._way.wire.itemsize // 4
         if self._way.group_size > 1:
             for k in touched:  # the leader tells its group
                 first = self._ranks[k]
@@ -166,7 +189,7 @@ class _Crowd:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        images, labels, tests, answers = digits()
+        images, labels, tests, answers = digits(case.tuning)
         self._images, self._labels, self._tests, self._answers = images, labels, tests, answers
         rows = len(case.seeds) * case.ranks
         self._order = torch.empty(case.steps, rows, case.batch, dtype=torch.int64)
@@ -218,6 +241,11 @@ class _Crowd:
             parts.copy_(parts.mean(1, keepdim=True).expand_as(parts))
         self._weights.add_(self._gradient, alpha=-lr)
 
+    def average(self) -> None:
+        """Make the models of a seed their mean."""
+        models = self._by_seed()
+        models.copy_(models.mean(1, keepdim=True).expand_as(models))
+
     def accuracies(self) -> Tensor:
         """Of each seed and rank, percent."""
         return self._score(self._weights).view(-1, self._case.ranks)
@@ -252,15 +280,17 @@ def _layers(weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and labels for training, and for the test."""
+@functools.cache
+def digits(tuning: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and labels for training, and for the test; for `tuning` no test image is in either."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     x = torch.tensor(images[order] / 16, dtype=torch.float32)
     y = torch.tensor(labels[order], dtype=torch.int64)
-    return x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:]
+    first, last = (TRAIN - HELD_OUT, TRAIN) if tuning else (TRAIN, len(y))
+    return x[:first], y[:first], x[first:last], y[first:last]
 
 
 def shards(
@@ -268,7 +298,7 @@ def shards(
 ) -> list[np.ndarray]:
     """The images of each rank, by number; nobody has less than `least`."""
     if kind == "same":
-        return [np.sort(part) for part in np.array_split(draw.permutation(TRAIN), ranks)]
+        return [np.sort(part) for part in np.array_split(draw.permutation(len(labels)), ranks)]
     by_class = [draw.permutation(np.flatnonzero(labels == c)) for c in range(CLASSES)]
     parts: list[list[np.ndarray]] = [[] for _ in range(ranks)]
     if kind == "two-classes":

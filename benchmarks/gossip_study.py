@@ -1,25 +1,38 @@
 """How well models learn that gossip, for how many bytes: the statistical half of gossip.py.
 
 Owns the candidates, the choice of learning rates and the comparison over seeds. All candidates of
-a case see the same data in the same order; each has the learning rate that was best for it on
-other seeds. The ranks are simulated (gossip_simulation.py).
+a case see the same data in the same order. Each has the learning rate that was best for it on other
+seeds, trained on a part of the training images and scored on the rest of them: no test image has a
+say. The ranks are simulated (gossip_simulation.py).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 import report
-from gossip_simulation import Case, Way, simulate
+from gossip_simulation import Case, Outcome, Way, simulate
 from hsgd.optim.triggers import Budget, FixedPeriod, JitteredPeriod, RelativeChange
 
-__all__ = ["best_fixed", "compare", "ratios", "study", "ways"]
+__all__ = ["RIVALS", "best_alike", "compare", "compare_with_curve", "ratios", "study", "ways"]
 
-TUNING_SEEDS = (1001, 1002)
+TUNING_SEEDS = (1001, 1002, 1003, 1004)
 PERIODS = (8, 13, 26, 52)
+THRESHOLDS = (0.03, 0.05, 0.07, 0.1, 0.15, 0.22, 0.33)
+RIVALS: dict[str, Callable[[str], bool]] = {
+    "fixed": lambda name: name.startswith(("fixed", "jitter")) and not name.endswith("-final"),
+    "fixed_final": lambda name: name.startswith("fixed") and name.endswith("-final"),
+    "average_final": lambda name: name.startswith("average") and name.endswith("-final"),
+}
+"""What a budget is compared with at equal bytes: the ranks' own models of a period, those after one
+average of all at the end, and averages of all, now and then and at the end."""
 
 
 def ways(case: Case, *, quick: bool = False) -> list[Way]:
@@ -31,41 +44,51 @@ def ways(case: Case, *, quick: bool = False) -> list[Way]:
     chosen = [
         Way("none"),
         Way("synchronous", synchronous=True),
-        Way("every-step", lambda _: FixedPeriod(1), "exponential2"),
-        Way("fixed-13", lambda _: FixedPeriod(13), "exponential2"),
-        Way("budget-13", lambda _: Budget(1 / 13, steps), "exponential2"),
+        Way("every-step", _fixed(1), "exponential2"),
+        Way("fixed-13", _fixed(13), "exponential2"),
+        Way("budget-13", _budget(13, steps), "exponential2"),
     ]
     if quick:
-        return chosen
+        return [*chosen, Way("change-0.1", _change(0.1), "exponential2")]
     chosen += [
-        Way("every-step-random", lambda _: FixedPeriod(1), "random"),
+        Way("every-step-random", _fixed(1), "random"),
+        Way("fixed-26-random", _fixed(26), "random"),
+        Way("jitter-13", lambda seed: JitteredPeriod(13, seed // 1000), "exponential2"),
         Way("jitter-26-random", lambda seed: JitteredPeriod(26, seed), "random"),
-        Way("change-0.1", lambda _: RelativeChange(0.1), "exponential2"),
+        Way("budget-13-bf16", _budget(6.5, steps), "exponential2", wire=torch.bfloat16),
         Way(
             "budget-13-by-change",
             lambda _: Budget(1 / 26, steps, reserve=4, spend="change"),
             "exponential2",
         ),
-        Way(
-            "hierarchical-13",
-            lambda _: FixedPeriod(13),
-            "exponential2",
-            group_size=2,
-        ),
+        Way("hierarchical-13", _fixed(13), "exponential2", group_size=2),
     ]
+    # An average of all costs 2 (p - 1) / p of a model per rank, an exchange in pairs one.
+    dear = 2 * (case.ranks - 1) / case.ranks
+    chosen += [Way(f"average-{round(k * dear)}", average_every=round(k * dear)) for k in PERIODS]
     for period in PERIODS:
         if period != 13:
             chosen.append(Way(f"fixed-{period}", _fixed(period), "exponential2"))
             chosen.append(Way(f"budget-{period}", _budget(period, steps), "exponential2"))
-    return [*chosen, Way("fixed-26-random", _fixed(26), "random")]
+    chosen += [Way(f"change-{x:g}", _change(x), "exponential2") for x in THRESHOLDS]
+    finals = ("fixed", "change", "average")  # a budget has its reserve for that
+    return chosen + [
+        replace(way, name=f"{way.name}-final", final_average=True)
+        for way in chosen
+        if way.name.startswith(finals) and not way.name.endswith("-random")
+    ]
 
 
 def _fixed(period: int) -> Callable[[int], FixedPeriod]:
     return lambda _: FixedPeriod(period)
 
 
-def _budget(period: int, steps: int) -> Callable[[int], Budget]:
+def _budget(period: float, steps: int) -> Callable[[int], Budget]:
     return lambda _: Budget(1 / period, steps)
+
+
+def _change(threshold: float) -> Callable[[int], RelativeChange]:
+    return lambda _: RelativeChange(threshold)
 
 
 def study(
@@ -73,45 +96,49 @@ def study(
 ) -> Iterator[dict[str, Any]]:
     """Rows of results, one per candidate, as they come."""
     name = f"{case.shards}/p{case.ranks}"
-    tuning = Case(case.shards, case.ranks, TUNING_SEEDS, case.steps, case.batch, 1)
+    tuning = replace(case, seeds=TUNING_SEEDS, evaluations=1, tuning=True)
+    known: dict[tuple[Case, Way, float], Outcome] = {}
+
+    def run(on: Case, way: Way, lr: float) -> Outcome:
+        """A final average costs no training of its own."""
+        trained = replace(way, name="", final_average=False)
+        if (on, trained, lr) not in known:
+            known[on, trained, lr] = simulate(on, trained, lr)
+        found = known[on, trained, lr]
+        return found.averaged(on) if way.final_average else found
+
     for way in candidates:
         begin = time.perf_counter()
-        scores = {}
-        for lr in rates:
-            tried = simulate(tuning, way, lr)
-            scores[lr] = statistics.mean(tried.single)
+        scores = {lr: statistics.mean(run(tuning, way, lr).single) for lr in rates}
         best = max(scores, key=lambda lr: scores[lr])
-        found = simulate(case, way, best)
-        row = {
-            "case": name,
-            "candidate": way.name,
-            "lr": best,
-            "tuning": {f"{lr:g}": round(score, 2) for lr, score in scores.items()},
-            "mbytes": round(statistics.mean(found.bytes) / 1e6, 4),
-            "exchanges": statistics.mean(found.messages),
-            **{
-                key: round(statistics.mean(values), 3)
-                for key, values in (
-                    ("single", found.single),
-                    ("worst", found.worst),
-                    ("mean_model", found.mean_model),
-                )
-            },
-            "distance": round(statistics.mean(found.distance), 5),
-            "seeds": {
-                "single": [round(value, 3) for value in found.single],
-                "worst": [round(value, 3) for value in found.worst],
-                "mean_model": [round(value, 3) for value in found.mean_model],
-                "mbytes": [round(value / 1e6, 4) for value in found.bytes],
-            },
-            "curve": {
-                "mbytes": [round(value / 1e6, 4) for value in found.curve_bytes],
-                "single": [round(value, 2) for value in found.curve_single],
-            },
-        }
+        row = _row(name, way, best, run(case, way, best))
+        row["tuning"] = {f"{lr:g}": round(score, 2) for lr, score in scores.items()}
         took = time.perf_counter() - begin
         say(f"{name} {way.name}: {row['single']:.2f}% at {row['mbytes']:.1f} MB, {took:.0f} s")
         yield row
+
+
+def _row(case: str, way: Way, lr: float, found: Outcome) -> dict[str, Any]:
+    by_seed = {
+        "single": found.single,
+        "worst": found.worst,
+        "mean_model": found.mean_model,
+        "mbytes": [sent / 1e6 for sent in found.bytes],
+    }
+    means = {key: round(statistics.mean(values), 4) for key, values in by_seed.items()}
+    return {
+        "case": case,
+        "candidate": way.name,
+        "lr": lr,
+        **means,
+        "exchanges": statistics.mean(found.messages),
+        "distance": round(statistics.mean(found.distance), 5),
+        "seeds": {key: [round(v, 4) for v in values] for key, values in by_seed.items()},
+        "curve": {
+            "mbytes": [round(value / 1e6, 4) for value in found.curve_bytes],
+            "single": [round(value, 2) for value in found.curve_single],
+        },
+    }
 
 
 def compare(
@@ -121,42 +148,82 @@ def compare(
     interval.
     """
     by_name = {row["candidate"]: row for row in rows}
-    pairs = zip(by_name[one]["seeds"][key], by_name[other]["seeds"][key], strict=True)
-    differences = [a - b for a, b in pairs]
+    return _paired(by_name[one]["seeds"][key], by_name[other]["seeds"][key])
+
+
+def _paired(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    differences = [a - b for a, b in zip(one, other, strict=True)]
     return statistics.mean(differences), report.half_width(differences)
+
+
+def compare_with_curve(
+    rows: Sequence[Mapping[str, Any]], one: str, family: str, key: str = "single"
+) -> tuple[float, float] | None:
+    """As compare(), with what the candidates "FAMILY-..." would have at the bytes of `one`: seed by
+    seed between the two of fewer and of more bytes, on a logarithmic scale. None: there are none.
+    """
+    row = next(row for row in rows if row["candidate"] == one)
+    line = sorted(
+        (
+            other
+            for other in rows
+            if other["candidate"].startswith(f"{family}-")
+            and not other["candidate"].endswith("-final")
+        ),
+        key=lambda other: float(other["mbytes"]),
+    )
+    below = [other for other in line if other["mbytes"] <= row["mbytes"]]
+    above = [other for other in line if other["mbytes"] >= row["mbytes"]]
+    if not below or not above or not row["mbytes"]:
+        return None
+    low, high = below[-1], above[0]
+    span = math.log(high["mbytes"] / low["mbytes"])
+    share = math.log(row["mbytes"] / low["mbytes"]) / span if span > 0 else 0.0
+    pairs = zip(low["seeds"][key], high["seeds"][key], strict=True)
+    return _paired(row["seeds"][key], [a + share * (b - a) for a, b in pairs])
 
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Flat figures: bytes of gossip in every step over those of a candidate, and points of accuracy
-    that a budget is ahead of the best fixed period of as many bytes or more, up to a tenth more.
+    that a budget is ahead of others of as many bytes.
     """
     found: dict[str, float] = {}
     for case in dict.fromkeys(row["case"] for row in results):
         rows = [row for row in results if row["case"] == case]
         by_name = {row["candidate"]: row for row in rows}
-        every = by_name.get("every-step")
+        for every in ("every-step", "every-step-random"):
+            suffix = every.removeprefix("every-step").replace("-", "_")
+            for name, row in by_name.items() if every in by_name else ():
+                if row["mbytes"] and name not in (every, "synchronous"):
+                    ratio = by_name[every]["mbytes"] / row["mbytes"]
+                    found[f"vs_peer/traffic{suffix}/{name}/{case}"] = ratio
+                if name.startswith("budget"):
+                    _note(found, f"every_step{suffix}/{name}/{case}", compare(rows, name, every))
         for name, row in by_name.items():
-            if every and row["mbytes"] and name not in ("every-step", "synchronous"):
-                found[f"traffic_vs_every_step/{name}/{case}"] = every["mbytes"] / row["mbytes"]
-            if every and name.startswith("budget"):
-                found[f"points_vs_every_step/{name}/{case}"] = compare(rows, name, "every-step")[0]
-            rival = best_fixed(rows, row) if name.startswith("budget") else None
-            if rival:
-                ahead, error = compare(rows, name, rival)
-                found[f"points_vs_fixed/{name}/{case}"] = ahead
-                found[f"points_vs_fixed_error/{name}/{case}"] = error
-                worst = compare(rows, name, rival, "worst")[0]
-                found[f"worst_points_vs_fixed/{name}/{case}"] = worst
+            if not name.startswith("budget"):
+                continue
+            for kind in RIVALS:
+                rival = best_alike(rows, row, kind)
+                if rival:
+                    _note(found, f"{kind}/{name}/{case}", compare(rows, name, rival))
+                    worst = compare(rows, name, rival, "worst")
+                    _note(found, f"{kind}_worst/{name}/{case}", worst)
+            _note(found, f"change/{name}/{case}", compare_with_curve(rows, name, "change"))
     return {key: float(f"{value:.4g}") for key, value in found.items()}
 
 
-def best_fixed(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> str | None:
-    """The best fixed or jittered period of about the bytes of `row`."""
+def _note(found: dict[str, float], key: str, difference: tuple[float, float] | None) -> None:
+    if difference is not None:
+        found[f"points_vs_{key}"], found[f"error_vs_{key}"] = difference
+
+
+def best_alike(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any], kind: str) -> str | None:
+    """The best of RIVALS[kind] that has about the bytes of `row`, or more, up to 15%."""
     alike = [
         other
         for other in rows
-        if other["candidate"].startswith(("fixed", "jitter"))
+        if RIVALS[kind](other["candidate"])
         and 0.95 * row["mbytes"] <= other["mbytes"] <= 1.15 * row["mbytes"]
     ]
-    best = max(alike, key=lambda other: other["single"], default=None)
+    best = max(alike, key=lambda other: float(other["single"]), default=None)
     return None if best is None else str(best["candidate"])

@@ -20,17 +20,19 @@ from torch.nn import functional
 from gossip_simulation import digits, shards
 from hsgd import Comm
 from hsgd.config import Config
-from hsgd.optim import Budget, FixedPeriod, Gossip
+from hsgd.optim import Budget, FixedPeriod, Gossip, RelativeChange
 
 __all__ = ["WAYS"]
 
-WIDTH, LOOK_EVERY, LR = 1600, 13, 0.2
+WIDTH, LR = 1600, 0.2
+LOOK_EVERY = 10  # steps: coprime to the periods, so as to see models at all distances from one
 PATIENCE_S = 5.0
 WAYS = {
     "synchronous": None,
     "every-step": lambda steps: FixedPeriod(1),
     "every-step-no-wait": lambda steps: FixedPeriod(1),
     "fixed-13": lambda steps: FixedPeriod(13),
+    "change": lambda steps: RelativeChange(0.1),
     "budget-13": lambda steps: Budget(1 / 13, steps, reserve=4),
 }
 

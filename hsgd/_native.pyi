@@ -118,6 +118,7 @@ class ExchangeOptions:
         timeout_s: float,
         remote_only: bool,
         sockets: bool,
+        forgiving: bool,
     ) -> None: ...
 
 class Exchange:

@@ -37,6 +37,10 @@ class Exchange(Closing):
     remote_only: write over the network inside the node too; for measurements and tests.
     network: what carries writes between nodes: "mpi", or "sockets", which is TCP between the nodes'
         IPv4 addresses, where that is what MPI would use as well.
+    forgiving: a target that does not take a write breaks nothing. The write stays under way, its
+        buffer is in use until `done` says otherwise, and it needs its place in the queue; it is
+        dropped, and counts as done, when its target dies. That is over sockets: over MPI a flush
+        may wait for the target, whatever the deadline.
 
     A notification is a version number that overwrites the one before: versions of a slot start at
     1 and grow, and say what is there, never how often something happened.
@@ -64,6 +68,7 @@ class Exchange(Closing):
         timeout_s: float | None = None,
         remote_only: bool = False,
         network: str = "mpi",
+        forgiving: bool = False,
     ) -> None:
         from hsgd import _native
 
@@ -78,6 +83,7 @@ class Exchange(Closing):
             timeout_s=self._timeout_s,
             remote_only=remote_only,
             sockets=network == "sockets",
+            forgiving=forgiving,
         )
         self._native: _native.Exchange = comm.make_exchange(self, options)
         self._rank, self._slots = comm.rank, slots

@@ -97,7 +97,8 @@ def conserved(outcomes: list[dict[str, Any]]) -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     with Comm(config=Config(timeout_s=30.0)) as comm:
-        mine = average_at_random(comm, int(sys.argv[1]), remote_only=True)
+        options = {"remote_only": True, "network": "mpi"}
+        mine = average_at_random(comm, int(sys.argv[1]), **options)
         from mpi4py import MPI
 
         every = MPI.COMM_WORLD.gather(mine)

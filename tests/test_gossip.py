@@ -58,6 +58,15 @@ def in_turn(comm: Comm, gossip: Gossip) -> None:
         comm.barrier()
 
 
+def settle_in_turn(comm: Comm, gossip: Gossip) -> None:
+    """As settle(), in which otherwise who answers first is chance, where both have asked."""
+    for rank in 2 * list(range(comm.size)):
+        if rank == comm.rank and gossip._pairs is not None:
+            gossip._note(gossip._pairs.poll())
+        comm.barrier()
+    gossip.settle()
+
+
 def train(
     seat: Seat,
     path: str,
@@ -86,7 +95,7 @@ def train(
     scheduler = torch.optim.lr_scheduler.StepLR(gossip, 3, 0.5)
     for step in range(STEPS):
         if step == pause:
-            gossip.settle()
+            settle_in_turn(comm, gossip)
         if step == pause and resume:
             kept = copy.deepcopy([net.state_dict(), gossip.state_dict(), scheduler.state_dict()])
             gossip.close()
@@ -101,7 +110,7 @@ def train(
         in_turn(comm, gossip)
         scheduler.step()
     before = [p.detach().clone() for p in net.parameters()]
-    gossip.settle()
+    settle_in_turn(comm, gossip)
     metrics, distance = gossip.metrics(), gossip.consensus_distance()
     gossip.close()
     return {
@@ -251,6 +260,37 @@ def train_together(seat: Seat, path: str, size: int, options: dict[str, Any]) ->
     gossip.close()
     weights = [p.detach().clone() for p in net.parameters()]
     return {"weights": weights, "distance": distance, "metrics": metrics}
+
+
+def test_metrics_count_global_averages(pools: Callable[[int], Ranks]) -> None:
+    options = {"trigger": lambda_never, "global_average_every": 4}
+    model = 4 * sum(p.numel() for p in network().parameters())
+    for mine in pools(3).run(train_together, meeting_point(), 3, options):
+        told = mine["metrics"]
+        assert (told.global_averages, told.averaged, told.remote_bytes) == (2, 0, 0)
+        assert 2 * model <= told.local_bytes <= 2 * 10 * model
+
+
+def leave_a_part_unused(seat: Seat, path: str) -> tuple[float, float]:
+    comm = seat.comm(path, 2)
+    used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    sometimes = nn.Parameter(torch.ones(1))
+    every = [used, unused, sometimes]
+    sgd = torch.optim.SGD(every, lr=0.1, weight_decay=0.5)
+    options: dict[str, Any] = {"hierarchical": True, "group_size": 2}
+    gossip = Gossip(sgd, every, comm, FixedPeriod(1), **options)
+    for _ in range(3):
+        gossip.zero_grad()
+        (used.sum() + (sometimes.sum() if seat.rank == 0 else 0.0)).backward()
+        gossip.step()
+    gossip.close()
+    return float(unused.sum()), float(sometimes)
+
+
+def test_what_nobody_of_a_group_uses_does_not_decay(pools: Callable[[int], Ranks]) -> None:
+    first, second = pools(2).run(leave_a_part_unused, meeting_point())
+    assert first[0] == second[0] == 3.0
+    assert first[1] == second[1] < 1.0  # one rank's gradient is the group's
 
 
 def test_momentum_is_kept_averaged_or_reset(pools: Callable[[int], Ranks]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,8 @@ def test_a_quick_run_writes_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> No
     document = json.loads(file.read_text())
     names = {row["candidate"] for row in document["results"]}
     assert {"none", "synchronous", "every-step", "fixed-13", "budget-13"} <= names
-    assert document["ratios"]["traffic_vs_every_step/fixed-13/two-classes/p4"] > 10
-    assert any(key.startswith("step_vs_trigger/") for key in document["ratios"])
+    assert document["ratios"]["vs_peer/traffic/fixed-13/two-classes/p4"] > 10
+    assert any(key.startswith("vs_limit/trigger/") for key in document["ratios"])
     assert "two-classes/p4" in done.stdout and png.stat().st_size > 1000
 
 
@@ -71,6 +72,43 @@ def test_no_communication_and_all_of_it() -> None:
     assert max(together.distance) < 1e-5 < min(found.distance)
 
 
+def test_rates_are_chosen_without_the_test_images() -> None:
+    images, labels, tests, answers = digits(tuning=True)
+    training, its_labels, *_ = digits()
+    assert torch.equal(torch.cat([images, tests]), training)
+    assert torch.equal(torch.cat([labels, answers]), its_labels)
+
+
+def test_a_final_average_is_the_mean_model_and_its_bytes() -> None:
+    way = Way("fixed", lambda _: FixedPeriod(5), "exponential2")
+    before, after = (simulate(SMALL, replace(way, final_average=f), 0.1) for f in (False, True))
+    assert after.single == after.worst == before.mean_model != before.single
+    assert [b - a for a, b in zip(before.bytes, after.bytes, strict=True)] == [6 * 4 * 4810] * 2
+
+
+def test_averages_of_all_make_models_one() -> None:
+    found = simulate(SMALL, Way("average", average_every=10), 0.1)
+    assert max(found.distance) < 1e-6 and found.bytes == [3 * 6 * 4 * 4810] * 2
+
+
+def test_16_bits_on_the_wire_are_half_of_the_bytes_and_keep_the_mean() -> None:
+    way = Way("every", lambda _: FixedPeriod(1), "exponential2")
+    whole, half = (
+        simulate(SMALL, replace(way, wire=dtype), 0.1) for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert half.bytes == [sent / 2 for sent in whole.bytes]
+    assert max(half.distance) < 0.01 and half.distance != whole.distance
+
+
+def test_what_was_measured_is_on_disk_when_time_is_up(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    words = ["--quick", "--steps", "30", "--limit-s", "0", "--json", str(file)]
+    program = [sys.executable, str(ROOT / "benchmarks" / "gossip.py")]
+    assert run_marked([*program, *words], dict(os.environ), 120).returncode == 0
+    rows = json.loads(file.read_text())["results"]
+    assert [row["candidate"] for row in rows if row["case"] == "two-classes/p4"] == ["none"]
+
+
 def test_every_exchange_is_counted_once() -> None:
     every = simulate(SMALL, Way("every", lambda _: FixedPeriod(1), "exponential2"), 0.1)
     assert every.messages == [60.0, 60.0]  # two pairs in each of 30 steps
@@ -93,10 +131,15 @@ def test_points_are_paired_over_seeds_with_their_interval() -> None:
     ]
     ahead, error = gossip_study.compare(rows, "budget-13", "fixed-13")
     assert ahead == 2 and error == pytest.approx(4.303 / 3**0.5, rel=0.15)
-    assert gossip_study.best_fixed(rows, rows[3]) == "fixed-13"
+    assert gossip_study.best_alike(rows, rows[3], "fixed") == "fixed-13"
+    assert gossip_study.best_alike(rows, rows[3], "fixed_final") is None
     found = gossip_study.ratios(rows)
-    assert found["points_vs_fixed/budget-13/c"] == 2
-    assert found["traffic_vs_every_step/fixed-26/c"] == 25
+    assert found["points_vs_fixed/budget-13/c"] == 2 and found["error_vs_fixed/budget-13/c"] > 2
+    assert found["vs_peer/traffic/fixed-26/c"] == 25
+    rows += [row("change-0.2", 4, [93, 94, 92]), row("change-0.1", 15.6025, [95, 97, 93])]
+    # half-way on the scale of bytes: 94, 95.5 and 92.5
+    assert gossip_study.compare_with_curve(rows, "budget-13", "change")[0] == pytest.approx(2)
+    assert gossip_study.compare_with_curve(rows, "every-step", "change") is None
 
 
 def test_seconds_are_compared_where_the_target_was_reached() -> None:
@@ -105,4 +148,4 @@ def test_seconds_are_compared_where_the_target_was_reached() -> None:
         return {**told, "mbytes": 10.0, "reached": reached}
 
     found = gossip_links.ratios([row("every-step", 4), row("a", 2), row("b", 1, False)])
-    assert found["time_vs_every_step/a/c"] == 2 and not any("/b/" in key for key in found)
+    assert found["vs_peer/time/a/c"] == 2 and not any("/b/" in key for key in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Any
 import pytest
 import torch
 
+from cluster import Cluster
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout
 from hsgd.optim.pairs import PairAverager
+from pair_fault_programs import AVERAGES, total
 from pair_programs import average_at_random, complete, conserved
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
 
 PROGRAM = Path(__file__).resolve().with_name("pair_programs.py")
+FAULTS = str(PROGRAM.with_name("pair_fault_programs.py"))
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,18 @@ def test_over_mpi_the_sum_is_the_same(mpirun: Callable[..., Any]) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["conserved"] and told["asked"] == told["committed"] + told["refused"] == 900
     assert told["committed"] > 100
+
+
+def at_random_over_sockets(seat: Seat, path: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return average_at_random(seat.comm(path, 3), 200, network="sockets", remote_only=True)
+
+
+def test_over_sockets_the_sum_is_the_same(pools: Callable[[int], Ranks]) -> None:
+    outcomes = pools(3).run(at_random_over_sockets, meeting_point())
+    assert conserved(outcomes)
+    for one in outcomes:
+        assert one["asked"] == one["committed"] + one["refused"] == 200 and one["committed"] > 10
 
 
 def cross(seat: Seat, path: str, first: str) -> list[float]:
@@ -120,13 +136,13 @@ def test_a_late_side_still_applies_its_half(pools: Callable[[int], Ranks], ways:
 
 def stand_still(seat: Seat, path: str) -> tuple[Any, ...]:
     comm = seat.comm(path, 3, Config(timeout_s=1.0))
-    weights = [torch.tensor([float(seat.rank)])]
+    weights = [torch.tensor([10 * seat.rank + 1])]
     pairs = PairAverager(comm, weights, complete(3), lanes=1)
     comm.barrier()
     if seat.rank == 2:
         seat.tell("made")
         assert seat.pipe.recv() == "too late"
-        return [entry.committed for entry in pairs.poll()], float(weights[0])
+        return [entry.committed for entry in pairs.poll()], "", int(weights[0])
     seat.tell("made")
     assert seat.pipe.recv() == "go"
     if seat.rank == 0:
@@ -139,8 +155,8 @@ def stand_still(seat: Seat, path: str) -> tuple[Any, ...]:
     try:
         pairs.close()
     except CollectiveTimeout as error:
-        return [entry.committed for entry in done], str(error)
-    return [entry.committed for entry in done], ""
+        return [entry.committed for entry in done], str(error), int(weights[0])
+    return [entry.committed for entry in done], "", int(weights[0])
 
 
 def test_a_peer_that_stands_still_delays_nobody_and_is_named_in_the_end() -> None:
@@ -153,9 +169,79 @@ def test_a_peer_that_stands_still_delays_nobody_and_is_named_in_the_end() -> Non
         first, second = (outcome.value for outcome in pool.finish(on=(0, 1)))
         pool.signal(2, signal.SIGCONT)
         pool.send(2, "too late")
-        assert pool.finish(on=(2,))[0].value == ([], 2.0)  # who gave up applies no half either
-    assert first[0] == [True] and second == ([True], "")
+        assert pool.finish(on=(2,))[0].value == ([], "", 21)  # who gave up applies no half either
+    assert first[0] == [True] and second[:2] == ([True], "")
+    assert first[2] + second[2] == 1 + 11  # a pair that timed out has changed no sum
     assert "rank 2 has not answered rank 0 within 1 s" in first[1] and "\n" not in first[1]
+
+
+def ask_the_stopped_first(seat: Seat, path: str) -> list[int]:
+    comm = seat.comm(path, 4)
+    weights = [torch.tensor([seat.rank])]
+    pairs = PairAverager(comm, weights, complete(4))
+    comm.barrier()
+    seat.tell("made")
+    assert seat.pipe.recv() == "go"
+    if seat.rank == 0:
+        assert pairs.ask(2) and pairs.ask(3)
+    met = 0
+    deadline = time.monotonic() + 50
+    while seat.rank < 2 and not seat.pipe.poll() and time.monotonic() < deadline:
+        pairs.ask(1 - seat.rank)
+        before, done = met, pairs.wait(0.01)
+        met += sum(entry.committed and entry.asked for entry in done)
+        if before < 10 <= met:
+            seat.tell("met")
+    assert seat.pipe.recv() == "all awake"
+    here = comm.barrier_async()
+    while not here.done():
+        pairs.poll()
+        time.sleep(1e-4)
+    here.wait()
+    pairs.close()
+    return [*weights[0].tolist(), met]
+
+
+def test_two_peers_that_stand_still_leave_a_lane_for_the_third() -> None:
+    with Ranks(4) as pool:
+        pool.start(ask_the_stopped_first, meeting_point())
+        assert [pool.hear(rank) for rank in range(4)] == ["made"] * 4
+        for rank in (2, 3):
+            pool.signal(rank, signal.SIGSTOP)
+        for rank in range(4):
+            pool.send(rank, "go")
+        assert [pool.hear(rank) for rank in (0, 1)] == ["met"] * 2
+        for rank in (2, 3):
+            pool.signal(rank, signal.SIGCONT)
+        for rank in range(4):
+            pool.send(rank, "all awake")
+        ends = [outcome.value for outcome in pool.finish()]
+    assert ends[0][1] >= 10 <= ends[1][1] and sum(end[0] for end in ends) == 0 + 1 + 2 + 3
+
+
+def test_a_stalled_rank_on_another_node_is_waited_for_by_nobody_and_then_takes_part(
+    cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    done = cluster(3).mpirun(3, [sys.executable, FAULTS, "stalled", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) is True  # the sum is what it was
+    for rank in (0, 1):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert told["averages"] >= AVERAGES and 2 in told["open"] and not told["lost"]
+
+
+def test_a_killed_rank_on_another_node_is_left_out(
+    cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    program = [sys.executable, FAULTS, "killed", str(tmp_path)]
+    done = cluster(3).mpirun(3, program, options=("--with-ft", "ulfm"))  # the others live
+    assert done.returncode != 0
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for one in told:
+        assert one["averages"] >= AVERAGES and not one["open"]
+        assert "rank 2 on another node died" in one["lost"]["2"]
+    for k, wanted in enumerate(total(2)):  # nobody has applied half of an average with it
+        assert (torch.tensor([one["weights"][k] for one in told]).sum(0) == wanted).all()
 
 
 def average_until_told(seat: Seat, path: str, size: int) -> tuple[dict[int, str], int]:
@@ -245,6 +331,29 @@ def test_rounding_on_the_way_keeps_the_sum(
     assert size == (400 if wire is None else 200)
     distance = (torch.tensor(one) - torch.tensor(other)).abs().max()
     assert distance <= (0 if wire is None else 0.01)
+
+
+def drift_apart(seat: Seat, path: str, wire: torch.dtype | None) -> tuple[float, list[float]]:
+    comm = seat.comm(path, 2)
+    dtype = torch.float16 if wire is None else torch.float32
+    weights = [torch.full((4,), 2048.0 * seat.rank, dtype=dtype)]
+    pairs = PairAverager(comm, weights, complete(2), wire_dtype=wire)
+    if seat.rank == 0:
+        pairs.ask(1)
+    comm.barrier()
+    done = pairs.poll()
+    comm.barrier()
+    done += pairs.poll()
+    pairs.close()
+    return done[0].distance, weights[0].tolist()
+
+
+@pytest.mark.parametrize("wire", [None, torch.float16])
+def test_16_bits_whose_squares_would_not_fit_are_averaged_too(
+    pools: Callable[[int], Ranks], wire: torch.dtype | None
+) -> None:
+    for distance, weights in pools(2).run(drift_apart, meeting_point(), wire):
+        assert distance == 4096.0 and weights == [1024.0] * 4
 
 
 def misuse(seat: Seat, path: str) -> list[str]:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hsgd.optim import Budget, FixedPeriod, JitteredPeriod, RelativeChange, Topology, Trigger
+from hsgd.optim.change import Change
 from hsgd.optim.gossip_turns import Turns
 from hsgd.optim.pairs import Averaged
-from hsgd.optim.triggers import Change
 
 __all__: list[str] = []
 
@@ -65,6 +65,39 @@ def test_a_sample_of_blocks_estimates_the_change() -> None:
     change.remember([old])
     assert math.isclose(change.measure([new]), 0.1, rel_tol=0.02)
     assert sum(block.numel() for block in change.state_dict()["last"]) < 300_000
+
+
+def test_a_sample_of_a_large_layer_does_not_hide_a_small_one() -> None:
+    flat = torch.randn(600_000 + 5 + 640)
+    large, bias, last = flat.split([600_000, 5, 640])
+    change = Change(sample=0.1)
+    change.remember([large, bias, last])
+    before = flat.clone()
+    last.mul_(3)
+    wanted = float((flat - before).norm() / before.norm())
+    assert math.isclose(change.measure([large, bias, last]), wanted, rel_tol=0.02)
+
+
+def test_layers_that_follow_one_another_are_measured_as_one_and_others_as_they_are() -> None:
+    flat, other = torch.randn(100), torch.randn(50)
+    layers = [*flat.view(4, 25), other, torch.randn(3, dtype=torch.float64)]
+    change = Change()
+    change.remember(layers)
+    assert [block.numel() for block in change.state_dict()["last"]] == [100, 50, 3]
+    before = [layer.clone() for layer in layers]
+    for layer in layers:
+        layer += 0.1
+    moved = sum(float((a - b).square().sum()) for a, b in zip(layers, before, strict=True))
+    wanted = math.sqrt(moved / sum(float(b.square().sum()) for b in before))
+    assert math.isclose(change.measure(layers), wanted, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bits_whose_squares_would_not_fit_are_measured(dtype: torch.dtype) -> None:
+    old, new = torch.full((100,), 1024.0, dtype=dtype), torch.full((100,), 1280.0, dtype=dtype)
+    change = Change()
+    change.remember([old])
+    assert change.measure([new]) == 0.25
 
 
 def test_threshold_0_fires_in_every_step_and_infinity_never() -> None:

@@ -67,14 +67,20 @@ void Exchange::give_arrays_back() {
   auto& writes = open->by_ticket;
   while (!writes.empty()) {
     const uint64_t ticket = writes.front().first;
+    bool open_still = false;
     bool failed = false;
     try {
-      if (!done(ticket)) return;
+      open_still = !done(ticket);
     } catch (const nb::python_error&) {
       failed = true;  // whoever asks for this ticket is told
     }
     // Without the GIL another thread may have given it back.
     if (writes.empty() || writes.front().first != ticket) continue;
+    if (open_still) {  // one whose target stands still does not keep those behind it
+      writes.push_back(std::move(writes.front()));
+      writes.pop_front();
+      return;
+    }
     Arrays delivered = std::move(writes.front().second);
     writes.pop_front();
     if (failed) open->failed.push_back(std::move(delivered));
@@ -167,7 +173,7 @@ void bind_exchange(nb::module_& module) {
       .def(
           "__init__",
           [](hsgd_exchange_options* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
-             double timeout_s, bool remote_only, bool sockets) {
+             double timeout_s, bool remote_only, bool sockets, bool forgiving) {
             new (self) hsgd_exchange_options{
                 sizeof(hsgd_exchange_options),
                 slots,
@@ -175,10 +181,11 @@ void bind_exchange(nb::module_& module) {
                 queue,
                 remote_only,
                 timeout_s,
-                static_cast<uint32_t>(sockets ? HSGD_NETWORK_SOCKETS : HSGD_NETWORK_MPI)};
+                static_cast<uint32_t>(sockets ? HSGD_NETWORK_SOCKETS : HSGD_NETWORK_MPI),
+                forgiving};
           },
           nb::kw_only(), nb::arg("segment_bytes"), nb::arg("slots"), nb::arg("queue"),
-          nb::arg("timeout_s"), nb::arg("remote_only"), nb::arg("sockets"))
+          nb::arg("timeout_s"), nb::arg("remote_only"), nb::arg("sockets"), nb::arg("forgiving"))
       .def_prop_ro(
           "sockets",
           [](const hsgd_exchange_options& self) { return self.network == HSGD_NETWORK_SOCKETS; })

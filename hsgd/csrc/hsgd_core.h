@@ -310,6 +310,8 @@ typedef struct hsgd_exchange_options {
   uint32_t remote_only; /* 1: writes inside the node take the network; for measurements, tests */
   double timeout_s;     /* until an operation that was not delivered breaks the exchange */
   uint32_t network;     /* hsgd_network */
+  uint32_t forgiving;   /* 1: what a target does not take stays under way, or goes with the target
+                         * where its death is known, and breaks nothing */
 } hsgd_exchange_options;
 
 /* Bytes for the target's segment, at `offset` of it. */

@@ -72,7 +72,7 @@ NotifiedExchange::NotifiedExchange(Communicator& communicator, const Settings& s
       expected_(settings.slots) {
   if (make) {
     outbox_ = std::make_unique<Outbox>(make(memory_->own(), data_offset() + settings.segment_bytes),
-                                       settings.queue, settings.timeout_s);
+                                       settings.queue, settings.timeout_s, settings.forgiving);
     outbox_->start([this] { wake(); });
   }
   // Nobody may write here before the network's view is there, nor notify a rank that is not.
@@ -84,7 +84,9 @@ NotifiedExchange::~NotifiedExchange() {
   for (int peer = 0; peer < place_.local_size; ++peer) {
     for (Doorbell& bell : header(peer).bells) ring(bell);
   }
-  if (outbox_ != nullptr) outbox_->close(Deadline(settings_.timeout_s));
+  if (outbox_ == nullptr || outbox_->close(Deadline(settings_.timeout_s))) return;
+  // The network may still read and write here: it stays until the process ends.
+  new std::shared_ptr<SharedBuffer>(memory_);
 }
 
 size_t NotifiedExchange::data_offset() const {

@@ -35,15 +35,16 @@ void check(const hsgd_exchange_options& options) {
 }
 
 // Collective when it is called: all ranks tell all where they are.
-NotifiedExchange::MakeRma over_sockets(Communicator& communicator) {
-  return [&communicator](void* base, size_t bytes) {
+NotifiedExchange::MakeRma over_sockets(Communicator& communicator, bool forgiving) {
+  return [&communicator, forgiving](void* base, size_t bytes) {
     const hsgd_topology place = communicator.topology();
     SocketListener listener;
     std::vector<SocketPlace> places(static_cast<size_t>(place.size));
     const std::vector<uint64_t> counts(places.size(), sizeof(SocketPlace));
     const hsgd_label label = {"exchange addresses", nullptr, 0};
     communicator.allgather(&listener.place(), places.data(), counts.data(), HSGD_UINT8, &label);
-    return make_socket_rma(std::move(listener), std::move(places), place.rank, base, bytes);
+    return make_socket_rma(std::move(listener), std::move(places), place.rank, base, bytes,
+                           forgiving);
   };
 }
 
@@ -53,8 +54,9 @@ hsgd_exchange* new_exchange(hsgd_comm* comm, const hsgd_exchange_options& option
                             const NotifiedExchange::MakeRma& make) {
   check(options);
   comm->submissions->keep_order();
-  const NotifiedExchange::Settings settings{options.segment_bytes, options.slots, options.queue,
-                                            options.timeout_s, options.remote_only != 0};
+  const NotifiedExchange::Settings settings{
+      options.segment_bytes,    options.slots,         options.queue, options.timeout_s,
+      options.remote_only != 0, options.forgiving != 0};
   return new hsgd_exchange{{*comm->communicator, settings, make}};
 }
 
@@ -68,7 +70,8 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
     *exchange = nullptr;
     const bool far = comm->communicator->topology().node_count > 1 || options->remote_only != 0;
     if (far && options->network == HSGD_NETWORK_SOCKETS) {
-      *exchange = hsgd::new_exchange(comm, *options, hsgd::over_sockets(*comm->communicator));
+      *exchange = hsgd::new_exchange(
+          comm, *options, hsgd::over_sockets(*comm->communicator, options->forgiving != 0));
       return;
     }
     if (far) {

@@ -42,8 +42,9 @@ struct Piece {
 
 class Outbox {
  public:
-  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s)
-      : rma_(std::move(rma)), capacity_(capacity), timeout_s_(timeout_s) {}
+  // `forgiving`: an operation that is not delivered stays under way, and is no failure.
+  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving)
+      : rma_(std::move(rma)), capacity_(capacity), timeout_s_(timeout_s), forgiving_(forgiving) {}
 
   // Starts an operation; `ticket` grows by one with each. False, and nothing done, when as many as
   // fit are under way.
@@ -83,6 +84,7 @@ class Outbox {
   std::unique_ptr<Rma> rma_;
   size_t capacity_;
   double timeout_s_;
+  bool forgiving_;
   uint64_t last_ticket_ = 0;
   std::list<Operation> operations_;      // in the order of posting; addresses stay
   std::optional<Error> failure_;         // of the network

@@ -70,11 +70,12 @@ uint32_t reach(const SocketPlace& from, const SocketPlace& to) {
 class SocketRma final : public Rma {
  public:
   SocketRma(SocketListener listener, std::vector<SocketPlace> places, int rank, void* base,
-            size_t bytes)
+            size_t bytes, bool forgiving)
       : places_(std::move(places)),
         rank_(rank),
         target_{static_cast<std::byte*>(base), bytes, places_[static_cast<size_t>(rank)].token,
                 static_cast<int64_t>(places_.size())},
+        forgiving_(forgiving),
         listener_(listener.take()),
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
@@ -175,6 +176,7 @@ class SocketRma final : public Rma {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto failed = failures_.find(target);
     if (failed != failures_.end()) throw failed->second;
+    if (forgiving_ && lost_.count(target) != 0) return ++last_ticket_;  // done: nobody is there
     Peer& peer = peer_of(target);
     const Ticket ticket = ++last_ticket_;
     open_.insert(ticket);
@@ -226,13 +228,13 @@ class SocketRma final : public Rma {
   }
 
   // A rank to which something is open is missed at once, others when somebody waits for them.
-  // What goes to other ranks goes on.
+  // What goes to other ranks goes on. Where that is forgiven, what is open counts as done.
   void lose(int rank, const char* why) {
     lost_.insert(rank);
     const auto found = peers_.find(rank);
     if (found == peers_.end()) return;
     const std::vector<Ticket> open = found->second.sender.open();
-    if (!open.empty()) failures_.emplace(rank, ended(rank, why));
+    if (!open.empty() && !forgiving_) failures_.emplace(rank, ended(rank, why));
     for (const Ticket ticket : open) open_.erase(ticket);  // failure() tells
     target_of_fd_.erase(found->second.sender.fd());
     part_with(found->second.sender.fd());
@@ -328,6 +330,7 @@ class SocketRma final : public Rma {
   const std::vector<SocketPlace> places_;
   const int rank_;
   const SocketReceiver::Target target_;
+  const bool forgiving_;
   Fd listener_;
   Fd poll_;
   Fd wake_;
@@ -381,8 +384,9 @@ SocketListener::SocketListener()
 }
 
 std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
-                                     int rank, void* base, size_t bytes) {
-  return std::make_unique<SocketRma>(std::move(listener), std::move(places), rank, base, bytes);
+                                     int rank, void* base, size_t bytes, bool forgiving) {
+  return std::make_unique<SocketRma>(std::move(listener), std::move(places), rank, base, bytes,
+                                     forgiving);
 }
 
 }  // namespace hsgd

@@ -41,9 +41,10 @@ class SocketListener {
   SocketPlace place_{};
 };
 
-// Local. Writes of others go into the `bytes` bytes at `base`.
+// Local. Writes of others go into the `bytes` bytes at `base`. `forgiving`: what is open to a rank
+// that is lost is dropped, and so is what is put later; else it is an error of all that follows.
 std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
-                                     int rank, void* base, size_t bytes);
+                                     int rank, void* base, size_t bytes, bool forgiving);
 
 }  // namespace hsgd
 

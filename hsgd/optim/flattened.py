@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["Flattened"]
+__all__ = ["Flattened", "square"]
 
 
 class Flattened:
@@ -56,3 +56,11 @@ class Flattened:
         """Write vectors back."""
         for vector, copy in zip(self.vectors, copies, strict=True):
             vector.copy_(copy)
+
+
+def square(tensor: Tensor) -> float:
+    """|tensor|^2, in float32 at least: 16 bits end at 65504, or at three digits."""
+    whole = tensor.reshape(-1)
+    if whole.dtype not in (torch.float32, torch.float64):
+        whole = whole.float() if whole.is_floating_point() else whole.double()
+    return float(whole.dot(whole))

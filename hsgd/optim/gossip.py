@@ -42,7 +42,7 @@ class Gossip(Optimizer):
     optimizer: any torch optimizer. Schedulers take this object.
     params: the tensors that are averaged: dense, floating, on the CPU, equal in shapes and dtypes
         on all ranks. They become views of one vector. Rank 0's values are sent to all first.
-    comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE.
+    comm: the ranks.
     trigger: when to average, one object for each rank; None is RelativeChange(0.05).
     topology: "random", "ring", "exponential2", a graph or a Topology; see hsgd.optim.Topology.
     max_interval: average at the latest after so many steps without; None: no such limit.
@@ -58,6 +58,9 @@ class Gossip(Optimizer):
     buffers: floating tensors that are averaged too, such as BatchNorm's statistics.
     patience_s: how long step() waits for the answer of the peer that it asked. 0 goes on at once
         and takes the answer in a later step.
+    network: what carries weights between nodes, "sockets" or "mpi", which needs
+        MPI_THREAD_MULTIPLE; see hsgd.Exchange. Over MPI a rank that dies on another node ends the
+        job, and one that stands still may hold up its neighbours.
     seed: of random topologies, equal on all ranks.
     timeout_s: until close() and settle() give up; None is the deadline of `comm`.
 
@@ -81,6 +84,7 @@ class Gossip(Optimizer):
         group_size: int | None = None,
         buffers: Iterable[Tensor] = (),
         patience_s: float = 0.0,
+        network: str = "sockets",
         seed: int = 0,
         timeout_s: float | None = None,
     ) -> None:
@@ -118,13 +122,16 @@ class Gossip(Optimizer):
                 self._averaged(),
                 known,
                 wire_dtype=_WIRE[compression],
+                network=network,
                 timeout_s=timeout_s,
             )
         place = 0 if self._gossips is None else self._gossips.rank
         self._turns = Turns(trigger, graph, place, max_interval)
-        self._turns.reset(self._flat.vectors)
+        self._watched = list(self._flat.views.values())
+        self._turns.reset(self._watched)
         self._steps = 0
-        self._counts = dict.fromkeys(("asked", "averaged", "refused"), 0)
+        self._counts = dict.fromkeys(("asked", "averaged", "refused", "global_averages"), 0)
+        self._global_bytes = np.zeros(2, np.int64)  # inside the node, and to others
         self._distance = float("nan")
         self._told: set[int] = set()
         self._closed = False
@@ -156,10 +163,17 @@ class Gossip(Optimizer):
     def global_average(self) -> None:
         """Make all models the mean over ranks; collective, blocking. Settles before."""
         self.settle()
+        before = self._comm.counters()
         with torch.no_grad():
             for vector in self._averaged():
                 self._comm.allreduce(vector, "mean", out=vector, name="global average")
             self._mixed()
+        now = self._comm.counters()
+        self._global_bytes += (
+            now.intra_bytes - before.intra_bytes,
+            now.inter_bytes_sent - before.inter_bytes_sent,
+        )
+        self._counts["global_averages"] += 1
 
     def settle(self) -> None:
         """Return when no average of any rank is half done; collective, blocking. For saving models
@@ -215,14 +229,15 @@ class Gossip(Optimizer):
     def metrics(self) -> GossipMetrics:
         """Counters of this rank; local."""
         pairs = self._pairs
+        inside, between = self._global_bytes.tolist()
         return GossipMetrics(
             steps=self._steps,
             triggers=self._turns.triggers,
             skipped=self._turns.skipped,
             **self._counts,
             messages=0 if pairs is None else pairs.traffic.messages,
-            local_bytes=0 if pairs is None else pairs.traffic.local_bytes,
-            remote_bytes=0 if pairs is None else pairs.traffic.remote_bytes,
+            local_bytes=inside + (0 if pairs is None else pairs.traffic.local_bytes),
+            remote_bytes=between + (0 if pairs is None else pairs.traffic.remote_bytes),
             last_distance=self._distance,
             lost=() if pairs is None else tuple(sorted(pairs.lost)),
         )
@@ -250,7 +265,8 @@ class Gossip(Optimizer):
         self._take_over()
         if gossip is not None:
             self._turns.load_state_dict(gossip["turns"])
-            self._steps, self._counts = gossip["steps"], dict(gossip["counts"])
+            self._steps = gossip["steps"]
+            self._counts.update(gossip["counts"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: what is averaged is fixed when this is made."""
@@ -320,12 +336,12 @@ class Gossip(Optimizer):
             return False
         changed = self._note(self._pairs.poll())
         busy = {*self._pairs.open, *self._pairs.lost}
-        chosen = self._turns.next(self._steps, self._flat.vectors, self._rate(), busy)
+        chosen = self._turns.next(self._steps, self._watched, self._rate(), busy)
         asked = [peer for peer in chosen if self._pairs.ask(peer)]
         self._counts["asked"] += len(asked)
         self._turns.skipped += len(chosen) - len(asked)
         if asked or self._turns.yields:
-            self._turns.reset(self._flat.vectors)
+            self._turns.reset(self._watched)
         if asked and self._patience_s > 0:
             changed = self._note(self._pairs.wait(self._patience_s)) or changed
         return changed
@@ -348,7 +364,7 @@ class Gossip(Optimizer):
 
     def _mixed(self) -> None:
         """The weights are new."""
-        self._turns.reset(self._flat.vectors)
+        self._turns.reset(self._watched)
         self._reset_moments()
 
     def _reset_moments(self) -> None:
@@ -371,7 +387,11 @@ class Gossip(Optimizer):
                     state[name] = place
 
     def _average_gradients(self, group: Comm) -> None:
-        for parameter in self._flat.views:
+        """Where nobody has a gradient there is none, or weight decay would move the tensor."""
+        parameters = list(self._flat.views)
+        used = np.array([parameter.grad is not None for parameter in parameters], np.uint8)
+        group.allreduce(used, "max", out=used, name="which tensors have gradients")
+        for parameter in (p for p, some in zip(parameters, used, strict=True) if some):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradient = parameter.grad.contiguous()

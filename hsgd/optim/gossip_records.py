@@ -25,11 +25,14 @@ class GossipMetrics:
     """Requests of this rank that a peer refused, or did not live to answer."""
     skipped: int
     """Calls for an exchange for which there was nobody to ask."""
+    global_averages: int
     messages: int
+    """Of averages in pairs, those without weights included."""
     local_bytes: int
-    """Weights and halves that passed through shared memory."""
+    """Weights and halves that passed through shared memory, and what this rank read and wrote there
+    for global averages."""
     remote_bytes: int
-    """Those that this rank sent to other nodes."""
+    """What this rank sent to other nodes for either."""
     last_distance: float
     """|w_peer - w| of the last average; nan before."""
     lost: tuple[int, ...]

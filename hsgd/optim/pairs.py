@@ -35,12 +35,14 @@ from torch import Tensor
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.exchange import Exchange
+from hsgd.optim.flattened import square
 from hsgd.optim.tree_plan import as_memory
 
 __all__ = ["Averaged", "PairAverager", "Traffic"]
 
 _GONE = 1 << 62  # added to the last answer by a rank that answers no more
 _LANES = 16  # the most; a request's version is its number, its stamp of 30 bits and its lane
+_USUAL_LANES = 4
 _STAMPS = 1 << 30
 _LINE = 64
 _DEATH_CHECK_S = 0.5  # how often a peer that does not answer is looked after
@@ -84,10 +86,14 @@ class PairAverager:
     neighbours: of each rank; symmetric.
     wire_dtype: what floating weights travel as; None is their own. Both sides apply the same
         rounded difference.
-    lanes: requests of this rank that may be open, 1 to 16; each costs a copy of the weights. A
-        neighbour on another node costs one more.
+    lanes: requests of this rank that may be open, 1 to 16, equal on all ranks; each costs a copy of
+        the weights, and a peer that does not answer holds one. A neighbour on another node costs
+        one more. None is one for each neighbour, up to 4.
+    network: what carries weights between nodes, "sockets" or "mpi"; see hsgd.Exchange. Over MPI a
+        peer on another node that dies ends the job, and one that stands still may hold up its
+        neighbours.
     timeout_s: until close() gives up on open requests; None is the deadline of `comm`.
-    remote_only: over MPI inside the node too, for tests.
+    remote_only: over the network inside the node too, for tests.
 
     Raises ValueError for weights that cannot be used.
     """
@@ -99,10 +105,13 @@ class PairAverager:
         neighbours: Sequence[Sequence[int]],
         *,
         wire_dtype: torch.dtype | None = None,
-        lanes: int = 2,
+        lanes: int | None = None,
+        network: str = "sockets",
         timeout_s: float | None = None,
         remote_only: bool = False,
     ) -> None:
+        if lanes is None:
+            lanes = max(1, min(_USUAL_LANES, max(map(len, neighbours))))
         if not 1 <= lanes <= _LANES:
             raise ValueError(f"PairAverager: lanes is {lanes}; give 1 to {_LANES}")
         self._rank, self._size = comm.rank, comm.size
@@ -126,6 +135,8 @@ class PairAverager:
             queue=8 * comm.size + 8,
             timeout_s=timeout_s,
             remote_only=remote_only,
+            network=network,
+            forgiving=True,  # a peer that stands still holds up nobody else
         )
         self._own = as_memory(self._exchange.segment())
         self._segments = {
@@ -147,7 +158,8 @@ class PairAverager:
         """Peers that died or left, and why; they are not asked any more."""
         self.traffic = Traffic()
         self._closed = False
-        self._driver = _Driver(self._exchange, comm) if self._remote[self._rank] else None
+        driven = self._remote[self._rank] and network == "mpi"
+        self._driver = _Driver(self._exchange, comm) if driven else None
 
     @property
     def open(self) -> list[int]:
@@ -216,15 +228,14 @@ class PairAverager:
                 self._exchange.wait_any(slots, seen, min(left, _LOOK_S))
             except PeerLost as error:
                 done += self._lose(error.rank, str(error))
-            except CollectiveTimeout as error:
-                if "not delivered" in str(error):
-                    raise
+            except CollectiveTimeout:
+                pass
             done += self.poll()
         return done
 
     def close(self) -> list[Averaged]:
         """Wait for open requests, answer what has come, and leave; local, blocking up to the
-        deadline, but collective between nodes. A second call does nothing.
+        deadline, but collective over MPI. A second call does nothing.
 
         Raises CollectiveTimeout naming peers that have not answered: whether they committed cannot
         be known then.
@@ -335,14 +346,12 @@ class PairAverager:
         for block, weight in zip(blocks, self._weights, strict=True):
             if not block.is_floating_point():
                 torch.sub(block, weight, out=block)
-                torch.div(block, 2, rounding_mode="floor", out=block)
-                half = block.double()
+                half = torch.div(block, 2, rounding_mode="floor", out=block)
             elif block.dtype == weight.dtype:
                 half = torch.sub(block, weight, out=block).mul_(0.5)
             else:
-                block.copy_((block.to(weight.dtype) - weight).mul_(0.5))
-                half = block.to(weight.dtype)
-            squares += 4 * float(half.dot(half))
+                half = block.copy_((block.to(weight.dtype) - weight).mul_(0.5))
+            squares += 4 * square(half)
         return math.sqrt(squares) if squares >= 0 else math.nan
 
     def _collect(self, peer: int) -> list[Averaged]:
@@ -361,8 +370,7 @@ class PairAverager:
             squares = 0.0
             for weight, block in zip(self._weights, blocks, strict=True):
                 weight.sub_(block)
-                half = block.to(weight.dtype if weight.is_floating_point() else torch.float64)
-                squares += 4 * float(half.dot(half))
+                squares += 4 * square(block)
             distance = math.sqrt(squares)
         else:
             self._mixed[peer] = 0
@@ -379,7 +387,7 @@ class PairAverager:
             return []
         self._checked = now
         for peer, request in list(self._open.items()):
-            if now - request.since < _DEATH_CHECK_S or peer not in self._segments:
+            if now - request.since < _DEATH_CHECK_S:
                 continue
             try:
                 seen = 2 * request.number - 1
@@ -391,8 +399,8 @@ class PairAverager:
         return done
 
     def _lose(self, peer: int, why: str) -> list[Averaged]:
-        """A peer died; what it committed before counts."""
-        self.lost.setdefault(peer, why)
+        """A peer died, or left; what it committed before counts."""
+        self.lost.setdefault(peer, f"rank {peer} closed" if self._left(peer) else why)
         done = self._collect(peer)
         request = self._open.pop(peer, None)
         if request is None:
@@ -422,11 +430,10 @@ class _Driver:
             try:
                 self._exchange.wait_any([self._slot], 0, 1.0)
                 return
-            except CollectiveTimeout as error:
-                if "not delivered" in str(error):
-                    return  # the next poll() is told so too
+            except CollectiveTimeout:
+                continue
             except Exception:
-                return  # closed, or broken: the same
+                return  # closed, or broken: the next poll() is told so too
 
     def stop(self) -> None:
         self._exchange.put_notify(None, self._rank, self._slot, 1)

@@ -12,13 +12,12 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-__all__ = ["Budget", "Change", "FixedPeriod", "JitteredPeriod", "RelativeChange", "Trigger"]
+from hsgd.optim.change import Change
 
-_BLOCK = 32768  # elements that are measured at a time: what fits in a core's cache
-_SAMPLE_BLOCK = 4096
+__all__ = ["Budget", "FixedPeriod", "JitteredPeriod", "RelativeChange", "Trigger"]
+
 _FIRST_THRESHOLD = 0.05
 _GAIN = 0.3  # of the threshold's logarithm, for each communication above the rate
 
@@ -27,7 +26,8 @@ _GAIN = 0.3  # of the threshold's logarithm, for each communication above the ra
 class Trigger(Protocol):
     """Says after each local step whether to communicate now.
 
-    step: the number of the local step, from 1. params: the weights, the same tensors at each call.
+    step: the number of the local step, from 1. params: the weights, tensor by tensor, the same at
+    each call.
     """
 
     def step(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
@@ -41,78 +41,6 @@ class Trigger(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take it back."""
-
-
-class Change:
-    """|w - w_last| / |w_last| over all weights, where w_last is what remember() saw.
-
-    The norm of the difference, not the difference of norms; one pass over both, a block at a time.
-    sample: share of blocks that are looked at, above 0 and up to 1; each tensor keeps its first.
-    """
-
-    def __init__(self, sample: float = 1.0) -> None:
-        if not 0 < sample <= 1:
-            raise ValueError(f"sample is {sample}; give a share above 0 and up to 1")
-        self._stride = max(1, round(1 / sample))
-        self._last: list[Tensor] = []
-        self._norm = 0.0
-        self._now: list[Tensor] = []
-        self._moved: list[Tensor] = []
-        self._places: list[int] = []
-
-    def remember(self, params: Sequence[Tensor]) -> None:
-        """Keep a copy of what is looked at."""
-        now = self._blocks(params)
-        if not self._last:
-            self._last = [block.clone() for block in now]
-        for last, block in zip(self._last, now, strict=True):
-            last.copy_(block)
-        self._norm = math.sqrt(sum(_square(block) for block in self._last))
-
-    def measure(self, params: Sequence[Tensor]) -> float:
-        """The relative change since remember(); 0 when there was none."""
-        now = self._blocks(params)
-        if not self._last:
-            self.remember(params)
-        total = 0.0
-        for block, last, moved in zip(now, self._last, self._moved, strict=True):
-            torch.sub(block, last, out=moved)
-            total += _square(moved)
-        return math.sqrt(total) / self._norm if self._norm > 0 else math.inf if total else 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The copies."""
-        return {"last": [block.clone() for block in self._last]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them back."""
-        self._last = [block.clone() for block in state["last"]]
-        self._norm = math.sqrt(sum(_square(block) for block in self._last))
-
-    def _blocks(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """What is looked at; made once, as long as the tensors stay where they are."""
-        places = [tensor.data_ptr() for tensor in params]
-        if places != self._places:
-            flat = [tensor.detach().view(-1) for tensor in params]
-            self._now = [block for one in flat for block in _looked_at(one, self._stride)]
-            room = max((block.numel() for block in self._now), default=0)
-            scratch = {dtype: torch.empty(room, dtype=dtype) for dtype in {t.dtype for t in flat}}
-            self._moved = [scratch[b.dtype][: b.numel()].view(b.shape) for b in self._now]
-            self._places = places
-        return self._now
-
-
-def _looked_at(flat: Tensor, stride: int) -> list[Tensor]:
-    """Blocks of a vector; those of a sample as the rows of one matrix."""
-    rows = flat.numel() // _SAMPLE_BLOCK
-    if stride > 1 and rows > 1:
-        return [flat[: rows * _SAMPLE_BLOCK].view(rows, _SAMPLE_BLOCK)[::stride]]
-    return list(flat.split(_BLOCK))  # type: ignore[no-untyped-call]
-
-
-def _square(block: Tensor) -> float:
-    whole = block.view(-1)
-    return float(whole.dot(whole))
 
 
 class FixedPeriod:
@@ -182,8 +110,8 @@ class RelativeChange:
 
     threshold: 0 communicates after every step, infinity never. lr_scaled: the threshold is that
     times lr_t / lr_0, so that a falling learning rate does not silence a rank; lr_0 is the first
-    that is seen. sample: share of the weights that is looked at, in blocks of 4096 of each tensor;
-    1 looks at all, which takes 15 to 20% of a step that is bound by memory.
+    that is seen. sample: share of each large tensor that is looked at, in blocks of 4096; 1 looks
+    at all, which takes 15 to 20% of a step that is bound by memory.
     """
 
     def __init__(self, threshold: float, lr_scaled: bool = True, sample: float = 0.1) -> None:

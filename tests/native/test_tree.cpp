@@ -136,7 +136,7 @@ class Rank {
   }
   NotifiedExchange::Settings settings() const {
     const uint64_t blocks = 2 + nodes_.size();
-    return {kReason + kLayers * blocks * kBlock, 1 + kLayers * inputs(), 64, 30, false};
+    return {kReason + kLayers * blocks * kBlock, 1 + kLayers * inputs(), 64, 30, false, false};
   }
   uint32_t slot(uint32_t layer, uint32_t which) const { return 1 + layer * inputs() + which; }
   uint64_t place(uint32_t layer, uint64_t which) const {
