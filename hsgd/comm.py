@@ -112,6 +112,7 @@ class Comm(Closing):
         self._place = native.topology()
         self._serial = Comm._serials
         self._exchanges: list[weakref.ref[Any]] = []
+        self._before_close: list[weakref.WeakMethod[Callable[[], object]]] = []
         Comm._serials += 1
         _open.add(self)
 
@@ -501,6 +502,11 @@ class Comm(Closing):
         Asynchronous calls that are open are finished before, or fail by their deadlines.
         """
         _open.discard(self)
+        for reference in self._before_close:
+            method = reference()
+            if method is not None:
+                method()
+        self._before_close.clear()
         for exchange in self._exchanges:  # in the order of creation, the same on all ranks
             owner = exchange()
             if owner is not None:
@@ -510,6 +516,12 @@ class Comm(Closing):
         if self._frees_mpi:
             self._frees_mpi = False
             _free(self._mpi)
+
+    def before_close(self, method: Callable[[], object]) -> None:
+        """Have close() call a bound method first, while its object lives; local. For those who use
+        this communicator and were not closed before it.
+        """
+        self._before_close.append(weakref.WeakMethod(method))
 
     @property
     def closed(self) -> bool:

@@ -36,6 +36,7 @@ from hsgd.optim.tree_update import Options, Updater
 __all__ = ["NotifiedTree"]
 
 _MOST_QUEUE = 1 << 16  # operations, of an Exchange
+_LEAVE_S = 5.0  # that others are waited for at the end
 
 
 class NotifiedTree(Optimizer):
@@ -104,7 +105,7 @@ class NotifiedTree(Optimizer):
         self._shared = roots == "shared" and len(set(nodes)) > 1
         teams = teams_of(comm.rank, nodes, arity, [layer.bytes for layer in layers], self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
-        self._plan = Plan(layers, teams[0].most_children, teams[0].most_local)
+        self._plan = Plan(layers, teams[0].most_children, teams[0].most_local, comm.size)
         sends = max(len(team.spread_to) + 1 for team in teams)
         self._exchange = Exchange(
             comm,
@@ -142,6 +143,7 @@ class NotifiedTree(Optimizer):
         )
         comm.barrier()  # the last one: from here on only notifications
         self._hook()
+        comm.before_close(self._leave)
 
     # --- what training scripts call ---
 
@@ -224,17 +226,47 @@ class NotifiedTree(Optimizer):
         """
         if self._closed:
             return
-        for hook in self._hooks:
-            hook.remove()
         try:
-            if not (self._failed or self._engine.error or self._exchange.closed):
+            if self._is_sound():
                 self.wait()
                 self._comm.barrier()  # others may still need what this rank has
         finally:
-            self._closed = True
-            if not self._exchange.closed:
-                self._engine.stop()
-            self._exchange.close()
+            self._end()
+
+    def _leave(self) -> None:
+        """What the end of the communicator brings where nobody called close(). Others may still
+        need what this rank passes on, so it waits for them, but not for long: one may have failed.
+
+        A barrier by dissemination (Hensgen, Finkel, Manber 1988) over notifications: a collective
+        that is given up would keep the communicator from ending.
+        """
+        between_steps = all(posted <= self._step for posted in self._posted)
+        try:
+            if between_steps and not self._closed and self._is_sound():
+                self.wait()
+                rank, size, plan = self._comm.rank, self._comm.size, self._plan
+                for turn in range(plan.leave_rounds):
+                    slot = plan.leave_slot + turn
+                    self._exchange.put_notify(None, (rank + (1 << turn)) % size, slot, 1)
+                    self._exchange.wait_any([slot], timeout_s=_LEAVE_S)
+                self._exchange.drain(timeout_s=_LEAVE_S)
+        except HsgdError:
+            pass  # each rank's own waits tell it what it lacks
+        finally:
+            self._end()
+
+    def _is_sound(self) -> bool:
+        return not (self._failed or self._engine.error or self._exchange.closed)
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        if not self._exchange.closed:
+            self._engine.stop()
+        self._exchange.close()
 
     def __repr__(self) -> str:
         return f"NotifiedTree({self._optimizer!r})"

@@ -166,7 +166,7 @@ class Plan:
     REASON = 512
     STOP = 0  # the slot that ends the engine, or tells it that another one has ended
 
-    def __init__(self, layers: Sequence[Layer], children: int, local_size: int) -> None:
+    def __init__(self, layers: Sequence[Layer], children: int, local_size: int, ranks: int) -> None:
         self.layers = list(layers)
         self._inputs = 2 + children + local_size - 1
         end = self.REASON
@@ -181,7 +181,9 @@ class Plan:
             self.inbox.append(places[2:])
             end += (2 + children) * block.size
         self.segment_bytes = end
-        self.slots = 1 + len(self.layers) * self._inputs
+        self.leave_slot = 1 + len(self.layers) * self._inputs  # and one for each further round
+        self.leave_rounds = (ranks - 1).bit_length()
+        self.slots = self.leave_slot + self.leave_rounds
         self._children = children
 
     def _slot(self, layer: int, which: int) -> int:
