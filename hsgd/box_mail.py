@@ -245,7 +245,9 @@ class Mail:
             try:
                 self._answer(lane, slot, version, stamp, replies[slot])
             except HsgdError:
-                return
+                if self._exchange.closed:
+                    return
+                continue  # a worker that is gone or stands still: the others are served
             if lane is self._values:
                 turn = slots.index(slot) + 1  # the others first, next time
                 slots = slots[turn:] + slots[:turn]

@@ -9,6 +9,7 @@ rank order, then nodes in order.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -44,8 +45,9 @@ _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    for comm in sorted(_open, key=lambda comm: comm._serial):
-        comm.close()
+    with contextlib.ExitStack() as stack:  # all, also when one fails
+        for comm in sorted(_open, key=lambda comm: -comm._serial):
+            stack.callback(comm.close)
 
 
 class Comm(Closing):
@@ -112,7 +114,7 @@ class Comm(Closing):
         self._place = native.topology()
         self._serial = Comm._serials
         self._exchanges: list[weakref.ref[Any]] = []
-        self._before_close: list[weakref.WeakMethod[Callable[[], object]]] = []
+        self._before_close: list[Callable[[], object]] = []
         Comm._serials += 1
         _open.add(self)
 
@@ -502,26 +504,31 @@ class Comm(Closing):
         Asynchronous calls that are open are finished before, or fail by their deadlines.
         """
         _open.discard(self)
-        for reference in self._before_close:
-            method = reference()
-            if method is not None:
-                method()
-        self._before_close.clear()
-        for exchange in self._exchanges:  # in the order of creation, the same on all ranks
-            owner = exchange()
-            if owner is not None:
-                owner.close()
-        self._exchanges.clear()
-        self._native.close()
-        if self._frees_mpi:
-            self._frees_mpi = False
-            _free(self._mpi)
+        functions, self._before_close = self._before_close, []
+        try:
+            for function in functions:
+                function()
+        finally:
+            for exchange in self._exchanges:  # in the order of creation, the same on all ranks
+                owner = exchange()
+                if owner is not None:
+                    owner.close()
+            self._exchanges.clear()
+            self._native.close()
+            if self._frees_mpi:
+                self._frees_mpi = False
+                _free(self._mpi)
 
-    def before_close(self, method: Callable[[], object]) -> None:
-        """Have close() call a bound method first, while its object lives; local. For those who use
-        this communicator and were not closed before it.
+    def before_close(self, function: Callable[[], object]) -> None:
+        """Have close() call a function first; local. For those who use this communicator and may
+        not be closed before it.
         """
-        self._before_close.append(weakref.WeakMethod(method))
+        self._before_close.append(function)
+
+    def not_before_close(self, function: Callable[[], object]) -> None:
+        """Take before_close() back; local."""
+        if function in self._before_close:
+            self._before_close.remove(function)
 
     @property
     def closed(self) -> bool:

@@ -121,12 +121,14 @@ class NodeCache:
         nothing changes anywhere.
         """
         slabs = [np.array([len(of_node), *of_node], np.int64) for of_node in wanted]
+        if self._travels:  # whoever sends must know where there is room
+            slabs.append(np.array([len(self._contents[self._node])], np.int64))
         digest = zlib.crc32(np.concatenate(slabs).tobytes())
         told = self._comm.allreduce(np.array([busy, digest, -digest], np.int64), op="max")
         if told[1] != -told[2]:
             raise HsgdError(
                 "the ranks want different slabs in the memory of their nodes; give all the same "
-                "epoch and state"
+                'epoch and state, and with exchange="comm" the same node_cache_bytes'
             )
         if told[0]:
             return

@@ -546,3 +546,53 @@ def test_it_is_a_strategy_that_says_what_it_cannot_do(pools: Callable[[int], Ran
     (lines,) = pools(1).run(use_as_a_strategy, meeting_point())
     for line, part in zip(lines, wanted, strict=True):
         assert part in line and "\n" not in line
+
+
+def end_without_closing(seat: Seat, path: str, size: int) -> Any:
+    """A script that only ends: rank 0 is slow to pass weights on, and rank 2 has none of it."""
+    slow = (lambda: time.sleep(0.05)) if seat.rank == 0 else None
+    comm = seat.comm(path, size)
+    net = mlp()
+    tree = NotifiedTree(OPTIMIZERS["sgd"](net.parameters()), net, comm, _before_notify=slow)
+    for step in range(3):
+        x, y = batch(step, seat.rank)
+        tree.zero_grad()
+        functional.mse_loss(net(x), y).backward()
+        tree.step()
+    comm.close()
+    return [p.detach().clone().tolist() for p in net.parameters()], repr(tree._engine.error)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_script_that_only_ends_leaves_nobody_without_weights(size: int) -> None:
+    with Ranks(size) as pool:
+        told = pool.run(end_without_closing, meeting_point(), size)
+    assert [error for _, error in told] == ["None"] * size
+    assert all(weights == told[0][0] for weights, _ in told)
+
+
+def end_late(seat: Seat, path: str) -> Any:
+    """Rank 1 ends long before rank 0 asks for the weights of the last step, which had come."""
+    comm = seat.comm(path, 2)
+    net = mlp()
+    tree = NotifiedTree(OPTIMIZERS["sgd"](net.parameters()), net, comm)
+    x, y = batch(0, seat.rank)
+    functional.mse_loss(net(x), y).backward()
+    tree.step()
+    tree._exchange.drain()
+    if seat.rank == 1:
+        tree.wait()
+        tree._end()
+        return "ended"
+    for _ in range(1000):
+        if tree._engine.error is not None:
+            break
+        time.sleep(0.01)
+    assert "rank 1" in str(tree._engine.error)
+    tree.wait()
+    return "waited"
+
+
+def test_weights_that_came_count_though_others_have_ended() -> None:
+    with Ranks(2) as pool:
+        assert pool.run(end_late, meeting_point()) == ["waited", "ended"]

@@ -68,11 +68,16 @@ void Tree::run(const Update& update) {
   };
   const Working working(exchange_);
   ask_for_short_turns();
-  for (;;) {
+  bool stops = false;
+  while (!stops || has_parcels()) {
     const auto seen = exchange_.work_any(seen_, [&] { return has_landed(); }, calm());
     if (seen.version >= settings_.given_up) throw Error(HSGD_ERR_PEER_LOST, -1, reason());
-    if (seen.slot == settings_.stop_slot) break;
-    if (seen.slot != NotifiedExchange::kNoSlot) take(seen, update);
+    if (seen.slot == settings_.stop_slot) {
+      stops = true;  // but what others wait for goes first
+      seen_.front().version = seen.version;
+    } else if (seen.slot != NotifiedExchange::kNoSlot) {
+      take(seen, update);
+    }
     send_all();
   }
   exchange_.drain(exchange_.settings().timeout_s);
@@ -159,6 +164,11 @@ void Tree::send_all() {
     while (send_from(lane)) {
     }
   }
+}
+
+bool Tree::has_parcels() const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const Lane& lane) { return !lane.parcels.empty(); });
 }
 
 bool Tree::has_room(const Lane& lane) const {

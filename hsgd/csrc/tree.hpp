@@ -118,6 +118,7 @@ class HSGD_API Tree final {
   void pass_on(uint32_t layer, uint64_t version);
   void post(uint32_t layer, uint64_t version, const Output& output, const std::byte* data);
   void send_all();
+  bool has_parcels() const;
   bool has_room(const Lane& lane) const;
   bool send_from(Lane& lane);
   void land(Lane& lane);

@@ -63,6 +63,8 @@ class Gradients:
         parameter, view = self._parameters[index], self._views[index]
         if set_to_none or parameter.grad is None:
             parameter.grad = None
+            if view is None:
+                self._addresses[index] = 0  # another gradient may get that memory
         else:
             parameter.grad = (parameter.grad.detach() if view is None else view).zero_()
 

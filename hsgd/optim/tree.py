@@ -22,7 +22,7 @@ from torch.optim.optimizer import Optimizer
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.exchange import Exchange
-from hsgd.optim.tree_engine import GIVEN_UP, Engine, reason_in
+from hsgd.optim.tree_engine import Engine, reason_in
 from hsgd.optim.tree_plan import (
     Layer,
     Plan,
@@ -235,25 +235,32 @@ class NotifiedTree(Optimizer):
 
     def _leave(self) -> None:
         """What the end of the communicator brings where nobody called close(). Others may still
-        need what this rank passes on, so it waits for them, but not for long: one may have failed.
-
-        A barrier by dissemination (Hensgen, Finkel, Manber 1988) over notifications: a collective
-        that is given up would keep the communicator from ending.
+        need what this rank passes on: after the weights of its own last step it waits 5 s for them,
+        no longer, since one may have failed.
         """
         between_steps = all(posted <= self._step for posted in self._posted)
         try:
             if between_steps and not self._closed and self._is_sound():
                 self.wait()
-                rank, size, plan = self._comm.rank, self._comm.size, self._plan
-                for turn in range(plan.leave_rounds):
-                    slot = plan.leave_slot + turn
-                    self._exchange.put_notify(None, (rank + (1 << turn)) % size, slot, 1)
-                    self._exchange.wait_any([slot], timeout_s=_LEAVE_S)
-                self._exchange.drain(timeout_s=_LEAVE_S)
+                try:
+                    self._meet(_LEAVE_S)
+                finally:
+                    self._exchange.drain()  # else closing would not wait for others over MPI
         except HsgdError:
             pass  # each rank's own waits tell it what it lacks
         finally:
             self._end()
+
+    def _meet(self, timeout_s: float) -> None:
+        """A barrier by dissemination (Hensgen, Finkel, Manber 1988) over notifications: unlike a
+        collective that is given up, it does not keep the communicator from ending.
+        """
+        rank, size, plan = self._comm.rank, self._comm.size, self._plan
+        for turn in range(plan.leave_rounds):
+            slot = plan.leave_slot + turn
+            self._exchange.bind(slot, (rank - (1 << turn)) % size)
+            self._exchange.put_notify(None, (rank + (1 << turn)) % size, slot, 1)
+            self._exchange.wait_any([slot], timeout_s=timeout_s)
 
     def _is_sound(self) -> bool:
         return not (self._failed or self._engine.error or self._exchange.closed)
@@ -262,11 +269,14 @@ class NotifiedTree(Optimizer):
         if self._closed:
             return
         self._closed = True
+        self._comm.not_before_close(self._leave)
         for hook in self._hooks:
             hook.remove()
-        if not self._exchange.closed:
-            self._engine.stop()
-        self._exchange.close()
+        try:
+            if not self._exchange.closed:
+                self._engine.stop()
+        finally:
+            self._exchange.close()
 
     def __repr__(self) -> str:
         return f"NotifiedTree({self._optimizer!r})"
@@ -401,14 +411,14 @@ class NotifiedTree(Optimizer):
         if self._arrived[layer] >= self._step:
             return
         self._check_open()
-        slot = self._plan.weights_slot(layer)
-        try:
-            _, version = self._exchange.wait_any([slot], self._step - 1)
+        slot, gone = self._plan.weights_slot(layer), self._plan.gone_slot
+        try:  # weights that came before somebody gave up count
+            heard, version = self._exchange.wait_any([slot, gone], [self._step - 1, 0])
         except (CollectiveTimeout, PeerLost) as error:
             self._failed = True
             cause = self._engine.error or error
             raise type(error)(self._describe(layer, cause)) from cause
-        if version >= GIVEN_UP:
+        if heard == gone:
             self._failed = True
             given_up = self._engine.error
             why = str(given_up) if given_up is not None else reason_in(self._memory)

@@ -180,9 +180,7 @@ class Engine:
         reason = np.zeros(Plan.REASON, np.uint8)
         reason[: len(words)] = np.frombuffer(words, np.uint8)
         for rank in team.members:
-            pieces = [(reason, 0)] if rank != team.rank else []
-            for layer in range(len(plan.layers)):  # it may wait for any
-                self._tell(rank, plan.weights_slot(layer), pieces)
+            self._tell(rank, plan.gone_slot, [(reason, 0)] if rank != team.rank else [])
         far = {rank for its in self._teams for rank in (its.gather_to, *its.spread_to)}
         for rank in sorted(far - {-1}):
             self._tell(rank, plan.STOP, [(reason, 0)])

@@ -181,7 +181,9 @@ class Plan:
             self.inbox.append(places[2:])
             end += (2 + children) * block.size
         self.segment_bytes = end
-        self.leave_slot = 1 + len(self.layers) * self._inputs  # and one for each further round
+        # Tells the ranks of a node that their leader's engine has ended.
+        self.gone_slot = 1 + len(self.layers) * self._inputs
+        self.leave_slot = self.gone_slot + 1  # and one for each further round
         self.leave_rounds = (ranks - 1).bit_length()
         self.slots = self.leave_slot + self.leave_rounds
         self._children = children

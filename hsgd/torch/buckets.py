@@ -10,7 +10,6 @@ Training", arXiv:2006.15704, section 3.2.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,8 +52,8 @@ def fill(sizes: Sequence[tuple[torch.dtype, int]], most_bytes: int) -> list[list
 class Bucket:
     """Collective, blocking: all ranks of `comm` make it together.
 
-    number: names it in reports. parameters: of one dtype, in the order in the array. quiet: indices
-    of those that has_come() looks at, and that nobody counts.
+    number: names it in reports. parameters: of one dtype, in the order in the array. scales:
+    factors before and after the reduction.
     """
 
     LABEL = "optimizer bucket"
@@ -69,7 +68,6 @@ class Bucket:
         predivide: float,
         compression: type[Compressor],
         threaded: bool,
-        quiet: Sequence[int] = (),
     ) -> None:
         self.launched_s = 0.0
         """When the collective started, on time.monotonic(); 0 while none is under way."""
@@ -81,11 +79,10 @@ class Bucket:
         count = sum(parameter.numel() for parameter in parameters)
         dtype = parameters[0].dtype
         self._flat: Tensor = comm.empty(count, dtype, self.label)
-        self.packing = Packing(parameters, self._flat, quiet)
+        self.packing = Packing(parameters, self._flat)
         self._ids = [id(parameter) for parameter in parameters]
-        self.waiting = len(self._ids) - len(quiet)
-        """How many gradients are still to come in this step, of those that are counted."""
-        self._version = 0  # of the array when its collective began
+        self.waiting = len(self._ids)
+        """How many gradients are still to come in this step."""
         self._run = 0  # leading parameters whose gradients came as a run
         wire_dtype = _CASTS.get(compression)
         casts = wire_dtype is not None and dtype.is_floating_point and dtype != wire_dtype
@@ -111,17 +108,6 @@ class Bucket:
         """Whether the gradient at `index` was counted by take_run()."""
         return index < self._run
 
-    def has_come(self) -> bool:
-        """Whether all gradients of this step are there."""
-        return self.waiting == 0 and self.packing.quiet_have_come()
-
-    def count_all(self) -> list[Tensor]:
-        """From the next step on no parameter is quiet; those that were."""
-        quiet = self.packing.quiet
-        self.packing.tell_of_all()
-        self.waiting += len(quiet)
-        return quiet
-
     def launch(self) -> None:
         """Copy gradients that are elsewhere, and start the collective; collective over the ranks of
         the bucket, not blocking.
@@ -136,7 +122,6 @@ class Bucket:
         elif self._compression is not NoneCompressor:
             compressed, self._context = self._compression.compress(self._flat)
             self._result = compressed.contiguous()
-        self._version = self._flat._version
         mean = self._op == AVERAGE and self._predivide == 1.0 and self._result.is_floating_point()
         op = "mean" if mean else CORE_OPS[self._op]
         if self._threaded:
@@ -151,14 +136,6 @@ class Bucket:
         if self._handle is not None:
             self._handle.wait()
             self._handle = None
-        if self._flat._version != self._version:
-            warnings.warn(
-                "gradients were changed between backward and synchronize(), while ranks exchanged "
-                "them: what they are now is undefined. Call optimizer.synchronize() first, and "
-                "step() in optimizer.skip_synchronize(); for further backward passes, increase "
-                "backward_passes_per_step.",
-                stacklevel=2,
-            )
         if self._wire is not self._flat:
             self._flat.copy_(self._wire)
         elif self._compression is not NoneCompressor:
@@ -172,5 +149,5 @@ class Bucket:
             parameter.grad = parameter.grad.to_sparse()
         self.packing.sparse.clear()
         self.launched_s = 0.0
-        self.waiting = len(self._ids) - len(self.packing.quiet)
+        self.waiting = len(self._ids)
         self._run = 0

@@ -6,7 +6,6 @@ Never communicates.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Sequence
 
@@ -22,13 +21,9 @@ _gradient = operator.attrgetter("grad")
 
 
 class Packing:
-    """parameters: of one dtype. flat: as many elements as they have together. quiet: indices of
-    parameters that nobody tells of, whose gradients are looked at instead.
-    """
+    """parameters: of one dtype. flat: as many elements as they have together."""
 
-    def __init__(
-        self, parameters: Sequence[Tensor], flat: Tensor, quiet: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
         self.parameters = list(parameters)
         self.sparse: list[Tensor] = []
         """Parameters whose gradients came sparse, until somebody clears this."""
@@ -45,31 +40,7 @@ class Packing:
         vectors, others = order[: sum(small)], order[sum(small) :]
         self._vectors = [self.parameters[n] for n in vectors], [views[n] for n in vectors]
         self._others = [self.parameters[n] for n in others], [views[n] for n in others]
-        self._quiet = [self.parameters[n] for n in quiet], [self.views[n] for n in quiet]
         self._joined = flat[: ends[len(vectors) - 1] if vectors else 0]
-
-    @property
-    def quiet(self) -> list[Tensor]:
-        """Parameters that nobody tells of."""
-        return self._quiet[0]
-
-    def tell_of_all(self) -> None:
-        """From now on somebody tells of every parameter."""
-        self._quiet = [], []
-
-    def quiet_have_come(self) -> bool:
-        """Whether all parameters that nobody tells of have new gradients. Never where autograd adds
-        to the views: that cannot be seen.
-        """
-        gradients = list(map(_gradient, self._quiet[0]))
-        return all(map(operator.is_not, gradients, self._quiet[1])) and not any(
-            map(operator.is_, gradients, itertools.repeat(None))
-        )
-
-    def some_quiet_have_come(self) -> bool:
-        """Whether any of them has a new gradient."""
-        pairs = zip(map(_gradient, self._quiet[0]), self._quiet[1], strict=True)
-        return any(gradient is not view and gradient is not None for gradient, view in pairs)
 
     def adopt(self, index: int) -> None:
         """Make the gradient of one parameter a view of the array, with its value."""

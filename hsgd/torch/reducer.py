@@ -58,8 +58,8 @@ class GradientReducer:
         self._names = names
         self._watched: list[int] = []  # all parameters of the optimizer, by id()
         self._resting: list[Tensor] = []  # those of them that need no gradients
-        self._known: dict[Tensor, None] = {}  # parameters that are followed
-        self._left: dict[Tensor, int] = {}  # how many passes are to come, where some have
+        self._known: dict[Tensor, int] = {}  # parameters with hooks; how many passes are to come
+        self._counted = False  # some of them are fewer than at the beginning of the step
         self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
         self._hooks: dict[Tensor, Any] = {}
         self._wake = _weak_hook(self)
@@ -76,7 +76,7 @@ class GradientReducer:
         """Follow parameters that need gradients and are new; local. Called in every step: cheap
         while the groups stay as they are.
         """
-        ids = list(map(id, itertools.chain.from_iterable(groups)))
+        ids = [number for group in groups for number in map(id, group)]
         if ids != self._watched:
             self._watched = ids
             self._resting = [p for group in groups for p in group if p not in self._known]
@@ -86,26 +86,21 @@ class GradientReducer:
     def _follow(self, parameter: Tensor) -> bool:
         if not (parameter.requires_grad and parameter.is_leaf):
             return False
-        self._known[parameter] = None
+        self._known[parameter] = self.passes
         self._hook(parameter, self._wake)
         return True
 
     @property
     def open(self) -> bool:
         """Whether gradients came that were not reduced."""
-        return (
-            self._touched
-            or bool(self._arrived)
-            or any(bucket.packing.some_quiet_have_come() for bucket in self._buckets)
-        )
+        return self._touched or bool(self._arrived)
 
     def set_passes(self, passes: int) -> None:
         """From the next step on."""
         self.passes = passes
-        self._left.clear()
-        if passes != 1:
-            for bucket in self._buckets:
-                self._count_all(bucket)
+        for parameter in self._known:
+            self._known[parameter] = passes
+        self._counted = False
 
     def reduce(self) -> None:
         """Make all gradients those of all ranks; collective over the process set, blocking.
@@ -122,21 +117,19 @@ class GradientReducer:
         finally:
             self._touched = False
             self._next = 0
-            self._left.clear()
+            if self._counted:
+                self.set_passes(self.passes)
 
     def _hook(self, parameter: Tensor, call: Callable[[Tensor], None]) -> None:
         """Have `call` told when autograd has added to the gradient."""
-        self._unhook(parameter)
+        if parameter in self._hooks:
+            self._hooks[parameter].remove()
         register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
         self._hooks[parameter] = register(call)
 
-    def _unhook(self, parameter: Tensor) -> None:
-        if parameter in self._hooks:
-            self._hooks.pop(parameter).remove()
-
     def _came(self, parameter: Tensor) -> None:
-        """The hook of parameters that are new, complete a bucket, or are so large that they are
-        copied while in cache. The others have none, or the append of a list: see _count_all().
+        """A hook of parameters that are new, complete a bucket, or are so large that they are
+        copied while in cache. That of the others is the append of a list: it costs no Python.
         """
         self._arrived.append(parameter)
         self._look()
@@ -157,7 +150,7 @@ class GradientReducer:
         if place is None or self.passes != 1:
             return False
         bucket, index = place
-        if bucket.packing.quiet or not bucket.take_run(index, list(map(id, arrived))):
+        if not bucket.take_run(index, list(map(id, arrived))):
             return False
         self._touched = True
         if arrived[-1].numel() >= HOT_COUNT:  # its hook led here: those before are small
@@ -166,14 +159,14 @@ class GradientReducer:
 
     def _count(self, parameter: Tensor) -> None:
         place = self._places.get(parameter)
-        left = self._left.get(parameter, self.passes)
+        left = self._known[parameter]
         if left <= 0 or (place is not None and place[0].has_taken(place[1])):
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to "
                 "step(). Increase backward_passes_per_step to accumulate gradients locally."
             )
-        self._touched = True
-        self._left[parameter] = left - 1
+        self._touched = self._counted = True
+        self._known[parameter] = left - 1
         if left > 1:
             return
         if place is None:
@@ -187,20 +180,8 @@ class GradientReducer:
 
     def _launch_complete(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
-            bucket = self._buckets[self._next]
-            if not bucket.has_come():
-                self._count_all(bucket)
-                return
-            self._launch(bucket)
+            self._launch(self._buckets[self._next])
             self._next += 1
-
-    def _count_all(self, bucket: Bucket) -> None:
-        """A gradient came after the one that completes the bucket, or autograd adds to views: from
-        the next step on each tells that it has come. A call into Python takes a microsecond, so it
-        is not done before it is known to be needed.
-        """
-        for parameter in bucket.count_all():
-            self._hook(parameter, self._arrived.append)
 
     def _launch(self, bucket: Bucket) -> None:
         tracer = None if self._job is None else self._job.tracer
@@ -252,7 +233,6 @@ class GradientReducer:
         self._sparse.update(dict.fromkeys(sparse))
         for members in self._split(ordered):
             number = len(self._buckets)
-            small = [n for n, p in enumerate(members[:-1]) if p.numel() < HOT_COUNT]
             bucket = Bucket(
                 self._comm,
                 number,
@@ -262,14 +242,11 @@ class GradientReducer:
                 self._options.predivide,
                 self._options.compression,
                 self._job.threaded,
-                small,
             )
             for index, parameter in enumerate(members):
                 self._places[parameter] = (bucket, index)
-            for index in small:
-                self._unhook(members[index])
-            if self.passes != 1:
-                self._count_all(bucket)
+                if index < len(members) - 1 and parameter.numel() < HOT_COUNT:
+                    self._hook(parameter, self._arrived.append)
             self._launch(bucket)
             self._buckets.append(bucket)
         self._next = len(self._buckets)
@@ -348,7 +325,6 @@ class GradientReducer:
         if self._job is job:
             return
         for bucket in self._buckets:
-            self._order.update(dict.fromkeys(bucket.packing.parameters))  # as they came before
             bucket.packing.release()
         self._places.clear()
         self._sparse.clear()

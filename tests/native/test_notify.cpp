@@ -60,7 +60,7 @@ class FakeRma final : public hsgd::Rma {
 
 struct Box {
   explicit Box(uint32_t capacity = 8, double timeout_s = 60.0)
-      : outbox(std::make_unique<FakeRma>(wire), capacity, timeout_s) {}
+      : outbox(std::make_unique<FakeRma>(wire), capacity, timeout_s, false) {}
   uint64_t post(int target, uint32_t slot, uint64_t version, size_t pieces = 1) {
     std::vector<Piece> list(pieces, Piece{data, sizeof data, 64});
     uint64_t ticket = 0;

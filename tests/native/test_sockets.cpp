@@ -39,7 +39,7 @@ class Member {
 
   void open(std::vector<SocketPlace> places, int rank) {
     rma = hsgd::make_socket_rma(std::move(listener_), std::move(places), rank, words_.data(),
-                                words_.size() * sizeof(uint64_t));
+                                words_.size() * sizeof(uint64_t), false);
   }
   void start() {
     rma->start([this] {
