@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -92,18 +93,30 @@ def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
         assert kind == "PeerLost" and "rank 1 " in line and "died or closed its Exchange" in line
 
 
-def listening() -> set[int]:
-    """Ports at which this process listens over TCP."""
-    mine = set()
+def tcp_sockets() -> list[tuple[int, bool]]:
+    """Port, and whether it listens there, of each TCP socket of this process. By its descriptors:
+    the kernel's list of all sockets may miss some while others come and go.
+    """
+    found = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            mine.add(os.readlink(f"/proc/self/fd/{name}"))
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {
-        int(row[1].partition(":")[2], 16)
-        for row in rows
-        if row[3] == "0A" and f"socket:[{row[9]}]" in mine
-    }
+        if not stat.S_ISSOCK(mode_of(int(name))):
+            continue
+        with socket.socket(fileno=os.dup(int(name))) as mine:
+            if mine.family == socket.AF_INET and mine.type == socket.SOCK_STREAM:
+                listens = mine.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                found.append((int(mine.getsockname()[1]), bool(listens)))
+    return found
+
+
+def mode_of(fd: int) -> int:
+    try:
+        return os.fstat(fd).st_mode
+    except OSError:  # the listing itself
+        return 0
+
+
+def listening() -> set[int]:
+    return {port for port, listens in tcp_sockets() if listens}
 
 
 def stay_away(seat: Seat, path: str) -> int:
@@ -218,17 +231,6 @@ def test_a_forked_child_may_not_use_an_exchange() -> None:
         assert kind == "HsgdError" and "belongs to the process that made it" in line
 
 
-def tcp_sockets() -> int:
-    """How many this process has open."""
-    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    names = {f"socket:[{row[9]}]" for row in rows}
-    count = 0
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the listing itself
-            count += os.readlink(entry) in names
-    return count
-
-
 def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
     """TCP sockets of a rank that exchanges over them, and of its child."""
     comm = seat.comm(path, 2)
@@ -239,7 +241,7 @@ def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, str(tcp_sockets()).encode())
+        os.write(write, str(len(tcp_sockets())).encode())
         os._exit(0)
     os.waitpid(child, 0)
     of_child = int(os.read(read, 100))
@@ -248,8 +250,9 @@ def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
     exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 2)  # which changes nothing here
     exchange.wait_any([0], 1)
     exchange.drain()
-    comm.barrier()
-    return tcp_sockets(), of_child
+    own = len(tcp_sockets())
+    comm.barrier()  # whose end may bring that of the other rank's connections
+    return own, of_child
 
 
 def test_a_forked_child_leaves_the_connections() -> None:
