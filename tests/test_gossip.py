@@ -226,13 +226,21 @@ def test_metrics_count_what_was_sent(pools: Callable[[int], Ranks]) -> None:
 def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
     pools: Callable[[int], Ranks], options: dict[str, Any]
 ) -> None:
+    """Where both ranks have asked at once, chance may still decide who answers, once in some
+    hundred runs: then both runs are made again. State that is lost makes all of them differ.
+    """
     options = {**options, "buffers": True}
-    run = pools(2).run(train, meeting_point(), 2, options, 4)
-    resumed = pools(2).run(train, meeting_point(), 2, options, 4, True)
-    for mine, wanted in zip(resumed, run, strict=True):
-        assert equal(mine["weights"], wanted["weights"])
-        assert equal(mine["buffers"], wanted["buffers"])
-        assert mine["metrics"].triggers == wanted["metrics"].triggers > 0
+    for _ in range(4):
+        run = pools(2).run(train, meeting_point(), 2, options, 4)
+        resumed = pools(2).run(train, meeting_point(), 2, options, 4, True)
+        alike = [
+            equal(mine["weights"] + mine["buffers"], wanted["weights"] + wanted["buffers"])
+            and mine["metrics"].triggers == wanted["metrics"].triggers > 0
+            for mine, wanted in zip(resumed, run, strict=True)
+        ]
+        if all(alike):
+            return
+    pytest.fail(f"ranks that went on as if the run had not ended: {alike}")
 
 
 def test_a_global_average_makes_all_models_one(pools: Callable[[int], Ranks]) -> None:
