@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import os
 import select
 import shlex
@@ -58,6 +59,7 @@ class Cluster:
         if not 1 <= nodes <= 250:
             raise ValueError(f"a cluster has 1 to 250 nodes, not {nodes}")
         self.rate = rate
+        self._serial = itertools.count(1)
         self.nodes = [f"node{k}" for k in range(1, nodes + 1)]
         watch = os.pidfd_open(os.getpid())
         words = [str(watch), rate or "", "pid" if pid else "", *self.nodes]
@@ -134,13 +136,17 @@ class Cluster:
             if not 1 <= node <= len(self.nodes):
                 raise ValueError(f"there is no node {node}; nodes are 1 to {len(self.nodes)}")
             enter += _enter(self._node_pids[node - 1])
-        return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *argv]
+        start = 'cd "$0" && mkdir -p "${TMPDIR:-/tmp}" && exec "$@"'
+        return [*enter, "sh", "-c", start, os.getcwd(), *argv]
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of commands: the caller's, what the cluster needs, and `env` on top."""
+        """The environment of commands: the caller's, what the cluster needs, and `env` on top.
+
+        TMPDIR is a new folder each time, which `command` makes: a killed mpirun leaves files.
+        """
         needed = {
             "PATH": f"/run/bin:{Path(sys.executable).parent}:{_search_path()}",
-            "TMPDIR": "/run/tmp",
+            "TMPDIR": f"/run/tmp/{next(self._serial)}",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }

@@ -14,6 +14,7 @@ import select
 import shlex
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,18 +34,25 @@ class CommandTimeout(TimeoutError):
 def run_marked(
     argv: Sequence[str], env: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run argv and capture its text; past the limit, end all it started, raise CommandTimeout."""
+    """Run argv and capture its text; past the limit, end all it started, raise CommandTimeout.
+
+    The command has a TMPDIR of its own unless `env` names another than ours: a killed mpirun of
+    Open MPI 5 leaves a folder with its pid in the name, on which a later one of this pid fails.
+    """
     mark = f"{os.getpid()}.{next(_serial)}."
-    with subprocess.Popen(
-        argv,
-        env={**env, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            argv,
+            env={**env, "TMPDIR": _other_folder(env) or folder, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -57,6 +65,11 @@ def run_marked(
             end_marked(mark)
             raise
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+def _other_folder(env: Mapping[str, str]) -> str | None:
+    folder = env.get("TMPDIR")
+    return None if folder == os.environ.get("TMPDIR") else folder
 
 
 def marked(prefix: str) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster, ClusterError
-from processes import MARK, CommandTimeout, marked, outliving
+from processes import MARK, CommandTimeout, marked, outliving, run_marked
 
 __all__: list[str] = []
 
@@ -224,6 +224,15 @@ def test_a_command_past_its_limit_is_ended_on_all_nodes(cluster: MakeCluster) ->
     with pytest.raises(CommandTimeout, match=r"not finished after 5 s.*\n(.*\n)*started"):
         cluster(2).mpirun(2, [sys.executable, "-S", "-c", code], timeout_s=5)
     assert marked(f"{os.getpid()}.") == []
+
+
+def test_every_command_has_a_temporary_folder_of_its_own(cluster: MakeCluster) -> None:
+    # Open MPI 5.0 refuses to start where a killed mpirun of the same pid left its files.
+    show = ["sh", "-c", 'cd "$TMPDIR" && pwd']
+    here = [run_marked(show, os.environ, 20).stdout for _ in range(2)]
+    nodes = [cluster(2).run(show, node=node).stdout for node in (None, None, 1, 1)]
+    logins = [cluster(2).run(["ssh", "node1", "cd $TMPDIR && pwd"]).stdout for _ in range(2)]
+    assert all(here + nodes + logins) and len({*here, *nodes, *logins}) == 8
 
 
 def test_killing_the_controller_leaves_nothing(virtual_nodes: None) -> None:

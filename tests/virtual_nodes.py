@@ -74,7 +74,7 @@ cd "/proc/$pid/ns"
 exec nsenter --mount=mnt --uts=uts --ipc=ipc --net=net --pid=pid_for_children -- \\
   env -i PATH=/run/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \\
   HOME="$HOME" USER=root LOGNAME=root SHELL=/bin/sh TMPDIR=/run/tmp {MARK}="${MARK}" \\
-  sh -c "cd ~; $*"
+  sh -c "cd ~; TMPDIR=\\$(mktemp -d); $*"
 """
 
 
