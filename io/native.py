@@ -42,6 +42,7 @@ TASK = np.dtype(
         ("status", "i4"),
         ("calls", "i8"),
         ("position", "i8"),
+        ("slept", "i8"),
     ]
 )
 

@@ -4,6 +4,7 @@
 #include "rows.h"
 
 #include <errno.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -242,6 +243,12 @@ int do_task(hsgd_io_task* task, const Staging& staging) {
   return 0;
 }
 
+// How often this thread has gone to sleep, rather than lost its processor.
+int64_t sleeps() {
+  rusage usage;
+  return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
+}
+
 }  // namespace
 
 extern "C" int hsgd_io_work(hsgd_io_batch* batch, void* staging, int64_t staging_bytes) {
@@ -251,7 +258,10 @@ extern "C" int hsgd_io_work(hsgd_io_batch* batch, void* staging, int64_t staging
     // Relaxed: tasks were written before the batch was shown to any thread, by Python's own locks.
     const int64_t taken = __atomic_fetch_add(&batch->next, 1, __ATOMIC_RELAXED);
     if (taken >= batch->count) return was_last;
-    batch->tasks[taken].status = do_task(&batch->tasks[taken], own);
+    hsgd_io_task* task = &batch->tasks[taken];
+    const int64_t before = sleeps();
+    task->status = do_task(task, own);
+    task->slept = sleeps() != before;
     // Acquire and release: the thread that sees the last task done sees the rows and the status of
     // all others, which it would otherwise hand out before they were written.
     if (__atomic_add_fetch(&batch->finished, 1, __ATOMIC_ACQ_REL) == batch->count) was_last = 1;

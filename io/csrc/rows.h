@@ -44,6 +44,7 @@ struct hsgd_io_task {
   int32_t status;
   int64_t calls;     // to the system
   int64_t position;  // byte of the file at which the last call began
+  int64_t slept;     // whether the thread gave its processor away meanwhile, as for a disk
 };
 
 // Tasks that several threads do together. next and finished begin with 0.
