@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from hsgd.io import PartitionedLoader, RowReader, native
 from hsgd.io import iteration as iterating
+from hsgd.io.fill import Filler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -261,6 +263,40 @@ def test_two_iterations_at_once_do_not_disturb_each_other(folder):
         (a["number"].tolist(), b["number"].tolist()) for a, b in zip(loader, loader, strict=True)
     ]
     assert all(a == b for a, b in pairs)
+
+
+def test_threads_that_stop_helping_and_start_again_lose_no_sample(folder, monkeypatch):
+    draw = random.Random(0)
+    adapt = Filler._want_threads
+    monkeypatch.setattr(
+        Filler, "_want_threads", lambda self, waits: adapt(self, waits=draw.random() < 0.5)
+    )
+    loader = PartitionedLoader(folder, 5, threads=7, read_ahead=1, **TINY)
+    for epoch in range(30):
+        loader.set_epoch(epoch)
+        assert sorted(numbers(loader)) == list(range(101))
+
+
+@pytest.mark.parametrize("slept", [0, 1])
+def test_all_threads_help_only_while_tasks_wait_for_a_disk(folder, monkeypatch, slept):
+    work, helping = native.TaskBatch.work, []
+
+    def of_a_disk(self, staging):
+        was_last = work(self, staging)
+        self.tasks["slept"] = slept
+        return was_last
+
+    adapt = Filler._want_threads
+
+    def noted(self, *, waits):
+        adapt(self, waits=waits)
+        helping.append(self._wanted)
+
+    monkeypatch.setattr(native.TaskBatch, "work", of_a_disk)
+    monkeypatch.setattr(Filler, "_want_threads", noted)
+    numbers(PartitionedLoader(folder, 5, threads=100, **TINY))
+    cores = max(2, len(os.sched_getaffinity(0)))
+    assert set(helping) == {100 if slept else cores}
 
 
 def test_errors_of_the_thread_reach_the_loop(folder):
