@@ -1,8 +1,9 @@
 """What block shuffling costs in accuracy: paired trainings that differ in the order of samples.
 
-Owns the data sets sorted by class, the small classifier, and the pairing. For every seed one model
-is trained per order, from the same weights, over as many samples. Shows the label entropy of the
-batches next to the accuracy. Never times anything.
+Owns the data sets sorted by class, the small classifiers, and the pairing. For every seed one model
+is trained per order, from the same weights, over as many samples; the models of many seeds are
+trained side by side, each on what its own loader reads. Shows the label entropy of the batches next
+to the accuracy. Never times anything.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +24,13 @@ import torch
 from hsgd.io import PartitionedLoader, convert_to_slabs
 
 import report
+import stopping
 
-__all__ = ["digits", "main"]
+__all__ = ["Models", "digits", "entropies", "extend", "main"]
 
 BATCH = 32
+HIDDEN = 64
+GROUP = 50  # seeds that are trained side by side
 EPILOG = """\
 Orders: full (one permutation of all samples per epoch), block (blocks permuted, then samples drawn
 from a window of blocks, data permuted at conversion: the default of hsgd.io), slabs (the same, with
@@ -35,11 +40,14 @@ samples and a window 1/8, as with 4 MiB and 64 MiB of larger data.
 
 Differences are in points of test accuracy against full, the mean over the seeds, with the half
 width of its 95 % confidence interval (paired). Ratios in the JSON: accuracy/DATA/ORDER is that
-difference; entropy/DATA/ORDER the mean label entropy of a batch over that with full.
+difference, half_width/DATA/ORDER the half width; entropy/DATA/ORDER the mean label entropy of a
+batch over that with full. --json is written after each 50 seeds, and when the run is interrupted or
+its --limit reached: what was trained by then counts.
 
 examples:
   python benchmarks/shuffle_quality.py --quick
-  python benchmarks/shuffle_quality.py --seeds 20 --json shuffle.json --png shuffle.png
+  python benchmarks/shuffle_quality.py --epochs 6 --json shuffle.json --png shuffle.png
+  python benchmarks/shuffle_quality.py --epochs 6 --seeds 400 --orders block slabs --json many.json
 """
 # order -> (permuted at conversion, shuffle of the loader)
 ORDERS = {
@@ -99,61 +107,132 @@ def _sorted(name: str, train: dict[str, np.ndarray], test: dict[str, np.ndarray]
 SETS = {"digits": digits, "synthetic": synthetic}
 
 
-def train(data: Data, folder: Path, shuffle: str, seed: int, epochs: int) -> tuple[float, float]:
-    """Accuracy on the test set after training, and the mean label entropy of a batch, in bits."""
+class Models:
+    """One small classifier for each seed, side by side: weights have an axis of seeds in front.
+
+    What one learns does not depend on the others. Weights begin as torch.nn.Linear draws them after
+    torch.manual_seed(seed).
+    """
+
+    def __init__(self, seeds: Sequence[int], inputs: int, classes: int) -> None:
+        weights: list[list[torch.Tensor]] = []
+        for seed in seeds:
+            torch.manual_seed(seed)
+            layers = torch.nn.Linear(inputs, HIDDEN), torch.nn.Linear(HIDDEN, classes)
+            weights.append([v for layer in layers for v in (layer.weight.T, layer.bias[None])])
+        self.weights = [torch.stack(values).detach() for values in zip(*weights, strict=True)]
+        for values in self.weights:
+            values.requires_grad_()
+        self._optimizer = torch.optim.SGD(self.weights, lr=0.05, momentum=0.9)
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """(seeds, samples, inputs) -> (seeds, samples, classes)."""
+        first, first_bias, second, second_bias = self.weights
+        hidden = torch.baddbmm(first_bias, image, first).relu()
+        return torch.baddbmm(second_bias, hidden, second)
+
+    def step(self, image: torch.Tensor, label: torch.Tensor) -> None:
+        """One step of SGD on a batch for each seed: the mean loss over its samples."""
+        self._optimizer.zero_grad()
+        found = self(image).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(found, label.flatten(), reduction="sum")
+        (loss / label.shape[1]).backward()
+        self._optimizer.step()
+
+    @torch.no_grad()
+    def accuracies(self, image: torch.Tensor, label: torch.Tensor) -> list[float]:
+        """Of each seed on one test set, in per cent."""
+        found = self(image.expand(len(self.weights[0]), *image.shape)).argmax(2)
+        shares: list[float] = (100 * (found == label).double().mean(1)).tolist()
+        return shares
+
+
+def entropies(label: torch.Tensor, classes: int) -> torch.Tensor:
+    """(seeds, samples) -> (seeds,), of the labels of a batch, in bits."""
+    counts = torch.zeros(len(label), classes).scatter_add_(1, label, torch.ones(label.shape))
+    shares = counts / label.shape[1]
+    return -torch.xlogy(shares, shares).sum(1) / float(np.log(2))
+
+
+def train(
+    data: Data, folders: Sequence[Path], shuffle: str, seeds: Sequence[int], epochs: int
+) -> list[tuple[float, float]]:
+    """For each seed, accuracy on the test set after training, and the mean label entropy of a
+    batch, in bits. folders: of each seed.
+    """
     samples = len(data.label)
     row_bytes = data.image[0].nbytes + 8
-    loader = PartitionedLoader(
-        folder,
-        BATCH,
-        shuffle=shuffle,
-        seed=seed,
-        block_bytes=samples * row_bytes // 64,
-        window_bytes=samples * row_bytes // 8,
-        threads=1,
-    )
-    torch.manual_seed(seed)
+    loaders = [
+        PartitionedLoader(
+            folder,
+            samples,  # at once: the order of samples does not depend on the size of a batch
+            shuffle=shuffle,
+            seed=seed,
+            block_bytes=samples * row_bytes // 64,
+            window_bytes=samples * row_bytes // 8,
+            threads=1,
+        )
+        for folder, seed in zip(folders, seeds, strict=True)
+    ]
     classes = int(data.label.max()) + 1
-    model = torch.nn.Sequential(
-        torch.nn.Linear(data.image.shape[1], 64), torch.nn.ReLU(), torch.nn.Linear(64, classes)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    entropies = []
+    models = Models(seeds, data.image.shape[1], classes)
+    bits = []
     for epoch in range(epochs):
-        loader.set_epoch(epoch)
-        for batch in loader:
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"])
-            loss.backward()
-            optimizer.step()
-            shares = np.bincount(batch["label"].numpy()) / len(batch["label"])
-            shares = shares[shares > 0]
-            entropies.append(float(-(shares * np.log2(shares)).sum()))
-    with torch.no_grad():
-        right = (model(data.test_image).argmax(1) == data.test_label).float().mean()
-    return 100 * float(right), statistics.mean(entropies)
+        read = []
+        for loader in loaders:
+            loader.set_epoch(epoch)
+            read += list(loader)
+        image = torch.stack([batch["image"] for batch in read])
+        label = torch.stack([batch["label"] for batch in read])
+        del read
+        for low in range(0, samples, BATCH):
+            part = slice(low, low + BATCH)
+            models.step(image[:, part], label[:, part])
+            bits.append(entropies(label[:, part], classes))
+    accuracies = models.accuracies(data.test_image, data.test_label)
+    return list(zip(accuracies, torch.stack(bits).mean(0).tolist(), strict=True))
 
 
-def compare(data: Data, folder: Path, seeds: int, epochs: int) -> list[dict[str, Any]]:
-    """All orders with all seeds: rows of results."""
-    source = folder / f"{data.name}.npz"
-    np.savez(source, image=data.image, label=data.label)
-    found: dict[str, list[tuple[float, float]]] = {order: [] for order in ORDERS}
-    for seed in range(seeds):
-        made = {}
-        for permute in (True, False):  # another permutation for each seed
-            made[permute] = folder / f"{data.name}-{seed}-{permute}"
-            convert_to_slabs(source, made[permute], seed=seed, permute=permute)
-        for order, (permute, shuffle) in ORDERS.items():
-            found[order].append(train(data, made[permute], shuffle, seed, epochs))
+@dataclass
+class Found:
+    """Accuracy and entropy of each seed, by order, of one data set."""
+
+    data: Data
+    values: dict[str, list[tuple[float, float]]]
+
+
+def extend(found: Found, folder: Path, seeds: Sequence[int], epochs: int) -> None:
+    """Its orders with these seeds."""
+    name = found.data.name
+    source = folder / f"{name}.npz"
+    np.savez(source, image=found.data.image, label=found.data.label)
+    ordered = folder / f"{name}-ordered"
+    convert_to_slabs(source, ordered, permute=False)
+    permuted = [folder / f"{name}-{seed}" for seed in seeds]
+    for seed, target in zip(seeds, permuted, strict=True):
+        convert_to_slabs(source, target, seed=seed)  # another permutation for each seed
+    trained = {
+        order: train(
+            found.data, permuted if permute else [ordered] * len(seeds), shuffle, seeds, epochs
+        )
+        for order, (permute, shuffle) in ORDERS.items()
+        if order in found.values
+    }
+    for order, values in trained.items():
+        found.values[order] += values
+
+
+def rows_of(found: Found, epochs: int) -> list[dict[str, Any]]:
+    """A row of results for each order; none before the first seeds are through."""
+    full = found.values["full"]
     rows = []
-    for order, values in found.items():
-        gaps = [a[0] - b[0] for a, b in zip(values, found["full"], strict=True)]
+    for order, values in found.values.items() if full else ():
+        gaps = [a[0] - b[0] for a, b in zip(values, full, strict=True)]
         rows.append(
             {
                 "candidate": order,
-                "data": data.name,
-                "seeds": seeds,
+                "data": found.data.name,
+                "seeds": len(values),
                 "epochs": epochs,
                 "accuracy": round(statistics.mean(v[0] for v in values), 3),
                 "difference": round(statistics.mean(gaps), 3),
@@ -188,8 +267,42 @@ def plot(rows: Sequence[dict[str, Any]], target: Path) -> None:
     pyplot.close(figure)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
+def document(
+    rows: Sequence[dict[str, Any]], settings: dict[str, Any], *, interrupted: bool
+) -> dict[str, Any]:
+    """What is written as JSON."""
+    base = {row["data"]: row for row in rows if row["candidate"] == "full"}
+    ratios: dict[str, float] = {}
+    for row in rows:
+        case = f"{row['data']}/{row['candidate']}"
+        ratios[f"accuracy/{case}"] = row["difference"]
+        ratios[f"half_width/{case}"] = row["half_width"]
+        ratios[f"entropy/{case}"] = round(
+            row["entropy_bits"] / base[row["data"]]["entropy_bits"], 4
+        )
+    facts = report.facts("shuffle_quality")
+    meta = {**facts, "settings": settings, "interrupted": interrupted}
+    return {"meta": meta, "ratios": ratios, "failures": [], "results": list(rows)}
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table."""
+    lines = [
+        [
+            row["data"],
+            row["candidate"],
+            str(row["seeds"]),
+            f"{row['accuracy']:.2f}",
+            f"{row['difference']:+.2f} ± {row['half_width']:.2f}",
+            f"{row['entropy_bits']:.2f}",
+        ]
+        for row in rows
+    ]
+    header = ["data", "order", "seeds", "accuracy, %", "points against full", "bits per batch"]
+    print(report.table(header, lines))
+
+
+def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Accuracy with block shuffling against full shuffling.",
         epilog=EPILOG,
@@ -198,43 +311,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="3 seeds, 3 epochs")
     parser.add_argument("--seeds", type=int, help="pairs (default 20)")
     parser.add_argument("--epochs", type=int, help="of each training (default 12)")
+    parser.add_argument(
+        "--orders", nargs="+", choices=ORDERS, help="besides full, which (default: all)"
+    )
     parser.add_argument("--data", nargs="+", choices=SETS, help="which (default: both)")
+    parser.add_argument(
+        "--limit", type=float, metavar="S", help="begin nothing new after S seconds"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     parser.add_argument("--png", type=Path, metavar="FILE", help="plot differences there")
     options = parser.parse_args(argv)
-    seeds = options.seeds or (3 if options.quick else 20)
-    epochs = options.epochs or (3 if options.quick else 12)
+    report.check_targets(parser, options.json, options.png)
+    options.seeds = options.seeds or (3 if options.quick else 20)
+    options.epochs = options.epochs or (3 if options.quick else 12)
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 130 or 143 when it was interrupted, with what was there by then."""
+    options = _settings(argv)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="hsgd-shuffle-") as folder:
-        sets = [SETS[name]() for name in options.data or SETS]
-        rows = [row for data in sets for row in compare(data, Path(folder), seeds, epochs)]
-    base = {row["data"]: row for row in rows if row["candidate"] == "full"}
-    ratios: dict[str, float] = {}
-    for row in rows:
-        case = f"{row['data']}/{row['candidate']}"
-        ratios[f"accuracy/{case}"] = row["difference"]
-        ratios[f"entropy/{case}"] = round(
-            row["entropy_bits"] / base[row["data"]]["entropy_bits"], 4
-        )
-    lines = [
-        [
-            row["data"],
-            row["candidate"],
-            f"{row['accuracy']:.2f}",
-            f"{row['difference']:+.2f} ± {row['half_width']:.2f}",
-            f"{row['entropy_bits']:.2f}",
-        ]
-        for row in rows
-    ]
-    header = ["data", "order", "accuracy, %", "points against full", "bits per batch"]
-    print(report.table(header, lines))
-    meta = {**report.facts("shuffle_quality"), "settings": {"seeds": seeds, "epochs": epochs}}
-    doc = {"meta": meta, "ratios": ratios, "failures": [], "results": rows}
-    if options.json:
-        report.write_json(options.json, json.loads(json.dumps(doc)))
-    if options.png:
+    began = time.monotonic()
+    orders = ["full", *(order for order in options.orders or ORDERS if order != "full")]
+    found = [Found(SETS[name](), {order: [] for order in orders}) for name in options.data or SETS]
+    settings = {"seeds": options.seeds, "epochs": options.epochs, "limit_s": options.limit}
+    rows: list[dict[str, Any]] = []
+
+    def write(code: int) -> None:
+        if options.json:
+            text = json.dumps(document(rows, settings, interrupted=bool(code)))
+            report.write_json(options.json, json.loads(text))
+
+    with stopping.keeping() as stopped:
+        for low in range(0, options.seeds, GROUP):
+            seeds = range(low, min(low + GROUP, options.seeds))
+            for one in found:
+                if options.limit is not None and time.monotonic() - began > options.limit:
+                    break
+                with tempfile.TemporaryDirectory(prefix="hsgd-shuffle-") as folder:
+                    extend(one, Path(folder), seeds, options.epochs)
+                rows = [row for part in found for row in rows_of(part, options.epochs)]
+                write(0)
+                print(f"{one.data.name}: {seeds.stop} seeds", file=sys.stderr, flush=True)
+    write(stopped.code)
+    if rows:
+        show(rows)
+    if options.png and rows:
         plot(rows, options.png)
-    return 0
+    return stopped.code
 
 
 if __name__ == "__main__":

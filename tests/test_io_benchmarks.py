@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import io_throughput
 import shuffle_quality
@@ -89,6 +91,46 @@ def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_models_side_by_side_learn_what_each_would_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    image = torch.randn(3, 20, 5, generator=draw)
+    label = torch.randint(0, 4, (3, 20), generator=draw)
+    together = shuffle_quality.Models([7, 8, 9], 5, 4)
+    torch.manual_seed(8)
+    hidden = shuffle_quality.HIDDEN
+    alone = torch.nn.Sequential(
+        torch.nn.Linear(5, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 4)
+    )
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
+    for low in (0, 8, 16):  # the last batch is smaller
+        part = slice(low, low + 8)
+        together.step(image[:, part], label[:, part])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(alone(image[1, part]), label[1, part]).backward()
+        optimizer.step()
+    torch.testing.assert_close(together(image)[1], alone(image[1]))
+    right = (alone(image[1]).argmax(1) == label[1]).double().mean()
+    assert together.accuracies(image[1], label[1])[1] == pytest.approx(100 * float(right))
+    shares = torch.tensor([[0, 1, 2, 3], [1, 1, 1, 1], [0, 0, 1, 1]])
+    assert shuffle_quality.entropies(shares, 4).tolist() == pytest.approx([2, 0, 1])
+
+
+def test_seeds_that_were_trained_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def extend(found: Any, folder: Path, seeds: Any, epochs: int) -> None:
+        if seeds.start == 50:
+            sys.exit(143)
+        for values in found.values.values():
+            values += [(90.0 + seed, 3.0) for seed in seeds]
+
+    monkeypatch.setattr(shuffle_quality, "extend", extend)
+    file = tmp_path / "a.json"
+    words = ["--seeds", "60", "--data", "digits", "--json", str(file)]
+    assert shuffle_quality.main(words) == 143
+    document = json.loads(file.read_text())
+    assert document["meta"]["interrupted"] is True
+    assert {row["seeds"] for row in document["results"]} == {50}
+
+
 @pytest.mark.parametrize("words", [["--candidates", "nobody"], ["--sizes", "3 apples"]])
 def test_bad_arguments_are_an_error_of_use(words: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -120,7 +162,8 @@ def test_shuffle_quality_pairs_orders_and_reports_entropy(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     ratios = json.loads(file.read_text())["ratios"]
     cases = {f"{d}/{o}" for d in ("digits", "synthetic") for o in shuffle_quality.ORDERS}
-    assert ratios.keys() == {f"{what}/{case}" for what in ("accuracy", "entropy") for case in cases}
+    kinds = ("accuracy", "half_width", "entropy")
+    assert ratios.keys() == {f"{kind}/{case}" for kind in kinds for case in cases}
     for name in ("digits", "synthetic"):
         assert ratios[f"entropy/{name}/block"] > 0.9  # batches are as mixed as with full
         assert ratios[f"entropy/{name}/sorted"] < 0.3
