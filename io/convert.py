@@ -55,8 +55,8 @@ def convert_to_slabs(
     num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
     order that `seed` decides, which block shuffling relies on; False keeps the order of the source.
     compress: "gzip", or "lz4" or "zstd" (Blosc; hsgd[compress]): slabs in chunks of whole samples,
-    of about 4 MiB over all fields; ragged fields stay as they are. Meanwhile the disk holds the
-    slabs as they are.
+    of about 4 MiB over all fields, the values of ragged fields in chunks that samples may cross.
+    Meanwhile the disk holds the slabs as they are.
     progress: show a bar on stderr. comm: an mpi4py communicator: its ranks write slabs of their own
     (collective; the result is the same for any number of ranks, all see one path).
 
@@ -84,6 +84,8 @@ def convert_to_slabs(
             sources = digits_splits(test_fraction, seed)
         else:
             sources = {"": open_source(name, fields, image_size)}
+        for data in sources.values():
+            _check_names(data.specs, name)
         parts = [_Part(part, data, lengths_of(data)) for part, data in sources.items()]
         counts = [_slab_count(part, num_slabs, name) for part in parts]
     total = sum(part.nbytes for part in parts)
@@ -226,6 +228,24 @@ def _convert_part(
         writer.seal(digest)
     if group.rank == 0:
         writer.write_index(digest)
+
+
+def _check_names(specs: Sequence[FieldSpec], source: str) -> None:
+    """Refuse names that are not the names of datasets beside one another in HDF5."""
+    names = [spec.name for spec in specs]
+    for name in names:
+        steps = name.split("/")
+        if "" in steps or "." in steps or "\0" in name:
+            raise DataError(
+                f"{source}: HDF5 has no dataset of the name {name!r}; rename the field, or choose "
+                "others with --fields"
+            )
+        inside = [other for other in names if other.startswith(f"{name}/")]
+        if inside:
+            raise DataError(
+                f"{source}: field {name!r} cannot hold field {inside[0]!r}; rename one, or choose "
+                "others with --fields"
+            )
 
 
 def _slab_count(part: _Part, asked: int | None, name: str) -> int:

@@ -47,7 +47,9 @@ __all__ = [
     "Identity",
     "Offsets",
     "SlabMap",
+    "check_unique",
     "choose_fields",
+    "examined",
     "first_line",
     "identity_of",
     "open_hdf5",
@@ -172,16 +174,14 @@ class DataMap:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of the largest HDF5 chunk; 1 without chunks."""
-        return max(extent.chunk_rows for slab in self.slabs for extent in slab.extents.values())
+        """Samples of the largest HDF5 chunk; 1 without chunks, and where they hold elements."""
+        extents = (extent for slab in self.slabs for extent in slab.extents.values())
+        return max((extent.chunk_rows for extent in extents if extent.offsets is None), default=1)
 
     @property
     def checksum_rows(self) -> int:
-        """Rows that one checksum covers; 0 when there are no checksums, or HDF5 has to read."""
-        extents = (extent for slab in self.slabs for extent in slab.extents.values())
-        if self.header is None or any(extent.refusal for extent in extents):
-            return 0
-        return self.header.checksum_rows
+        """Rows that one checksum covers; 0 when there are no checksums."""
+        return 0 if self.header is None else self.header.checksum_rows
 
     def fingerprint(self) -> str:
         """What tells this dataset from others, wherever its files lie: the uuid of slabs, else a
@@ -223,6 +223,7 @@ def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) 
         raise TypeError(f"fields={fields!r} is one string; use a list of names")
     if not all(isinstance(name, str) for name in fields or ()):
         raise TypeError(f"fields={fields!r}; use a list of names")
+    check_unique(fields or ())
     location = Path(path).absolute()
     if location.is_dir():
         if not is_slab_folder(location):
@@ -230,7 +231,7 @@ def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) 
             remedy = f"it holds {inside}" if inside else "make one: hsgd data convert SRC DST"
             raise DataError(f"{location}: no slab folder, {INDEX_NAME} is missing; {remedy}")
         return _map_folder(location, fields)
-    with _examined(location) as file:
+    with examined(location) as file:
         header = read_header(file)
         if header is None or header.slab_index >= 0:
             if header is not None and not header.sealed:
@@ -240,10 +241,17 @@ def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) 
     return _map_folder(location.parent, fields)
 
 
+def check_unique(names: Sequence[str]) -> None:
+    """Raise ValueError when a field is named twice."""
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
+
+
 def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
     """Examine the index and every slab, and check that they belong together."""
     index_path = folder / INDEX_NAME
-    with _examined(index_path) as file:
+    with examined(index_path) as file:
         index = read_header(file)
         if index is None:
             raise DataError(f"{index_path}: not written by hsgd; convert the data again")
@@ -261,7 +269,7 @@ def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
                 f"{path}: slab {number} of {index.num_slabs} is missing; "
                 "restore it or convert again"
             )
-        with _examined(path) as file:
+        with examined(path) as file:
             header = read_header(file)
             _check_slab(path, header, index, number, start)
             chosen = chosen or choose_fields(file, path, names)
@@ -315,6 +323,8 @@ def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
     """Open read-only, without locking, closed on exec; DataError in one line when that fails."""
     h5py = import_h5py()
 
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
+        raise DataError(f"{path}: not a file; name an HDF5 file or a slab folder")
     try:
         file = h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)
     except FileNotFoundError:
@@ -327,7 +337,7 @@ def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
 
 
 @contextmanager
-def _examined(path: Path) -> Iterator[h5py.File]:
+def examined(path: Path) -> Iterator[h5py.File]:
     """An open file; what HDF5 raises for damaged metadata inside the block becomes DataError."""
     with open_hdf5(str(path)) as file:
         try:
@@ -389,8 +399,9 @@ def _map_file(
     status = path.stat()
     specs, extents = [], {}
     for name in names:
-        ragged = LONGEST in file[name].attrs
-        dataset = file[f"{name}/{VALUES}"] if ragged else file[name]
+        item = file[name]
+        ragged = LONGEST in item.attrs
+        dataset = item[VALUES] if ragged else item
         dtype = supported_dtype(dataset, path, name)
         specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
         _check_claim(dataset, dtype, status.st_size, path)
@@ -402,12 +413,12 @@ def _map_file(
             raise DataError(f"{path}: field {name!r}: {missing}")
         offsets = _map_offsets(file, name, path, checksum_rows, status.st_size) if ragged else None
         if offsets is not None:
-            if mapped is not None:
-                refusal = "its values are in chunks"
-            elif not dtype.isnative:
+            if mapped is None and not dtype.isnative:
                 refusal = "its values are in another byte order"
             if refusal and dataset.size:
-                raise DataError(f"{path}: ragged field {name!r}: {refusal}; restore this file")
+                raise DataError(
+                    f"{path}: ragged field {name!r}: {refusal}; change that, or restore this file"
+                )
             refusal = ""
         offset = -1 if refusal or mapped is not None else int(dataset.id.get_offset() or 0)
         chunks = dataset.chunks or (1,)

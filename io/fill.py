@@ -339,10 +339,20 @@ def _read_slowly(
     """What only Python can read: chunks, through h5py, or with another byte order."""
     failed = []
     done = 0
-    for start, count in zip(read.starts.tolist(), read.counts.tolist(), strict=True):
+    for number, (start, count) in enumerate(
+        zip(read.starts.tolist(), read.counts.tolist(), strict=True)
+    ):
         rows = slice(done, done + count)
         try:
-            reader.scatter(read.name, read.slab, start, read.addresses[rows], verify=verify)
+            reader.scatter(
+                read.name,
+                read.slab,
+                start,
+                read.addresses[rows],
+                first=None if read.firsts is None else int(read.firsts[number]),
+                sizes=None if read.sizes is None else read.sizes[rows],
+                verify=verify,
+            )
         except DataError as error:
             failed.append((read.places[rows], error))
         done += count

@@ -2,9 +2,10 @@
 
 A folder holds slab-00000.h5, slab-00001.h5, ... and index.h5. Every slab is plain HDF5: one
 contiguous, 4-KiB-aligned dataset per field, space allocated early, no user block, little-endian,
-with the attributes of `SlabHeader`. The attribute crc32c of a dataset has the CRC-32C of each of
-its blocks of `checksum_rows` rows, which all fields together make about 4 MiB. index.h5 shows all
-slabs as one virtual dataset per field, so that any HDF5 program reads the whole.
+with the attributes of `SlabHeader`; compressed, a dataset lies in chunks of whole rows. The
+attribute crc32c of a dataset has the CRC-32C of each of its blocks of `checksum_rows` rows, which
+all fields together make about 4 MiB. index.h5 shows all slabs as one virtual dataset per field, so
+that any HDF5 program reads the whole.
 
 A ragged field is a group with the attributes LONGEST and LARGEST_BLOCK and two datasets: values,
 the elements of all samples one after the other, and offsets (int64): sample i of a slab is the
@@ -116,31 +117,33 @@ def read_header(file: h5py.File) -> SlabHeader | None:
 
     Raises DataError for another format_version.
     """
-    if "format_version" not in file.attrs or "dataset_uuid" not in file.attrs:
+    attrs = file.attrs  # h5py makes it anew each time
+    if "format_version" not in attrs or "dataset_uuid" not in attrs:
         return None
-    version = _read_attribute(file, "format_version")
+    version = _read_attribute(file.filename, attrs, "format_version")
     if version != FORMAT_VERSION:
         raise DataError(
             f"{file.filename}: format_version {version}, this hsgd reads {FORMAT_VERSION}; "
             "convert the data again or install the matching hsgd"
         )
-    values = {field.name: _read_attribute(file, field.name) for field in fields(SlabHeader)}
+    path = file.filename
+    values = {f.name: _read_attribute(path, attrs, f.name) for f in fields(SlabHeader)}
     values["sealed"] = bool(values["sealed"])
     return SlabHeader(**values)
 
 
-def _read_attribute(file: h5py.File, name: str) -> Any:
+def _read_attribute(path: str, attrs: h5py.AttributeManager, name: str) -> Any:
     """An attribute as text or number, as its name asks."""
-    if name not in file.attrs:
-        raise DataError(f"{file.filename}: attribute {name} is missing; convert again")
-    value = file.attrs[name]
+    if name not in attrs:
+        raise DataError(f"{path}: attribute {name} is missing; convert again")
+    value = attrs[name]
     if name in _TEXTS:
         if isinstance(value, bytes) and value.isascii():
             return value.decode()
     elif isinstance(value, np.integer) and value >= _LEAST.get(name, 0):
         return int(value)
     raise DataError(
-        f"{file.filename}: attribute {name} is {str(value)[:40]!r}, which hsgd never writes; "
+        f"{path}: attribute {name} is {str(value)[:40]!r}, which hsgd never writes; "
         "restore this file or convert again"
     )
 

@@ -31,6 +31,9 @@ from hsgd.io.sharing import open_map_together
 
 __all__ = ["Batch", "PartitionedLoader"]
 
+# Attributes that no other process gets.
+_OF_PROCESS = ("_lock", "_made", "_rings", "_used_rings", "_running", "_read", "_seen", "_pid")
+
 
 @dataclass(frozen=True)
 class _Reading:
@@ -316,7 +319,7 @@ class PartitionedLoader:
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this process; statistics begin anew."""
         own = vars(self).copy()
-        for name in ("_lock", "_rings", "_used_rings", "_running", "_read", "_seen", "_pid"):
+        for name in _OF_PROCESS:
             del own[name]
         epoch, cuts, progress = self._current
         own["_current"] = (epoch, cuts, replace(progress))
@@ -331,6 +334,7 @@ class PartitionedLoader:
     def _forget_process(self) -> None:
         """What no other process may share: memory of batches, locks, statistics."""
         self._pid = os.getpid()
+        self._made: tuple[tuple[type, int], EpochOrder] | None = None
         self._lock = threading.RLock()  # a finalizer may run while this thread holds it
         self._rings: list[BufferRing] = []
         self._used_rings: list[BufferRing] = []
@@ -354,7 +358,7 @@ class PartitionedLoader:
             else:
                 ring = BufferRing(
                     self._data.fields,
-                    self._share.batch_size,
+                    self._slot_samples(),
                     slots,
                     self._buffer_limit(),
                     pin=self._reading.pin_memory,
@@ -382,7 +386,7 @@ class PartitionedLoader:
         limit = self._buffer_limit()
         if limit is not None:
             slot_bytes = BufferRing(
-                self._data.fields, batch_size, 0, longest=self._longest()
+                self._data.fields, self._slot_samples(), 0, longest=self._longest()
             ).slot_bytes
             least = min(slots, window + 2)
             if least * slot_bytes > limit:
@@ -394,6 +398,11 @@ class PartitionedLoader:
                 )
             slots = min(slots, limit // slot_bytes)
         return slots
+
+    def _slot_samples(self) -> int:
+        """The most samples that a batch has: a batch_size may be beyond the whole dataset."""
+        cut = self._cut
+        return min(cut.batch_size, -(-self._data.num_samples // cut.world_size))
 
     def _longest(self) -> dict[str, int]:
         return {spec.name: self._data.longest(spec) for spec in self._data.fields if spec.ragged}
@@ -468,16 +477,20 @@ class PartitionedLoader:
         )
 
     def _order(self) -> EpochOrder:
-        """The order of the current epoch."""
-        reading = self._reading
-        return EpochOrder(
-            self._data.slab_counts,
-            shuffle=reading.shuffle,
-            seed=reading.seed,
-            epoch=self._epoch,
-            block_samples=reading.block_samples,
-            window_samples=reading.window_samples,
-        )
+        """The order of the current epoch; of many samples it takes a while to make, so it stays."""
+        key = (type(self._epoch), self._epoch)
+        if self._made is None or self._made[0] != key:
+            reading = self._reading
+            order = EpochOrder(
+                self._data.slab_counts,
+                shuffle=reading.shuffle,
+                seed=reading.seed,
+                epoch=self._epoch,
+                block_samples=reading.block_samples,
+                window_samples=reading.window_samples,
+            )
+            self._made = (key, order)
+        return self._made[1]
 
 
 def _add(total: Any, parts: Sequence[Any]) -> None:

@@ -97,10 +97,16 @@ class TaskBatch:
         )
 
 
-def move_rows(rows: NDArray[Any], places: Addresses) -> None:
-    """Row i of `rows` (contiguous) to address places[i], or nowhere where that is 0."""
+def move_rows(
+    rows: NDArray[Any], places: Addresses, sizes: NDArray[np.int64] | None = None
+) -> None:
+    """Row i of `rows` (contiguous) to address places[i], or nowhere where that is 0.
+
+    sizes: bytes of each row where they differ; together they are those of `rows`.
+    """
     row_bytes = rows.nbytes // len(rows) if len(rows) else 0
-    _library().hsgd_io_move_rows(rows.ctypes.data, row_bytes, None, len(rows), places.ctypes.data)
+    each = None if sizes is None else sizes.ctypes.data
+    _library().hsgd_io_move_rows(rows.ctypes.data, row_bytes, each, len(places), places.ctypes.data)
 
 
 def crc32c(values: NDArray[Any], crc: int = 0) -> int:

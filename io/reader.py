@@ -93,8 +93,7 @@ class RowReader(Closing):
             if extent.refusal:
                 self._read_h5py(number, name, row, part)
             elif extent.chunks is not None:
-                for low, block in self._chunk_rows(number, name, row, rows):
-                    part[low : low + len(block)] = block
+                self._read_chunks(number, name, row, part)
             else:
                 self._read_direct(number, extent, row * self._specs[name].row_bytes, part)
             done += rows
@@ -120,8 +119,11 @@ class RowReader(Closing):
 
     def read_elements(self, number: int, name: str, first: int, out: NDArray[Any]) -> None:
         """Fill `out` with elements of a ragged field of a slab, from its `first` on, as read()."""
-        skip = first * self._specs[name].row_bytes
-        self._read_direct(number, self.data.slabs[number].extents[name], skip, out)
+        extent = self.data.slabs[number].extents[name]
+        if extent.chunks is not None:
+            self._read_chunks(number, name, first, out)
+        else:
+            self._read_direct(number, extent, first * self._specs[name].row_bytes, out)
         self.stats.bytes_read += out.nbytes
 
     def read_offsets(
@@ -159,50 +161,84 @@ class RowReader(Closing):
         start: int,
         places: native.Addresses,
         *,
+        first: int | None = None,
+        sizes: IntArray | None = None,
         verify: bool = False,
     ) -> None:
-        """Rows of slab `number` from its row `start` on, each to an address of its own.
+        """Samples of slab `number` from its sample `start` on, each to an address of its own.
 
-        places: one address per row, 0 for a row that nobody wants. Memory there is of the native
-        dtype of the field. verify: check the chunks that are read. Raises DataError as read() does.
+        places: one address per sample, 0 for one that nobody wants. Memory there is of the native
+        dtype of the field. first, sizes: of a ragged field, its first element and the bytes of
+        each sample. verify: the samples are one checksum block; when it is not right, DataError
+        comes after the memory was written. Raises DataError as read() does.
         """
+        began = time.perf_counter()
         spec = self._specs[name]
-        if self.data.slabs[number].extents[name].chunks is not None:
-            began = time.perf_counter()
-            for low, block in self._chunk_rows(number, name, start, len(places), verify=verify):
+        extent = self.data.slabs[number].extents[name]
+        row, rows = start, len(places)
+        if first is not None and sizes is not None:
+            row, rows = first, int(sizes.sum()) // spec.row_bytes
+        crc = 0
+        for low, block in self._parts(number, name, row, rows):
+            if verify:
+                crc = native.crc32c(block, crc)
+            if sizes is None:
                 native.move_rows(block, places[low : low + len(block)])
-                self.stats.bytes_read += block.nbytes
+            else:
+                _move_parts(block, low * spec.row_bytes, places, sizes)
+        if extent.chunks is not None:  # read() counts for itself
             self.stats.read_s += time.perf_counter() - began
+        if verify:
+            index = start // self.data.checksum_rows
+            if crc != np.frombuffer(extent.checksums, np.uint32)[index]:
+                raise DataError(
+                    f"{self.data.slabs[number].path}: the checksum of the block "
+                    f"{_place_of(extent, row)} of {name!r} is wrong; restore this file, see hsgd "
+                    "data verify"
+                )
+
+    def _parts(
+        self, number: int, name: str, row: int, rows: int
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Rows, or elements, of a slab that are not read straight to their places, in parts, each
+        with the number of rows before it; a part is valid until the next.
+        """
+        slab, spec = self.data.slabs[number], self._specs[name]
+        if slab.extents[name].chunks is None:
+            block = np.empty((rows, *spec.shape), spec.dtype)
+            self.read(name, slab.start + row, block)
+            yield 0, block
             return
-        rows = np.empty((len(places), *spec.shape), spec.dtype)
-        self.read(name, self.data.slabs[number].start + start, rows)
-        native.move_rows(rows, places)
+        for low, block in self._chunk_rows(number, name, row, rows):
+            self.stats.bytes_read += block.nbytes
+            yield low, block
+
+    def _read_chunks(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
+        """Fill `out` with rows, or elements, of a slab that lie in chunks."""
+        for low, block in self._chunk_rows(number, name, row, len(out)):
+            out[low : low + len(block)] = block
 
     def _chunk_rows(
-        self, number: int, name: str, start: int, count: int, *, verify: bool = False
+        self, number: int, name: str, start: int, count: int
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Rows [start, start + count) of a slab in parts, in the native dtype, with the number of
         rows before each; a part is valid until the next.
         """
-        slab = self.data.slabs[number]
-        chunks = slab.extents[name].chunks
+        chunks = self.data.slabs[number].extents[name].chunks
         assert chunks is not None
         row = start
         while row < start + count:
             index = row // chunks.rows
-            rows = self.read_chunk(number, name, index, verify=verify)
+            rows = self._read_chunk(number, name, index)
             first = row - index * chunks.rows
             part = rows[first : first + start + count - row]
             yield row - start, part
             row += len(part)
 
-    def read_chunk(
-        self, number: int, name: str, index: int, *, verify: bool = False
-    ) -> NDArray[Any]:
+    def _read_chunk(self, number: int, name: str, index: int) -> NDArray[Any]:
         """The rows of one chunk in the native dtype; the last one stays, for the next range in it.
 
-        Raises DataError when it cannot be read or decompressed, or with verify when its checksum
-        is wrong.
+        Raises DataError when it cannot be read or decompressed.
         """
         key = (number, name, index)
         if self._last_chunk is not None and self._last_chunk[0] == key:
@@ -222,16 +258,9 @@ class RowReader(Closing):
                 f"{slab.path}: the chunk at byte {position} of {name!r} cannot be decompressed: "
                 f"{error}; restore this file"
             ) from None
+        count = slab.count if extent.offsets is None else extent.offsets.elements
         rows = flat.view(extent.stored_dtype).reshape((chunks.rows, *spec.shape))
-        rows = rows[: slab.count - index * chunks.rows]
-        if verify:
-            expected = np.frombuffer(extent.checksums, np.uint32)[index]
-            if native.crc32c(rows) != expected:
-                raise DataError(
-                    f"{slab.path}: the checksum of the chunk at byte {position} of {name!r} is "
-                    "wrong; restore this file, see hsgd data verify"
-                )
-        rows = rows.astype(spec.dtype, copy=False)
+        rows = rows[: count - index * chunks.rows].astype(spec.dtype, copy=False)
         self._last_chunk = (key, rows)
         return rows
 
@@ -313,6 +342,33 @@ def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Off
             f"{path}: the offsets of samples [{start}, {start + len(lengths)}) of {name!r} are "
             "damaged; restore this file"
         )
+
+
+def _move_parts(
+    block: NDArray[Any], before: int, places: native.Addresses, sizes: IntArray
+) -> None:
+    """Bytes of samples of different lengths to their places: `block` begins `before` bytes behind
+    the first of them, and may begin and end in the midst of one.
+    """
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    after = before + block.nbytes
+    chosen = slice(
+        int(np.searchsorted(ends, before, side="right")),
+        int(np.searchsorted(starts, after, side="left")),
+    )
+    lows, highs = np.maximum(starts[chosen], before), np.minimum(ends[chosen], after)
+    skipped = (lows - starts[chosen]).astype(np.uint64)
+    to = np.where(places[chosen] > 0, places[chosen] + skipped, np.uint64(0))
+    native.move_rows(block, to, highs - lows)
+
+
+def _place_of(extent: Extent, row: int) -> str:
+    """Where a row, or element, lies, in words."""
+    chunks = extent.chunks
+    if chunks is None or row // chunks.rows * 8 >= len(chunks.offsets):
+        return f"at row {row}"
+    return f"at byte {chunks.place(row // chunks.rows)[0]}"
 
 
 _live_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()

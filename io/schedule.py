@@ -10,7 +10,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hsgd.io import native
@@ -52,21 +52,39 @@ class Plan:
     cache: NodeCache | None = None  # slabs that lie in memory
 
     def pieces(self) -> Iterator[Piece]:
-        """All that is to be read, in order."""
+        """All that is to be read, in order: the first batch alone where that takes no more than its
+        rows, so that the loop gets it before a whole window was read.
+        """
+        alone = self.share.batch_size if self._reads_single_rows() else 0
         for start, count in self.ranges:
-            yield from self.order.pieces(start, count)
+            first = min(alone, count)
+            alone -= first
+            yield from self.order.pieces(start, first)
+            yield from self.order.pieces((start + first) % self.data.num_samples, count - first)
+
+    def _reads_single_rows(self) -> bool:
+        """Whether rows can be read without the checksum block, or chunk, that they are in."""
+        extents = (extent for slab in self.data.slabs for extent in slab.extents.values())
+        return not self.verify and all(e.chunks is None and not e.refusal for e in extents)
 
 
 @dataclass(frozen=True)
 class SlowRead:
-    """Ranges of one slab and field that libhsgd_io cannot read."""
+    """Ranges of one slab and field that libhsgd_io cannot read.
+
+    starts: samples from the first of the slab. places: in the piece, -1 for samples that nobody
+    wants. firsts, sizes: of a ragged field, the first element of each range and the bytes of each
+    sample.
+    """
 
     name: str
     slab: int
-    starts: IntArray  # from the first row of the slab
+    starts: IntArray
     counts: IntArray
     addresses: Addresses
-    places: IntArray  # in the piece, -1 for rows that nobody wants
+    places: IntArray
+    firsts: IntArray | None = None
+    sizes: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -227,17 +245,27 @@ class Scheduler:
                     failed.append((piece.places[row_slices[number]], error))
                     readable[number] = False
         fast = readable[:, None] & (tasks["offset"] >= 0)
-        slow = deque(
-            SlowRead(
-                self._fields[column].name,
+        slow: deque[SlowRead] = deque()
+        for number, column in np.argwhere(readable[:, None] & ~fast).tolist():
+            spec, rows = self._fields[column], row_slices[number]
+            ranges = slice(*edges[number : number + 2].tolist())
+            read = SlowRead(
+                spec.name,
                 int(slab_of[number]),
-                starts[edges[number] : edges[number + 1]],
-                counts[edges[number] : edges[number + 1]],
-                addresses[column][row_slices[number]],
-                piece.places[row_slices[number]],
+                starts[ranges],
+                counts[ranges],
+                addresses[column][rows],
+                piece.places[rows],
             )
-            for number, column in np.argwhere(readable[:, None] & ~fast).tolist()
-        )
+            if spec.ragged:
+                found = placed[column]
+                read = replace(
+                    read,
+                    addresses=found.addresses[rows],
+                    firsts=found.starts[ranges] // spec.row_bytes,
+                    sizes=found.sizes[rows],
+                )
+            slow.append(read)
         chosen = np.ascontiguousarray(tasks[fast])
         numbers = np.nonzero(fast)[0].tolist()
         return PieceReads(

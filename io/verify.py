@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from hsgd.io import native
-from hsgd.io.datamap import DataMap
+from hsgd.io.datamap import DataMap, Extent
 from hsgd.io.files import SlabFiles
 from hsgd.io.layout import OFFSETS, FieldSpec
 from hsgd.io.partition import IntArray
@@ -71,16 +71,15 @@ def _check_slab(
     lines = []
     try:
         for spec in data.fields:
-            if slab.extents[spec.name].chunks is not None:
-                lines += _check_chunks(data, number, spec, advance)
-                continue
-            for name, table in _tables(data, files, number, spec):
+            for name, table in _tables(data, number, spec):
                 for block, status in _check_table(table, descriptor, alignment, staging, advance):
                     first = int(table.starts[block])
                     end = first + int(table.sizes[block])
                     lines.append(
                         f"{slab.path}: bytes [{first}, {end}) of {name!r}: {_describe(status)}"
                     )
+            if not _is_plain(slab.extents[spec.name]):
+                lines += _check_slowly(data, number, spec, advance)
     except DataError as error:
         lines.append(str(error))
     finally:
@@ -88,17 +87,32 @@ def _check_slab(
     return lines
 
 
-def _check_chunks(
+def _is_plain(extent: Extent) -> bool:
+    """Whether the rows lie in the file as they are in memory, and HDF5 can be bypassed."""
+    return not extent.refusal and extent.chunks is None and extent.stored_dtype.isnative
+
+
+def _check_slowly(
     data: DataMap, number: int, spec: FieldSpec, advance: Callable[[int], object]
 ) -> list[str]:
+    """Blocks that lie in chunks, or that h5py has to read."""
+    slab, step = data.slabs[number], data.checksum_rows
     lines = []
     with RowReader(data) as reader:
-        for index in range(-(-data.slabs[number].count // data.checksum_rows)):
+        for start in range(0, slab.count, step):
+            count = min(step, slab.count - start)
+            nowhere = np.zeros(count, np.uint64)
+            first, sizes = None, None
             try:
-                rows = reader.read_chunk(number, spec.name, index, verify=True)
-                advance(rows.nbytes)
+                if spec.ragged:
+                    ends = reader.read_offsets(number, spec.name, start, count)
+                    first, sizes = int(ends[0]), np.diff(ends) * spec.row_bytes
+                reader.scatter(
+                    spec.name, number, start, nowhere, first=first, sizes=sizes, verify=True
+                )
             except DataError as error:
                 lines.append(str(error))
+            advance(count * spec.row_bytes if sizes is None else int(sizes.sum()))
     return lines
 
 
@@ -111,10 +125,10 @@ class _Table:
     checksums: NDArray[np.uint32]
 
 
-def _tables(
-    data: DataMap, files: SlabFiles, number: int, spec: FieldSpec
-) -> Iterator[tuple[str, _Table]]:
-    """The datasets of a field in one slab. Raises DataError when offsets make no sense."""
+def _tables(data: DataMap, number: int, spec: FieldSpec) -> Iterator[tuple[str, _Table]]:
+    """The datasets of a field in one slab that lie there as they are. Raises DataError when offsets
+    make no sense.
+    """
     slab, rows = data.slabs[number], data.checksum_rows
     extent = slab.extents[spec.name]
     first = np.arange(0, slab.count, rows)
@@ -127,6 +141,8 @@ def _tables(
         with RowReader(data) as reader:
             ends = reader.read_offsets(number, spec.name, 0, slab.count)
         first, stop = ends[first], ends[stop]
+    if not _is_plain(extent):
+        return
     sums = np.frombuffer(extent.checksums, np.uint32)
     starts = extent.offset + first * spec.row_bytes
     yield spec.name, _Table(starts, (stop - first) * spec.row_bytes, sums)

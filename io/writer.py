@@ -7,8 +7,10 @@ of what becomes of the folder (staging.py).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hsgd.io import native
 from hsgd.io.chunks import Compression
+from hsgd.io.datamap import first_line
 from hsgd.io.layout import (
     CHECKSUMS,
     FORMAT_VERSION,
@@ -45,10 +48,12 @@ __all__ = ["ALIGNMENT_BYTES", "SlabFolderWriter"]
 
 ALIGNMENT_BYTES = 4096
 CHECKSUM_BYTES = 4 << 20  # a block of all fields, about
+_CHUNKS_PER_BLOCK = 4  # of ragged samples, which do not end where their chunks do
 # Metadata of this version carries checksums: damaged, it gives an error where older forms can crash
 # HDF5. Virtual datasets need 1.10 anyway.
 _LIBVER = ("v110", "v110")
 _COPY_BYTES = 1 << 20
+_ERRNO = re.compile(r"errno = (\d+)")
 _PACKERS = 4  # threads that compress
 
 
@@ -172,7 +177,7 @@ class SlabFolderWriter:
             sealed = path if self._compress is None else path.with_suffix(".packed")
             if self._compress is not None:
                 self._pack(slab, sealed, self._compress)
-            with h5py.File(sealed, "r+", locking=False) as file:
+            with _writing(sealed), h5py.File(sealed, "r+", locking=False) as file:
                 file.attrs.modify("source_digest", np.bytes_(source_digest.ljust(64)))
                 for name, column in self._columns.items():
                     file[name].attrs.modify(CHECKSUMS, self._checksums_of(slab, column))
@@ -186,7 +191,7 @@ class SlabFolderWriter:
         h5py = import_h5py()
 
         path = self._folder / f"{INDEX_NAME}.part"
-        with h5py.File(path, "w", libver=_LIBVER, locking=False) as file:
+        with _writing(path), h5py.File(path, "w", libver=_LIBVER, locking=False) as file:
             self._write_header(file, WHOLE, 0, self.bounds[-1], source_digest, sealed=True)
             for name, column in self._columns.items():
                 spec, slabs = column.spec, len(self.bounds) - 1
@@ -195,8 +200,12 @@ class SlabFolderWriter:
                 for slab in range(slabs):
                     start, rows = column.first(slab), column.rows(slab)
                     if rows:
+                        # HDF5 takes % in the name of a source for the number of a block.
                         source = h5py.VirtualSource(
-                            slab_name(slab), name, (rows, *spec.shape), spec.dtype
+                            slab_name(slab),
+                            name.replace("%", "%%"),
+                            (rows, *spec.shape),
+                            spec.dtype,
                         )
                         # The last offset of a slab is the first of the next.
                         rows -= column.extra if slab < slabs - 1 else 0
@@ -246,22 +255,25 @@ class SlabFolderWriter:
         return np.array([native.crc32c(block) for block in rows], np.uint32)
 
     def _pack(self, slab: int, target: Path, compress: str) -> None:
-        """Make a copy of a slab at `target` with compressed chunks, one for each checksum."""
+        """Make a copy of a slab at `target` with compressed chunks."""
         h5py = import_h5py()
 
         self._create_slab(target, slab, compress)
         with (
+            _writing(target),
             h5py.File(target, "r+", locking=False) as file,
             ThreadPoolExecutor(_PACKERS, "hsgd-compress") as pool,
         ):
             for name, column in self._columns.items():
                 dataset = file[name]
-                blocks = column.cut(slab, self._checksum_rows).tolist()
                 if dataset.chunks is None:
-                    for start, stop in blocks:
+                    for start, stop in column.cut(slab, self._checksum_rows).tolist():
                         if stop > start:
                             dataset[start:stop] = self._read_rows(slab, column, start, stop - start)
                     continue
+                rows = column.rows(slab)
+                step = dataset.chunks[0]
+                blocks = [(low, min(low + step, rows)) for low in range(0, rows, step)]
                 compression = Compression(compress, column.spec.dtype.itemsize)
 
                 def encode(
@@ -269,46 +281,48 @@ class SlabFolderWriter:
                     stop: int,
                     column: Column = column,
                     compression: Compression = compression,
-                    rows: int = dataset.chunks[0],
-                ) -> bytes:
-                    block = np.zeros((rows, *column.spec.shape), column.spec.dtype)
+                    step: int = step,
+                ) -> tuple[bytes, int]:
+                    block = np.zeros((step, *column.spec.shape), column.spec.dtype)
                     block[: stop - start] = self._read_rows(slab, column, start, stop - start)
                     return compression.encode(block)
 
                 for low in range(0, len(blocks), 2 * _PACKERS):
                     part = blocks[low : low + 2 * _PACKERS]
-                    for (start, _), data in zip(
+                    for (start, _), (data, mask) in zip(
                         part, pool.map(lambda cut: encode(*cut), part), strict=True
                     ):
                         place = (start, *(0 for _ in column.spec.shape))
-                        dataset.id.write_direct_chunk(place, data)
+                        dataset.id.write_direct_chunk(place, data, mask)
 
     def _create_slab(self, path: Path, slab: int, compress: str | None = None) -> dict[str, int]:
         """Make a slab without rows at `path`; dataset name -> byte offset of its rows.
 
-        compress: in chunks, but for ragged fields; these have no offset.
+        compress: in chunks, but for the offsets of ragged fields; chunks have no offset.
         """
         h5py = import_h5py()
 
         start, stop = self.bounds[slab], self.bounds[slab + 1]
         offsets = {}
-        with h5py.File(
-            path,
-            "w",
-            libver=_LIBVER,
-            locking=False,
-            alignment_threshold=1,
-            alignment_interval=ALIGNMENT_BYTES,
-        ) as file:
+        with (
+            _writing(path),
+            h5py.File(
+                path,
+                "w",
+                libver=_LIBVER,
+                locking=False,
+                alignment_threshold=1,
+                alignment_interval=ALIGNMENT_BYTES,
+            ) as file,
+        ):
             self._write_header(file, slab, start, stop - start, " " * 64, sealed=False)
             for name, column in self._columns.items():
                 rows = column.rows(slab)
-                packed = compress is not None and "/".join(name.split("/")[:-1]) not in self._ends
-                chunk_rows = min(self._checksum_rows, rows) if packed else 0
+                chunk_rows = min(self._chunk_rows(column), rows) if compress is not None else 0
                 dataset = _create_dataset(file, column.spec, rows, chunk_rows, compress)
                 blocks = len(column.cut(slab, self._checksum_rows))
                 file[name].attrs[CHECKSUMS] = np.zeros(blocks, np.uint32)
-                offset = dataset.get_offset() if rows and not packed else 0
+                offset = dataset.get_offset() if rows and not chunk_rows else 0
                 if offset is None or offset % ALIGNMENT_BYTES:
                     raise DataError(f"{path}: HDF5 put {name!r} at {offset}, not aligned")
                 offsets[name] = int(offset)
@@ -317,6 +331,14 @@ class SlabFolderWriter:
                 file[name].attrs[LARGEST_BLOCK] = np.int64(largest.max())
                 file[name].attrs[LONGEST] = np.int64(np.diff(ends[start : stop + 1]).max())
         return offsets
+
+    def _chunk_rows(self, column: Column) -> int:
+        """Rows of a chunk: those of a checksum, or elements of ragged samples; 0 for offsets, which
+        are read at any place.
+        """
+        if column.ends is not None:
+            return max(1, CHECKSUM_BYTES // _CHUNKS_PER_BLOCK // column.spec.row_bytes)
+        return 0 if column.extra else self._checksum_rows
 
     def _renew_slab(self, slab: int) -> dict[str, int]:
         """Keep the rows of a slab, and put new metadata around them.
@@ -354,6 +376,25 @@ class SlabFolderWriter:
         attrs["source_digest"] = np.bytes_(digest)
         attrs["checksum_rows"] = np.int64(self._checksum_rows)
         attrs["sealed"] = np.uint8(sealed)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What h5py raises when it cannot write a file, as an OSError with the number of the system's.
+
+    h5py raises OSError without a number, or RuntimeError where a file is closed, in several lines.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except (OSError, RuntimeError) as error:
+        found = _ERRNO.search(str(error))
+        if found is None and isinstance(error, OSError) and error.errno is not None:
+            raise
+        number = errno.EIO if found is None else int(found[1])
+        text = first_line(error) if found is None else os.strerror(number)
+        raise OSError(number, text, str(path)) from error
 
 
 def _stored_name(spec: FieldSpec) -> str:

@@ -146,6 +146,14 @@ def test_ragged_fields_lie_in_the_memory_too(pool, ragged, options):
     assert sum(stats["cache_bytes"] for _, stats in found) == data.nbytes + offsets
 
 
+def test_compressed_ragged_fields_lie_decompressed_in_the_memory(pool, ragged, tmp_path):
+    convert_to_slabs(ragged, tmp_path / "packed", num_slabs=5, compress="gzip")
+    options = {"node_cache_bytes": 1 << 20, "verify": True}
+    found = pool.run(read_ragged, tmp_path / "packed", meeting_point(), options)
+    assert sorted(n for seen, _ in found for n in seen) == sorted([*range(101)] * 2)
+    assert {stats["bytes_read"] for _, stats in found} == {0}
+
+
 @pytest.mark.parametrize("what", ["values", "offsets"])
 def test_a_slab_with_damaged_ragged_fields_is_left_out(pool, ragged, tmp_path, what):
     folder = shutil.copytree(ragged, tmp_path / "data")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 
+import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, open_map
+from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
 from hsgd.io import writer as writing
 from hsgd.io.verify import find_damage
 
@@ -41,6 +42,28 @@ def flip(data, field, slab, byte):
         (old,) = file.read(1)
         file.seek(extent.offset + byte)
         file.write(bytes([old ^ 4]))
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.longdouble])
+def test_what_h5py_reads_is_checked_too(tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(writing, "CHECKSUM_BYTES", 100)
+    np.savez(tmp_path / "a.npz", x=np.arange(40).astype(dtype), number=np.arange(40))
+    convert_to_slabs(tmp_path / "a.npz", tmp_path / "out", num_slabs=3)
+    data = open_map(tmp_path / "out")
+    assert "form of its own" in data.refusals()["x"]
+    assert list(find_damage(data)) == []
+    loader = PartitionedLoader(tmp_path / "out", 8, as_numpy=True, verify=True, **TINY)
+    found = collect(loader)
+    np.testing.assert_array_equal(found["x"], found["number"].astype(dtype))
+    with h5py.File(tmp_path / "out/slab-00001.h5") as file:
+        offset = file["x"].id.get_offset()
+    with open(tmp_path / "out/slab-00001.h5", "r+b") as file:
+        file.seek(offset)
+        file.write(b"\1\2")
+    (line,) = list(find_damage(open_map(tmp_path / "out")))
+    assert "slab-00001.h5: the checksum of the block at row 0 of 'x' is wrong" in line
+    with pytest.raises(DataError, match=r"slab-00001\.h5: the checksum of the block at row 0"):
+        list(PartitionedLoader(tmp_path / "out", 8, as_numpy=True, verify=True, **TINY))
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -156,6 +156,22 @@ def test_the_global_stream_does_not_depend_on_the_number_of_ranks(folder):
     assert stream(1) == stream(2) == stream(5)
 
 
+@pytest.mark.parametrize("shuffle", ["none", "block", "full"])
+def test_the_first_batch_is_read_alone_where_single_rows_can_be(folder, shuffle):
+    def pieces(**options):
+        loader = PartitionedLoader(folder, 4, shuffle=shuffle, window_bytes=2000, **options)
+        iteration = iter(loader)
+        found = list(iteration._filler._plan.pieces())
+        iteration.close()
+        return [(piece.stream_rows, piece.buffer_rows) for piece in found]
+
+    (rows, read), *others = pieces()
+    assert rows == 4 and read <= 4 * rows
+    assert sum(piece_rows for piece_rows, _ in others) == 101 - 4
+    if shuffle != "full":
+        assert pieces(verify=True)[0][0] > 4
+
+
 def test_iterating_again_without_set_epoch_repeats_the_epoch(folder):
     loader = PartitionedLoader(folder, 8)
     assert numbers(loader) == numbers(loader)

@@ -33,6 +33,10 @@ def ragged(folder: Path) -> None:
     make_ragged_slabs(folder, 101, 5)
 
 
+def ragged_gzip(folder: Path) -> None:
+    make_ragged_slabs(folder, 101, 4, compress="gzip")
+
+
 FILTERS = {
     "contiguous": None,
     "chunks": {},
@@ -62,6 +66,7 @@ def foreign(folder: Path) -> None:
         ("slabs", gzip, 100),
         ("slabs", blosc, 100),
         ("slabs", ragged, 200),
+        ("slabs", ragged_gzip, 100),
         ("foreign", foreign, 200),
     ],
 )
