@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except (HsgdError, ValueError, OSError) as error:
+    except (HsgdError, ValueError, OSError, MemoryError) as error:
         if debug:
             raise
-        print(f"hsgd: error: {error}", file=sys.stderr)
+        print(f"hsgd: error: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -175,8 +176,14 @@ def _convert(options: argparse.Namespace) -> int:
         progress=not options.quiet,
     )
     if not options.quiet and (comm is None or comm.rank == 0):
-        print("\n\n".join(describe(open_map(folder)) for folder in folders))
+        _show("\n\n".join(describe(open_map(folder)) for folder in folders))
     return 0
+
+
+def _show(text: str) -> None:
+    """Print, with "?" for what the terminal cannot show."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
 
 
 def _launched_together() -> Any:
@@ -193,7 +200,7 @@ def _launched_together() -> Any:
 
 
 def _info(options: argparse.Namespace) -> int:
-    print(describe(open_map(options.path, options.fields)))
+    _show(describe(open_map(options.path, options.fields)))
     return 0
 
 
@@ -205,12 +212,12 @@ def _verify(options: argparse.Namespace) -> int:
     damaged = 0
     with Progress(total, f"verify {options.path}", show=not options.quiet) as advance:
         for line in find_damage(data, threads=options.threads, advance=advance):
-            print(line)
+            _show(line)
             damaged += 1
     if damaged:
         print(f"{damaged} damaged blocks; restore these files, or convert the data again")
         return 1
-    print(f"{data.path}: {bytes_text(total)} in {len(data.slabs)} slabs, all checksums right")
+    _show(f"{data.path}: {bytes_text(total)} in {len(data.slabs)} slabs, all checksums right")
     return 0
 
 
@@ -222,6 +229,7 @@ def _bench(options: argparse.Namespace) -> int:
             options.batch_size,
             shuffle=shuffle,
             fields=options.fields,
+            as_numpy=True,  # reads types that torch does not have
             threads=options.threads,
         )
         began = time.perf_counter()
@@ -234,7 +242,7 @@ def _bench(options: argparse.Namespace) -> int:
         seconds = time.perf_counter() - began
         rate = loader.stats()["bytes_read"] / seconds / 1e9
         rows.append((title, f"{samples / seconds:,.0f}", f"{rate:.2f}", f"{first_s * 1e3:.0f} ms"))
-    print("\n".join([str(options.path), *_table(rows)]))
+    _show("\n".join([str(options.path), *_table(rows)]))
     return 0
 
 

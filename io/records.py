@@ -50,7 +50,7 @@ class ImageFolderSource:
             (file, label)
             for label, folder in enumerate(classes)
             for file in sorted(folder.rglob("*"))
-            if file.suffix.lower() in IMAGE_SUFFIXES
+            if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
         ]
         if not self._images:
             raise DataError(f"{path}: no images in class folders, as path/class/image.png")
@@ -149,9 +149,12 @@ class TarSource:
 
     def _load(self, name: str, row: int) -> NDArray[Any]:
         number, offset, length, where = self._members[name][row]
-        with open(self._paths[number], "rb") as file:
-            file.seek(offset)
-            data = file.read(length)
+        try:
+            with open(self._paths[number], "rb") as file:
+                file.seek(offset)
+                data = file.read(length)
+        except OSError as error:
+            raise DataError(f"{where}: cannot be read: {error.strerror}") from None
         if len(data) < length:
             raise DataError(f"{where} is truncated; copy the file again")
         suffix = name.rpartition(".")[2]
@@ -161,7 +164,7 @@ class TarSource:
                 return array.astype(array.dtype.newbyteorder("="), copy=False)
             if suffix in ("cls", "index"):
                 return np.array(int(data), np.int64)
-        except ValueError as error:
+        except (ValueError, TypeError, EOFError, MemoryError) as error:  # headers claim anything
             raise DataError(f"{where}: {first_line(error)}") from None
         if f".{suffix}" in IMAGE_SUFFIXES:
             return _decode(data, self._size, where)
@@ -240,7 +243,7 @@ class ParquetSource:
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         """One column, in parts; rows before `start` are read again."""
         before = start
-        for batch in self._open().iter_batches(batch_size=rows, columns=[spec.name]):
+        for batch in self._batches(spec.name, rows):
             column = batch.column(0)[before:]
             before = max(0, before - len(batch))
             lengths = None
@@ -251,6 +254,14 @@ class ParquetSource:
                 raise DataError(f"{self._path}: column {spec.name!r} has missing values; fill them")
             values = column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
             yield values if lengths is None else Ragged(values, offsets_of(lengths))
+
+    def _batches(self, name: str, rows: int) -> Iterator[Any]:
+        """One column, in parts."""
+        table = self._open()
+        try:
+            yield from table.iter_batches(batch_size=rows, columns=[name])
+        except (OSError, ValueError) as error:  # those of pyarrow are among these
+            raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
 
     def _open(self) -> Any:
         try:

@@ -8,7 +8,9 @@ original order, so memory stays bounded whatever the source. Never writes.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,15 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 from hsgd.io.chunks import load_filters
-from hsgd.io.datamap import choose_fields, first_line, open_hdf5, open_map, supported_dtype
+from hsgd.io.datamap import (
+    check_unique,
+    choose_fields,
+    examined,
+    first_line,
+    open_hdf5,
+    open_map,
+    supported_dtype,
+)
 from hsgd.io.layout import FieldSpec, import_h5py, is_slab_folder
 from hsgd.io.partition import IntArray, permutation
 from hsgd.io.ragged import Block, Ragged, ragged_of
@@ -145,7 +155,7 @@ class VlenSource:
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._path = path
-        with open_hdf5(str(path)) as file:
+        with examined(path) as file:
             chosen = choose_fields(file, path, fields)
             self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
             self.num_samples = int(file[chosen[0]].shape[0])
@@ -158,7 +168,7 @@ class VlenSource:
             for row in range(start, self.num_samples, rows):
                 try:
                     block = dataset[row : row + rows]
-                except OSError as error:
+                except (OSError, RuntimeError, ValueError) as error:
                     raise DataError(
                         f"{self._path}: h5py cannot read rows [{row}, {row + rows}) of "
                         f"{spec.name!r}: {first_line(error)}"
@@ -190,7 +200,7 @@ def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
     """Whether some field of an HDF5 file has numbers of variable length."""
     h5py = import_h5py()
 
-    with open_hdf5(str(path)) as file:
+    with examined(path) as file:
         found: list[bool] = []
 
         def visit(name: str, item: Any) -> None:
@@ -214,13 +224,19 @@ class NumpySource:
         counts = {}
         specs = []
         for name in chosen:
+            where = f"{self._files[name][0]}: {name!r}"
             with self._open(name) as stream:
-                shape, dtype = _read_header(stream, f"{self._files[name][0]}: {name!r}")
+                shape, dtype = _read_header(stream, where)
+                missing = math.prod(shape) * dtype.itemsize + stream.tell() - self._size(name)
+            if missing > 0:  # before memory is taken for what the header claims
+                raise _truncated(where, missing)
             self._stored[name] = dtype
             counts[name] = shape[0]
             specs.append(FieldSpec(name, shape[1:], dtype.newbyteorder("=")))
+        if not counts:
+            raise DataError(f"no arrays to convert; there are: {', '.join(files) or 'none'}")
         if len(set(counts.values())) != 1:
-            text = ", ".join(f"{name} {count}" for name, count in counts.items()) or "no arrays"
+            text = ", ".join(f"{name} {count}" for name, count in counts.items())
             raise DataError(f"first dimensions differ: {text}; choose the fields with --fields")
         self.specs = tuple(specs)
         self.num_samples = counts[chosen[0]]
@@ -242,6 +258,14 @@ class NumpySource:
     def identity(self) -> str:
         """Of all files."""
         return identity_of_files([path for path, _ in self._files.values()])
+
+    def _size(self, name: str) -> int:
+        """Bytes of a file, or of a member as it is without compression."""
+        path, member = self._files[name]
+        if member is None:
+            return path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            return archive.getinfo(member).file_size
 
     @contextmanager
     def _open(self, name: str) -> Iterator[IO[bytes]]:
@@ -266,6 +290,7 @@ def open_source(
 
     image_size: see records.ImageFolderSource.
     """
+    check_unique(fields or ())
     if "," in source and not Path(source).exists():
         return NumpySource(_npy_files([Path(part.strip()) for part in source.split(",")]), fields)
     path = Path(source)
@@ -275,6 +300,8 @@ def open_source(
         if is_slab_folder(path):
             return Hdf5Source(path, fields)
         return _open_folder(path, fields, image_size)
+    if not path.is_file():  # opening a pipe would wait for ever
+        raise DataError(f"{source}: neither a file nor a folder")
     if path.suffix == ".tar":
         return TarSource([path], fields, image_size)
     if path.suffix == ".csv":
@@ -285,6 +312,11 @@ def open_source(
         return NumpySource({"data": (path, None)}, fields)
     if path.suffix == ".npz":
         return NumpySource(_npz_members(path), fields)
+    if not import_h5py().is_hdf5(path):
+        raise DataError(
+            f"{source}: not an HDF5 file, and its name does not end in .npy, .npz, .tar, .csv, "
+            ".parquet or .pq; see hsgd data convert --help"
+        )
     return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
 
 
@@ -334,6 +366,8 @@ def _npy_files(paths: Sequence[Path]) -> dict[str, tuple[Path, str | None]]:
     for path in paths:
         if path.suffix != ".npy":
             raise DataError(f"{path}: only .npy files can be joined with commas")
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: not a file")
         if path.stem in files:
             raise DataError(f"{path}: a second file of the name {path.name}; rename one")
         files[path.stem] = (path, None)
@@ -359,8 +393,10 @@ def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dty
             shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
         else:
             raise ValueError(f"version {version} of the .npy format")
-    except ValueError as error:
+    except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as error:
         raise DataError(f"{where}: not a readable .npy array: {first_line(error)}") from None
+    if min(shape, default=0) < 0:
+        raise DataError(f"{where}: not a readable .npy array: its shape is {shape}")
     if dtype.kind not in _KINDS:
         raise DataError(f"{where} has dtype {dtype}; only numbers and bool can be converted")
     if not shape:
@@ -370,6 +406,10 @@ def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dty
     return shape, dtype
 
 
+def _truncated(where: str, missing: int) -> DataError:
+    return DataError(f"{where} is truncated: {missing} bytes are missing; copy the file again")
+
+
 def _read_exactly(stream: IO[bytes], count: int, where: str) -> bytes:
     """`count` bytes; a zip member may give them in parts."""
     parts: list[bytes] = []
@@ -377,9 +417,7 @@ def _read_exactly(stream: IO[bytes], count: int, where: str) -> bytes:
     while missing:
         part = stream.read(missing)
         if not part:
-            raise DataError(
-                f"{where} is truncated: {missing} bytes are missing; copy the file again"
-            )
+            raise _truncated(where, missing)
         parts.append(part)
         missing -= len(part)
     return b"".join(parts)

@@ -24,7 +24,7 @@ import os, random, signal, sys
 import h5py
 from hsgd.io import convert, convert_to_slabs, native, passes, sources, writer
 
-source, target, seed, most, permute = sys.argv[1:]
+source, target, seed, most, permute, compress = sys.argv[1:]
 draw = random.Random(int(seed))
 passes.BLOCK_BYTES, passes._CHECKPOINT_BYTES, writer.CHECKSUM_BYTES = 64, 200, 100
 ends = os.open("ends", os.O_CREAT | os.O_RDWR | os.O_TRUNC)
@@ -51,7 +51,8 @@ def convert_once(step):
             rows[0] += len(block)
             yield block
     sources.NumpySource.stream = counted
-    convert_to_slabs(source, target, num_slabs=7, seed=3, permute=permute == "1")
+    options = {"permute": permute == "1", "compress": compress or None}
+    convert_to_slabs(source, target, num_slabs=7, seed=3, **options)
     os.write(ends, b"%d" % rows[0])
 
 lives = 0
@@ -86,13 +87,16 @@ def contents(folder):
     return found
 
 
-@pytest.mark.parametrize("permute", [True, False])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("permute", "seed", "compress"),
+    [(True, 0, None), (True, 1, None), (False, 0, None), (False, 1, None), (True, 2, "gzip")],
+)
 def test_a_conversion_killed_at_random_steps_gives_the_files_of_one_that_was_not(
-    tmp_path, monkeypatch, permute, seed
+    tmp_path, monkeypatch, permute, seed, compress
 ):
     np.savez(tmp_path / "a.npz", **arrays_of(101))
     words = [str(tmp_path / "a.npz"), str(tmp_path / "out"), str(seed), "150", str(int(permute))]
+    words.append(compress or "")
     done = subprocess.run(
         [sys.executable, "-c", KILL, *words],
         cwd=tmp_path,
@@ -107,7 +111,8 @@ def test_a_conversion_killed_at_random_steps_gives_the_files_of_one_that_was_not
     assert streamed < 4 * 101  # the last one did not begin anew
     monkeypatch.setattr(passes, "BLOCK_BYTES", 64)
     monkeypatch.setattr("hsgd.io.writer.CHECKSUM_BYTES", 100)
-    convert_to_slabs(tmp_path / "a.npz", tmp_path / "whole", num_slabs=7, seed=3, permute=permute)
+    options = {"permute": permute, "compress": compress}
+    convert_to_slabs(tmp_path / "a.npz", tmp_path / "whole", num_slabs=7, seed=3, **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert list(find_damage(open_map(tmp_path / "out"))) == []
     convert_to_slabs(tmp_path / "a.npz", tmp_path / "out", num_slabs=7, seed=3, overwrite=True)
