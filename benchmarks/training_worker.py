@@ -112,9 +112,15 @@ class ByHorovod(Way):
         return bool(choice.steps_left > 0)
 
     def chosen(self) -> dict[str, int]:
-        """Whether gradients travel during backward, where that is known."""
+        """Whether gradients travel during backward, where that is known, and what a trial found."""
         choice = getattr(self._made(), "overlap_choice", None)
-        return {} if choice is None else {"overlaps": int(choice.overlaps)}
+        if choice is None:
+            return {}
+        found = {"overlaps": int(choice.overlaps)}
+        if choice.during_s is not None:
+            found["during_us"] = int(1e6 * choice.during_s)
+            found["after_us"] = int(1e6 * choice.after_s)
+        return found
 
     def tried(self) -> int:
         """Lines in the log of Horovod's autotuner, on the rank that writes it."""
