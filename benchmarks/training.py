@@ -55,9 +55,10 @@ processor time that communication adds, over all ranks, from the least of both k
 says something on machines that others use as well.
 
 Horovod stands for the best of cycles of 0.1, 1 (its default) and 5 ms, and of its autotuner, which
-may try settings for --tune seconds of each case before it is measured. Where models do not fit into
-memory side by side, each is made again for its turn. The limit moves bytes and adds nothing
-(training_limit.py).
+may try settings for --tune seconds of each case before it is measured. hsgd.torch chooses in its
+first steps whether gradients travel during backward or after it ("tuning" in the JSON). Where
+models do not fit into memory side by side, each is made again for its turn. The limit moves bytes
+and adds nothing (training_limit.py).
 
 Ratios, above 1 is shorter: vs_horovod/exposed/CASE/LAYOUT is the exposed time of the best plain
 Horovod / that of hsgd.torch; vs_ddp and vs_plugin likewise, vs_peer is the least of Horovod and
@@ -107,6 +108,7 @@ TUNER = {
 }
 WAYS = (
     Way("hsgd", "hsgd.torch", "hsgd", "hsgd", {}),
+    Way("hsgd-early", "hsgd.torch, during backward", "hsgd", "hsgd-early", {}, False),
     Way("hsgd-late", "hsgd.torch, after backward", "hsgd", "hsgd-late", {}, False),
     Way("plugin", "Horovod + plugin", "hsgd", "horovod", {"HOROVOD_PLUGIN": "hsgd"}),
     Way("horovod", "Horovod", "peer", "horovod", {}),
@@ -208,7 +210,7 @@ def _take_turns(
         for name, job in list(ready.items()):
             if turn == 0 or not together:
                 answers = ordered(job, name, f"setup {case}", failures)
-                tuning = {}
+                tuning = answers[0].get("tuning", {}) if answers else {}
                 if answers and turn == 0 and name in tuned:
                     told_of = ordered(job, name, f"tune {effort.tune_s}", failures)
                     answers, tuning = (answers, told_of[0]) if told_of else (None, {})

@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ class Way:
         """How many settings it has tried out by itself."""
         return 0
 
+    def choosing(self) -> bool:
+        """Whether it still chooses, in its first steps, what it then stays with; alike on all
+        ranks.
+        """
+        return False
+
+    def chosen(self) -> dict[str, int]:
+        """What it stays with."""
+        return {}
+
     def end(self) -> None:
         """Collective."""
 
@@ -65,6 +76,9 @@ class ByHorovod(Way):
     def __init__(self, module: str, **options: Any) -> None:
         self._module = module
         self._options = options
+        self._strategies: dict[int, str] = {}  # what was chosen, by the number of parameters
+        self._made: Callable[[], Any] = lambda: None  # a weak reference: it holds the model
+        self._count = 0
 
     def start(self, folder: Path) -> None:
         import importlib
@@ -78,8 +92,35 @@ class ByHorovod(Way):
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[Forward, torch.optim.Optimizer, Callable[[], None]]:
         self._hvd.broadcast_parameters(model.state_dict(), 0)
-        made = self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), **self._options)
+        self._count = sum(parameter.numel() for parameter in model.parameters())
+        options = dict(self._options)
+        if self._count in self._strategies:
+            options["strategy"] = self._strategies[self._count]
+        made = self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+        self._made = weakref.ref(made)
         return model, made, made.synchronize
+
+    def choosing(self) -> bool:
+        """Until hsgd.torch knows whether gradients should travel during backward. Models that are
+        made anew for each turn choose once.
+        """
+        choice = getattr(self._made(), "overlap_choice", None)
+        if choice is None:
+            return False
+        if choice.steps_left == 0 and choice.during_s is not None:
+            self._strategies[self._count] = "overlap" if choice.overlaps else "after_backward"
+        return bool(choice.steps_left > 0)
+
+    def chosen(self) -> dict[str, int]:
+        """Whether gradients travel during backward, where that is known, and what a trial found."""
+        choice = getattr(self._made(), "overlap_choice", None)
+        if choice is None:
+            return {}
+        found = {"overlaps": int(choice.overlaps)}
+        if choice.during_s is not None:
+            found["during_us"] = int(1e6 * choice.during_s)
+            found["after_us"] = int(1e6 * choice.after_s)
+        return found
 
     def tried(self) -> int:
         """Lines in the log of Horovod's autotuner, on the rank that writes it."""
@@ -152,6 +193,7 @@ class ByLimit(Way):
 WAYS: dict[str, Callable[[], Way]] = {
     "horovod": lambda: ByHorovod("horovod.torch"),
     "hsgd": lambda: ByHorovod("hsgd.torch"),
+    "hsgd-early": lambda: ByHorovod("hsgd.torch", strategy="overlap"),
     "hsgd-late": lambda: ByHorovod("hsgd.torch", strategy="after_backward"),
     "hsgd-node-shared": lambda: ByHorovod("hsgd.torch", node_shared=True),
     "ddp": ByGloo,
@@ -175,11 +217,15 @@ class Bench:
         plain = self._make(case, Way())
         step = self._make(case, self._way)
         for _ in range(WARM_STEPS):
-            begin = time.perf_counter()
             plain()
             step()
+        while self._way.choosing():
+            step()
+        begin = time.perf_counter()
+        plain()
+        step()
         self._steps = plain, step
-        return {"both_s": time.perf_counter() - begin}
+        return {"both_s": time.perf_counter() - begin, "tuning": self._way.chosen()}
 
     def tune(self, seconds: float) -> dict[str, Any]:
         """Steps for a way that tunes itself, until it is done with that or `seconds` have passed.

@@ -112,6 +112,10 @@ class Config:
         "ordinary, nontemporal or auto",
     )
     """Kind of store into shared memory; auto measures both at start-up, on one node later, too."""
+    overlap: str = _variable(  # type: ignore[assignment]
+        "HSGD_OVERLAP", "auto", _one_of("auto", "always", "never"), "auto, always or never"
+    )
+    """hsgd.torch: whether gradients travel while backward runs; auto tries both at first."""
     min_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_MIN_BYTES", 1024, _between(int, 0, 1e15), "bytes from 0"
     )

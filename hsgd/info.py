@@ -317,6 +317,12 @@ def _add_paths(report: Report, job: layout.Layout | None) -> None:
         config = Config.from_env()
     except ValueError:
         return  # said above
+    travel = {
+        "auto": "during or after backward, as its first steps show (optimizer.overlap_choice)",
+        "always": "during backward",
+        "never": "after backward",
+    }
+    report.fact("Paths", "DistributedOptimizer", f"gradients travel {travel[config.overlap]}")
     small = _bytes(config.min_bytes)
     report.fact("Paths", f"below {small}", "MPI's own allreduce (interposer only)")
     ranks = max((len(node.ranks) for node in job.nodes), default=1) if job else 2

@@ -20,7 +20,7 @@ from hsgd.config import Config
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON_ONLY = {"debug", "cache_dir"}
+PYTHON_ONLY = {"overlap", "debug", "cache_dir"}
 SHARED = {f: v for f, v in Config.variables().items() if f not in PYTHON_ONLY}
 WORDS = {"HSGD_STORE": _STORES, "HSGD_WIRE_DTYPE": _WIRE_DTYPES}
 NUMBERS = sorted(set(SHARED.values()) - set(WORDS))
@@ -206,6 +206,7 @@ OUT_OF_BOUNDS: list[dict[str, Any]] = [
     {"spin": -2},
     {"store": "fast"},
     {"wire_dtype": "bf16"},
+    {"overlap": True},
     {"wire_oneshot_bytes": 1 << 40},
     {"wire_chunk_bytes": -1},
     {"min_bytes": None},

@@ -481,7 +481,7 @@ def overlapping(seat: Seat, path: str, size: int) -> list[int]:
     with job(seat, path, size) as hvd:
         model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), bucket_cap_mb=1e-6
+            torch.optim.SGD(model.parameters(), lr=0.1), bucket_cap_mb=1e-6, strategy="overlap"
         )
         launched = []
         for step in range(2):
@@ -675,7 +675,7 @@ def test_node_shared_parameters_take_sparse_gradients_as_dense_ones(ranks: Ranks
 def options_out_of_range(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         plain = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-        with pytest.raises(ValueError, match='strategy is "late"; use one of overlap'):
+        with pytest.raises(ValueError, match='strategy is "late"; use one of auto, overlap'):
             hvd.DistributedOptimizer(plain, strategy="late")
         with pytest.raises(ValueError, match="bucket_cap_mb is 0; give MiB above 0"):
             hvd.DistributedOptimizer(plain, bucket_cap_mb=0)

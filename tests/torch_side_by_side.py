@@ -647,6 +647,20 @@ def join_with_different_numbers_of_batches(hvd: Any) -> Any:
 
 
 @case
+def join_while_others_step(hvd: Any) -> Any:
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    for _ in range(2 + hvd.rank()):
+        optimizer.zero_grad()
+        model(values(hvd, 5, 4)).square().sum().backward()
+        optimizer.step()
+    return [hvd.join(), *(parameter.detach() for parameter in model.parameters())]
+
+
+@case
 def after_shutdown(hvd: Any) -> Any:
     hvd.barrier()
     hvd.shutdown()

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "error.hpp"
@@ -65,7 +66,7 @@ class MpiTransport final : public Transport {
   Ticket send(int node, Channel channel, const void* data, size_t bytes) override {
     const Ticket ticket = free_ticket(false);
     check_mpi(PMPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, node, static_cast<int>(channel),
-                         leaders_.get(), &requests_[ticket].request),
+                         leaders_.get(), &requests_[ticket]),
               "MPI_Isend");
     return ticket;
   }
@@ -73,16 +74,22 @@ class MpiTransport final : public Transport {
   Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) override {
     const Ticket ticket = free_ticket(true);
     check_mpi(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, node,
-                         static_cast<int>(channel), leaders_.get(), &requests_[ticket].request),
+                         static_cast<int>(channel), leaders_.get(), &requests_[ticket]),
               "MPI_Irecv");
     return ticket;
   }
 
+  // Whoever tests a request makes MPI ask the network, which over TCP is a system call, and yield
+  // the core where it was told to. So one call tests all of them, and who asks for each in turn has
+  // asked the network once.
   bool done(Ticket ticket) override {
-    int flag = 0;
-    check_mpi(PMPI_Test(&requests_[ticket].request, &flag, MPI_STATUS_IGNORE), "MPI_Test");
-    if (flag != 0) requests_[ticket].used = false;
-    return flag != 0;
+    Slot& slot = slots_[ticket];
+    if (!slot.complete && !std::exchange(slot.tested, false)) {
+      test_all();
+      slot.tested = false;
+    }
+    slot.used = !slot.complete;
+    return slot.complete;
   }
 
   void poison(const std::string& reason) noexcept override {
@@ -117,17 +124,17 @@ class MpiTransport final : public Transport {
     int finalized = 0;
     PMPI_Finalized(&finalized);
     if (finalized != 0) return true;
-    for (Slot& slot : requests_) {
-      if (slot.used && slot.receives) PMPI_Cancel(&slot.request);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (requests_[i] != MPI_REQUEST_NULL && slots_[i].receives) PMPI_Cancel(&requests_[i]);
     }
     for (;;) {
       bool quiet = true;
-      for (Slot& slot : requests_) {
-        if (!slot.used) continue;
-        int flag = 0;
-        if (PMPI_Test(&slot.request, &flag, MPI_STATUS_IGNORE) == MPI_SUCCESS && flag != 0)
-          slot.used = false;
-        quiet &= !slot.used;
+      for (MPI_Request& request : requests_) {
+        int flag = 1;
+        if (request != MPI_REQUEST_NULL &&
+            PMPI_Test(&request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+          flag = 0;
+        quiet &= flag != 0;
       }
       if (quiet || deadline.passed()) return quiet;
     }
@@ -135,19 +142,43 @@ class MpiTransport final : public Transport {
 
  private:
   struct Slot {
-    MPI_Request request = MPI_REQUEST_NULL;
     bool used = false;
     bool receives = false;
+    bool complete = false;
+    bool tested = false;  // and found open, since done() was last asked for it
   };
 
   Ticket free_ticket(bool receives) {
     const auto slot =
-        std::find_if(requests_.begin(), requests_.end(), [](const Slot& s) { return !s.used; });
-    const auto ticket = static_cast<Ticket>(slot - requests_.begin());
-    if (slot == requests_.end()) requests_.emplace_back();
-    requests_[ticket].used = true;
-    requests_[ticket].receives = receives;
+        std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.used; });
+    const auto ticket = static_cast<Ticket>(slot - slots_.begin());
+    if (slot == slots_.end()) {
+      slots_.emplace_back();
+      requests_.push_back(MPI_REQUEST_NULL);
+      indices_.emplace_back();
+      statuses_.emplace_back();
+    }
+    slots_[ticket] = {true, receives, false, false};
     return ticket;
+  }
+
+  void test_all() {
+    int count = 0;
+    int status = MPI_SUCCESS;
+    // Open MPI asks the network after it has looked at the requests: only a second look sees what
+    // came.
+    for (int look = 0; look < 2 && status == MPI_SUCCESS && count == 0; ++look) {
+      status = PMPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
+                             indices_.data(), statuses_.data());
+    }
+    for (int i = 0; status == MPI_ERR_IN_STATUS && i < count; ++i) {
+      check_mpi(statuses_[static_cast<size_t>(i)].MPI_ERROR, "MPI_Testsome");
+    }
+    check_mpi(status, "MPI_Testsome");
+    for (Slot& slot : slots_) slot.tested = true;
+    for (int i = 0; i < count; ++i) {
+      slots_[static_cast<size_t>(indices_[static_cast<size_t>(i)])].complete = true;
+    }
   }
 
   static void cancel(MPI_Request& request) {
@@ -159,7 +190,10 @@ class MpiTransport final : public Transport {
   OwnComm leaders_;
   int rank_ = 0;
   int size_ = 1;
-  std::vector<Slot> requests_;
+  std::vector<Slot> slots_;
+  std::vector<MPI_Request> requests_;  // of the slots; null where nothing is under way
+  std::vector<int> indices_;           // what MPI_Testsome fills
+  std::vector<MPI_Status> statuses_;
   MPI_Request poison_ = MPI_REQUEST_NULL;
   bool poisoned_out_ = false;
   char poison_in_[kPoisonBytes] = {};

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
+from hsgd.errors import SignatureMismatch
 from hsgd.handle import Handle
 from hsgd.torch.compression import BF16Compressor, Compressor, FP16Compressor, NoneCompressor
 from hsgd.torch.packing import Packing
 from hsgd.torch.reductions import AVERAGE, CORE_OPS
 
-__all__ = ["Bucket", "fill"]
+__all__ = ["Bucket", "Collective", "fill"]
 
 _CASTS: dict[type[Compressor], torch.dtype] = {
     FP16Compressor: torch.float16,
@@ -49,6 +51,38 @@ def fill(sizes: Sequence[tuple[torch.dtype, int]], most_bytes: int) -> list[list
     return sorted(done, key=lambda held: held[-1])
 
 
+@dataclass(frozen=True)
+class Collective:
+    """What travels for a bucket, without its memory. dtype: on the way."""
+
+    comm: Comm
+    label: str
+    count: int
+    dtype: torch.dtype
+    op: int
+    predivide: float
+    compression: type[Compressor]
+
+    def start(self, array: Tensor) -> Handle[Any]:
+        """Begin it, in place; collective, not blocking."""
+        return self.comm.allreduce_async(array, self._core_op(array), array, self.label)
+
+    def run(self, array: Tensor) -> None:
+        """Make it, in place; collective, blocking."""
+        self.comm.allreduce(array, self._core_op(array), array, self.label)
+
+    def run_with_zeros(self) -> None:
+        """Take part and add nothing; collective, blocking."""
+        zeros = torch.zeros(self.count, dtype=self.dtype)
+        if self.compression not in (NoneCompressor, *_CASTS):
+            zeros = self.compression.compress(zeros)[0].contiguous()
+        self.run(zeros)
+
+    def _core_op(self, array: Tensor) -> str:
+        mean = self.op == AVERAGE and self.predivide == 1.0 and array.is_floating_point()
+        return "mean" if mean else CORE_OPS[self.op]
+
+
 class Bucket:
     """Collective, blocking: all ranks of `comm` make it together.
 
@@ -72,7 +106,7 @@ class Bucket:
         self.launched_s = 0.0
         """When the collective started, on time.monotonic(); 0 while none is under way."""
         self.label = f"{self.LABEL} {number} ({label})"
-        self._comm = comm
+        self._size = comm.size
         self._op, self._predivide = op, predivide
         self._compression = compression
         self._threaded = threaded
@@ -87,7 +121,11 @@ class Bucket:
         wire_dtype = _CASTS.get(compression)
         casts = wire_dtype is not None and dtype.is_floating_point and dtype != wire_dtype
         self._wire: Tensor = comm.empty(count, wire_dtype, self.label) if casts else self._flat
+        self.collective = Collective(
+            comm, self.label, count, self._wire.dtype, op, predivide, compression
+        )
         self._handle: Handle[Any] | None = None
+        self._mismatch: SignatureMismatch | None = None
         self._result = self._flat
         self._context: Any = None
 
@@ -122,20 +160,35 @@ class Bucket:
         elif self._compression is not NoneCompressor:
             compressed, self._context = self._compression.compress(self._flat)
             self._result = compressed.contiguous()
-        mean = self._op == AVERAGE and self._predivide == 1.0 and self._result.is_floating_point()
-        op = "mean" if mean else CORE_OPS[self._op]
+        self._mismatch = None
         if self._threaded:
-            self._handle = self._comm.allreduce_async(self._result, op, self._result, self.label)
-        else:
-            self._comm.allreduce(self._result, op, self._result, self.label)
+            self._handle = self.collective.start(self._result)
+            return
+        try:
+            self.collective.run(self._result)
+        except SignatureMismatch as error:
+            self._mismatch = error
 
-    def finish(self) -> None:
-        """Wait for the collective, after which the gradients are those of all ranks; blocking.
-        Raises as Handle.wait().
+    def wait(self) -> SignatureMismatch | None:
+        """Return when the collective has ended; blocking. What it has met if other ranks called
+        something else: then nothing has changed, and repeat() may follow. Else raises as
+        Handle.wait().
         """
         if self._handle is not None:
-            self._handle.wait()
+            try:
+                self._handle.wait()
+            except SignatureMismatch as error:
+                self._mismatch = error
             self._handle = None
+        return self._mismatch
+
+    def repeat(self) -> None:
+        """Make the collective of the last launch() once more; collective, blocking."""
+        self._mismatch = None
+        self.collective.run(self._result)
+
+    def finish(self) -> None:
+        """After wait(), make the gradients those of all ranks; local."""
         if self._wire is not self._flat:
             self._flat.copy_(self._wire)
         elif self._compression is not NoneCompressor:
@@ -143,7 +196,7 @@ class Bucket:
             if result.data_ptr() != self._flat.data_ptr():
                 self._flat.copy_(result)
         if self._op == AVERAGE and self._predivide != 1.0:
-            self._flat.mul_(self._predivide / self._comm.size)
+            self._flat.mul_(self._predivide / self._size)
         for parameter in self.packing.sparse:
             assert parameter.grad is not None
             parameter.grad = parameter.grad.to_sparse()

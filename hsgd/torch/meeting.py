@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from hsgd.torch import runtime
+from hsgd.torch.joined import standing_in
 from hsgd.torch.operation import Barrier, Join
 from hsgd.torch.plan import JOIN
 from hsgd.torch.process_sets import ProcessSet, global_process_set
@@ -22,11 +24,14 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Say that this rank has no more data; blocking until all ranks have said so.
 
-    Until then it takes part in the allreduces of the others with zeros. Everything else fails on
-    all ranks while one has joined, but barriers.
+    Until then it takes part in the allreduces of the others with zeros, and so in the steps of each
+    DistributedOptimizer that has made a step here, unless with a strategy of its own or
+    node_shared. Everything else fails on all ranks while one has joined, but barriers.
     device: taken for Horovod's sake.
     Returns the rank that joined last.
     """
     coordinator = coordinator_of(global_process_set, "Join")
-    last: int = synchronize(submit(coordinator, Join(JOIN, time.time()), wake=False))
+    job, operation = runtime.current(), Join(JOIN, time.time())
+    with standing_in(job.joining, threaded=job.threaded):
+        last: int = synchronize(submit(coordinator, operation, wake=False))
     return last

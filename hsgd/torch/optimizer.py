@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hsgd.config import Config
 from hsgd.optim.elastic_strategy import STRATEGIES as ELASTIC
 from hsgd.torch import horovod_path, runtime
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.elastic_averaging import average_elastically
 from hsgd.torch.gossiping import start_gossip
+from hsgd.torch.overlap import OverlapChoice
 from hsgd.torch.process_sets import ProcessSet, global_process_set
 from hsgd.torch.reducer import GradientReducer, Options
 from hsgd.torch.reductions import ADASUM, AVERAGE
@@ -29,7 +31,8 @@ from hsgd.torch.trees import plant_tree
 __all__ = ["Distributed", "DistributedOptimizer"]
 
 _WITH_OPTIONS = ("gossip", *ELASTIC)
-_STRATEGIES = ("overlap", "after_backward", "notified_tree", *_WITH_OPTIONS)
+_OVERLAP = {"overlap": "always", "after_backward": "never"}
+_STRATEGIES = ("auto", *_OVERLAP, "notified_tree", *_WITH_OPTIONS)
 
 
 class Distributed(torch.optim.Optimizer):
@@ -52,6 +55,14 @@ class Distributed(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change it; local, the same on all ranks."""
         self._reducer.set_passes(passes)
+
+    @property
+    def overlap_choice(self) -> OverlapChoice:
+        """Whether gradients travel during backward or after it, and what a trial found; local.
+
+        Not a name of Horovod's.
+        """
+        return self._reducer.overlap_choice
 
     def synchronize(self) -> None:
         """Make the gradients those of all ranks; collective over the process set, blocking.
@@ -189,7 +200,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     bucket_cap_mb: float = 25.0,
-    strategy: str = "overlap",
+    strategy: str = "auto",
     node_shared: bool = False,
     model: torch.nn.Module | None = None,
     strategy_options: dict[str, Any] | None = None,
@@ -207,14 +218,16 @@ def DistributedOptimizer(
     Average only. groups: how many buckets, or lists of parameters that share one; num_groups is
     its old name. sparse_as_dense: let sparse gradients travel in buckets.
     bucket_cap_mb: most MiB of a bucket without groups. strategy: "overlap" starts a bucket when
-    its last gradient has come, "after_backward" starts all in step(), "notified_tree" sends each
-    layer up and down a tree of one-sided writes and lets the next forward pass wait for its layers
-    alone (hsgd.optim.NotifiedTree; needs `model`). "gossip" lets each rank step on its own
-    gradients, and average its weights with one peer at a time when a trigger says so
-    (hsgd.optim.Gossip; collective); "elastic_async" and "elastic_hybrid" train ranks or nodes on
-    their own and hold them together by a centre (hsgd.optim.ElasticAveraging; collective); with
-    `model` all three average its buffers too. strategy_options: further arguments of these three,
-    such as trigger or moving_rate.
+    its last gradient has come, "after_backward" starts all in step(); "auto" tries both in the
+    first steps and stays with the faster, unless HSGD_OVERLAP says which: results are the same bit
+    for bit, and `overlap_choice` tells. "notified_tree" sends each layer up and down a tree of
+    one-sided writes and lets the next forward pass wait for its layers alone
+    (hsgd.optim.NotifiedTree; needs `model`). "gossip" lets each rank step on its own gradients,
+    and average its weights with one peer at a time when a trigger says so (hsgd.optim.Gossip;
+    collective); "elastic_async" and "elastic_hybrid" train ranks or nodes on their own and hold
+    them together by a centre (hsgd.optim.ElasticAveraging; collective); with `model` all three
+    average its buffers too. strategy_options: further arguments of these three, such as trigger or
+    moving_rate.
     node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
     part of them after the backward pass; all ranks get those of rank 0, which makes this call
     collective. For SGD, Adam, AdamW, LARS and LAMB, with op Average and without compression,
@@ -289,7 +302,7 @@ def DistributedOptimizer(
         sparse_as_dense,
         process_set,
         bucket_cap_mb,
-        strategy == "overlap",
+        _OVERLAP.get(strategy) or Config.from_env().overlap,
     )
     kind: Any = type(
         type(optimizer).__name__,

@@ -8,12 +8,11 @@ way. Never updates parameters.
 
 from __future__ import annotations
 
-import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,18 +20,20 @@ from torch import Tensor
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.torch import runtime
+from hsgd.torch.agreement import agree, split
 from hsgd.torch.allreduce import sparse_allreduce_async
-from hsgd.torch.buckets import Bucket, fill
+from hsgd.torch.buckets import Bucket
 from hsgd.torch.compression import Compressor
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.objects import exchange
+from hsgd.torch.joined import StandIn, end_round
+from hsgd.torch.overlap import Overlap, OverlapChoice
 from hsgd.torch.packing import HOT_COUNT
 from hsgd.torch.process_sets import ProcessSet
 from hsgd.torch.timeline import add_levels
 
 __all__ = ["GradientReducer", "Options"]
 
-_MIB = 1 << 20
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Options:
     sparse_as_dense: bool
     process_set: ProcessSet
     bucket_cap_mb: float
-    overlap: bool
+    overlap: str  # as for Overlap
 
 
 class GradientReducer:
@@ -69,8 +70,10 @@ class GradientReducer:
         self._buckets: list[Bucket] = []
         self._next = 0  # the bucket to launch next
         self._touched = False  # a gradient came since the last round
+        self._overlap = Overlap(options.overlap)
         self._job: runtime.Runtime | None = None
         self._comm: Comm | None = None
+        self._stand_in: StandIn | None = None
 
     def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """Follow parameters that need gradients and are new; local. Called in every step: cheap
@@ -95,6 +98,11 @@ class GradientReducer:
         """Whether gradients came that were not reduced."""
         return self._touched or bool(self._arrived)
 
+    @property
+    def overlap_choice(self) -> OverlapChoice:
+        """Whether collectives start in backward; local."""
+        return self._overlap.choice
+
     def set_passes(self, passes: int) -> None:
         """From the next step on."""
         self.passes = passes
@@ -108,10 +116,12 @@ class GradientReducer:
         Parameters without a gradient count as zero. Raises HorovodInternalError when ranks
         disagree or one is lost.
         """
-        self._follow_job()
+        comm = self._follow_job()
+        self._overlap.ready()
         try:
             self._look()
-            self._finish_round()
+            self._finish_round(comm)
+            self._overlap.end_step(comm)
         except HsgdError as error:
             raise HorovodInternalError(str(error)) from error
         finally:
@@ -133,8 +143,10 @@ class GradientReducer:
         """
         self._arrived.append(parameter)
         self._look()
-        if self._options.overlap and self._job is runtime.current():
-            self._launch_complete()
+        if self._next_is_complete() and self._job is runtime.current():
+            self._overlap.ready()
+            if self._overlap.active:
+                self._launch_complete()
 
     def _look(self) -> None:
         """Work off what arrived."""
@@ -178,8 +190,11 @@ class GradientReducer:
         if parameter.numel() >= HOT_COUNT:
             bucket.packing.adopt(index)
 
+    def _next_is_complete(self) -> bool:
+        return self._next < len(self._buckets) and self._buckets[self._next].waiting == 0
+
     def _launch_complete(self) -> None:
-        while self._next < len(self._buckets) and self._buckets[self._next].waiting == 0:
+        while self._next_is_complete():
             self._launch(self._buckets[self._next])
             self._next += 1
 
@@ -190,13 +205,15 @@ class GradientReducer:
         if tracer is not None:
             tracer("pack", bucket.label, begin_s, bucket.launched_s)
 
-    def _finish_round(self) -> None:
+    def _finish_round(self, comm: Comm) -> None:
         self._complete()
         sparse = [(p, self._start_sparse(p)) for p in self._sparse]
         if len(self._places) + len(self._sparse) < len(self._known):
             # On all ranks in the same step; else they wait, and the stall inspector tells.
             new = [p for p in self._known if p not in self._places and p not in self._sparse]
             sparse += self._extend(new)
+        if end_round(comm, self._buckets):
+            self._overlap.abandon()
         for bucket in self._buckets:
             bucket.finish()
         self._trace_collectives()
@@ -223,15 +240,20 @@ class GradientReducer:
 
     def _extend(self, new: Sequence[Tensor]) -> list[tuple[Tensor, Callable[[], Tensor]]]:
         """Agree on the order of new parameters, make their buckets, and launch these."""
-        assert self._comm is not None and self._job is not None
+        assert self._comm is not None and self._job is not None and self._stand_in is not None
         for parameter in new:
             self._order.setdefault(parameter)
-        by_name = {self._names[id(parameter)]: parameter for parameter in new}
-        ordered, sparse = self._agree(list(self._order), by_name)
+        names = {parameter: self._names[id(parameter)] for parameter in self._order}
+        wanted = self._overlap.wanted
+        ordered, sparse, overlap = agree(
+            self._comm, names, wanted, sparse_as_dense=self._options.sparse_as_dense
+        )
+        if overlap != wanted:
+            self._overlap = Overlap(overlap)
         self._order.clear()
         begun = [(parameter, self._start_sparse(parameter)) for parameter in sparse]
         self._sparse.update(dict.fromkeys(sparse))
-        for members in self._split(ordered):
+        for members in split(ordered, self._options.groups, self._options.bucket_cap_mb):
             number = len(self._buckets)
             bucket = Bucket(
                 self._comm,
@@ -249,68 +271,10 @@ class GradientReducer:
                     self._hook(parameter, self._arrived.append)
             self._launch(bucket)
             self._buckets.append(bucket)
+            self._stand_in.collectives.append(bucket.collective)
         self._next = len(self._buckets)
+        self._overlap.begin(len(self._buckets))
         return begun
-
-    def _agree(
-        self, order: Sequence[Tensor], by_name: dict[str, Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Dense and sparse parameters in the order of the first rank."""
-        assert self._comm is not None
-        own = [self._describe(parameter) for parameter in order]
-        tables = exchange(self._comm, own, "optimizer layout")
-        first = {name: (shape, dtype) for name, shape, dtype, _ in tables[0]}
-        for rank, table in enumerate(tables):
-            for name, shape, dtype, _ in table:
-                if first.get(name) != (shape, dtype):
-                    raise HorovodInternalError(
-                        f"DistributedOptimizer: rank {rank} has parameter {name} of shape {shape} "
-                        f"and {dtype}, rank 0 has {first.get(name, 'none of that name')}; build "
-                        "the same model on every rank"
-                    )
-            if len(table) != len(first):
-                absent = sorted(first.keys() - {name for name, *_ in table})
-                raise HorovodInternalError(
-                    f"DistributedOptimizer: rank {rank} lacks the parameters {absent[:5]} of rank "
-                    "0; build the same model on every rank"
-                )
-        sparse_names = {name for table in tables for name, _, _, sparse in table if sparse}
-        names = [name for name, *_ in tables[0]]
-        return (
-            [by_name[name] for name in names if name not in sparse_names],
-            [by_name[name] for name in names if name in sparse_names],
-        )
-
-    def _describe(self, parameter: Tensor) -> tuple[str, tuple[int, ...], str, bool]:
-        gradient = parameter.grad
-        sparse = gradient is not None and gradient.is_sparse and not self._options.sparse_as_dense
-        return (
-            self._names[id(parameter)],
-            tuple(parameter.shape),
-            str(parameter.dtype),
-            sparse,
-        )
-
-    def _split(self, ordered: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The buckets of new parameters."""
-        groups = self._options.groups
-        parts: list[list[Tensor]] = [list(ordered)]
-        most = int(self._options.bucket_cap_mb * _MIB)
-        if isinstance(groups, int):
-            each, more = divmod(len(ordered), groups)
-            ends = [n * each + min(n, more) for n in range(groups + 1)]
-            parts = [list(ordered[a:b]) for a, b in itertools.pairwise(ends)]
-            most = 1 << 62
-        elif groups is not None:
-            chosen = {parameter: n for n, group in enumerate(groups) for parameter in group}
-            parts = [[p for p in ordered if chosen.get(p) == n] for n in range(len(groups))]
-            parts += [[p] for p in ordered if p not in chosen]
-            most = 1 << 62
-        made = []
-        for part in parts:
-            sizes = [(p.dtype, p.numel() * p.element_size()) for p in part]
-            made += [[part[n] for n in indices] for indices in fill(sizes, most)]
-        return made
 
     def _start_sparse(self, parameter: Tensor) -> Callable[[], Tensor]:
         if parameter.grad is None:
@@ -319,11 +283,11 @@ class GradientReducer:
         name = f"sparse.{self._names[id(parameter)]}"
         return sparse_allreduce_async(parameter.grad, name, options.op, options.process_set)
 
-    def _follow_job(self) -> None:
+    def _follow_job(self) -> Comm:
         """Start anew after hvd.shutdown() and hvd.init(); the first time is collective."""
         job = runtime.current()
-        if self._job is job:
-            return
+        if self._job is job and self._comm is not None:
+            return self._comm
         for bucket in self._buckets:
             bucket.packing.release()
         self._places.clear()
@@ -331,8 +295,22 @@ class GradientReducer:
         self._buckets.clear()
         self._next = 0
         self._comm = job.private_comm(self._options.process_set.process_set_id, "optimizer")
+        self._overlap = Overlap(self._options.overlap)
         self._job = job
-        job.watched.append(_weak_pending(self))
+        job.watched.append(_weak(self._pending, []))
+        self._stand_in = StandIn(
+            self._comm, _weak(self._reduce_open, None), _weak(self._abandon_trial, None)
+        )
+        job.joining.append(self._stand_in)
+        return self._comm
+
+    def _reduce_open(self) -> None:
+        """Before this rank joins: gradients that came and were not used."""
+        if self._job is runtime.current() and self.open:
+            self.reduce()
+
+    def _abandon_trial(self) -> None:
+        self._overlap.abandon()
 
     def _pending(self) -> list[tuple[str, float]]:
         """Collectives under way, for the stall inspector."""
@@ -353,11 +331,12 @@ def _weak_hook(reducer: GradientReducer) -> Callable[[Tensor], None]:
     return hook
 
 
-def _weak_pending(reducer: GradientReducer) -> Callable[[], list[tuple[str, float]]]:
-    found = weakref.ref(reducer)
+def _weak(method: Callable[[], _Result], gone: _Result) -> Callable[[], _Result]:
+    """The method, and `gone` when its object is no more."""
+    found = weakref.WeakMethod(method)
 
-    def pending() -> list[tuple[str, float]]:
+    def call() -> _Result:
         alive = found()
-        return [] if alive is None else alive._pending()
+        return gone if alive is None else alive()
 
-    return pending
+    return call

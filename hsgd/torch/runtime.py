@@ -81,6 +81,8 @@ class Runtime:
         self.threaded = threaded
         self.watched: list[Callable[[], list[tuple[str, float]]]] = []
         """What else has operations open over all ranks: names, and since when."""
+        self.joining: list[Callable[[], None]] = []
+        """What join() runs, each in a thread of its own: returns when all ranks have joined."""
         self._privates: list[Comm] = []
         self.observer: Callable[[Submitted, Sequence[Record]], None] | None = None
         """Told of operations that ended, and of what their collectives spent time on."""
