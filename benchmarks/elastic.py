@@ -27,7 +27,9 @@ NOTES = """\
 box: every worker reads, pushes and mixes at once; the limit is a copy, a sum in place, or the same
 arithmetic by torch, of the same bytes, by as many workers at once, in turns in one job.
 push: the last rank's push into a box that another node owns, until the new values are back, as
-float32; the limit is the link's rate for their bytes.
+float32; the limit is the link's rate for their bytes. "tcp" moves as many bytes each way at once,
+without a box: what the link and the cores of this machine allow; "cores busy" are those of all
+nodes together, with the network's work.
 steps: a step computes for a time that is given, on a processor of its own (with --busy: on a core
 of this machine), makes gradients of a model's shapes, and communicates and updates as the candidate
 does. "exposed" is its median over that of a step without communication. Candidates take turns in
@@ -40,10 +42,12 @@ study: digits, a network of 64-64-10, equal epochs, paired seeds, each method wi
 that did best on other seeds; percent of test images right at the mean of all models, and of the
 worst single one.
 
-Ratios, above 1 is ahead: vs_limit/CASE is limit / time, vs_peer/exposed/CASE what a step of Horovod
-exposes / what ours does, vs_two_level likewise; vs_undisturbed/CASE is a rate / the undisturbed
-one; gain/CASE are points of accuracy over synchronous training. The JSON file is written anew after
-each job, so a run that is interrupted leaves what it has.
+Ratios, above 1 is ahead: vs_limit/CASE is limit / time, vs_tcp/CASE is that of plain TCP / time,
+vs_peer/exposed/CASE what a step of Horovod exposes / what ours does, vs_two_level likewise;
+vs_undisturbed/CASE is a rate / the undisturbed one; gain/CASE are points of accuracy over
+synchronous training, paired over seeds, and error_of_gain/CASE half of their 95 % interval. The
+JSON file is written anew after each job, so a run that is interrupted
+leaves what it has; a job that takes longer than --job-limit-s is ended, and the run goes on.
 
 Virtual nodes need Linux and root; they share the cores of this machine.
 
@@ -61,7 +65,7 @@ PAPER = ("inception_v1", "resnet50", "inception_resnet_v2", "vgg16")
 ITERATION = ("computation", "read", "mix", "push", "accumulate", "iteration")
 LIMITS = {"read": "copy", "accumulate": "add", "elastic": "mix", "exchange": "mix"}
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
-JOB_LIMIT_S = 600.0  # of the longest; a run goes on without a job that takes longer
+JOB_LIMIT_S, QUICK_LIMIT_S = 600.0, 60.0  # a run goes on without a job that takes longer
 
 
 def _median(values: Sequence[float]) -> float:
@@ -71,11 +75,18 @@ def _median(values: Sequence[float]) -> float:
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Comparisons of one run, from its rows."""
     found: dict[str, float] = {}
+    streams = {
+        row["layout"]: _median(row["s"])
+        for row in rows
+        if (row["part"], row.get("candidate")) == ("push", "tcp")
+    }
     for row in rows:
         if row["part"] == "push":
             ideal_s = 8 * row["bytes"] / RATES[row["layout"].partition("@")[2]]
             case = f"{row['candidate'].replace(' ', '_')}/{row['layout']}"
             found[f"vs_limit/{case}"] = ideal_s / _median(row["s"])
+            if row["candidate"] != "tcp" and row["layout"] in streams:
+                found[f"vs_tcp/{case}"] = streams[row["layout"]] / _median(row["s"])
         if row["part"] == "models":
             parts = row["of_an_iteration_s"]
             limit_s = max(parts["computation"], parts["push"] + parts["accumulate"])
@@ -110,7 +121,7 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean points over synchronous training, seed by seed."""
+    """Points over synchronous training, seed by seed: their mean, and half its 95 % interval."""
     found = {}
     studies = [row for row in rows if row["part"] == "study"]
     for row in studies:
@@ -122,8 +133,10 @@ def _gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         )
         if row is not sync:
             pairs = zip(row["mean_model"], sync["mean_model"], strict=True)
+            gains = [ours - theirs for ours, theirs in pairs]
             case = f"{row['candidate']}/{row['shards'].replace(' ', '_')}/{row['workers']}_workers"
-            found[f"gain/{case}"] = statistics.fmean(ours - theirs for ours, theirs in pairs)
+            found[f"gain/{case}"] = statistics.fmean(gains)
+            found[f"error_of_gain/{case}"] = report.half_width(gains)
     return found
 
 
@@ -174,9 +187,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.models = options.models or (["small"] if quick else PAPER)
     options.compute_s = options.compute_s or (0.01 if quick else 0.5)
     options.steps = options.steps or (12 if quick else options.interval)
+    options.job_limit_s = options.job_limit_s or (QUICK_LIMIT_S if quick else JOB_LIMIT_S)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        jobs = WorkerJobs(WORKER, Path(folder), JOB_LIMIT_S)
+        jobs = WorkerJobs(WORKER, Path(folder), options.job_limit_s)
         try:
             for part in parts:
                 for layout, words in _jobs(part, options):
@@ -220,6 +234,8 @@ def _show(document: Mapping[str, Any]) -> None:
         ]
         print(report.table(["layout", "at once", "", "MB", "median ms", "GB/s"], lines))
     for row in document["results"]:
+        if "cores_busy" in row:
+            print(f"{row['candidate']} at {row['layout']}: {row['cores_busy']:.1f} cores busy")
         if "of_an_exchange_s" in row:
             told = ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in row["of_an_exchange_s"].items())
             print(f"an exchange of {row['candidate']}: {told}")
@@ -259,16 +275,17 @@ def plot(document: Mapping[str, Any], target: Path) -> None:
     from matplotlib import pyplot
 
     found = document["ratios"]
-    panels = [
-        (1.0, "ratio, above 1 is ahead", {k: v for k, v in found.items() if k[:5] != "gain/"}),
-        (0.0, "points over synchronous", {k: v for k, v in found.items() if k[:5] == "gain/"}),
-    ]
+    gains = {name: value for name, value in found.items() if name.startswith("gain/")}
+    others = {name: value for name, value in found.items() if "gain/" not in name}
+    panels = [(1.0, "ratio, above 1 is ahead", others), (0.0, "points over synchronous", gains)]
     panels = [panel for panel in panels if panel[2]]
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(7 * len(panels), 6), squeeze=False, layout="constrained"
     )
     for axis, (base, label, values) in zip(axes[0], panels, strict=True):
-        axis.barh(list(values), [value - base for value in values.values()], left=base)
+        errors = [found.get(f"error_of_{name}", 0.0) for name in values]
+        widths = [value - base for value in values.values()]
+        axis.barh(list(values), widths, left=base, xerr=errors if any(errors) else None)
         axis.axvline(base, color="black", linewidth=0.8)
         axis.set_xlabel(label)
         axis.invert_yaxis()
@@ -303,6 +320,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=20, help="of the study (default 20)")
     add("--epochs", type=int, default=10, help="of the study (default 10)")
     add("--no-horovod", action="store_true", help="leave out Horovod")
+    add("--job-limit-s", type=float, help="end a job that takes longer, seconds (default 600)")
     return parser
 
 

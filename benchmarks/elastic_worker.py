@@ -8,12 +8,14 @@ file that it is told.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,13 @@ from torch.nn import functional
 
 from hsgd import Comm, ParameterBox
 from hsgd.optim import ElasticAveraging
+from plain_tcp import PlainTcp
 from shapes import MODELS
 
 __all__: list[str] = []
 
-RATES_TO_TRY = (0.05, 0.1, 0.2, 0.4)
+RATES_TO_TRY = (0.05, 0.1, 0.2, 0.4)  # and beyond, where the best lies at their border
+LEAST_RATE, MOST_RATE = 0.003, 6.4
 TUNING_SEEDS = (1_000_001, 1_000_002)  # of no run that counts
 
 
@@ -43,6 +47,12 @@ def timed(comm: Comm, run: Callable[[], Any]) -> float:
     begin = time.perf_counter()
     run()
     return slowest(comm, time.perf_counter() - begin)
+
+
+def busy_s() -> float:
+    """Seconds that the cores of this machine have worked, all together, since it was started."""
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def parts_of(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -95,26 +105,41 @@ def box_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
-    """The last rank pushes into a box that rank 0's node owns; all it sends crosses the link."""
+    """The last rank pushes into a box that rank 0's node owns; all it sends crosses the link. In
+    turns with it, as many bytes each way over plain TCP.
+    """
     count = nbytes // 4
-    rows = []
-    for name, dtype in (("push", torch.float32), ("push bf16", torch.bfloat16)):
-        with ParameterBox.over(comm, np.zeros(count, np.float32), shards=None) as box:
-            delta = torch.ones(count, dtype=dtype)
-
-            def push(box: ParameterBox = box, delta: Tensor = delta) -> None:
-                if comm.rank == comm.size - 1:
-                    box.accumulate(delta)
-
-            seconds = [timed(comm, push) for _ in range(rounds + 1)][1:]
+    last = comm.rank == comm.size - 1
+    candidates: dict[str, Callable[[], Any]] = {}
+    with contextlib.ExitStack() as opened:
+        boxes = []
+        for name, dtype in (("push", torch.float32), ("push bf16", torch.bfloat16)):
+            made = ParameterBox.over(comm, np.zeros(count, np.float32), shards=None)
+            boxes.append(opened.enter_context(made))
+            delta = torch.ones(count if last else 0, dtype=dtype)
+            candidates[name] = partial(made.accumulate, delta) if last else lambda: None
+        plain = PlainTcp(comm, nbytes)
+        opened.callback(plain.close)
+        candidates["tcp"] = plain.both_ways
+        seconds: dict[str, list[float]] = {name: [] for name in candidates}
+        busy: dict[str, list[float]] = {name: [] for name in candidates}
+        for _ in range(rounds + 1):
+            for name, run in candidates.items():
+                begin = busy_s()
+                seconds[name].append(timed(comm, run))
+                busy[name].append(busy_s() - begin)
+        for box in boxes:
             box.refresh()
             out = np.empty(count, np.float32)
             box.read(out)
             assert (out == rounds + 1).all(), "the box has not what was pushed"
-            comm.barrier()
-        # The new values come back as float32, so no direction carries more than that.
-        rows.append({"part": "push", "candidate": name, "bytes": nbytes, "s": seconds})
-    return rows
+        comm.barrier()
+    # The new values come back as float32, so no direction carries more than that.
+    return [
+        {"part": "push", "candidate": name, "bytes": nbytes, "s": took[1:]}
+        | {"cores_busy": sum(busy[name][1:]) / sum(took[1:])}
+        for name, took in seconds.items()
+    ]
 
 
 # --- steps ---
@@ -390,6 +415,19 @@ def accuracy_of(
     return right(), worst
 
 
+def best_rate(score: Callable[[float], float]) -> float:
+    """The learning rate of the highest score, with neighbours on both sides that are worse: of
+    RATES_TO_TRY, then of half or twice the best as long as that is the least or the largest.
+    """
+    scores = {lr: score(lr) for lr in RATES_TO_TRY}
+    while True:
+        best = max(scores, key=lambda lr: scores[lr])
+        beyond = best / 2 if best == min(scores) else 2 * best
+        if best not in (min(scores), max(scores)) or not LEAST_RATE <= beyond <= MOST_RATE:
+            return best
+        scores[beyond] = score(beyond)
+
+
 def study(comm: Comm, options: Any) -> list[dict[str, Any]]:
     """Each method with the learning rate that is best for its mean model on other seeds."""
     methods = ["sync", "none", "async"] + (["hybrid"] if comm.size % 2 == 0 else [])
@@ -397,8 +435,9 @@ def study(comm: Comm, options: Any) -> list[dict[str, Any]]:
     run = lambda method, lr, seed: accuracy_of(comm, method, lr, seed, data, options.epochs)  # noqa: E731
     rates = {}
     for method in methods:
-        score = {lr: sum(run(method, lr, seed)[0] for seed in TUNING_SEEDS) for lr in RATES_TO_TRY}
-        rates[method] = max(score, key=lambda lr: score[lr])
+        rates[method] = best_rate(
+            lambda lr, method=method: sum(run(method, lr, seed)[0] for seed in TUNING_SEEDS)
+        )
     found: dict[str, list[tuple[float, float]]] = {method: [] for method in methods}
     for seed in range(options.seeds):
         for method in methods:

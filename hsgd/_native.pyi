@@ -129,6 +129,7 @@ class Exchange:
         slot: int,
         version: int,
         timeout_s: float,
+        order: int,
     ) -> int: ...
     def done(self, ticket: int) -> bool: ...
     def drain(self, timeout_s: float) -> None: ...
@@ -154,7 +155,13 @@ class Box:
     def write(self, values: object, offset: int, timeout_s: float, finishes: bool) -> int: ...
     def accumulate(self, delta: object, offset: int, timeout_s: float) -> int: ...
     def accumulate_part(
-        self, part: object, narrow: bool, offset: int, timeout_s: float, finishes: bool
+        self,
+        part: object,
+        narrow: bool,
+        offset: int,
+        sums: object | None,
+        timeout_s: float,
+        finishes: bool,
     ) -> int: ...
     def take_copy(
         self, values: object, offset: int, stamp: int, version: int, timeout_s: float

@@ -64,12 +64,20 @@ class _Lane:
     """Mailboxes of one size: where they lie in every segment, and how many letters went each way.
 
     Each rank has `depth` for the letters of each rank, and as many for the replies of each owner.
+    order: of what waits for a rank the least goes first.
     """
 
     def __init__(
-        self, comm: Comm, owners: int, depth: int, stride: int, first_slot: int, start: int
+        self,
+        comm: Comm,
+        owners: int,
+        depth: int,
+        stride: int,
+        first_slot: int,
+        start: int,
+        order: int,
     ) -> None:
-        self.depth, self.stride, self.start = depth, stride, start
+        self.depth, self.stride, self.start, self.order = depth, stride, start, order
         self._ranks, self._first_slot = comm.size, first_slot
         self.count = depth * (comm.size + owners)
         self.letters = range(first_slot, first_slot + depth * comm.size)
@@ -111,10 +119,10 @@ class Mail:
         network: str,
     ) -> None:
         self._comm, self._owners, self._serve = comm, list(owners), serve
-        self._notes = _Lane(comm, len(owners), 1, _HEADER + _WORDS, 0, 0)
+        self._notes = _Lane(comm, len(owners), 1, _HEADER + _WORDS, 0, 0, order=0)
         behind = self._notes.count * self._notes.stride
         stride = _HEADER + block_bytes
-        self._values = _Lane(comm, len(owners), DEPTH, stride, self._notes.count, behind)
+        self._values = _Lane(comm, len(owners), DEPTH, stride, self._notes.count, behind, order=1)
         self._stop_slot = self._notes.count + self._values.count
         nbytes = behind + self._values.count * stride
         self._exchange = Exchange(
@@ -195,7 +203,7 @@ class Mail:
             pieces.append((values, there + _HEADER))
         version = number // lane.depth + 1
         lane.sent[owner] = number + 1
-        self._exchange.put_list_notify(pieces, self._owners[owner], slot, version)
+        self._exchange.put_list_notify(pieces, self._owners[owner], slot, version, order=lane.order)
 
     def _receive(self, lane: _Lane, owner: int, number: int, letter: Letter, take: Take) -> None:
         slot = lane.reply_slot(owner, number)
@@ -241,7 +249,7 @@ class Mail:
             stamp += 1
             lane = self._notes if slot in self._notes.letters else self._values
             if slot not in replies:
-                replies[slot] = np.empty(lane.stride, np.uint8)
+                replies[slot] = _aligned(lane.stride)
             try:
                 self._answer(lane, slot, version, stamp, replies[slot])
             except HsgdError:
@@ -269,7 +277,7 @@ class Mail:
         worker, number = lane.sender_of(slot)
         there = lane.reply_slot(self._owners.index(self._comm.rank), number)
         pieces = [(whole[: _HEADER + len(out)], lane.place(there))]
-        self._exchange.put_list_notify(pieces, worker, there, version)
+        self._exchange.put_list_notify(pieces, worker, there, version, order=lane.order)
 
     def close(self) -> None:
         """End the thread and give the segments back; collective. Nobody may ask any more."""
@@ -277,3 +285,10 @@ class Mail:
             self._exchange.put_notify(None, self._comm.rank, self._stop_slot, 1)
             self._thread.join()
         self._exchange.close()
+
+
+def _aligned(nbytes: int) -> _Bytes:
+    """Memory that begins with a cache line: values are written in whole ones."""
+    room = np.empty(nbytes + _HEADER, np.uint8)
+    begin = -room.ctypes.data % _HEADER
+    return room[begin : begin + nbytes]

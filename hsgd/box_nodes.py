@@ -157,11 +157,13 @@ class SpreadBox(ParameterBox):
             begin = stop
         return letters
 
-    def _apply(self, what: int, flags: int, values: Any, at: int, *, finishes: bool) -> int:
+    def _apply(
+        self, what: int, flags: int, values: Any, at: int, *, finishes: bool, sums: Any = None
+    ) -> int:
+        """`sums`: of what is added, where the new values go."""
         if what == _ADD:
-            return self._native.accumulate_part(
-                values, bool(flags & _NARROW), at, self._timeout_s, finishes
-            )
+            narrow = bool(flags & _NARROW)
+            return self._native.accumulate_part(values, narrow, at, sums, self._timeout_s, finishes)
         return self._native.write(values.view(np.float32), at, self._timeout_s, finishes)
 
     # --- in the thread of an owner ---
@@ -169,13 +171,20 @@ class SpreadBox(ParameterBox):
     def _serve(self, letter: Letter, values: Any, out: Any) -> tuple[int, int]:
         if letter.what == _COUNT:
             return self._native.version(), self._native.fetch_add(letter.counter, letter.value)
-        version = 0
+        version, new = 0, out.view(np.float32)
+        # The same values are asked for, unless the letter begins or ends within a chunk: one pass.
+        at_once = letter.what == _ADD and letter.length == letter.returns
         if letter.what != _SHOW:
             width = 2 if letter.flags & _NARROW else 4
             part, finishes = values[: letter.length * width], bool(letter.flags & _FINISHES)
-            version = self._apply(letter.what, letter.flags, part, letter.at, finishes=finishes)
-        seen = self._native.read(out.view(np.float32), letter.offset, self._timeout_s)
-        return max(version, seen) if self._own == 0 else 0, 0
+            version = self._apply(
+                *(letter.what, letter.flags, part, letter.at),
+                finishes=finishes,
+                sums=new if at_once else None,
+            )
+        if not at_once:
+            version = max(version, self._native.read(new, letter.offset, self._timeout_s))
+        return version if self._own == 0 else 0, 0
 
 
 def _leaders(comm: Comm) -> list[int]:

@@ -136,12 +136,22 @@ class Exchange(Closing):
         slot: int,
         version: int,
         timeout_s: float | None = None,
+        order: int = 0,
     ) -> int:
-        """Write several (buffer, offset), and then one version; as put_notify."""
+        """Write several (buffer, offset), and then one version; as put_notify.
+
+        order: over sockets, of what waits for one target the least goes first, between slices of
+        what is on its way; the same in all writes for a slot.
+        """
         placed = [(buffer, _natural("offset", offset)) for buffer, offset in pieces]
         limit_s = self._limit(timeout_s)
         return self._native.put_notify(
-            placed, target, _natural("slot", slot), _natural("version", version), limit_s
+            placed,
+            target,
+            _natural("slot", slot),
+            _natural("version", version),
+            limit_s,
+            _natural("order", order),
         )
 
     def done(self, ticket: int) -> bool:

@@ -106,6 +106,23 @@ def test_no_read_is_torn_while_others_write() -> None:
         assert sum(done) >= READS
 
 
+@pytest.mark.parametrize(
+    ("narrow", "count", "offset"), [(False, 90, 7), (True, 90, 7), (True, 0, 0)]
+)
+def test_a_part_that_is_added_tells_the_new_values(narrow: bool, count: int, offset: int) -> None:
+    start = np.arange(100, dtype=np.float32)
+    with ParameterBox.create(fresh_key(), start, chunk_bytes=64) as box:
+        delta = np.full(count, 0.5, np.float32)
+        part = (delta.view(np.uint16)[1::2].copy() if narrow else delta).view(np.uint8)
+        sums, out = np.empty(count, np.float32), np.empty(count, np.float32)
+        add = box._native.accumulate_part
+        assert add(part, narrow, offset, sums, 1.0, False) == 0
+        box.read(out, offset)
+        assert (sums == start[offset : offset + count] + 0.5).all() and (sums == out).all()
+        with pytest.raises(ValueError, match=f"{count} are needed"):
+            add(part, narrow, offset, np.empty(count + 1, np.float32), 1.0, False)
+
+
 def hold(seat: Seat, key: str) -> str:
     """Have a box open until told otherwise."""
     with ParameterBox.attach(key) as box:

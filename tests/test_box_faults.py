@@ -138,13 +138,40 @@ def test_who_stops_with_the_only_journal_is_named_to_writers() -> None:
         try:
             (outcome,) = pool.outcomes(push_once, key, 0.2, on=(0,))
             assert isinstance(outcome.error, CollectiveTimeout)
-            assert f"pid {pool.pid(1)} has held journal 0 of the box" in str(outcome.error)
+            waits = f"pid {pool.pid(0)} waits for journal 0 (all are taken) of the box"
+            assert waits in str(outcome.error)
+            assert f"which pid {pool.pid(1)} has held for 0.2 s" in str(outcome.error)
             assert chunks_of(box) == [0.0]
         finally:
             pool.signal(1, signal.SIGCONT)
         pool.send(1, "go on")
         pool.finish(on=(1,))
         assert chunks_of(box) == [1.0]
+
+
+def test_who_stops_while_it_makes_good_for_a_dead_one_is_named_to_writers() -> None:
+    key = fresh_key()
+    two_locks = 2 * LOCKED * CHUNK  # and so two journals
+    with Ranks(3) as pool, ParameterBox.create(key, count=two_locks, chunk_bytes=4 * CHUNK) as box:
+        # It has journal 1, with a change in the chunks of lock 1.
+        pool.start(fall_in_a_push, key, "box: chunk told", 1, on=(1,))
+        assert pool.hear(1) == "reached"
+        pool.signal(1, signal.SIGKILL)
+        # It has journal 0 and, after its own chunks, lock 1, where it copies for the dead one.
+        pool.start(fall_in_a_push, key, "box: chunk half home", LOCKED + 1, on=(2,))
+        assert pool.hear(2) == "reached"
+        pool.signal(2, signal.SIGSTOP)
+        try:
+            (outcome,) = pool.outcomes(push_once, key, 0.2, on=(0,))
+            assert isinstance(outcome.error, CollectiveTimeout)
+            waits = f"pid {pool.pid(0)} waits for journal 1 (all are taken) with its change of"
+            assert f"{waits} chunk {LOCKED}" in str(outcome.error)
+            assert f"which pid {pool.pid(2)} has held for 0.2 s" in str(outcome.error)
+        finally:
+            pool.signal(2, signal.SIGCONT)
+        pool.send(2, "go on")
+        pool.finish(on=(2,))
+        assert sorted(chunks_of(box)) == [1.0] * (2 * LOCKED - 1) + [2.0]
 
 
 @pytest.mark.parametrize("point", IN_A_CHUNK)
@@ -159,7 +186,8 @@ def test_who_stops_with_a_lock_is_named_to_writers_and_stops_no_reader(point: st
             assert sorted(chunks_of(box)) == [0.0] * (CHUNKS - finished) + [1.0] * finished
             (outcome,) = pool.outcomes(push_once, key, 0.2, on=(0,))
             assert isinstance(outcome.error, CollectiveTimeout)
-            assert f"pid {pool.pid(1)} has held chunks " in str(outcome.error)
+            assert f"pid {pool.pid(0)} waits for chunks " in str(outcome.error)
+            assert f"which pid {pool.pid(1)} has held for 0.2 s" in str(outcome.error)
         finally:
             pool.signal(1, signal.SIGCONT)
         pool.send(1, "go on")

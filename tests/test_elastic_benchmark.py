@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import elastic
+import elastic_worker
 from processes import run_marked
 from shapes import MODELS
 
@@ -47,6 +48,7 @@ def test_ratios_compare_with_limits_peers_and_synchronous_training() -> None:
         {"part": "box", "layout": "np2", "workers": 2, "candidate": "copy", "s": [0.1]},
         {"part": "push", "layout": "2x1@1gbit", "candidate": "push bf16", "bytes": 10**8}
         | {"s": [1.0]},
+        {"part": "push", "layout": "2x1@1gbit", "candidate": "tcp", "bytes": 10**8} | {"s": [0.9]},
         {"part": "steps", "layout": "2x2", "candidate": "compute", "s": [1.0]},
         {"part": "steps", "layout": "2x2", "candidate": "horovod", "s": [1.6]},
         {"part": "steps", "layout": "2x2", "candidate": "two_level", "s": [1.3]},
@@ -63,13 +65,24 @@ def test_ratios_compare_with_limits_peers_and_synchronous_training() -> None:
         {
             "vs_limit/read/2_workers": 0.5,
             "vs_limit/push_bf16/2x1@1gbit": 0.8,
+            "vs_tcp/push_bf16/2x1@1gbit": 0.9,
+            "vs_limit/tcp/2x1@1gbit": 0.8889,
             "vs_limit/t_iter/vgg16/2x1@1gbit": 0.5,
             "vs_peer/exposed_async/2x2": 6.0,
             "vs_two_level/exposed_async/2x2": 3.0,
             "vs_undisturbed/slow_async/np2": 0.9,
             "gain/none/label_skew/4_workers": -61.0,
+            "error_of_gain/none/label_skew/4_workers": 42.93,
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("optimum", "found"),
+    [(0.2, 0.2), (0.4, 0.4), (1.7, 1.6), (0.02, 0.025), (1e9, 6.4), (0.0, 0.003125)],
+)
+def test_a_best_learning_rate_at_the_border_extends_the_grid(optimum: float, found: float) -> None:
+    assert elastic_worker.best_rate(lambda lr: -abs(lr - optimum)) == pytest.approx(found)
 
 
 def test_a_run_that_is_interrupted_leaves_what_it_has(

@@ -72,17 +72,23 @@ class Box {
   uint64_t accumulate(nb::handle delta, uint64_t offset, double timeout_s) {
     const Array array(delta, "accumulate", false);
     check(array, "accumulate", array.count(), true);
-    return add(array.data(), array.dtype(), offset, array.count(), timeout_s, true);
+    return add(array.data(), array.dtype(), offset, array.count(), nullptr, timeout_s, true);
   }
 
-  // What bytes hold: float32 or bfloat16.
-  uint64_t accumulate_part(nb::handle bytes, bool narrow, uint64_t offset, double timeout_s,
-                           bool finishes) {
+  // What bytes hold: float32 or bfloat16. `sums`: None, or where the new values go.
+  uint64_t accumulate_part(nb::handle bytes, bool narrow, uint64_t offset, nb::handle sums,
+                           double timeout_s, bool finishes) {
     const Array array(bytes, "accumulate", false);
     const hsgd_dtype dtype = narrow ? HSGD_BFLOAT16 : HSGD_FLOAT32;
     const uint64_t count =
         array.count() * hsgd_dtype_bytes(array.dtype()) / hsgd_dtype_bytes(dtype);
-    return add(array.data(), dtype, offset, count, timeout_s, finishes);
+    std::unique_ptr<Array> out;
+    if (!sums.is_none()) {
+      out = std::make_unique<Array>(sums, "accumulate, sums", true);
+      check(*out, "accumulate, sums", count, false);
+    }
+    float* const told = out ? static_cast<float*>(out->data()) : nullptr;
+    return add(array.data(), dtype, offset, count, told, timeout_s, finishes);
   }
 
   void take_copy(nb::handle values, uint64_t offset, uint64_t stamp, uint64_t version,
@@ -189,13 +195,13 @@ class Box {
                               .c_str());
   }
 
-  uint64_t add(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count,
+  uint64_t add(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count, float* sums,
                double timeout_s, bool finishes) {
     const hsgd_patience patience = patient(timeout_s);
     uint64_t version = 0;
     call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_accumulate(box, delta, dtype, offset, count, finishes, &patience, &version,
-                                 error);
+      return hsgd_box_accumulate(box, delta, dtype, offset, count, sums, finishes, &patience,
+                                 &version, error);
     });
     return version;
   }
@@ -240,7 +246,8 @@ void bind_box(nb::module_& module) {
       .def("read", &Box::read)
       .def("write", &Box::write)
       .def("accumulate", &Box::accumulate)
-      .def("accumulate_part", &Box::accumulate_part)
+      .def("accumulate_part", &Box::accumulate_part, nb::arg("part"), nb::arg("narrow"),
+           nb::arg("offset"), nb::arg("sums").none(), nb::arg("timeout_s"), nb::arg("finishes"))
       .def("take_copy", &Box::take_copy)
       .def("check_change", &Box::check_change)
       .def("elastic", &Box::elastic, nb::arg("weights"), nb::arg("rate"), nb::arg("delta").none(),

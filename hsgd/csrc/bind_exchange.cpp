@@ -33,7 +33,8 @@ void Exchange::call(Call&& call) {
 }
 
 uint64_t Exchange::put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces,
-                              int target, uint32_t slot, uint64_t version, double timeout_s) {
+                              int target, uint32_t slot, uint64_t version, double timeout_s,
+                              uint32_t order) {
   Arrays arrays;
   std::vector<hsgd_piece> list;
   for (const auto& [object, offset] : pieces) {
@@ -45,7 +46,7 @@ uint64_t Exchange::put_notify(const std::vector<std::pair<nb::object, uint64_t>>
   int status = HSGD_OK;
   const auto put = [&](hsgd_exchange* exchange, hsgd_error* error) {
     status = hsgd_exchange_put_notify(exchange, list.data(), list.size(), target, slot, version,
-                                      timeout_s, &ticket, error);
+                                      timeout_s, order, &ticket, error);
     return status;
   };
   try {

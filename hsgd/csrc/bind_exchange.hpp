@@ -27,7 +27,7 @@ class Exchange {
   Exchange(const Exchange&) = delete;
 
   uint64_t put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces, int target,
-                      uint32_t slot, uint64_t version, double timeout_s);
+                      uint32_t slot, uint64_t version, double timeout_s, uint32_t order);
   bool done(uint64_t ticket);
   void drain(double timeout_s);
   std::pair<uint32_t, uint64_t> wait_any(const std::vector<uint32_t>& slots,

@@ -66,7 +66,7 @@ Box::Box(Segment segment, Fd door, const BoxPlan& plan)
       store_(plan.value_bytes() >= kStreamFrom ? Store::kNonTemporal : Store::kOrdinary),
       chunks_(segment_.data(), plan),
       copy_(select_copy(detect_isa())),
-      sum_(select_reduce(HSGD_FLOAT32, HSGD_SUM, detect_isa())),
+      add_(choose_add()),
       widen_(select_conversion(HSGD_BFLOAT16, detect_isa()).widen),
       elastic_(choose_elastic()),
       door_({Fd::duplicate(segment_.fd()), std::move(door), segment_.bytes()}) {
@@ -189,7 +189,7 @@ void Box::take_copy(const float* values, uint64_t offset, uint64_t count, uint64
 }
 
 uint64_t Box::accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count,
-                         bool finishes, const Deadline& deadline) {
+                         float* sums, bool finishes, const Deadline& deadline) {
   check_range("accumulate", offset, count);
   if (dtype != HSGD_FLOAT32 && dtype != HSGD_BFLOAT16) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
@@ -204,8 +204,7 @@ uint64_t Box::accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, u
       added = wide.data();
     }
     const BoxChunks::Draft draft = chunks_.begin(part, journal);
-    const void* inputs[2] = {draft.old, added};
-    sum_({inputs, 2, draft.next, nullptr, part.count, 1.0, Store::kOrdinary, Store::kOrdinary});
+    add_(draft.old, added, part.count, draft.next, sums == nullptr ? nullptr : sums + part.at);
     chunks_.publish(part, journal, Store::kOrdinary);
   });
   return finish_change(finishes);

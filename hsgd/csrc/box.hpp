@@ -50,9 +50,10 @@ class Box {
   // Returns the version that this made. `finishes`: it counts as a change; not so a part of one.
   uint64_t write(const float* values, uint64_t offset, uint64_t count, bool finishes,
                  const Deadline& deadline);
-  // Adds float32 or bfloat16.
+  // Adds float32 or bfloat16. `sums`: `count` values, which become those that this made; nullptr:
+  // nobody asks.
   uint64_t accumulate(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count,
-                      bool finishes, const Deadline& deadline);
+                      float* sums, bool finishes, const Deadline& deadline);
   // For a box that holds a copy of another node's: takes values as they were there at `stamp` and
   // `version`, but for chunks that have later ones already.
   void take_copy(const float* values, uint64_t offset, uint64_t count, uint64_t stamp,
@@ -93,7 +94,7 @@ class Box {
   Store store_;
   BoxChunks chunks_;
   CopyFn copy_;
-  ReduceFn sum_;
+  AddFn add_;
   ConvertFn widen_;
   ElasticFn elastic_;
   BoxDoor door_;

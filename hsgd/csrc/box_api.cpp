@@ -102,10 +102,10 @@ int hsgd_box_write(hsgd_box* box, const float* values, uint64_t offset, uint64_t
 }
 
 int hsgd_box_accumulate(hsgd_box* box, const void* delta, hsgd_dtype dtype, uint64_t offset,
-                        uint64_t count, int finishes, const hsgd_patience* patience,
+                        uint64_t count, float* sums, int finishes, const hsgd_patience* patience,
                         uint64_t* version, hsgd_error* err) {
   return guarded(err, [&] {
-    *version = box->box->accumulate(delta, dtype, offset, count, finishes != 0,
+    *version = box->box->accumulate(delta, dtype, offset, count, sums, finishes != 0,
                                     hsgd::deadline_of(*patience));
   });
 }

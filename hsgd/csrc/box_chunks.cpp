@@ -43,6 +43,18 @@ int lock_for(pthread_mutex_t* lock, int64_t limit_ns) {
   return ::pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
 }
 
+// A release fence for `count` values that are copied next. Streamed ones, to which memcpy turns by
+// itself where there are many, pass it: they take more, which keeps the processor from fetching
+// what comes next meanwhile.
+void fence_before_copy(uint64_t count, Store store) {
+  constexpr uint64_t kMany = 1 << 16;
+  if (store == Store::kNonTemporal || count >= kMany) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  } else {
+    std::atomic_thread_fence(std::memory_order_release);
+  }
+}
+
 }  // namespace
 
 void BoxChunks::prepare(std::byte* base, const BoxPlan& plan) {
@@ -58,7 +70,7 @@ void BoxChunks::prepare(std::byte* base, const BoxPlan& plan) {
 }
 
 BoxChunks::BoxChunks(std::byte* base, const BoxPlan& plan)
-    : base_(base), plan_(plan), copy_(select_copy(detect_isa())) {}
+    : base_(base), plan_(plan), copy_(select_copy(detect_isa())), pid_(::getpid()) {}
 
 uint64_t BoxChunks::values_in(uint64_t chunk) const {
   return std::min(plan_.chunk_count, plan_.count - chunk * plan_.chunk_count);
@@ -77,7 +89,7 @@ bool BoxChunks::take_lock(uint64_t lock, int64_t limit_ns) const {
   BoxLock& held = lock_at(lock);
   const int status = lock_for(&held.lock, limit_ns);
   if (status != 0 && status != EOWNERDEAD) return false;
-  held.holder.store(::getpid(), std::memory_order_relaxed);
+  held.holder.store(pid_, std::memory_order_relaxed);
   if (status == EOWNERDEAD) {
     const uint64_t first = lock * BoxPlan::kChunksOfLock;
     const uint64_t end = std::min(first + BoxPlan::kChunksOfLock, plan_.chunks());
@@ -117,11 +129,13 @@ void BoxChunks::check(const Deadline& deadline, const std::atomic<int32_t>& hold
     throw Error(HSGD_ERR_INTERRUPTED, -1, "ParameterBox: interrupted");
   }
   if (!deadline.passed()) return;
-  throw Error(HSGD_ERR_TIMEOUT, -1,
-              text("ParameterBox: pid %d has held %s of the box \"%s\" for %g s; it is stopped or "
-                   "starved; continue or kill it",
-                   holder.load(std::memory_order_relaxed), what.c_str(), header().key,
-                   deadline.timeout_s()));
+  const int32_t who = holder.load(std::memory_order_relaxed);
+  throw Error(
+      HSGD_ERR_TIMEOUT, -1,
+      text("ParameterBox: pid %d waits for %s of the box \"%s\", which %spid %d has held for "
+           "%g s; it is stopped or starved; continue or kill it",
+           pid_, what.c_str(), header().key, who == pid_ ? "another thread of " : "", who,
+           deadline.timeout_s()));
 }
 
 // --- journals ---
@@ -135,8 +149,18 @@ uint32_t BoxChunks::claim_journal(uint64_t place, const Deadline& deadline) cons
       if (take_journal(journal, 0)) return journal;
     }
     if (take_journal(own, kSliceNs)) return own;
-    check(deadline, journal_at(own).holder, text("journal %u", own));
+    check_journal(own, deadline);
   }
+}
+
+void BoxChunks::check_journal(uint32_t journal, const Deadline& deadline) const {
+  const BoxJournal& wanted = journal_at(journal);
+  std::string what = text("journal %u (all are taken)", journal);
+  const uint64_t chunk = wanted.chunk.load(std::memory_order_relaxed);
+  if (chunk == BoxJournal::kNone) return check(deadline, wanted.holder, what);
+  // Its holder may be dead: who has the lock of the chunk keeps it then.
+  what += text(" with its change of chunk %llu", static_cast<unsigned long long>(chunk));
+  check(deadline, lock_at(chunk / BoxPlan::kChunksOfLock).holder, what);
 }
 
 // False too when it still has what a dead holder published, and who brings that home is at it.
@@ -145,7 +169,7 @@ bool BoxChunks::take_journal(uint32_t journal, int64_t limit_ns) const {
   const int status = lock_for(&held.lock, limit_ns);
   if (status != 0 && status != EOWNERDEAD) return false;
   if (status == EOWNERDEAD) HSGD_CHECK(::pthread_mutex_consistent(&held.lock) == 0);
-  held.holder.store(::getpid(), std::memory_order_relaxed);
+  held.holder.store(pid_, std::memory_order_relaxed);
   const uint64_t chunk = held.chunk.load(std::memory_order_relaxed);
   if (chunk != BoxJournal::kNone) {
     const uint64_t lock = chunk / BoxPlan::kChunksOfLock;
@@ -170,7 +194,7 @@ BoxChunks::Draft BoxChunks::begin(const Part& part, uint32_t journal) const {
   float* next = draft_in(journal);
   // Partner: try_read(). Forbids that a reader, who may still be at the version that this journal
   // had before, sees a value of the next one and not that the other has gone home.
-  std::atomic_thread_fence(std::memory_order_release);
+  fence_before_copy(values_in(part.chunk), Store::kOrdinary);
   const uint64_t end = part.begin + part.count;
   const uint64_t rest = values_in(part.chunk) - end;
   if (part.begin > 0) copy_(next, old, part.begin * sizeof(float), Store::kOrdinary);
@@ -200,8 +224,8 @@ void BoxChunks::bring_home(uint64_t chunk, uint64_t begin, uint64_t count, Store
   const float* draft = draft_in(state.journal()) + begin;
   float* home = home_of(chunk) + begin;
   // Partner: try_read(). Forbids that a reader sees a value of this version at home and not that
-  // the one before is over. Stronger than release, which lets streamed values pass.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // the one before is over.
+  fence_before_copy(count, store);
   const uint64_t half = count / 2;
   copy_(home, draft, half * sizeof(float), store);
   HSGD_FAULT_POINT("box: chunk half home");

@@ -30,7 +30,7 @@ class BoxChunks {
     uint64_t at;  // within the caller's range
   };
 
-  // In a segment that was prepared, and outlives this.
+  // In a segment that was prepared, and outlives this; for the process that makes it.
   BoxChunks(std::byte* base, const BoxPlan& plan);
   // Makes locks and states, once per segment, before anybody else sees it.
   static void prepare(std::byte* base, const BoxPlan& plan);
@@ -86,12 +86,14 @@ class BoxChunks {
   bool try_read(const Part& part, float* out) const;
   void bring_home(uint64_t chunk, uint64_t begin, uint64_t count, Store store) const;
   void check_lock(uint64_t lock, const Deadline& deadline) const;
+  void check_journal(uint32_t journal, const Deadline& deadline) const;
   void check(const Deadline& deadline, const std::atomic<int32_t>& holder,
              const std::string& what) const;
 
   std::byte* base_;
   BoxPlan plan_;
   CopyFn copy_;
+  int32_t pid_;  // of who made this: asking the kernel takes as long as changing a chunk
 };
 
 }  // namespace hsgd

@@ -70,25 +70,57 @@ template <bool kDelta, bool kNarrow, bool kNext>
   return args.narrow != nullptr ? run<false, true, false>(args) : run<true, false, false>(args);
 }
 
+[[gnu::always_inline]] inline void add_in(const float* __restrict old,
+                                          const float* __restrict added, uint64_t count,
+                                          float* __restrict next, float* __restrict also) {
+  if (also == nullptr) {
+    for (uint64_t i = 0; i < count; ++i) next[i] = old[i] + added[i];
+  } else {
+    for (uint64_t i = 0; i < count; ++i) also[i] = next[i] = old[i] + added[i];
+  }
+}
+
 double elastic_plain(const ElasticArgs& args) { return elastic_in(args); }
+void add_plain(const float* old, const float* added, uint64_t count, float* next, float* also) {
+  add_in(old, added, count, next, also);
+}
 
 #if defined(__x86_64__)
-HSGD_BOX_ISA("avx2") double elastic_avx2(const ElasticArgs& args) { return elastic_in(args); }
-HSGD_BOX_ISA("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
-double elastic_avx512(const ElasticArgs& args) { return elastic_in(args); }
+#define HSGD_BOX_AVX2 HSGD_BOX_ISA("avx2")
+#define HSGD_BOX_AVX512 HSGD_BOX_ISA("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+HSGD_BOX_AVX2 double elastic_avx2(const ElasticArgs& args) { return elastic_in(args); }
+HSGD_BOX_AVX512 double elastic_avx512(const ElasticArgs& args) { return elastic_in(args); }
+HSGD_BOX_AVX2 void add_avx2(const float* old, const float* added, uint64_t count, float* next,
+                            float* also) {
+  add_in(old, added, count, next, also);
+}
+HSGD_BOX_AVX512 void add_avx512(const float* old, const float* added, uint64_t count, float* next,
+                                float* also) {
+  add_in(old, added, count, next, also);
+}
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
 #endif
 
 }  // namespace
 
 ElasticFn choose_elastic() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return elastic_avx512;
-  }
+  if (has_avx512()) return elastic_avx512;
   if (__builtin_cpu_supports("avx2")) return elastic_avx2;
 #endif
   return elastic_plain;
+}
+
+AddFn choose_add() {
+#if defined(__x86_64__)
+  if (has_avx512()) return add_avx512;
+  if (__builtin_cpu_supports("avx2")) return add_avx2;
+#endif
+  return add_plain;
 }
 
 }  // namespace hsgd

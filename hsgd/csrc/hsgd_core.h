@@ -338,10 +338,12 @@ HSGD_API int hsgd_exchange_descriptor(const hsgd_exchange* exchange);
  * target sees the version only with the data. `version` is above what this rank sent to the slot
  * before. Inside the node all is done on return, and *ticket is 0. Between nodes it goes on
  * whenever this rank is in a function of the exchange, and the data stays as it is until
- * hsgd_exchange_done; when the queue is full, waits up to `timeout_s` for room. */
+ * hsgd_exchange_done; when the queue is full, waits up to `timeout_s` for room. `order`: over
+ * sockets, of what waits for one target the least goes first; one for each slot. */
 HSGD_API int hsgd_exchange_put_notify(hsgd_exchange* exchange, const hsgd_piece* pieces,
                                       uint64_t count, int target, uint32_t slot, uint64_t version,
-                                      double timeout_s, uint64_t* ticket, hsgd_error* err);
+                                      double timeout_s, uint32_t order, uint64_t* ticket,
+                                      hsgd_error* err);
 /* Local, never blocks: whether the operation was delivered. */
 HSGD_API int hsgd_exchange_done(hsgd_exchange* exchange, uint64_t ticket, int* done,
                                 hsgd_error* err);
@@ -407,9 +409,10 @@ HSGD_API int hsgd_box_read(hsgd_box* box, float* out, uint64_t offset, uint64_t 
 HSGD_API int hsgd_box_write(hsgd_box* box, const float* values, uint64_t offset, uint64_t count,
                             int finishes, const hsgd_patience* patience, uint64_t* version,
                             hsgd_error* err);
-/* Adds `delta`, HSGD_FLOAT32 or HSGD_BFLOAT16. */
+/* Adds `delta`, HSGD_FLOAT32 or HSGD_BFLOAT16. `sums`: `count` values, which become what the box
+ * has then, each chunk as this has left it; NULL: nobody asks. */
 HSGD_API int hsgd_box_accumulate(hsgd_box* box, const void* delta, hsgd_dtype dtype,
-                                 uint64_t offset, uint64_t count, int finishes,
+                                 uint64_t offset, uint64_t count, float* sums, int finishes,
                                  const hsgd_patience* patience, uint64_t* version, hsgd_error* err);
 /* For a box that holds a copy of another node's: takes values as they were there at `stamp`, which
  * grows, and `version`; chunks that have later ones keep them. */

@@ -94,14 +94,14 @@ void hsgd_exchange_destroy(hsgd_exchange* exchange) {
 
 int hsgd_exchange_put_notify(hsgd_exchange* exchange, const hsgd_piece* pieces, uint64_t count,
                              int target, uint32_t slot, uint64_t version, double timeout_s,
-                             uint64_t* ticket, hsgd_error* err) {
+                             uint32_t order, uint64_t* ticket, hsgd_error* err) {
   return guarded(err, [&] {
     std::vector<hsgd::Piece> list;
     list.reserve(count);
     for (uint64_t i = 0; i < count; ++i) {
       list.push_back({pieces[i].data, pieces[i].bytes, pieces[i].offset});
     }
-    *ticket = exchange->exchange.put_notify(list, target, slot, version, timeout_s);
+    *ticket = exchange->exchange.put_notify(list, target, slot, version, timeout_s, order);
   });
 }
 
