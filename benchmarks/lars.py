@@ -32,8 +32,8 @@ step each, and every one has its own parameters, gradients and momentum buffers,
 in the caches that would not be in a training. Medians over all turns.
 
 The limit is torch.optim.SGD(fused=True) in the same run: reading weights, gradients and buffers and
-writing weights and buffers once is the least that momentum needs. LARS has to read weights and
-gradients of large tensors once more, for their norms.
+writing weights and buffers once is the least that momentum needs. LARS has to read the gradients
+of large tensors once more, for their norms; all candidates have as many threads.
 
 After the run the parameters are compared: hsgd's preset must be where its peer is.
 

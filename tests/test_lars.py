@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -322,3 +323,81 @@ def test_options_out_of_range_are_refused_with_their_value() -> None:
             LARS([{"params": tensors, name: value}], lr=1.0)
     with pytest.raises(ValueError, match="required optimization parameter lr"):
         LARS(tensors)
+
+
+LARGE = (300, 300)  # enough for the norm of the weights to be kept from step to step
+
+
+def write_by_torch(weight: Tensor) -> None:
+    with torch.no_grad():
+        weight[7] = 3.0
+
+
+def write_all_through_data(weight: Tensor) -> None:
+    weight.data.mul_(0.5)
+
+
+def write_a_row_through_data(weight: Tensor) -> None:
+    weight.data[7] = 3.0
+
+
+def write_a_row_through_numpy(weight: Tensor) -> None:
+    weight.detach().numpy()[7] = 3.0
+
+
+def swap_data_and_back(weight: Tensor) -> None:
+    kept = weight.data
+    weight.data = torch.zeros_like(kept)
+    weight.data = kept
+
+
+def assign_data(weight: Tensor) -> None:
+    weight.data = 2 * weight.data
+
+
+@pytest.mark.parametrize(
+    ("write", "bound"),
+    [
+        (lambda weight: None, 0.0),
+        (write_by_torch, 0.0),
+        (write_all_through_data, 0.0),
+        (swap_data_and_back, 0.0),
+        (assign_data, 0.0),
+        (write_a_row_through_data, 1e-6),
+        (write_a_row_through_numpy, 1e-6),
+    ],
+)
+@pytest.mark.parametrize("preset", ["default", "timm", "apex_larc"])
+def test_a_write_between_two_steps_counts(
+    write: Callable[[Tensor], None], bound: float, preset: str
+) -> None:
+    """Against an optimizer that reads all norms anew: a copy, which has the state alone."""
+    options = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.02}
+    (tensor,) = parameters(random_arrays(0, [LARGE]))
+    optimizer = LARS([tensor], preset=preset, **options)
+    for step in range(4):
+        (twin,) = parameters([tensor.detach().double().numpy()])
+        write(twin)
+        fresh = LARS([twin], preset=preset, **options)
+        fresh.load_state_dict(optimizer.state_dict())
+        write(tensor)
+        for parameter, source in ((tensor, optimizer), (twin, fresh)):
+            set_gradients([parameter], random_arrays(step, [LARGE]))
+            source.step()
+        error = (tensor.detach() - twin.detach()).norm() / twin.detach().norm()
+        assert float(error) <= bound
+
+
+def test_norms_that_are_kept_are_no_part_of_a_copy() -> None:
+    (tensor,) = parameters(random_arrays(0, [LARGE]))
+    optimizer = LARS([tensor], lr=0.5)
+    set_gradients([tensor], random_arrays(1, [LARGE]))
+    optimizer.step()
+    twin = copy.deepcopy(optimizer)
+    (other,) = twin.param_groups[0]["params"]
+    other.data[7] = tensor.data[7] = 3.0
+    set_gradients([tensor, other], random_arrays(2, [LARGE]) * 2)
+    optimizer.step()
+    twin.step()
+    torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-7)
+    assert pickle.loads(pickle.dumps(optimizer)).state_dict().keys() == {"state", "param_groups"}

@@ -637,12 +637,39 @@ def options_that_cannot_be_shared(seat: Seat, path: str, size: int) -> None:
             hvd.DistributedOptimizer(
                 sgd, node_shared=True, op=hvd.Sum, compression=hvd.Compression.fp16
             )
+        for groups in (2, [parameters]):
+            with pytest.raises(ValueError, match=r"^node_shared: groups cannot be given.*buckets$"):
+                hvd.DistributedOptimizer(sgd, node_shared=True, groups=groups)
         with pytest.raises(ValueError, match=r"^node_shared: Adagrad is not supported"):
             hvd.DistributedOptimizer(torch.optim.Adagrad(parameters), node_shared=True)
 
 
 def test_what_cannot_be_shared_is_refused(ranks: Ranks) -> None:
     on(ranks, 1, options_that_cannot_be_shared)
+
+
+def train_embedding(seat: Seat, path: str, size: int, node_shared: bool) -> list[list[float]]:
+    with job(seat, path, size) as hvd:
+        torch.manual_seed(0)
+        net = nn.Embedding(11, 3, sparse=True)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9),
+            named_parameters=net.named_parameters(),
+            sparse_as_dense=True,
+            node_shared=node_shared,
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            net(torch.tensor([seat.rank, 5, step])).square().sum().backward()
+            optimizer.step()
+        rows: list[list[float]] = net.weight.tolist()
+        return rows
+
+
+def test_node_shared_parameters_take_sparse_gradients_as_dense_ones(ranks: Ranks) -> None:
+    shared = on(ranks, 2, train_embedding, True)
+    assert shared == on(ranks, 2, train_embedding, False)
+    assert shared[0] == shared[1]
 
 
 def options_out_of_range(seat: Seat, path: str, size: int) -> None:

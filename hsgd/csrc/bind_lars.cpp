@@ -15,16 +15,20 @@ namespace nb = nanobind;
 namespace hsgd::python {
 namespace {
 
-// Addresses of weight, gradient and buffer (0: none), and the number of elements. The caller has
-// checked dtypes and strides, and keeps the memory until the step is done.
-using Addresses = std::tuple<uintptr_t, uintptr_t, uintptr_t, uint64_t>;
+// What a step leaves of a tensor's weights for the next one: their square, 0 where it is not kept,
+// and what a few of them add up to.
+using Kept = std::tuple<double, uint64_t>;
+// Addresses of weight, gradient and buffer (0: none), the number of elements, and what the last
+// step left. The caller has checked dtypes and strides, and keeps the memory until the step is
+// done.
+using Row = std::tuple<uintptr_t, uintptr_t, uintptr_t, uint64_t, double, uint64_t>;
 
-void step(const std::vector<Addresses>& tensors, const hsgd_lars_rule& rule, int threads) {
+std::vector<Kept> step(const std::vector<Row>& tensors, const hsgd_lars_rule& rule, int threads) {
   std::vector<hsgd_lars_tensor> table;
   table.reserve(tensors.size());
-  for (const auto& [weight, gradient, buffer, count] : tensors) {
+  for (const auto& [weight, gradient, buffer, count, square, sample] : tensors) {
     table.push_back({reinterpret_cast<float*>(weight), reinterpret_cast<const float*>(gradient),
-                     reinterpret_cast<float*>(buffer), count});
+                     reinterpret_cast<float*>(buffer), count, square, sample});
   }
   hsgd_error error{};
   int status = HSGD_OK;
@@ -33,6 +37,10 @@ void step(const std::vector<Addresses>& tensors, const hsgd_lars_rule& rule, int
     status = hsgd_lars_step(table.data(), table.size(), &rule, threads, &error);
   }
   raise_on_error(status, error);
+  std::vector<Kept> kept;
+  kept.reserve(table.size());
+  for (const hsgd_lars_tensor& tensor : table) kept.emplace_back(tensor.square, tensor.sample);
+  return kept;
 }
 
 }  // namespace

@@ -530,18 +530,23 @@ typedef struct hsgd_lars_rule {
   int32_t nesterov;
 } hsgd_lars_rule;
 
-/* `count` float32 elements each, in the same order; buffer is NULL without momentum. */
+/* `count` float32 elements each, in the same order; buffer is NULL without momentum. `square` and
+ * `sample` are what the last step on these weights left there: |weight|^2, and what a few elements
+ * add up to. 0: not known. A square that is no longer that of the weights is noticed, and made up
+ * for but for rounding; 0 after any write to the weights keeps the bits as well. */
 typedef struct hsgd_lars_tensor {
   float* weight;
   const float* gradient;
   float* buffer;
   uint64_t count;
+  double square;
+  uint64_t sample;
 } hsgd_lars_tensor;
 
 /* Local, blocking, no communication: one step on all tensors, in place, by up to `threads` threads
  * of which the caller is one. The result does not depend on their number. */
-HSGD_API int hsgd_lars_step(const hsgd_lars_tensor* tensors, uint64_t count,
-                            const hsgd_lars_rule* rule, int threads, hsgd_error* err);
+HSGD_API int hsgd_lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
+                            int threads, hsgd_error* err);
 
 #ifdef __cplusplus
 }

@@ -3,30 +3,23 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <memory>
+#include <numeric>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "capi.hpp"
 #include "error.hpp"
-
-// The loops below are compiled once per instruction set; products and sums are not fused
-// (-ffp-contract=off), so all of them give the same bits.
-#if defined(__x86_64__)
-#define HSGD_LARS_ISA(name) __attribute__((target(name)))
-#endif
+#include "lars_kernels.hpp"
 
 namespace hsgd {
 namespace {
 
-// Memory is faster when it is read in two places at once: more lines are under way.
-constexpr uint64_t kStreams = 2;
-constexpr uint64_t kLanes = 32;   // partial sums side by side in a stream, for every register width
-constexpr uint64_t kSteps = 64;   // elements that go into one float32 partial sum
-constexpr uint64_t kSkew = 320;   // elements: streams do not begin at equal places of their pages
-constexpr uint64_t kCut = 16384;  // elements that are not worth two streams
 constexpr uint64_t kAlone = 256 * 1024;  // elements that are not worth a second thread
+constexpr uint64_t kSampled = 4;         // places of a piece that tell whether it was written,
+constexpr uint64_t kSample = 16;         // and their elements
 
 // Squares of the norms of w and of x, where x is what the rule compares w with.
 struct Norms {
@@ -34,177 +27,9 @@ struct Norms {
   double other = 0;
 };
 
-// What is left of a rule for one tensor, once its trust ratio is known:
-// d = scale * (g + decay * w); v = momentum * v + d; w -= rate * (nesterov ? momentum * v + d : v).
-struct Step {
-  float decay = 0;
-  float scale = 1;
-  float momentum = 0;
-  float rate = 0;
-  bool nesterov = false;
-};
-
-struct Piece {
-  float* w;
-  const float* g;
-  float* v;  // nullptr without momentum
-  uint64_t count;
-};
-
-struct OfGradient {
-  static constexpr bool kReadsBuffer = false;
-  static float value(float, float g, float, const Step&) { return g; }
-};
-struct OfDecayed {
-  static constexpr bool kReadsBuffer = false;
-  static float value(float w, float g, float, const Step& step) { return g + step.decay * w; }
-};
-struct OfUpdate {
-  static constexpr bool kReadsBuffer = true;
-  static float value(float w, float g, float v, const Step& step) {
-    const float d = g + step.decay * w;
-    const float next = step.momentum * v + d;
-    return step.nesterov ? step.momentum * next + d : next;
-  }
-};
-
-// What Other makes of element i.
-template <class Other>
-[[gnu::always_inline]] inline float value_of(const Piece& piece, uint64_t i, const Step& step) {
-  const float v = Other::kReadsBuffer && piece.v != nullptr ? piece.v[i] : 0.0F;
-  return Other::value(piece.w[i], piece.g[i], v, step);
-}
-
-// Adds what kCount streams of `length` elements sum up to, the first of which begins at `first`.
-template <class Other, uint64_t kCount>
-[[gnu::always_inline]] inline void add_squares(const Piece& given_piece, const Step& given,
-                                               uint64_t first, uint64_t length, Norms* norms) {
-  const Piece piece = given_piece;  // no alias of what is read
-  const Step step = given;
-  for (uint64_t begin = 0; begin < length; begin += kLanes * kSteps) {
-    const uint64_t end = std::min(begin + kLanes * kSteps, length);
-    float weights[kCount][kLanes] = {};
-    float others[kCount][kLanes] = {};
-    uint64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-#pragma GCC unroll 2
-      for (uint64_t stream = 0; stream < kCount; ++stream) {
-        const uint64_t at = first + stream * length + i;
-        for (uint64_t lane = 0; lane < kLanes; ++lane) {
-          const float w = piece.w[at + lane];
-          const float x = value_of<Other>(piece, at + lane, step);
-          weights[stream][lane] += w * w;
-          others[stream][lane] += x * x;
-        }
-      }
-    }
-    for (uint64_t stream = 0; stream < kCount; ++stream) {
-      for (uint64_t lane = 0; i + lane < end; ++lane) {
-        const uint64_t at = first + stream * length + i + lane;
-        const float x = value_of<Other>(piece, at, step);
-        weights[stream][lane] += piece.w[at] * piece.w[at];
-        others[stream][lane] += x * x;
-      }
-    }
-    for (uint64_t stream = 0; stream < kCount; ++stream) {
-      for (uint64_t lane = 0; lane < kLanes; ++lane) {
-        norms->weight += static_cast<double>(weights[stream][lane]);
-        norms->other += static_cast<double>(others[stream][lane]);
-      }
-    }
-  }
-}
-
-// How many elements each stream has; what is left after them is done by itself.
-uint64_t stream_length(uint64_t count) {
-  return count < kCut ? 0 : count / kStreams / kLanes * kLanes - kSkew;
-}
-
-template <class Other>
-[[gnu::always_inline]] inline Norms norms_of(const Piece& piece, const Step& step) {
-  Norms norms;
-  const uint64_t each = stream_length(piece.count);
-  add_squares<Other, kStreams>(piece, step, 0, each, &norms);
-  const uint64_t done = kStreams * each;
-  add_squares<Other, 1>(piece, step, done, piece.count - done, &norms);
-  return norms;
-}
-
-template <bool kMomentum, bool kNesterov>
-[[gnu::always_inline]] inline void update_run(const Piece& piece, const Step& step, uint64_t begin,
-                                              uint64_t count) {
-  float* __restrict w = piece.w + begin;
-  const float* __restrict g = piece.g + begin;
-  float* __restrict v = kMomentum ? piece.v + begin : nullptr;
-  for (uint64_t i = 0; i < count; ++i) {
-    float d = step.scale * (g[i] + step.decay * w[i]);
-    if constexpr (kMomentum) {
-      const float next = step.momentum * v[i] + d;
-      v[i] = next;
-      d = kNesterov ? step.momentum * next + d : next;
-    }
-    w[i] -= step.rate * d;
-  }
-}
-
-template <bool kMomentum, bool kNesterov>
-[[gnu::always_inline]] inline void update(const Piece& piece, const Step& given) {
-  const Step step = given;
-  const uint64_t each = stream_length(piece.count);
-  for (uint64_t i = 0; i < each; i += kLanes) {
-#pragma GCC unroll 2
-    for (uint64_t stream = 0; stream < kStreams; ++stream) {
-      update_run<kMomentum, kNesterov>(piece, step, stream * each + i, kLanes);
-    }
-  }
-  const uint64_t done = kStreams * each;
-  update_run<kMomentum, kNesterov>(piece, step, done, piece.count - done);
-}
-
-[[gnu::always_inline]] inline Norms norms_in(int norm_of, const Piece& piece, const Step& step) {
-  if (norm_of == HSGD_LARS_GRADIENT) return norms_of<OfGradient>(piece, step);
-  if (norm_of == HSGD_LARS_DECAYED) return norms_of<OfDecayed>(piece, step);
-  return norms_of<OfUpdate>(piece, step);
-}
-
-[[gnu::always_inline]] inline void update_in(const Piece& piece, const Step& step) {
-  if (piece.v == nullptr) return update<false, false>(piece, step);
-  if (step.nesterov) return update<true, true>(piece, step);
-  return update<true, false>(piece, step);
-}
-
-struct Kernels {
-  Norms (*norms)(int norm_of, const Piece& piece, const Step& step);
-  void (*update)(const Piece& piece, const Step& step);
-};
-
-Norms norms_plain(int norm_of, const Piece& piece, const Step& step) {
-  return norms_in(norm_of, piece, step);
-}
-void update_plain(const Piece& piece, const Step& step) { update_in(piece, step); }
-
-#if defined(__x86_64__)
-HSGD_LARS_ISA("avx2")
-Norms norms_avx2(int norm_of, const Piece& piece, const Step& step) {
-  return norms_in(norm_of, piece, step);
-}
-HSGD_LARS_ISA("avx2") void update_avx2(const Piece& piece, const Step& step) {
-  update_in(piece, step);
-}
-HSGD_LARS_ISA("avx512f,prefer-vector-width=512")
-Norms norms_avx512(int norm_of, const Piece& piece, const Step& step) {
-  return norms_in(norm_of, piece, step);
-}
-HSGD_LARS_ISA("avx512f,prefer-vector-width=512")
-void update_avx512(const Piece& piece, const Step& step) { update_in(piece, step); }
-#endif
-
-Kernels choose_kernels() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return {norms_avx512, update_avx512};
-  if (__builtin_cpu_supports("avx2")) return {norms_avx2, update_avx2};
-#endif
-  return {norms_plain, update_plain};
+LarsValue compared_by(const hsgd_lars_rule& rule) {
+  if (rule.norm_of == HSGD_LARS_GRADIENT) return LarsValue::kGradient;
+  return rule.norm_of == HSGD_LARS_DECAYED ? LarsValue::kDecayed : LarsValue::kMoved;
 }
 
 // False where a norm is 0, or no number: then there is no ratio.
@@ -218,7 +43,7 @@ bool find_ratio(const Norms& squares, const hsgd_lars_rule& rule, double* ratio)
 }
 
 // `squares`: nullptr as long as, or where, the ratio is not wanted.
-Step step_of(const hsgd_lars_rule& rule, const Norms* squares) {
+LarsStep step_of(const hsgd_lars_rule& rule, const Norms* squares) {
   double decay = rule.weight_decay;
   double trust = 1;
   if (squares != nullptr) {
@@ -231,7 +56,7 @@ Step step_of(const hsgd_lars_rule& rule, const Norms* squares) {
   }
   const bool inside = rule.lr_in_momentum != 0;
   const bool on_update = rule.norm_of == HSGD_LARS_UPDATE;  // the buffer stays free of the ratio
-  Step step;
+  LarsStep step;
   step.decay = static_cast<float>(decay);
   step.momentum = static_cast<float>(rule.momentum);
   step.nesterov = rule.nesterov != 0;
@@ -240,61 +65,157 @@ Step step_of(const hsgd_lars_rule& rule, const Norms* squares) {
   return step;
 }
 
+// The bits of a few elements of a piece, added up.
+uint64_t sample_of(const LarsPiece& piece) {
+  uint64_t sum = 0;
+  for (uint64_t k = 0; k < kSampled; ++k) {
+    const uint64_t begin = piece.count / kSampled * k;
+    uint32_t bits[kSample] = {};
+    std::memcpy(bits, piece.w + begin, std::min(kSample, piece.count - begin) * sizeof(float));
+    for (const uint32_t word : bits) sum += word;
+  }
+  return sum;
+}
+
+// Weights and buffers after an update with the scale of `done`, as that of `due` would have left
+// them, but for rounding. The ratio is in the buffer.
+void correct(const LarsPiece& piece, const LarsStep& done, const LarsStep& due) {
+  const double m = done.momentum;
+  const bool has_buffer = piece.v != nullptr;
+  // What was subtracted was rate * (of_v * v + of_d * d), with d = g + decay * w of the w before.
+  const double of_v = !has_buffer ? 0 : done.nesterov ? m : 1;
+  const auto of_d = [&](const LarsStep& step) {
+    return has_buffer && !step.nesterov ? 0.0 : static_cast<double>(step.scale);
+  };
+  const double more = static_cast<double>(due.scale) - done.scale;
+  const double rate = done.rate;
+  const double decay = done.decay;
+  for (uint64_t i = 0; i < piece.count; ++i) {
+    const double v = has_buffer ? piece.v[i] : 0;
+    const double known = piece.w[i] + rate * of_v * v;
+    const double d = (piece.g[i] + decay * known) / (1 - decay * rate * of_d(done));
+    const double before = known + rate * of_d(done) * d;
+    const double next = v + more * d;
+    if (has_buffer) piece.v[i] = static_cast<float>(next);
+    piece.w[i] = static_cast<float>(before - rate * (of_v * next + of_d(due) * d));
+  }
+}
+
 // One tensor's share of a step. Its pieces are measured, then updated.
+//
+// The norm of the weights of a large layer is summed while they are updated, and kept by the caller
+// for the next step. Two things show that somebody wrote to them since: a few elements, before the
+// step, which sees whoever writes all of them; and the norm itself, summed again during the update.
 class Layer {
  public:
-  Layer(const hsgd_lars_tensor& tensor, const hsgd_lars_rule& rule)
+  Layer(hsgd_lars_tensor& tensor, const hsgd_lars_rule& rule, const LarsKernels& kernels)
       : tensor_(tensor),
         rule_(rule),
+        kernels_(kernels),
         pieces_((tensor.count + kPiece - 1) / kPiece),
-        norms_(pieces_),
-        missing_(rule.adapt != 0 ? pieces_ : 0) {}
+        keeps_(rule.adapt != 0 && rule.norm_of == HSGD_LARS_GRADIENT && pieces_ > 1),
+        knows_(keeps_ && std::isnormal(tensor.square) && tensor.square > 0 &&
+               sample() == tensor.sample),
+        norms_(rule.adapt != 0 ? pieces_ : 0),
+        squares_(keeps_ ? pieces_ : 0),
+        samples_(keeps_ ? pieces_ : 0),
+        unmeasured_(norms_.size()),
+        left_(pieces_) {
+    if (rule.adapt == 0) step_ = step_of(rule, nullptr);
+    if (!keeps_) tensor.square = 0;
+  }
 
   uint64_t pieces() const { return pieces_; }
 
-  void measure(const Kernels& kernels, uint64_t index) {
+  void measure(uint64_t index) {
     if (rule_.adapt == 0) return;
-    norms_[index] = kernels.norms(rule_.norm_of, piece(index), step_of(rule_, nullptr));
-    // Release: whoever sees no piece missing reads all norms. See update().
-    missing_.fetch_sub(1, std::memory_order_release);
+    const LarsStep plain = step_of(rule_, nullptr);
+    Norms& norms = norms_[index];
+    if (!knows_) norms.weight = kernels_.square(LarsValue::kWeight, piece(index), plain);
+    norms.other = kernels_.square(compared_by(rule_), piece(index), plain);
+    // Acquire: the last one reads what the others wrote. Release: they wrote it before.
+    if (unmeasured_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    for (const Norms& part : norms_) {
+      sum_.weight += part.weight;
+      sum_.other += part.other;
+    }
+    if (knows_) sum_.weight = tensor_.square;
+    step_ = step_of(rule_, &sum_);
+    // Release: whoever sees it reads the step. See update().
+    measured_.store(true, std::memory_order_release);
   }
 
-  void update(const Kernels& kernels, uint64_t index) {
+  void update(uint64_t index) {
     // Other threads are still computing the norms that this one did not take; they wait for nobody.
-    while (missing_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
-    Norms sum;
-    for (const Norms& norms : norms_) {
-      sum.weight += norms.weight;
-      sum.other += norms.other;
+    while (rule_.adapt != 0 && !measured_.load(std::memory_order_acquire)) {
+      std::this_thread::yield();
     }
-    kernels.update(piece(index), step_of(rule_, rule_.adapt != 0 ? &sum : nullptr));
+    if (!keeps_) return kernels_.update(piece(index), step_);
+    squares_[index] = kernels_.update_and_sum(piece(index), step_);
+    samples_[index] = sample_of(piece(index));
+    // As in measure(): the last one reads what the others wrote.
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) finish();
   }
 
  private:
-  Piece piece(uint64_t index) const {
+  LarsPiece piece(uint64_t index) const {
     const uint64_t begin = index * kPiece;
     float* buffer = tensor_.buffer == nullptr ? nullptr : tensor_.buffer + begin;
     return {tensor_.weight + begin, tensor_.gradient + begin, buffer,
             std::min(kPiece, tensor_.count - begin)};
   }
 
-  hsgd_lars_tensor tensor_;
+  uint64_t sample() const {
+    uint64_t sum = 0;
+    for (uint64_t k = 0; k < pieces_; ++k) sum += sample_of(piece(k));
+    return sum;
+  }
+
+  void finish() {
+    LarsSquares all;
+    for (const LarsSquares& squares : squares_) {
+      all.before += squares.before;
+      all.after += squares.after;
+    }
+    if (knows_ && all.before != tensor_.square) {
+      const Norms right{all.before, sum_.other};
+      all.after = 0;
+      for (uint64_t k = 0; k < pieces_; ++k) {
+        correct(piece(k), step_, step_of(rule_, &right));
+        all.after += kernels_.square(LarsValue::kWeight, piece(k), step_);
+        samples_[k] = sample_of(piece(k));
+      }
+    }
+    tensor_.square = all.after;
+    tensor_.sample = std::accumulate(samples_.begin(), samples_.end(), uint64_t{0});
+  }
+
+  hsgd_lars_tensor& tensor_;
   const hsgd_lars_rule& rule_;
-  uint64_t pieces_;
+  const LarsKernels& kernels_;
+  const uint64_t pieces_;
+  const bool keeps_;  // the norm of the weights, for the next step
+  const bool knows_;  // it from the last one
   std::vector<Norms> norms_;
-  std::atomic<uint64_t> missing_;
+  std::vector<LarsSquares> squares_;
+  std::vector<uint64_t> samples_;
+  Norms sum_;
+  LarsStep step_;
+  std::atomic<uint64_t> unmeasured_;
+  std::atomic<bool> measured_{false};
+  std::atomic<uint64_t> left_;  // pieces to update
 };
 
 // Pieces in the order of the tensors, taken by whoever is free. A tensor is updated last piece
 // first: that is what the cache still holds.
 class Work {
  public:
-  Work(const hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule)
-      : kernels_(choose_kernels()) {
+  Work(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule)
+      : kernels_(lars_kernels()) {
     layers_.reserve(count);
     for (uint64_t i = 0; i < count; ++i) {
       if (tensors[i].count == 0) continue;
-      layers_.push_back(std::make_unique<Layer>(tensors[i], rule));
+      layers_.push_back(std::make_unique<Layer>(tensors[i], rule, kernels_));
       Layer* layer = layers_.back().get();
       const uint64_t pieces = layer->pieces();
       if (pieces == 1) {
@@ -312,8 +233,8 @@ class Work {
     // Relaxed: a task number is all that is passed on here; the tasks were made before the threads.
     for (uint64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_.size();) {
       const Task& task = tasks_[i];
-      if (task.kind != Task::kUpdate) task.layer->measure(kernels_, task.piece);
-      if (task.kind != Task::kMeasure) task.layer->update(kernels_, task.piece);
+      if (task.kind != Task::kUpdate) task.layer->measure(task.piece);
+      if (task.kind != Task::kMeasure) task.layer->update(task.piece);
     }
   }
 
@@ -325,7 +246,7 @@ class Work {
     Kind kind;
   };
 
-  Kernels kernels_;
+  const LarsKernels kernels_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<Task> tasks_;
   std::atomic<uint64_t> next_{0};
@@ -333,8 +254,7 @@ class Work {
 
 }  // namespace
 
-void lars_step(const hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule,
-               int threads) {
+void lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule, int threads) {
   Work work(tensors, count, rule);
   uint64_t elements = 0;
   for (uint64_t i = 0; i < count; ++i) elements += tensors[i].count;
@@ -353,7 +273,7 @@ void lars_step(const hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_
 
 }  // namespace hsgd
 
-int hsgd_lars_step(const hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
+int hsgd_lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
                    int threads, hsgd_error* err) {
   return hsgd::guarded(err, [&] {
     if (threads < 1 || rule == nullptr) {

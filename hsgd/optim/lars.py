@@ -10,11 +10,11 @@ norm of the gradient before decay is added. hsgd/optim/lars_presets.py names the
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import ParamsT, StateDict
 
 from hsgd import _native
 from hsgd.optim.lars_presets import LARS_PRESETS
@@ -22,9 +22,22 @@ from hsgd.optim.layerwise import Layerwise, Range, wide_dtype, with_defaults
 
 __all__ = ["LARS", "suits_the_kernel"]
 
+# addresses of weight, gradient and buffer, number of elements, and what is known of the weights
+_Row = tuple[int, int, int, int, float, int]
+_Found = tuple[float, int]  # the square of the weights, and what a few of them add up to
 _NORMS = ("gradient", "decayed", "update")  # hsgd_lars_norm
 _PLAIN = (Tensor, torch.nn.Parameter)
 _ADAPT = ("always", "decayed", "never")
+
+
+class _Kept(NamedTuple):
+    """What a step leaves of a large tensor: its norm is summed while it is updated."""
+
+    weight: Tensor
+    address: int
+    version: int  # torch counts its writes to a tensor
+    square: float
+    sample: int  # what a few elements add up to: shows writes that torch does not see
 
 
 class LARS(Layerwise):
@@ -102,6 +115,12 @@ class LARS(Layerwise):
     }
     BUFFERS = ("momentum_buffer",)
 
+    keeps_norms: bool = True
+    """Whether the norms of large weights are those of their last update. A write that torch does
+    not count (through .data, NumPy, or by another process) is noticed, and its effect on the step
+    made up for, to within rounding where it changed a few elements only. False: they are read anew.
+    """
+
     def __init__(
         self,
         params: ParamsT,
@@ -138,30 +157,52 @@ class LARS(Layerwise):
         }
         defaults = {**self.OPTIONS, **LARS_PRESETS[preset]}
         super().__init__(params, lr, with_defaults(defaults, given))
+        self._kept: dict[int, _Kept] = {}  # by id(): tensors take long to hash
+
+    def __setstate__(self, state: StateDict) -> None:
+        super().__setstate__(state)
+        self._kept = {}  # no part of what is saved
 
     def _make_state(self, weight: Tensor, group: dict[str, Any]) -> None:
         if group["momentum"] > 0:
             self._buffer(weight, "momentum_buffer")
 
     def _step_group(self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]) -> None:
-        tables: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
-        changed = []
+        tables: dict[bool, tuple[list[Tensor], list[_Row]]] = {False: ([], []), True: ([], [])}
         has_momentum, exclude_1d = group["momentum"] > 0, group["exclude_1d"]
         for weight, grad in pairs:
             excluded = exclude_1d and weight.ndim < 2
             buffer = self._buffer(weight, "momentum_buffer") if has_momentum else None
-            if suits_the_kernel(weight, grad, buffer):
-                address = 0 if buffer is None else buffer.data_ptr()
-                row = (weight.data_ptr(), grad.data_ptr(), address, weight.numel())
-                tables[excluded].append(row)
-                changed.append(weight)
-            else:
+            if not suits_the_kernel(weight, grad, buffer):
                 _update(weight, grad, buffer, group, excluded)
-        for excluded, table in tables.items():
-            if table:
-                _native.lars_step(table, _native_rule(group, excluded), torch.get_num_threads())
-        for weight in changed:
-            torch.autograd.graph.increment_version(weight)
+                continue
+            address, count = weight.data_ptr(), weight.numel()
+            room = 0 if buffer is None else buffer.data_ptr()
+            weights, rows = tables[excluded]
+            weights.append(weight)
+            rows.append((address, grad.data_ptr(), room, count, *self._known(weight, address)))
+        for excluded, (weights, rows) in tables.items():
+            if weights:
+                rule = _native_rule(group, excluded)
+                found = _native.lars_step(rows, rule, torch.get_num_threads())
+                torch.autograd.graph.increment_version(weights)
+                self._keep(weights, rows, found)
+
+    def _known(self, weight: Tensor, address: int) -> _Found:
+        """What the last step left of a tensor, unless torch has seen a write to it since."""
+        kept = self._kept.get(id(weight))
+        if kept is None or kept.weight is not weight:
+            return 0.0, 0
+        if kept.address != address or kept.version != weight._version:
+            return 0.0, 0
+        return kept.square, kept.sample
+
+    def _keep(self, weights: list[Tensor], rows: list[_Row], found: list[_Found]) -> None:
+        if not self.keeps_norms:
+            return
+        for weight, row, (square, sample) in zip(weights, rows, found, strict=True):
+            if square and not weight.is_inference():  # no version is counted of such
+                self._kept[id(weight)] = _Kept(weight, row[0], weight._version, square, sample)
 
 
 def suits_the_kernel(weight: Tensor, grad: Tensor, buffer: Tensor | None) -> bool:

@@ -109,7 +109,8 @@ class Layerwise(Optimizer):
         if buffer is None:
             buffer = torch.zeros_like(weight, dtype=wide_dtype(weight), requires_grad=False)
             state[name] = buffer
-        elif buffer.device != weight.device:  # the model was moved after the optimizer was made
+        elif not (buffer.is_cpu and weight.is_cpu) and buffer.device != weight.device:
+            # the model was moved after the optimizer was made
             buffer = state[name] = buffer.to(weight.device)
         return buffer
 

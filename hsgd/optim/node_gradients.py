@@ -28,27 +28,34 @@ class Gradients:
     """Gradients of this rank, each moved to its place when autograd has made it.
 
     `views`: the places, by parameter; None where a gradient stays where it was made.
+    `sparse_as_dense`: make sparse gradients dense when they come, rather than refuse them.
     """
 
-    def __init__(self, shared: SharedParameters, views: list[Tensor | None]) -> None:
+    def __init__(
+        self, shared: SharedParameters, views: list[Tensor | None], sparse_as_dense: bool
+    ) -> None:
         self._parameters = shared.parameters
         self._views = views
+        self._sparse_as_dense = sparse_as_dense
         self._addresses = [0 if view is None else view.data_ptr() for view in views]
 
     def take(self, index: int, *, made_by_hand: bool = False) -> None:
         """A gradient has come: move it to where others read it, as its parameter's .grad. Local.
 
-        Raises TypeError for sparse ones.
+        Raises TypeError for sparse ones, unless they are to be made dense.
         """
         parameter, view = self._parameters[index], self._views[index]
         grad = parameter.grad
         if grad is None:
             return
         if grad.layout is not torch.strided:
-            raise TypeError(
-                f"node_shared: parameter {index}, shape {tuple(parameter.shape)}, has a sparse "
-                "gradient; make it dense, for example Embedding(sparse=False)"
-            )
+            if not self._sparse_as_dense:
+                raise TypeError(
+                    f"node_shared: parameter {index}, shape {tuple(parameter.shape)}, has a sparse "
+                    "gradient; make it dense, for example by sparse_as_dense=True or "
+                    "Embedding(sparse=False)"
+                )
+            parameter.grad = grad = grad.detach().to_dense()
         if view is not None:
             if grad.data_ptr() != self._addresses[index]:
                 _move(view, grad)
@@ -101,7 +108,9 @@ class NodeGradients(Gradients):
     made when it is needed, so that it is still in the cache when it is used.
     """
 
-    def __init__(self, shared: SharedParameters, bounds: Bounds) -> None:
+    def __init__(
+        self, shared: SharedParameters, bounds: Bounds, sparse_as_dense: bool = False
+    ) -> None:
         self._local = local = shared.local
         count = dict.fromkeys(bounds, 0)
         starts: list[dict[int, int]] = [{} for _ in range(local.size)]
@@ -125,7 +134,8 @@ class NodeGradients(Gradients):
             return Place(start, place.count, place.shape).view(flat)
 
         indices = range(len(shared.parameters))
-        super().__init__(shared, [view(local.rank, index) for index in indices])
+        own = [view(local.rank, index) for index in indices]
+        super().__init__(shared, own, sparse_as_dense)
         # of all ranks: 0 where a gradient is private, which only its owner asks for
         self._everywhere = [
             [0 if (there := view(rank, index)) is None else there.data_ptr() for index in indices]
@@ -158,7 +168,9 @@ class ClusterGradients(Gradients):
     part is averaged as a whole.
     """
 
-    def __init__(self, shared: SharedParameters, bounds: Bounds) -> None:
+    def __init__(
+        self, shared: SharedParameters, bounds: Bounds, sparse_as_dense: bool = False
+    ) -> None:
         self._comm, self._local = shared.comm, shared.local
         sizes = self._comm.allgather(torch.tensor([self._comm.local_size]), name="ranks per node")
         self._cross: Comm | None = None
@@ -173,7 +185,7 @@ class ClusterGradients(Gradients):
             place.view(self._flats[parameter.dtype])
             for parameter, place in zip(shared.parameters, shared.places, strict=True)
         ]
-        super().__init__(shared, list(views))
+        super().__init__(shared, list(views), sparse_as_dense)
 
     def reduce(self, pieces: Iterable[Piece]) -> None:
         """Average this rank's part in place; collective over all ranks, blocking."""

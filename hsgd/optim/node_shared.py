@@ -77,12 +77,16 @@ class NodeSharedOptimizer(Optimizer):
         optimizer: torch.optim.SGD, Adam, AdamW, hsgd.optim.LARS or LAMB, without state yet.
         shared: what share_parameters() returned for the model; every parameter of `optimizer`
             belongs to it.
+        sparse_as_dense: make sparse gradients dense as they come. Without it they are refused with
+            a TypeError.
 
     Raises ValueError for other optimizers, for one with state, and for foreign parameters.
     step() is collective over all ranks and blocking; it raises what collectives raise.
     """
 
-    def __init__(self, optimizer: Optimizer, shared: SharedParameters) -> None:
+    def __init__(
+        self, optimizer: Optimizer, shared: SharedParameters, *, sparse_as_dense: bool = False
+    ) -> None:
         self.check_kind(optimizer)
         self._shared = shared
         self._comm = shared.comm
@@ -94,10 +98,8 @@ class NodeSharedOptimizer(Optimizer):
         optimizer.state.clear()  # LARS makes its buffers at once; ours are shared
         self._ranges = {dtype: self._split(dtype) for dtype in shared.counts}
         self._gradients: NodeGradients | ClusterGradients
-        if shared.comm.cross_size == 1:
-            self._gradients = NodeGradients(shared, self._ranges)
-        else:
-            self._gradients = ClusterGradients(shared, self._ranges)
+        place = NodeGradients if shared.comm.cross_size == 1 else ClusterGradients
+        self._gradients = place(shared, self._ranges, sparse_as_dense)
         self._batches = [batch for dtype in shared.counts for batch in self._make_batches(dtype)]
         self._used = torch.zeros(len(shared.parameters), dtype=torch.uint8)
         self._steps = [0] * len(shared.parameters)
@@ -188,7 +190,10 @@ class NodeSharedOptimizer(Optimizer):
             {**options, "params": [part for i in indices for part in by_index.get(i, ())]}
             for options, indices in zip(self._options(), self._indices(), strict=True)
         ]
-        return _Batch(pieces, parts, means, self._kind(groups))
+        optimizer = self._kind(groups)
+        if isinstance(optimizer, LARS):
+            optimizer.keeps_norms = False  # any rank of the node may write to the weights
+        return _Batch(pieces, parts, means, optimizer)
 
     def _options(self) -> list[dict[str, Any]]:
         """Those of the groups, as they are now."""

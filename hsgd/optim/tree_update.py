@@ -83,7 +83,7 @@ class Updater:
         rules = self._rules[1]
         if rules is None:
             return False
-        rows: dict[int, list[tuple[int, int, int, int]]] = {}
+        rows: dict[int, list[tuple[int, int, int, int, float, int]]] = {}
         changed = []
         for parameter, gradient in gradients.items():
             if gradient is None or parameter not in self._group_of:
@@ -93,7 +93,7 @@ class Updater:
             if not suits_the_kernel(shadow, gradient, buffer):
                 return False
             address = 0 if buffer is None else buffer.data_ptr()
-            row = (shadow.data_ptr(), gradient.data_ptr(), address, shadow.numel())
+            row = (shadow.data_ptr(), gradient.data_ptr(), address, shadow.numel(), 0.0, 0)
             rows.setdefault(index, []).append(row)
             changed.append(shadow)
         for index, table in rows.items():

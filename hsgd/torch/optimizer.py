@@ -217,8 +217,8 @@ def DistributedOptimizer(
     such as trigger or moving_rate.
     node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
     part of them after the backward pass; all ranks get those of rank 0, which makes this call
-    collective. For SGD, Adam, AdamW, LARS and LAMB; clip with its clip_grad_norm_(). See
-    hsgd.optim.NodeSharedOptimizer.
+    collective. For SGD, Adam, AdamW, LARS and LAMB, with op Average and without compression,
+    groups or a process set; clip with its clip_grad_norm_(). See hsgd.optim.NodeSharedOptimizer.
     Raises ValueError for arguments out of range.
     """
     if gradient_predivide_factor != 1.0 and op != AVERAGE:
@@ -237,7 +237,7 @@ def DistributedOptimizer(
     if not bucket_cap_mb > 0:
         raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; give MiB above 0")
     size = runtime.current().comm.size
-    if op == ADASUM and size > 1:
+    if op == ADASUM and size > 1 and not node_shared:
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
         horovod = horovod_path.usable("Adasum")
@@ -272,7 +272,15 @@ def DistributedOptimizer(
             optimizer, strategy, op, model=model, options=strategy_options, **others
         )
     if node_shared:
-        return share_optimizer(optimizer, compression, op, process_set, gradient_predivide_factor)
+        return share_optimizer(
+            optimizer,
+            compression,
+            op,
+            process_set,
+            gradient_predivide_factor,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+        )
     options = Options(
         compression,
         op,

@@ -34,6 +34,9 @@ def share_optimizer(
     op: int,
     process_set: ProcessSet,
     gradient_predivide_factor: float,
+    *,
+    groups: int | list[list[torch.Tensor]] | None,
+    sparse_as_dense: bool,
 ) -> NodeSharedOptimizer:
     """The optimizer of DistributedOptimizer(node_shared=True); collective, blocking.
 
@@ -46,17 +49,18 @@ def share_optimizer(
             "op": op != AVERAGE,
             "process_set": process_set is not global_process_set,
             "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+            "groups": groups is not None,
         }.items()
         if wrong
     ]
     if refused:
         raise ValueError(
-            f"node_shared: {', '.join(refused)} cannot be given; gradients are averaged in "
-            "float32 over all ranks"
+            f"node_shared: {', '.join(refused)} cannot be given; gradients are averaged over all "
+            "ranks as they are, and there are no buckets"
         )
     NodeSharedOptimizer.check_kind(optimizer)
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return NodeSharedOptimizer(optimizer, _share(parameters, 0))
+    return NodeSharedOptimizer(optimizer, _share(parameters, 0), sparse_as_dense=sparse_as_dense)
 
 
 def _share(parameters: Iterable[torch.nn.Parameter], root: int) -> SharedParameters:
