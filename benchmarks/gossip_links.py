@@ -19,8 +19,8 @@ __all__ = ["CANDIDATES", "measure", "ratios"]
 
 CANDIDATES = (
     *("synchronous", "every-step", "every-step-bf16", "every-step-no-wait"),
-    *("fixed-6-bf16", "fixed-13", "fixed-13-bf16", "change"),
-    *("budget-6.5-bf16", "budget-13", "budget-13-bf16"),
+    *("fixed-6", "fixed-6-bf16", "fixed-13", "change"),
+    *("budget-6.5", "budget-6.5-bf16", "budget-13", "budget-13-bf16"),
 )
 _HERE = Path(__file__).resolve().parent
 _TESTS = _HERE.parent / "tests"  # tests/cluster.py makes the nodes
