@@ -43,8 +43,8 @@ PRELOAD_SOURCES = (
     *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp"),
 )
 BINDING_SOURCES = (
-    *("bind.cpp", "bind_box.cpp", "bind_exchange.cpp", "bind_lars.cpp", "bind_tree.cpp"),
-    "request.cpp",
+    *("bind.cpp", "bind_box.cpp", "bind_change.cpp", "bind_exchange.cpp", "bind_lars.cpp"),
+    *("bind_tree.cpp", "request.cpp"),
 )
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),

@@ -35,16 +35,16 @@ MLP 64-64-10 with batches of 16; the learning rate falls along a cosine to a ten
 the best of --rates for each candidate, on four other seeds, trained on 1150 of the training images
 and scored on the other 287. "dirichlet0.1" deals classes to ranks by a Dirichlet distribution of
 0.1, "two-classes" gives each rank two pieces of the images in the order of their labels, "same"
-deals at random. "-final" is with one average of all models at the end, "change-X" is
-RelativeChange(X).
+deals at random. "-final" is with one average of all models at the end, "-bf16" sends 16 bits,
+"change-X" is RelativeChange(X).
 
 Ratios, above 1 is ahead: vs_peer/traffic is bytes of gossip in every step over those of a candidate
-(traffic_random: with random peers), vs_peer/time its seconds to the target accuracy,
-vs_limit/trigger 5% of a step over the time of measuring the change. points_vs_... are points of
-accuracy that a budget is ahead, paired over seeds, and error_vs_... half of their 95% interval:
-against every step, the best fixed or jittered period of about as many bytes (fixed), that with an
-average of all at the end (fixed_final), and RelativeChange at as many bytes (change), between the
-two nearest thresholds.
+(traffic_random: with random peers; traffic_bf16: in 16 bits, of both), vs_peer/time its seconds to
+the target accuracy, vs_limit/trigger 5% of a step over the time of measuring the change.
+points_vs_... are points of accuracy that a budget is ahead, paired over seeds, and error_vs_...
+half of their 95% interval: against every step, the best fixed or jittered period of about as many
+bytes in float32 (fixed) and in 16 bits (fixed_bf16), either with an average of all at the end
+(fixed_final), and RelativeChange at as many bytes (change), between the two nearest thresholds.
 
 examples:
   python benchmarks/gossip.py --quick

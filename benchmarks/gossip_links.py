@@ -17,7 +17,11 @@ from hsgd.errors import LaunchError
 
 __all__ = ["CANDIDATES", "measure", "ratios"]
 
-CANDIDATES = ("synchronous", "every-step", "every-step-no-wait", "fixed-13", "change", "budget-13")
+CANDIDATES = (
+    *("synchronous", "every-step", "every-step-bf16", "every-step-no-wait"),
+    *("fixed-6", "fixed-6-bf16", "fixed-13", "change"),
+    *("budget-6.5", "budget-6.5-bf16", "budget-13", "budget-13-bf16"),
+)
 _HERE = Path(__file__).resolve().parent
 _TESTS = _HERE.parent / "tests"  # tests/cluster.py makes the nodes
 _TURN_LIMIT_S = 150.0
@@ -75,16 +79,18 @@ def _row(case: str, target: float, name: str, told: Sequence[Mapping[str, Any]])
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Flat figures: seconds, and bytes, of gossip in every step over those of a candidate, where
-    both reached the target.
+    both reached the target; of those in 16 bits also over gossip in every step in 16 bits.
     """
     found = {}
     for case in dict.fromkeys(row["case"] for row in results):
-        rows = {row["candidate"]: row for row in results if row["case"] == case}
-        every = rows.get("every-step")
-        for name, row in rows.items():
-            if every and row is not every and every["reached"] and row["reached"]:
-                found[f"vs_peer/time/{name}/{case}"] = every["seconds"] / row["seconds"]
+        rows = {row["candidate"]: row for row in results if row["case"] == case and row["reached"]}
+        for every, suffix in (("every-step", ""), ("every-step-bf16", "_bf16")):
+            for name, row in rows.items() if every in rows else ():
+                if name == every or not name.endswith(suffix.replace("_", "-")):
+                    continue
+                seconds = rows[every]["seconds"] / row["seconds"]
+                found[f"vs_peer/time{suffix}/{name}/{case}"] = seconds
                 if row["mbytes"]:
-                    traffic = every["mbytes"] / row["mbytes"]
-                    found[f"vs_peer/traffic_to_target/{name}/{case}"] = traffic
+                    traffic = rows[every]["mbytes"] / row["mbytes"]
+                    found[f"vs_peer/traffic_to_target{suffix}/{name}/{case}"] = traffic
     return {key: float(f"{value:.4g}") for key, value in found.items()}

@@ -26,13 +26,17 @@ __all__ = ["RIVALS", "best_alike", "compare", "compare_with_curve", "ratios", "s
 TUNING_SEEDS = (1001, 1002, 1003, 1004)
 PERIODS = (8, 13, 26, 52)
 THRESHOLDS = (0.03, 0.05, 0.07, 0.1, 0.15, 0.22, 0.33)
+PERIODS_BF16 = (6, 13)
+_ADDED = ("-bf16", "-final")  # to the name of a period: what it sends, and how it ends
 RIVALS: dict[str, Callable[[str], bool]] = {
-    "fixed": lambda name: name.startswith(("fixed", "jitter")) and not name.endswith("-final"),
+    "fixed": lambda name: name.startswith(("fixed", "jitter")) and not name.endswith(_ADDED),
+    "fixed_bf16": lambda name: name.startswith("fixed") and name.endswith("-bf16"),
     "fixed_final": lambda name: name.startswith("fixed") and name.endswith("-final"),
     "average_final": lambda name: name.startswith("average") and name.endswith("-final"),
 }
-"""What a budget is compared with at equal bytes: the ranks' own models of a period, those after one
-average of all at the end, and averages of all, now and then and at the end."""
+"""What a budget is compared with at equal bytes: the ranks' own models of a period in float32, of
+one in 16 bits, those of either after one average of all at the end, and averages of all, now and
+then and at the end."""
 
 
 def ways(case: Case, *, quick: bool = False) -> list[Way]:
@@ -55,7 +59,6 @@ def ways(case: Case, *, quick: bool = False) -> list[Way]:
         Way("fixed-26-random", _fixed(26), "random"),
         Way("jitter-13", lambda seed: JitteredPeriod(13, seed // 1000), "exponential2"),
         Way("jitter-26-random", lambda seed: JitteredPeriod(26, seed), "random"),
-        Way("budget-13-bf16", _budget(6.5, steps), "exponential2", wire=torch.bfloat16),
         Way(
             "budget-13-by-change",
             lambda _: Budget(1 / 26, steps, reserve=4, spend="change"),
@@ -71,6 +74,10 @@ def ways(case: Case, *, quick: bool = False) -> list[Way]:
             chosen.append(Way(f"fixed-{period}", _fixed(period), "exponential2"))
             chosen.append(Way(f"budget-{period}", _budget(period, steps), "exponential2"))
     chosen += [Way(f"change-{x:g}", _change(x), "exponential2") for x in THRESHOLDS]
+    narrow = [Way("every-step-bf16", _fixed(1))]
+    narrow += [Way(f"fixed-{period}-bf16", _fixed(period)) for period in PERIODS_BF16]
+    narrow += [Way(f"budget-{period}-bf16", _budget(period, steps)) for period in (6.5, 13)]
+    chosen += [replace(way, topology="exponential2", wire=torch.bfloat16) for way in narrow]
     finals = ("fixed", "change", "average")  # a budget has its reserve for that
     return chosen + [
         replace(way, name=f"{way.name}-final", final_average=True)
@@ -191,9 +198,11 @@ def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for case in dict.fromkeys(row["case"] for row in results):
         rows = [row for row in results if row["case"] == case]
         by_name = {row["candidate"]: row for row in rows}
-        for every in ("every-step", "every-step-random"):
+        for every in ("every-step", "every-step-random", "every-step-bf16"):
             suffix = every.removeprefix("every-step").replace("-", "_")
             for name, row in by_name.items() if every in by_name else ():
+                if suffix == "_bf16" and "-bf16" not in name:
+                    continue
                 if row["mbytes"] and name not in (every, "synchronous"):
                     ratio = by_name[every]["mbytes"] / row["mbytes"]
                     found[f"vs_peer/traffic{suffix}/{name}/{case}"] = ratio

@@ -30,11 +30,18 @@ PATIENCE_S = 5.0
 WAYS = {
     "synchronous": None,
     "every-step": lambda steps: FixedPeriod(1),
+    "every-step-bf16": lambda steps: FixedPeriod(1),
     "every-step-no-wait": lambda steps: FixedPeriod(1),
+    "fixed-6": lambda steps: FixedPeriod(6),
+    "fixed-6-bf16": lambda steps: FixedPeriod(6),
     "fixed-13": lambda steps: FixedPeriod(13),
     "change": lambda steps: RelativeChange(0.1),
+    "budget-6.5": lambda steps: Budget(2 / 13, steps, reserve=4),
+    "budget-6.5-bf16": lambda steps: Budget(2 / 13, steps, reserve=4),
     "budget-13": lambda steps: Budget(1 / 13, steps, reserve=4),
+    "budget-13-bf16": lambda steps: Budget(1 / 13, steps, reserve=4),
 }
+"""Triggers by name; "-bf16" sends 16 bits, "-no-wait" goes on without the answer."""
 
 
 def train(comm: Comm, way: str, target: float, steps: int) -> dict[str, Any]:
@@ -48,8 +55,15 @@ def train(comm: Comm, way: str, target: float, steps: int) -> dict[str, Any]:
     gossip = None
     if make is not None:
         patience_s = 0.0 if way.endswith("no-wait") else PATIENCE_S
-        trigger = make(steps)
-        gossip = Gossip(sgd, net.parameters(), comm, trigger, "exponential2", patience_s=patience_s)
+        gossip = Gossip(
+            sgd,
+            net.parameters(),
+            comm,
+            make(steps),
+            "exponential2",
+            patience_s=patience_s,
+            compression="bfloat16" if way.endswith("-bf16") else None,
+        )
     draw = torch.Generator().manual_seed(comm.rank)
     seconds, curve, reached = 0.0, [], None
     before = comm.counters().inter_bytes_sent

@@ -26,7 +26,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     | {"socket_frames"},
     frozenset({"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner"})
     | {"types", "lars_kernels"},
-    frozenset({"lars", "options", "layout", "tuning", "store_choice"})
+    frozenset({"change", "lars", "options", "layout", "tuning", "store_choice"})
     | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout"}),
@@ -46,8 +46,10 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
 )
 # Users of the core: they see its C interface and their own helpers only.
 DOORS = {
-    "bind": {"array", "bind_box", "bind_exchange", "bind_lars", "bind_tree", "gil", "request"},
+    "bind": {"array", "gil", "request"}
+    | {"bind_box", "bind_change", "bind_exchange", "bind_lars", "bind_tree"},
     "bind_box": {"array", "gil", "request"},
+    "bind_change": {"gil"},
     "bind_exchange": {"array", "bind_tree", "gil", "request"},
     "bind_lars": {"gil", "request"},
     "bind_tree": {"gil", "request"},
@@ -74,7 +76,7 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 FOREIGN_HEADERS = {
     r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
     r"Python\.h|nanobind/.*": {"bind", "array", "request", "gil"}
-    | {"bind_box", "bind_exchange", "bind_lars", "bind_tree"},
+    | {"bind_box", "bind_change", "bind_exchange", "bind_lars", "bind_tree"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
 }
 # Calls that only these components may make.

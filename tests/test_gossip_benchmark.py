@@ -136,6 +136,17 @@ def test_points_are_paired_over_seeds_with_their_interval() -> None:
     found = gossip_study.ratios(rows)
     assert found["points_vs_fixed/budget-13/c"] == 2 and found["error_vs_fixed/budget-13/c"] > 2
     assert found["vs_peer/traffic/fixed-26/c"] == 25
+    rows += [row("fixed-6-bf16", 8.3, [95, 96, 94]), row("budget-6.5-bf16", 8, [97, 99, 95])]
+    assert gossip_study.best_alike(rows, rows[3], "fixed") == "fixed-13"
+    found = gossip_study.ratios(rows)
+    assert found["points_vs_fixed/budget-6.5-bf16/c"] == 3
+    assert found["points_vs_fixed_bf16/budget-6.5-bf16/c"] == 2
+    assert not any("traffic_bf16" in key for key in found)  # nobody sends 16 bits in every step
+    rows += [row("every-step-bf16", 50, [98, 99, 97])]
+    found = gossip_study.ratios(rows)
+    assert found["vs_peer/traffic_bf16/budget-6.5-bf16/c"] == 6.25
+    assert found["points_vs_every_step_bf16/budget-6.5-bf16/c"] == -1
+    assert "vs_peer/traffic_bf16/budget-13/c" not in found
     rows += [row("change-0.2", 4, [93, 94, 92]), row("change-0.1", 15.6025, [95, 97, 93])]
     # half-way on the scale of bytes: 94, 95.5 and 92.5
     assert gossip_study.compare_with_curve(rows, "budget-13", "change")[0] == pytest.approx(2)
@@ -149,3 +160,7 @@ def test_seconds_are_compared_where_the_target_was_reached() -> None:
 
     found = gossip_links.ratios([row("every-step", 4), row("a", 2), row("b", 1, False)])
     assert found["vs_peer/time/a/c"] == 2 and not any("/b/" in key for key in found)
+    narrow = [row("every-step-bf16", 3), row("a-bf16", 1)]
+    found = gossip_links.ratios([row("every-step", 4), row("a", 2), *narrow])
+    assert found["vs_peer/time/a-bf16/c"] == 4 and found["vs_peer/time_bf16/a-bf16/c"] == 3
+    assert "vs_peer/time_bf16/a/c" not in found

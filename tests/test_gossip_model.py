@@ -12,21 +12,26 @@ __all__: list[str] = []
 
 
 @pytest.mark.parametrize("asks", [1, 2, 3])
-def test_both_sides_apply_their_half_or_neither_does(tmp_path: Path, asks: int) -> None:
-    errors, said = verify("gossip.pml", tmp_path, f"ASKS={asks}")
+@pytest.mark.parametrize("where", ["INSIDE", "NETWORK"])
+def test_both_sides_apply_their_half_or_neither_does(tmp_path: Path, where: str, asks: int) -> None:
+    errors, said = verify("gossip.pml", tmp_path, where, f"ASKS={asks}")
     assert errors == 0, said
 
 
 @pytest.mark.parametrize(
     ("broken", "how"),
     [
-        ("NO_TIE", "assertion violated !(crossed"),
-        ("NO_STAMP", "assertion violated !(crossed"),
-        ("NOTIFY_FIRST", "assertion violated (sum==0)"),
-        ("FORGETFUL_GONE", "assertion violated (sum==0)"),
-        ("GIVE_UP", "assertion violated (sum==0)"),
+        ("INSIDE NO_TIE", "assertion violated !(crossed"),
+        ("INSIDE NO_STAMP", "assertion violated !(crossed"),
+        ("INSIDE NOTIFY_FIRST", "assertion violated (sum==0)"),
+        ("INSIDE FORGETFUL_GONE", "assertion violated (sum==0)"),
+        ("INSIDE GIVE_UP", "assertion violated (sum==0)"),
+        ("NETWORK ANSWER_BOTH", "assertion violated"),
+        ("NETWORK CLOSE_EARLY", "assertion violated"),
+        ("NETWORK TELL_FIRST", "assertion violated (sum==0)"),
+        ("NETWORK GIVE_UP", "assertion violated (sum==0)"),
     ],
 )
 def test_the_model_fails_without_each_of_its_rules(tmp_path: Path, broken: str, how: str) -> None:
-    errors, said = verify("gossip.pml", tmp_path, broken)
+    errors, said = verify("gossip.pml", tmp_path, *broken.split())
     assert errors > 0 and how in " ".join(said.split()), said

@@ -84,11 +84,11 @@ def test_over_sockets_the_sum_is_the_same(pools: Callable[[int], Ranks]) -> None
         assert one["asked"] == one["committed"] + one["refused"] == 200 and one["committed"] > 10
 
 
-def cross(seat: Seat, path: str, first: str) -> list[float]:
+def cross(seat: Seat, path: str, first: str, options: dict[str, Any]) -> list[float]:
     """Both ask before either looks; then they look in a given order."""
     comm = seat.comm(path, 2)
     weights = [torch.full((3,), 8.0 * seat.rank)]
-    pairs = PairAverager(comm, weights, complete(2))
+    pairs = PairAverager(comm, weights, complete(2), **options)
     assert pairs.ask(1 - seat.rank)
     comm.barrier()
     for looks in first:
@@ -103,7 +103,47 @@ def cross(seat: Seat, path: str, first: str) -> list[float]:
 def test_two_that_ask_each_other_average_and_do_not_swap(
     pools: Callable[[int], Ranks], order: str
 ) -> None:
-    assert pools(2).run(cross, meeting_point(), order) == [[4.0] * 3] * 2
+    for options in ({}, {"network": "sockets", "remote_only": True}):
+        assert pools(2).run(cross, meeting_point(), order, options) == [[4.0] * 3] * 2
+
+
+def cross_between_nodes(
+    seat: Seat, path: str, start: tuple[float, float], wire: torch.dtype | None
+) -> tuple[list[float], list[tuple[bool, bool]], int, float]:
+    """Both ask before either looks, and go on meanwhile."""
+    comm = seat.comm(path, 2)
+    weights = [torch.full((3,), start[seat.rank])]
+    options = {"network": "sockets", "remote_only": True, "wire_dtype": wire}
+    pairs = PairAverager(comm, weights, complete(2), **options)
+    assert pairs.ask(1 - seat.rank)
+    comm.barrier()
+    weights[0] += 1
+    done = pairs.wait(30)
+    sent = pairs.traffic.remote_bytes
+    done += pairs.close()
+    told = [(entry.asked, entry.committed) for entry in done]
+    return weights[0].tolist(), told, sent, done[0].distance
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+def test_between_nodes_requests_that_cross_are_one_average_and_send_nothing_back(
+    pools: Callable[[int], Ranks], wire: torch.dtype | None
+) -> None:
+    ends = pools(2).run(cross_between_nodes, meeting_point(), (0.0, 8.0), wire)
+    for weights, told, sent, distance in ends:
+        # each asked, which cost one lane, and each has one average of what was sent
+        assert weights == [5.0] * 3 and told == [(True, True)]
+        assert sent == 64 and math.isclose(distance, 8 * 3**0.5, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("start", [(math.nan, 1.0), (1.0, math.nan)])
+def test_requests_that_cross_with_weights_that_are_not_finite_are_both_refused(
+    pools: Callable[[int], Ranks], start: tuple[float, float]
+) -> None:
+    ends = pools(2).run(cross_between_nodes, meeting_point(), start, None)
+    for rank, (weights, told, _, _) in enumerate(ends):
+        assert weights == [2.0] * 3 or math.isnan(start[rank])
+        assert (True, False) in told and not any(committed for _, committed in told)
 
 
 def be_late(seat: Seat, path: str, ways: str) -> tuple[list[int], list[bool]]:

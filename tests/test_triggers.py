@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -90,6 +91,26 @@ def test_layers_that_follow_one_another_are_measured_as_one_and_others_as_they_a
     moved = sum(float((a - b).square().sum()) for a, b in zip(layers, before, strict=True))
     wanted = math.sqrt(moved / sum(float(b.square().sum()) for b in before))
     assert math.isclose(change.measure(layers), wanted, rel_tol=1e-5)
+
+
+def test_a_change_of_a_copy_is_that_of_its_own_weights() -> None:
+    weights = [torch.ones(100)]
+    one = RelativeChange(0.5)
+    one.reset(weights)
+    assert not one.step(1, weights, 0.1)
+    other = copy.deepcopy(one)
+    moved = [torch.full((100,), 2.0)]
+    assert other.step(2, moved, 0.1) and not one.step(2, weights, 0.1)
+    other.reset(moved)
+    assert not other.step(3, moved, 0.1) and one.step(3, moved, 0.1)
+
+
+def test_a_change_since_other_weights_is_refused() -> None:
+    one, other = Change(), Change()
+    one.remember([torch.ones(10)])
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="of other weights, or of another sample; load one"):
+        other.measure([torch.ones(11)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -303,6 +324,15 @@ def test_the_higher_rank_looks_for_a_request_before_it_asks() -> None:
     other.next(2, [], 0.1, ())
     other.note([averaged(0)])
     assert other.next(3, [], 0.1, ()) == []
+
+
+def test_nobody_yields_to_a_rank_of_another_node() -> None:
+    rank = Turns(FixedPeriod(2), Topology("exponential2", 4), 1, None, remote={0})
+    rank.reset([])
+    assert [rank.next(step, [], 0.1, ()) for step in (1, 2, 3)] == [[], [0], []]
+    assert not rank.yields
+    rank.note([averaged(0, asked=True)])  # its request has crossed the other's
+    assert rank.next(4, [], 0.1, ()) == [3]
 
 
 def test_a_peer_that_came_first_had_its_turn() -> None:

@@ -16,6 +16,7 @@
 
 #include "array.hpp"
 #include "bind_box.hpp"
+#include "bind_change.hpp"
 #include "bind_exchange.hpp"
 #include "bind_lars.hpp"
 #include "bind_tree.hpp"
@@ -607,6 +608,7 @@ NB_MODULE(_native, module) {
   hsgd::python::bind_tree(module);
   hsgd::python::bind_exchange(module);
   hsgd::python::bind_lars(module);
+  hsgd::python::bind_change(module);
   // Addresses: the caller has checked the arrays, and keeps them.
   module.def(
       "stream_copy",

@@ -551,6 +551,21 @@ typedef struct hsgd_lars_tensor {
 HSGD_API int hsgd_lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
                             int threads, hsgd_error* err);
 
+/* `rows` rows of `length` float32 elements at two places: in `last` they follow one another, in
+ * `now` each begins `stride` elements after the one before. */
+typedef struct hsgd_change_part {
+  const float* now;
+  const float* last;
+  uint64_t rows;
+  uint64_t length;
+  uint64_t stride;
+  double weight; /* of each element */
+} hsgd_change_part;
+
+/* Local, no communication, never fails: the sum over parts of weight * |now - last|^2, in one pass
+ * over both. The result does not depend on the instruction set. */
+HSGD_API double hsgd_change_square(const hsgd_change_part* parts, uint64_t count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hsgd import _native
 from hsgd.optim.flattened import square
 
 __all__ = ["Change"]
@@ -25,7 +26,8 @@ _Part = tuple[Tensor, float]  # a block, and how many elements each of its own s
 class Change:
     """|w - w_last| / |w_last| over all weights, where w_last is what remember() saw.
 
-    The norm of the difference, not the difference of norms; one pass over both, a block at a time.
+    The norm of the difference, not the difference of norms; of float32 in one pass over both, of
+    other dtypes a block at a time.
     Of a tensor of more than 32768 elements a sample is looked at, and stands for the rest; smaller
     ones, such as a last layer, are looked at whole. Tensors that follow one another in memory are
     measured as one.
@@ -39,14 +41,19 @@ class Change:
         self._last: list[Tensor] = []
         self._norm = 0.0
         self._parts: list[_Part] = []
-        self._moved: list[Tensor] = []
         self._places: list[int] = []
+        self._table: _native.ChangeTable | None = None  # the blocks of float32
+        self._others: list[tuple[Tensor, Tensor, Tensor, float]] = []
 
     def remember(self, params: Sequence[Tensor]) -> None:
         """Keep a copy of what is looked at."""
         parts = self._look_at(params)
         if not self._last:
-            self._last = [torch.empty_like(block) for block, _ in parts]
+            self._last = [
+                torch.empty(block.shape, dtype=block.dtype, device=block.device)
+                for block, _ in parts
+            ]
+            self._table = None
         for last, (block, _) in zip(self._last, parts, strict=True):
             last.copy_(block)
         self._norm = self._norm_of_last(parts)
@@ -56,8 +63,10 @@ class Change:
         parts = self._look_at(params)
         if not self._last:
             self.remember(params)
-        total = 0.0
-        for (block, weight), last, moved in zip(parts, self._last, self._moved, strict=True):
+        if self._table is None:
+            self._table = self._prepare(parts)
+        total = self._table.square()
+        for block, last, moved, weight in self._others:
             torch.sub(block, last, out=moved)
             total += weight * square(moved)
         if self._norm <= 0:
@@ -70,8 +79,12 @@ class Change:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them back."""
-        self._last = [block.clone() for block in state["last"]]
-        self._norm = 0.0
+        self._last = [block.contiguous().clone() for block in state["last"]]
+        self._norm, self._table = 0.0, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies look at their own tensors."""
+        return {**self.__dict__, "_parts": [], "_places": [], "_table": None, "_others": []}
 
     def _norm_of_last(self, parts: Sequence[_Part]) -> float:
         pairs = zip(self._last, parts, strict=True)
@@ -82,15 +95,35 @@ class Change:
         places = [tensor.data_ptr() for tensor in params]
         if places != self._places:
             self._parts = _parts([tensor.detach().view(-1) for tensor in params], self._stride)
-            scratch: dict[torch.dtype, Tensor] = {}
-            self._moved = []
-            for block, _ in self._parts:
-                room = scratch.get(block.dtype)
-                if room is None or room.numel() < block.numel():
-                    room = scratch[block.dtype] = torch.empty(block.numel(), dtype=block.dtype)
-                self._moved.append(room[: block.numel()].view(block.shape))
-            self._places = places
+            self._places, self._table = places, None
         return self._parts
+
+    def _prepare(self, parts: Sequence[_Part]) -> _native.ChangeTable:
+        """Where both lie, for the kernel; what it does not take goes into `_others`."""
+        rows: list[tuple[int, int, int, int, int, float]] = []
+        scratch: dict[torch.dtype, Tensor] = {}
+        self._others = []
+        if [last.shape for last in self._last] != [block.shape for block, _ in parts]:
+            raise ValueError(
+                "Change: the state is of other weights, or of another sample; load one that was "
+                "saved with the same model and options"
+            )
+        for (block, weight), last in zip(parts, self._last, strict=True):
+            if _suits_the_kernel(block) and _suits_the_kernel(last):
+                length, stride = block.shape[-1], block.stride(0) if block.dim() > 1 else 0
+                count = block.numel() // max(1, length)
+                rows.append((block.data_ptr(), last.data_ptr(), count, length, stride, weight))
+                continue
+            room = scratch.get(block.dtype)
+            if room is None or room.numel() < block.numel():
+                room = scratch[block.dtype] = torch.empty(block.numel(), dtype=block.dtype)
+            moved = room[: block.numel()].view(block.shape)
+            self._others.append((block, last, moved, weight))
+        return _native.ChangeTable(rows)
+
+
+def _suits_the_kernel(block: Tensor) -> bool:
+    return block.dtype is torch.float32 and block.is_cpu and block.stride(-1) == 1
 
 
 def _parts(flat: Sequence[Tensor], stride: int) -> list[_Part]:

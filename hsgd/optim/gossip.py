@@ -126,7 +126,8 @@ class Gossip(Optimizer):
                 timeout_s=timeout_s,
             )
         place = 0 if self._gossips is None else self._gossips.rank
-        self._turns = Turns(trigger, graph, place, max_interval)
+        remote = () if self._pairs is None else self._pairs.remote
+        self._turns = Turns(trigger, graph, place, max_interval, remote)
         self._watched = list(self._flat.views.values())
         self._turns.reset(self._watched)
         self._steps = 0
@@ -177,7 +178,8 @@ class Gossip(Optimizer):
 
     def settle(self) -> None:
         """Return when no average of any rank is half done; collective, blocking. For saving models
-        whose sum is to be exact.
+        whose sum is to be exact. No weights change between the return of the first rank and that
+        of the last.
         """
         with torch.no_grad():
             if self._pairs is not None:
@@ -188,6 +190,9 @@ class Gossip(Optimizer):
                     self._note(self._pairs.poll())
                 time.sleep(_SETTLE_LOOK_S)
             here.wait()
+            # A rank that leaves may ask at once, and one that still looks would answer: so nobody
+            # leaves before all have stopped looking.
+            self._comm.barrier()
             if self._pairs is not None and self._pairs.open:
                 late = ", ".join(map(str, self._pairs.open))
                 raise CollectiveTimeout(

@@ -22,18 +22,24 @@ class Turns:
     """The calls of one rank; local.
 
     place: this rank in the topology. max_interval: call at the latest after so many steps without
-    an average.
+    an average. remote: peers with whom requests that cross are one average, and no waste.
 
     Where ranks choose one another, both may call in the same step, and two requests would cross. So
-    the higher rank yields: it looks for the other's request for one step before it asks. And a rank
-    whose next peer has asked it before it called itself takes that as its own turn.
+    the higher rank yields, unless the other is remote: it looks for the other's request for one
+    step before it asks. And a rank whose next peer has asked it before it called itself takes that
+    as its own turn.
     """
 
     def __init__(
-        self, trigger: Trigger, topology: Topology, place: int, max_interval: int | None
+        self,
+        trigger: Trigger,
+        topology: Topology,
+        place: int,
+        max_interval: int | None,
+        remote: Collection[int] = (),
     ) -> None:
         self._trigger, self._topology, self._place = trigger, topology, place
-        self._max_interval = max_interval
+        self._max_interval, self._remote = max_interval, remote
         self.triggers = self.skipped = 0
         self._turn = 0
         self._silent = 0  # steps since the last average, or request
@@ -91,7 +97,7 @@ class Turns:
             return []
         self._turn += 1
         self._owed = False
-        if self._topology.mutual and peer < self._place:
+        if self._topology.mutual and peer < self._place and peer not in self._remote:
             self._yielded = peer
             return []
         return [peer]

@@ -11,11 +11,15 @@ Only the asked decides, and says so in one store, so there is nothing to agree o
 waits in the asker's own segment however late it looks, and one that is not committed never was. The
 asker goes on computing meanwhile; a peer that does not answer holds a lane and nothing else.
 
-Two ranks that ask each other at once would swap their weights instead of averaging them: there the
-lower rank refuses. It knows such a request by its stamp, which says how many of the lower rank's
-were answered before it was made. A rank that leaves says so in the slot of its answers and repeats
-the last one, since a version overwrites the one before. tests/models/gossip.pml checks all this in
-all interleavings, and that it fails without each of these rules.
+Two ranks that ask each other at once would swap their weights instead of averaging them. They know
+such a request by its stamp, which says how many of the other's were answered before it was made.
+Inside a node the lower rank refuses it. Between nodes each has what the other sent, so that nothing
+has to go back: the higher rank adds half of the difference of the two snapshots and says "crossed",
+then the lower takes the same half and says so too. Until then both snapshots stay where they are.
+
+A rank that leaves says so in the slot of its answers and repeats the last one, since a version
+overwrites the one before. tests/models/gossip.pml checks all this in all interleavings, and that it
+fails without each of these rules.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ from hsgd.optim.tree_plan import as_memory
 __all__ = ["Averaged", "PairAverager", "Traffic"]
 
 _GONE = 1 << 62  # added to the last answer by a rank that answers no more
+_REFUSED, _COMMITTED, _CROSSED = range(3)  # an answer's version is 4 * the request's number + this
+_ANSWERS = 4
 _LANES = 16  # the most; a request's version is its number, its stamp of 30 bits and its lane
 _USUAL_LANES = 4
 _STAMPS = 1 << 30
@@ -55,7 +61,7 @@ class Averaged:
 
     peer: int
     asked: bool
-    """Whether this rank was the asker."""
+    """Whether this rank was the asker; both are where requests crossed between nodes."""
     committed: bool
     """False: the peer refused, left or died, and nothing changed on either side."""
     distance: float
@@ -76,6 +82,7 @@ class _Open:
     number: int
     lane: int
     since: float
+    crossed: bool = False  # this rank has applied its half, and the peer not yet
 
 
 class PairAverager:
@@ -153,6 +160,7 @@ class PairAverager:
         self._seen = dict.fromkeys(self._peers, 0)  # the last request of each
         self._answers = dict.fromkeys(self._peers, 0)  # the last answer to each
         self._mixed = dict.fromkeys(self._peers, 0)  # the last request that was not refused
+        self._put_off = dict.fromkeys(self._peers, 0)  # a request that crossed an open one
         self._checked = 0.0
         self.lost: dict[int, str] = {}
         """Peers that died or left, and why; they are not asked any more."""
@@ -165,6 +173,11 @@ class PairAverager:
     def open(self) -> list[int]:
         """Peers that have not answered yet."""
         return list(self._open)
+
+    @property
+    def remote(self) -> frozenset[int]:
+        """Neighbours on other nodes: a request that crosses one of theirs is one average there."""
+        return frozenset(self._remote[self._rank])
 
     @property
     def model_bytes(self) -> int:
@@ -189,7 +202,7 @@ class PairAverager:
         self._asked[peer] += 1
         self._open[peer] = _Open(self._asked[peer], lane, time.monotonic())
         self._mixed[peer] = self._asked[peer]
-        stamp = self._answers[peer] // 2
+        stamp = self._answers[peer] // _ANSWERS
         version = (self._asked[peer] * _STAMPS + stamp) * _LANES + lane
         self._send(peer, self._request_slot(self._rank), version, offset, self._inbox(peer))
         return True
@@ -203,11 +216,14 @@ class PairAverager:
         done = [entry for peer in list(self._open) for entry in self._collect(peer)]
         for peer in self._peers:
             version = self._exchange.test(self._request_slot(peer))
-            if version > self._seen[peer]:
-                self._seen[peer] = version
-                done += self._collect(peer)  # what it answered before it asked
-                if not self._left(peer):  # or else it would never apply its half
-                    done.append(self._answer(peer, version))
+            if version <= self._seen[peer]:
+                continue
+            done += self._collect(peer)  # what it answered before it asked, or as they crossed
+            if version <= self._seen[peer] or self._puts_off(peer, version):
+                continue
+            self._seen[peer] = version
+            if not self._left(peer):  # or else it would never apply its half
+                done.append(self._answer(peer, version))
         return done + self._look_after()
 
     def wait(self, limit_s: float) -> list[Averaged]:
@@ -220,10 +236,10 @@ class PairAverager:
         while self._open and (left := deadline - time.monotonic()) > 0:
             live = [peer for peer in self._peers if peer not in self.lost]
             slots = [self._request_slot(peer) for peer in live]
-            seen = [self._seen[peer] for peer in live]
+            seen = [max(self._seen[peer], self._put_off[peer]) for peer in live]
             for peer in self._open:
                 slots.append(self._answer_slot(peer))
-                seen.append(2 * self._open[peer].number - 1)
+                seen.append(_ANSWERS * self._open[peer].number - 1)
             try:
                 self._exchange.wait_any(slots, seen, min(left, _LOOK_S))
             except PeerLost as error:
@@ -314,36 +330,55 @@ class PairAverager:
         self._exchange.put_list_notify(pieces, peer, slot, version)
 
     def _answer(self, peer: int, version: int) -> Averaged:
-        stamped, lane = divmod(version, _LANES)
-        number, stamp = divmod(stamped, _STAMPS)
+        number, stamp, lane = _parts_of(version)
         place = lane * self._lane_bytes
         if peer in self._segments:
             here, memory = place, self._segments[peer]
         else:
             here, memory = self._inbox_of(peer), self._own
-        blocks = self._views(memory, here)
-        crossing = self._rank < peer and stamp < self._mixed[peer]
-        distance = math.nan if crossing else self._halve(blocks)
+        blocks, mine = self._views(memory, here), self._weights
+        own = self._open.get(peer)
+        crossed = own is not None and stamp < own.number and peer not in self._segments
+        if own is not None and crossed:  # here the higher rank: the lower one has put it off
+            mine = self._views(self._own, own.lane * self._lane_bytes)
+        refused = self._rank < peer and stamp < self._mixed[peer]
+        distance = math.nan if refused else self._halve(blocks, mine)
         committed = math.isfinite(distance)
         if committed:
             for weight, block in zip(self._weights, blocks, strict=True):
                 weight.add_(block)
-        self._answers[peer] = 2 * number + committed
+        crossed = crossed and committed
+        if own is not None and crossed:
+            own.crossed = True
+        answer = _CROSSED if crossed else _COMMITTED if committed else _REFUSED
+        self._answers[peer] = _ANSWERS * number + answer
         # The half is applied here first: an asker that sees the version may ask again at once.
-        sent = here if committed else None
+        sent = here if answer == _COMMITTED else None
         slot = self._answer_slot(self._rank)
         self._send(peer, slot, self._answers[peer], sent, place)
-        return Averaged(peer, False, committed, distance)
+        return Averaged(peer, crossed, committed, distance)
+
+    def _puts_off(self, peer: int, version: int) -> bool:
+        """Whether a request has crossed an open one of this rank, the lower one, between nodes: the
+        peer's answer to that is for both.
+        """
+        stamp = _parts_of(version)[1]
+        if peer in self._segments or peer not in self._open:
+            return False
+        if self._rank > peer or stamp >= self._mixed[peer]:
+            return False
+        self._put_off[peer] = version
+        return True
 
     def _inbox_of(self, peer: int) -> int:
         return (self._lanes + self._remote[self._rank].index(peer)) * self._lane_bytes
 
-    def _halve(self, blocks: Sequence[Tensor]) -> float:
-        """Make of a peer's weights half of the difference to these; its whole norm. Weights that
+    def _halve(self, blocks: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+        """Make of a peer's weights half of the difference to others; its whole norm. Weights that
         are not finite anywhere give no finite norm, and are refused.
         """
         squares = 0.0
-        for block, weight in zip(blocks, self._weights, strict=True):
+        for block, weight in zip(blocks, others, strict=True):
             if not block.is_floating_point():
                 torch.sub(block, weight, out=block)
                 half = torch.div(block, 2, rounding_mode="floor", out=block)
@@ -361,24 +396,41 @@ class PairAverager:
             return []
         version = self._exchange.test(self._answer_slot(peer))
         gone, answer = version >= _GONE, version % _GONE
-        answered = answer // 2 == request.number
+        answered = answer // _ANSWERS == request.number
         if not answered and not gone:
             return []
-        committed, distance = answered and bool(answer % 2), math.nan
-        if committed:
-            blocks = self._views(self._own, request.lane * self._lane_bytes)
+        kind, distance = answer % _ANSWERS if answered else _REFUSED, math.nan
+        blocks = self._views(self._own, request.lane * self._lane_bytes)
+        if kind == _CROSSED and not request.crossed:
+            theirs = self._exchange.test(self._request_slot(peer))
+            if theirs <= self._seen[peer]:
+                return []  # its weights are still on their way
+            self._halve(blocks, self._views(self._own, self._inbox_of(peer)))
+        if kind != _REFUSED and not request.crossed:
             squares = 0.0
             for weight, block in zip(self._weights, blocks, strict=True):
                 weight.sub_(block)
                 squares += 4 * square(block)
             distance = math.sqrt(squares)
-        else:
+        elif kind == _REFUSED:
             self._mixed[peer] = 0
         if gone:
             self.lost.setdefault(peer, f"rank {peer} closed")
         del self._open[peer]
         self._free.append(request.lane)
-        return [Averaged(peer, True, committed, distance)]
+        if request.crossed:
+            return []  # it was told when this rank had its half
+        if kind == _CROSSED:
+            self._close_crossed(peer, theirs)
+        return [Averaged(peer, True, kind != _REFUSED, distance)]
+
+    def _close_crossed(self, peer: int, version: int) -> None:
+        """Tell the peer that its request, which crossed one of this rank, has had its average."""
+        self._seen[peer] = version
+        self._answers[peer] = _ANSWERS * _parts_of(version)[0] + _CROSSED
+        if not self._left(peer):
+            slot = self._answer_slot(self._rank)
+            self._send(peer, slot, self._answers[peer], None, 0)
 
     def _look_after(self) -> list[Averaged]:
         """Whether peers that do not answer are alive."""
@@ -390,7 +442,7 @@ class PairAverager:
             if now - request.since < _DEATH_CHECK_S:
                 continue
             try:
-                seen = 2 * request.number - 1
+                seen = _ANSWERS * request.number - 1
                 self._exchange.wait_any([self._answer_slot(peer)], seen, 0.0)
             except PeerLost as error:
                 done += self._lose(peer, str(error))
@@ -406,7 +458,7 @@ class PairAverager:
         if request is None:
             return done
         self._free.append(request.lane)
-        return [*done, Averaged(peer, True, False, math.nan)]
+        return done if request.crossed else [*done, Averaged(peer, True, False, math.nan)]
 
     def _leave(self) -> None:
         for peer in self._peers:
@@ -438,6 +490,12 @@ class _Driver:
     def stop(self) -> None:
         self._exchange.put_notify(None, self._rank, self._slot, 1)
         self._thread.join()
+
+
+def _parts_of(version: int) -> tuple[int, int, int]:
+    """A request's number, stamp and lane."""
+    stamped, lane = divmod(version, _LANES)
+    return (*divmod(stamped, _STAMPS), lane)
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
  *
  * Each rank asks, looks for answers and answers others, in any order, and leaves when its own
  * requests are closed. One lane for each rank. Checked: when all have left the sum of the weights is
- * the one at the beginning; nobody waits for ever; of two requests that crossed one at most is
- * committed, since both together would swap weights instead of averaging them.
+ * the one at the beginning; nobody waits for ever; two requests that crossed do not swap weights
+ * instead of averaging them. Inside a node one of such two is committed at most; with NETWORK, as
+ * between nodes, both ranks apply the half of the difference of what they sent, once.
  *
- * NO_TIE, NO_STAMP, NOTIFY_FIRST, FORGETFUL_GONE and GIVE_UP take one rule away each, and must fail.
+ * NO_TIE, NO_STAMP, NOTIFY_FIRST, FORGETFUL_GONE and GIVE_UP take one rule away each, and with
+ * NETWORK so do ANSWER_BOTH, CLOSE_EARLY and TELL_FIRST; all must fail.
  */
 #ifndef RANKS
 #define RANKS 2
@@ -16,19 +18,27 @@
 #define AT(owner, other) ((owner) * RANKS + (other))
 #define GONE 64
 #define NOBODY RANKS
+#define REFUSED 0
+#define COMMITTED 1
+#define CROSSED 2
+#define ANSWERS 4
 
 int weight[RANKS];
 int lane[RANKS];                    /* of the asker; the asked writes its half there */
 byte request[RANKS * RANKS];        /* slot at the owner, of the other: number */
 byte stamp[RANKS * RANKS];          /* with it: how many of the owner's were answered before */
-byte answer[RANKS * RANKS];         /* slot at the owner, of the other: 2 * number + committed */
+byte answer[RANKS * RANKS];         /* slot at the owner, of the other: ANSWERS * number + kind */
 byte finished = 0;
 bool crossed[RANKS];                /* answered the one whom it has asked itself */
 
 proctype rank(byte me) {
   byte asked[RANKS], seen[RANKS], told[RANKS], mixed[RANKS];
-  byte open = NOBODY, asks = 0, peer = 0, known = 0;
-  bool gone = false, committed = false;
+  byte open = NOBODY, asks = 0, peer = 0, known = 0, kind = 0;
+  bool gone = false, halved = false; /* halved: the open request crossed, and has its half */
+
+#define CLOSE                                                                       \
+  halved = false;                                                                   \
+  open = NOBODY
 
 #define COLLECT                                                                     \
   if                                                                                \
@@ -37,17 +47,35 @@ proctype rank(byte me) {
      gone = known >= GONE;                                                          \
      known = known % GONE;                                                          \
      if                                                                             \
-     :: known / 2 == asked[open] && known % 2 ->                                    \
+     :: halved && (known / ANSWERS == asked[open] || gone) -> CLOSE;                \
+     :: !halved && known / ANSWERS == asked[open] && known % ANSWERS == COMMITTED -> \
         assert(!crossed[me]);                                                       \
         weight[me] = weight[me] - lane[me];                                         \
-        open = NOBODY;                                                              \
-     :: (known / 2 == asked[open] && !(known % 2)) || (known / 2 != asked[open] && gone) -> \
+        CLOSE;                                                                      \
+     :: !halved && known / ANSWERS == asked[open] && known % ANSWERS == CROSSED ->  \
+        assert(!crossed[me] && request[AT(me, open)] > seen[open]);                 \
+        seen[open] = request[AT(me, open)];                                         \
+        told[open] = ANSWERS * seen[open] + CROSSED;                                \
+        TAKE_AND_TELL;                                                              \
+        CLOSE;                                                                      \
+     :: !halved && ((known / ANSWERS == asked[open] && known % ANSWERS == REFUSED)  \
+                    || (known / ANSWERS != asked[open] && gone)) ->                 \
         mixed[open] = 0;                                                            \
-        open = NOBODY;                                                              \
+        CLOSE;                                                                      \
      :: else -> skip;                                                               \
      fi                                                                             \
   :: else -> skip;                                                                  \
   fi
+
+#ifndef TELL_FIRST
+#define TAKE_AND_TELL                                                               \
+  weight[me] = weight[me] - (lane[me] - lane[open]) / 2;                            \
+  answer[AT(open, me)] = told[open]
+#else
+#define TAKE_AND_TELL                                                               \
+  answer[AT(open, me)] = told[open];                                                \
+  weight[me] = weight[me] - (lane[me] - lane[open]) / 2
+#endif
 
   do
   :: asks < ASKS && open == NOBODY ->
@@ -62,7 +90,7 @@ proctype rank(byte me) {
         mixed[peer] = asked[peer];
         open = peer;
         d_step {
-          stamp[AT(peer, me)] = told[peer] / 2;
+          stamp[AT(peer, me)] = told[peer] / ANSWERS;
           request[AT(peer, me)] = asked[peer];
         }
      :: else -> asks++;
@@ -72,43 +100,65 @@ proctype rank(byte me) {
      select(peer : 0 .. RANKS - 1);
      if
      :: peer != me && request[AT(me, peer)] > seen[peer] ->
-        seen[peer] = request[AT(me, peer)];
         if
         :: open == peer -> COLLECT;
         :: else -> skip;
         fi;
-        committed = true;
+        if
+        :: request[AT(me, peer)] <= seen[peer] -> skip; /* it crossed, and is done */
+#if defined(NETWORK) && !defined(ANSWER_BOTH)
+        :: (request[AT(me, peer)] > seen[peer] && me < peer && open == peer &&
+            stamp[AT(me, peer)] < mixed[peer]) -> skip; /* the answer to the open one is for both */
+#endif
+        :: else ->
+           seen[peer] = request[AT(me, peer)];
+           kind = COMMITTED;
+#ifndef NETWORK
 #ifndef NO_TIE
-        if
+           if
 #ifndef NO_STAMP
-        :: me < peer && stamp[AT(me, peer)] < mixed[peer] -> committed = false;
+           :: me < peer && stamp[AT(me, peer)] < mixed[peer] -> kind = REFUSED;
 #else
-        :: me < peer && open == peer -> committed = false;
+           :: me < peer && open == peer -> kind = REFUSED;
 #endif
-        :: else -> skip;
-        fi;
+           :: else -> skip;
+           fi;
 #endif
-        if
-        :: committed ->
-           lane[peer] = (lane[peer] - weight[me]) / 2;
-           crossed[me] = crossed[me] || open == peer;
+#else
+           if
+           :: me > peer && open == peer && stamp[AT(me, peer)] < asked[peer] -> kind = CROSSED;
+           :: else -> skip;
+           fi;
+#endif
+           if
+           :: kind == COMMITTED ->
+              lane[peer] = (lane[peer] - weight[me]) / 2;
+              crossed[me] = crossed[me] || open == peer;
 #ifndef NOTIFY_FIRST
-           weight[me] = weight[me] + lane[peer];
+              weight[me] = weight[me] + lane[peer];
 #endif
-        :: else -> skip;
-        fi;
-        told[peer] = 2 * seen[peer] + committed;
-        answer[AT(peer, me)] = told[peer];
+           :: kind == CROSSED ->
+              weight[me] = weight[me] + (lane[peer] - lane[me]) / 2;
+#ifndef CLOSE_EARLY
+              halved = true;
+#else
+              open = NOBODY; /* and the lane may be written again */
+#endif
+           :: else -> skip;
+           fi;
+           told[peer] = ANSWERS * seen[peer] + kind;
+           answer[AT(peer, me)] = told[peer];
 #ifdef NOTIFY_FIRST
-        if
-        :: committed -> weight[me] = weight[me] + lane[peer];
-        :: else -> skip;
-        fi;
+           if
+           :: kind == COMMITTED -> weight[me] = weight[me] + lane[peer];
+           :: else -> skip;
+           fi;
 #endif
+        fi
      :: else -> skip;
      fi
 #ifdef GIVE_UP
-  :: open != NOBODY -> open = NOBODY; /* the answer may be on its way */
+  :: open != NOBODY -> CLOSE; /* the answer may be on its way */
 #endif
   :: asks == ASKS && open == NOBODY -> break;
   od;
