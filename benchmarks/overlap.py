@@ -33,8 +33,8 @@ weights are compared. A last job counts the collectives of five steps, with a li
 calls into MPI.
 
 "tree" is NotifiedTree over sockets, "tree_overlap" the same with the next forward pass overlapped,
-"tree_mpi" that over MPI, "tree_first" and "tree_shared" that over sockets with rank 0 the root of
-all layers, and with layers shared among the nodes.
+"tree_mpi" that over MPI, "tree_shared" that over sockets with the roots of layers shared among the
+nodes, "tree_parts" that over sockets with layers in parts of 256 KB.
 
 Ratios, above 1 is ahead: vs_horovod/tree/LAYOUT/MODEL is a step of Horovod / one of NotifiedTree;
 vs_ddp and vs_two_level likewise, vs_peer is the least of Horovod and DDP; vs_limit is
@@ -53,10 +53,10 @@ examples:
 WORKER = Path(__file__).resolve().with_name("overlap_worker.py")
 PUT_WORKER = WORKER.with_name("put_worker.py")
 COUNTER = WORKER.parents[1] / "tests" / "mpi_programs" / "count_collectives.c"
-TREES = ("tree", "tree_overlap", "tree_mpi", "tree_first", "tree_shared")
+TREES = ("tree", "tree_overlap", "tree_mpi", "tree_shared", "tree_parts")
 BETWEEN_NODES = ("compute", "ddp", "two_level", *TREES)
 ON_ONE_NODE = ("compute", "ddp", "two_level", "tree", "tree_overlap")
-QUICK = ("compute", "ddp", "two_level", "tree", "tree_overlap", "tree_mpi")
+QUICK = ("compute", "ddp", "two_level", *TREES)
 LAYOUTS = ("2x1@1gbit", "2x2@1gbit", "4x1@1gbit", "np1", "np2", "np4")
 WIDTHS = {"mlp": 384, "cnn": 128}
 JOB_LIMIT_S = 300.0

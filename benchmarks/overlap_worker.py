@@ -116,10 +116,10 @@ class TreeMpi(Tree):
     options: ClassVar[dict[str, Any]] = {"network": "mpi"}
 
 
-class TreeFirst(Tree):
-    """Over sockets, rank 0 is the root of all layers."""
+class TreeParts(Tree):
+    """Over sockets, layers go in smaller parts than usual."""
 
-    options: ClassVar[dict[str, Any]] = {"network": "sockets", "roots": "first"}
+    options: ClassVar[dict[str, Any]] = {"network": "sockets", "part_bytes": 256 << 10}
 
 
 class TreeShared(Tree):
@@ -174,7 +174,7 @@ CANDIDATES: dict[str, type[Candidate]] = {
     "tree": Tree,
     "tree_overlap": TreeOverlap,
     "tree_mpi": TreeMpi,
-    "tree_first": TreeFirst,
+    "tree_parts": TreeParts,
     "tree_shared": TreeShared,
 }
 

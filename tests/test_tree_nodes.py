@@ -37,22 +37,27 @@ TWO, FOUR = "node1:1,node2:1", "node1:2,node2:1,node3:1,node4:1"
 
 
 @pytest.mark.parametrize(
-    ("hosts", "network", "roots"),
+    ("hosts", "network", "roots", "part_bytes"),
     [
-        (TWO, "mpi", "first"),
-        (TWO, "sockets", "shared"),
-        (FOUR, "mpi", "shared"),
-        (FOUR, "sockets", "first"),
-        (FOUR, "sockets", "shared"),
+        (TWO, "mpi", "first", 0),
+        (TWO, "sockets", "shared", 0),
+        (FOUR, "mpi", "shared", 64),
+        (FOUR, "sockets", "first", 64),
+        (FOUR, "sockets", "shared", 64),
     ],
 )
 def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
-    cluster: Callable[..., Cluster], counter: Path, hosts: str, network: str, roots: str
+    cluster: Callable[..., Cluster],
+    counter: Path,
+    hosts: str,
+    network: str,
+    roots: str,
+    part_bytes: int,
 ) -> None:
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     done = cluster(hosts.count(",") + 1).mpirun(
         size,
-        [sys.executable, PROGRAM, "count", network, roots, str(counter)],
+        [sys.executable, PROGRAM, "count", network, roots, str(part_bytes), str(counter)],
         hosts=hosts,
         env={"LD_PRELOAD": str(counter)},
     )

@@ -1,8 +1,8 @@
 """Training with a NotifiedTree over MPI: the program of a rank.
 
-`python tree_programs.py count NETWORK ROOTS LIBRARY`: the library is preloaded. Training is ended
-and taken up again twice, from rank 0's optimizer state. Rank 0 prints its weights, whether all
-ranks have the same, how many parameters have momentum, and the collectives of all ranks during
+`python tree_programs.py count NETWORK ROOTS PART_BYTES LIBRARY`: the library is preloaded. Training
+is ended and taken up again twice, from rank 0's optimizer state. Rank 0 prints its weights, whether
+all ranks have the same, how many parameters have momentum, and the collectives of all ranks during
 steps, MPI's and hsgd's own.
 `python tree_programs.py stalled|killed NETWORK FOLDER`: the last rank stops itself, or ends and
 leaves a child of fork behind. The others write into the folder what they are told.
@@ -27,7 +27,7 @@ from torch.nn import functional
 from hsgd import Comm, HsgdError
 from hsgd.config import Config
 from hsgd.optim import NotifiedTree
-from test_tree import MODELS, OPTIMIZERS, STEPS, batch
+from test_tree import MODELS, OPTIMIZERS, STEPS, batch, take_steps
 
 __all__ = ["WITHIN_S"]
 
@@ -41,7 +41,7 @@ def digest(model: torch.nn.Module) -> int:
     return int.from_bytes(hashlib.sha256(whole).digest()[:7], "little")
 
 
-def count(network: str, roots: str, library: str) -> None:
+def count(network: str, roots: str, part_bytes: str, library: str) -> None:
     comm = Comm(config=Config(timeout_s=30.0))
     torch.manual_seed(comm.rank)
     net = MODELS["odd"]()
@@ -52,18 +52,13 @@ def count(network: str, roots: str, library: str) -> None:
         optimizer = OPTIMIZERS["sgd"](net.parameters())
         if part.start == 3:  # taken up from what the wrapped optimizer of rank 0 has
             optimizer.load_state_dict(saved if comm.rank == 0 else {**saved, "state": {}})
-        tree = NotifiedTree(optimizer, net, comm, network=network, roots=roots)
+        options = {"network": network, "roots": roots, "part_bytes": int(part_bytes)}
+        tree = NotifiedTree(optimizer, net, comm, **options)  # type: ignore[arg-type]
         if part.start == 5:
             tree.load_state_dict(saved)
         scheduler = torch.optim.lr_scheduler.StepLR(tree, 2, 0.5, last_epoch=part.start - 1)
         before = (collectives(), comm.counters().calls)
-        for step in part:
-            net.step = step  # type: ignore[assignment]
-            x, y = batch(step, comm.rank)
-            tree.zero_grad()
-            functional.mse_loss(net(x), y).backward()
-            tree.step()
-            scheduler.step()
+        take_steps(tree, scheduler, net, part, comm.rank)
         tree.wait()
         counted += [collectives() - before[0], comm.counters().calls - before[1]]
         saved = copy.deepcopy(tree.state_dict())

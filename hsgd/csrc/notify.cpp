@@ -34,19 +34,16 @@ class NotifiedExchange::Patience final : public Watch {
  public:
   using Explain = std::function<void()>;  // throws
 
-  Patience(const NotifiedExchange& exchange, double timeout_s, std::vector<int> sources,
+  Patience(const NotifiedExchange& exchange, double timeout_s, const std::vector<Seen>* slots,
            std::string what, Explain explain)
       : exchange_(exchange),
         deadline_(timeout_s, exchange.communicator_.options().interrupted),
-        sources_(std::move(sources)),
+        slots_(slots),
         what_(std::move(what)),
-        explain_(std::move(explain)) {
-    std::sort(sources_.begin(), sources_.end());
-    sources_.erase(std::unique(sources_.begin(), sources_.end()), sources_.end());
-  }
+        explain_(std::move(explain)) {}
 
   void check() override {
-    for (const int source : sources_) exchange_.check_source(source, what_);
+    for (const int source : exchange_.sources_of(slots_)) exchange_.check_source(source, what_);
     if (deadline_.interrupted()) {
       throw Error(HSGD_ERR_INTERRUPTED, -1,
                   what_ + text(": rank %d was interrupted", exchange_.place_.rank));
@@ -58,7 +55,7 @@ class NotifiedExchange::Patience final : public Watch {
  private:
   const NotifiedExchange& exchange_;
   Deadline deadline_;
-  std::vector<int> sources_;
+  const std::vector<Seen>* slots_;  // nullptr: none
   std::string what_;
   Explain explain_;
 };
@@ -125,7 +122,7 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
   if (outbox_->post(placed, notification, &ticket)) return ticket;
   const std::string what =
       text("put_notify, version %llu for slot %u of rank %d", number(version), slot, target);
-  Patience patience(*this, timeout_s, {}, what, [&] {
+  Patience patience(*this, timeout_s, nullptr, what, [&] {
     int oldest = -1;
     const std::string line = outbox_->oldest(&oldest);
     throw Error(HSGD_ERR_QUEUE_FULL, oldest,
@@ -203,7 +200,7 @@ bool NotifiedExchange::done(uint64_t ticket) {
 void NotifiedExchange::drain(double timeout_s) {
   check_mine();
   if (outbox_ == nullptr) return;
-  Patience patience(*this, timeout_s, {}, "drain", [&] {
+  Patience patience(*this, timeout_s, nullptr, "drain", [&] {
     int oldest = -1;
     const std::string line = outbox_->oldest(&oldest);
     throw Error(
@@ -218,28 +215,31 @@ void NotifiedExchange::drain(double timeout_s) {
 
 NotifiedExchange::Seen NotifiedExchange::wait_any(const std::vector<Seen>& slots,
                                                   double timeout_s) {
-  const std::vector<int> sources = sources_of("wait_any", slots);
+  check_slots("wait_any", slots);
   Seen found{};
   const bool network = outbox_ != nullptr && !worked_.load(std::memory_order_relaxed);
   if (network) outbox_->drive();
   if (find(slots, &found)) return found;
   const std::string what = text("wait_any, slot %u", slots.front().slot);
-  Patience patience(*this, timeout_s, sources, what, [&] {
+  Patience patience(*this, timeout_s, &slots, what, [&] {
     throw Error(HSGD_ERR_TIMEOUT, expected_[slots.front().slot].source,
                 text("wait_any: after %g s ", timeout_s) + missing(slots));
   });
   if (patience.passed()) patience.check();
+  // Where a thread of this rank works on what comes, it may need this core.
+  const WaitPolicy policy =
+      worked_.load(std::memory_order_relaxed) ? kAtOnce : communicator_.node().wait_policy();
   wait([&] { return find(slots, &found) ? Step::kDone : Step::kIdle; }, patience,
-       network ? kLookNs : 0, communicator_.node().wait_policy());
+       network ? kLookNs : 0, policy);
   return found;
 }
 
 NotifiedExchange::Seen NotifiedExchange::work_any(const std::vector<Seen>& slots,
                                                   const std::function<bool()>& also, bool calm) {
   constexpr double kForever = 1e9;  // seconds
-  const std::vector<int> sources = sources_of("work_any", slots);
+  check_slots("work_any", slots);
   Seen found{kNoSlot, 0};
-  Patience patience(*this, kForever, sources, "waiting for any rank", [] {});
+  Patience patience(*this, kForever, &slots, "waiting for any rank", [] {});
   wait(
       [&] {
         if (find(slots, &found)) return Step::kDone;
@@ -264,17 +264,20 @@ void NotifiedExchange::wake() {
   for (Doorbell& bell : header(own()).bells) ring(bell);
 }
 
-std::vector<int> NotifiedExchange::sources_of(const char* what,
-                                              const std::vector<Seen>& slots) const {
+void NotifiedExchange::check_slots(const char* what, const std::vector<Seen>& slots) const {
   check_mine();
   if (slots.empty()) {
     throw Error(HSGD_ERR_ARGUMENT, -1, text("%s: no slots; give at least one", what));
   }
-  std::vector<int> sources;
-  for (const Seen& entry : slots) {
-    check_slot(what, entry.slot, place_.rank);
+  for (const Seen& entry : slots) check_slot(what, entry.slot, place_.rank);
+}
+
+std::set<int> NotifiedExchange::sources_of(const std::vector<Seen>* slots) const {
+  std::set<int> sources;
+  if (slots == nullptr) return sources;
+  for (const Seen& entry : *slots) {
     const int source = expected_[entry.slot].source;
-    if (source >= 0) sources.push_back(source);
+    if (source >= 0) sources.insert(source);
   }
   return sources;
 }

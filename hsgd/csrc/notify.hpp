@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -123,7 +124,8 @@ class HSGD_API NotifiedExchange final {
   void check_source(int source, const std::string& what) const;
   std::string person(int rank) const;
   std::string missing(const std::vector<Seen>& slots) const;
-  std::vector<int> sources_of(const char* what, const std::vector<Seen>& slots) const;
+  void check_slots(const char* what, const std::vector<Seen>& slots) const;
+  std::set<int> sources_of(const std::vector<Seen>* slots) const;
   bool find(const std::vector<Seen>& slots, Seen* found);
   // `network_ns`: how often to look at the network; 0: not at all.
   template <class StepFunction>

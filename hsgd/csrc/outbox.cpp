@@ -7,6 +7,8 @@ namespace hsgd {
 namespace {
 
 constexpr size_t kMostBytes = 1 << 30;  // of one write: MPI counts in int
+// Where nothing has changed operations are looked at so often, for their age.
+constexpr int64_t kAgesNs = 10'000'000;
 
 std::string describe(const Notification& notification) {
   return text("version %llu for slot %u of rank %d",
@@ -45,6 +47,7 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
     throw;
   }
   *ticket = ++last_ticket_;
+  open_.insert(*ticket);
   return true;
 }
 
@@ -66,15 +69,31 @@ void Outbox::drive() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   if (failure_) throw *failure_;
+  if (rma_->drives_itself() && nothing_new()) return;
   try {
     rma_->sync();
     for (auto operation = operations_.begin(); operation != operations_.end();) {
-      operation = settle(*operation) ? operations_.erase(operation) : std::next(operation);
+      if (settle(*operation)) {
+        open_.erase(operation->ticket);
+        operation = operations_.erase(operation);
+      } else {
+        ++operation;
+      }
     }
   } catch (const Error& error) {
     failure_ = error;
     throw;
   }
+}
+
+// Threads that wait look whenever they are woken, mostly for something else.
+bool Outbox::nothing_new() {
+  const uint64_t news = rma_->news();
+  const int64_t now = now_ns();
+  if (news == news_ && now - looked_ns_ < kAgesNs) return true;
+  news_ = news;
+  looked_ns_ = now;
+  return false;
 }
 
 // True when nothing is left to do for it, delivered or not.
@@ -144,8 +163,7 @@ bool Outbox::done(uint64_t ticket) const {
   if (failure_) throw *failure_;
   const auto lost = undelivered_.find(ticket);
   if (lost != undelivered_.end()) throw failures_.at(lost->second);
-  return std::none_of(operations_.begin(), operations_.end(),
-                      [&](const Operation& operation) { return operation.ticket == ticket; });
+  return open_.count(ticket) == 0;
 }
 
 bool Outbox::empty() const {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +74,7 @@ class Outbox {
     bool notifying;
   };
 
+  bool nothing_new();
   void start_writes(Operation& operation, const std::vector<Piece>& pieces);
   bool advance(Operation& operation);
   bool settle(Operation& operation);
@@ -86,7 +88,10 @@ class Outbox {
   double timeout_s_;
   bool forgiving_;
   uint64_t last_ticket_ = 0;
-  std::list<Operation> operations_;      // in the order of posting; addresses stay
+  std::list<Operation> operations_;  // in the order of posting; addresses stay
+  std::set<uint64_t> open_;          // their tickets
+  uint64_t news_ = 0;                // of the network, at the last look
+  int64_t looked_ns_ = 0;
   std::optional<Error> failure_;         // of the network
   std::map<int, Error> failures_;        // of single ranks
   std::map<uint64_t, int> undelivered_;  // tickets, and whose failure that was

@@ -89,6 +89,7 @@ class SocketRma final : public Rma {
   }
 
   bool drives_itself() const override { return true; }
+  uint64_t news() const override { return news_.load(std::memory_order_acquire); }
 
   void start(std::function<void()> arrived) override {
     arrived_ = std::move(arrived);
@@ -177,65 +178,95 @@ class SocketRma final : public Rma {
     const auto failed = failures_.find(target);
     if (failed != failures_.end()) throw failed->second;
     if (forgiving_ && lost_.count(target) != 0) return ++last_ticket_;  // done: nobody is there
-    Peer& peer = peer_of(target);
+    Peer* peer = peer_of(target);
     const Ticket ticket = ++last_ticket_;
+    if (peer == nullptr) return ticket;
     open_.insert(ticket);
-    peer.sender.add(order, {header, data, ticket});
-    if (peer.connected && !peer.waits_for_room) send(target, peer);
+    peer->sender.add(order, {header, data, ticket});
+    if (peer->connected && !peer->waits_for_room) send(target, *peer);
     return ticket;
   }
 
-  Peer& peer_of(int target) {
+  // nullptr: it cannot be reached, which is forgiven.
+  Peer* peer_of(int target) {
     const auto found = peers_.find(target);
-    if (found != peers_.end()) return found->second;
+    if (found != peers_.end()) return &found->second;
     Fd made(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket"));
     const int fd = made.get();
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentBytes);
+    const sockaddr_in address = address_of(target);
+    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
+        errno != EINPROGRESS) {
+      const Error why = unreachable(target, errno);
+      lost_.insert(target);
+      if (forgiving_) return nullptr;
+      throw failures_.emplace(target, why).first->second;
+    }
+    follow(fd, EPOLLOUT | EPOLLIN);
+    target_of_fd_[fd] = target;
+    Peer peer{SocketSender(std::move(made), {places_[static_cast<size_t>(target)].token, rank_})};
+    return &peers_.emplace(target, std::move(peer)).first->second;
+  }
+
+  sockaddr_in address_of(int target) const {
     const SocketPlace& to = places_[static_cast<size_t>(target)];
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = static_cast<in_port_t>(to.port);
     address.sin_addr.s_addr = reach(places_[static_cast<size_t>(rank_)], to);
-    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-        errno != EINPROGRESS) {
-      lost_.insert(target);
-      throw failures_.emplace(target, ended(target, std::strerror(errno))).first->second;
-    }
-    follow(fd, EPOLLOUT | EPOLLIN);
-    target_of_fd_[fd] = target;
-    Peer peer{SocketSender(std::move(made), {to.token, rank_})};
-    return peers_.emplace(target, std::move(peer)).first->second;
+    return address;
   }
 
-  // With the mutex, as those that follow. True when a ticket is done, or the rank is lost.
+  // With the mutex, as those that follow.
+  void finish(const std::vector<Ticket>& tickets) {
+    for (const Ticket ticket : tickets) open_.erase(ticket);
+    // Partner: news(). Who sees the number takes the mutex and finds the tickets done.
+    news_.fetch_add(1, std::memory_order_release);
+  }
+
+  // True when the rank is lost. That data is on its way is no news: its version follows.
   bool send(int target, Peer& peer) {
     std::vector<Ticket> done;
     const SocketSender::State state = peer.sender.send(&done);
-    for (const Ticket ticket : done) open_.erase(ticket);
-    if (state == SocketSender::State::kLost) return lose(target, std::strerror(errno)), true;
+    finish(done);
+    if (state == SocketSender::State::kLost) {
+      return lose(target, ended(target, std::strerror(errno))), true;
+    }
     const bool full = state == SocketSender::State::kNoRoom;
     if (full != peer.waits_for_room) {
       expect(peer.sender.fd(), full ? EPOLLOUT | EPOLLIN : EPOLLIN);
     }
     peer.waits_for_room = full;
-    return !done.empty();
+    return false;
   }
 
   static Error ended(int rank, const char* why) {
     return Error(HSGD_ERR_PEER_LOST, rank,
                  text("rank %d on another node died or closed its Exchange (%s)", rank, why));
   }
+  // Before there was a connection, which a rank that is known to be lost has had.
+  Error unreachable(int rank, int error) const {
+    if (lost_.count(rank) != 0) return ended(rank, std::strerror(error));
+    const sockaddr_in address = address_of(rank);
+    char words[INET_ADDRSTRLEN] = "?";
+    ::inet_ntop(AF_INET, &address.sin_addr, words, sizeof words);
+    return Error(
+        HSGD_ERR_PEER_LOST, rank,
+        text("rank %d on another node takes no connection at %s, TCP port %d (%s): it died "
+             "or closed its Exchange, or a route or a firewall keeps it away",
+             rank, words, ntohs(address.sin_port), std::strerror(error)));
+  }
 
   // A rank to which something is open is missed at once, others when somebody waits for them.
   // What goes to other ranks goes on. Where that is forgiven, what is open counts as done.
-  void lose(int rank, const char* why) {
+  void lose(int rank, const Error& why) {
     lost_.insert(rank);
     const auto found = peers_.find(rank);
     if (found == peers_.end()) return;
     const std::vector<Ticket> open = found->second.sender.open();
-    if (!open.empty() && !forgiving_) failures_.emplace(rank, ended(rank, why));
-    for (const Ticket ticket : open) open_.erase(ticket);  // failure() tells
+    if (!open.empty() && !forgiving_) failures_.emplace(rank, why);
+    finish(open);  // failure() tells
     target_of_fd_.erase(found->second.sender.fd());
     part_with(found->second.sender.fd());
     peers_.erase(found);
@@ -287,7 +318,7 @@ class SocketRma final : public Rma {
     }
   }
 
-  // True when a ticket is done, or the connection ended.
+  // True when the ticket of a version is done, or the connection ended.
   bool serve_peer(int fd, uint32_t events) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = target_of_fd_.find(fd);
@@ -296,14 +327,18 @@ class SocketRma final : public Rma {
     int error = 0;
     socklen_t size = sizeof error;
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-    if (error != 0) return lose(target, std::strerror(error)), true;
     Peer& peer = peers_.at(target);
+    if (error != 0) {
+      lose(target,
+           peer.connected ? ended(target, std::strerror(error)) : unreachable(target, error));
+      return true;
+    }
     bool news = false;
     if ((events & (EPOLLIN | EPOLLHUP)) != 0) {
       std::vector<Ticket> done;
       const bool alive = peer.sender.hear(&done);
-      for (const Ticket ticket : done) open_.erase(ticket);
-      if (!alive) return lose(target, "the connection ended"), true;
+      finish(done);
+      if (!alive) return lose(target, ended(target, "the connection ended")), true;
       news = !done.empty();
     }
     if ((events & EPOLLOUT) != 0) {
@@ -337,6 +372,7 @@ class SocketRma final : public Rma {
   std::function<void()> arrived_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
+  std::atomic<uint64_t> news_{0};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
   bool accepts_ = true;                      // the same

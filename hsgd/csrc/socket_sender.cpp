@@ -59,9 +59,24 @@ ssize_t SocketSender::send_slice() {
   return sent;
 }
 
+// A write that has begun is overtaken only by a shorter one than what is left of it. Were it
+// overtaken by any that is needed sooner, then of a backward pass, which makes last what is needed
+// first, hardly any write would be complete before the end, and what follows from it, as the way
+// back of weights, would begin then. Nor does other data come between a write and its version.
+void SocketSender::choose() {
+  const auto first = waiting_.begin();
+  const auto begun = waiting_.find(order_);
+  if (begun != waiting_.end()) {
+    const Write& write = begun->second.front();
+    const bool goes_on = write.taken > 0 || write.header.version != 0;
+    if (goes_on && first->second.front().header.bytes >= write.header.bytes - write.taken) return;
+  }
+  order_ = first->first;
+}
+
 void SocketSender::next_slice() {
-  order_ = waiting_.begin()->first;
-  const Write& write = waiting_.begin()->second.front();
+  choose();
+  const Write& write = waiting_.at(order_).front();
   const uint64_t left = write.header.bytes - write.taken;
   slice_ = {write.header.offset + write.taken, std::min(left, kSliceBytes), write.header.version};
   slice_sent_ = 0;

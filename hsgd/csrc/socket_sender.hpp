@@ -1,8 +1,8 @@
 // One connection to another rank: what waits to go there, and what the rank has confirmed.
 //
 // Owns the socket and the order of writes: of those that wait, the one with the least `order` goes
-// first, equal ones as they came. A write goes in slices, and another may go between two of them.
-// Never blocks, and has neither lock nor thread.
+// first, equal ones as they came. A write goes in slices; one that is needed sooner goes between
+// two of them if it is shorter than what is left. Never blocks, and has neither lock nor thread.
 #ifndef HSGD_SOCKET_SENDER_HPP_
 #define HSGD_SOCKET_SENDER_HPP_
 
@@ -46,6 +46,7 @@ class SocketSender {
 
  private:
   ssize_t send_slice();
+  void choose();
   void next_slice();
   void end_slice(std::vector<Ticket>* done);
 

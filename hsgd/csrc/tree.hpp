@@ -1,9 +1,10 @@
 // Layers that flow through a notified exchange: gradients up a tree, weights down another.
 //
 // Owns what a rank does when a notification arrives: sum what has come in a fixed order, pass the
-// sum on or have it made into weights, pass weights on. Never knows the shape of the trees, the
-// model or the optimizer, and has no thread of its own: run() works in its caller's. Source:
-// CaffeGPI (arXiv:1706.00095), our reconstruction.
+// sum on or have it made into weights, pass weights on. A layer is whatever goes up and comes down
+// by itself: one of the model's, or a part of one. Never knows the shape of the trees, the model or
+// the optimizer, and has no thread of its own: run() works in its caller's. Source: CaffeGPI
+// (arXiv:1706.00095), our reconstruction.
 //
 // Flow control needs no acknowledgements. A rank writes its gradient of version v of a layer only
 // when it has the weights of version v - 1, which are made from everybody's gradient of v - 1: the

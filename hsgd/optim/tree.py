@@ -22,16 +22,12 @@ from torch.optim.optimizer import Optimizer
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.exchange import Exchange
+from hsgd.optim.tree_checks import check_arguments, check_roots, check_threads
 from hsgd.optim.tree_engine import Engine, reason_in
-from hsgd.optim.tree_plan import (
-    Layer,
-    Plan,
-    as_memory,
-    layers_of,
-    teams_of,
-)
+from hsgd.optim.tree_parts import Layer, Stretch, layers_of, parts_of
+from hsgd.optim.tree_plan import Plan, as_memory, teams_of
 from hsgd.optim.tree_state import gather_state, part_of_state, state_of_rank_0
-from hsgd.optim.tree_update import Options, Updater
+from hsgd.optim.tree_update import Options, Updater, updates_elements
 
 __all__ = ["NotifiedTree"]
 
@@ -61,12 +57,20 @@ class NotifiedTree(Optimizer):
         overlaps the backward pass then, which a warning says. Needs roots="first".
     timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
     network: what carries writes between nodes, "mpi" or "sockets"; see hsgd.Exchange.
+    part_bytes: layers that have more weights go up, are updated and come down in parts of about
+        that size, one behind the other. Takes torch.optim.SGD without dampening and maximize, whose
+        update needs no whole layer, no before_update, and float32; other layers stay whole. None:
+        between nodes 1 MB, or more for models above 512 MB; on one node 0, which cuts nothing.
 
     Sums are made in a fixed order: local ranks, then child nodes. A parameter that no rank has a
     gradient for is not updated, as without this class. Between step() and the next call of the
     model its weights change: call wait() before reading them directly (state_dict() does).
     A layer whose module is not called itself, but used by its parent, is waited for by the parent.
     Buffers stay local, as BatchNorm's statistics do; average_buffers() makes them equal.
+
+    A script that ends without close() ends this with the communicator: it waits for the weights of
+    its own last step, up to the deadline as any wait, and then 5 s at most for ranks that still
+    need what it passes on.
 
     Raises PeerLost and CollectiveTimeout, from backward(), step() or the forward pass.
     """
@@ -83,6 +87,7 @@ class NotifiedTree(Optimizer):
         before_update: Callable[[list[nn.Parameter]], object] | None = None,
         timeout_s: float | None = None,
         network: str = "mpi",
+        part_bytes: int | None = None,
         _before_notify: Callable[[], None] | None = None,
     ) -> None:
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
@@ -90,10 +95,10 @@ class NotifiedTree(Optimizer):
         self._overlap_forward = overlap_forward
         self._take_over()
         layers = layers_of(model)
-        _check(optimizer, layers, arity)
-        _check_roots(roots, before_update is not None)
+        check_arguments(optimizer, layers, arity, part_bytes)
+        check_roots(roots, before_update is not None)
         if network == "mpi":
-            _check_threads(comm)
+            check_threads(comm)
         if before_update is not None and comm.rank == 0:
             warnings.warn(
                 "NotifiedTree: before_update needs the gradients of all layers, so no layer is "
@@ -105,20 +110,29 @@ class NotifiedTree(Optimizer):
         self._shared = roots == "shared" and len(set(nodes)) > 1
         teams = teams_of(comm.rank, nodes, arity, [layer.bytes for layer in layers], self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
-        self._plan = Plan(layers, teams[0].most_children, teams[0].most_local, comm.size)
+        if part_bytes is None and len(set(nodes)) == 1:
+            part_bytes = 0
+        suits = before_update is None and updates_elements(optimizer)
+        if not comm.allgather(np.array([suits], np.uint8)).all():
+            part_bytes = 0
+        parts = parts_of(layers, part_bytes)
+        self._plan = Plan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
         sends = max(len(team.spread_to) + 1 for team in teams)
         self._exchange = Exchange(
             comm,
             self._plan.segment_bytes,
             self._plan.slots,
-            queue=min(2 * len(layers) * sends + 64, _MOST_QUEUE),
+            queue=min(2 * len(parts) * sends + 64, _MOST_QUEUE),
             timeout_s=timeout_s,
             network=network,
         )
         self._memory = as_memory(self._exchange.segment())
         self._blocks = [
-            (block.in_use(self._memory).numpy(), block.views(self._memory, layer.parameters))
-            for block, layer in zip(self._plan.own, layers, strict=True)
+            (
+                block.in_use(self._memory).numpy(),
+                block.views(self._memory, [s.of(s.parameter.detach()) for s in part.stretches]),
+            )
+            for block, part in zip(self._plan.own, parts, strict=True)
         ]
         self._step = 0  # steps that step() has finished
         self._posted = [0] * len(layers)  # the step whose gradient was given to the engine
@@ -132,7 +146,7 @@ class NotifiedTree(Optimizer):
         if self._shared:
             self._load_state_of_rank_0()
         owned = [p for index in self._owned for p in layers[index].parameters]
-        self._updater = Updater(optimizer, owned, before_update)
+        self._updater = Updater(optimizer, owned, before_update, len(parts) > len(layers))
         self._engine = Engine(
             self._exchange,
             self._plan,
@@ -234,9 +248,10 @@ class NotifiedTree(Optimizer):
             self._end()
 
     def _leave(self) -> None:
-        """What the end of the communicator brings where nobody called close(). Others may still
-        need what this rank passes on: after the weights of its own last step it waits 5 s for them,
-        no longer, since one may have failed.
+        """What the end of the communicator brings where nobody called close(). The weights of the
+        last step belong to what the script did, so they have until the deadline; without them it
+        would leave with others than the other ranks have. Others may still need what this rank
+        passes on: it waits 5 s for them, no longer, since one may have failed.
         """
         between_steps = all(posted <= self._step for posted in self._posted)
         try:
@@ -381,22 +396,24 @@ class NotifiedTree(Optimizer):
 
     def _post(self, layer: Layer) -> None:
         """Hand a layer's gradient over; afterwards its weights may change at any time."""
-        version = self._step + 1
+        version, parts = self._step + 1, self._plan.parts_of[layer.index]
         if version not in self._options:  # all layers have the step before the last
             self._options.pop(version - 2, None)
             self._options[version] = self._updater.snapshot() if self._owned else []
         self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
-        flags, views = self._blocks[layer.index]
-        with torch.no_grad():
-            for index, (parameter, view) in enumerate(zip(layer.parameters, views, strict=True)):
-                flags[index] = parameter.grad is not None
-                if parameter.grad is None:
-                    view.zero_()
-                else:
-                    view.copy_(parameter.grad)
         self._posted[layer.index] = version
         self._unready[layer.index] = set(layer.parameters)
-        self._engine.notify(layer.index, version)
+        for part in parts:
+            flags, views = self._blocks[part.index]
+            with torch.no_grad():
+                for index, (stretch, view) in enumerate(zip(part.stretches, views, strict=True)):
+                    gradient = stretch.parameter.grad
+                    flags[index] = gradient is not None
+                    if gradient is None:
+                        view.zero_()
+                    else:
+                        view.copy_(stretch.of(gradient))
+            self._engine.notify(part.index, version)
 
     def _check_steady(self, layer: int) -> None:
         if self._posted[layer] > self._step:
@@ -411,9 +428,14 @@ class NotifiedTree(Optimizer):
         if self._arrived[layer] >= self._step:
             return
         self._check_open()
-        slot, gone = self._plan.weights_slot(layer), self._plan.gone_slot
+        for part in self._plan.parts_of[layer]:
+            self._wait_for_part(layer, part.index)
+        self._arrived[layer] = self._step
+
+    def _wait_for_part(self, layer: int, part: int) -> None:
+        slot, gone = self._plan.weights_slot(part), self._plan.gone_slot
         try:  # weights that came before somebody gave up count
-            heard, version = self._exchange.wait_any([slot, gone], [self._step - 1, 0])
+            heard, _ = self._exchange.wait_any([slot, gone], [self._step - 1, 0])
         except (CollectiveTimeout, PeerLost) as error:
             self._failed = True
             cause = self._engine.error or error
@@ -424,7 +446,6 @@ class NotifiedTree(Optimizer):
             why = str(given_up) if given_up is not None else reason_in(self._memory)
             kind = type(given_up) if isinstance(given_up, HsgdError) else PeerLost
             raise kind(self._describe(layer, why)) from given_up
-        self._arrived[layer] = version
 
     def _describe(self, layer: int, why: object) -> str:
         name, missing = self._plan.layers[layer].name, ""
@@ -437,14 +458,15 @@ class NotifiedTree(Optimizer):
         if self._closed or self._exchange.closed:
             raise HsgdError("this NotifiedTree is closed")
 
-    def _update(self, version: int, layers: list[int]) -> None:
-        """The step `version` of the optimizer on some layers; on their root, in the engine."""
-        gradients: dict[nn.Parameter, Tensor | None] = {}
-        for index in layers:
+    def _update(self, version: int, parts: list[int]) -> None:
+        """The step `version` of the optimizer on some parts; on their root, in the engine."""
+        gradients: list[tuple[Stretch, Tensor | None]] = []
+        for index in parts:
             flags, views = self._blocks[index]
-            parameters = self._plan.layers[index].parameters
-            for parameter, view, flag in zip(parameters, views, flags, strict=True):
-                gradients[parameter] = view if flag else None
+            for stretch, view, flag in zip(
+                self._plan.parts[index].stretches, views, flags, strict=True
+            ):
+                gradients.append((stretch, view if flag else None))
         self._updater.update(gradients, self._options[version])
 
 
@@ -454,50 +476,3 @@ def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:
     if whole.numel():
         comm.broadcast(whole.view(-1).view(torch.uint8))
     return whole
-
-
-def _check(optimizer: Optimizer, layers: list[Layer], arity: int | None) -> None:
-    if arity is not None and arity < 1:
-        raise ValueError(f"NotifiedTree: arity is {arity}; give 1 or more, or None")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("NotifiedTree: LBFGS needs closures; use an optimizer that does not")
-    trained = {p for layer in layers for p in layer.parameters}
-    if not trained:
-        raise ValueError("NotifiedTree: the model has no parameters that require gradients")
-    for index, group in enumerate(optimizer.param_groups):
-        for p in group["params"]:
-            if p.requires_grad and p not in trained:
-                raise ValueError(
-                    f"NotifiedTree: a parameter of group {index}, shape {tuple(p.shape)}, is not "
-                    "one of the model's; pass the model that the optimizer trains"
-                )
-    for layer in layers:
-        for p in layer.parameters:
-            dense = p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last)
-            if p.device.type != "cpu" or p.layout is not torch.strided or not dense:
-                raise ValueError(
-                    f'NotifiedTree: a parameter of layer "{layer.name}" is on {p.device} or not '
-                    "dense; use dense CPU parameters"
-                )
-
-
-def _check_roots(roots: str, whole_step: bool) -> None:
-    if roots not in ("first", "shared"):
-        raise ValueError(f'NotifiedTree: roots is "{roots}"; give "first" or "shared"')
-    if roots == "shared" and whole_step:
-        raise ValueError(
-            "NotifiedTree: before_update needs the gradients of all layers on one rank; give "
-            'roots="first"'
-        )
-
-
-def _check_threads(comm: Comm) -> None:
-    if comm.cross_size > 1:
-        from mpi4py import MPI
-
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise HsgdError(
-                "NotifiedTree: MPI was initialized for less than MPI_THREAD_MULTIPLE; set "
-                "mpi4py.rc.thread_level = 'multiple' before the import of MPI, or give "
-                "network='sockets'"
-            )

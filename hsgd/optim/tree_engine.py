@@ -19,7 +19,8 @@ from torch import Tensor
 from hsgd import _native
 from hsgd.errors import HsgdError
 from hsgd.exchange import Exchange
-from hsgd.optim.tree_plan import Layer, Plan, Team
+from hsgd.optim.tree_parts import Part
+from hsgd.optim.tree_plan import Plan, Team
 
 __all__ = ["GIVEN_UP", "Engine", "reason_in"]
 
@@ -37,11 +38,11 @@ _DTYPES = {
 
 
 class Engine:
-    """Sums, updates and forwards, layer by layer, in a thread of its own on leaders.
+    """Sums, updates and forwards, part by part, in a thread of its own on leaders.
 
     teams: this rank's neighbours, layer by layer.
-    update: called on roots with a version and layers whose mean gradients, of that version, lie in
-        `plan.own` of the root's segment. whole_step: called with all layers at once.
+    update: called on roots with a version and parts whose mean gradients, of that version, lie in
+        `plan.own` of the root's segment. whole_step: called with all parts at once.
     before_notify: called before each notification that the program itself makes.
     """
 
@@ -55,7 +56,8 @@ class Engine:
         whole_step: bool = False,
         before_notify: Callable[[], None] | None = None,
     ) -> None:
-        self._exchange, self._plan, self._teams = exchange, plan, list(teams)
+        self._exchange, self._plan = exchange, plan
+        self._teams = [teams[part.layer] for part in plan.parts]
         team = self._team = teams[0]  # for what is the same of all: rank, size and node
         self._update, self._before_notify = update, before_notify
         self.error: BaseException | None = None
@@ -70,20 +72,20 @@ class Engine:
             given_up=GIVEN_UP,
             reason_bytes=plan.REASON,
         )
-        layers = [self._native_layer(layer) for layer in plan.layers]
-        self._tree: _native.Tree | None = exchange.make_tree(layers, options)
+        parts = [self._native_part(part) for part in plan.parts]
+        self._tree: _native.Tree | None = exchange.make_tree(parts, options)
         self._thread = threading.Thread(target=self._run, name="hsgd-tree", daemon=True)
         self._thread.start()
 
-    def notify(self, layer: int, version: int) -> None:
-        """Say that this rank's gradient of a layer is in its segment."""
+    def notify(self, part: int, version: int) -> None:
+        """Say that this rank's gradient of a part is in its segment."""
         if self._before_notify is not None:
             self._before_notify()
         team, plan = self._team, self._plan
         if team.leads:
-            slot = plan.own_slot(layer)
+            slot = plan.own_slot(part)
         else:
-            slot = plan.local_slot(layer, team.members.index(team.rank))
+            slot = plan.local_slot(part, team.members.index(team.rank))
         self._exchange.put_notify(None, team.members[0], slot, version)
 
     def stop(self) -> None:
@@ -97,66 +99,70 @@ class Engine:
         time.monotonic(). Nothing after the end.
         """
         tree = self._tree if self._team.leads else None
-        return tree.sent() if tree is not None else []
+        sent = tree.sent() if tree is not None else []
+        parts = self._plan.parts
+        return [(parts[part].layer, target, begin, end) for part, target, begin, end in sent]
 
     def missing(self, layer: int, version: int) -> str:
         """Which ranks hold up the gradient of a version here, as far as this rank can tell."""
         if not self._team.leads:
             return ""
-        late = [
-            str(rank)
-            for slot, rank, _ in self._inputs(layer)
+        late = {
+            rank: None  # in the order of the sum
+            for part in self._plan.parts_of[layer]
+            for slot, rank, _ in self._inputs(part.index)
             if self._exchange.test(slot) < version
-        ]
-        return f"no gradient from rank {', '.join(late)}" if late else ""
+        }
+        return f"no gradient from rank {', '.join(map(str, late))}" if late else ""
 
     # --- set-up ---
 
-    def _inputs(self, layer: int) -> list[tuple[int, int, tuple[int, int]]]:
+    def _inputs(self, part: int) -> list[tuple[int, int, tuple[int, int]]]:
         """Slot, writer, and rank and offset of the memory of all gradients that a leader adds up,
         in the order of the sum: local ranks, then child nodes.
         """
-        team, plan = self._teams[layer], self._plan
-        own = plan.own[layer].offset
-        inputs = [(plan.own_slot(layer), team.rank, (team.rank, own))]
+        team, plan = self._teams[part], self._plan
+        own = plan.own[part].offset
+        inputs = [(plan.own_slot(part), team.rank, (team.rank, own))]
         for local_rank, rank in enumerate(team.members[1:], 1):
-            inputs.append((plan.local_slot(layer, local_rank), rank, (rank, own)))
+            inputs.append((plan.local_slot(part, local_rank), rank, (rank, own)))
         for child, rank in enumerate(team.gather_from):
-            inbox = plan.inbox[layer][child].offset
-            inputs.append((plan.child_slot(layer, child), rank, (team.rank, inbox)))
+            inbox = plan.inbox[part][child].offset
+            inputs.append((plan.child_slot(part, child), rank, (team.rank, inbox)))
         return inputs
 
     def _bind(self) -> None:
         plan = self._plan
-        for layer, team in enumerate(self._teams):
+        for part, team in enumerate(self._teams):
             above = team.members[0] if not team.leads else max(team.spread_from, -1)
-            self._exchange.bind(plan.weights_slot(layer), team.rank if above < 0 else above)
+            self._exchange.bind(plan.weights_slot(part), team.rank if above < 0 else above)
             if team.leads:
-                for slot, rank, _ in self._inputs(layer):
+                for slot, rank, _ in self._inputs(part):
                     self._exchange.bind(slot, rank)
 
-    def _native_layer(self, layer: Layer) -> _native.TreeLayer:
-        team, plan, index = self._teams[layer.index], self._plan, layer.index
-        own, weights = plan.own[index], plan.weights[index]
+    def _native_part(self, part: Part) -> _native.TreeLayer:
+        plan, index = self._plan, part.index
+        team, own = self._teams[index], plan.own[index]
         numbers = []
-        for place, parameter in zip(own.places, layer.parameters, strict=True):
-            dtype, times = _DTYPES[parameter.dtype]
-            numbers.append((place, parameter.numel() * times, dtype))
+        for place, stretch in zip(own.places, part.stretches, strict=True):
+            dtype, times = _DTYPES[stretch.parameter.dtype]
+            numbers.append((place, (stretch.end - stretch.begin) * times, dtype))
         up = []
         if not team.is_root:
             inbox = plan.inbox[index][team.place].offset
             up.append((team.gather_to, plan.child_slot(index, team.place), inbox, own.size))
         slot = plan.weights_slot(index)
+        weights, size = plan.weights_range(part)
         # To child nodes first, whose way is longer; the program of this rank comes last.
         ranks = (*team.spread_to, *team.members[1:])
-        down = [(rank, slot, weights.offset, weights.size) for rank in ranks]
+        down = [(rank, slot, weights, size) for rank in ranks]
         down += [(team.rank, slot, 0, 0)] if team.is_root else []
         return _native.TreeLayer(
             numbers=numbers,
             flags=own.flags,
             gradients=[(slot, memory, offset) for slot, _, (memory, offset) in self._inputs(index)],
             up=up,
-            weights=(slot, team.rank, weights.offset),
+            weights=(slot, team.rank, weights),
             down=down,
         )
 

@@ -1,35 +1,33 @@
 """Who sends what to whom in a NotifiedTree, and where it lies: arithmetic only.
 
-Owns the shape of the two trees, the partition of a model into layers and the places of their
-gradients and weights in an Exchange's segments. Never communicates. Gradient tree: the binomial
+Owns the shape of the two trees and the places of gradients and weights in an Exchange's segments.
+What is sent is in tree_parts.py. Never communicates. Gradient tree: the binomial
 tree of CaffeGPI (arXiv:1706.00095); weights: a k-ary tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from hsgd.optim.tree_parts import Layer, Part, padded
 
 __all__ = [
     "Block",
-    "Layer",
     "Plan",
     "Team",
     "as_memory",
     "best_arity",
     "gather_children",
     "gather_parent",
-    "layers_of",
     "share_roots",
     "spread_children",
     "spread_parent",
     "teams_of",
 ]
-
-_LINE = 64
 
 
 def gather_parent(node: int) -> int:
@@ -84,41 +82,10 @@ def share_roots(sizes: Sequence[int], nodes: int) -> list[int]:
     return roots
 
 
-@dataclass
-class Layer:
-    """Parameters that are sent together: those of one module that no earlier one has."""
-
-    index: int
-    name: str
-    module: nn.Module
-    parameters: list[nn.Parameter] = field(default_factory=list)
-
-    @property
-    def bytes(self) -> int:
-        """Of its weights."""
-        return sum(p.numel() * p.element_size() for p in self.parameters)
-
-
-def layers_of(model: nn.Module) -> list[Layer]:
-    """The layers with parameters to train, in the order of the model's definition."""
-    layers: list[Layer] = []
-    seen: set[nn.Parameter] = set()
-    for name, module in model.named_modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad and p not in seen]
-        if own:
-            seen.update(own)
-            layers.append(Layer(len(layers), name or type(module).__name__, module, own))
-    return layers
-
-
-def _padded(size: int) -> int:
-    return (size + _LINE - 1) // _LINE * _LINE
-
-
 @dataclass(frozen=True)
 class Block:
-    """A gradient of one layer in a segment: a byte per parameter that says whether it has one, then
-    the numbers.
+    """Tensors in a segment: a byte for each, which says whether there is a gradient, then the
+    numbers.
     """
 
     offset: int
@@ -148,64 +115,85 @@ class Block:
         return Block(offset, self.flags, self.places, self.size)
 
 
-def _block(layer: Layer) -> Block:
-    places, end = [], _padded(len(layer.parameters))
-    for parameter in layer.parameters:
+def _block(sizes: Sequence[int]) -> Block:
+    """For tensors of so many bytes."""
+    places, end = [], padded(len(sizes))
+    for size in sizes:
         places.append(end)
-        end += _padded(parameter.numel() * parameter.element_size())
-    return Block(0, len(layer.parameters), tuple(places), end)
+        end += padded(size)
+    return Block(0, len(sizes), tuple(places), end)
 
 
 class Plan:
     """Places and slots, the same on all ranks.
 
-    REASON bytes at the beginning say why a rank gave up. Then, for each layer: the rank's own
-    gradient, those of its children, its weights.
+    REASON bytes at the beginning say why a rank gave up. Then, for each layer: its weights, and for
+    each of its parts the rank's own gradient and those of its children.
     """
 
     REASON = 512
     STOP = 0  # the slot that ends the engine, or tells it that another one has ended
 
-    def __init__(self, layers: Sequence[Layer], children: int, local_size: int, ranks: int) -> None:
-        self.layers = list(layers)
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        parts: Sequence[Part],
+        children: int,
+        local_size: int,
+        ranks: int,
+    ) -> None:
+        self.layers, self.parts = list(layers), list(parts)
+        self.parts_of: list[list[Part]] = [[] for _ in layers]
+        for part in parts:
+            self.parts_of[part.layer].append(part)
         self._inputs = 2 + children + local_size - 1
         end = self.REASON
+        self.weights: list[Block] = []  # by layer, the others by part
         self.own: list[Block] = []
         self.inbox: list[list[Block]] = []
-        self.weights: list[Block] = []
         for layer in layers:
-            block = _block(layer)
-            places = [block.at(end + k * block.size) for k in range(2 + children)]
-            self.own.append(places[0])
-            self.weights.append(places[1])
-            self.inbox.append(places[2:])
-            end += (2 + children) * block.size
+            block = _block([p.numel() * p.element_size() for p in layer.parameters])
+            self.weights.append(block.at(end))
+            end += block.size
+            for part in self.parts_of[layer.index]:
+                block = _block([stretch.bytes for stretch in part.stretches])
+                places = [block.at(end + k * block.size) for k in range(1 + children)]
+                self.own.append(places[0])
+                self.inbox.append(places[1:])
+                end += (1 + children) * block.size
         self.segment_bytes = end
         # Tells the ranks of a node that their leader's engine has ended.
-        self.gone_slot = 1 + len(self.layers) * self._inputs
+        self.gone_slot = 1 + len(self.parts) * self._inputs
         self.leave_slot = self.gone_slot + 1  # and one for each further round
         self.leave_rounds = (ranks - 1).bit_length()
         self.slots = self.leave_slot + self.leave_rounds
         self._children = children
 
-    def _slot(self, layer: int, which: int) -> int:
-        return 1 + layer * self._inputs + which
+    def weights_range(self, part: Part) -> tuple[int, int]:
+        """Where the weights of a part begin, and how many bytes they are."""
+        block, first, last = self.weights[part.layer], part.stretches[0], part.stretches[-1]
+        begin = block.places[first.index] + first.begin * first.parameter.element_size()
+        end = block.places[last.index] + last.end * last.parameter.element_size()
+        return block.offset + begin, end - begin
 
-    def weights_slot(self, layer: int) -> int:
-        """Tells that the weights of a layer have a new version here."""
-        return self._slot(layer, 0)
+    def _slot(self, part: int, which: int) -> int:
+        return 1 + part * self._inputs + which
 
-    def own_slot(self, layer: int) -> int:
+    def weights_slot(self, part: int) -> int:
+        """Tells that the weights of a part have a new version here."""
+        return self._slot(part, 0)
+
+    def own_slot(self, part: int) -> int:
         """Tells that this rank's own gradient is in its segment."""
-        return self._slot(layer, 1)
+        return self._slot(part, 1)
 
-    def child_slot(self, layer: int, child: int) -> int:
+    def child_slot(self, part: int, child: int) -> int:
         """Tells that the gradient of the child-th child node is in the inbox."""
-        return self._slot(layer, 2 + child)
+        return self._slot(part, 2 + child)
 
-    def local_slot(self, layer: int, local_rank: int) -> int:
+    def local_slot(self, part: int, local_rank: int) -> int:
         """Tells a leader that the gradient of a rank of its node is in that rank's segment."""
-        return self._slot(layer, 1 + self._children + local_rank)
+        return self._slot(part, 1 + self._children + local_rank)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def notified_tree(
     overlap_forward: bool = True,
     roots: str = "first",
     network: str = "mpi",
+    part_bytes: int | None = None,
     **others: Any,
 ) -> NotifiedTree:
     """A NotifiedTree for callers with DistributedOptimizer's arguments; collective.
@@ -63,7 +64,14 @@ def notified_tree(
             )
     refuse_others("notified_tree", others)
     return NotifiedTree(
-        optimizer, model, comm, arity, overlap_forward, roots=roots, network=network
+        optimizer,
+        model,
+        comm,
+        arity,
+        overlap_forward,
+        roots=roots,
+        network=network,
+        part_bytes=part_bytes,
     )
 
 

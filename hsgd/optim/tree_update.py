@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from torch.optim.optimizer import Optimizer
 
 from hsgd import _native
 from hsgd.optim.lars import suits_the_kernel
+from hsgd.optim.tree_parts import Stretch
 
-__all__ = ["Options", "Updater"]
+__all__ = ["Options", "Updater", "updates_elements"]
 
 Options = list[dict[str, Any]]  # of each group, without its parameters
 
@@ -27,7 +28,8 @@ Options = list[dict[str, Any]]  # of each group, without its parameters
 class Updater:
     """Updates some of an optimizer's parameters, from gradients that are given to it.
 
-    parameters: those that this rank updates. before_update: see NotifiedTree.
+    parameters: those that this rank updates. before_update: see NotifiedTree. cut: they come in
+        stretches; takes an optimizer that updates_elements().
     """
 
     def __init__(
@@ -35,8 +37,9 @@ class Updater:
         optimizer: Optimizer,
         parameters: Iterable[nn.Parameter],
         before_update: Callable[[list[nn.Parameter]], object] | None,
+        cut: bool,
     ) -> None:
-        self._optimizer, self._before_update = optimizer, before_update
+        self._optimizer, self._before_update, self._cut = optimizer, before_update, cut
         # On the same weights: the program may clear the gradients of the model's own at any time.
         self._shadows = {p: nn.Parameter(p.detach()) for p in parameters}
         self._group_of = {
@@ -53,16 +56,24 @@ class Updater:
             self._twin.state[shadow] = self._optimizer.state[parameter]
 
     def snapshot(self) -> Options:
-        """The options as they are now."""
+        """The options as they are now. Raises ValueError for what stretches cannot be updated
+        with.
+        """
+        if self._cut and not updates_elements(self._optimizer):
+            raise ValueError(
+                "NotifiedTree: dampening or maximize was set after large layers were cut into "
+                "parts, whose update does not know them; set it before, or give part_bytes=0"
+            )
         return [
             {name: copy.copy(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
 
-    def update(self, gradients: Mapping[nn.Parameter, Tensor | None], options: Options) -> None:
-        """One step on these parameters; None: it has no gradient."""
-        if self._before_update is None and self._update_natively(gradients, options):
+    def update(self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options) -> None:
+        """One step on these stretches, from their gradients; None: there is none."""
+        if self._before_update is None and self._update_natively(stretches, options):
             return
+        gradients = {stretch.parameter: gradient for stretch, gradient in stretches}
         for parameter, gradient in gradients.items():
             self._shadows[parameter].grad = gradient
         if self._before_update is not None:
@@ -75,7 +86,7 @@ class Updater:
         self._twin.step()
 
     def _update_natively(
-        self, gradients: Mapping[nn.Parameter, Tensor | None], options: Options
+        self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
     ) -> bool:
         """False, and nothing done, where the kernel cannot do what the optimizer does."""
         if self._rules[0] is not options:
@@ -85,15 +96,18 @@ class Updater:
             return False
         rows: dict[int, list[tuple[int, int, int, int, float, int]]] = {}
         changed = []
-        for parameter, gradient in gradients.items():
+        for stretch, gradient in stretches:
+            parameter = stretch.parameter
             if gradient is None or parameter not in self._group_of:
                 continue
             index, shadow = self._group_of[parameter], self._shadows[parameter]
             buffer = self._buffer(parameter) if options[index]["momentum"] else None
-            if not suits_the_kernel(shadow, gradient, buffer):
+            if stretch.is_whole and not suits_the_kernel(shadow, gradient, buffer):
                 return False
-            address = 0 if buffer is None else buffer.data_ptr()
-            row = (shadow.data_ptr(), gradient.data_ptr(), address, shadow.numel(), 0.0, 0)
+            skipped = stretch.begin * shadow.element_size()
+            address = 0 if buffer is None else buffer.data_ptr() + skipped
+            weight, count = shadow.data_ptr() + skipped, gradient.numel()
+            row = (weight, gradient.data_ptr(), address, count, 0.0, 0)
             rows.setdefault(index, []).append(row)
             changed.append(shadow)
         for index, table in rows.items():
@@ -103,17 +117,30 @@ class Updater:
         return True
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
-        """The momentum, as torch.optim.SGD keeps it; zeros at first lead to what it begins with."""
+        """The momentum, as torch.optim.SGD keeps it; zeros at first lead to what it begins with.
+        In memory as the parameter is: stretches of both belong together.
+        """
         state: dict[str, Tensor | None] = self._optimizer.state[parameter]
         buffer = state.get("momentum_buffer")
         if buffer is None:
             buffer = state["momentum_buffer"] = torch.zeros_like(parameter.detach())
+        elif self._cut and not (
+            buffer.dtype is parameter.dtype and buffer.stride() == parameter.stride()
+        ):
+            like = torch.empty_like(parameter.detach())
+            buffer = state["momentum_buffer"] = like.copy_(buffer)
         return buffer
+
+
+def updates_elements(optimizer: Optimizer) -> bool:
+    """Whether the kernel updates any stretch of a parameter as the optimizer would."""
+    groups = optimizer.param_groups
+    return _rules(optimizer, groups) is not None
 
 
 def _rules(optimizer: Optimizer, options: Options) -> list[_native.LarsRule] | None:
     """What the kernel needs to know of each group; None: it has other formulas."""
-    if type(optimizer) is not torch.optim.SGD or "step" in vars(optimizer):
+    if type(optimizer) is not torch.optim.SGD:
         return None
     if any(group["dampening"] or group["maximize"] for group in options):
         return None

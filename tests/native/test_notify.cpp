@@ -25,6 +25,7 @@ struct Wire {
   bool fails = false;
   bool drives_itself = false;
   int lost = -1;  // the rank to which nothing goes any more
+  uint64_t news = 0;
 };
 
 class FakeRma final : public hsgd::Rma {
@@ -43,6 +44,7 @@ class FakeRma final : public hsgd::Rma {
   void flush(int target) override { wire_.log.push_back("flush to " + std::to_string(target)); }
   void sync() override {}
   bool drives_itself() const override { return wire_.drives_itself; }
+  uint64_t news() const override { return wire_.news; }
   std::optional<Error> failure(int target) const override {
     if (target != wire_.lost) return std::nullopt;
     return Error(HSGD_ERR_PEER_LOST, target, "rank " + std::to_string(target) + " is gone");
@@ -68,6 +70,7 @@ struct Box {
   }
   void finish(size_t request) {
     wire.done[request] = true;
+    ++wire.news;
     outbox.drive();
   }
   Wire wire;
@@ -164,6 +167,7 @@ TEST("over a network that drives itself one rank's end fails what goes to it, an
   const uint64_t to_other = box.post(2, 0, 1);
   box.wire.lost = 1;
   box.wire.done[0] = box.wire.done[1] = true;  // as done as it will ever be
+  ++box.wire.news;
   box.outbox.drive();
   CHECK_THROWS(box.outbox.done(to_lost), "rank 1 is gone");
   CHECK(!box.outbox.done(to_other));

@@ -37,9 +37,9 @@ class Member {
  public:
   explicit Member(size_t bytes) : words_((kFront + bytes) / sizeof(uint64_t) + 1) {}
 
-  void open(std::vector<SocketPlace> places, int rank) {
+  void open(std::vector<SocketPlace> places, int rank, bool forgiving = false) {
     rma = hsgd::make_socket_rma(std::move(listener_), std::move(places), rank, words_.data(),
-                                words_.size() * sizeof(uint64_t), false);
+                                words_.size() * sizeof(uint64_t), forgiving);
   }
   void start() {
     rma->start([this] {
@@ -166,6 +166,50 @@ TEST("of what waits the least order goes first, also between the slices of a lar
   CHECK(reader.data()[kLarge - 1] == std::byte{7});
   CHECK(std::all_of(reader.data(), reader.data() + kLarge,
                     [](std::byte byte) { return byte == std::byte{7}; }));
+}
+
+TEST("a write that has begun is overtaken by shorter ones only") {
+  constexpr size_t kLarge = 64 << 20;
+  Job job(2, kLarge + 8);
+  Member& writer = job.at(0);
+  Member& reader = job.at(1);
+  const std::vector<std::byte> first(kLarge, std::byte{1});
+  const std::vector<std::byte> second(kLarge + 8, std::byte{2});
+  const uint64_t version = 1;
+  const auto small = writer.rma->put(1, first.data(), 8, kFront, 3);
+  writer.rma->put(1, first.data(), first.size(), kFront, 9);
+  writer.rma->replace(1, &version, slot_at(9), 9);
+  writer.start();
+  const Deadline deadline(kLimitS);
+  while (CHECK(!deadline.passed()) && !writer.rma->done(small)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
+  }  // what follows has begun then
+  writer.rma->put(1, second.data(), second.size(), kFront, 2);
+  writer.rma->replace(1, &version, slot_at(2), 2);
+  reader.start();
+  reader.wait([&] { return reader.version(2) == 1 && reader.version(9) == 1; });
+  CHECK(std::all_of(reader.data(), reader.data() + second.size(),
+                    [](std::byte byte) { return byte == std::byte{2}; }));
+}
+
+TEST("a rank that cannot be reached is named with its address, or forgiven") {
+  for (const bool forgiving : {false, true}) {
+    Member own(64);
+    SocketPlace nowhere = own.place();
+    nowhere.addresses.front() = {htonl(INADDR_BROADCAST), htonl(INADDR_BROADCAST)};
+    const std::vector<SocketPlace> places = {own.place(), nowhere};
+    own.open(places, 0, forgiving);
+    own.start();
+    const uint64_t version = 1;
+    if (forgiving) {
+      CHECK(own.rma->done(own.rma->replace(1, &version, 0, 0)));
+      CHECK(own.rma->lost(1) && !own.rma->failure(1).has_value());
+    } else {
+      CHECK_THROWS(own.rma->replace(1, &version, 0, 0),
+                   "rank 1 on another node takes no connection at 255.255.255.255, TCP port ");
+    }
+    own.rma->close(Deadline(kLimitS));
+  }
 }
 
 TEST("a rank that ends is lost, and the others go on") {
