@@ -4,7 +4,9 @@ with zeros, and all go on together afterwards."""
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +169,15 @@ def test_several_optimizers_and_one_that_a_rank_has_forgotten(ranks: Ranks) -> N
     ranks.run(two_optimizers, meeting_point(), on=range(2))
 
 
+def leave_together(folder: Path, seat: Seat, ranks: int) -> None:
+    """Stay in the job until all have come here: nobody may learn from an end what went wrong."""
+    (folder / str(seat.rank)).touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < ranks:
+        assert time.monotonic() < deadline, "another rank still waits"
+        time.sleep(0.01)
+
+
 def new_parameters(seat: Seat, path: str) -> None:
     with job(seat, path, 2) as hvd:
         model, more = net(), nn.Linear(2, 2)
@@ -174,7 +185,7 @@ def new_parameters(seat: Seat, path: str) -> None:
         loss_of(model, 0, seat.rank).backward()
         optimizer.step()
         if seat.rank == 0:
-            with pytest.raises(hvd.HorovodInternalError):
+            with pytest.raises(hvd.HorovodInternalError, match="optimizer"):
                 hvd.join()
             return
         optimizer.add_param_group({"params": list(more.parameters())})
@@ -182,6 +193,31 @@ def new_parameters(seat: Seat, path: str) -> None:
         loss_of(nn.Sequential(model, more), 1, seat.rank).backward()
         with pytest.raises(hvd.HorovodInternalError):
             optimizer.step()
+
+
+def different_models(seat: Seat, path: str, folder: Path) -> None:
+    """Rank 1 has parameters more, catches the error and lives on: rank 0 must not wait for it."""
+    with job(seat, path, 2) as hvd:
+        model, more = net(), nn.Linear(2, 2)
+        optimizer = made(hvd, model, bucket_cap_mb=1e-5)
+        loss_of(model, 0, seat.rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if seat.rank == 1:
+            optimizer.add_param_group({"params": list(more.parameters())})
+            loss_of(nn.Sequential(model, more), 1, seat.rank).backward()
+        else:  # which meets the first bucket of the next step
+            loss_of(model, 1, seat.rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss_of(model, 2, seat.rank).backward()
+        with pytest.raises(hvd.HorovodInternalError, match="optimizer layout"):
+            optimizer.step()
+        leave_together(folder, seat, 2)
+
+
+def test_parameters_of_one_rank_alone_are_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(different_models, meeting_point(), tmp_path, on=range(2))
 
 
 def test_new_parameters_while_a_rank_has_joined_are_an_error(ranks: Ranks) -> None:

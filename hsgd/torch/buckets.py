@@ -163,11 +163,8 @@ class Bucket:
         self._mismatch = None
         if self._threaded:
             self._handle = self.collective.start(self._result)
-            return
-        try:
+        else:
             self.collective.run(self._result)
-        except SignatureMismatch as error:
-            self._mismatch = error
 
     def wait(self) -> SignatureMismatch | None:
         """Return when the collective has ended; blocking. What it has met if other ranks called

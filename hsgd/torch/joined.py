@@ -27,21 +27,33 @@ _WHO = "optimizer join"
 
 
 def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
-    """Wait for the collectives of all buckets, and make them again where ranks have joined; whether
-    that was so. Collective, blocking.
+    """Wait for the collectives of all buckets, made again where ranks have joined, and make the
+    gradients those of all ranks; whether ranks have joined. Collective, blocking. Raises as
+    Handle.wait().
+
+    Who has joined differs from the others in every bucket, so the first one tells. Any other
+    difference is an error of the program, which waiting for more would hide.
     """
-    mismatches = [bucket.wait() for bucket in buckets]
-    first = next((mismatch for mismatch in mismatches if mismatch is not None), None)
-    if first is None:
+    mismatch = buckets[0].wait() if buckets else None
+    if mismatch is not None and _JOINED not in str(mismatch):
+        raise mismatch
+    for bucket in buckets:
+        later = bucket.wait()
+        if mismatch is None:
+            if later is not None:
+                raise later
+            bucket.finish()
+    if mismatch is None:
         return False
     try:
         joined = exchange(comm, False, _WHO)
     except SignatureMismatch:
-        raise first from None
+        raise mismatch from None
     if not any(joined):
-        raise first
+        raise mismatch
     for bucket in buckets:
         bucket.repeat()
+        bucket.finish()
     return True
 
 
@@ -74,8 +86,11 @@ class StandIn:
                 for collective in self.collectives:
                     collective.run_with_zeros()
                 self._taken_part()
-        except HsgdError as error:
-            raise HorovodInternalError(str(error)) from error
+        except BaseException as error:
+            self._comm.close()  # or the others would wait for this rank
+            if isinstance(error, HsgdError):
+                raise HorovodInternalError(str(error)) from error
+            raise
 
     def _all_joined(self) -> bool:
         try:
@@ -86,16 +101,13 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def standing_in(optimizers: Sequence[Callable[[], None]], *, threaded: bool) -> Iterator[None]:
+def standing_in(
+    optimizers: Sequence[Callable[[], None]], failed: Callable[[str], None]
+) -> Iterator[None]:
     """A context in which each of these, a StandIn, runs in a thread of its own; they have ended
-    when it is left without an error. Where other threads may not call the core, they run before it
-    is entered, one after the other.
+    when it is left without an error. failed: told why, when one of them fails; what it raised is
+    then raised in place of what the context raises.
     """
-    if not threaded:
-        for optimizer in optimizers:
-            optimizer()
-        yield
-        return
     errors: list[BaseException] = []
 
     def run(optimizer: Callable[[], None]) -> None:
@@ -103,6 +115,7 @@ def standing_in(optimizers: Sequence[Callable[[], None]], *, threaded: bool) -> 
             optimizer()
         except BaseException as error:
             errors.append(error)
+            failed(str(error))
 
     # Daemons: they must not outlive a program that is interrupted while it waits for the others.
     threads = [
@@ -111,7 +124,10 @@ def standing_in(optimizers: Sequence[Callable[[], None]], *, threaded: bool) -> 
     ]
     for thread in threads:
         thread.start()
-    yield
+    try:
+        yield
+    except HorovodInternalError as error:
+        raise (errors or [error])[0] from None
     for thread in threads:
         thread.join()
     if errors:

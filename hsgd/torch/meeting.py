@@ -25,13 +25,14 @@ def join(device: int = -1) -> int:
     """Say that this rank has no more data; blocking until all ranks have said so.
 
     Until then it takes part in the allreduces of the others with zeros, and so in the steps of each
-    DistributedOptimizer that has made a step here, unless with a strategy of its own or
-    node_shared. Everything else fails on all ranks while one has joined, but barriers.
+    DistributedOptimizer that has made a step here, unless with a strategy of its own, node_shared,
+    sparse gradients, or MPI without MPI_THREAD_MULTIPLE: then the others wait in such a step.
+    Everything else fails on all ranks while one has joined, but barriers.
     device: taken for Horovod's sake.
     Returns the rank that joined last.
     """
     coordinator = coordinator_of(global_process_set, "Join")
     job, operation = runtime.current(), Join(JOIN, time.time())
-    with standing_in(job.joining, threaded=job.threaded):
+    with standing_in(job.joining if job.threaded else (), coordinator.end):
         last: int = synchronize(submit(coordinator, operation, wake=False))
     return last

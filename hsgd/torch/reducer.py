@@ -214,8 +214,6 @@ class GradientReducer:
             sparse += self._extend(new)
         if end_round(comm, self._buckets):
             self._overlap.abandon()
-        for bucket in self._buckets:
-            bucket.finish()
         self._trace_collectives()
         for parameter, finish in sparse:
             parameter.grad = finish()
