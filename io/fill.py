@@ -28,6 +28,7 @@ from hsgd.errors import DataError
 
 __all__ = ["STARVED", "Filled", "Filler", "Starved"]
 
+_SLEEPS = 8  # one of so many tasks: small fields beside a large one come with its readahead
 # Who waits for many slots is not woken for each: a wake takes the interpreter's lock away from the
 # training loop.
 _MANY_SLOTS = 32
@@ -61,6 +62,7 @@ class _Work:
     reads: PieceReads
     unfinished: int
     failed: list[tuple[IntArray, DataError]]
+    reads_slowly: bool  # some of it, by Python
 
     def has_reads(self) -> bool:
         """Whether there is something that no thread has taken."""
@@ -214,7 +216,14 @@ class Filler:
         reads = self._scheduler.reads(piece, first - first_step * share.batch_size, bases)
         unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
         work = _Work(
-            first, first_step, batches, ended - first_step, reads, unfinished, reads.failed
+            first,
+            first_step,
+            batches,
+            ended - first_step,
+            reads,
+            unfinished,
+            reads.failed,
+            bool(reads.slow),
         )
         for step in range(first_step, ended):
             del self._open[step]
@@ -258,6 +267,8 @@ class Filler:
             stats.read_s += time.perf_counter() - began
             if was_last:
                 failed = self._examine(work.reads, staging, stats)
+                sleeps = _SLEEPS * batch.tasks["slept"].sum() >= len(batch.tasks)
+                self._want_threads(waits=work.reads_slowly or bool(sleeps))
                 self._done(work, failed)
             return
         try:
@@ -278,14 +289,13 @@ class Filler:
             again = tasks[refused]
             native.TaskBatch(again, reads).work(staging)
             tasks[refused] = again
-        self._want_threads(waits=bool(2 * tasks["slept"].sum() >= len(tasks)))
         stats.direct_refusal = self._files.direct_refusal
         stats.preadv_calls += int(tasks["calls"].sum())
         stats.bytes_read += reads.nbytes
         return [reads.explain(number) for number in np.flatnonzero(tasks["status"]).tolist()]
 
     def _want_threads(self, *, waits: bool) -> None:
-        """After a piece: all threads help when most of its tasks waited for a disk.
+        """After a piece: all threads help when some of its tasks waited for a disk, or Python read.
 
         Reads out of the page cache keep a core busy each: more threads than cores only take
         turns with the training loop. On two cores two threads in place of four made batches of

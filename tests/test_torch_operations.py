@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from hsgd.optim import LARS
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
@@ -25,6 +26,37 @@ def ranks() -> Iterator[Ranks]:
 
 def on(ranks: Ranks, size: int, function: Any, *args: Any) -> list[Any]:
     return ranks.run(function, meeting_point(), size, *args, on=range(size))
+
+
+# --- writes in place ---
+
+
+def one_row(seat: Seat, path: str, size: int) -> list[float]:
+    """Rank 0 changes a row, which a sample of elements need not show, and tells the others."""
+    with job(seat, path, size) as hvd:
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(300, 1000))
+        gradient = torch.randn(300, 1000)
+        optimizer = LARS([weight], lr=0.1, momentum=0.9)
+        for step in range(3):
+            if step == 1:
+                if seat.rank == 0:
+                    with torch.no_grad():
+                        weight[7] = 5.0
+                before = weight._version
+                hvd.broadcast_parameters({"weight": weight}, 0)
+                assert weight._version > before
+            weight.grad = gradient.clone()
+            optimizer.step()
+        before = gradient._version
+        hvd.allreduce_(gradient)
+        assert gradient._version > before
+        return [weight.double().sum().item(), *weight[:, 0].tolist()]
+
+
+def test_torch_counts_what_is_written_in_place_so_lars_stays_equal(ranks: Ranks) -> None:
+    first, *others = on(ranks, 3, one_row)
+    assert others == [first] * 2
 
 
 # --- dtypes and compression ---

@@ -190,6 +190,8 @@ class Gossip(Optimizer):
                     self._note(self._pairs.poll())
                 time.sleep(_SETTLE_LOOK_S)
             here.wait()
+            if self._group is not None:
+                self._tell_group(self._group, True)
             # A rank that leaves may ask at once, and one that still looks would answer: so nobody
             # leaves before all have stopped looking.
             self._comm.barrier()
@@ -198,8 +200,6 @@ class Gossip(Optimizer):
                 raise CollectiveTimeout(
                     f"Gossip.settle: rank {late} has not answered within {self._timeout_s:g} s"
                 )
-            if self._group is not None:
-                self._tell_group(self._group, True)
 
     def consensus_distance(self) -> float:
         """Root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from hsgd.comm import DTYPES, Comm
 from hsgd.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.operation import TensorOperation, meet
+from hsgd.torch.operation import TensorOperation, count_write, meet
 
 __all__ = ["Allgather", "Alltoall", "Broadcast"]
 
@@ -62,6 +62,8 @@ class Broadcast(TensorOperation):
 
     def finish(self, comm: Comm) -> None:
         self.result = self._made if self.given is None else self.given
+        if self.given is not None:
+            count_write([self.given])
 
     def _target(self) -> Tensor:
         source = self.inputs[0]

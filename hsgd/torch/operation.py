@@ -17,7 +17,7 @@ from hsgd.comm import Comm
 from hsgd.handle import Handle
 from hsgd.torch.signature import Signature
 
-__all__ = ["Barrier", "Join", "Operation", "TensorOperation", "meet"]
+__all__ = ["Barrier", "Join", "Operation", "TensorOperation", "count_write", "meet"]
 
 
 class Operation:
@@ -126,6 +126,13 @@ class Join(Operation):
         times[comm.rank] = self.now_s
         comm.allreduce(times, out=times, name=self.name)
         self.result = int(times.argmax())
+
+
+def count_write(tensors: Sequence[Tensor]) -> None:
+    """Have torch count a write that the core made, as it does its own: autograd and LARS, which
+    keeps the norms of weights, look at that.
+    """
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
 def meet(comm: Comm, name: str) -> None:

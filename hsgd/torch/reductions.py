@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hsgd.comm import DTYPES, Comm
 from hsgd.handle import Handle
-from hsgd.torch.operation import Barrier, Operation, TensorOperation
+from hsgd.torch.operation import Barrier, Operation, TensorOperation, count_write
 from hsgd.torch.signature import Signature
 
 __all__ = [
@@ -129,6 +129,8 @@ class Allreduce(_Reduction):
     def publish(self, outputs: Sequence[Tensor]) -> None:
         """Make `outputs` the result; in place it is the tensors that were given."""
         self.give(outputs if self.given is None else self.given)
+        if self.given is not None:
+            count_write(self.given)
 
     def _reduce(self, comm: Comm, source: Tensor, target: Tensor, label: str) -> None:
         comm.allreduce(self._prescaled(source), self._core_op(source), target, label)

@@ -20,6 +20,7 @@ from hsgd.torch.settings import Settings
 __all__ = ["Open", "StallInspector", "ages", "describe", "missing"]
 
 _PERIOD_S = 0.25
+_LEAVE_S = 5.0  # for the last meeting
 _log = logging.getLogger("hsgd.torch")
 
 Open = dict[tuple[int, str], float]
@@ -89,20 +90,29 @@ class StallInspector:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; local. Inspectors of other ranks stop when they hear of it."""
+        """Stop; waits for the next meeting of the inspectors, which all stop after it, but not for
+        a rank that does not come: on another node nothing tells of a communicator's end, and who
+        meets alone waits until the deadline of collectives.
+        """
         self._stop.set()
+        self._thread.join(_LEAVE_S)
         self._comm.close()
-        self._thread.join()
 
     def _serve(self) -> None:
         thresholds = [s for s in (self._warning_s, self._shutdown_s) if s > 0]
         period_s = min([_PERIOD_S, *(seconds / 4 for seconds in thresholds)])
-        while not self._stop.wait(period_s):
+        somebody_leaves = False
+        while not somebody_leaves:
+            leaves = self._stop.wait(period_s)
             try:
-                tables: list[Open] = exchange(self._comm, self._opened(), "hsgd.torch stall")
+                told: list[tuple[bool, Open]] = exchange(
+                    self._comm, (leaves, {} if leaves else self._opened()), "hsgd.torch stall"
+                )
             except HsgdError:
-                return  # a rank has left: operations hear of it by themselves
-            self._inspect(tables)
+                return  # a rank is lost: operations hear of it by themselves
+            somebody_leaves = any(left for left, _ in told)
+            if not somebody_leaves:
+                self._inspect([table for _, table in told])
 
     def _inspect(self, tables: Sequence[Open]) -> None:
         open_now = {key for table in tables for key in table}
