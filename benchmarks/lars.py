@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import random
 import sys
 import time
 import types
@@ -95,20 +96,24 @@ def measure(
     shapes: Shapes, makers: dict[str, tuple[str, Make]], rounds: int, progress: Any
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Seconds of each step by candidate, and where hsgd and a peer ended apart."""
-    sets, optimizers = {}, {}
-    for name, (_, make) in makers.items():
-        draw = torch.Generator().manual_seed(1)
-        sets[name] = [torch.nn.Parameter(torch.randn(s, generator=draw)) for s in shapes]
-        for parameter in sets[name]:
-            parameter.grad = torch.randn(parameter.shape, generator=draw)
-        optimizers[name] = make(sets[name])
-        optimizers[name].step()  # makes the buffers of those that have none yet
+    draw = torch.Generator().manual_seed(1)
+    sets: dict[str, list[torch.nn.Parameter]] = {name: [] for name in makers}
+    for shape in shapes:  # tensor by tensor: no candidate has better pages than another
+        weight, grad = torch.randn(shape, generator=draw), torch.randn(shape, generator=draw)
+        for parameters in sets.values():
+            parameters.append(torch.nn.Parameter(weight.clone()))
+            parameters[-1].grad = grad.clone()
+    optimizers = {name: make(sets[name]) for name, (_, make) in makers.items()}
+    for optimizer in optimizers.values():
+        optimizer.step()  # makes the buffers of those that have none yet
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     gc.disable()
-    for _ in range(rounds):
-        for name, optimizer in optimizers.items():
+    names = list(makers)
+    for number in range(rounds):
+        random.Random(number).shuffle(names)  # nobody follows the same one in each round
+        for name in names:
             begin = time.perf_counter()
-            optimizer.step()
+            optimizers[name].step()
             seconds[name].append(time.perf_counter() - begin)
             progress.update()
     gc.enable()

@@ -32,6 +32,9 @@ Horovod, whose threads never rest, has a job of its own right after, with the sa
 weights are compared. A last job counts the collectives of five steps, with a library that sees all
 calls into MPI.
 
+"offloaded" is the same network as "mlp", with the time of each layer slept: computation that needs
+no core of this machine, as on an accelerator, so that cores are not what ranks compete for.
+
 "tree" is NotifiedTree over sockets, "tree_overlap" the same with the next forward pass overlapped,
 "tree_mpi" that over MPI, "tree_shared" that over sockets with the roots of layers shared among the
 nodes, "tree_parts" that over sockets with layers in parts of 256 KB.
@@ -58,7 +61,7 @@ BETWEEN_NODES = ("compute", "ddp", "two_level", *TREES)
 ON_ONE_NODE = ("compute", "ddp", "two_level", "tree", "tree_overlap")
 QUICK = ("compute", "ddp", "two_level", *TREES)
 LAYOUTS = ("2x1@1gbit", "2x2@1gbit", "4x1@1gbit", "np1", "np2", "np4")
-WIDTHS = {"mlp": 384, "cnn": 128}
+WIDTHS = {"mlp": 384, "cnn": 128, "offloaded": 384}
 JOB_LIMIT_S = 300.0
 CLOSE = 1e-4  # of weights after some steps with other orders of sums
 

@@ -29,6 +29,7 @@ from hsgd.optim import NotifiedTree
 __all__: list[str] = []
 
 CLASSES = 10
+SAMPLE_S = 50e-6  # of a layer's forward pass without a core; the backward pass takes twice as long
 
 
 def mlp(width: int) -> nn.Module:
@@ -37,6 +38,36 @@ def mlp(width: int) -> nn.Module:
     for _ in range(19):
         layers += [nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+
+class Elsewhere(torch.autograd.Function):
+    """Takes the time of a layer's computation, and no core, as an accelerator would."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(SAMPLE_S * len(x))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        time.sleep(2 * SAMPLE_S * len(grads[0]))
+        return grads[0]
+
+
+class Offloaded(nn.Module):
+    """Follows a layer: its output is there after that time, and its gradient before it is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Elsewhere.apply(x)  # type: ignore[no-untyped-call]
+        return result
+
+
+def offloaded(width: int) -> nn.Module:
+    """The same linear layers; nearly all of their time passes without a core of this machine."""
+    layers: list[nn.Module] = []
+    for layer in mlp(width):
+        layers += [layer, Offloaded()] if isinstance(layer, nn.Linear) else [layer]
+    return nn.Sequential(*layers)
 
 
 def cnn(width: int) -> nn.Module:
@@ -48,7 +79,7 @@ def cnn(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(4 * width, 2 * width), nn.Linear(2 * width, CLASSES))
 
 
-MODELS: dict[str, Callable[[int], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[[int], nn.Module]] = {"mlp": mlp, "cnn": cnn, "offloaded": offloaded}
 
 
 class Candidate:
@@ -214,7 +245,7 @@ def communication_s(comm: Comm, model: nn.Module) -> float:
 
 def data(model: str, width: int, size: int, rank: int) -> tuple[Tensor, Tensor]:
     made = torch.Generator().manual_seed(rank)
-    features = width if model == "mlp" else 3 * 64
+    features = 3 * 64 if model == "cnn" else width
     x = torch.randn(size, features, generator=made)
     return x, torch.randint(CLASSES, (size,), generator=made)
 
