@@ -89,8 +89,9 @@ def _run(options: argparse.Namespace, found: _Found) -> None:
             _say(f"{options.limit_s:g} s are over: the rest is left out")
         return up
 
-    found.cost = gossip_cost.measure(gossip_cost.WIDTHS[: 2 if options.quick else None])
-    found.write()
+    for rows in gossip_cost.measure(gossip_cost.WIDTHS[: 2 if options.quick else None]):
+        found.cost += rows
+        found.write()
     for shards, ranks in itertools.product(options.shards if options.study else (), options.ranks):
         case = Case(shards, ranks, tuple(range(options.seeds)), options.steps)
         candidates = gossip_study.ways(case, quick=options.quick)

@@ -146,9 +146,9 @@ def test_models_that_were_done_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert document["ratios"]["vs_limit/resnet50/1threads"] == 1.0
 
 
-def test_turns_on_links_that_were_done_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_turns_of_gossip_on_links_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trigger = {"step": 100.0, "all": 2.0}
+
     def measure(rate: str, *_: Any) -> Iterator[list[dict[str, Any]]]:
         told = {"case": f"4x1@{rate}", "target": 85.0, "reached": True, "steps": 9, "accuracy": 85}
         yield [
@@ -157,13 +157,15 @@ def test_turns_on_links_that_were_done_are_kept(
         ]
         sys.exit(143)
 
-    monkeypatch.setattr(gossip_cost, "measure", lambda widths: [])
+    cost = [{"case": "d", "candidate": name, "median_us": us} for name, us in trigger.items()]
+    monkeypatch.setattr(gossip_cost, "measure", lambda widths: iter([cost]))
     monkeypatch.setattr(gossip_links, "measure", measure)
     file = tmp_path / "a.json"
     assert gossip.main(["--no-study", "--json", str(file)]) == 143
     assert written(file)["ratios"] == {
         "vs_peer/time/budget-13/4x1@100mbit": 2.0,
         "vs_peer/traffic_to_target/budget-13/4x1@100mbit": 8.0,
+        "vs_limit/trigger/all/d": 2.5,
     }
 
 
