@@ -213,7 +213,7 @@ def test_who_stands_still_delays_nobody_and_takes_its_half_in_the_end(
     pool: Ranks, point: Point
 ) -> None:
     bring_to(pool, point)
-    pool.signal(point.victim, signal.SIGSTOP)
+    pool.stop(point.victim)
     others = let_others_meet(pool, point, without_the_dead=False)
     wake(pool, point)
     for rank in range(3):
@@ -232,7 +232,7 @@ def test_who_gives_up_says_so_and_without_that_no_sum_has_changed(
     pool: Ranks, point: Point
 ) -> None:
     bring_to(pool, point, GIVES_UP_S)
-    pool.signal(point.victim, signal.SIGSTOP)
+    pool.stop(point.victim)
     other = 1 - point.victim
     pool.send(other, "close")
     gave_up = pool.finish(on=(other,))[0].value
@@ -276,7 +276,7 @@ def test_who_leaves_a_half_that_was_not_taken_says_so(pool: Ranks) -> None:
     """It has no request open itself, and what it sent may never arrive."""
     pool.start(leave_a_half, meeting_point())
     assert [pool.hear(rank) for rank in range(3)] == ["asked"] * 3
-    pool.signal(0, signal.SIGSTOP)
+    pool.stop(0)
     pool.send(1, "go on")
     left, told = pool.finish(on=(1,))[0].value
     pool.signal(0, signal.SIGCONT)
