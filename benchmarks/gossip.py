@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ import gossip_study
 import report
 from gossip_simulation import SHARDS, Case
 from hsgd.errors import LaunchError
+from stopping import keeping
 
 __all__ = ["main"]
 
@@ -54,28 +54,29 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when links could not be measured."""
+    """Run the command line; the exit code is 1 when links could not be measured, and 130 or 143
+    when it was interrupted: what had been measured is shown and written.
+    """
     options = _read(argv)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = ("seeds", "steps", "rates", "target", "link_steps", "turns")
     found = _Found(
         options.json,
         report.facts("gossip") | {"settings": {name: getattr(options, name) for name in names}},
     )
     failed = False
-    try:
-        _run(options, found)
-    except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        failed = True
-    except KeyboardInterrupt:
-        print("interrupted: what was measured so far follows", file=sys.stderr)
+    with keeping() as stopped:
+        try:
+            _run(options, found)
+        except LaunchError as error:
+            print(f"error: {error}", file=sys.stderr)
+            failed = True
+    found.meta["interrupted"] = bool(stopped.code)
     print("\n".join([*cost_lines(found.cost), *tables(found.studied), *link_tables(found.timed)]))
     found.write()
     if options.png and (found.studied or found.timed):
         plot(found.studied, found.timed, options.png)
-    return int(failed)
+    return stopped.code or int(failed)
 
 
 def _run(options: argparse.Namespace, found: _Found) -> None:
@@ -88,8 +89,9 @@ def _run(options: argparse.Namespace, found: _Found) -> None:
             _say(f"{options.limit_s:g} s are over: the rest is left out")
         return up
 
-    found.cost = gossip_cost.measure(gossip_cost.WIDTHS[: 2 if options.quick else None])
-    found.write()
+    for rows in gossip_cost.measure(gossip_cost.WIDTHS[: 2 if options.quick else None]):
+        found.cost += rows
+        found.write()
     for shards, ranks in itertools.product(options.shards if options.study else (), options.ranks):
         case = Case(shards, ranks, tuple(range(options.seeds)), options.steps)
         candidates = gossip_study.ways(case, quick=options.quick)

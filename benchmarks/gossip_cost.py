@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,10 @@ WIDTHS = (64, 1024, 4096)  # of two hidden layers
 BATCH = 16
 
 
-def measure(widths: Sequence[int] = WIDTHS, steps: int = 80) -> list[dict[str, Any]]:
-    """Rows of results, medians in microseconds, of `steps` steps."""
-    rows = []
+def measure(widths: Sequence[int] = WIDTHS, steps: int = 80) -> Iterator[list[dict[str, Any]]]:
+    """Rows of results, medians in microseconds, of `steps` steps: those of each width."""
     for width in widths:
+        rows = []
         net = nn.Sequential(
             nn.Linear(64, width),
             nn.ReLU(),
@@ -59,7 +59,7 @@ def measure(widths: Sequence[int] = WIDTHS, steps: int = 80) -> list[dict[str, A
         for name, seconds in spent.items():
             median_us = 1e6 * statistics.median(seconds[3:])
             rows.append({"case": case, "candidate": name, "median_us": round(median_us, 2)})
-    return rows
+        yield rows
 
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -382,19 +382,19 @@ class SlabFolderWriter:
 def _writing(path: Path) -> Iterator[None]:
     """What h5py raises when it cannot write a file, as an OSError with the number of the system's.
 
-    h5py raises OSError without a number, or RuntimeError where a file is closed, in several lines.
+    h5py raises OSError without a number, or RuntimeError where a file is closed, in several lines,
+    one of which has the number. A RuntimeError without is not the disk's, and stays what it is.
     """
     try:
         yield
-    except DataError:
-        raise
     except (OSError, RuntimeError) as error:
         found = _ERRNO.search(str(error))
-        if found is None and isinstance(error, OSError) and error.errno is not None:
-            raise
-        number = errno.EIO if found is None else int(found[1])
-        text = first_line(error) if found is None else os.strerror(number)
-        raise OSError(number, text, str(path)) from error
+        if found is not None:
+            number = int(found[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
+        if isinstance(error, OSError) and not isinstance(error, DataError) and error.errno is None:
+            raise OSError(errno.EIO, first_line(error), str(path)) from error
+        raise
 
 
 def _stored_name(spec: FieldSpec) -> str:

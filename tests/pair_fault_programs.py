@@ -1,8 +1,8 @@
 """Averaging in pairs while a rank of another node stands still, or dies: the program of a rank.
 
-`python pair_fault_programs.py stalled|killed FOLDER`: the last rank stops, or ends, before
-it has answered anybody. The others go on, write into the folder what they have seen, and a stopped
-rank is woken.
+`python pair_fault_programs.py stalled|killed|killed-asking FOLDER`: the last rank stops, or ends,
+before it has answered anybody; "killed-asking" has asked the first, which has asked it, too. The
+others go on, write into the folder what they have seen, and a stopped rank is woken.
 """
 
 from __future__ import annotations
@@ -92,11 +92,15 @@ def total(size: int) -> list[Tensor]:
     return [torch.stack([start[k] for start in starts]).sum(0) for k in range(2)]
 
 
-def outlive_a_killed(comm: Comm, folder: Path) -> None:
+def outlive_a_killed(comm: Comm, folder: Path, asking: bool) -> None:
     weights = start_weights(comm.rank)
     pairs = PairAverager(comm, weights, complete(comm.size), timeout_s=WITHIN_S)
+    victim = comm.size - 1
+    if asking and comm.rank in (0, victim):
+        assert pairs.ask(victim - comm.rank)
+        pairs._exchange.drain(WITHIN_S)
     comm.barrier()
-    if comm.rank == comm.size - 1:
+    if comm.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     told = go_on(comm, pairs, 0.0)
     (folder / f"{comm.rank}.done").touch()
@@ -114,8 +118,10 @@ def main() -> None:
     torch.set_num_threads(1)
     how, folder = sys.argv[1:]
     comm = Comm(config=Config(timeout_s=WITHIN_S))
-    run = outlive_a_stalled if how == "stalled" else outlive_a_killed
-    run(comm, Path(folder))
+    if how == "stalled":
+        outlive_a_stalled(comm, Path(folder))
+    else:
+        outlive_a_killed(comm, Path(folder), how == "killed-asking")
 
 
 if __name__ == "__main__":

@@ -36,15 +36,37 @@ def start_weights(rank: int) -> list[Tensor]:
     return [torch.randint(-(10**12), 10**12, (n,), generator=draw) for n in (ELEMENTS, 1)]
 
 
+def delay_messages(pairs: PairAverager, draw: random.Random) -> list[int]:
+    """Let time pass before and after some messages. What is returned grows with each answer to a
+    request that has crossed one of this rank.
+    """
+    send, close_crossed = pairs._send, pairs._close_crossed
+    crossed: list[int] = []
+
+    def late(*args: Any) -> int:
+        time.sleep(draw.choice((0.0, 0.0, 0.0, 1e-3)))
+        ticket = send(*args)
+        time.sleep(draw.choice((0.0, 0.0, 0.0, 1e-3)))
+        return ticket
+
+    def counted(peer: int, version: int) -> None:
+        crossed.append(peer)
+        close_crossed(peer, version)
+
+    pairs._send, pairs._close_crossed = late, counted  # type: ignore[method-assign]
+    return crossed
+
+
 def average_at_random(
-    comm: Comm, asks: int, *, stay: bool = True, **options: Any
+    comm: Comm, asks: int, *, stay: bool = True, dawdle: bool = False, **options: Any
 ) -> dict[str, Any]:
     """Ask at random, with random delays, while the own weights move; then leave: all together, or
-    each when it is done, or has nobody left to ask.
+    each when it is done, or has nobody left to ask. dawdle: delays at every message, too.
     """
     draw = random.Random(comm.rank)
     weights = start_weights(comm.rank)
     pairs = PairAverager(comm, weights, complete(comm.size), **options)
+    crossed = delay_messages(pairs, draw) if dawdle else []
     moved, committed, refused, made = 0, 0, 0, 0
     done = []
     while made < asks and len(pairs.lost) < comm.size - 1:
@@ -75,6 +97,7 @@ def average_at_random(
         "asked": made,
         "committed": committed,
         "refused": refused,
+        "crossed": len(crossed),
         "lost": sorted(pairs.lost),
     }
 

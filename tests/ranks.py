@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from hsgd import Comm
@@ -137,6 +138,16 @@ class Ranks:
         """Send a signal to a rank."""
         os.kill(self.pid(rank), number)
 
+    def stop(self, rank: int, limit_s: float = LIMIT_S) -> None:
+        """SIGSTOP; returns when no thread of the rank runs any more."""
+        self.signal(rank, signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid(rank)}/task")
+        deadline = time.monotonic() + limit_s
+        while any(_state(thread / "stat") != "T" for thread in threads.iterdir()):
+            if time.monotonic() > deadline:
+                raise RankDied(f"rank {rank} (pid {self.pid(rank)}) did not stop in time")
+            time.sleep(1e-3)
+
     def start(
         self, function: Callable[..., Any], *args: Any, on: Iterable[int] | None = None
     ) -> None:
@@ -226,6 +237,11 @@ class Ranks:
             raise RankDied(
                 f"rank {rank} (pid {process.pid}) ended: exit code {process.exitcode}"
             ) from None
+
+
+def _state(stat: Path) -> str:
+    """The letter behind the name of a thread, which may have blanks and brackets."""
+    return stat.read_text().rpartition(")")[2].split()[0]
 
 
 def _serve(seat: Seat) -> None:

@@ -25,7 +25,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi", "prompt"})
     | {"socket_frames"},
     frozenset({"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner"})
-    | {"types", "lars_kernels"},
+    | {"types", "lars_kernels", "square_sums"},
     frozenset({"change", "lars", "options", "layout", "tuning", "store_choice"})
     | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver"},

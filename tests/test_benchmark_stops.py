@@ -17,6 +17,9 @@ pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 import torch
 
 import ddp
+import gossip
+import gossip_cost
+import gossip_links
 import large_batch
 import lars
 import node_shared
@@ -141,6 +144,29 @@ def test_models_that_were_done_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     document = written(file)
     assert {row["model"] for row in document["results"]} == {"resnet50"}
     assert document["ratios"]["vs_limit/resnet50/1threads"] == 1.0
+
+
+def test_turns_of_gossip_on_links_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trigger = {"step": 100.0, "all": 2.0}
+
+    def measure(rate: str, *_: Any) -> Iterator[list[dict[str, Any]]]:
+        told = {"case": f"4x1@{rate}", "target": 85.0, "reached": True, "steps": 9, "accuracy": 85}
+        yield [
+            {**told, "candidate": name, "seconds": seconds, "mbytes": mbytes}
+            for name, seconds, mbytes in (("every-step", 4.0, 8.0), ("budget-13", 2.0, 1.0))
+        ]
+        sys.exit(143)
+
+    cost = [{"case": "d", "candidate": name, "median_us": us} for name, us in trigger.items()]
+    monkeypatch.setattr(gossip_cost, "measure", lambda widths: iter([cost]))
+    monkeypatch.setattr(gossip_links, "measure", measure)
+    file = tmp_path / "a.json"
+    assert gossip.main(["--no-study", "--json", str(file)]) == 143
+    assert written(file)["ratios"] == {
+        "vs_peer/time/budget-13/4x1@100mbit": 2.0,
+        "vs_peer/traffic_to_target/budget-13/4x1@100mbit": 8.0,
+        "vs_limit/trigger/all/d": 2.5,
+    }
 
 
 def test_what_the_ranks_of_ddp_wrote_is_kept(

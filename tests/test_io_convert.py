@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hsgd.io import PartitionedLoader, convert_to_slabs, open_map, passes
 from hsgd.io import convert as conversion
-from hsgd.io.writer import ALIGNMENT_BYTES, SlabFolderWriter
+from hsgd.io.writer import ALIGNMENT_BYTES, SlabFolderWriter, _writing
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
@@ -234,6 +234,35 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path, monkeypatch):
         convert_to_slabs(tmp_path / "good-source.npz", tmp_path / "good", overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     assert open_map(tmp_path / "good").num_samples == 10
+
+
+@pytest.mark.parametrize(
+    ("raised", "number", "told"),
+    [
+        (RuntimeError("Unable to close\n (errno = 28, error message = 'No')"), 28, "No space left"),
+        (OSError("Can't write data (errno = 5, error message = 'Bad')"), 5, "Input/output error"),
+        (OSError("Can't write data (file write failed)\nmore"), 5, "Can't write data (file write"),
+    ],
+)
+def test_what_hdf5_could_not_write_has_the_number_and_the_cause(tmp_path, raised, number, told):
+    with pytest.raises(OSError, match=re.escape(told)) as caught, _writing(tmp_path / "a"):
+        raise raised
+    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "a"))
+    assert caught.value.__cause__ is raised and "more" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        RuntimeError("cannot schedule new futures after shutdown"),
+        PermissionError(13, "Permission denied", "b"),
+        DataError("b: damaged"),
+    ],
+)
+def test_what_is_not_of_the_disk_is_not_taken_for_it(tmp_path, raised):
+    with pytest.raises(type(raised)) as caught, _writing(tmp_path / "a"):
+        raise raised
+    assert caught.value is raised
 
 
 def test_a_killed_conversion_leaves_no_target(tmp_path):

@@ -55,15 +55,32 @@ def write_vlen(path, count):
     return path
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    """101 samples in 7 slabs, a checksum for each few samples."""
-    folder = tmp_path_factory.mktemp("ragged")
+def make(folder, compress=None):
+    """101 samples in 7 slabs, a checksum, and four chunks if there are any, for each few."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "CHECKSUM_BYTES", 200)
         patch.setattr(passes, "BLOCK_BYTES", 100)
-        convert_to_slabs(write_vlen(folder / "a.h5", 101), folder / "data", num_slabs=7)
+        source = write_vlen(folder / "a.h5", 101)
+        convert_to_slabs(source, folder / "data", num_slabs=7, compress=compress)
     return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("ragged"))
+
+
+@pytest.fixture(scope="module", params=["plain", "gzip", "zstd"])
+def stored(request, tmp_path_factory):
+    """As `original`, and in compressed slabs, whose chunks end within samples."""
+    if request.param == "zstd":
+        pytest.importorskip("hdf5plugin")
+    compress = None if request.param == "plain" else request.param
+    folder = make(tmp_path_factory.mktemp("stored"), compress)
+    extents = [slab.extents["tokens"] for slab in open_map(folder).slabs]
+    for extent in extents if compress else ():
+        assert extent.chunks.rows < extent.offsets.longest
+    return folder
 
 
 @pytest.fixture
@@ -135,8 +152,8 @@ def test_single_samples_come_through_the_dataset_of_torch(original):
     assert sorted(found) == [(number, sample(number).tolist()) for number in range(101)]
 
 
-def test_the_index_shows_one_list_of_values_and_offsets_to_stock_h5py(original):
-    with h5py.File(original / "index.h5") as file:
+def test_the_index_shows_one_list_of_values_and_offsets_to_stock_h5py(stored):
+    with h5py.File(stored / "index.h5") as file:
         numbers = file["number"][:]
         values, offsets = file["tokens/values"][:], file["tokens/offsets"][:]
     assert len(offsets) == 102
@@ -144,8 +161,8 @@ def test_the_index_shows_one_list_of_values_and_offsets_to_stock_h5py(original):
         np.testing.assert_array_equal(values[offsets[place] : offsets[place + 1]], sample(number))
 
 
-def test_the_reader_gives_ranges_across_slabs(original):
-    data = open_map(original)
+def test_the_reader_gives_ranges_across_chunks_and_slabs(stored):
+    data = open_map(stored)
     with RowReader(data) as reader:
         numbers = np.empty(101, np.int64)
         reader.read("number", 0, numbers)
@@ -162,11 +179,12 @@ def test_slabs_with_ragged_fields_can_be_converted_anew(original, tmp_path):
     assert sorted(seen) == list(range(101))
 
 
-def test_samples_that_are_all_empty_are_a_field_too(tmp_path):
+@pytest.mark.parametrize("compress", [None, "gzip"])
+def test_samples_that_are_all_empty_are_a_field_too(tmp_path, compress):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["number"] = np.arange(40)
         file.create_dataset("tokens", (40,), h5py.vlen_dtype(np.int32))
-    convert_to_slabs(tmp_path / "a.h5", tmp_path / "out", num_slabs=4)
+    convert_to_slabs(tmp_path / "a.h5", tmp_path / "out", num_slabs=4, compress=compress)
     assert list(find_damage(open_map(tmp_path / "out"))) == []
     batches = list(PartitionedLoader(tmp_path / "out", 8, verify=True))
     assert [batch["tokens"].offsets.tolist() for batch in batches] == [[0] * 9] * 5

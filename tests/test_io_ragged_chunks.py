@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, RowReader, convert_to_slabs, open_map, writer
+from hsgd.io import PartitionedLoader, convert_to_slabs, open_map, writer
 from hsgd.io.verify import find_damage
 
 from hdf5_samples import make_ragged_slabs, tokens_of
@@ -72,43 +71,11 @@ def test_every_sample_comes_once_and_whole(original, shuffle, options, batch_siz
     assert sorted(seen) == list(range(101))
 
 
-def test_stock_h5py_with_the_plugin_reads_the_index(original):
-    with h5py.File(original / "index.h5") as file:
-        numbers = file["number"][:]
-        values, offsets = file["tokens/values"][:], file["tokens/offsets"][:]
-    for place, number in enumerate(numbers):
-        np.testing.assert_array_equal(
-            values[offsets[place] : offsets[place + 1]], tokens_of(number)
-        )
-
-
-def test_the_reader_gives_ranges_across_chunks_and_slabs(original):
-    data = open_map(original)
-    with RowReader(data) as reader:
-        numbers = np.empty(101, np.int64)
-        reader.read("number", 0, numbers)
-        for start, count in ((0, 101), (13, 20), (100, 1), (50, 0)):
-            found = reader.read_ragged("tokens", start, count)
-            assert [row.tolist() for row in found] == [
-                tokens_of(n).tolist() for n in numbers[start : start + count]
-            ]
-
-
 def test_compressed_slabs_can_be_converted_anew(original, tmp_path):
     convert_to_slabs(original, tmp_path / "plain", num_slabs=3, seed=9)
     assert open_map(tmp_path / "plain").read_by()["tokens"] == "preadv"
     seen = [number for batch in PartitionedLoader(tmp_path / "plain", 9) for number in check(batch)]
     assert sorted(seen) == list(range(101))
-
-
-def test_samples_that_are_all_empty_are_compressed_too(tmp_path):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["number"] = np.arange(40)
-        file.create_dataset("tokens", (40,), h5py.vlen_dtype(np.int32))
-    convert_to_slabs(tmp_path / "a.h5", tmp_path / "out", num_slabs=4, compress="gzip")
-    assert list(find_damage(open_map(tmp_path / "out"))) == []
-    batches = list(PartitionedLoader(tmp_path / "out", 8, verify=True, as_numpy=True))
-    assert [batch["tokens"].offsets.tolist() for batch in batches] == [[0] * 9] * 5
 
 
 def test_vectors_of_different_numbers_cross_chunks_too(tmp_path, monkeypatch):

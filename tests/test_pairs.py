@@ -270,10 +270,11 @@ def test_a_stalled_rank_on_another_node_is_waited_for_by_nobody_and_then_takes_p
         assert told["averages"] >= AVERAGES and 2 in told["open"] and not told["lost"]
 
 
+@pytest.mark.parametrize("how", ["killed", "killed-asking"])
 def test_a_killed_rank_on_another_node_is_left_out(
-    cluster: Callable[..., Cluster], tmp_path: Path
+    cluster: Callable[..., Cluster], tmp_path: Path, how: str
 ) -> None:
-    program = [sys.executable, FAULTS, "killed", str(tmp_path)]
+    program = [sys.executable, FAULTS, how, str(tmp_path)]
     done = cluster(3).mpirun(3, program, options=("--with-ft", "ulfm"))  # the others live
     assert done.returncode != 0
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]

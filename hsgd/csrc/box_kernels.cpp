@@ -2,18 +2,13 @@
 // (-ffp-contract=off), so all of them give the same bits.
 #include "box_kernels.hpp"
 
-#include <algorithm>
 #include <cstring>
 
-#if defined(__x86_64__)
-#define HSGD_BOX_ISA(name) __attribute__((target(name)))
-#endif
+#include "reduce.hpp"
+#include "square_sums.hpp"
 
 namespace hsgd {
 namespace {
-
-constexpr uint64_t kLanes = 64;  // partial sums side by side, whatever the width of a register
-constexpr uint64_t kRun = 4096;  // elements that one float32 partial sum covers 1/kLanes of
 
 // To nearest even; NaN keeps its sign and is quiet, as it would turn into infinity otherwise.
 [[gnu::always_inline]] inline uint16_t narrowed(float value) {
@@ -39,30 +34,18 @@ template <bool kDelta, bool kNarrow, bool kNext>
   uint16_t* __restrict narrow = args.narrow;
   float* __restrict next = args.next;
   const float rate = args.rate;
-  double total = 0;
-  for (uint64_t begin = 0; begin < args.count; begin += kRun) {
-    const uint64_t end = std::min(begin + kRun, args.count);
-    float squares[kLanes] = {};
-    uint64_t i = begin;
-    const auto one = [&](uint64_t at, float& sum) __attribute__((always_inline)) {
-      const float difference = w[at] - c[at];
-      sum += difference * difference;
-      float d = rate * difference;
-      if constexpr (kNarrow) {
-        narrow[at] = narrowed(d);
-        d = widened(narrow[at]);
-      }
-      if constexpr (kDelta) delta[at] = d;
-      if constexpr (kNext) next[at] = c[at] + d;
-      w[at] -= d;
-    };
-    for (; i + kLanes <= end; i += kLanes) {
-      for (uint64_t lane = 0; lane < kLanes; ++lane) one(i + lane, squares[lane]);
+  return sum_squares(args.count, [&](uint64_t at, float& sum) __attribute__((always_inline)) {
+    const float difference = w[at] - c[at];
+    sum += difference * difference;
+    float d = rate * difference;
+    if constexpr (kNarrow) {
+      narrow[at] = narrowed(d);
+      d = widened(narrow[at]);
     }
-    for (uint64_t lane = 0; i < end; ++i, ++lane) one(i, squares[lane]);
-    for (const float sum : squares) total += static_cast<double>(sum);
-  }
-  return total;
+    if constexpr (kDelta) delta[at] = d;
+    if constexpr (kNext) next[at] = c[at] + d;
+    w[at] -= d;
+  });
 }
 
 [[gnu::always_inline]] inline double elastic_in(const ElasticArgs& args) {
@@ -86,8 +69,9 @@ void add_plain(const float* old, const float* added, uint64_t count, float* next
 }
 
 #if defined(__x86_64__)
-#define HSGD_BOX_AVX2 HSGD_BOX_ISA("avx2")
-#define HSGD_BOX_AVX512 HSGD_BOX_ISA("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#define HSGD_BOX_AVX2 [[gnu::target("avx2")]]
+#define HSGD_BOX_AVX512 \
+  [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]]
 HSGD_BOX_AVX2 double elastic_avx2(const ElasticArgs& args) { return elastic_in(args); }
 HSGD_BOX_AVX512 double elastic_avx512(const ElasticArgs& args) { return elastic_in(args); }
 HSGD_BOX_AVX2 void add_avx2(const float* old, const float* added, uint64_t count, float* next,
@@ -98,27 +82,24 @@ HSGD_BOX_AVX512 void add_avx512(const float* old, const float* added, uint64_t c
                                 float* also) {
   add_in(old, added, count, next, also);
 }
-
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
 #endif
 
 }  // namespace
 
 ElasticFn choose_elastic() {
 #if defined(__x86_64__)
-  if (has_avx512()) return elastic_avx512;
-  if (__builtin_cpu_supports("avx2")) return elastic_avx2;
+  const Isa isa = detect_isa();
+  if (isa == Isa::kAvx512) return elastic_avx512;
+  if (isa == Isa::kAvx2) return elastic_avx2;
 #endif
   return elastic_plain;
 }
 
 AddFn choose_add() {
 #if defined(__x86_64__)
-  if (has_avx512()) return add_avx512;
-  if (__builtin_cpu_supports("avx2")) return add_avx2;
+  const Isa isa = detect_isa();
+  if (isa == Isa::kAvx512) return add_avx512;
+  if (isa == Isa::kAvx2) return add_avx2;
 #endif
   return add_plain;
 }

@@ -282,7 +282,7 @@ class Gossip(Optimizer):
         """Take the last answers and leave; local, but collective between nodes and in groups. A
         second call does nothing. The weights stay as they are.
 
-        Raises CollectiveTimeout naming peers that did not answer.
+        Raises CollectiveTimeout naming peers that did not answer, or did not take an answer.
         """
         if self._closed:
             return

@@ -161,6 +161,7 @@ class PairAverager:
         self._answers = dict.fromkeys(self._peers, 0)  # the last answer to each
         self._mixed = dict.fromkeys(self._peers, 0)  # the last request that was not refused
         self._put_off = dict.fromkeys(self._peers, 0)  # a request that crossed an open one
+        self._halves: dict[int, int] = {}  # tickets of the last half that went to each
         self._checked = 0.0
         self.lost: dict[int, str] = {}
         """Peers that died or left, and why; they are not asked any more."""
@@ -251,10 +252,11 @@ class PairAverager:
 
     def close(self) -> list[Averaged]:
         """Wait for open requests, answer what has come, and leave; local, blocking up to the
-        deadline, but collective over MPI. A second call does nothing.
+        deadline for answers and again for what was sent, but collective over MPI. A second call
+        does nothing.
 
-        Raises CollectiveTimeout naming peers that have not answered: whether they committed cannot
-        be known then.
+        Raises CollectiveTimeout naming peers that have not answered, of which cannot be known
+        whether they committed, and those that have not taken a half which this rank committed.
         """
         if self._closed:
             return []
@@ -263,17 +265,21 @@ class PairAverager:
             return []
         try:
             done = self.wait(self._timeout_s)
-            self._leave()
+            untaken = self._leave()
         finally:
             if self._driver is not None and not self._exchange.closed:
                 self._driver.stop()
             self._exchange.close()
-        if self._open:
-            late = ", ".join(map(str, self._open))
+        late = [
+            f"rank {', '.join(map(str, peers))} has not {what} rank {self._rank}"
+            for peers, what in ((self._open, "answered"), (untaken, "taken the half of"))
+            if peers
+        ]
+        if late:
             raise CollectiveTimeout(
-                f"PairAverager: rank {late} has not answered rank {self._rank} within "
-                f"{self._timeout_s:g} s, so the sum of the weights may have changed by one "
-                "half of an average; give a longer timeout_s or end that rank"
+                f"PairAverager: {', '.join(late)} within {self._timeout_s:g} s, so the sum of the "
+                "weights may have changed by one half of an average; give a longer timeout_s or "
+                "end that rank"
             )
         return done
 
@@ -318,8 +324,10 @@ class PairAverager:
     def _left(self, peer: int) -> bool:
         return peer in self.lost or self._exchange.test(self._answer_slot(peer)) >= _GONE
 
-    def _send(self, peer: int, slot: int, version: int, here: int | None, there: int) -> None:
-        """Notify a peer; one on another node gets the lane at `here` of this segment too."""
+    def _send(self, peer: int, slot: int, version: int, here: int | None, there: int) -> int:
+        """Notify a peer; one on another node gets the lane at `here` of this segment too. Returns
+        the ticket.
+        """
         pieces: list[tuple[Any, int]] = []
         self.traffic.messages += 1
         if peer in self._segments:
@@ -327,7 +335,7 @@ class PairAverager:
         elif here is not None:
             pieces = [(self._own[here : here + self._lane_bytes], there)]
             self.traffic.remote_bytes += self._lane_bytes
-        self._exchange.put_list_notify(pieces, peer, slot, version)
+        return self._exchange.put_list_notify(pieces, peer, slot, version)
 
     def _answer(self, peer: int, version: int) -> Averaged:
         number, stamp, lane = _parts_of(version)
@@ -355,7 +363,9 @@ class PairAverager:
         # The half is applied here first: an asker that sees the version may ask again at once.
         sent = here if answer == _COMMITTED else None
         slot = self._answer_slot(self._rank)
-        self._send(peer, slot, self._answers[peer], sent, place)
+        ticket = self._send(peer, slot, self._answers[peer], sent, place)
+        if committed:
+            self._halves[peer] = ticket
         return Averaged(peer, crossed, committed, distance)
 
     def _puts_off(self, peer: int, version: int) -> bool:
@@ -460,13 +470,15 @@ class PairAverager:
         self._free.append(request.lane)
         return done if request.crossed else [*done, Averaged(peer, True, False, math.nan)]
 
-    def _leave(self) -> None:
+    def _leave(self) -> list[int]:
+        """Tell all that this rank answers no more; peers that have not taken their halves."""
         for peer in self._peers:
             if peer not in self.lost:
                 slot = self._answer_slot(self._rank)
                 self._send(peer, slot, _GONE + self._answers[peer], None, 0)
         with contextlib.suppress(CollectiveTimeout):
             self._exchange.drain(self._timeout_s)
+        return [peer for peer, half in self._halves.items() if not self._exchange.done(half)]
 
 
 class _Driver:
