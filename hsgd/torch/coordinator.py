@@ -150,6 +150,11 @@ class Coordinator:
         with self._changed:
             return [(op.name, op.submitted_s) for op in self._pending.values()]
 
+    @property
+    def ended(self) -> str | None:
+        """Why nothing more is taken; None while it is. Local."""
+        return self._ended
+
     def end(self, reason: str) -> None:
         """Fail what is open and take nothing more; local. A collective under way goes on."""
         self._fail(HorovodInternalError(reason))

@@ -25,7 +25,7 @@ from hsgd.torch.settings import Settings
 from hsgd.torch.signature import Signature
 from hsgd.torch.stall import Open, StallInspector, ages
 
-__all__ = ["Place", "Runtime", "current", "is_initialized", "start", "stop"]
+__all__ = ["Place", "Runtime", "current", "is_initialized", "latest", "start", "stop"]
 
 UNINITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
@@ -315,6 +315,11 @@ def current() -> Runtime:
     if not _jobs:
         raise ValueError(UNINITIALIZED)
     return _jobs[0]
+
+
+def latest() -> Runtime | None:
+    """The job, None before init() and after shutdown(); local."""
+    return _jobs[0] if _jobs else None
 
 
 def is_initialized() -> bool:
