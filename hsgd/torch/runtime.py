@@ -238,7 +238,14 @@ class Runtime:
             raise operation.error
 
     def _coordinator(self, comm: Comm, label: str) -> Coordinator:
-        made = Coordinator(comm, label, run_fused, stand_in, threaded=self.threaded)
+        made = Coordinator(
+            comm,
+            label,
+            run_fused,
+            stand_in,
+            threaded=self.threaded,
+            endable=self.threaded and self.settings.stall_shutdown_s > 0,
+        )
         made.observer = lambda operation: self._observe(operation, comm, label)
         comm.keep_records(self._kept_records)
         return made
