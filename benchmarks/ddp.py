@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
 import time
@@ -122,8 +123,10 @@ def _worker(rank: int, size: int, store: str, models: list[str], rounds: int, ou
             )
             steps[candidate] = model
         seconds = torch.zeros(len(steps), rounds, dtype=torch.float64)
+        order = list(enumerate(steps.values()))
         for turn in range(-3, rounds):  # DDP rebuilds its buckets after the first step
-            for k, model in enumerate(steps.values()):
+            random.Random(turn).shuffle(order)  # alike on all ranks
+            for k, model in order:
                 model.zero_grad()
                 dist.barrier(groups["hsgd"])
                 begin = time.perf_counter()

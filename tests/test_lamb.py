@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -94,6 +95,21 @@ def test_a_loaded_state_continues_bitwise(dtype: torch.dtype) -> None:
     for old, new in zip(tensors, resumed_tensors, strict=True):
         assert torch.equal(old, new)
         assert resumed.state[new]["exp_avg"].dtype == torch.float32
+
+
+def test_a_copy_takes_the_same_steps() -> None:
+    tensors = tensors_of(0, torch.float32)
+    optimizer = LAMB(tensors, lr=0.01, weight_decay=0.1)
+    set_gradients(tensors, 0)
+    optimizer.step()
+    twins = [copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+    for step in range(1, 4):
+        for each in (optimizer, *twins):
+            set_gradients(each.param_groups[0]["params"], step)
+            each.step()
+    for twin in twins:
+        for mine, other in zip(tensors, twin.param_groups[0]["params"], strict=True):
+            assert mine is not other and torch.equal(mine, other)
 
 
 def test_options_out_of_range_are_refused_with_their_value() -> None:

@@ -401,3 +401,30 @@ def test_norms_that_are_kept_are_no_part_of_a_copy() -> None:
     twin.step()
     torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-7)
     assert pickle.loads(pickle.dumps(optimizer)).state_dict().keys() == {"state", "param_groups"}
+
+
+def pickled(optimizer: LARS) -> LARS:
+    return pickle.loads(pickle.dumps(optimizer))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("keeps_norms", [True, False])
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_takes_the_same_steps_and_keeps_its_settings(
+    copied: Callable[[LARS], LARS], keeps_norms: bool
+) -> None:
+    shapes = [*SHAPES, LARGE]
+    tensors = parameters(random_arrays(0, shapes))
+    optimizer = LARS(tensors, lr=0.5, weight_decay=0.1, preset="timm")
+    optimizer.keeps_norms = keeps_norms
+    for step in range(6):
+        if step == 3:
+            twin = copied(optimizer)
+            others = twin.param_groups[0]["params"]
+        set_gradients(tensors, random_arrays(step, shapes))
+        optimizer.step()
+        if step >= 3:
+            set_gradients(others, random_arrays(step, shapes))
+            twin.step()
+    assert twin.keeps_norms is keeps_norms
+    for mine, other in zip(tensors, others, strict=True):
+        assert mine is not other and torch.equal(mine, other)

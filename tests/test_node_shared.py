@@ -582,5 +582,19 @@ def test_sparse_gradients_and_later_groups_are_refused() -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
 
+def test_a_gradient_scaler_is_refused_and_hooks_are_called() -> None:
+    model = make_model()
+    optimizer = NodeSharedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), local(model))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, 0, 0)).backward()
+    with pytest.raises(ValueError, match=r"^node_shared: GradScaler decides on each rank"):
+        scaler.step(optimizer)
+    called: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    optimizer.step()
+    assert called == ["before", "after"]
+
+
 def test_nothing_is_left_in_shared_memory() -> None:
     assert [name for name in os.listdir("/dev/shm") if "hsgd" in name] == []

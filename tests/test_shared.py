@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from ranks import PATIENT, Ranks, Seat, meeting_point
 __all__: list[str] = []
 
 MOST_RANKS = 4
+PR_SET_THP_DISABLE = 41
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,30 @@ def test_every_rank_reads_what_each_wrote(ranks: Ranks, size: int, count: int) -
         for rank, part in enumerate(shares(count, size)):
             expected[part] = [rank + 1] * len(expected[part])
         assert found == [expected] * size
+
+
+def do_fill_large(seat: Seat, path: str, size: int, nbytes: int) -> list[bool]:
+    """With huge pages, where the kernel has some, and without."""
+    seen = []
+    for disabled in (0, 1):
+        ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, disabled, 0, 0, 0)
+        with Comm.local(path, seat.rank, size, PATIENT) as comm:
+            shared = comm.shared(nbytes, "uint8")
+            seen.append(not shared.any())
+            comm.barrier()
+            parts = shares(nbytes, size)
+            shared[parts[seat.rank]] = seat.rank + 1
+            comm.barrier()
+            seen += [bool((shared[part] == rank + 1).all()) for rank, part in enumerate(parts)]
+    ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+    return seen
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_large_arrays_are_whole_on_huge_pages_and_on_small_ones(ranks: Ranks, size: int) -> None:
+    nbytes = (49 << 20) + 12_345
+    found = ranks.run(do_fill_large, meeting_point(), size, nbytes, on=range(size))
+    assert found == [[True] * (2 + 2 * size)] * size
 
 
 def do_use_in_a_collective(seat: Seat, path: str) -> list[Any]:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from hsgd.config import Config
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
@@ -369,6 +370,9 @@ def test_a_death_is_an_internal_error_that_names_the_rank() -> None:
 # --- stalls ---
 
 
+NEVER = Config(timeout_s=600.0)  # the core's own deadline is to end nothing here
+
+
 class Kept(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -380,17 +384,18 @@ class Kept(logging.Handler):
         self.told.set()
 
 
-def stalled(seat: Seat, path: str, size: int, shutdown_s: str) -> list[str]:
+def stalled(seat: Seat, path: str, size: int, shutdown_s: str, blocking: bool = False) -> list[str]:
     os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = "0.2"
     os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = shutdown_s
     kept = Kept()
     logging.getLogger("hsgd.torch").addHandler(kept)
     try:
-        with job(seat, path, size) as hvd:
+        with job(seat, path, size, NEVER) as hvd:
             if shutdown_s != "0":
                 if seat.rank != 1:
+                    start_lost = hvd.allreduce if blocking else hvd.allreduce_async
                     with pytest.raises(hvd.HorovodInternalError, match="Will shutdown") as told:
-                        hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="lost"))
+                        hvd.synchronize(start_lost(torch.ones(1), name="lost"))
                     seat.tell("failed")
                     kept.lines.append(str(told.value))
                 seat.pipe.recv()
@@ -422,8 +427,9 @@ def test_a_tensor_that_a_rank_does_not_submit_is_reported_with_the_rank(ranks: R
     assert outcomes[1].value == outcomes[2].value == []
 
 
-def test_after_the_shutdown_time_it_fails(ranks: Ranks) -> None:
-    ranks.start(stalled, meeting_point(), 2, "0.6", on=range(2))
+@pytest.mark.parametrize("blocking", [False, True])
+def test_after_the_shutdown_time_it_fails(ranks: Ranks, blocking: bool) -> None:
+    ranks.start(stalled, meeting_point(), 2, "0.6", blocking, on=range(2))
     assert ranks.hear(0) == "failed"
     ranks.send(0, "go on")
     ranks.send(1, "go on")

@@ -538,6 +538,14 @@ def test_node_shared_parameters_train_to_the_same_weights(ranks: Ranks, size: in
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6)
 
 
+def train_on_noise(net: nn.Module, optimizer: Any, rank: int) -> None:
+    for step in range(STEPS):
+        torch.manual_seed(10 * step + rank)
+        optimizer.zero_grad()
+        net(torch.randn(ROWS, 7)).square().mean().backward()
+        optimizer.step()
+
+
 def train_by_tree(seat: Seat, path: str, size: int, strategy: str) -> list[Any]:
     with job(seat, path, size) as hvd:
         torch.manual_seed(3)
@@ -548,11 +556,7 @@ def train_by_tree(seat: Seat, path: str, size: int, strategy: str) -> list[Any]:
             strategy=strategy,
             model=net,
         )
-        for step in range(STEPS):
-            torch.manual_seed(10 * step + seat.rank)
-            optimizer.zero_grad()
-            net(torch.randn(ROWS, 7)).square().mean().backward()
-            optimizer.step()
+        train_on_noise(net, optimizer, seat.rank)
         if strategy == "notified_tree":
             optimizer.wait()
         return [parameter.detach().tolist() for parameter in net.parameters()]
@@ -594,11 +598,7 @@ def train_elastically(seat: Seat, path: str, size: int, strategy: str) -> Any:
             model=net,
             strategy_options={"moving_rate": 0.2, "update_interval": 2},
         )
-        for step in range(STEPS):
-            torch.manual_seed(10 * step + seat.rank)
-            optimizer.zero_grad()
-            net(torch.randn(ROWS, 7)).square().mean().backward()
-            optimizer.step()
+        train_on_noise(net, optimizer, seat.rank)
         told = optimizer.workers, optimizer.moving_rate, optimizer.metrics.exchanges
         optimizer.close()
         return told, [parameter.detach().tolist() for parameter in net.parameters()]
@@ -629,6 +629,37 @@ def test_arguments_without_meaning_for_elastic_averaging_are_refused(ranks: Rank
     on(ranks, 1, elastic_options_that_cannot_be)
 
 
+def train_by_hand(seat: Seat, path: str, size: int) -> list[list[float]]:
+    """share_parameters() from rank 1, and an optimizer of hsgd.optim on what it returns."""
+    with job(seat, path, size) as hvd:
+        from hsgd.optim import NodeSharedOptimizer
+
+        torch.manual_seed(seat.rank)
+        net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))
+        shared = hvd.share_parameters(net, root_rank=1)
+        assert shared.parameters == list(net.parameters())
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        train_on_noise(net, NodeSharedOptimizer(sgd, shared), seat.rank)
+        hvd.barrier()
+        return [parameter.flatten().tolist() for parameter in net.parameters()]
+
+
+def test_parameters_are_shared_by_hand(ranks: Ranks) -> None:
+    first, second = on(ranks, 2, train_by_hand)
+    assert first == second
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3))
+    plain = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(STEPS):
+        plain.zero_grad()
+        for rank in range(2):
+            torch.manual_seed(10 * step + rank)
+            (net(torch.randn(ROWS, 7)).square().mean() / 2).backward()
+        plain.step()
+    for ours, theirs in zip(first, net.parameters(), strict=True):
+        torch.testing.assert_close(torch.tensor(ours), theirs.detach().flatten())
+
+
 def options_that_cannot_be_shared(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         parameters = list(nn.Linear(1, 1).parameters())
@@ -640,6 +671,15 @@ def options_that_cannot_be_shared(seat: Seat, path: str, size: int) -> None:
         for groups in (2, [parameters]):
             with pytest.raises(ValueError, match=r"^node_shared: groups cannot be given.*buckets$"):
                 hvd.DistributedOptimizer(sgd, node_shared=True, groups=groups)
+        words = r"^node_shared: bucket_cap_mb, strategy cannot be given; .* there are no buckets$"
+        with pytest.raises(ValueError, match=words):
+            hvd.DistributedOptimizer(sgd, node_shared=True, bucket_cap_mb=4.0, strategy="overlap")
+        for strategy in ("notified_tree", "gossip", "elastic_async"):
+            words = rf'^strategy="{strategy}" does not know bucket_cap_mb=4.0; leave it out'
+            with pytest.raises(ValueError, match=words):
+                hvd.DistributedOptimizer(
+                    sgd, strategy=strategy, bucket_cap_mb=4.0, model=nn.Linear(1, 1)
+                )
         with pytest.raises(ValueError, match=r"^node_shared: Adagrad is not supported"):
             hvd.DistributedOptimizer(torch.optim.Adagrad(parameters), node_shared=True)
 

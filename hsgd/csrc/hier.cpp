@@ -371,7 +371,9 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   // An array of the node lies in parts of the same size, each with the rank that made it.
   const size_t parts = once_per_node ? static_cast<size_t>(place_.local_size) : 1;
   const size_t wanted = std::max<size_t>(1, count * hsgd_dtype_bytes(dtype));
-  const size_t bytes = round_up((wanted + parts - 1) / parts, kPage);
+  const size_t each = (wanted + parts - 1) / parts;
+  // Large parts are a little larger, so that the huge pages of all of them can be mapped in a row.
+  const size_t bytes = round_up(each, parts > 1 && each >= 8 * kHugePage ? kHugePage : kPage);
   std::shared_ptr<SharedBuffer> buffer;
   // Each step on all ranks or on none, so that nobody waits for one that has failed.
   attempt_on_all([&] {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -15,11 +16,73 @@
 #include "error.hpp"
 
 namespace hsgd {
+namespace {
+
+constexpr int kCollapse = 25;  // MADV_COLLAPSE: Linux 6.1, newer than the headers may be
+constexpr size_t kCollapseBytes = 16 * kHugePage;  // at a time
+constexpr auto kCollapseLimit = std::chrono::milliseconds(500);
+
+// Addresses that nobody else maps something into meanwhile; those of large ranges begin at a
+// multiple of a huge page, without which no huge page can be mapped there.
+void* reserve(size_t bytes) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  const size_t slack = bytes < kLargeSegment ? 0 : kHugePage;
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t used = (bytes + page - 1) / page * page;
+  void* range = ::mmap(nullptr, used + slack, PROT_NONE, kFlags, -1, 0);
+  if (range == MAP_FAILED || slack == 0) return range;
+  auto* first = static_cast<std::byte*>(range);
+  const size_t before = -reinterpret_cast<uintptr_t>(first) % kHugePage;
+  if (before > 0) ::munmap(first, before);
+  if (before < slack) ::munmap(first + before + used, slack - before);
+  return first + before;
+}
+
+// `more`: further flags of mmap().
+void* map_file(int fd, size_t bytes, int more) {
+  void* range = reserve(bytes);
+  if (range == MAP_FAILED) return range;
+  const int flags = MAP_SHARED | MAP_FIXED | more;
+  void* address = ::mmap(range, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (address == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(range, bytes);
+    errno = error;
+  }
+  return address;
+}
+
+// Gives an empty file huge pages, from its beginning on, as far as the kernel has them soon: a rank
+// that walks through 100 MB then needs 50 entries of a page table and not 25,000. Says nothing
+// where it cannot; posix_fallocate() adds what is left.
+//
+// MADV_COLLAPSE does so whatever /sys/kernel/mm/transparent_hugepage/shmem_enabled says, unless
+// that is "deny" (commit 7c6c6cc4d3a2 of Linux). It takes ranges in which there is a page; the rest
+// of them becomes zeros, so nothing is copied but that one.
+void add_huge_pages(int fd, size_t bytes) {
+  const size_t whole = bytes / kHugePage * kHugePage;
+  void* range = map_file(fd, whole, 0);
+  if (range == MAP_FAILED) return;
+  auto* data = static_cast<std::byte*>(range);
+  const auto end = std::chrono::steady_clock::now() + kCollapseLimit;  // it may have to move others
+  for (size_t at = 0; at < whole && std::chrono::steady_clock::now() < end;) {
+    const size_t step = std::min(kCollapseBytes, whole - at);
+    bool begun = true;
+    for (size_t page = at; page < at + step && begun; page += kHugePage) {
+      begun = ::pwrite(fd, "", 1, static_cast<off_t>(page)) == 1;
+    }
+    if (!begun || ::madvise(data + at, step, kCollapse) != 0) break;
+    at += step;
+  }
+  ::munmap(data, whole);
+}
+
+}  // namespace
 
 // Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
 // sanitizer sees no race through two.
 __attribute__((weak)) void* map_shared(int fd, size_t bytes) {
-  return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  return map_file(fd, bytes, MAP_POPULATE);
 }
 __attribute__((weak)) void unmap_shared(void* address, size_t bytes) { ::munmap(address, bytes); }
 
@@ -66,6 +129,7 @@ Segment Segment::create(size_t bytes, size_t at_once, const char* remedy) {
   Fd fd(::memfd_create("hsgd", MFD_CLOEXEC));
   if (!fd.valid()) fail_system("memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail_system("sizing of shared memory");
+  if (bytes >= kLargeSegment) add_huge_pages(fd.get(), bytes);
   int status = 0;
   do {
     status = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
@@ -94,9 +158,7 @@ Segment Segment::attach(Fd fd, size_t bytes) {
 Row::Row(const std::vector<Segment>& segments) {
   const size_t each = segments.front().bytes();
   const size_t bytes = each * segments.size();
-  // The range is reserved first: nobody else may map something into it meanwhile.
-  void* range =
-      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* range = reserve(bytes);
   if (range == MAP_FAILED) fail_system("reserving addresses for shared memory");
   data_ = static_cast<std::byte*>(range);
   bytes_ = bytes;

@@ -12,6 +12,9 @@
 
 namespace hsgd {
 
+constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kLargeSegment = 4 * kHugePage;  // from here on on huge pages, where there are some
+
 class Fd {
  public:
   Fd() = default;
@@ -39,7 +42,8 @@ class Segment {
   ~Segment();
 
   // A new segment whose pages are allocated here, after a look at the limits of machine and cgroup:
-  // full memory is HSGD_ERR_MEMORY and not SIGBUS later.
+  // full memory is HSGD_ERR_MEMORY and not SIGBUS later. Huge pages take no more memory: what does
+  // not fill one lies on small ones.
   // `at_once`: ranks that allocate as much at the same time. `remedy`: what the user may do about
   // it.
   static Segment create(size_t bytes, size_t at_once = 1, const char* remedy = "ask for less");
@@ -63,7 +67,8 @@ class Segment {
 class Row {
  public:
   Row() = default;
-  // All segments have the same size, a multiple of the page size, and their files.
+  // All segments have the same size, a multiple of the page size, and their files. Huge pages are
+  // mapped as such where it is a multiple of theirs.
   explicit Row(const std::vector<Segment>& segments);
   Row(Row&& other) noexcept;
   Row& operator=(Row&& other) noexcept;

@@ -159,6 +159,9 @@ class LARS(Layerwise):
         super().__init__(params, lr, with_defaults(defaults, given))
         self._kept: dict[int, _Kept] = {}  # by id(): tensors take long to hash
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "keeps_norms": self.keeps_norms}
+
     def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(state)
         self._kept = {}  # no part of what is saved

@@ -9,10 +9,11 @@ Sharded updates and shared state are our own; the source of the idea is in share
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,20 @@ _ELEMENTWISE: dict[type[Optimizer], bool] = {
     LARS: False,
     LAMB: False,
 }
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _reported(method: _Method) -> _Method:
+    """A method whose errors are those that reporting() makes of them."""
+
+    @functools.wraps(method)
+    def call(self: NodeSharedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        with self.reporting():
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, call)
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,8 @@ class NodeSharedOptimizer(Optimizer):
         sparse_as_dense: make sparse gradients dense as they come. Without it they are refused with
             a TypeError.
 
-    Raises ValueError for other optimizers, for one with state, and for foreign parameters.
+    Raises ValueError for other optimizers, for one with state, and for foreign parameters; also
+    when torch.amp.GradScaler is to make the step.
     step() is collective over all ranks and blocking; it raises what collectives raise.
     """
 
@@ -107,7 +123,19 @@ class NodeSharedOptimizer(Optimizer):
         self._moved: set[tuple[Piece, str]] = set()  # state of pieces that lies there already
         self._hooked: set[int] = set()
         self._is_reduced = False
+        super().__setstate__({})  # hooks around step()
         self.zero_grad()
+
+    def reporting(self) -> contextlib.AbstractContextManager[None]:
+        """A context around what communicates: for those whose users know other errors. Local."""
+        return contextlib.nullcontext()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:  # what GradScaler.step() asks first
+        raise ValueError(
+            "node_shared: GradScaler decides on each rank by itself whether to step, and ranks "
+            "would wait for one another; use torch.autocast with bfloat16, which needs no scaler"
+        )
 
     @staticmethod
     def check_kind(optimizer: Optimizer) -> None:
@@ -222,6 +250,7 @@ class NodeSharedOptimizer(Optimizer):
                 self._hooked.add(index)
             self._gradients.clear(index, set_to_none)
 
+    @_reported
     def synchronize(self) -> None:
         """Average the gradients over all ranks, each rank its part; collective, blocking.
 
@@ -249,6 +278,7 @@ class NodeSharedOptimizer(Optimizer):
         """
         yield
 
+    @_reported
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the averaged gradients so that their norm over all parameters is `max_norm` at
@@ -277,6 +307,7 @@ class NodeSharedOptimizer(Optimizer):
 
     # --- the step ---
 
+    @_reported
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Average gradients, update this rank's part, wait for the node; collective, blocking."""
@@ -380,6 +411,7 @@ class NodeSharedOptimizer(Optimizer):
         state = {order[p]: value for p, value in self.state.items() if p in order}
         return {"state": state, "param_groups": groups}
 
+    @_reported
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Take options and state of the ordinary form; collective over the node, blocking: all
         ranks load the same.

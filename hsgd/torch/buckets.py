@@ -9,6 +9,7 @@ Training", arXiv:2006.15704, section 3.2.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.errors import SignatureMismatch
+from hsgd.errors import HsgdError, SignatureMismatch
 from hsgd.handle import Handle
 from hsgd.torch.compression import BF16Compressor, Compressor, FP16Compressor, NoneCompressor
 from hsgd.torch.packing import Packing
@@ -197,6 +198,19 @@ class Bucket:
         for parameter in self.packing.sparse:
             assert parameter.grad is not None
             parameter.grad = parameter.grad.to_sparse()
+        self._begin_anew()
+
+    def abandon(self) -> None:
+        """Forget the gradients of this step; blocking while a collective is under way on them,
+        however it ends.
+        """
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(HsgdError):
+                handle.wait()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self.packing.sparse.clear()
         self.launched_s = 0.0
         self.waiting = len(self._ids)

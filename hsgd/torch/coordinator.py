@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hsgd.comm import Comm
-from hsgd.errors import HsgdError, SignatureMismatch
+from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
 from hsgd.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.objects import exchange
@@ -37,6 +37,7 @@ from hsgd.torch.signature import Signature
 __all__ = ["ROUND", "Coordinator", "Operation"]
 
 _SHORTEST_S, _LONGEST_S = 1e-4, 5e-3  # between rounds while operations wait for a rank
+_LOOK_S = 0.1  # between looks whether the job was ended
 ROUND = "hsgd.torch round"
 """Name of the collective in which ranks tell one another what they have submitted."""
 
@@ -77,6 +78,8 @@ class Coordinator:
 
     label: names the process set in threads and reports.
     threaded: whether another thread may call the core; else operations run in wait().
+    endable: whether end() may be called while ranks wait for one that does not come. Those who wait
+    return then; else the core's deadline counts, and a wait costs a little less.
     fused: runs operations that may travel together. stand_in: makes, for a rank that has joined,
     an operation that adds nothing to that of the others.
     """
@@ -89,6 +92,7 @@ class Coordinator:
         stand_in: Callable[[str, Signature], Operation],
         *,
         threaded: bool = True,
+        endable: bool = False,
     ) -> None:
         self.comm = comm
         self.label = label
@@ -97,6 +101,7 @@ class Coordinator:
         self._fused = fused
         self._stand_in = stand_in
         self._threaded = threaded
+        self._endable = endable
         self._changed = threading.Condition()  # guards all that follows
         self._pending: dict[str, Operation] = {}
         self._negotiating = False
@@ -123,6 +128,7 @@ class Coordinator:
                     "as another tensor that is currently being processed. If you want to request "
                     f"another tensor, use a different tensor name: {operation.name}"
                 )
+            wake = wake or self._endable  # who waits must not be in the core itself
             operation.background = wake
             self._pending[operation.name] = operation
             self._news = True
@@ -149,6 +155,11 @@ class Coordinator:
         """What is submitted and not done: names, and seconds on time.monotonic(); local."""
         with self._changed:
             return [(op.name, op.submitted_s) for op in self._pending.values()]
+
+    @property
+    def ended(self) -> str | None:
+        """Why nothing more is taken; None while it is. Local."""
+        return self._ended
 
     def end(self, reason: str) -> None:
         """Fail what is open and take nothing more; local. A collective under way goes on."""
@@ -194,7 +205,8 @@ class Coordinator:
             return
         meets = True
         try:
-            handle.wait()
+            if not self._wait_for(handle, operation):
+                return
         except SignatureMismatch:
             meets = False
         except Exception as error:
@@ -221,6 +233,21 @@ class Coordinator:
                 operation.error = error
             self._finish([operation])
         self._tell([operation])
+
+    def _wait_for(self, handle: Handle[Any], operation: Operation) -> bool:
+        """Return when the core has run it, or end() was called meanwhile: then False. Raises as
+        Handle.wait().
+        """
+        while True:
+            try:
+                handle.wait(_LOOK_S if self._endable else None)
+            except CollectiveTimeout:
+                raise
+            except TimeoutError:
+                if operation.done:
+                    return False
+            else:
+                return True
 
     def _in_queue(self) -> list[Operation]:
         """What the core was given, in order."""

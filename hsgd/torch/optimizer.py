@@ -6,10 +6,10 @@ own, always.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from hsgd.optim.elastic_strategy import STRATEGIES as ELASTIC
 from hsgd.torch import horovod_path, runtime
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.elastic_averaging import average_elastically
+from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gossiping import start_gossip
 from hsgd.torch.overlap import OverlapChoice
 from hsgd.torch.process_sets import ProcessSet, global_process_set
@@ -32,6 +33,7 @@ __all__ = ["Distributed", "DistributedOptimizer"]
 
 _WITH_OPTIONS = ("gossip", *ELASTIC)
 _OVERLAP = {"overlap": "always", "after_backward": "never"}
+_BUCKET_CAP_MB = 25.0
 _STRATEGIES = ("auto", *_OVERLAP, "notified_tree", *_WITH_OPTIONS)
 
 
@@ -75,7 +77,7 @@ class Distributed(torch.optim.Optimizer):
             self._reducer.reduce()
         self._synchronized = True
 
-    @contextmanager
+    @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """A context in which step() does not synchronize."""
         self._should_synchronize = False
@@ -104,8 +106,7 @@ class Distributed(torch.optim.Optimizer):
         ranks stay together.
         """
         if self._active():
-            if self._reducer.open:
-                self._reducer.reduce()
+            self._reducer.close_round()
             self._watch()
         super().zero_grad(set_to_none)
 
@@ -120,16 +121,17 @@ class Distributed(torch.optim.Optimizer):
                 self._watch()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of the optimizer. Gradients that came before are dropped."""
-        if self._active() and self._reducer.open:
-            self._reducer.reduce()
+        """As of the optimizer. Gradients that came before are dropped, by all ranks together where
+        that can be; it can be called after a HorovodInternalError.
+        """
+        if self._active():
+            with contextlib.suppress(HorovodInternalError):  # the job is over, init() comes next
+                self._reducer.close_round()
         self._synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)
 
     def _active(self) -> bool:
-        if not runtime.is_initialized() or not self.process_set.included():
-            return False
-        return (self.process_set.size() or 1) > 1
+        return self._reducer.active
 
     def _watch(self) -> None:
         self._reducer.watch([group["params"] for group in self.param_groups])
@@ -199,7 +201,7 @@ def DistributedOptimizer(
     groups: int | list[list[Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-    bucket_cap_mb: float = 25.0,
+    bucket_cap_mb: float = _BUCKET_CAP_MB,
     strategy: str = "auto",
     node_shared: bool = False,
     model: torch.nn.Module | None = None,
@@ -231,7 +233,8 @@ def DistributedOptimizer(
     node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
     part of them after the backward pass; all ranks get those of rank 0, which makes this call
     collective. For SGD, Adam, AdamW, LARS and LAMB, with op Average and without compression,
-    groups or a process set; clip with its clip_grad_norm_(). See hsgd.optim.NodeSharedOptimizer.
+    groups, bucket_cap_mb, strategy="overlap" or a process set; clip with its clip_grad_norm_(). See
+    hsgd.optim.NodeSharedOptimizer.
     Raises ValueError for arguments out of range.
     """
     if gradient_predivide_factor != 1.0 and op != AVERAGE:
@@ -276,6 +279,8 @@ def DistributedOptimizer(
         "process_set": process_set,
         "node_shared": node_shared,
     }
+    if bucket_cap_mb != _BUCKET_CAP_MB:
+        others["bucket_cap_mb"] = bucket_cap_mb
     if strategy == "notified_tree":
         return plant_tree(optimizer, model, named_parameters, op, **others)
     if strategy == "gossip":
@@ -285,15 +290,9 @@ def DistributedOptimizer(
             optimizer, strategy, op, model=model, options=strategy_options, **others
         )
     if node_shared:
-        return share_optimizer(
-            optimizer,
-            compression,
-            op,
-            process_set,
-            gradient_predivide_factor,
-            groups=groups,
-            sparse_as_dense=sparse_as_dense,
-        )
+        if strategy == "overlap":
+            others["strategy"] = strategy
+        return share_optimizer(optimizer, op, **others)
     options = Options(
         compression,
         op,

@@ -8,9 +8,10 @@ way. Never updates parameters.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,9 +72,11 @@ class GradientReducer:
         self._next = 0  # the bucket to launch next
         self._touched = False  # a gradient came since the last round
         self._overlap = Overlap(options.overlap)
-        self._job: runtime.Runtime | None = None
+        self._job = runtime.latest()  # the one that gradients come in
+        self._alone = False  # it has no other ranks
         self._comm: Comm | None = None
         self._stand_in: StandIn | None = None
+        self._inspected: Callable[[], list[tuple[str, float]]] = _weak(self._pending, [])
 
     def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """Follow parameters that need gradients and are new; local. Called in every step: cheap
@@ -92,6 +95,14 @@ class GradientReducer:
         self._known[parameter] = self.passes
         self._hook(parameter, self._wake)
         return True
+
+    @property
+    def active(self) -> bool:
+        """Whether there are other ranks; local."""
+        members = self._options.process_set
+        if not runtime.is_initialized() or not members.included():
+            return False
+        return (members.size() or 1) > 1
 
     @property
     def open(self) -> bool:
@@ -114,21 +125,50 @@ class GradientReducer:
         """Make all gradients those of all ranks; collective over the process set, blocking.
 
         Parameters without a gradient count as zero. Raises HorovodInternalError when ranks
-        disagree or one is lost.
+        disagree or one is lost: gradients that came are forgotten then, and the next call makes
+        new buckets.
         """
-        comm = self._follow_job()
+        with self._ending_on_error():
+            comm = self._follow_job()
         self._overlap.ready()
-        try:
-            self._look()
+        self._look()
+        with self._ending_on_error():
             self._finish_round(comm)
             self._overlap.end_step(comm)
-        except HsgdError as error:
+        self._end_round()
+
+    def close_round(self) -> None:
+        """reduce() what came and was not reduced, so that ranks stay together; collective then. In
+        another job it is forgotten: that has other ranks.
+        """
+        if self._job is not runtime.latest():
+            self._start_anew()
+        elif self.open:
+            self.reduce()
+
+    @contextlib.contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        """A context whose errors end the round; those of the core become Horovod's."""
+        try:
+            yield
+        except (HsgdError, HorovodInternalError) as error:
+            # All ranks have it, now or soon. What is under way may wait for calls that nobody makes
+            # any more, and write to its bucket until then: nothing of it is used again.
+            self._start_anew()
+            if isinstance(error, HorovodInternalError):
+                raise
             raise HorovodInternalError(str(error)) from error
-        finally:
-            self._touched = False
-            self._next = 0
-            if self._counted:
-                self.set_passes(self.passes)
+        except Exception:  # of a compression; the other ranks may go on
+            for bucket in self._buckets:
+                bucket.abandon()
+            self._end_round()
+            raise
+
+    def _end_round(self) -> None:
+        self._touched = False
+        self._next = 0
+        if self._counted:
+            self.set_passes(self.passes)
 
     def _hook(self, parameter: Tensor, call: Callable[[Tensor], None]) -> None:
         """Have `call` told when autograd has added to the gradient."""
@@ -141,12 +181,18 @@ class GradientReducer:
         """A hook of parameters that are new, complete a bucket, or are so large that they are
         copied while in cache. That of the others is the append of a list: it costs no Python.
         """
+        if self._job is not runtime.latest():
+            self._start_anew()
+        if self._alone:
+            self._arrived.clear()
+            return
         self._arrived.append(parameter)
         self._look()
-        if self._next_is_complete() and self._job is runtime.current():
+        if self._next_is_complete():
             self._overlap.ready()
             if self._overlap.active:
-                self._launch_complete()
+                with self._ending_on_error():
+                    self._launch_complete()
 
     def _look(self) -> None:
         """Work off what arrived."""
@@ -282,29 +328,49 @@ class GradientReducer:
         return sparse_allreduce_async(parameter.grad, name, options.op, options.process_set)
 
     def _follow_job(self) -> Comm:
-        """Start anew after hvd.shutdown() and hvd.init(); the first time is collective."""
+        """The communicator of the buckets; collective when a new one is made. Raises
+        HorovodInternalError where named operations have failed: the job is over then.
+        """
         job = runtime.current()
-        if self._job is job and self._comm is not None:
-            return self._comm
+        if self._job is not job:
+            self._start_anew()
+        number = self._options.process_set.process_set_id
+        if (reason := job.coordinator(number, "optimizer").ended) is not None:
+            raise HorovodInternalError(reason)
+        if self._comm is None:
+            self._comm = job.private_comm(number, "optimizer")
+            self._alone = False
+            if self._inspected not in job.watched:
+                job.watched.append(self._inspected)
+            self._stand_in = StandIn(
+                self._comm, _weak(self._reduce_open, None), _weak(self._abandon_trial, None)
+            )
+            job.joining.append(self._stand_in)
+        return self._comm
+
+    def _start_anew(self) -> None:
+        """As if no gradient had come yet, in the job of now; local."""
         for bucket in self._buckets:
             bucket.packing.release()
+        if self._job is not None and self._stand_in is not None:
+            self._job.joining.remove(self._stand_in)
+        for parameter in self._known:
+            self._hook(parameter, self._wake)
+        self._arrived.clear()
+        self._order.clear()
         self._places.clear()
         self._sparse.clear()
         self._buckets.clear()
-        self._next = 0
-        self._comm = job.private_comm(self._options.process_set.process_set_id, "optimizer")
         self._overlap = Overlap(self._options.overlap)
-        self._job = job
-        job.watched.append(_weak(self._pending, []))
-        self._stand_in = StandIn(
-            self._comm, _weak(self._reduce_open, None), _weak(self._abandon_trial, None)
-        )
-        job.joining.append(self._stand_in)
-        return self._comm
+        self._comm = self._stand_in = None
+        self._job = runtime.latest()
+        self._alone = not self.active
+        self._counted = True
+        self._end_round()
 
     def _reduce_open(self) -> None:
         """Before this rank joins: gradients that came and were not used."""
-        if self._job is runtime.current() and self.open:
+        if self._job is runtime.latest() and self.open:
             self.reduce()
 
     def _abandon_trial(self) -> None:

@@ -25,7 +25,7 @@ from hsgd.torch.settings import Settings
 from hsgd.torch.signature import Signature
 from hsgd.torch.stall import Open, StallInspector, ages
 
-__all__ = ["Place", "Runtime", "current", "is_initialized", "start", "stop"]
+__all__ = ["Place", "Runtime", "current", "is_initialized", "latest", "start", "stop"]
 
 UNINITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
@@ -238,7 +238,14 @@ class Runtime:
             raise operation.error
 
     def _coordinator(self, comm: Comm, label: str) -> Coordinator:
-        made = Coordinator(comm, label, run_fused, stand_in, threaded=self.threaded)
+        made = Coordinator(
+            comm,
+            label,
+            run_fused,
+            stand_in,
+            threaded=self.threaded,
+            endable=self.threaded and self.settings.stall_shutdown_s > 0,
+        )
         made.observer = lambda operation: self._observe(operation, comm, label)
         comm.keep_records(self._kept_records)
         return made
@@ -315,6 +322,11 @@ def current() -> Runtime:
     if not _jobs:
         raise ValueError(UNINITIALIZED)
     return _jobs[0]
+
+
+def latest() -> Runtime | None:
+    """The job, None before init() and after shutdown(); local."""
+    return _jobs[0] if _jobs else None
 
 
 def is_initialized() -> bool:

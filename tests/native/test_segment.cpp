@@ -1,5 +1,10 @@
 // Segments: shared between mappings, refused when too small or too large, gone with their holders.
 #include <dirent.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+
+#include <fstream>
 
 #include "ranks.hpp"
 #include "segment.hpp"
@@ -15,6 +20,23 @@ int open_descriptors() {
 }
 
 hsgd::Fd duplicate(const hsgd::Segment& segment) { return hsgd::Fd(::dup(segment.fd())); }
+
+// Zeroed, of the size that was asked for, and the same memory through a second mapping.
+void check_large(size_t bytes) {
+  const hsgd::Segment made = hsgd::Segment::create(bytes);
+  struct stat status{};
+  CHECK(::fstat(made.fd(), &status) == 0);
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  CHECK_EQ(static_cast<size_t>(status.st_blocks) * 512, (bytes + page - 1) / page * page);
+  const hsgd::Segment seen = hsgd::Segment::attach(duplicate(made), bytes);
+  for (size_t i = 0; i < bytes; i += 511) CHECK(made.data()[i] == std::byte{0});
+  for (size_t i = 0; i < bytes; i += 511) made.data()[i] = static_cast<std::byte>(i % 251 + 1);
+  made.data()[bytes - 1] = std::byte{255};
+  for (size_t i = 0; i < bytes; i += 511) {
+    CHECK(seen.data()[i] == static_cast<std::byte>(i % 251 + 1) || i == bytes - 1);
+  }
+  CHECK(seen.data()[bytes - 1] == std::byte{255});
+}
 
 }  // namespace
 
@@ -52,3 +74,72 @@ TEST("segments and descriptors move, and nothing is left open or mapped") {
   }
   CHECK_EQ(open_descriptors(), before);
 }
+
+TEST("large segments are as others, with huge pages and without") {
+  const size_t least = hsgd::kLargeSegment;
+  for (const unsigned long without : {0UL, 1UL}) {
+    CHECK(::prctl(PR_SET_THP_DISABLE, without, 0, 0, 0) == 0);
+    for (const size_t bytes : {least - 1, least, least + 1, 2 * least + hsgd::kHugePage - 5}) {
+      check_large(bytes);
+    }
+  }
+  CHECK(::prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0) == 0);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which has mappings of its own
+namespace {
+
+// Bytes that the mapping at an address has on huge pages.
+size_t huge_bytes(const void* address) {
+  std::ifstream lines("/proc/self/smaps");
+  std::string line;
+  bool is_there = false;
+  while (std::getline(lines, line)) {
+    size_t begin = 0;
+    size_t end = 0;
+    size_t kib = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx ", &begin, &end) == 2) {
+      is_there = begin == reinterpret_cast<uintptr_t>(address);
+    } else if (is_there && std::sscanf(line.c_str(), "ShmemPmdMapped: %zu kB", &kib) == 1) {
+      return kib << 10;
+    }
+  }
+  return 0;
+}
+
+// Whether the kernel gives shared memory a huge page at this moment.
+bool gets_a_huge_page() {
+  const int fd = ::memfd_create("test", MFD_CLOEXEC);
+  const hsgd::Fd holder(fd);
+  CHECK(::ftruncate(fd, 2 * hsgd::kHugePage) == 0 && ::pwrite(fd, "", 1, 0) == 1);
+  void* range = ::mmap(nullptr, 2 * hsgd::kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(range != MAP_FAILED);
+  auto* first = static_cast<std::byte*>(range);
+  first += -reinterpret_cast<uintptr_t>(first) % hsgd::kHugePage;
+  constexpr int kAccess = PROT_READ | PROT_WRITE;
+  CHECK(::mmap(first, hsgd::kHugePage, kAccess, MAP_SHARED | MAP_FIXED, fd, 0) == first);
+  const bool got = ::madvise(first, hsgd::kHugePage, 25) == 0 && huge_bytes(first) > 0;
+  ::munmap(range, 2 * hsgd::kHugePage);
+  return got;
+}
+
+}  // namespace
+
+TEST("large segments, and those in a row, are on huge pages where the kernel gives some") {
+  // Elsewhere in the machine memory comes and goes: what it gives may change between two looks.
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    if (!gets_a_huge_page()) return;
+    std::vector<hsgd::Segment> segments;
+    segments.push_back(hsgd::Segment::create(hsgd::kLargeSegment));
+    segments.push_back(hsgd::Segment::create(hsgd::kLargeSegment));
+    const hsgd::Segment seen = hsgd::Segment::attach(duplicate(segments[1]), hsgd::kLargeSegment);
+    const hsgd::Row row(segments);
+    if (huge_bytes(segments[0].data()) == hsgd::kLargeSegment &&
+        huge_bytes(seen.data()) == hsgd::kLargeSegment &&
+        huge_bytes(row.data()) == hsgd::kLargeSegment) {
+      return;
+    }
+  }
+  CHECK(!"no segment was on huge pages, and a single one could be had each time");
+}
+#endif
