@@ -45,6 +45,14 @@ max(computation, communication) / step, vs_compute computation / step. scaling/.
 samples per second / those of one rank that only computes. vs_peer/put_notify/SIZE is the same put
 over MPI / in shared memory, half a round trip, on one node.
 
+Of a step: "processor_us" is the mean processor time of a rank, with all of its threads and what the
+kernel does in their name; "switches" is how often one of them gave up its core; "idle_us" is how
+long cores of this machine had nothing to do, added up over them. Where that is little, more overlap
+cannot help.
+
+With --own-cores the cores are shared out among the virtual nodes, as machines have theirs; without,
+ranks and their threads run where the kernel puts them.
+
 What was measured is written after each case, so that an interrupted run keeps it. Virtual nodes
 need Linux and root; they share the cores of this machine.
 
@@ -123,6 +131,7 @@ class Run:
         options, jobs = self._options, self.jobs
         words = self._words(model)
         timed = [*words, "--rounds", str(options.rounds), "--steps", str(options.steps)]
+        timed += ["--own-cores"] if options.own_cores else []
         batch = []
         if layout.nodes == 1:
             known = self._batches.get(model)
@@ -133,10 +142,12 @@ class Run:
         if layout.nodes == 1:
             self._batches[model] = told["batch"]
         times = {**told["seconds"], "communication": [told["communication_s"]]}
+        spent = told["spent"]
         if not options.no_horovod:
             words = [*timed, "--batch", str(told["batch"]), "--candidates", "horovod"]
             alone = jobs.run(layout, words)
             times |= alone["seconds"] if alone else {}
+            spent |= alone["spent"] if alone else {}
         wrong = {name: value for name, value in told["apart"].items() if not value < CLOSE}
         jobs.failures += [f"{layout.name} {model}: {n} is off by {v:g}" for n, v in wrong.items()]
         case = {"layout": layout.name, "ranks": layout.ranks, "model": model}
@@ -147,6 +158,7 @@ class Run:
                 "batch": told["batch"],
                 "bytes": told["bytes"],
                 **report.statistics(values),
+                **_cost(spent.get(name)),
             }
             for name, values in times.items()
         ]
@@ -201,6 +213,13 @@ def _build_counter(folder: Path) -> Path:
     return library
 
 
+def _cost(spent: Sequence[float] | None) -> dict[str, float]:
+    """Of a step; see NOTES."""
+    names = ("processor_us", "switches", "idle_us")
+    units = (1e6, 1, 1e6)
+    return {n: unit * s for n, unit, s in zip(names, units, spent or (), strict=False)}
+
+
 def _layout(name: str) -> Layout:
     if name == "np1":
         return Layout(name, (1,))
@@ -225,6 +244,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--steps", type=int, default=6, help="steps of a turn (default 6)")
     add("--step-s", type=float, default=0.04, help="computation of a step on one node (0.04)")
     add("--limit-s", type=float, default=1500.0, help="begin no case after that (default 1500)")
+    add(
+        "--own-cores", action="store_true", help="virtual nodes do not share cores, if they suffice"
+    )
     add("--no-horovod", action="store_true", help="leave out Horovod")
     add("--no-install", action="store_true", help="does nothing: all peers are in the environment")
     options = parser.parse_args(argv)
@@ -284,8 +306,21 @@ def _show(document: dict[str, Any]) -> None:
         bound = document["ratios"].get(f"vs_limit/tree_overlap/{case[0]}/{case[1]}", float("nan"))
         cells = [f"{here[name]:.1f}" if name in here else "-" for name in names]
         lines.append([*case, *cells, f"{bound:.2f}"])
+        costs = {
+            r["candidate"]: (r["processor_us"] / 1e3, r["switches"], r["idle_us"] / 1e3)
+            for r in rows
+            if case == (r["layout"], r["model"]) and "switches" in r
+        }
+        for of, kind in enumerate(("ms of a core", "switches", "ms idle")):
+            cells = [f"{costs[name][of]:.1f}" if name in costs else "-" for name in names]
+            lines.append([case[0], kind, *cells, ""])
     if lines:
-        print("one step, median milliseconds; of bound: max(compute, communication) / tree_overlap")
+        print(
+            "one step, median milliseconds; of bound: max(compute, communication) / tree_overlap;"
+        )
+        print(
+            "below: processor time of a rank, how often its threads gave up a core, and idle time"
+        )
         print(report.table(["layout", "model", *names, "of bound"], lines))
     puts = [row for row in document["results"] if "put_notify" in row]
     if puts:

@@ -11,6 +11,7 @@ import copy
 import ctypes
 import json
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -210,12 +211,29 @@ CANDIDATES: dict[str, type[Candidate]] = {
 }
 
 
+def keep_to_own_cores(comm: Comm) -> None:
+    """Share the cores out among the nodes, as machines have theirs; threads made later follow."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= comm.cross_size:
+        os.sched_setaffinity(0, cores[comm.cross_rank :: comm.cross_size])
+
+
 def timed(run: Callable[[], Any]) -> float:
     """Seconds from a common start until the last rank has ended."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
     run()
     return float(MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX))
+
+
+def spent() -> np.ndarray:
+    """Processor seconds of this rank's threads, how often one of them gave up its core, and seconds
+    in which a core of this machine had nothing to do, added up over its cores.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    total = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    idle_s = (int(total[4]) + int(total[5])) / os.sysconf("SC_CLK_TCK")
+    return np.array([used.ru_utime + used.ru_stime, used.ru_nvcsw + used.ru_nivcsw, idle_s])
 
 
 def counted(candidate: Candidate, x: Tensor, y: Tensor, library: str) -> list[int]:
@@ -303,10 +321,13 @@ def main() -> None:
     parser.add_argument("--count", metavar="LIBRARY", help="count collectives, and time nothing")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--own-cores", action="store_true", help="share cores out among nodes")
     parser.add_argument("--candidates", nargs="+", choices=CANDIDATES, default=[])
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     comm = Comm()
+    if options.own_cores:
+        keep_to_own_cores(comm)
     torch.manual_seed(0)
     model = MODELS[options.model](options.width)
     with torch.no_grad():
@@ -318,18 +339,21 @@ def main() -> None:
     x, y = data(options.model, options.width, batch, comm.rank)
     made = {name: CANDIDATES[name](model, comm) for name in options.candidates}
     took: dict[str, list[float]] = {name: [] for name in made}
+    costs: dict[str, list[Any]] = {name: [] for name in made}
     if options.count:
         numbers = {name: counted(made[name], x, y, options.count) for name in made}
         return end(comm, made, options.out, numbers)
 
-    def turn(candidate: Candidate) -> None:
+    def turn(name: str) -> None:
+        before = spent()  # of a turn alone: MPI's barriers spin
         for _ in range(options.steps):
-            candidate.step(x, y)
-        candidate.finish()
+            made[name].step(x, y)
+        made[name].finish()
+        costs[name].append(spent() - before)
 
     for number in range(options.rounds + 1):
-        for name, candidate in made.items():
-            seconds = timed(lambda c=candidate: turn(c)) / options.steps
+        for name in made:
+            seconds = timed(lambda n=name: turn(n)) / options.steps
             if number:  # the first round warms up
                 took[name].append(seconds)
     result: dict[str, Any] = {
@@ -337,6 +361,10 @@ def main() -> None:
         "bytes": sum(p.numel() * 4 for p in model.parameters()),
         "communication_s": wire_s,
         "seconds": took,
+        "spent": {
+            name: comm.allreduce(np.mean(cost[1:], axis=0) / options.steps, "mean").tolist()
+            for name, cost in costs.items()
+        },
         "apart": _apart(made),
     }
     if "tree_overlap" in made:

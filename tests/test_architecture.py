@@ -29,7 +29,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"change", "lars", "options", "layout", "tuning", "store_choice"})
     | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver"},
-    frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout"}),
+    frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "element_update"}),
     frozenset({"box_chunks", "box_door"}),
     frozenset({"box"}),
     frozenset({"bootstrap", "wire", "box_api"}),

@@ -210,6 +210,82 @@ def test_sums_have_a_fixed_order(pools: Callable[[int], Ranks]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+def step_by_step(seat: Seat, path: str) -> tuple[list[Tensor], int]:
+    """Momenta are replaced after the second step, and not used in the fifth. Also, how often the
+    root called Python for an update.
+    """
+    torch.manual_seed(0)
+    net, calls = mlp(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    tree = NotifiedTree(optimizer, net, seat.comm(path, 2))
+    update = tree._updater.update
+    tree._updater.update = lambda *args: (calls.append(args), update(*args))[1]  # type: ignore[func-returns-value, method-assign]
+    for step in range(STEPS):
+        x, y = batch(step, seat.rank)
+        optimizer.param_groups[0]["momentum"] = 0.0 if step == 4 else 0.9
+        tree.zero_grad()
+        functional.mse_loss(net(x), y).backward()
+        tree.step()
+        tree.wait()
+        if step == 1:
+            replace_momenta(optimizer)
+    tree.close()
+    return [p.detach().clone() for p in net.parameters()], len(calls)
+
+
+def replace_momenta(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"] = 0.5 * state["momentum_buffer"]
+
+
+def test_sgd_is_updated_without_python_until_its_momenta_are_replaced(
+    pools: Callable[[int], Ranks],
+) -> None:
+    results = pools(2).run(step_by_step, meeting_point())
+    torch.manual_seed(0)
+    net = mlp()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        opt.param_groups[0]["momentum"] = 0.0 if step == 4 else 0.9
+        opt.zero_grad()
+        for rank in range(2):
+            x, y = batch(step, rank)
+            (functional.mse_loss(net(x), y) / 2).backward()
+        opt.step()
+        if step == 1:
+            replace_momenta(opt)
+    check_equal([weights for weights, _ in results], [p.detach() for p in net.parameters()])
+    layers = 3
+    assert [calls for _, calls in results] == [2 * layers, 0]
+
+
+class Twice(nn.Module):
+    """Uses a weight behind autograd's back, before it uses it openly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(functional.linear(self.first(x), self.last.weight.detach()))
+
+
+def use_twice(seat: Seat, path: str) -> str:
+    net = Twice()
+    tree = NotifiedTree(torch.optim.SGD(net.parameters(), lr=0.1), net, seat.comm(path, 2))
+    with pytest.raises(RuntimeError) as caught:
+        net(torch.randn(BATCH, 6)).sum().backward()
+    tree.close()
+    return str(caught.value)
+
+
+def test_weights_that_may_have_changed_are_refused_on_all_ranks(
+    pools: Callable[[int], Ranks],
+) -> None:
+    for line in pools(2).run(use_twice, meeting_point()):
+        assert "modified by an inplace operation" in line
+
+
 class Uneven(nn.Module):
     """A layer that rank 0 uses in one step, and nobody afterwards."""
 
@@ -328,13 +404,9 @@ def accumulate(seat: Seat, path: str) -> list[Tensor]:
         tree.step()
     tree.zero_grad()
     losses = [functional.mse_loss(net(x), y) for _ in range(2)]
-    if seat.rank == 1:
-        comm.barrier()  # until rank 0 has seen its error: without this gradient nothing is updated
     losses[0].backward()
-    if seat.rank == 0:
-        with pytest.raises(HsgdError, match="second gradient before step"):
-            losses[1].backward()
-        comm.barrier()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        losses[1].backward()
     with pytest.raises(HsgdError, match="is called between its backward pass and step"):
         net(x)
     tree.step()
@@ -434,6 +506,12 @@ def misuse(seat: Seat, path: str) -> list[str]:
     sgd.param_groups[0]["dampening"] = 0.5
     told(functional.mse_loss(net(batch(0, 0)[0]), batch(0, 0)[1]).backward)
     tree.close()
+    only = nn.Linear(6, 3)  # whose gradient needs no weights
+    tree = NotifiedTree(torch.optim.SGD(only.parameters(), lr=0.1), only, comm)
+    losses = [only(batch(0, 0)[0]).sum() for _ in range(2)]
+    losses[0].backward()
+    told(losses[1].backward)
+    tree.close()
     return lines
 
 
@@ -443,6 +521,7 @@ def test_misuse_is_refused_in_one_line(pools: Callable[[int], Ranks]) -> None:
     wanted += ("on one rank", "closures", "cannot be added")
     wanted += ("changed between backward() and step()", "this NotifiedTree is closed")
     wanted += ("dampening or maximize was set after large layers were cut",)
+    wanted += ("has a second gradient before step()",)
     (lines,) = pools(1).run(misuse, meeting_point())
     for line, part in zip(lines, wanted, strict=True):
         assert part in line and "\n" not in line

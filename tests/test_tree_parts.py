@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hsgd.optim.tree_parts import layers_of, parts_of
+from hsgd.optim.tree_parts import in_order_of, layers_of, parts_of
 from test_tree import Folded
 
 __all__: list[str] = []
@@ -41,7 +41,8 @@ def test_a_stretch_finds_its_elements_in_tensors_of_other_strides() -> None:
     (layer,) = layers_of(nn.ParameterList([parameter]))
     for part in parts_of([layer], 64):
         (stretch,) = part.stretches
-        mine, other = stretch.of(parameter.detach()), stretch.of(parameter.detach().contiguous())
+        mine = stretch.of(parameter.detach())
+        other = stretch.of(in_order_of(parameter.detach().contiguous(), parameter))
         assert torch.equal(mine, other) and mine.numel() == stretch.bytes // 4 == 16
 
 

@@ -105,6 +105,34 @@ void Tree::run(nb::object update) {
   raise_on_error(status, error);
 }
 
+void Tree::set_tensors(uint32_t layer, const std::vector<Tensor>& tensors) {
+  std::vector<hsgd_tree_tensor> list;
+  for (const auto& [weight, buffer, group] : tensors) {
+    list.push_back({reinterpret_cast<float*>(weight), reinterpret_cast<float*>(buffer), group});
+  }
+  hsgd_error error{};
+  raise_on_error(hsgd_tree_set_tensors(tree_.get(), layer, list.data(),
+                                       static_cast<uint32_t>(list.size()), &error),
+                 error);
+}
+
+// Without the GIL: waits for an update that is under way.
+void Tree::forget_tensors() {
+  const ReleasedGil released;
+  hsgd_tree_forget_tensors(tree_.get());
+}
+
+void Tree::set_rules(uint64_t version, const std::vector<hsgd_lars_rule>& rules) {
+  hsgd_error error{};
+  int status = 0;
+  {
+    const ReleasedGil released;
+    status = hsgd_tree_set_rules(tree_.get(), version, rules.data(),
+                                 static_cast<uint32_t>(rules.size()), &error);
+  }
+  raise_on_error(status, error);
+}
+
 std::vector<std::tuple<uint32_t, int, double, double>> Tree::sent() const {
   std::vector<hsgd_tree_sent> list(1024);
   list.resize(hsgd_tree_last_sent(tree_.get(), list.data(), static_cast<uint32_t>(list.size())));
@@ -139,6 +167,9 @@ void bind_tree(nb::module_& module) {
           nb::arg("given_up"), nb::arg("reason_bytes"));
   nb::class_<Tree>(module, "Tree")
       .def("run", &Tree::run, nb::arg("update"))
+      .def("set_tensors", &Tree::set_tensors, nb::arg("layer"), nb::arg("tensors"))
+      .def("forget_tensors", &Tree::forget_tensors)
+      .def("set_rules", &Tree::set_rules, nb::arg("version"), nb::arg("rules"))
       .def("sent", &Tree::sent);
 }
 

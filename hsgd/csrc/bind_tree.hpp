@@ -41,6 +41,12 @@ class Tree {
        const std::vector<Layer>& layers, const Options& options);
   // Blocks without the GIL; calls update(version, layers) with it.
   void run(nb::object update);
+  // Weight, buffer (0: none) and group of each parameter of a layer, weight 0: not told. The caller
+  // keeps the memory, and has checked dtypes and strides.
+  using Tensor = std::tuple<uintptr_t, uintptr_t, uint32_t>;
+  void set_tensors(uint32_t layer, const std::vector<Tensor>& tensors);
+  void forget_tensors();
+  void set_rules(uint64_t version, const std::vector<hsgd_lars_rule>& rules);
   // Layer, target, begin and end in seconds, of what went to other nodes lately.
   std::vector<std::tuple<uint32_t, int, double, double>> sent() const;
 

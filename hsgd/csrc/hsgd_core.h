@@ -440,6 +440,46 @@ HSGD_API int hsgd_box_elastic(hsgd_box* box, const hsgd_box_tensor* tensors, uin
 HSGD_API int hsgd_box_fetch_add(hsgd_box* box, uint32_t counter, int64_t value, int64_t* before,
                                 hsgd_error* err);
 
+/* What the trust ratio of a LARS step divides |weight| by. */
+typedef enum hsgd_lars_norm {
+  HSGD_LARS_GRADIENT = 0, /* |g| + weight_decay * |w| + eps */
+  HSGD_LARS_DECAYED = 1,  /* |g + weight_decay * w| + eps */
+  HSGD_LARS_UPDATE = 2    /* |what momentum makes of it| + eps */
+} hsgd_lars_norm;
+
+/* A form of LARS; see hsgd/optim/lars.py. Flags are 0 or 1. */
+typedef struct hsgd_lars_rule {
+  double lr;
+  double momentum;
+  double weight_decay;
+  double trust_coefficient;
+  double eps;
+  int32_t adapt;          /* 0: the ratio is 1, without a look at the norms */
+  int32_t norm_of;        /* hsgd_lars_norm */
+  int32_t lr_in_momentum; /* the buffer sums up lr * trust * g, not trust * g */
+  int32_t clip;           /* the ratio becomes min(ratio / lr, 1) */
+  int32_t plain_at_zero;  /* where a norm is 0: no decay either */
+  int32_t nesterov;
+} hsgd_lars_rule;
+
+/* `count` float32 elements each, in the same order; buffer is NULL without momentum. `square` and
+ * `sample` are what the last step on these weights left there: |weight|^2, and what a few elements
+ * add up to. 0: not known. A square that is no longer that of the weights is noticed, and made up
+ * for but for rounding; 0 after any write to the weights keeps the bits as well. */
+typedef struct hsgd_lars_tensor {
+  float* weight;
+  const float* gradient;
+  float* buffer;
+  uint64_t count;
+  double square;
+  uint64_t sample;
+} hsgd_lars_tensor;
+
+/* Local, blocking, no communication: one step on all tensors, in place, by up to `threads` threads
+ * of which the caller is one. The result does not depend on their number. */
+HSGD_API int hsgd_lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
+                            int threads, hsgd_error* err);
+
 /* --- layers that flow through an exchange: sums up one tree, weights down another --- */
 
 /* A gradient block: the slot that tells of it, and where it lies. */
@@ -499,6 +539,25 @@ HSGD_API void hsgd_tree_destroy(hsgd_tree* tree);
 HSGD_API int hsgd_tree_run(hsgd_tree* tree, hsgd_tree_update update, void* context,
                            hsgd_error* err);
 
+/* The parameter of one entry of a layer's `numbers`, float32 elements in the same order. */
+typedef struct hsgd_tree_tensor {
+  float* weight;  /* NULL: `update` shall be called when it has a gradient */
+  float* buffer;  /* of the momentum; NULL: there is none yet */
+  uint32_t group; /* whose rule it follows */
+} hsgd_tree_tensor;
+
+/* These three let a root make weights by SGD itself, with no call of `update`: for a layer whose
+ * tensors it was told, in a step whose rules it was told, and where no buffer is missing. For any
+ * thread, never block for long.
+ * set_tensors: one for each of the layer's `numbers`; they stay until forget_tensors has returned.
+ * set_rules: one for each group, without `adapt`; before this rank tells of its first gradient of
+ * that version. */
+HSGD_API int hsgd_tree_set_tensors(hsgd_tree* tree, uint32_t layer, const hsgd_tree_tensor* tensors,
+                                   uint32_t count, hsgd_error* err);
+HSGD_API void hsgd_tree_forget_tensors(hsgd_tree* tree);
+HSGD_API int hsgd_tree_set_rules(hsgd_tree* tree, uint64_t version, const hsgd_lars_rule* rules,
+                                 uint32_t count, hsgd_error* err);
+
 /* Something that went to another node: when it was given to the network, and when it was known to
  * have arrived, nanoseconds of CLOCK_MONOTONIC. */
 typedef struct hsgd_tree_sent {
@@ -510,46 +569,6 @@ typedef struct hsgd_tree_sent {
  * their number. */
 HSGD_API uint32_t hsgd_tree_last_sent(const hsgd_tree* tree, hsgd_tree_sent* sent,
                                       uint32_t capacity);
-
-/* What the trust ratio of a LARS step divides |weight| by. */
-typedef enum hsgd_lars_norm {
-  HSGD_LARS_GRADIENT = 0, /* |g| + weight_decay * |w| + eps */
-  HSGD_LARS_DECAYED = 1,  /* |g + weight_decay * w| + eps */
-  HSGD_LARS_UPDATE = 2    /* |what momentum makes of it| + eps */
-} hsgd_lars_norm;
-
-/* A form of LARS; see hsgd/optim/lars.py. Flags are 0 or 1. */
-typedef struct hsgd_lars_rule {
-  double lr;
-  double momentum;
-  double weight_decay;
-  double trust_coefficient;
-  double eps;
-  int32_t adapt;          /* 0: the ratio is 1, without a look at the norms */
-  int32_t norm_of;        /* hsgd_lars_norm */
-  int32_t lr_in_momentum; /* the buffer sums up lr * trust * g, not trust * g */
-  int32_t clip;           /* the ratio becomes min(ratio / lr, 1) */
-  int32_t plain_at_zero;  /* where a norm is 0: no decay either */
-  int32_t nesterov;
-} hsgd_lars_rule;
-
-/* `count` float32 elements each, in the same order; buffer is NULL without momentum. `square` and
- * `sample` are what the last step on these weights left there: |weight|^2, and what a few elements
- * add up to. 0: not known. A square that is no longer that of the weights is noticed, and made up
- * for but for rounding; 0 after any write to the weights keeps the bits as well. */
-typedef struct hsgd_lars_tensor {
-  float* weight;
-  const float* gradient;
-  float* buffer;
-  uint64_t count;
-  double square;
-  uint64_t sample;
-} hsgd_lars_tensor;
-
-/* Local, blocking, no communication: one step on all tensors, in place, by up to `threads` threads
- * of which the caller is one. The result does not depend on their number. */
-HSGD_API int hsgd_lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
-                            int threads, hsgd_error* err);
 
 /* `rows` rows of `length` float32 elements at two places: in `last` they follow one another, in
  * `now` each begins `stride` elements after the one before. */

@@ -60,6 +60,18 @@ class NotifiedExchange::Patience final : public Watch {
   Explain explain_;
 };
 
+// While it lives somebody waits for tickets, and shall be woken for them.
+class NotifiedExchange::Awaiting {
+ public:
+  explicit Awaiting(Outbox& outbox) : outbox_(outbox) { outbox_.await_tickets(1); }
+  ~Awaiting() { outbox_.await_tickets(-1); }
+  Awaiting(const Awaiting&) = delete;
+  Awaiting& operator=(const Awaiting&) = delete;
+
+ private:
+  Outbox& outbox_;
+};
+
 NotifiedExchange::NotifiedExchange(Communicator& communicator, const Settings& settings,
                                    const MakeRma& make)
     : communicator_(communicator),
@@ -132,6 +144,7 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
                     line +
                     "; wait longer, drain() before, or make the Exchange with a longer queue");
   });
+  const Awaiting awaiting(*outbox_);
   try {
     wait([&] { return outbox_->post(placed, notification, &ticket) ? Step::kDone : Step::kIdle; },
          patience, kLookNs, communicator_.node().wait_policy());
@@ -207,6 +220,7 @@ void NotifiedExchange::drain(double timeout_s) {
         HSGD_ERR_TIMEOUT, oldest,
         text("drain: after %g s not everything was delivered, the oldest is ", timeout_s) + line);
   });
+  const Awaiting awaiting(*outbox_);
   wait([&] { return outbox_->empty() ? Step::kDone : Step::kIdle; }, patience, kLookNs,
        communicator_.node().wait_policy());
 }
@@ -388,14 +402,16 @@ void NotifiedExchange::wait(StepFunction&& step, Watch& watch, int64_t network_n
   };
   const size_t bell = take_bell();
   const Taken taken{bell_taken_[bell]};
-  Waiter waiter(header(own()).bells[bell], policy);
+  const bool looks = outbox_ != nullptr && network_ns > 0;
+  WaitPolicy its = policy;
+  its.all_rings = !looks || outbox_->drives_itself();
+  Waiter waiter(header(own()).bells[bell], its);
   waiter.run(
       [&] {
-        if (outbox_ != nullptr && network_ns > 0) outbox_->drive();
+        if (looks) outbox_->drive();
         return step();
       },
-      watch,
-      outbox_ != nullptr && network_ns > 0 && !outbox_->drives_itself() ? network_ns : kQuietNs);
+      watch, its.all_rings ? kQuietNs : network_ns);
 }
 
 }  // namespace hsgd

@@ -100,6 +100,7 @@ class HSGD_API NotifiedExchange final {
 
  private:
   class Patience;
+  class Awaiting;
   struct Expected {
     int source = -1;
     std::atomic<uint64_t> last{0};  // as this rank saw it; for errors only

@@ -61,6 +61,7 @@ class Outbox {
   bool close(const Deadline& deadline) noexcept;
   // As of Rma.
   void start(std::function<void()> arrived) { rma_->start(std::move(arrived)); }
+  void await_tickets(int change) { rma_->await_tickets(change); }
   int descriptor() const { return rma_->descriptor(); }
   bool drives_itself() const { return rma_->drives_itself(); }
   bool lost(int rank) const { return rma_->lost(rank); }

@@ -24,13 +24,15 @@ class HSGD_API Rma {
 
   virtual ~Rma() = default;
   // Once, before anybody may write here. `arrived`: called in a thread of the network's own after
-  // a version came, the ticket of one is done or a rank is lost; never called by a network that
-  // does not drive itself.
+  // a version came, a rank is lost or, while somebody awaits tickets, the one of a version is done;
+  // never called by a network that does not drive itself.
   virtual void start(std::function<void()> arrived) { (void)arrived; }
   // Everything goes on without calls; of what waits for one rank the least `order` goes first, and
   // writes of one order arrive as they were started; it may be closed at any time; what fails for
   // one rank goes on for the others.
   virtual bool drives_itself() const { return false; }
+  // One more (+1) or one fewer (-1) awaits tickets. Who was not told finds out when it looks.
+  virtual void await_tickets(int change) { (void)change; }
   // Of such a network: another number whenever done() or failure() may say something new.
   virtual uint64_t news() const { return 0; }
   // Whether the network has learned that a rank will write nothing any more.

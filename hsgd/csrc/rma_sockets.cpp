@@ -7,6 +7,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -16,6 +17,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -39,6 +43,8 @@ constexpr int kNotSentBytes = 256 << 10;
 constexpr int kBacklog = 1024;
 // Where nothing can be accepted, because this process has as many files open as it may.
 constexpr int kPauseMs = 100;
+// How long a rank that is closing waits for one that takes nothing, where that is forgiven.
+constexpr std::chrono::seconds kPatience{1};
 
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
@@ -98,14 +104,15 @@ class SocketRma final : public Rma {
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's threads
     thread_ = std::thread([this] { serve(); });
+    ::pthread_setname_np(thread_.native_handle(), "hsgd-sockets");
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t order) override {
-    return post(target, order, {offset, bytes, 0}, static_cast<const std::byte*>(data));
+    return post(target, order, {offset, bytes, 0, 0}, static_cast<const std::byte*>(data));
   }
   Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t order) override {
-    return post(target, order, {offset, 0, *version}, nullptr);
+    return post(target, order, {offset, 0, *version, 0}, nullptr);
   }
   bool done(Ticket ticket) override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -123,14 +130,11 @@ class SocketRma final : public Rma {
     const auto found = failures_.find(target);
     return found == failures_.end() ? std::nullopt : std::optional<Error>(found->second);
   }
+  void await_tickets(int change) override {
+    awaiting_.fetch_add(change, std::memory_order_seq_cst);  // partner: heard()
+  }
   bool close(const Deadline& deadline) noexcept override {
-    for (;;) {
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (open_.empty() || deadline.passed()) break;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    finish_open(deadline);
     stop();
     return true;
   }
@@ -163,6 +167,19 @@ class SocketRma final : public Rma {
     ::shutdown(fd, SHUT_RDWR);
   }
 
+  // A rank that takes nothing is waited for until the deadline, or, where that is forgiven, only
+  // while others take something.
+  void finish_open(const Deadline& deadline) noexcept {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (size_t before = SIZE_MAX; !open_.empty() && !deadline.passed();) {
+      if (forgiving_ && open_.size() == before) return;
+      before = open_.size();
+      const auto left = std::chrono::nanoseconds(std::max<int64_t>(deadline.remaining_ns(), 0));
+      const auto limit = forgiving_ ? std::min<std::chrono::nanoseconds>(left, kPatience) : left;
+      all_done_.wait_for(lock, limit, [&] { return open_.empty(); });
+    }
+  }
+
   void stop() noexcept {
     if (!thread_.joinable()) return;
     stopping_.store(true, std::memory_order_relaxed);
@@ -177,11 +194,11 @@ class SocketRma final : public Rma {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto failed = failures_.find(target);
     if (failed != failures_.end()) throw failed->second;
-    if (forgiving_ && lost_.count(target) != 0) return ++last_ticket_;  // done: nobody is there
-    Peer* peer = peer_of(target);
+    // nullptr: nobody is there, which is forgiven.
+    Peer* peer = forgiving_ && lost_.count(target) != 0 ? nullptr : peer_of(target);
     const Ticket ticket = ++last_ticket_;
-    if (peer == nullptr) return ticket;
     open_.insert(ticket);
+    if (peer == nullptr) return finish({ticket}), ticket;
     peer->sender.add(order, {header, data, ticket});
     if (peer->connected && !peer->waits_for_room) send(target, *peer);
     return ticket;
@@ -220,9 +237,18 @@ class SocketRma final : public Rma {
 
   // With the mutex, as those that follow.
   void finish(const std::vector<Ticket>& tickets) {
+    if (tickets.empty()) return;
     for (const Ticket ticket : tickets) open_.erase(ticket);
-    // Partner: news(). Who sees the number takes the mutex and finds the tickets done.
-    news_.fetch_add(1, std::memory_order_release);
+    // Partner: news(). Who sees the number takes the mutex and finds the tickets done; sequentially
+    // consistent because heard() must not look at `awaiting_` before that.
+    news_.fetch_add(1, std::memory_order_seq_cst);
+    if (open_.empty()) all_done_.notify_all();
+  }
+
+  // Whether somebody shall be woken for tickets. Who counts itself in later sees the news.
+  bool heard(const std::vector<Ticket>& tickets) {
+    finish(tickets);
+    return !tickets.empty() && awaiting_.load(std::memory_order_seq_cst) > 0;
   }
 
   // True when the rank is lost. That data is on its way is no news: its version follows.
@@ -318,7 +344,7 @@ class SocketRma final : public Rma {
     }
   }
 
-  // True when the ticket of a version is done, or the connection ended.
+  // True when the ticket of a version is done and awaited, or the connection ended.
   bool serve_peer(int fd, uint32_t events) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = target_of_fd_.find(fd);
@@ -337,9 +363,8 @@ class SocketRma final : public Rma {
     if ((events & (EPOLLIN | EPOLLHUP)) != 0) {
       std::vector<Ticket> done;
       const bool alive = peer.sender.hear(&done);
-      finish(done);
+      news = heard(done);
       if (!alive) return lose(target, ended(target, "the connection ended")), true;
-      news = !done.empty();
     }
     if ((events & EPOLLOUT) != 0) {
       peer.connected = true;
@@ -373,6 +398,7 @@ class SocketRma final : public Rma {
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
   std::atomic<uint64_t> news_{0};
+  std::atomic<int> awaiting_{0};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
   bool accepts_ = true;                      // the same
@@ -381,6 +407,7 @@ class SocketRma final : public Rma {
   std::map<int, Peer> peers_;  // by rank
   std::map<int, int> target_of_fd_;
   std::set<Ticket> open_;
+  std::condition_variable all_done_;
   std::set<int> lost_;
   std::map<int, Error> failures_;  // by rank
   Ticket last_ticket_ = 0;

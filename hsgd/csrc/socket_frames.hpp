@@ -24,8 +24,9 @@ struct SocketHeader {
   uint64_t offset;
   uint64_t bytes;
   uint64_t version;  // 0: data
+  uint64_t further;  // bytes of the same write that come after this slice
 };
-static_assert(sizeof(SocketHeader) == 24, "is sent as bytes");
+static_assert(sizeof(SocketHeader) == 32, "is sent as bytes");
 
 }  // namespace hsgd
 

@@ -28,14 +28,17 @@ class SocketReceiver {
 
   SocketReceiver(Fd fd, const Target& target) : fd_(std::move(fd)), target_(target) {}
 
-  // Takes what is there, and tells the other side of new versions. False: the connection ended, or
-  // was not one of ours.
+  // Takes what is there, and tells the other side of new versions, unless the rest of a write is on
+  // its way. False: the connection ended, or was not one of ours.
   bool receive();
   uint64_t stored() const { return stored_; }  // versions
   int rank() const;                            // whose connection it is; -1: not said yet
 
  private:
   bool receive_all();
+  uint64_t due() const;
+  void expect();
+  bool confirm();
   ssize_t take(void* into, size_t* got, size_t size) const;
   bool knows_us() const;
   bool fits() const;
@@ -48,7 +51,10 @@ class SocketReceiver {
   SocketHeader header_{};
   size_t header_got_ = 0;
   uint64_t data_got_ = 0;
+  uint64_t further_ = 0;  // as the last slice said
   uint64_t stored_ = 0;
+  uint64_t confirmed_ = 0;
+  int expected_ = 1;  // bytes: fewer do not wake the thread
 };
 
 }  // namespace hsgd

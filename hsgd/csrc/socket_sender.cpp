@@ -54,9 +54,19 @@ ssize_t SocketSender::send_slice() {
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = count;
-  const ssize_t sent = ::sendmsg(fd_.get(), &message, kFlags);
+  // After data comes more, its version at least: the end of it needs no packet of its own.
+  const int more = slice_.version == 0 ? MSG_MORE : 0;
+  const ssize_t sent = ::sendmsg(fd_.get(), &message, kFlags | more);
   if (sent > 0) slice_sent_ += static_cast<size_t>(sent);
   return sent;
+}
+
+// The first write of an order is on its way, or the version that belongs to it.
+bool SocketSender::goes_on(uint32_t order) const {
+  const auto found = waiting_.find(order);
+  if (found == waiting_.end()) return false;
+  const Write& write = found->second.front();
+  return write.taken > 0 || write.header.version != 0;
 }
 
 // A write that has begun is overtaken only by a shorter one than what is left of it. Were it
@@ -64,21 +74,23 @@ ssize_t SocketSender::send_slice() {
 // first, hardly any write would be complete before the end, and what follows from it, as the way
 // back of weights, would begin then. Nor does other data come between a write and its version.
 void SocketSender::choose() {
+  while (!begun_.empty() && !goes_on(begun_.back())) begun_.pop_back();
   const auto first = waiting_.begin();
-  const auto begun = waiting_.find(order_);
-  if (begun != waiting_.end()) {
-    const Write& write = begun->second.front();
-    const bool goes_on = write.taken > 0 || write.header.version != 0;
-    if (goes_on && first->second.front().header.bytes >= write.header.bytes - write.taken) return;
+  if (!begun_.empty()) {
+    order_ = begun_.back();
+    const Write& write = waiting_.at(order_).front();
+    if (first->second.front().header.bytes >= write.header.bytes - write.taken) return;
   }
   order_ = first->first;
+  begun_.push_back(order_);
 }
 
 void SocketSender::next_slice() {
   choose();
   const Write& write = waiting_.at(order_).front();
   const uint64_t left = write.header.bytes - write.taken;
-  slice_ = {write.header.offset + write.taken, std::min(left, kSliceBytes), write.header.version};
+  const uint64_t bytes = std::min(left, kSliceBytes);
+  slice_ = {write.header.offset + write.taken, bytes, write.header.version, left - bytes};
   slice_sent_ = 0;
   in_slice_ = true;
 }

@@ -46,6 +46,7 @@ class SocketSender {
 
  private:
   ssize_t send_slice();
+  bool goes_on(uint32_t order) const;
   void choose();
   void next_slice();
   void end_slice(std::vector<Ticket>* done);
@@ -54,7 +55,9 @@ class SocketSender {
   SocketHello hello_;
   size_t hello_sent_ = 0;
   std::map<uint32_t, std::deque<Write>> waiting_;  // by order; no empty ones
-  uint32_t order_ = 0;                             // of the slice, the first write of that order
+  // Orders whose first write has begun. Each has overtaken those before it.
+  std::vector<uint32_t> begun_;
+  uint32_t order_ = 0;  // of the slice, the first write of that order
   SocketHeader slice_{};
   bool in_slice_ = false;
   size_t slice_sent_ = 0;           // of header and data

@@ -1,6 +1,8 @@
 // The work of a rank in the two trees.
 #include "tree.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -68,6 +70,7 @@ void Tree::run(const Update& update) {
   };
   const Working working(exchange_);
   ask_for_short_turns();
+  ::pthread_setname_np(::pthread_self(), "hsgd-tree");
   bool stops = false;
   while (!stops || has_parcels()) {
     const auto seen = exchange_.work_any(seen_, [&] { return has_landed(); }, calm());
@@ -136,6 +139,7 @@ void Tree::sum_up(const Layer& layer, double divisor) const {
 }
 
 void Tree::make_weights(uint32_t layer, uint64_t version, const Update& update) {
+  if (!settings_.whole_step && update_elements(layer, version)) return pass_on(layer, version);
   held_.push_back(layer);
   if (settings_.whole_step && held_.size() < settings_.layers.size()) return;
   std::vector<uint32_t> made;
@@ -143,6 +147,21 @@ void Tree::make_weights(uint32_t layer, uint64_t version, const Update& update) 
   std::sort(made.begin(), made.end());
   update(version, made);
   for (const uint32_t each : made) pass_on(each, version);
+}
+
+// False, and nothing done: that takes the program.
+bool Tree::update_elements(uint32_t layer, uint64_t version) {
+  const Layer& its = settings_.layers[layer];
+  const std::byte* sum = block(its.gradients.front());
+  std::vector<ElementUpdate::Gradient> gradients;
+  for (size_t i = 0; i < its.numbers.size(); ++i) {
+    const Numbers& numbers = its.numbers[i];
+    if (numbers.dtype != HSGD_FLOAT32) return false;
+    const bool there = i >= its.flags || sum[i] != std::byte{0};
+    const auto* first = reinterpret_cast<const float*>(sum + numbers.place);
+    gradients.push_back({there ? first : nullptr, numbers.count});
+  }
+  return elements_.update(version, layer, gradients);
 }
 
 void Tree::pass_on(uint32_t layer, uint64_t version) {

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "element_update.hpp"
 #include "notify.hpp"
 #include "reduce.hpp"
 
@@ -63,7 +64,7 @@ class HSGD_API Tree final {
     uint64_t given_up;          // versions from here on, in any slot: another rank gave up
     uint64_t reason_bytes;      // at the beginning of the segment: why, in words
   };
-  // Makes weights of these layers' sums, in place. May throw.
+  // Makes weights of these layers' sums, in place, where elements() cannot. May throw.
   using Update = std::function<void(uint64_t version, const std::vector<uint32_t>& layers)>;
 
   // Local. `exchange` outlives this object.
@@ -73,6 +74,9 @@ class HSGD_API Tree final {
   // another rank wrote when it gave up, or the death of a rank of this node; HSGD_ERR_TIMEOUT when
   // another node does not take what is sent; what `update` throws.
   void run(const Update& update);
+
+  // What makes weights without a call of `update`, once it was told how.
+  ElementUpdate& elements() { return elements_; }
 
   // What went to other nodes lately, the oldest first; any thread may ask. Times of now_ns().
   struct Sent {
@@ -116,6 +120,7 @@ class HSGD_API Tree final {
   void gather(uint32_t layer, const Update& update);
   void sum_up(const Layer& layer, double divisor) const;
   void make_weights(uint32_t layer, uint64_t version, const Update& update);
+  bool update_elements(uint32_t layer, uint64_t version);
   void pass_on(uint32_t layer, uint64_t version);
   void post(uint32_t layer, uint64_t version, const Output& output, const std::byte* data);
   void send_all();
@@ -139,7 +144,8 @@ class HSGD_API Tree final {
   std::vector<uint64_t> gathered_;  // the version that has gone up, by layer
   std::vector<uint64_t> arrived_;   // the version of the weights here, by layer
   std::vector<uint32_t> held_;      // layers whose sums wait for the others; with whole_step
-  std::vector<int> targets_;        // of lanes_
+  ElementUpdate elements_;
+  std::vector<int> targets_;  // of lanes_
   std::vector<Lane> lanes_;
   mutable std::mutex sent_mutex_;
   std::deque<Sent> sent_;

@@ -1,5 +1,6 @@
 // The C interface over Tree.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "capi.hpp"
@@ -88,6 +89,24 @@ int hsgd_tree_run(hsgd_tree* tree, hsgd_tree_update update, void* context, hsgd_
       throw hsgd::Error(HSGD_ERR_SYSTEM, -1, "the update of the weights failed");
     });
   });
+}
+
+int hsgd_tree_set_tensors(hsgd_tree* tree, uint32_t layer, const hsgd_tree_tensor* tensors,
+                          uint32_t count, hsgd_error* err) {
+  return guarded(err, [&] {
+    std::vector<hsgd::ElementUpdate::Tensor> list;
+    for (uint32_t i = 0; i < count; ++i) {
+      list.push_back({tensors[i].weight, tensors[i].buffer, tensors[i].group});
+    }
+    tree->tree.elements().set_tensors(layer, std::move(list));
+  });
+}
+
+void hsgd_tree_forget_tensors(hsgd_tree* tree) { tree->tree.elements().forget(); }
+
+int hsgd_tree_set_rules(hsgd_tree* tree, uint64_t version, const hsgd_lars_rule* rules,
+                        uint32_t count, hsgd_error* err) {
+  return guarded(err, [&] { tree->tree.elements().set_rules(version, {rules, rules + count}); });
 }
 
 uint32_t hsgd_tree_last_sent(const hsgd_tree* tree, hsgd_tree_sent* sent, uint32_t capacity) {

@@ -48,6 +48,7 @@ int64_t Waiter::Idle::next_sleep_ns(int64_t max_sleep_ns) {
   const int64_t now = now_ns();
   if (sleeps_since_ns_ == 0) sleeps_since_ns_ = now;
   const int64_t longest = std::min(policy_.sleep_ns, max_sleep_ns);
+  if (policy_.all_rings) return longest;
   // What cannot ring, such as a message, is noticed late by that share of the wait at most.
   return std::min(longest, std::max(kFirstSleepNs, (now - sleeps_since_ns_) / kShare));
 }

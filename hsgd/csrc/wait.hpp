@@ -116,6 +116,7 @@ struct WaitPolicy {
   int spin = 64;                  // pauses before yielding; 0 when ranks outnumber cores
   int64_t yield_ns = 50'000;      // then yield that long before sleeping
   int64_t sleep_ns = 20'000'000;  // longest sleep between two looks at the peers
+  bool all_rings = false;         // nothing comes that does not ring: looks are for the peers alone
 };
 
 class Waiter {

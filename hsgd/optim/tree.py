@@ -9,6 +9,7 @@ communication is in tree_engine.py.
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.exchange import Exchange
 from hsgd.optim.tree_checks import check_arguments, check_roots, check_threads
 from hsgd.optim.tree_engine import Engine, reason_in
-from hsgd.optim.tree_parts import Layer, Stretch, layers_of, parts_of
+from hsgd.optim.tree_parts import Layer, Part, Stretch, in_order_of, layers_of, parts_of
 from hsgd.optim.tree_plan import Plan, as_memory, teams_of
 from hsgd.optim.tree_state import gather_state, part_of_state, state_of_rank_0
 from hsgd.optim.tree_update import Options, Updater, updates_elements
@@ -141,6 +142,7 @@ class NotifiedTree(Optimizer):
         # By version. A layer that the next forward pass does not use may be updated after it, when
         # the options of the next step are known already.
         self._options: dict[int, Options] = {}
+        self._placing = threading.Lock()  # places are kept and used, or neither
         self._closed = self._failed = False
         self._move_weights()
         if self._shared:
@@ -225,6 +227,7 @@ class NotifiedTree(Optimizer):
         if self._shared:
             state_dict = state_of_rank_0(self._comm, state_dict)
             state_dict = part_of_state(state_dict, self._owned_numbers())
+        self._forget_places()
         self._optimizer.load_state_dict(state_dict)
         self._take_over()
         self._updater.share_state()
@@ -364,6 +367,8 @@ class NotifiedTree(Optimizer):
                 tree._ready(owner[parameter], parameter)
 
         for module in self._model.modules():
+            if not any(p in owner for p in module.parameters()):
+                continue  # nor does it use a layer of a module within it
             own = {owner[p].index for p in module.parameters(recurse=False) if p in owner}
             self._waits[module] = own
             self._hooks.append(module.register_forward_pre_hook(before_forward))
@@ -396,24 +401,53 @@ class NotifiedTree(Optimizer):
 
     def _post(self, layer: Layer) -> None:
         """Hand a layer's gradient over; afterwards its weights may change at any time."""
+        for parameter in layer.parameters:  # so that autograd refuses to use them any more
+            torch.autograd.graph.increment_version(parameter)
         version, parts = self._step + 1, self._plan.parts_of[layer.index]
-        if version not in self._options:  # all layers have the step before the last
-            self._options.pop(version - 2, None)
-            self._options[version] = self._updater.snapshot() if self._owned else []
+        if version not in self._options:
+            self._begin_step(version)
         self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
         self._posted[layer.index] = version
         self._unready[layer.index] = set(layer.parameters)
+        gradients = [p.grad for p in layer.parameters]
         for part in parts:
-            flags, views = self._blocks[part.index]
-            with torch.no_grad():
-                for index, (stretch, view) in enumerate(zip(part.stretches, views, strict=True)):
-                    gradient = stretch.parameter.grad
-                    flags[index] = gradient is not None
-                    if gradient is None:
-                        view.zero_()
-                    else:
-                        view.copy_(stretch.of(gradient))
+            self._fill(part, gradients)
             self._engine.notify(part.index, version)
+
+    def _fill(self, part: Part, gradients: list[Tensor | None]) -> None:
+        """Copy a part's share of a layer's gradients into its block. They are left in the order of
+        their parameters, for the next part.
+        """
+        flags, views = self._blocks[part.index]
+        with torch.no_grad():
+            for index, (stretch, view) in enumerate(zip(part.stretches, views, strict=True)):
+                gradient = gradients[stretch.index]
+                flags[index] = gradient is not None
+                if gradient is None:
+                    view.zero_()
+                    continue
+                if not stretch.is_whole:
+                    gradient = in_order_of(gradient, stretch.parameter)
+                    gradients[stretch.index] = gradient
+                view.copy_(stretch.of(gradient))
+
+    def _begin_step(self, version: int) -> None:
+        """What updates of this step need, before its first gradient is handed over."""
+        self._options.pop(version - 2, None)  # all layers have the step before the last
+        self._options[version] = options = self._updater.snapshot() if self._owned else []
+        if not self._owned:
+            return
+        if not self._updater.is_steady():
+            self._forget_places()
+        rules = self._updater.rules(options)
+        if rules is not None:
+            self._engine.set_rules(version, rules)
+
+    def _forget_places(self) -> None:
+        """The state of the wrapped optimizer lies elsewhere."""
+        with self._placing:
+            self._engine.forget_tensors()
+            self._updater.forget()
 
     def _check_steady(self, layer: int) -> None:
         if self._posted[layer] > self._step:
@@ -467,7 +501,11 @@ class NotifiedTree(Optimizer):
                 self._plan.parts[index].stretches, views, flags, strict=True
             ):
                 gradients.append((stretch, view if flag else None))
-        self._updater.update(gradients, self._options[version])
+        places = self._updater.update(gradients, self._options[version])
+        if places is not None and len(parts) == 1:
+            with self._placing:
+                self._updater.keep(places)
+                self._engine.set_tensors(parts[0], places.rows)
 
 
 def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:

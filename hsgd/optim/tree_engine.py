@@ -42,7 +42,8 @@ class Engine:
 
     teams: this rank's neighbours, layer by layer.
     update: called on roots with a version and parts whose mean gradients, of that version, lie in
-        `plan.own` of the root's segment. whole_step: called with all parts at once.
+        `plan.own` of the root's segment; not for those that set_tensors() and set_rules() let the
+        engine update by itself. whole_step: called with all parts at once.
     before_notify: called before each notification that the program itself makes.
     """
 
@@ -63,6 +64,7 @@ class Engine:
         self.error: BaseException | None = None
         self._bind()
         self._thread: threading.Thread | None = None
+        self._tree: _native.Tree | None = None
         if not team.leads:
             return
         options = _native.TreeOptions(
@@ -73,7 +75,7 @@ class Engine:
             reason_bytes=plan.REASON,
         )
         parts = [self._native_part(part) for part in plan.parts]
-        self._tree: _native.Tree | None = exchange.make_tree(parts, options)
+        self._tree = exchange.make_tree(parts, options)
         self._thread = threading.Thread(target=self._run, name="hsgd-tree", daemon=True)
         self._thread.start()
 
@@ -88,6 +90,23 @@ class Engine:
             slot = plan.local_slot(part, team.members.index(team.rank))
         self._exchange.put_notify(None, team.members[0], slot, version)
 
+    def set_rules(self, version: int, rules: list[_native.LarsRule]) -> None:
+        """Rules of a step, by which parts whose tensors are known are updated without `update`;
+        before the first gradient of that step.
+        """
+        if (tree := self._tree) is not None:
+            tree.set_rules(version, rules)
+
+    def set_tensors(self, part: int, places: list[tuple[int, int, int]]) -> None:
+        """Where the parameters of a part and their momenta lie, until forget_tensors()."""
+        if (tree := self._tree) is not None:
+            tree.set_tensors(part, places)
+
+    def forget_tensors(self) -> None:
+        """Call `update` again for all parts; returns when none is updated without it any more."""
+        if (tree := self._tree) is not None:
+            tree.forget_tensors()
+
     def stop(self) -> None:
         """End the thread; local, blocking."""
         if self._thread is not None and self._thread.is_alive():
@@ -98,8 +117,7 @@ class Engine:
         """Layer, target rank, begin and end of what went to other nodes lately; seconds of
         time.monotonic(). Nothing after the end.
         """
-        tree = self._tree if self._team.leads else None
-        sent = tree.sent() if tree is not None else []
+        sent = tree.sent() if (tree := self._tree) is not None else []
         parts = self._plan.parts
         return [(parts[part].layer, target, begin, end) for part, target, begin, end in sent]
 

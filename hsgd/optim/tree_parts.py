@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Layer", "Part", "Stretch", "layers_of", "padded", "parts_of"]
+__all__ = ["Layer", "Part", "Stretch", "in_order_of", "layers_of", "padded", "parts_of"]
 
 _LINE = 64  # bytes
 # The way up of a part, its update and its way down follow one another, and overlap with those of
@@ -61,13 +61,11 @@ class Stretch:
         return (self.end - self.begin) * self.parameter.element_size()
 
     def of(self, tensor: Tensor) -> Tensor:
-        """These elements of a tensor of the parameter's shape: a view if it has the parameter's
-        strides, too; 1-d unless it is all of them.
+        """These elements of a tensor that is in_order_of() the parameter, or of any of its shape if
+        it is all of them: a view, 1-d unless it is all of them.
         """
         if self.is_whole:
             return tensor
-        if tensor.stride() != self.parameter.stride():
-            tensor = torch.empty_like(self.parameter, requires_grad=False).copy_(tensor)
         return tensor.as_strided((tensor.numel(),), (1,))[self.begin : self.end]
 
 
@@ -90,6 +88,15 @@ def layers_of(model: nn.Module) -> list[Layer]:
             seen.update(own)
             layers.append(Layer(len(layers), name or type(module).__name__, module, own))
     return layers
+
+
+def in_order_of(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """The tensor with its elements in the order in which the parameter's lie in memory: itself
+    where they do.
+    """
+    if tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter, requires_grad=False).copy_(tensor)
 
 
 def parts_of(layers: Sequence[Layer], part_bytes: int | None) -> list[Part]:

@@ -2,7 +2,7 @@
 
 Owns a second name for each parameter and a twin of the user's optimizer that knows them by it, and
 a short cut: plain SGD goes to the kernel of LARS without adaptation, which is the same formula.
-Never communicates, and runs in the engine's thread.
+From the second update of a layer on the engine calls that kernel itself. Never communicates.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +21,18 @@ from hsgd import _native
 from hsgd.optim.lars import suits_the_kernel
 from hsgd.optim.tree_parts import Stretch
 
-__all__ = ["Options", "Updater", "updates_elements"]
+__all__ = ["Options", "Places", "Updater", "updates_elements"]
 
 Options = list[dict[str, Any]]  # of each group, without its parameters
+
+
+@dataclass
+class Places:
+    """Where the kernel finds what it updates."""
+
+    # Weight and momentum (addresses; 0: unknown, none) and group, one for each stretch.
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+    momenta: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # that rows point to
 
 
 class Updater:
@@ -47,6 +57,7 @@ class Updater:
         }
         self._twin = _twin(optimizer)
         self._rules: tuple[Options, list[_native.LarsRule] | None] = ([], None)
+        self._kept: dict[nn.Parameter, Tensor] = {}  # momenta that others have the places of
         self.share_state()
 
     def share_state(self) -> None:
@@ -69,10 +80,41 @@ class Updater:
             for group in self._optimizer.param_groups
         ]
 
-    def update(self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options) -> None:
-        """One step on these stretches, from their gradients; None: there is none."""
-        if self._before_update is None and self._update_natively(stretches, options):
-            return
+    def rules(self, options: Options) -> list[_native.LarsRule] | None:
+        """What the kernel needs to know of each group; None: it cannot do what the optimizer
+        does.
+        """
+        known = self._rules
+        if known[0] is not options:
+            rules = None if self._before_update is not None else _rules(self._optimizer, options)
+            self._rules = known = (options, rules)
+        return known[1]
+
+    def keep(self, places: Places) -> None:
+        """Somebody goes by these places: what they point to stays in memory until forget()."""
+        self._kept.update(places.momenta)
+
+    def is_steady(self) -> bool:
+        """Whether all momenta that are kept are still those of the optimizer."""
+        state = self._optimizer.state
+        return all(
+            state.get(parameter, {}).get("momentum_buffer") is buffer
+            for parameter, buffer in list(self._kept.items())  # the engine's thread adds some
+        )
+
+    def forget(self) -> None:
+        """Nobody goes by any places any more."""
+        self._kept.clear()
+
+    def update(
+        self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
+    ) -> Places | None:
+        """One step on these stretches, from their gradients; None: there is none. Returns where the
+        kernel finds them next time, if it can do without this method.
+        """
+        places = self._update_natively(stretches, options)
+        if places is not None:
+            return places
         gradients = {stretch.parameter: gradient for stretch, gradient in stretches}
         for parameter, gradient in gradients.items():
             self._shadows[parameter].grad = gradient
@@ -84,37 +126,37 @@ class Updater:
             for its, group in zip(options, self._optimizer.param_groups, strict=True)
         ]
         self._twin.step()
+        return None
 
     def _update_natively(
         self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
-    ) -> bool:
-        """False, and nothing done, where the kernel cannot do what the optimizer does."""
-        if self._rules[0] is not options:
-            self._rules = (options, _rules(self._optimizer, options))
-        rules = self._rules[1]
+    ) -> Places | None:
+        """None, and nothing done, where the kernel cannot do what the optimizer does."""
+        rules = self.rules(options)
         if rules is None:
-            return False
+            return None
         rows: dict[int, list[tuple[int, int, int, int, float, int]]] = {}
-        changed = []
+        places = Places()
         for stretch, gradient in stretches:
             parameter = stretch.parameter
             if gradient is None or parameter not in self._group_of:
+                places.rows.append((0, 0, 0))
                 continue
             index, shadow = self._group_of[parameter], self._shadows[parameter]
             buffer = self._buffer(parameter) if options[index]["momentum"] else None
             if stretch.is_whole and not suits_the_kernel(shadow, gradient, buffer):
-                return False
+                return None
             skipped = stretch.begin * shadow.element_size()
             address = 0 if buffer is None else buffer.data_ptr() + skipped
             weight, count = shadow.data_ptr() + skipped, gradient.numel()
             row = (weight, gradient.data_ptr(), address, count, 0.0, 0)
             rows.setdefault(index, []).append(row)
-            changed.append(shadow)
+            places.rows.append((weight, address, index))
+            if buffer is not None:
+                places.momenta[parameter] = buffer
         for index, table in rows.items():
             _native.lars_step(table, rules[index], 1)
-        for shadow in changed:
-            torch.autograd.graph.increment_version(shadow)
-        return True
+        return places
 
     def _buffer(self, parameter: nn.Parameter) -> Tensor:
         """The momentum, as torch.optim.SGD keeps it; zeros at first lead to what it begins with.

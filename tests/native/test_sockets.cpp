@@ -40,6 +40,7 @@ class Member {
   void open(std::vector<SocketPlace> places, int rank, bool forgiving = false) {
     rma = hsgd::make_socket_rma(std::move(listener_), std::move(places), rank, words_.data(),
                                 words_.size() * sizeof(uint64_t), forgiving);
+    rma->await_tickets(1);
   }
   void start() {
     rma->start([this] {
@@ -192,6 +193,45 @@ TEST("a write that has begun is overtaken by shorter ones only") {
                     [](std::byte byte) { return byte == std::byte{2}; }));
 }
 
+TEST("a write that was overtaken goes on before others begin") {
+  constexpr size_t kLarge = 64 << 20;
+  Job job(2, kLarge);
+  Member& writer = job.at(0);
+  Member& reader = job.at(1);
+  const std::vector<std::byte> first(kLarge, std::byte{1});
+  const std::vector<std::byte> second(kLarge, std::byte{2});
+  const uint64_t version = 1;
+  const auto small = writer.rma->put(1, first.data(), 8, kFront, 3);
+  writer.rma->put(1, first.data(), kLarge, kFront, 9);
+  writer.rma->replace(1, &version, slot_at(9), 9);
+  writer.start();
+  const Deadline deadline(kLimitS);
+  while (CHECK(!deadline.passed()) && !writer.rma->done(small)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
+  }  // what follows has begun then
+  writer.rma->put(1, first.data(), 8, kFront, 2);
+  writer.rma->replace(1, &version, slot_at(2), 2);
+  writer.rma->put(1, second.data(), kLarge, kFront, 5);
+  writer.rma->replace(1, &version, slot_at(5), 5);
+  reader.start();
+  reader.wait([&] { return reader.version(5) == 1 && reader.version(9) == 1; });
+  CHECK(std::all_of(reader.data(), reader.data() + kLarge,
+                    [](std::byte byte) { return byte == std::byte{2}; }));
+}
+
+TEST("who closes does not wait for a rank that takes nothing, where that is forgiven") {
+  constexpr size_t kLarge = 64 << 20;
+  Member own(64);
+  const Member sleeper(64);  // is connected by the kernel, and reads nothing
+  own.open({own.place(), sleeper.place()}, 0, true);
+  own.start();
+  const std::vector<std::byte> data(kLarge);
+  own.rma->put(1, data.data(), kLarge, 0, 0);
+  const Deadline deadline(kLimitS);
+  own.rma->close(deadline);
+  CHECK(!deadline.passed());
+}
+
 TEST("a rank that cannot be reached is named with its address, or forgiven") {
   for (const bool forgiving : {false, true}) {
     Member own(64);
@@ -202,7 +242,9 @@ TEST("a rank that cannot be reached is named with its address, or forgiven") {
     own.start();
     const uint64_t version = 1;
     if (forgiving) {
+      const uint64_t before = own.rma->news();
       CHECK(own.rma->done(own.rma->replace(1, &version, 0, 0)));
+      CHECK(own.rma->news() != before);  // so that who waits looks at once
       CHECK(own.rma->lost(1) && !own.rma->failure(1).has_value());
     } else {
       CHECK_THROWS(own.rma->replace(1, &version, 0, 0),

@@ -88,6 +88,27 @@ TEST("a waiter calls its step again at once as long as that makes progress") {
   CHECK_EQ(calls, 1000);
 }
 
+TEST("where all that comes rings, a waiter looks when it is rung and for the sake of its peers") {
+  hsgd::Doorbell bell{};
+  std::atomic<bool> done{false};
+  hsgd::WaitPolicy policy{0, 0};
+  policy.all_rings = true;
+  hsgd::Waiter waiter(bell, policy);
+  Patient watch;
+  int64_t calls = 0;
+  const int64_t begin = hsgd::now_ns();
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    done.store(true);
+    hsgd::ring(bell);
+  });
+  const auto step = [&] { return ++calls, done ? hsgd::Step::kDone : hsgd::Step::kIdle; };
+  waiter.run(step, watch, policy.sleep_ns);
+  const int64_t sleeps = (hsgd::now_ns() - begin) / policy.sleep_ns + 1;
+  other.join();
+  CHECK(calls <= 1 + 2 * sleeps);  // before and after each
+}
+
 TEST("what a watch throws ends the wait and leaves the doorbell awake") {
   hsgd::Doorbell bell{};
   hsgd::WaitPolicy policy;
