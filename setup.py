@@ -35,8 +35,8 @@ IO_CSRC = Path("io/csrc")
 HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
 MPI_SOURCES = (
-    *("mpi_cache.cpp", "mpi_comm.cpp", "mpi_exchange.cpp"),
-    *("rma_mpi.cpp", "transport_mpi.cpp"),
+    *("mpi_cache.cpp", "mpi_comm.cpp", "mpi_exchange.cpp", "mpi_handle.cpp"),
+    *("parting_mpi.cpp", "rma_mpi.cpp", "transport_mpi.cpp"),
 )
 PRELOAD_SOURCES = (
     *("pmpi.cpp", "pmpi_fortran.cpp", "pmpi_take.cpp", "pmpi_types.cpp"),

@@ -47,7 +47,13 @@ class QueueFull(CollectiveTimeout):
 class SignatureMismatch(HsgdError, ValueError):
     """Ranks called one collective with different shapes, dtypes, ops or names. No data was
     mixed.
+
+    ranks: two ranks that differ. names: what they called their arrays, up to 63 characters; None
+    where a call had no name.
     """
+
+    ranks: tuple[int, int] = (-1, -1)
+    names: tuple[str | None, str | None] = (None, None)
 
 
 class SharedMemoryError(HsgdError, MemoryError):

@@ -25,11 +25,12 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi", "prompt"})
     | {"socket_frames"},
     frozenset({"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner"})
-    | {"types", "lars_kernels", "square_sums"},
+    | {"types", "lars_kernels", "mpi_handle", "square_sums"},
     frozenset({"change", "lars", "options", "layout", "tuning", "store_choice"})
-    | {"transport_inproc", "transport_mpi", "unix_socket", "box_kernels"}
+    | {"transport_inproc", "parting_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver"},
-    frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "element_update"}),
+    frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "transport_mpi"})
+    | {"element_update"},
     frozenset({"box_chunks", "box_door"}),
     frozenset({"box"}),
     frozenset({"bootstrap", "wire", "box_api"}),
@@ -74,7 +75,7 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
-    r"mpi\.h": {"transport_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
+    r"mpi\.h": {"mpi_handle", "parting_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
     r"Python\.h|nanobind/.*": {"bind", "array", "request", "gil"}
     | {"bind_box", "bind_change", "bind_exchange", "bind_lars", "bind_tree"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),

@@ -40,8 +40,8 @@ def program(case: str) -> None:
     dist.init_process_group("hsgd", timeout=limit)
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
-    if case == "killed":
-        lost(rank, size)
+    if case in ("killed", "failed"):
+        lost(rank, size, case)
         return
     from backend_programs import run_collectives
 
@@ -69,14 +69,16 @@ def program(case: str) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(report))
 
 
-def lost(rank: int, size: int) -> None:
-    """The last rank dies; the others say what they see."""
+def lost(rank: int, size: int, case: str) -> None:
+    """The last rank dies, or ends by an exception; the others say what they see."""
     import torch
     import torch.distributed as dist
 
     dist.barrier()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends the others before they see it
     if rank == size - 1:
+        if case == "failed":
+            raise RuntimeError("this rank fails")
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         for _ in range(1000):
@@ -254,6 +256,15 @@ def test_a_killed_rank_is_named_on_all_others(
     for rank in range(size - 1):
         text = (tmp_path / f"{rank}.txt").read_text()
         assert text.startswith("PeerLost: ") and f"rank {size - 1} " in text, text
+
+
+def test_a_rank_that_leads_its_node_and_fails_is_named_on_the_other(
+    tmp_path: Path, cluster: Callable[..., Cluster]
+) -> None:
+    done = torchrun_on_nodes(cluster(2), tmp_path, [1, 1], "failed")
+    assert any(each.returncode for each in done)
+    text = (tmp_path / "0.txt").read_text()
+    assert text.startswith("PeerLost: ") and "rank 1 closed its communicator" in text, text
 
 
 if __name__ == "__main__":

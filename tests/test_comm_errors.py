@@ -383,7 +383,18 @@ MISMATCHES: dict[str, tuple[Call, Call, tuple[str, str]]] = {
 }
 
 
-def do_mismatch(seat: Seat, path: str, size: int, case: str, odd: int) -> tuple[str, int]:
+# What the usual and the other call of a case are named, up to 63 bytes; elsewhere they have none.
+NAMES: dict[str, tuple[str | None, str | None]] = {
+    "name": ("fc.weight", "fc.bias"),
+    "no name": ("x", None),
+    "long name": (("layer." * 11)[:63], ("layer." * 11)[:63]),
+    "cut name": ("x" + "é" * 31, "ö" * 31 + "\N{REPLACEMENT CHARACTER}"),
+}
+
+
+def do_mismatch(
+    seat: Seat, path: str, size: int, case: str, odd: int
+) -> tuple[str, int, tuple[int, int], tuple[str | None, str | None]]:
     comm = seat.comm(path, size)
     usual, other, _ = MISMATCHES[case]
     data = np.full(1_000_000, seat.rank + 1.0)
@@ -393,7 +404,8 @@ def do_mismatch(seat: Seat, path: str, size: int, case: str, odd: int) -> tuple[
     for count in (3, 100_000):
         assert comm.allreduce(np.ones(count)).tolist() == [float(size)] * count
     comm.barrier()
-    return str(caught.value), caught.value.rank  # type: ignore[attr-defined]
+    error = caught.value
+    return str(error), error.rank, error.ranks, error.names
 
 
 @pytest.fixture(scope="module")
@@ -410,13 +422,15 @@ def test_ranks_that_call_differently_are_both_named_and_nothing_is_mixed(
         args = (meetings[size], size, case, odd)
         told = ranks.run(do_mismatch, *args, on=range(size))
         assert len(set(told)) == 1, "all ranks say the same"
-        line, named = told[0]
+        line, named, ranks_told, names = told[0]
         assert "\n" not in line
         usual, other = MISMATCHES[case][2]
         first, second = (other, usual) if odd == 0 else (usual, other)
         assert "rank 0 " in line and f"rank {1 if odd == 0 else odd} " in line
         assert first in line and second in line
         assert named == (1 if odd == 0 else odd)
+        assert ranks_told == (0, named)
+        assert names == NAMES.get(case, (None, None))[:: -1 if odd == 0 else 1]
 
 
 @pytest.mark.parametrize("size", [3, 4])

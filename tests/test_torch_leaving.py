@@ -1,4 +1,6 @@
-"""The end of a job of hsgd.torch between nodes: ranks leave when they are done, nobody hangs."""
+"""The end of a job of hsgd.torch between nodes: ranks leave when they are done, or fail, and nobody
+hangs. Nothing here asserts on time: collectives have half an hour, and jobs are ended long before.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +34,36 @@ def test_a_rank_that_ends_later_is_not_waited_for_in_vain(
     done = cluster(2).mpirun(sum(hosts), argv, hosts="node1:{},node2:{}".format(*hosts))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["left"] * sum(hosts)
+
+
+FAILING = """
+import sys, torch
+import hsgd.torch as hvd
+
+hvd.init()
+torch.manual_seed(1)
+net = torch.nn.Linear(40, 30)
+plain = torch.optim.SGD(net.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(plain, net.named_parameters())
+try:
+    for step in range(100_000):
+        optimizer.zero_grad()
+        net(torch.ones(2, 40)).square().mean().backward()
+        optimizer.step()
+        hvd.allreduce(torch.ones(3), name="loss")
+        if step == 3 and hvd.rank() == int(sys.argv[1]):
+            raise RuntimeError("this rank fails")
+except hvd.HorovodInternalError as error:
+    print("told", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("hosts", "failing"), [((1, 1), 1), ((2, 1), 1)], ids=str)
+def test_a_rank_that_fails_between_nodes_ends_the_training_of_all(
+    cluster: Callable[..., Cluster], hosts: tuple[int, int], failing: int
+) -> None:
+    argv = [sys.executable, "-c", FAILING, str(failing)]
+    done = cluster(2).mpirun(sum(hosts), argv, hosts="node1:{},node2:{}".format(*hosts))
+    assert done.returncode != 0
+    assert "RuntimeError: this rank fails" in done.stderr
+    assert done.stdout.split() == ["told"] * (sum(hosts) - 1), done.stderr[-3000:]

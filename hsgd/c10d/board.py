@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from hsgd.errors import CollectiveTimeout, HsgdError
+from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
 
 __all__ = ["Board", "in_global_ranks"]
 
@@ -72,6 +72,12 @@ def in_global_ranks(error: HsgdError, members: Sequence[int]) -> HsgdError:
         rank = int(match[1])
         return f"rank {members[rank]}" if rank < len(members) else match[0]
 
+    def member(rank: int) -> int:
+        return members[rank] if 0 <= rank < len(members) else rank
+
     told = type(error)(re.sub(r"\brank (\d+)\b", renamed, str(error)))
-    told.rank = members[error.rank] if 0 <= error.rank < len(members) else error.rank
+    told.rank = member(error.rank)
+    if isinstance(error, SignatureMismatch) and isinstance(told, SignatureMismatch):
+        told.ranks = (member(error.ranks[0]), member(error.ranks[1]))
+        told.names = error.names
     return told

@@ -55,11 +55,18 @@ class Nodes:
             store = PrefixStore(f"{board.prefix}/leaders", board.store)
             limit = timedelta(seconds=board.timeout_s)
             self._gloo = dist.ProcessGroupGloo(store, self._node, len(nodes), limit)
+            local.before_close(self._leave)
 
     def close(self) -> None:
         """Give everything back; local. A second call does nothing."""
-        self._gloo = None
         self._local.close()
+
+    def _leave(self) -> None:
+        """The other nodes see that gloo's connections end: leave word why."""
+        if not self._reason:
+            rank = self._board.members[self.rank]
+            self._board.break_off(f"rank {rank} closed its communicator")
+        self._gloo = None
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:

@@ -156,6 +156,8 @@ int Submissions::wait(const Request& request, double timeout_s, hsgd_error* err)
   if (waited == Waited::kInterrupted)
     return report(err, HSGD_ERR_INTERRUPTED, -1, "the wait was interrupted");
   const hsgd_error& outcome = request.outcome();
+  if (err != nullptr && outcome.code == HSGD_ERR_SIGNATURE)
+    std::copy_n(outcome.sides, 2, err->sides);
   return report(err, static_cast<hsgd_status>(outcome.code), outcome.rank, outcome.message);
 }
 

@@ -222,13 +222,21 @@ const char* class_of(int code) {
   }
 }
 
+// Text may be cut within a character.
+nb::object decoded(const char* text) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace"));
+}
+
+nb::object name_of(const hsgd_side& side) {
+  return side.named != 0 ? decoded(side.name) : nb::object(nb::none());
+}
+
 }  // namespace
 
 void raise_on_error(int status, const hsgd_error& error) {
   if (status == HSGD_OK) return;
-  // A long name may be cut within a character.
-  const nb::object message = nb::steal(PyUnicode_DecodeUTF8(
-      error.message, static_cast<Py_ssize_t>(std::strlen(error.message)), "replace"));
+  const nb::object message = decoded(error.message);
   if (status == HSGD_ERR_INTERRUPTED && PyErr_Occurred() != nullptr) throw nb::python_error();
   if (status == HSGD_ERR_ARGUMENT) {
     PyErr_SetObject(PyExc_ValueError, message.ptr());
@@ -237,6 +245,11 @@ void raise_on_error(int status, const hsgd_error& error) {
   const nb::object type = nb::module_::import_("hsgd.errors").attr(class_of(status));
   const nb::object exception = type(message);
   exception.attr("rank") = error.rank;
+  if (status == HSGD_ERR_SIGNATURE) {
+    const auto& [one, other] = error.sides;
+    exception.attr("ranks") = nb::make_tuple(one.rank, other.rank);
+    exception.attr("names") = nb::make_tuple(name_of(one), name_of(other));
+  }
   PyErr_SetObject(type.ptr(), exception.ptr());
   throw nb::python_error();
 }
@@ -417,10 +430,7 @@ class Comm {
              {&record->call, &record->reduce, &record->inter, &record->gather}) {
           spans.append(nb::make_tuple(span->begin_ns, span->end_ns, span->busy_ns));
         }
-        const nb::object name = nb::steal(
-            PyUnicode_DecodeUTF8(record->name, static_cast<Py_ssize_t>(std::strlen(record->name)),
-                                 "replace"));  // it may be cut within a character
-        taken.append(nb::make_tuple(name, record->bytes, spans));
+        taken.append(nb::make_tuple(decoded(record->name), record->bytes, spans));
       }
       if (count < kAtOnce) return taken;
     }

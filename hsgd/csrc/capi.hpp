@@ -29,6 +29,9 @@ int guarded(hsgd_error* err, Body&& body) noexcept {
   try {
     body();
     return report(err, HSGD_OK, -1, "");
+  } catch (const MismatchError& error) {
+    if (err != nullptr) std::copy_n(error.sides(), 2, err->sides);
+    return report(err, error.code(), error.rank(), error.what());
   } catch (const Error& error) {
     return report(err, error.code(), error.rank(), error.what());
   } catch (const std::bad_alloc&) {

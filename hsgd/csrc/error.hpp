@@ -30,6 +30,17 @@ class HSGD_API Error : public std::exception {
   std::string message_;
 };
 
+// HSGD_ERR_SIGNATURE: two ranks called what does not fit together.
+class HSGD_API MismatchError final : public Error {
+ public:
+  MismatchError(int rank, std::string message, const hsgd_side& one, const hsgd_side& other)
+      : Error(HSGD_ERR_SIGNATURE, rank, std::move(message)), sides_{one, other} {}
+  const hsgd_side (&sides() const)[2] { return sides_; }
+
+ private:
+  hsgd_side sides_[2];
+};
+
 __attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
   char buffer[1024];
   va_list arguments;

@@ -171,8 +171,13 @@ Communicator::Communicator(const std::string& path, Listener* listener, Place pl
   setup_watch_ = nullptr;
 }
 
+// Collectives up to the last one that this rank took part in still end well elsewhere: all that it
+// had to send for them is sent.
 Communicator::~Communicator() {
-  if (transport_ == nullptr || transport_->quiesce(Deadline(1.0))) return;
+  if (transport_ == nullptr) return;
+  transport_->part({sequence_ + 1, place_.rank, true, local_.closing(place_.local_rank)});
+  HSGD_FAULT_POINT("close: other nodes told");
+  if (transport_->quiesce(Deadline(1.0))) return;
   // A send to a node that hangs is still under way: its buffers must outlive it, so all that may
   // hold one stays until the process ends.
   static_cast<void>(headers_.release());
@@ -290,10 +295,10 @@ void Communicator::run(Operation& operation) {
       finish_steps(kSkippedSteps);
       throw;
     }
-    give_up(error);
+    give_up(error, sequence_);
     throw;
   } catch (const std::exception& error) {  // out of memory, most likely
-    give_up(Error(HSGD_ERR_SYSTEM, place_.rank, error.what()));
+    give_up(Error(HSGD_ERR_SYSTEM, place_.rank, error.what()), sequence_);
     throw;
   }
   if (current_.kind() == Kind::kAllocate) {
@@ -330,18 +335,19 @@ void Communicator::begin_collective(const Signature& signature) {
   staged_ = {};
 }
 
-// Nobody waits for this rank from now on.
-void Communicator::give_up(const Error& error) {
+// Nobody waits for this rank from now on. Other nodes may still be in a collective before
+// `first_missed`, which misses nothing of it.
+void Communicator::give_up(const Error& error, uint64_t first_missed) {
   const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
+  const int about = interrupted ? place_.rank : error.rank();
   broken_ = error.what();
-  local_.fail(interrupted ? HSGD_ERR_PEER_LOST : error.code(),
-              interrupted ? place_.rank : error.rank(), error.what());
-  if (transport_ != nullptr) transport_->poison(broken_);
+  local_.fail(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, error.what());
+  if (transport_ != nullptr) transport_->part({first_missed, about, false, broken_});
 }
 
 void Communicator::abandon(const Error& error) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  give_up(error);
+  give_up(error, sequence_ + 1);
   throw Error(error);
 }
 
@@ -489,8 +495,9 @@ bool Communicator::headers_agree(Call sides[2]) const {
 }
 
 void Communicator::fail_mismatch(const Call sides[2]) const {
-  throw Error(HSGD_ERR_SIGNATURE, sides[1].rank,
-              describe_mismatch(sequence_ - first_sequence_, sides[0], sides[1]));
+  throw MismatchError(sides[1].rank,
+                      describe_mismatch(sequence_ - first_sequence_, sides[0], sides[1]),
+                      side_of(sides[0]), side_of(sides[1]));
 }
 
 // Local rank 0 tells the other nodes what this one called, or that its ranks differ.
@@ -876,20 +883,30 @@ void Communicator::check() {
   check_left_out(local_);
   local_.see_who_waits(sequence_);
   local_.check_peers(sequence_, what());
-  std::string reason;
-  const bool poisoned = transport_ != nullptr && transport_->poisoned(&reason);
-  if (!deadline_->passed() && !poisoned) return;
+  const Parting* parted = who_parted();
+  if (!deadline_->passed() && parted == nullptr) return;
   int first = -1;
   const std::string who = local_.missing(sequence_, &first);
   // Deadlines pass on all nodes at about the same time; the cause may be a rank of this one.
   const bool is_late = static_cast<double>(deadline_->remaining_ns()) < 1e8 * options_.timeout_s;
-  if (poisoned && !(is_late && first >= 0)) {
-    throw Error(HSGD_ERR_PEER_LOST, -1, what() + ": another node gave up: " + reason);
+  if (parted != nullptr && (parted->closed != 0 || !is_late || first < 0)) {
+    throw Error(HSGD_ERR_PEER_LOST, parted->rank,
+                what() + (parted->closed != 0 ? ": " : ": another node gave up: ") + parted->line);
   }
   throw Error(
       HSGD_ERR_TIMEOUT, first,
       what() + text(": not finished within %g s: %s; raise HSGD_TIMEOUT_S if this is expected",
                     options_.timeout_s, who.c_str()));
+}
+
+// A node that takes no part in this collective; nullptr while this leader knows of none.
+const Parting* Communicator::who_parted() {
+  if (transport_ == nullptr) return nullptr;
+  Parting heard;
+  while (transport_->heard(&heard)) {
+    if (!parting_ || heard.sequence < parting_->sequence) parting_ = heard;
+  }
+  return parting_ && parting_->sequence <= sequence_ ? &*parting_ : nullptr;
 }
 
 void Communicator::check_alive(int rank, const std::string& what) const {

@@ -135,7 +135,8 @@ class HSGD_API Communicator final : private Watch {
   void wait_for_headers();
   void wait_for_result();
   void lead(const std::function<Outgoing()>& collect, const std::function<void()>& combine);
-  void give_up(const Error& error);
+  void give_up(const Error& error, uint64_t first_missed);
+  const Parting* who_parted();
   void run_locally(const Operation& operation);
   void small_on_node(const Operation& operation);
   void small_between_nodes(const Operation& operation);
@@ -255,6 +256,7 @@ class HSGD_API Communicator final : private Watch {
   Signature current_;
   Watch* setup_watch_;  // while the set-up lasts
   std::optional<Deadline> deadline_;
+  std::optional<Parting> parting_;  // leaders: of the nodes that parted, the one that misses most
   std::string broken_;
   std::vector<const void*> inputs_;
   Arena arena_;

@@ -25,14 +25,18 @@ uint32_t entry(const std::byte* table, int index) {
   return value;
 }
 
-std::string imbalance_text(const std::string& what, int from, uint64_t sent, int to,
-                           uint64_t expected, hsgd_dtype dtype) {
+[[noreturn]] void fail_counts(const std::string& what, const hsgd_label* called, int from,
+                              uint64_t sent, int to, uint64_t expected, hsgd_dtype dtype) {
   const char* name = hsgd_dtype_name(dtype);
-  return what + text(
-                    ": rank %d sends %llu %s to rank %d, and rank %d expects %llu %s from it; "
-                    "give the same count on both sides",
-                    from, static_cast<unsigned long long>(sent), name, to, to,
-                    static_cast<unsigned long long>(expected), name);
+  Label label;
+  fill_label(called, {}, &label);
+  throw MismatchError(
+      to,
+      what + text(": rank %d sends %llu %s to rank %d, and rank %d expects %llu %s from it; "
+                  "give the same count on both sides",
+                  from, static_cast<unsigned long long>(sent), name, to, to,
+                  static_cast<unsigned long long>(expected), name),
+      side_of(from, label), side_of(to, label));
 }
 
 }  // namespace
@@ -82,8 +86,7 @@ void Communicator::alltoall(const void* in, const uint64_t* send_counts, void* o
                             const uint64_t* receive_counts, hsgd_dtype dtype,
                             const hsgd_label* label) {
   if (place_.size == 1 && send_counts[0] != receive_counts[0]) {
-    throw Error(HSGD_ERR_SIGNATURE, 0,
-                imbalance_text("alltoall", 0, send_counts[0], 0, receive_counts[0], dtype));
+    fail_counts("alltoall", label, 0, send_counts[0], 0, receive_counts[0], dtype);
   }
   Operation operation;
   operation.counts = {send_counts, place_.size};
@@ -389,9 +392,8 @@ void Communicator::fail_imbalance(const Operation& operation) {
       const uint64_t sent = all[from * mine.size() + to];
       const uint64_t expected = all[to * mine.size() + size + from];
       if (sent == expected) continue;
-      throw Error(HSGD_ERR_SIGNATURE, static_cast<int>(to),
-                  imbalance_text(call, static_cast<int>(from), sent, static_cast<int>(to), expected,
-                                 operation.signature.dtype()));
+      fail_counts(call, operation.label, static_cast<int>(from), sent, static_cast<int>(to),
+                  expected, operation.signature.dtype());
     }
   }
   HSGD_CHECK(!"counts that agree cancel out");

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define HSGD_ABI_VERSION 1
+#define HSGD_ABI_VERSION 2
 #define HSGD_API __attribute__((visibility("default")))
 
 typedef struct hsgd_comm hsgd_comm;
@@ -55,10 +55,18 @@ typedef enum hsgd_op {
   HSGD_OP_COUNT = 5
 } hsgd_op;
 
+/* One of two calls that do not fit together. */
+typedef struct hsgd_side {
+  int32_t rank;
+  int32_t named; /* 1: the call had a name */
+  char name[64]; /* its first 63 characters */
+} hsgd_side;
+
 typedef struct hsgd_error {
   int32_t code; /* hsgd_status */
   int32_t rank; /* the world rank that the error is about, or -1 */
   char message[1024];
+  hsgd_side sides[2]; /* with HSGD_ERR_SIGNATURE only */
 } hsgd_error;
 
 /* Every field has a default (hsgd_options_default); all ranks must pass the same values. */
@@ -125,8 +133,9 @@ HSGD_API int hsgd_comm_create_local(const char* path, int rank, int size,
                                     const hsgd_options* options, hsgd_comm** comm, hsgd_error* err);
 
 /* Local. Unmaps the segments. Waits for nobody, except for requests that are open, which it
- * finishes (each has its deadline); peers that still wait for this rank see PeerLost or their
- * deadline. */
+ * finishes (each has its deadline). Peers that call more collectives than this rank did get
+ * HSGD_ERR_PEER_LOST, those of other nodes when the leaders of this node have left, or called one,
+ * too. */
 HSGD_API void hsgd_comm_destroy(hsgd_comm* comm);
 
 HSGD_API void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology);

@@ -311,8 +311,7 @@ void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
     // nobody up.
     if (control(peer).closed.load(std::memory_order_acquire) == 0 || is_open(peer, sequence))
       continue;
-    throw Error(HSGD_ERR_PEER_LOST, world_rank(peer),
-                what + ": " + person(peer) + " closed its communicator");
+    throw Error(HSGD_ERR_PEER_LOST, world_rank(peer), what + ": " + closing(peer));
   }
 }
 

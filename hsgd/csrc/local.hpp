@@ -120,6 +120,7 @@ class LocalGroup {
   // world rank.
   std::string missing(uint64_t sequence, int* first) const;
   std::string person(int rank) const;
+  std::string closing(int rank) const { return person(rank) + " closed its communicator"; }
   // Its process ended, or it gave its part of the group back: it can take part in nothing any more.
   bool has_left(int rank) const;
   // Tells the other ranks of the node why this one gives up.

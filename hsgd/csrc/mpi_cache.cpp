@@ -1,9 +1,8 @@
 // One core communicator per MPI communicator, made when it is first needed, for the interposer.
 //
-// Owns the only globals of the native code: two attribute keys, so that MPI itself calls the
-// clean-up, when a communicator is freed and, through MPI_COMM_SELF, at the beginning of
-// MPI_Finalize; and what each thread looked up last, because asking MPI takes its locks. Calls
-// PMPI_* only.
+// Owns the only globals of the native code besides what MPI keeps for us (see UntilFinalize): an
+// attribute key, so that MPI itself calls the clean-up when a communicator is freed; and what each
+// thread looked up last, because asking MPI takes its locks. Calls PMPI_* only.
 #include <mpi.h>
 
 #include <algorithm>
@@ -18,7 +17,7 @@
 #include "communicator.hpp"
 #include "hsgd_mpi.h"
 #include "mpi_comm.hpp"
-#include "transport_mpi.hpp"
+#include "mpi_handle.hpp"
 
 namespace hsgd {
 namespace {
@@ -43,8 +42,7 @@ struct Entry {
   bool decided = false;
 };
 
-// The attribute of MPI_COMM_SELF: all entries of this process. MPI deletes it first thing in
-// MPI_Finalize, when communicators can still be freed; entries of living communicators stay, empty.
+// All entries of this process. In MPI_Finalize those of living communicators stay, empty.
 class Cache {
  public:
   ~Cache() {
@@ -116,46 +114,27 @@ int delete_entry(MPI_Comm, int, void* attribute, void*) {
   return MPI_SUCCESS;
 }
 
-int delete_cache(MPI_Comm, int, void* attribute, void*) {
-  delete static_cast<Cache*>(attribute);
-  return MPI_SUCCESS;
-}
-
-// MPI knows attributes by keys that live as long as MPI.
-struct Keys {
-  int entry = MPI_KEYVAL_INVALID;
-  int cache = MPI_KEYVAL_INVALID;
-
-  // A copy of a communicator starts without an entry.
-  Keys() {
-    check_mpi(PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_entry, &entry, nullptr),
+// MPI knows attributes by keys that live as long as MPI. Made by the first caller; MPI must be
+// running. A copy of a communicator starts without an entry.
+int entry_key() {
+  static const int created = [] {
+    int key = MPI_KEYVAL_INVALID;
+    check_mpi(PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_entry, &key, nullptr),
               "MPI_Comm_create_keyval");
-    check_mpi(PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_cache, &cache, nullptr),
-              "MPI_Comm_create_keyval");
-    check_mpi(PMPI_Comm_set_attr(MPI_COMM_SELF, cache, new Cache), "MPI_Comm_set_attr");
     note_change();
-  }
-};
-
-// Made, with the cache itself, by the first caller. MPI must be running.
-const Keys& keys() {
-  static const Keys created;
+    return key;
+  }();
   return created;
-}
-
-template <class Attribute>
-Attribute* find(MPI_Comm comm, int key) {
-  Attribute* attribute = nullptr;
-  int found = 0;
-  check_mpi(PMPI_Comm_get_attr(comm, key, &attribute, &found), "MPI_Comm_get_attr");
-  return found != 0 ? attribute : nullptr;
 }
 
 Entry* find_entry(MPI_Comm comm) {
   const uint64_t changes = entry_changes.load(std::memory_order_relaxed);
   LastFound& last = last_found;
   if (last.changes == changes && changes > 0 && last.comm == comm) return last.entry;
-  auto* entry = find<Entry>(comm, keys().entry);
+  Entry* entry = nullptr;
+  int found = 0;
+  check_mpi(PMPI_Comm_get_attr(comm, entry_key(), &entry, &found), "MPI_Comm_get_attr");
+  if (found == 0) entry = nullptr;
   last = {comm, changes, entry};
   return entry;
 }
@@ -181,7 +160,7 @@ hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
 
 Entry* make_entry(MPI_Comm comm) {
   auto entry = std::make_unique<Entry>();
-  check_mpi(PMPI_Comm_set_attr(comm, keys().entry, entry.get()), "MPI_Comm_set_attr");
+  check_mpi(PMPI_Comm_set_attr(comm, entry_key(), entry.get()), "MPI_Comm_set_attr");
   note_change();
   return entry.release();
 }
@@ -189,7 +168,7 @@ Entry* make_entry(MPI_Comm comm) {
 hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options, uint64_t patience) {
   Entry* entry = find_entry(comm);
   if (entry != nullptr && entry->decided) return entry->comm;
-  Cache* cache = find<Cache>(MPI_COMM_SELF, keys().cache);
+  Cache* cache = UntilFinalize<Cache>::get();
   if (cache == nullptr) return nullptr;  // MPI_Finalize has begun
   if (entry == nullptr) entry = make_entry(comm);
   if (entry->asked++ < patience) return nullptr;
@@ -223,7 +202,7 @@ void hsgd_mpi_cached_counters(hsgd_counters* counters) {
   *counters = hsgd_counters{};
   hsgd::guarded(nullptr, [&] {
     if (!hsgd::mpi_is_running()) return;
-    hsgd::Cache* cache = hsgd::find<hsgd::Cache>(MPI_COMM_SELF, hsgd::keys().cache);
+    hsgd::Cache* cache = hsgd::UntilFinalize<hsgd::Cache>::get();
     if (cache != nullptr) *counters = cache->counters();
   });
 }

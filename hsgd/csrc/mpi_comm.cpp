@@ -222,10 +222,8 @@ OwnComm same_ranks(MPI_Comm comm) {
 
 bool mpi_is_running() {
   int initialized = 0;
-  int finalized = 0;
   PMPI_Initialized(&initialized);
-  PMPI_Finalized(&finalized);
-  return initialized != 0 && finalized == 0;
+  return initialized != 0 && !mpi_is_finalized();
 }
 
 hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, bool only_if_shared) {

@@ -9,7 +9,7 @@
 
 #include "error.hpp"
 #include "hsgd_core.h"
-#include "transport_mpi.hpp"
+#include "mpi_handle.hpp"
 
 namespace hsgd {
 

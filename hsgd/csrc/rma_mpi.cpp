@@ -70,9 +70,7 @@ class MpiRma final : public Rma {
 
   // MPI_Win_free waits for all ranks, without a deadline: they meet before.
   bool close(const Deadline& deadline) noexcept override {
-    int finalized = 0;
-    PMPI_Finalized(&finalized);
-    if (finalized != 0) return true;
+    if (mpi_is_finalized()) return true;
     MPI_Request here = MPI_REQUEST_NULL;
     if (PMPI_Ibarrier(world_.get(), &here) != MPI_SUCCESS) return leave();
     for (int64_t nap_ns = 1'000;; nap_ns = std::min<int64_t>(2 * nap_ns, 1'000'000)) {

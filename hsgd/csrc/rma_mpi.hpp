@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "mpi_handle.hpp"
 #include "rma.hpp"
-#include "transport_mpi.hpp"
 
 namespace hsgd {
 

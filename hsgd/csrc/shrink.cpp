@@ -20,7 +20,8 @@ std::unique_ptr<Communicator> Communicator::shrink(double timeout_s) {
                      place_.node_count));
   }
   if (broken_.empty()) {
-    give_up(Error(HSGD_ERR_PEER_LOST, place_.rank, text("rank %d called shrink()", place_.rank)));
+    give_up(Error(HSGD_ERR_PEER_LOST, place_.rank, text("rank %d called shrink()", place_.rank)),
+            sequence_ + 1);
   }
   std::unique_ptr<Communicator> shrunk;
   Regroup(local_, timeout_s, options_.interrupted).run([&](const Regroup::Round& round) {

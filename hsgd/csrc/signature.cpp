@@ -144,6 +144,13 @@ void fill_label(const hsgd_label* label, const Counts& counts, Label* out) {
   }
 }
 
+hsgd_side side_of(int rank, const Label& label) {
+  hsgd_side side{rank, label.name_given, {}};
+  static_assert(sizeof side.name == sizeof label.name);
+  std::memcpy(side.name, label.name, sizeof side.name);
+  return side;
+}
+
 std::string describe_call(uint64_t sequence, const Signature& signature) {
   return std::string(kind_name(signature.kind())) + " #" + std::to_string(sequence);
 }

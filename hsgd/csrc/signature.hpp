@@ -77,6 +77,9 @@ struct Call {
   Label label;
 };
 
+hsgd_side side_of(int rank, const Label& label);
+inline hsgd_side side_of(const Call& call) { return side_of(call.rank, call.label); }
+
 // "allreduce #12 "fc.weight": rank 1 sent 10 float32, rank 3 sent 12 float32; call it with ...".
 std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other);
 // "allreduce #12" for other messages.

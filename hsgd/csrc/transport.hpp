@@ -6,6 +6,7 @@
 #ifndef HSGD_TRANSPORT_HPP_
 #define HSGD_TRANSPORT_HPP_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -24,6 +25,24 @@ enum class Channel : uint8_t {
   kExchange = 5
 };
 
+// From which collective on a node takes part no more, and why. Fixed width, because it travels
+// between nodes.
+struct Parting {
+  static constexpr uint64_t kNever = UINT64_MAX;
+
+  Parting() = default;
+  Parting(uint64_t first_missed, int about, bool has_closed, const std::string& why)
+      : sequence(first_missed), rank(about), closed(has_closed ? 1 : 0) {
+    why.copy(line, std::min(why.size(), sizeof line - 1));
+  }
+
+  uint64_t sequence = kNever;  // the first collective without this node
+  int32_t rank = -1;           // the world rank that the line is about, or -1
+  int32_t closed = 0;          // 1: that rank closed its communicator; 0: the node gave up
+  char line[496] = {};
+};
+static_assert(sizeof(Parting) == 512, "the same on all nodes");
+
 class HSGD_API Transport {
  public:
   using Ticket = uint32_t;
@@ -38,10 +57,11 @@ class HSGD_API Transport {
   // Drives progress. Says true once per ticket, which is then free for others.
   virtual bool done(Ticket ticket) = 0;
 
-  // Tells the other nodes, as far as they can be reached, that this one gives up.
-  virtual void poison(const std::string& reason) noexcept = 0;
-  // True when another node gave up; `reason` then has its line.
-  virtual bool poisoned(std::string* reason) = 0;
+  // Tells the other nodes, as far as they can be reached. Only the first call counts: a node parts
+  // once.
+  virtual void part(const Parting& parting) noexcept = 0;
+  // True once for each other node that has parted; `parting` then says what it told.
+  virtual bool heard(Parting* parting) = 0;
   // Ends what is under way: cancels receives and waits for sends. False when buffers may still be
   // in use.
   virtual bool quiesce(const Deadline& deadline) noexcept = 0;

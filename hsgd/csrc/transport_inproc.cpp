@@ -6,8 +6,8 @@
 #include <map>
 #include <mutex>
 #include <random>
-#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "error.hpp"
@@ -44,26 +44,28 @@ class InprocNetwork {
     return true;
   }
 
-  void poison(int lane, int node, const std::string& reason) {
+  void part(int lane, int node, const Parting& parting) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    poison_.push_back({lane, node, reason});
+    partings_.push_back({lane, node, parting});
   }
 
-  bool poisoned(int lane, int node, std::string* reason) {
+  // The next parting that `node` is to hear, which has looked at the first `*seen` of all.
+  bool heard(int lane, int node, size_t* seen, Parting* parting) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const Poison& poison : poison_) {
-      if (poison.lane != lane || poison.node == node) continue;
-      *reason = poison.reason;
+    while (*seen < partings_.size()) {
+      const Farewell& next = partings_[(*seen)++];
+      if (next.lane != lane || next.node == node) continue;
+      *parting = next.parting;
       return true;
     }
     return false;
   }
 
  private:
-  struct Poison {
+  struct Farewell {
     int lane;
     int node;
-    std::string reason;
+    Parting parting;
   };
 
   int lateness() {
@@ -75,7 +77,7 @@ class InprocNetwork {
   std::mutex mutex_;  // guards all below
   std::mt19937_64 random_;
   std::map<Key, std::deque<Message>> queues_;
-  std::vector<Poison> poison_;
+  std::vector<Farewell> partings_;  // overtake all messages
 };
 
 namespace {
@@ -108,10 +110,12 @@ class InprocTransport final : public Transport {
     return posted.complete;
   }
 
-  void poison(const std::string& reason) noexcept override {
-    network_->poison(lane_, node_, reason);
+  void part(const Parting& parting) noexcept override {
+    if (!std::exchange(parted_, true)) network_->part(lane_, node_, parting);
   }
-  bool poisoned(std::string* reason) override { return network_->poisoned(lane_, node_, reason); }
+  bool heard(Parting* parting) override {
+    return network_->heard(lane_, node_, &partings_seen_, parting);
+  }
   bool quiesce(const Deadline&) noexcept override {
     posted_.clear();
     return true;
@@ -152,6 +156,8 @@ class InprocTransport final : public Transport {
   const int lane_;
   std::vector<Posted> posted_;
   uint64_t serial_ = 0;
+  bool parted_ = false;
+  size_t partings_seen_ = 0;
 };
 
 }  // namespace

@@ -35,7 +35,7 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
     difference is an error of the program, which waiting for more would hide.
     """
     mismatch = buckets[0].wait() if buckets else None
-    if mismatch is not None and _JOINED not in str(mismatch):
+    if mismatch is not None and _JOINED not in mismatch.names:
         raise mismatch
     for bucket in buckets:
         later = bucket.wait()

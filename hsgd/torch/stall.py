@@ -20,7 +20,7 @@ from hsgd.torch.settings import Settings
 __all__ = ["Open", "StallInspector", "ages", "describe", "missing"]
 
 _PERIOD_S = 0.25
-_LEAVE_S = 5.0  # for the last meeting
+_LEAVE_S = 5.0  # for a meeting that has begun
 _log = logging.getLogger("hsgd.torch")
 
 Open = dict[tuple[int, str], float]
@@ -90,9 +90,8 @@ class StallInspector:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; waits for the next meeting of the inspectors, which all stop after it, but not for
-        a rank that does not come: on another node nothing tells of a communicator's end, and who
-        meets alone waits until the deadline of collectives.
+        """Stop; waits for a meeting that has begun, but not long for a rank that does not come.
+        The inspectors of other ranks hear that this one has left, and stop as well.
         """
         self._stop.set()
         self._thread.join(_LEAVE_S)
@@ -101,18 +100,12 @@ class StallInspector:
     def _serve(self) -> None:
         thresholds = [s for s in (self._warning_s, self._shutdown_s) if s > 0]
         period_s = min([_PERIOD_S, *(seconds / 4 for seconds in thresholds)])
-        somebody_leaves = False
-        while not somebody_leaves:
-            leaves = self._stop.wait(period_s)
+        while not self._stop.wait(period_s):
             try:
-                told: list[tuple[bool, Open]] = exchange(
-                    self._comm, (leaves, {} if leaves else self._opened()), "hsgd.torch stall"
-                )
+                tables: list[Open] = exchange(self._comm, self._opened(), "hsgd.torch stall")
             except HsgdError:
-                return  # a rank is lost: operations hear of it by themselves
-            somebody_leaves = any(left for left, _ in told)
-            if not somebody_leaves:
-                self._inspect([table for _, table in told])
+                return  # a rank left, or is lost: operations hear of it by themselves
+            self._inspect(tables)
 
     def _inspect(self, tables: Sequence[Open]) -> None:
         open_now = {key for table in tables for key in table}

@@ -409,7 +409,7 @@ void* place(void* context, const uint64_t* rows, hsgd_error* err) {
   uint64_t total = 0;
   for (uint64_t& each : joined.rows) total += each = *rows++;
   if (joined.refuses) {
-    *err = {HSGD_ERR_MEMORY, -1, "there is no room"};
+    *err = {HSGD_ERR_MEMORY, -1, "there is no room", {}};
     return nullptr;
   }
   joined.data.assign(2 * total, -1);

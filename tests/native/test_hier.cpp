@@ -282,29 +282,3 @@ TEST("16-bit floats halve what float32 sends between nodes, and nothing else") {
     CHECK(static_cast<double>(sent) < 1.01 * least);
   }
 }
-
-TEST("when a rank leaves, every node learns it long before the deadline") {
-  for (const auto& layout : kLayouts) {
-    const Cluster cluster{layout, ranks::small_steps(), {}};
-    const int last = cluster.size() - 1;
-    if (layout.back() == 1) continue;  // nobody on its node is left to tell the others
-    cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
-      comm->barrier();
-      if (rank == last) {
-        comm.reset();
-        return;
-      }
-      std::vector<double> data(20000);
-      std::string message;
-      CHECK_EQ(status_of(
-                   [&] {
-                     comm->allreduce(data.data(), data.data(), data.size(), HSGD_FLOAT64, HSGD_SUM,
-                                     nullptr);
-                   },
-                   &message),
-               HSGD_ERR_PEER_LOST);
-      CHECK(message.find(hsgd::text("rank %d (pid ", last)) != std::string::npos);
-      CHECK_EQ(status_of([&] { comm->barrier(); }), HSGD_ERR_CLOSED);
-    });
-  }
-}
