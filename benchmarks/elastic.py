@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 import report
 from layouts import Layout, on_one_node, read_layout
 from shapes import MODELS
@@ -38,9 +40,14 @@ models: an iteration of two workers on two nodes that exchange in each step, and
 alone: computation (with the update), read, mix, push, accumulate. The limit is
 T_iter = max(computation, push + accumulate) + read + mix.
 slow: steps per second of the slowest other worker when one computes three times as long, on cores.
-study: digits, a network of 64-64-10, equal epochs, paired seeds, each method with the learning rate
-that did best on other seeds; percent of test images right at the mean of all models, and of the
-worst single one.
+study: digits, a network of 64-64-10, SGD, batches of 16 per worker, learning rates that fall along
+a cosine to a tenth, equal epochs, paired seeds, each method with the rate that did best on other
+seeds and on images held out of the training; percent of test images right at the mean of all
+models, and of the worst single one. Of workers that wait for nobody accuracy depends on how fast
+they are beside one another: each step of async and hybrid lasts --pace-ms for each worker there is,
+as if all had processors of their own; with 0 the scheduler of this machine has its way. "slowest"
+is the time of the slowest worker over that of the fastest, "staleness" how many changes of others
+came between a read and the end of a push, in the mean. "-pull" is with pull_rate 0.9.
 
 Ratios, above 1 is ahead: vs_limit/CASE is limit / time, vs_tcp/CASE is that of plain TCP / time,
 vs_peer/exposed/CASE what a step of Horovod exposes / what ours does, vs_two_level likewise;
@@ -64,6 +71,8 @@ BESIDE = ("compute", "two_level", "async", "hybrid")
 PAPER = ("inception_v1", "resnet50", "inception_resnet_v2", "vgg16")
 ITERATION = ("computation", "read", "mix", "push", "accumulate", "iteration")
 LIMITS = {"read": "copy", "accumulate": "add", "elastic": "mix", "exchange": "mix"}
+SPEEDS = {"slowest_to_fastest": "slowest", "staleness": "staleness"}  # and what they are called
+METHODS = ("sync", "none", "async", "hybrid", "async-pull", "hybrid-pull")
 RATES = {"1gbit": 1e9, "10gbit": 1e10}
 JOB_LIMIT_S, QUICK_LIMIT_S = 600.0, 60.0  # a run goes on without a job that takes longer
 
@@ -168,9 +177,15 @@ def _jobs(part: str, options: Any) -> Iterator[Job]:
         yield on_one_node(2), ["slow", *steps, *model]
     if part == "study":
         words = ["study", "--seeds", str(options.seeds), "--epochs", str(options.epochs)]
+        for name in ("moving_rate", "lr"):
+            if getattr(options, name) is not None:
+                words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        if options.methods:
+            words += ["--candidates", *options.methods]
         for workers in options.workers:
+            pace = ["--pace-ms", str(options.pace_ms * workers)]
             for skew in ([], ["--skew"]):
-                yield on_one_node(workers), [*words, *skew]
+                yield on_one_node(workers), [*words, *pace, *skew]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,11 +206,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         jobs = WorkerJobs(WORKER, Path(folder), options.job_limit_s)
+        planned = [job for part in parts for job in _jobs(part, options)]
         try:
-            for part in parts:
-                for layout, words in _jobs(part, options):
+            with tqdm(total=len(planned), unit="job", disable=None) as progress:
+                for layout, words in planned:
+                    progress.set_description(f"{layout.name} {words[0]}")
                     for row in jobs.run(layout, words) or []:
                         rows.append({"layout": layout.name, "ranks": layout.ranks, **row})
+                    progress.update()
                     if options.json:
                         report.write_json(options.json, _document(options, rows, jobs.failures))
         finally:
@@ -257,10 +275,12 @@ def _show(document: Mapping[str, Any]) -> None:
                 row["candidate"],
                 f"{row['lr']:g}",
                 *(f"{statistics.fmean(row[key]):.2f}" for key in ("mean_model", "worst_model")),
+                *(f"{row[key]:.2f}" if key in row else "" for key in SPEEDS),
             ]
             for row in studies
         ]
-        print(report.table(["shards", "workers", "", "lr", "mean model %", "worst model %"], lines))
+        header = ["shards", "workers", "", "lr", "mean model %", "worst model %", *SPEEDS.values()]
+        print(report.table(header, lines))
     for name, value in document["ratios"].items():
         print(f"{name}: {value:g}")
     for line in document["failures"]:
@@ -318,7 +338,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, help="steps of a turn (default: the interval)")
     add("--workers", nargs="+", type=int, default=[2, 4, 8], help="of the study (default 2 4 8)")
     add("--seeds", type=int, default=20, help="of the study (default 20)")
-    add("--epochs", type=int, default=10, help="of the study (default 10)")
+    add("--epochs", type=int, default=20, help="of the study (default 20)")
+    add("--moving-rate", type=float, help="of the study (default ElasticAveraging's)")
+    add("--methods", nargs="+", choices=METHODS, help="of the study (default: all)")
+    add("--lr", type=float, help="of the study, for all methods (default: the best for each)")
+    add("--pace-ms", type=float, default=0.7, help="of the study, see above (default 0.7)")
     add("--no-horovod", action="store_true", help="leave out Horovod")
     add("--job-limit-s", type=float, help="end a job that takes longer, seconds (default 600)")
     return parser

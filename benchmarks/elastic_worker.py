@@ -1,8 +1,8 @@
 """The ranks of elastic.py: the box against copies and sums of the same bytes, pushes over a link,
-training steps under each candidate and what they are made of, and a study of accuracy.
+training steps under each candidate and what they are made of.
 
-Owns the candidates and the check that results are right. Rank 0 writes what was measured into the
-file that it is told.
+Owns the candidates and the check that results are right; those of accuracy are elastic_study.py's.
+Rank 0 writes what was measured into the file that it is told.
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
+from elastic_study import METHODS, study
 from hsgd import Comm, ParameterBox
 from hsgd.optim import ElasticAveraging
 from plain_tcp import PlainTcp
 from shapes import MODELS
 
 __all__: list[str] = []
-
-RATES_TO_TRY = (0.05, 0.1, 0.2, 0.4)  # and beyond, where the best lies at their border
-LEAST_RATE, MOST_RATE = 0.003, 6.4
-TUNING_SEEDS = (1_000_001, 1_000_002)  # of no run that counts
 
 
 def slowest(comm: Comm, seconds: float) -> float:
@@ -53,12 +49,6 @@ def busy_s() -> float:
     """Seconds that the cores of this machine have worked, all together, since it was started."""
     user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-
-
-def parts_of(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """A row of values in the shapes of the parameters."""
-    parts = flat.split([p.numel() for p in parameters])
-    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
 
 
 # --- the box ---
@@ -351,111 +341,6 @@ def slow_worker(comm: Comm, options: Any) -> list[dict[str, Any]]:
     return rows
 
 
-# --- accuracy ---
-
-
-def digits(skew: bool, rank: int, ranks: int) -> tuple[Tensor, ...]:
-    """This rank's images and labels, and those of the test."""
-    from sklearn.datasets import load_digits
-
-    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
-    images, labels = images.float() / 16, labels.long()
-    train = torch.arange(1437)
-    if skew:
-        train = train[labels[train].argsort(stable=True)]
-        mine = train.tensor_split(ranks)[rank]
-    else:
-        mine = train[rank::ranks]
-    return images[mine], labels[mine], images[1437:], labels[1437:]
-
-
-def accuracy_of(
-    comm: Comm, method: str, lr: float, seed: int, data: tuple[Tensor, ...], epochs: int
-) -> tuple[float, float]:
-    """Percent of test images that the mean model and the worst single model get right."""
-    images, labels, test, wanted = data
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    parameters = list(net.parameters())
-    sgd = torch.optim.SGD(parameters, lr=lr)
-    optimizer: Any = sgd
-    if method in ("async", "hybrid"):
-        options = {"group_size": 2} if method == "hybrid" else {}
-        optimizer = ElasticAveraging(sgd, net, comm, method, **options)
-    batch, draws = 16, torch.Generator().manual_seed(1000 * seed + comm.rank)
-    flat = torch.empty(sum(p.numel() for p in parameters))
-    for _ in range(epochs * 1437 // comm.size // batch):
-        chosen = torch.randint(len(labels), (batch,), generator=draws)
-        optimizer.zero_grad()
-        functional.cross_entropy(net(images[chosen]), labels[chosen]).backward()
-        if method == "sync":
-            torch.cat([p.grad.reshape(-1) for p in parameters], out=flat)  # type: ignore[union-attr]
-            comm.allreduce(flat, "mean", out=flat)
-            for p, part in zip(
-                parameters, flat.split([p.numel() for p in parameters]), strict=True
-            ):
-                p.grad = part.view_as(p)
-        optimizer.step()
-    if optimizer is not sgd:
-        optimizer.finish_push()
-    comm.barrier()
-
-    def right() -> float:
-        with torch.no_grad():
-            return 100 * float((net(test).argmax(1) == wanted).float().mean())
-
-    worst = float(comm.allreduce(np.array([right()]), "min")[0])
-    mean = torch.cat([p.detach().reshape(-1) for p in parameters])
-    comm.allreduce(mean, "mean", out=mean)
-    with torch.no_grad():
-        for p, part in zip(parameters, parts_of(mean, parameters), strict=True):
-            p.copy_(part)
-    if optimizer is not sgd:
-        optimizer.close()
-    return right(), worst
-
-
-def best_rate(score: Callable[[float], float]) -> float:
-    """The learning rate of the highest score, with neighbours on both sides that are worse: of
-    RATES_TO_TRY, then of half or twice the best as long as that is the least or the largest.
-    """
-    scores = {lr: score(lr) for lr in RATES_TO_TRY}
-    while True:
-        best = max(scores, key=lambda lr: scores[lr])
-        beyond = best / 2 if best == min(scores) else 2 * best
-        if best not in (min(scores), max(scores)) or not LEAST_RATE <= beyond <= MOST_RATE:
-            return best
-        scores[beyond] = score(beyond)
-
-
-def study(comm: Comm, options: Any) -> list[dict[str, Any]]:
-    """Each method with the learning rate that is best for its mean model on other seeds."""
-    methods = ["sync", "none", "async"] + (["hybrid"] if comm.size % 2 == 0 else [])
-    data = digits(options.skew, comm.rank, comm.size)
-    run = lambda method, lr, seed: accuracy_of(comm, method, lr, seed, data, options.epochs)  # noqa: E731
-    rates = {}
-    for method in methods:
-        rates[method] = best_rate(
-            lambda lr, method=method: sum(run(method, lr, seed)[0] for seed in TUNING_SEEDS)
-        )
-    found: dict[str, list[tuple[float, float]]] = {method: [] for method in methods}
-    for seed in range(options.seeds):
-        for method in methods:
-            found[method].append(run(method, rates[method], seed))
-    return [
-        {
-            "part": "study",
-            "candidate": method,
-            "shards": "label skew" if options.skew else "same distribution",
-            "workers": comm.size,
-            "lr": rates[method],
-            "mean_model": [mean for mean, _ in told],
-            "worst_model": [worst for _, worst in told],
-        }
-        for method, told in found.items()
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -468,9 +353,12 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="small")
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--skew", action="store_true")
-    parser.add_argument("--candidates", nargs="+", choices=STEPPERS, default=[])
+    parser.add_argument("--candidates", nargs="+", choices=(*STEPPERS, *METHODS), default=[])
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--moving-rate", type=float)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--pace-ms", type=float, default=0.0)
     options = parser.parse_args()
     Plain.busy = options.busy
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -170,11 +170,18 @@ def _proc_value(path: str, key: str) -> str | None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the document, one row of results per line, so that files compare well."""
+    """Write the document, one row of results per line, so that files compare well. A run that is
+    ended meanwhile leaves the file that was there before.
+    """
     rows = ",\n".join("  " + json.dumps(row) for row in document["results"])
     rest = {name: value for name, value in document.items() if name != "results"}
     text = json.dumps(rest, indent=1)
-    path.write_text(f'{text[:-2]},\n "results": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    # A device, such as the terminal, is no file to be replaced.
+    device = path.exists() and not path.is_file()
+    part = path if device else path.with_name(f"{path.name}.part")
+    part.write_text(f'{text[:-2]},\n "results": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    if part != path:
+        part.replace(path)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

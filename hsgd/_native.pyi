@@ -119,6 +119,7 @@ class ExchangeOptions:
         remote_only: bool,
         sockets: bool,
         forgiving: bool,
+        slice_bytes: int,
     ) -> None: ...
 
 class Exchange:

@@ -125,9 +125,10 @@ class ParameterBox(Closing):
         shards: of several nodes, which own the values: "node" gives each an even share, None gives
             all to the first. Each node has a copy that reads go to; a change goes to the owners,
             and the new values come back with the answer. So a rank reads its own changes, and those
-            of other nodes up to its node's last change or refresh(). A version then only tells that
-            something has changed: parts may be older. close() is collective then, and goes before
-            `comm` is closed.
+            of other nodes up to its node's last change or refresh(). Reads tell the version that
+            they had when this rank last changed or refreshed all values; `version` is the last
+            count that this node was told. close() is collective then, and goes before `comm` is
+            closed.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
         network: what carries changes between nodes, as of hsgd.Exchange: "sockets", which needs
             IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
@@ -228,7 +229,7 @@ class ParameterBox(Closing):
 
     @property
     def version(self) -> int:
-        """How many changes were finished, over all processes."""
+        """How many changes were finished, over all processes, as far as this node knows."""
         return self._native.version()
 
     @property

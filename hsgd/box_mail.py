@@ -28,6 +28,7 @@ DEPTH = 4  # letters of one worker to one owner under way
 _HEADER = 64  # bytes: eight whole numbers
 _WORDS = 960  # bytes: what an owner may say in a reply without values
 _AREA = 96 << 20  # bytes that the mailboxes of a rank may take together
+_SLICE_BYTES = 256 << 10  # nothing here is needed so soon that small ones would pay off
 _LOOK_S = 1.0
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -80,7 +81,6 @@ class _Lane:
         self.depth, self.stride, self.start, self.order = depth, stride, start, order
         self._ranks, self._first_slot = comm.size, first_slot
         self.count = depth * (comm.size + owners)
-        self.letters = range(first_slot, first_slot + depth * comm.size)
         self.sent = [0] * owners  # letters ever, by owner
         self.lock = threading.Lock()
 
@@ -126,7 +126,12 @@ class Mail:
         self._stop_slot = self._notes.count + self._values.count
         nbytes = behind + self._values.count * stride
         self._exchange = Exchange(
-            comm, nbytes, self._stop_slot + 1, timeout_s=timeout_s, network=network
+            comm,
+            nbytes,
+            self._stop_slot + 1,
+            timeout_s=timeout_s,
+            network=network,
+            slice_bytes=_SLICE_BYTES,
         )
         self._memory: _Bytes = self._exchange.segment()
         self._lost: set[int] = set()  # owners that are not asked any more
@@ -230,13 +235,20 @@ class Mail:
     # --- who serves ---
 
     def _run(self) -> None:
-        slots = [*self._values.letters, self._stop_slot]
-        seen = dict.fromkeys([*self._notes.letters, *slots], 0)
+        """Letters of a worker in the order in which they were sent: the last of a change counts it.
+        Workers take turns, but what has no values goes before what has.
+        """
+        turns = list(range(self._comm.size))
+        taken = {lane: [0] * len(turns) for lane in (self._notes, self._values)}
         stamp, replies = 0, dict[int, _Bytes]()
         while True:
-            order = [*self._notes.letters, *slots]
+            next_ones = [(lane, worker) for lane in taken for worker in turns]
+            slots = [lane.letter_slot(who, taken[lane][who]) for lane, who in next_ones]
+            seen = [taken[lane][who] // lane.depth for lane, who in next_ones]
             try:
-                slot, version = self._exchange.wait_any(order, [seen[n] for n in order], _LOOK_S)
+                slot, version = self._exchange.wait_any(
+                    [*slots, self._stop_slot], [*seen, 0], _LOOK_S
+                )
             except CollectiveTimeout as error:
                 if "not delivered" in str(error):
                     return  # those who wait for an answer are told by their deadlines
@@ -245,9 +257,9 @@ class Mail:
                 return  # closed
             if slot == self._stop_slot:
                 return
-            seen[slot] = version
+            lane, worker = next_ones[slots.index(slot)]
+            taken[lane][worker] += 1
             stamp += 1
-            lane = self._notes if slot in self._notes.letters else self._values
             if slot not in replies:
                 replies[slot] = _aligned(lane.stride)
             try:
@@ -256,9 +268,8 @@ class Mail:
                 if self._exchange.closed:
                     return
                 continue  # a worker that is gone or stands still: the others are served
-            if lane is self._values:
-                turn = slots.index(slot) + 1  # the others first, next time
-                slots = slots[turn:] + slots[:turn]
+            turns.remove(worker)  # the others first, next time
+            turns.append(worker)
 
     def _answer(self, lane: _Lane, slot: int, version: int, stamp: int, whole: _Bytes) -> None:
         """The memory of the reply is free: who sends again to this mailbox has got the last one."""

@@ -6,6 +6,7 @@ program: the mail of the library serves.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,9 @@ _NARROW, _FINISHES = 1, 2  # Letter.flags
 class SpreadBox(ParameterBox):
     """What ParameterBox.over() makes on several nodes; its methods are those of ParameterBox.
 
-    Owner 0 has the counters, and counts the changes: each of them ends there.
+    Owner 0 has the counters, and counts the changes: each of them ends there. A count that was
+    known before an owner was asked for values is a version that these have: whoever is counted has
+    been at all owners. `_has` is that of all values here that other nodes own.
     """
 
     def __init__(
@@ -52,12 +55,19 @@ class SpreadBox(ParameterBox):
         self._comm = comm
         self._ends = _shares(start.size, chunk_bytes // 4, len(owners))
         self._own = comm.cross_rank if comm.cross_rank < len(owners) else -1
+        self._complete = self._own == 0 and len(owners) == 1  # all is here, and counted here
         block = max(1, min(_BLOCK_BYTES, most) // chunk_bytes) * chunk_bytes
         self._block = block // 4  # values
+        self._has, self._learning = 0, threading.Lock()
         self._mail = Mail(comm, owners, block, self._serve, timeout_s, network)
         comm.barrier()
 
     # --- what differs from a box of one node ---
+
+    def read(self, out: Any, offset: int = 0) -> int:
+        has = self._has  # before the values, which only grow newer
+        told = super().read(out, offset)
+        return told if self._complete else has
 
     def write(self, values: Any, offset: int = 0) -> int:
         self._native.check_change("write", values, _natural("offset", offset))
@@ -70,19 +80,23 @@ class SpreadBox(ParameterBox):
     def elastic(
         self, weights: Sequence[Any], rate: float, delta: Any | None = None
     ) -> tuple[int, float]:
-        if delta is not None:
-            return super().elastic(weights, rate, delta)
-        pushed = np.empty(sum(_bytes_of(weight).size // 4 for weight in weights), np.float32)
-        told = super().elastic(weights, rate, pushed)
-        self.accumulate(pushed)
-        return told
+        pushed = delta
+        if pushed is None:
+            pushed = np.empty(sum(_bytes_of(weight).size // 4 for weight in weights), np.float32)
+        has = self._has  # as in read()
+        told, squares = super().elastic(weights, rate, pushed)
+        if delta is None:
+            self.accumulate(pushed)
+        return told if self._complete else has, squares
 
     def refresh(self) -> None:
         super().refresh()
+        has = self._count_now()
         for owner, (begin, end) in enumerate(self._parts(0, self.count)):
             if owner != self._own:
                 letters = [(letter, None) for letter in self._cut(_SHOW, begin, end, 0)]
                 self._mail.send(owner, letters, self._take)
+        self._learn(has)
 
     def fetch_add(self, counter: int, value: int = 1) -> int:
         if self._own == 0 or not 0 <= counter < self.counters:
@@ -110,13 +124,19 @@ class SpreadBox(ParameterBox):
     def _change(self, what: int, values: Any, offset: int, flags: int) -> int:
         """Each owner's part to it; owner 0 comes last, and counts the change as a whole."""
         width = 2 if flags & _NARROW else 4
-        parts = self._parts(offset, offset + values.size // width)
-        versions = [0]
+        length = values.size // width
+        parts = self._parts(offset, offset + length)
+        # Where nobody else is asked, the first answer of owner 0 comes before all other values.
+        alone = len(parts) - (self._own >= 0) == 1
+        whole = (offset, length) == (0, self.count)
+        has = self._count_now() if whole and (self._own == 0 or not alone) else -1
+        made = 0
         for owner in reversed(range(len(parts))):
             begin, end = parts[owner]
             part = values[(begin - offset) * width : (end - offset) * width]
             if owner == self._own:
-                versions.append(self._apply(what, flags, part, begin, finishes=owner == 0))
+                own = self._apply(what, flags, part, begin, finishes=owner == 0)
+                made = own if owner == 0 else made
                 continue
             cuts = self._cut(what, begin, end, flags)
             if owner == 0:
@@ -128,15 +148,31 @@ class SpreadBox(ParameterBox):
                 letters.append((cut, part[first : first + cut.length * width]))
 
             def take(letter: Letter, reply: Reply, new: Any) -> None:
+                nonlocal has, made
                 self._take(letter, reply, new)
-                versions.append(reply.version)
+                has = reply.version if has < 0 else has
+                made = max(made, reply.value)
 
             self._mail.send(owner, letters, take)
-        return versions[-1]
+        if whole:
+            self._learn(made if made == has + 1 else has)  # nobody else's came between
+        return made
 
     def _take(self, letter: Letter, reply: Reply, values: Any) -> None:
-        version = reply.version
-        self._native.take_copy(values, letter.offset, reply.stamp, version, self._timeout_s)
+        count = max(reply.version, reply.value)
+        self._native.take_copy(values, letter.offset, reply.stamp, count, self._timeout_s)
+
+    def _count_now(self) -> int:
+        """How many changes owner 0 has counted."""
+        if self._own == 0:
+            return self._native.version()
+        count = self._mail.ask(0, Letter(_SHOW)).version
+        self._native.take_copy(np.empty(0, np.float32), 0, 0, count, self._timeout_s)
+        return count
+
+    def _learn(self, version: int) -> None:
+        with self._learning:
+            self._has = max(self._has, version)
 
     def _parts(self, begin: int, end: int) -> list[tuple[int, int]]:
         """What of a range each owner has."""
@@ -169,22 +205,27 @@ class SpreadBox(ParameterBox):
     # --- in the thread of an owner ---
 
     def _serve(self, letter: Letter, values: Any, out: Any) -> tuple[int, int]:
+        """Tells a version that the values have, so it is looked up before them, and the number that
+        a whole change has got; owner 0 alone knows them.
+        """
+        version = self._native.version() if self._own == 0 else 0
         if letter.what == _COUNT:
-            return self._native.version(), self._native.fetch_add(letter.counter, letter.value)
-        version, new = 0, out.view(np.float32)
+            return version, self._native.fetch_add(letter.counter, letter.value)
+        made, new = 0, out.view(np.float32)
+        finishes = bool(letter.flags & _FINISHES)
         # The same values are asked for, unless the letter begins or ends within a chunk: one pass.
         at_once = letter.what == _ADD and letter.length == letter.returns
         if letter.what != _SHOW:
             width = 2 if letter.flags & _NARROW else 4
-            part, finishes = values[: letter.length * width], bool(letter.flags & _FINISHES)
-            version = self._apply(
+            part = values[: letter.length * width]
+            made = self._apply(
                 *(letter.what, letter.flags, part, letter.at),
                 finishes=finishes,
                 sums=new if at_once else None,
             )
         if not at_once:
-            version = max(version, self._native.read(new, letter.offset, self._timeout_s))
-        return version if self._own == 0 else 0, 0
+            self._native.read(new, letter.offset, self._timeout_s)
+        return version, made if finishes else 0
 
 
 def _leaders(comm: Comm) -> list[int]:

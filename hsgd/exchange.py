@@ -41,6 +41,10 @@ class Exchange(Closing):
         buffer is in use until `done` says otherwise, and it needs its place in the queue; it is
         dropped, and counts as done, when its target dies. That is over sockets: over MPI a flush
         may wait for the target, whatever the deadline.
+    slice_bytes: over sockets a write goes in slices of so many bytes, 4096 to 64 MiB, of which the
+        kernel has up to four ahead of the network. Large ones take less of the processors' time:
+        each is a call into the kernel on either side. In small ones what is needed first (`order`)
+        waits less for the rest.
 
     A notification is a version number that overwrites the one before: versions of a slot start at
     1 and grow, and say what is there, never how often something happened.
@@ -69,6 +73,7 @@ class Exchange(Closing):
         remote_only: bool = False,
         network: str = "mpi",
         forgiving: bool = False,
+        slice_bytes: int = 64 << 10,
     ) -> None:
         from hsgd import _native
 
@@ -84,6 +89,7 @@ class Exchange(Closing):
             remote_only=remote_only,
             sockets=network == "sockets",
             forgiving=forgiving,
+            slice_bytes=_natural("slice_bytes", slice_bytes),
         )
         self._native: _native.Exchange = comm.make_exchange(self, options)
         self._rank, self._slots = comm.rank, slots

@@ -66,9 +66,27 @@ def what_the_weights_lose_the_centre_gets(comm: Comm) -> None:
             centre = torch.cat([part.reshape(-1) for part in elastic.centre()])
             torch.testing.assert_close(centre.double() - start.double(), lost, rtol=1e-5, atol=1e-2)
             assert elastic.metrics.exchanges == EXCHANGES
+            late = elastic.metrics.staleness
+            if options.get("overlap", True):
+                others = EXCHANGES * (elastic.workers - 1)
+                assert sum(late.values()) == EXCHANGES and all(0 <= n <= others for n in late), late
         assert elastic.workers == (comm.cross_size if mode == "hybrid" else comm.size)
         comm.barrier()
         elastic.close()
+
+
+def pushes_of_a_worker_alone_are_not_late(comm: Comm) -> None:
+    model, elastic = made(comm, "async")
+    for rank in range(comm.size):
+        if rank == comm.rank:
+            for _ in range(EXCHANGES):
+                step(model, elastic)
+            elastic.finish_push()
+            # What others had changed before came with the answer to the first.
+            late = elastic.metrics.staleness
+            assert sum(late.values()) == EXCHANGES and late[0] >= EXCHANGES - 1, late
+        comm.barrier()
+    elastic.close()
 
 
 def the_stop_rules_end_all_workers(comm: Comm) -> None:
@@ -102,6 +120,7 @@ def a_state_is_loaded_everywhere(comm: Comm) -> None:
 
 CHECKS = (
     what_the_weights_lose_the_centre_gets,
+    pushes_of_a_worker_alone_are_not_late,
     the_stop_rules_end_all_workers,
     a_state_is_loaded_everywhere,
 )

@@ -55,7 +55,11 @@ def comm_of(seat: Seat, path: str, size: int) -> Comm:
 
 
 def simulated(
-    rate: float, interval: int, order: str, ranks: Sequence[int] = (0,)
+    rate: float,
+    interval: int,
+    order: str,
+    ranks: Sequence[int] = (0,),
+    pull: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One worker and its centre, step by step; its gradients are the mean over `ranks`."""
     model = mlp()
@@ -67,9 +71,9 @@ def simulated(
         with torch.no_grad():
             for p in model.parameters():
                 c = centre[at : at + p.numel()].view_as(p)
-                d = torch.tensor(rate, dtype=torch.float32) * (p - c)
+                d = torch.tensor(pull or rate, dtype=torch.float32) * (p - c)
                 p -= d
-                c += d
+                c += d if pull is None else d * (rate / pull)
                 at += p.numel()
 
     for step in range(STEPS):
@@ -117,6 +121,15 @@ def test_one_worker_and_its_centre_follow_the_rule_bit_for_bit(order: str, overl
             assert (
                 metrics.pushed_bytes == metrics.read_bytes == due // interval * weights.numel() * 4
             )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_centre_may_pull_more_than_it_is_moved(overlap: bool) -> None:
+    options = {"moving_rate": 0.3, "pull_rate": 0.9, "update_interval": 2, "overlap": overlap}
+    with Ranks(1) as pool:
+        ((weights, centre, _),) = pool.run(train_alone, meeting_point(), options)
+    wanted, wanted_centre = simulated(0.3, 2, "shmcaffe", pull=0.9)
+    assert torch.equal(weights, wanted) and torch.equal(centre, wanted_centre)
 
 
 def exchange_only(seat: Seat, path: str, size: int, options: dict[str, Any]) -> Any:
@@ -187,12 +200,17 @@ def train_in_groups(
     size: int,
     group_size: int | None,
     one_step: Callable[[Model, Any, int, int], None] = local_step,
+    pull_rate: float | None = None,
 ) -> Any:
     with comm_of(seat, path, size) as comm:
         model = mlp(seed=seat.rank)  # rank 0's weights are everybody's
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         elastic = ElasticAveraging(
-            sgd, model, comm, "hybrid", moving_rate=0.3, update_interval=2, group_size=group_size
+            *(sgd, model, comm, "hybrid"),
+            moving_rate=0.3,
+            pull_rate=pull_rate,
+            update_interval=2,
+            group_size=group_size,
         )
         for step in range(STEPS):
             one_step(model, elastic, step, seat.rank)
@@ -206,11 +224,14 @@ def train_in_groups(
         return flat(model), centre, metrics, elastic.workers
 
 
-@pytest.mark.parametrize("one_step", [local_step, step_by_closure, step_by_hand])
-def test_a_group_is_one_worker_with_the_mean_gradient(one_step: Any) -> None:
+@pytest.mark.parametrize(
+    ("one_step", "pull"),
+    [(local_step, None), (step_by_closure, None), (step_by_hand, None), (local_step, 0.9)],
+)
+def test_a_group_is_one_worker_with_the_mean_gradient(one_step: Any, pull: float | None) -> None:
     with Ranks(2) as pool:
-        told = pool.run(train_in_groups, meeting_point(), 2, None, one_step)
-    weights, centre = simulated(0.3, 2, "shmcaffe", ranks=(0, 1))
+        told = pool.run(train_in_groups, meeting_point(), 2, None, one_step, pull)
+    weights, centre = simulated(0.3, 2, "shmcaffe", ranks=(0, 1), pull=pull)
     torch.testing.assert_close(told[0][0], weights, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(told[0][1], centre, rtol=1e-5, atol=1e-6)
     assert torch.equal(told[0][0], told[1][0])
@@ -576,6 +597,7 @@ def refuse(seat: Seat, path: str) -> list[tuple[str, str]]:
         line(lambda: make(group_size=2))
         line(lambda: make(mode="hybrid", group_size=3))
         line(lambda: make(moving_rate=0.0))
+        line(lambda: make(pull_rate=1.5))
         line(lambda: make(update_interval=0))
         line(lambda: make(update_interval="often"))
         line(lambda: make(network="pigeons"))
@@ -604,6 +626,7 @@ def test_what_cannot_work_is_refused_by_name() -> None:
         ("ValueError", 'group_size is for mode="hybrid"'),
         ("ValueError", "group_size is 3; give a divisor of 1 ranks"),
         ("ValueError", "moving_rate is 0.0"),
+        ("ValueError", "pull_rate is 1.5"),
         ("ValueError", "update_interval is 0"),
         ("TypeError", "update_interval is a number of steps or a trigger"),
         ("ValueError", "network is 'pigeons'; give"),
@@ -629,7 +652,7 @@ def warn_above_the_bound(seat: Seat, path: str, size: int) -> list[str]:
                 warnings.simplefilter("always")
                 elastic = ElasticAveraging(sgd, model, comm, moving_rate=rate)
                 lines += [str(warning.message) for warning in caught]
-            assert rate is not None or elastic.moving_rate == 0.9 / size
+            assert rate is not None or elastic.moving_rate == 0.9 / (size + 1)
             comm.barrier()
             elastic.close()
     return lines
@@ -639,4 +662,4 @@ def test_a_moving_rate_that_may_diverge_is_warned_of_once_per_job() -> None:
     with Ranks(3) as pool:
         told = pool.run(warn_above_the_bound, meeting_point(), 3)
     assert [len(lines) for lines in told] == [1, 0, 0]
-    assert "moving_rate 0.5 is not below 2 / (workers + 1) = 0.5; 3 workers" in told[0][0]
+    assert "moving_rate 0.5 is not below 0.5; 3 workers that push at the same time" in told[0][0]

@@ -287,6 +287,7 @@ def test_closing_the_communicator_closes_its_exchanges() -> None:
         ({"slots": 0}, "slots is 0; give 1 to"),
         ({"queue": 0}, "queue is 0; give 1 to"),
         ({"timeout_s": 0.0}, "timeout_s is 0"),
+        ({"slice_bytes": 100}, "slice_bytes is 100; give 4096 to"),
         ({"segment_bytes": -1}, "segment_bytes is -1"),
         ({"network": "pigeons"}, 'network is "pigeons"; give "mpi" or "sockets"'),
     ],

@@ -174,7 +174,8 @@ void bind_exchange(nb::module_& module) {
       .def(
           "__init__",
           [](hsgd_exchange_options* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
-             double timeout_s, bool remote_only, bool sockets, bool forgiving) {
+             double timeout_s, bool remote_only, bool sockets, bool forgiving,
+             uint64_t slice_bytes) {
             new (self) hsgd_exchange_options{
                 sizeof(hsgd_exchange_options),
                 slots,
@@ -183,10 +184,12 @@ void bind_exchange(nb::module_& module) {
                 remote_only,
                 timeout_s,
                 static_cast<uint32_t>(sockets ? HSGD_NETWORK_SOCKETS : HSGD_NETWORK_MPI),
-                forgiving};
+                forgiving,
+                slice_bytes};
           },
           nb::kw_only(), nb::arg("segment_bytes"), nb::arg("slots"), nb::arg("queue"),
-          nb::arg("timeout_s"), nb::arg("remote_only"), nb::arg("sockets"), nb::arg("forgiving"))
+          nb::arg("timeout_s"), nb::arg("remote_only"), nb::arg("sockets"), nb::arg("forgiving"),
+          nb::arg("slice_bytes"))
       .def_prop_ro(
           "sockets",
           [](const hsgd_exchange_options& self) { return self.network == HSGD_NETWORK_SOCKETS; })

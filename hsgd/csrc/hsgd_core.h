@@ -321,6 +321,8 @@ typedef struct hsgd_exchange_options {
   uint32_t network;     /* hsgd_network */
   uint32_t forgiving;   /* 1: what a target does not take stays under way, or goes with the target
                          * where its death is known, and breaks nothing */
+  uint64_t slice_bytes; /* over sockets: a write goes in slices of so many; the kernel is given up
+                         * to four ahead of what it has sent */
 } hsgd_exchange_options;
 
 /* Bytes for the target's segment, at `offset` of it. */

@@ -14,6 +14,8 @@ namespace {
 void check(const hsgd_exchange_options& options) {
   constexpr uint64_t kMostSlots = 1 << 20;
   constexpr uint32_t kMostQueue = 1 << 16;
+  constexpr uint64_t kLeastSlice = 4 << 10;
+  constexpr uint64_t kMostSlice = 64 << 20;
   if (options.struct_bytes != sizeof(hsgd_exchange_options)) {
     throw Error(
         HSGD_ERR_ARGUMENT, -1,
@@ -22,6 +24,13 @@ void check(const hsgd_exchange_options& options) {
   if (options.slots < 1 || options.slots > kMostSlots) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 text("Exchange: slots is %u; give 1 to 1048576", options.slots));
+  }
+  if (options.slice_bytes < kLeastSlice || options.slice_bytes > kMostSlice) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("Exchange: slice_bytes is %llu; give %llu to %llu",
+                     static_cast<unsigned long long>(options.slice_bytes),
+                     static_cast<unsigned long long>(kLeastSlice),
+                     static_cast<unsigned long long>(kMostSlice)));
   }
   if (options.queue < 1 || options.queue > kMostQueue) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
@@ -35,8 +44,8 @@ void check(const hsgd_exchange_options& options) {
 }
 
 // Collective when it is called: all ranks tell all where they are.
-NotifiedExchange::MakeRma over_sockets(Communicator& communicator, bool forgiving) {
-  return [&communicator, forgiving](void* base, size_t bytes) {
+NotifiedExchange::MakeRma over_sockets(Communicator& communicator, const SocketSettings& settings) {
+  return [&communicator, settings](void* base, size_t bytes) {
     const hsgd_topology place = communicator.topology();
     SocketListener listener;
     std::vector<SocketPlace> places(static_cast<size_t>(place.size));
@@ -44,7 +53,7 @@ NotifiedExchange::MakeRma over_sockets(Communicator& communicator, bool forgivin
     const hsgd_label label = {"exchange addresses", nullptr, 0};
     communicator.allgather(&listener.place(), places.data(), counts.data(), HSGD_UINT8, &label);
     return make_socket_rma(std::move(listener), std::move(places), place.rank, base, bytes,
-                           forgiving);
+                           settings);
   };
 }
 
@@ -70,8 +79,9 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
     *exchange = nullptr;
     const bool far = comm->communicator->topology().node_count > 1 || options->remote_only != 0;
     if (far && options->network == HSGD_NETWORK_SOCKETS) {
-      *exchange = hsgd::new_exchange(
-          comm, *options, hsgd::over_sockets(*comm->communicator, options->forgiving != 0));
+      const hsgd::SocketSettings settings{options->forgiving != 0, options->slice_bytes};
+      *exchange =
+          hsgd::new_exchange(comm, *options, hsgd::over_sockets(*comm->communicator, settings));
       return;
     }
     if (far) {

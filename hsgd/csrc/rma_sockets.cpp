@@ -37,9 +37,9 @@
 namespace hsgd {
 namespace {
 
-// Of what the kernel holds for one rank no more than this is not yet on its way: the rest waits
+// Of what the kernel holds for one rank no more slices are not yet on their way: the rest waits
 // here, where what is needed first may still go first.
-constexpr int kNotSentBytes = 256 << 10;
+constexpr uint64_t kNotSentSlices = 4;
 constexpr int kBacklog = 1024;
 // Where nothing can be accepted, because this process has as many files open as it may.
 constexpr int kPauseMs = 100;
@@ -76,12 +76,12 @@ uint32_t reach(const SocketPlace& from, const SocketPlace& to) {
 class SocketRma final : public Rma {
  public:
   SocketRma(SocketListener listener, std::vector<SocketPlace> places, int rank, void* base,
-            size_t bytes, bool forgiving)
+            size_t bytes, const SocketSettings& settings)
       : places_(std::move(places)),
         rank_(rank),
         target_{static_cast<std::byte*>(base), bytes, places_[static_cast<size_t>(rank)].token,
                 static_cast<int64_t>(places_.size())},
-        forgiving_(forgiving),
+        settings_(settings),
         listener_(listener.take()),
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
@@ -172,10 +172,11 @@ class SocketRma final : public Rma {
   void finish_open(const Deadline& deadline) noexcept {
     std::unique_lock<std::mutex> lock(mutex_);
     for (size_t before = SIZE_MAX; !open_.empty() && !deadline.passed();) {
-      if (forgiving_ && open_.size() == before) return;
+      if (settings_.forgiving && open_.size() == before) return;
       before = open_.size();
       const auto left = std::chrono::nanoseconds(std::max<int64_t>(deadline.remaining_ns(), 0));
-      const auto limit = forgiving_ ? std::min<std::chrono::nanoseconds>(left, kPatience) : left;
+      const auto limit =
+          settings_.forgiving ? std::min<std::chrono::nanoseconds>(left, kPatience) : left;
       all_done_.wait_for(lock, limit, [&] { return open_.empty(); });
     }
   }
@@ -195,7 +196,7 @@ class SocketRma final : public Rma {
     const auto failed = failures_.find(target);
     if (failed != failures_.end()) throw failed->second;
     // nullptr: nobody is there, which is forgiven.
-    Peer* peer = forgiving_ && lost_.count(target) != 0 ? nullptr : peer_of(target);
+    Peer* peer = settings_.forgiving && lost_.count(target) != 0 ? nullptr : peer_of(target);
     const Ticket ticket = ++last_ticket_;
     open_.insert(ticket);
     if (peer == nullptr) return finish({ticket}), ticket;
@@ -211,18 +212,20 @@ class SocketRma final : public Rma {
     Fd made(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket"));
     const int fd = made.get();
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentBytes);
+    set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
+               static_cast<int>(kNotSentSlices * settings_.slice_bytes));
     const sockaddr_in address = address_of(target);
     if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
         errno != EINPROGRESS) {
       const Error why = unreachable(target, errno);
       lost_.insert(target);
-      if (forgiving_) return nullptr;
+      if (settings_.forgiving) return nullptr;
       throw failures_.emplace(target, why).first->second;
     }
     follow(fd, EPOLLOUT | EPOLLIN);
     target_of_fd_[fd] = target;
-    Peer peer{SocketSender(std::move(made), {places_[static_cast<size_t>(target)].token, rank_})};
+    const SocketHello hello{places_[static_cast<size_t>(target)].token, rank_};
+    Peer peer{SocketSender(std::move(made), hello, settings_.slice_bytes)};
     return &peers_.emplace(target, std::move(peer)).first->second;
   }
 
@@ -291,7 +294,7 @@ class SocketRma final : public Rma {
     const auto found = peers_.find(rank);
     if (found == peers_.end()) return;
     const std::vector<Ticket> open = found->second.sender.open();
-    if (!open.empty() && !forgiving_) failures_.emplace(rank, why);
+    if (!open.empty() && !settings_.forgiving) failures_.emplace(rank, why);
     finish(open);  // failure() tells
     target_of_fd_.erase(found->second.sender.fd());
     part_with(found->second.sender.fd());
@@ -390,7 +393,7 @@ class SocketRma final : public Rma {
   const std::vector<SocketPlace> places_;
   const int rank_;
   const SocketReceiver::Target target_;
-  const bool forgiving_;
+  const SocketSettings settings_;
   Fd listener_;
   Fd poll_;
   Fd wake_;
@@ -447,9 +450,10 @@ SocketListener::SocketListener()
 }
 
 std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
-                                     int rank, void* base, size_t bytes, bool forgiving) {
+                                     int rank, void* base, size_t bytes,
+                                     const SocketSettings& settings) {
   return std::make_unique<SocketRma>(std::move(listener), std::move(places), rank, base, bytes,
-                                     forgiving);
+                                     settings);
 }
 
 }  // namespace hsgd

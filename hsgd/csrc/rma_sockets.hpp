@@ -41,10 +41,17 @@ class SocketListener {
   SocketPlace place_{};
 };
 
-// Local. Writes of others go into the `bytes` bytes at `base`. `forgiving`: what is open to a rank
-// that is lost is dropped, and so is what is put later; else it is an error of all that follows.
+struct SocketSettings {
+  // What is open to a rank that is lost is dropped, and so is what is put later; else it is an
+  // error of all that follows.
+  bool forgiving;
+  uint64_t slice_bytes;  // see SocketSender
+};
+
+// Local. Writes of others go into the `bytes` bytes at `base`.
 std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
-                                     int rank, void* base, size_t bytes, bool forgiving);
+                                     int rank, void* base, size_t bytes,
+                                     const SocketSettings& settings);
 
 }  // namespace hsgd
 

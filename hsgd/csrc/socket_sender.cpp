@@ -10,10 +10,6 @@
 namespace hsgd {
 namespace {
 
-// How long what is needed first may have to wait for what is not: half a millisecond at 1 Gbit. A
-// call into the kernel takes a tenth of the time that the copy of so many bytes takes.
-constexpr uint64_t kSliceBytes = 64 << 10;
-
 bool no_room() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
@@ -89,7 +85,7 @@ void SocketSender::next_slice() {
   choose();
   const Write& write = waiting_.at(order_).front();
   const uint64_t left = write.header.bytes - write.taken;
-  const uint64_t bytes = std::min(left, kSliceBytes);
+  const uint64_t bytes = std::min(left, slice_bytes_);
   slice_ = {write.header.offset + write.taken, bytes, write.header.version, left - bytes};
   slice_sent_ = 0;
   in_slice_ = true;

@@ -31,8 +31,11 @@ class SocketSender {
   };
   enum class State { kSent, kNoRoom, kLost };  // kLost: errno says why
 
-  // `fd`: a socket that is being connected.
-  SocketSender(Fd fd, const SocketHello& hello) : fd_(std::move(fd)), hello_(hello) {}
+  // `fd`: a socket that is being connected. `slice_bytes`: for so long what is needed first may
+  // have to wait for what is not; but each slice is a call into the kernel of the sender's, and of
+  // the receiver's.
+  SocketSender(Fd fd, const SocketHello& hello, uint64_t slice_bytes)
+      : fd_(std::move(fd)), hello_(hello), slice_bytes_(slice_bytes) {}
 
   int fd() const { return fd_.get(); }
   void add(uint32_t order, const Write& write) { waiting_[order].push_back(write); }
@@ -53,6 +56,7 @@ class SocketSender {
 
   Fd fd_;
   SocketHello hello_;
+  uint64_t slice_bytes_;
   size_t hello_sent_ = 0;
   std::map<uint32_t, std::deque<Write>> waiting_;  // by order; no empty ones
   // Orders whose first write has begun. Each has overtaken those before it.

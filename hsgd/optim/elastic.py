@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +27,7 @@ from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.elastic_group import Group
 from hsgd.optim.elastic_progress import COUNTERS, RULES, Progress
+from hsgd.optim.elastic_rate import checked_moving_rate, checked_pull_rate
 from hsgd.optim.triggers import FixedPeriod, Trigger
 
 __all__ = ["MODES", "ORDERS", "ElasticAveraging", "ElasticMetrics"]
@@ -60,15 +60,16 @@ class ElasticMetrics:
     group_bytes: int = 0
     """Hybrid: payload of the group's collectives."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """How many pushes had how many changes by others between their read and their end."""
+    """How many pushes had how many changes by others between their read and their end; between
+    nodes at most so many, as a read may have more than the version that it tells."""
 
 
 class ElasticAveraging(Optimizer):
     """Wraps an optimizer: each worker steps on its own gradients, and every `update_interval` steps
     it and the centre attract each other; made collectively, then local.
 
-    d = moving_rate * (weights - centre); weights -= d at once, and centre += d from a thread in the
-    background, for which the next exchange waits. Workers wait for nobody else.
+    u = weights - centre; weights -= pull_rate * u at once, and centre += moving_rate * u from a
+    thread in the background, for which the next exchange waits. Workers wait for nobody else.
 
     optimizer: any torch optimizer. params: the model, or its parameters: float32, C-contiguous, on
         the CPU, equal in shape on all ranks; rank 0's values are where all begin. Of a model its
@@ -76,8 +77,11 @@ class ElasticAveraging(Optimizer):
     comm: the ranks: used here, by a group's steps, load_state_dict() and close().
     mode: "async": each rank is a worker. "hybrid": each group is, in which gradients are averaged
         in every step; its first rank exchanges and tells the others.
-    moving_rate: None is 0.9 / workers. From 2 / (workers + 1) on, workers that read the same centre
-        and all push make it swing ever wider: a warning says so.
+    moving_rate: None is 0.9 / (workers + 1). From 2 / (workers + 1) or pi / (2 workers) on, the
+        less of them, the centre may swing ever wider (elastic_rate.py): a warning says so.
+    pull_rate: None is moving_rate, as in EASGD, where weights lose what the centre gets. 0.9 or so
+        keeps workers with data of their own near the centre, however many they are; moving_rate is
+        to be below 1 / workers then.
     update_interval: steps between exchanges, or a trigger (hsgd.optim.triggers) that decides alike
         on all ranks of a group.
     group_size: ranks of a group, in rank order; None is the ranks of a node. Hybrid only.
@@ -108,6 +112,7 @@ class ElasticAveraging(Optimizer):
         stop_rule: str = "master",
         compression: str | None = None,
         *,
+        pull_rate: float | None = None,
         max_steps: int | None = None,
         overlap: bool = True,
         timeout_s: float | None = None,
@@ -139,7 +144,10 @@ class ElasticAveraging(Optimizer):
             self._group = Group(members, [p for p in self._parameters if p.requires_grad])
         exchanges = self._group is None or self._group.leads
         self.workers = int(comm.allreduce(np.array([exchanges], np.int64))[0])
-        self.moving_rate = _moving_rate(moving_rate, self.workers, warn=comm.rank == 0)
+        self.moving_rate = checked_moving_rate(
+            moving_rate, self.workers, own_pull=pull_rate is not None, warn=comm.rank == 0
+        )
+        self.pull_rate = checked_pull_rate(pull_rate, self.moving_rate)
         count = sum(weight.numel() for weight in weights)
         dtype = _COMPRESSIONS[compression]
         self._delta: Tensor = (
@@ -160,6 +168,7 @@ class ElasticAveraging(Optimizer):
             self._progress = Progress(self._box, team, stop_rule, max_steps)
         self._pusher = ThreadPoolExecutor(1, thread_name_prefix="hsgd-push")
         self._push: Future[None] | None = None
+        self._made = 0  # the version that the last push made
         self._over = self._done = self._closed = False
         self.metrics = ElasticMetrics()
         self._trigger.reset(self._watched())
@@ -233,15 +242,7 @@ class ElasticAveraging(Optimizer):
 
         Raises HsgdError on ranks that do not exchange.
         """
-        if self._box is None:
-            raise HsgdError("ElasticAveraging.centre: this rank is not the first of its group")
-        self.finish_push()
-        flat = torch.empty(self._delta.numel())
-        self._box.refresh()
-        self._box.read(flat)
-        weights = self._weights()
-        parts = torch.split(flat, [weight.numel() for weight in weights])
-        return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+        return self._read_centre()[1]
 
     @contextlib.contextmanager
     def at_centre(self) -> Iterator[None]:
@@ -263,7 +264,7 @@ class ElasticAveraging(Optimizer):
         state = self._optimizer.state_dict()
         own: dict[str, Any] = {"steps": self.metrics.steps, "trigger": self._trigger.state_dict()}
         if self._box is not None:
-            own |= {"centre": self.centre(), "version": self._box.version}
+            own["version"], own["centre"] = self._read_centre()
         return {**state, "elastic": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -344,8 +345,9 @@ class ElasticAveraging(Optimizer):
             self.finish_push()
             begin = time.perf_counter()
             alone = not self._overlap and group is None and self._delta.dtype == torch.float32
+            alone = alone and self.pull_rate == self.moving_rate
             delta = None if alone else self._delta
-            version, _ = self._box.elastic(weights, self.moving_rate, delta)
+            version, _ = self._box.elastic(weights, self.pull_rate, delta)
             metrics.mix_s += time.perf_counter() - begin
             metrics.read_bytes += 4 * self._delta.numel()
             metrics.pushed_bytes += self._delta.element_size() * self._delta.numel()
@@ -361,9 +363,24 @@ class ElasticAveraging(Optimizer):
 
     def _accumulate(self, box: ParameterBox, version: int) -> None:
         begin = time.perf_counter()
-        made = box.accumulate(self._delta)
+        if self.pull_rate != self.moving_rate:
+            self._delta.mul_(self.moving_rate / self.pull_rate)
+        before, self._made = self._made, box.accumulate(self._delta)
         self.metrics.push_s += time.perf_counter() - begin
-        self.metrics.staleness[made - 1 - version] += 1
+        # A rank always reads its own push before, whichever version it is told.
+        self.metrics.staleness[self._made - 1 - version - (before > version)] += 1
+
+    def _read_centre(self) -> tuple[int, list[Tensor]]:
+        """A version that it has, and its tensors."""
+        if self._box is None:
+            raise HsgdError("ElasticAveraging.centre: this rank is not the first of its group")
+        self.finish_push()
+        flat = torch.empty(self._delta.numel())
+        self._box.refresh()
+        version = self._box.read(flat)
+        weights = self._weights()
+        parts = torch.split(flat, [weight.numel() for weight in weights])
+        return version, [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
     # --- set-up ---
 
@@ -426,22 +443,6 @@ def _group_of(comm: Comm, group_size: int | None) -> int:
             f"ElasticAveraging: group_size is {group_size}; give a divisor of {comm.size} ranks"
         )
     return comm.rank // group_size
-
-
-def _moving_rate(given: float | None, workers: int, *, warn: bool) -> float:
-    if given is None:
-        return 0.9 / workers
-    if not 0 < given <= 1:
-        raise ValueError(f"ElasticAveraging: moving_rate is {given}; give one above 0, up to 1")
-    bound = 2 / (workers + 1)
-    if given >= bound and warn:
-        warnings.warn(
-            f"ElasticAveraging: moving_rate {given:g} is not below 2 / (workers + 1) = "
-            f"{bound:.3g}; {workers} workers that push at the same time may make the centre swing "
-            "ever wider",
-            stacklevel=3,
-        )
-    return float(given)
 
 
 def _trigger_of(given: int | Trigger) -> Trigger:

@@ -27,9 +27,11 @@ using hsgd::Error;
 using hsgd::Rma;
 using hsgd::SocketListener;
 using hsgd::SocketPlace;
+using hsgd::SocketSettings;
 
 constexpr double kLimitS = 60.0;
 constexpr size_t kSlots = 16;
+constexpr size_t kSlice = 64 << 10;
 constexpr size_t kFront = kSlots * sizeof(uint64_t);
 
 // A rank's memory: slots, then data.
@@ -37,9 +39,9 @@ class Member {
  public:
   explicit Member(size_t bytes) : words_((kFront + bytes) / sizeof(uint64_t) + 1) {}
 
-  void open(std::vector<SocketPlace> places, int rank, bool forgiving = false) {
+  void open(std::vector<SocketPlace> places, int rank, const SocketSettings& settings) {
     rma = hsgd::make_socket_rma(std::move(listener_), std::move(places), rank, words_.data(),
-                                words_.size() * sizeof(uint64_t), forgiving);
+                                words_.size() * sizeof(uint64_t), settings);
     rma->await_tickets(1);
   }
   void start() {
@@ -71,13 +73,13 @@ class Member {
 };
 
 struct Job {
-  Job(int size, size_t bytes) {
+  Job(int size, size_t bytes, uint64_t slice_bytes = kSlice) {
     std::vector<SocketPlace> places;
     for (int rank = 0; rank < size; ++rank) {
       members.push_back(std::make_unique<Member>(bytes));
       places.push_back(members.back()->place());
     }
-    for (int rank = 0; rank < size; ++rank) at(rank).open(places, rank);
+    for (int rank = 0; rank < size; ++rank) at(rank).open(places, rank, {false, slice_bytes});
   }
   ~Job() {
     for (auto& member : members) {
@@ -93,7 +95,6 @@ struct Job {
 
 size_t slot_at(size_t slot) { return slot * sizeof(uint64_t); }
 
-constexpr size_t kSlice = 64 << 10;
 constexpr size_t kRoom = 3 * kSlice + 64;  // of each writer
 
 // What `writer` writes to `target`.
@@ -102,10 +103,10 @@ size_t bytes_of(uint64_t version, int writer, int target) {
   return sizes[(version + static_cast<uint64_t>(3 * writer + target)) % sizes.size()];
 }
 
-TEST("data is there before its version, between all ranks at once") {
+void write_between_all(uint64_t slice_bytes) {
   constexpr int kRanks = 3;
   constexpr uint64_t kVersions = ranks::kOperations > 1000 ? 200 : 40;
-  Job job(kRanks, kRanks * kRoom);
+  Job job(kRanks, kRanks * kRoom, slice_bytes);
   job.start();
   ranks::run(kRanks, [&](int rank) {
     Member& own = job.at(rank);
@@ -143,6 +144,13 @@ TEST("data is there before its version, between all ranks at once") {
       });
     }
   });
+}
+
+TEST("data is there before its version, between all ranks at once") { write_between_all(kSlice); }
+
+TEST("so it is with slices that are smaller, or larger than any write") {
+  write_between_all(4 << 10);
+  write_between_all(4 * kRoom);
 }
 
 TEST("of what waits the least order goes first, also between the slices of a large write") {
@@ -223,7 +231,7 @@ TEST("who closes does not wait for a rank that takes nothing, where that is forg
   constexpr size_t kLarge = 64 << 20;
   Member own(64);
   const Member sleeper(64);  // is connected by the kernel, and reads nothing
-  own.open({own.place(), sleeper.place()}, 0, true);
+  own.open({own.place(), sleeper.place()}, 0, {true, kSlice});
   own.start();
   const std::vector<std::byte> data(kLarge);
   own.rma->put(1, data.data(), kLarge, 0, 0);
@@ -238,7 +246,7 @@ TEST("a rank that cannot be reached is named with its address, or forgiven") {
     SocketPlace nowhere = own.place();
     nowhere.addresses.front() = {htonl(INADDR_BROADCAST), htonl(INADDR_BROADCAST)};
     const std::vector<SocketPlace> places = {own.place(), nowhere};
-    own.open(places, 0, forgiving);
+    own.open(places, 0, {forgiving, kSlice});
     own.start();
     const uint64_t version = 1;
     if (forgiving) {
