@@ -162,6 +162,9 @@ class GradientReducer:
         except Exception:  # of a compression; the other ranks may go on, if they miss nothing
             begun = self._begun
             met = [bucket.abandon(begun=begun) for bucket in self._buckets]
+            if begun and self._comm is not None:
+                with contextlib.suppress(HsgdError):  # the next step has it as well
+                    self._overlap.end_step(self._comm)
             if not begun and any(error and not tells_of_join(error) for error in met):
                 self._start_anew(keep=False)  # others gave up earlier, and begin anew as well
             else:
