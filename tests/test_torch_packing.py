@@ -84,7 +84,18 @@ def test_released_gradients_keep_their_values_in_memory_of_their_own() -> None:
     for parameter, value in zip(ours, expected, strict=True):
         parameter.grad = value
     packing.pack()
-    packing.release()
+    packing.release(keep=True)
     flat.zero_()
     for parameter, value in zip(ours, expected, strict=True):
         assert parameter.grad is not None and torch.equal(parameter.grad, value)
+
+
+def test_forgotten_gradients_leave_only_the_array() -> None:
+    ours, _flat, packing = packed()
+    for parameter, value in zip(ours, gradients(ours), strict=True):
+        parameter.grad = value
+    packing.pack()
+    own = torch.ones_like(ours[0])
+    ours[0].grad = own
+    packing.release(keep=False)
+    assert ours[0].grad is own and [p.grad for p in ours[1:]] == [None] * len(ours[1:])

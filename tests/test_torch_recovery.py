@@ -21,6 +21,7 @@ from torch_job import job
 __all__: list[str] = []
 
 STEPS, FAILS_AT = 6, 3
+TRIAL = 20  # steps, more than those in which an optimizer tries when buckets travel
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +213,7 @@ def with_a_bad_compression(seat: Seat, path: str) -> list[list[float]]:
 
         model = net()
         optimizer = made(hvd, model, compression=Fragile)
-        for step in range(STEPS):
+        for step in range(TRIAL):
             saved = [parameter.detach().clone() for parameter in model.parameters()]
             if seat.rank == 0 and step == FAILS_AT:
                 armed.append(True)
@@ -224,10 +225,70 @@ def with_a_bad_compression(seat: Seat, path: str) -> list[list[float]]:
             if step == FAILS_AT:  # all forget it
                 for parameter, value in zip(model.parameters(), saved, strict=True):
                     parameter.data.copy_(value)
+        assert optimizer.overlap_choice.during_s is not None  # the ranks end its trial together
         return weights(model)
 
 
 def test_an_error_of_a_compression_leaves_no_trace_in_the_next_step(ranks: Ranks) -> None:
     found = ranks.run(with_a_bad_compression, meeting_point(), on=range(2))
     assert found[0] == found[1]
-    assert_trained(found[0], net(), [(step, 2) for step in range(STEPS) if step != FAILS_AT])
+    assert_trained(found[0], net(), [(step, 2) for step in range(TRIAL) if step != FAILS_AT])
+
+
+def with_a_compression_that_stops(
+    seat: Seat,
+    path: str,
+    fails_at: int,
+    error: type[BaseException],
+    fails: dict[int, int],
+    told: list[int],
+) -> list[list[float]]:
+    """Code of the user fails before a bucket is sent, once. fails: bucket by rank. told: ranks that
+    learn that the others have left their step.
+    """
+    with job(seat, path, 2) as hvd:
+        model = net()
+        calls, last = 0, fails_at * len(weights(model)) + fails.get(seat.rank, 0)
+
+        class Fragile(hvd.Compression.none):  # type: ignore[misc,name-defined]
+            @staticmethod
+            def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+                nonlocal calls
+                calls += 1
+                if seat.rank in fails and calls == last + 1:
+                    raise error("out of order")
+                return tensor, None
+
+        optimizer = made(hvd, model, compression=Fragile)
+        for step in range(fails_at):
+            take_step(model, optimizer, step, seat.rank)
+        if seat.rank in fails:
+            with pytest.raises(error, match="out of order"):
+                take_step(model, optimizer, fails_at, seat.rank)
+        if seat.rank in told:  # a rank that failed is one step ahead
+            with pytest.raises(hvd.HorovodInternalError, match="after 1 failed steps"):
+                take_step(model, optimizer, fails_at + (seat.rank in fails), seat.rank)
+            assert [p.grad for p in model.parameters()] == [None] * len(weights(model))
+        for step in range(fails_at, STEPS):
+            take_step(model, optimizer, step, seat.rank)
+        return weights(model)
+
+
+FAILURES: dict[str, tuple[type[BaseException], dict[int, int], list[int]]] = {
+    "of one rank": (RuntimeError, {0: 0}, [0, 1]),
+    "of one rank, later": (RuntimeError, {0: 2}, [0, 1]),
+    "of all": (RuntimeError, {0: 1, 1: 1}, []),
+    "of one rank after the other": (RuntimeError, {0: 2, 1: 0}, [1]),
+    "interrupted": (KeyboardInterrupt, {0: 1, 1: 1}, []),
+}
+
+
+@pytest.mark.parametrize("fails_at", [0, FAILS_AT])
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=list(FAILURES))
+def test_gradients_of_different_steps_are_not_added_up(
+    ranks: Ranks, fails_at: int, failure: tuple[type[BaseException], dict[int, int], list[int]]
+) -> None:
+    args = (meeting_point(), fails_at, *failure)
+    found = ranks.run(with_a_compression_that_stops, *args, on=range(2))
+    assert found[0] == found[1]
+    assert_trained(found[0], net(), [(step, 2) for step in range(STEPS)])

@@ -19,8 +19,8 @@ namespace hsgd {
 namespace {
 
 constexpr int kCollapse = 25;  // MADV_COLLAPSE: Linux 6.1, newer than the headers may be
-constexpr size_t kCollapseBytes = 16 * kHugePage;  // at a time
-constexpr auto kCollapseLimit = std::chrono::milliseconds(500);
+constexpr size_t kCollapseBytes = 2 * kHugePage;  // at a time: the clock is looked at in between
+constexpr auto kPageLimit = std::chrono::milliseconds(8);  // for a huge page, on average
 
 // Addresses that nobody else maps something into meanwhile; those of large ranges begin at a
 // multiple of a huge page, without which no huge page can be mapped there.
@@ -58,13 +58,15 @@ void* map_file(int fd, size_t bytes, int more) {
 //
 // MADV_COLLAPSE does so whatever /sys/kernel/mm/transparent_hugepage/shmem_enabled says, unless
 // that is "deny" (commit 7c6c6cc4d3a2 of Linux). It takes ranges in which there is a page; the rest
-// of them becomes zeros, so nothing is copied but that one.
+// of them becomes zeros, so nothing is copied but that one. Where memory is in pieces, the kernel
+// moves other pages out of the way first; the limit grows with the segment, so that many small ones
+// wait no longer than a large one.
 void add_huge_pages(int fd, size_t bytes) {
   const size_t whole = bytes / kHugePage * kHugePage;
   void* range = map_file(fd, whole, 0);
   if (range == MAP_FAILED) return;
   auto* data = static_cast<std::byte*>(range);
-  const auto end = std::chrono::steady_clock::now() + kCollapseLimit;  // it may have to move others
+  const auto end = std::chrono::steady_clock::now() + whole / kHugePage * kPageLimit;
   for (size_t at = 0; at < whole && std::chrono::steady_clock::now() < end;) {
     const size_t step = std::min(kCollapseBytes, whole - at);
     bool begun = true;

@@ -42,8 +42,8 @@ class Segment {
   ~Segment();
 
   // A new segment whose pages are allocated here, after a look at the limits of machine and cgroup:
-  // full memory is HSGD_ERR_MEMORY and not SIGBUS later. Huge pages take no more memory: what does
-  // not fill one lies on small ones.
+  // full memory is HSGD_ERR_MEMORY and not SIGBUS later. What does not fill a huge page lies on
+  // small ones, unless Linux gives shared memory nothing else (shmem_enabled "always").
   // `at_once`: ranks that allocate as much at the same time. `remedy`: what the user may do about
   // it.
   static Segment create(size_t bytes, size_t at_once = 1, const char* remedy = "ask for less");

@@ -9,7 +9,6 @@ Training", arXiv:2006.15704, section 3.2.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,9 +51,11 @@ def fill(sizes: Sequence[tuple[torch.dtype, int]], most_bytes: int) -> list[list
     return sorted(done, key=lambda held: held[-1])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Collective:
-    """What travels for a bucket, without its memory. dtype: on the way."""
+    """What travels for a bucket, without its memory. label: ranks that call it by another do not
+    meet. dtype: on the way.
+    """
 
     comm: Comm
     label: str
@@ -106,14 +107,16 @@ class Bucket:
     ) -> None:
         self.launched_s = 0.0
         """When the collective started, on time.monotonic(); 0 while none is under way."""
-        self.label = f"{self.LABEL} {number} ({label})"
+        self._number, self._told = number, label
+        self._failed_rounds = 0
         self._size = comm.size
         self._op, self._predivide = op, predivide
         self._compression = compression
         self._threaded = threaded
         count = sum(parameter.numel() for parameter in parameters)
         dtype = parameters[0].dtype
-        self._flat: Tensor = comm.empty(count, dtype, self.label)
+        label = self._make_label()
+        self._flat: Tensor = comm.empty(count, dtype, label)
         self.packing = Packing(parameters, self._flat)
         self._ids = [id(parameter) for parameter in parameters]
         self.waiting = len(self._ids)
@@ -121,14 +124,23 @@ class Bucket:
         self._run = 0  # leading parameters whose gradients came as a run
         wire_dtype = _CASTS.get(compression)
         casts = wire_dtype is not None and dtype.is_floating_point and dtype != wire_dtype
-        self._wire: Tensor = comm.empty(count, wire_dtype, self.label) if casts else self._flat
+        self._wire: Tensor = comm.empty(count, wire_dtype, label) if casts else self._flat
         self.collective = Collective(
-            comm, self.label, count, self._wire.dtype, op, predivide, compression
+            comm, label, count, self._wire.dtype, op, predivide, compression
         )
         self._handle: Handle[Any] | None = None
         self._mismatch: SignatureMismatch | None = None
         self._result = self._flat
         self._context: Any = None
+
+    @property
+    def label(self) -> str:
+        """What its collective is called now."""
+        return self.collective.label
+
+    def _make_label(self) -> str:
+        after = f", after {self._failed_rounds} failed steps" if self._failed_rounds else ""
+        return f"{self.LABEL} {self._number}{after} ({self._told})"
 
     def take_run(self, index: int, ids: Sequence[int]) -> bool:
         """Count gradients, by the id() of their parameters, that came in the order of the bucket,
@@ -200,15 +212,25 @@ class Bucket:
             parameter.grad = parameter.grad.to_sparse()
         self._begin_anew()
 
-    def abandon(self) -> None:
+    def abandon(self, *, begun: bool) -> HsgdError | None:
         """Forget the gradients of this step; blocking while a collective is under way on them,
-        however it ends.
+        however it ends. begun: whether all collectives of the step were started. Where they were
+        not, later ones have another label: they must not meet those of this step on ranks that
+        wait for it, and they do meet those of ranks that gave it up as well.
+        Returns what the collective that was under way has met.
         """
+        if not begun:
+            self._failed_rounds += 1
+            self.collective.label = self._make_label()
         handle, self._handle = self._handle, None
+        found = None
         if handle is not None:
-            with contextlib.suppress(HsgdError):
+            try:
                 handle.wait()
+            except HsgdError as error:
+                found = error
         self._begin_anew()
+        return found
 
     def _begin_anew(self) -> None:
         self.packing.sparse.clear()

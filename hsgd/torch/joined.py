@@ -20,7 +20,7 @@ from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.objects import exchange
 from hsgd.torch.operation import meet
 
-__all__ = ["StandIn", "end_round", "standing_in"]
+__all__ = ["StandIn", "end_round", "standing_in", "tells_of_join"]
 
 _JOINED = "optimizer joined"
 _WHO = "optimizer join"
@@ -35,7 +35,7 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
     difference is an error of the program, which waiting for more would hide.
     """
     mismatch = buckets[0].wait() if buckets else None
-    if mismatch is not None and _JOINED not in mismatch.names:
+    if mismatch is not None and not tells_of_join(mismatch):
         raise mismatch
     for bucket in buckets:
         later = bucket.wait()
@@ -55,6 +55,11 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
         bucket.repeat()
         bucket.finish()
     return True
+
+
+def tells_of_join(error: HsgdError) -> bool:
+    """Whether a collective failed only because ranks have joined."""
+    return isinstance(error, SignatureMismatch) and _JOINED in error.names
 
 
 class StandIn:

@@ -56,11 +56,13 @@ class Packing:
                 self._pack_each(*self._vectors)
             self._pack_each(*self._others)
 
-    def release(self) -> None:
-        """Give gradients memory of their own again; local."""
+    def release(self, *, keep: bool) -> None:
+        """Take gradients out of the array, with their values or, without `keep`, forgotten; local.
+        To be forgotten while a collective may still write to it.
+        """
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is view:
-                parameter.grad = view.clone()
+                parameter.grad = view.clone() if keep else None
 
     def _pack_vectors(self, parameters: Sequence[Tensor], views: Sequence[Tensor]) -> bool:
         """Where all have a new gradient: several times faster than one after the other."""

@@ -26,7 +26,7 @@ from hsgd.torch.allreduce import sparse_allreduce_async
 from hsgd.torch.buckets import Bucket
 from hsgd.torch.compression import Compressor
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.joined import StandIn, end_round
+from hsgd.torch.joined import StandIn, end_round, tells_of_join
 from hsgd.torch.overlap import Overlap, OverlapChoice
 from hsgd.torch.packing import HOT_COUNT
 from hsgd.torch.process_sets import ProcessSet
@@ -70,6 +70,7 @@ class GradientReducer:
         self._sparse: dict[Tensor, None] = {}
         self._buckets: list[Bucket] = []
         self._next = 0  # the bucket to launch next
+        self._begun = False  # all collectives of the round were started
         self._touched = False  # a gradient came since the last round
         self._overlap = Overlap(options.overlap)
         self._job = runtime.latest()  # the one that gradients come in
@@ -142,7 +143,7 @@ class GradientReducer:
         another job it is forgotten: that has other ranks.
         """
         if self._job is not runtime.latest():
-            self._start_anew()
+            self._start_anew(keep=True)
         elif self.open:
             self.reduce()
 
@@ -154,18 +155,27 @@ class GradientReducer:
         except (HsgdError, HorovodInternalError) as error:
             # All ranks have it, now or soon. What is under way may wait for calls that nobody makes
             # any more, and write to its bucket until then: nothing of it is used again.
-            self._start_anew()
+            self._start_anew(keep=False)
             if isinstance(error, HorovodInternalError):
                 raise
             raise HorovodInternalError(str(error)) from error
-        except Exception:  # of a compression; the other ranks may go on
-            for bucket in self._buckets:
-                bucket.abandon()
-            self._end_round()
+        except Exception:  # of a compression; the other ranks may go on, if they miss nothing
+            begun = self._begun
+            met = [bucket.abandon(begun=begun) for bucket in self._buckets]
+            if begun and self._comm is not None:
+                with contextlib.suppress(HsgdError):  # the next step has it as well
+                    self._overlap.end_step(self._comm)
+            if not begun and any(error and not tells_of_join(error) for error in met):
+                self._start_anew(keep=False)  # others gave up earlier, and begin anew as well
+            else:
+                self._end_round()
+            raise
+        except BaseException:  # Ctrl-C: it waits for nothing more
+            self._start_anew(keep=False)
             raise
 
     def _end_round(self) -> None:
-        self._touched = False
+        self._touched = self._begun = False
         self._next = 0
         if self._counted:
             self.set_passes(self.passes)
@@ -182,7 +192,7 @@ class GradientReducer:
         copied while in cache. That of the others is the append of a list: it costs no Python.
         """
         if self._job is not runtime.latest():
-            self._start_anew()
+            self._start_anew(keep=True)
         if self._alone:
             self._arrived.clear()
             return
@@ -258,6 +268,7 @@ class GradientReducer:
             # On all ranks in the same step; else they wait, and the stall inspector tells.
             new = [p for p in self._known if p not in self._places and p not in self._sparse]
             sparse += self._extend(new)
+        self._begun = True
         if end_round(comm, self._buckets):
             self._overlap.abandon()
         self._trace_collectives()
@@ -297,6 +308,8 @@ class GradientReducer:
         self._order.clear()
         begun = [(parameter, self._start_sparse(parameter)) for parameter in sparse]
         self._sparse.update(dict.fromkeys(sparse))
+        # All of them before the first is launched: a compression may fail, and must not leave out
+        # what comes after.
         for members in split(ordered, self._options.groups, self._options.bucket_cap_mb):
             number = len(self._buckets)
             bucket = Bucket(
@@ -313,11 +326,10 @@ class GradientReducer:
                 self._places[parameter] = (bucket, index)
                 if index < len(members) - 1 and parameter.numel() < HOT_COUNT:
                     self._hook(parameter, self._arrived.append)
-            self._launch(bucket)
             self._buckets.append(bucket)
             self._stand_in.collectives.append(bucket.collective)
-        self._next = len(self._buckets)
         self._overlap.begin(len(self._buckets))
+        self._complete()
         return begun
 
     def _start_sparse(self, parameter: Tensor) -> Callable[[], Tensor]:
@@ -333,7 +345,7 @@ class GradientReducer:
         """
         job = runtime.current()
         if self._job is not job:
-            self._start_anew()
+            self._start_anew(keep=True)
         number = self._options.process_set.process_set_id
         if (reason := job.coordinator(number, "optimizer").ended) is not None:
             raise HorovodInternalError(reason)
@@ -348,10 +360,12 @@ class GradientReducer:
             job.joining.append(self._stand_in)
         return self._comm
 
-    def _start_anew(self) -> None:
-        """As if no gradient had come yet, in the job of now; local."""
+    def _start_anew(self, *, keep: bool) -> None:
+        """As if no gradient had come yet, in the job of now; local. keep: gradients their values;
+        not after an error, when those in buckets may still change.
+        """
         for bucket in self._buckets:
-            bucket.packing.release()
+            bucket.packing.release(keep=keep)
         if self._job is not None and self._stand_in is not None:
             self._job.joining.remove(self._stand_in)
         for parameter in self._known:

@@ -27,7 +27,10 @@ void check_large(size_t bytes) {
   struct stat status{};
   CHECK(::fstat(made.fd(), &status) == 0);
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  CHECK_EQ(static_cast<size_t>(status.st_blocks) * 512, (bytes + page - 1) / page * page);
+  const size_t taken = static_cast<size_t>(status.st_blocks) * 512;
+  CHECK(taken >= (bytes + page - 1) / page * page);
+  // Linux may be set to give shared memory nothing but huge pages.
+  CHECK(taken <= (bytes + hsgd::kHugePage - 1) / hsgd::kHugePage * hsgd::kHugePage);
   const hsgd::Segment seen = hsgd::Segment::attach(duplicate(made), bytes);
   for (size_t i = 0; i < bytes; i += 511) CHECK(made.data()[i] == std::byte{0});
   for (size_t i = 0; i < bytes; i += 511) made.data()[i] = static_cast<std::byte>(i % 251 + 1);
@@ -107,39 +110,53 @@ size_t huge_bytes(const void* address) {
   return 0;
 }
 
-// Whether the kernel gives shared memory a huge page at this moment.
-bool gets_a_huge_page() {
+// Whether the kernel gives shared memory as many huge pages at this moment, all of them together.
+bool gets_huge_pages(size_t count) {
+  const size_t bytes = count * hsgd::kHugePage;
   const int fd = ::memfd_create("test", MFD_CLOEXEC);
   const hsgd::Fd holder(fd);
-  CHECK(::ftruncate(fd, 2 * hsgd::kHugePage) == 0 && ::pwrite(fd, "", 1, 0) == 1);
-  void* range = ::mmap(nullptr, 2 * hsgd::kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(::ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  constexpr int kNone = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* range = ::mmap(nullptr, bytes + hsgd::kHugePage, PROT_NONE, kNone, -1, 0);
   CHECK(range != MAP_FAILED);
   auto* first = static_cast<std::byte*>(range);
   first += -reinterpret_cast<uintptr_t>(first) % hsgd::kHugePage;
   constexpr int kAccess = PROT_READ | PROT_WRITE;
-  CHECK(::mmap(first, hsgd::kHugePage, kAccess, MAP_SHARED | MAP_FIXED, fd, 0) == first);
-  const bool got = ::madvise(first, hsgd::kHugePage, 25) == 0 && huge_bytes(first) > 0;
-  ::munmap(range, 2 * hsgd::kHugePage);
+  CHECK(::mmap(first, bytes, kAccess, MAP_SHARED | MAP_FIXED, fd, 0) == first);
+  for (size_t at = 0; at < bytes; at += hsgd::kHugePage) first[at] = std::byte{1};
+  const bool got = ::madvise(first, bytes, 25) == 0 && huge_bytes(first) == bytes;
+  ::munmap(range, bytes + hsgd::kHugePage);
   return got;
+}
+
+bool begins_a_huge_page(const void* address) {
+  return reinterpret_cast<uintptr_t>(address) % hsgd::kHugePage == 0;
 }
 
 }  // namespace
 
 TEST("large segments, and those in a row, are on huge pages where the kernel gives some") {
-  // Elsewhere in the machine memory comes and goes: what it gives may change between two looks.
+  constexpr size_t kPages = 2 * hsgd::kLargeSegment / hsgd::kHugePage;
+  // Elsewhere in the machine memory comes and goes, and a rank that has to wait for a processor
+  // gives up: it is no error that one attempt gets few.
+  int could = 0;
   for (int attempt = 0; attempt < 20; ++attempt) {
-    if (!gets_a_huge_page()) return;
+    const bool could_before = gets_huge_pages(kPages);
     std::vector<hsgd::Segment> segments;
     segments.push_back(hsgd::Segment::create(hsgd::kLargeSegment));
     segments.push_back(hsgd::Segment::create(hsgd::kLargeSegment));
     const hsgd::Segment seen = hsgd::Segment::attach(duplicate(segments[1]), hsgd::kLargeSegment);
     const hsgd::Row row(segments);
-    if (huge_bytes(segments[0].data()) == hsgd::kLargeSegment &&
-        huge_bytes(seen.data()) == hsgd::kLargeSegment &&
-        huge_bytes(row.data()) == hsgd::kLargeSegment) {
+    CHECK(begins_a_huge_page(segments[0].data()));
+    CHECK(begins_a_huge_page(segments[1].data()));
+    CHECK(begins_a_huge_page(seen.data()));
+    CHECK(begins_a_huge_page(row.data()));
+    if (huge_bytes(segments[0].data()) > 0 && huge_bytes(seen.data()) > 0 &&
+        huge_bytes(row.data()) > 0) {
       return;
     }
+    could += could_before && gets_huge_pages(kPages) ? 1 : 0;  // as many again, beside the others
   }
-  CHECK(!"no segment was on huge pages, and a single one could be had each time");
+  CHECK(could < 20);
 }
 #endif
