@@ -7,6 +7,7 @@ import random
 import signal
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn import functional
 from hsgd import HsgdError
 from hsgd.config import Config
 from hsgd.optim import LARS, NotifiedTree, notified_tree
+from hsgd.optim.tree_parts import Part, layers_of, parts_of
 from hsgd.optim.tree_plan import (
     Team,
     best_arity,
@@ -29,6 +31,7 @@ from hsgd.optim.tree_plan import (
     spread_parent,
     teams_of,
 )
+from hsgd.optim.tree_update import Updater
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -257,6 +260,33 @@ def test_sgd_is_updated_without_python_until_its_momenta_are_replaced(
     check_equal([weights for weights, _ in results], [p.detach() for p in net.parameters()])
     layers = 3
     assert [calls for _, calls in results] == [2 * layers, 0]
+
+
+def test_momenta_replaced_between_two_parts_of_a_parameter_are_noticed() -> None:
+    net = nn.ParameterList([nn.Parameter(torch.randn(64))])
+    (parameter,) = net
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    updater = Updater(optimizer, [parameter], None, cut=True)
+    options = updater.snapshot()
+
+    def update(part: Part) -> weakref.ref[Tensor]:
+        places = updater.update([(s, torch.ones(s.bytes // 4)) for s in part.stretches], options)
+        assert places is not None
+        updater.keep(part.index, places)
+        return weakref.ref(optimizer.state[parameter]["momentum_buffer"])
+
+    first, second, *_ = parts_of(layers_of(net), 64)
+    before = update(first)
+    assert updater.is_steady()
+    replace_momenta(optimizer)
+    update(second)
+    assert before() is not None  # the first part's places are in it
+    assert not updater.is_steady()
+    updater.forget()
+    assert before() is None
+    update(first)
+    update(second)
+    assert updater.is_steady()
 
 
 class Twice(nn.Module):

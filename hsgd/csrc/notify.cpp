@@ -403,15 +403,16 @@ void NotifiedExchange::wait(StepFunction&& step, Watch& watch, int64_t network_n
   const size_t bell = take_bell();
   const Taken taken{bell_taken_[bell]};
   const bool looks = outbox_ != nullptr && network_ns > 0;
+  const bool rings = outbox_ == nullptr || outbox_->drives_itself();
   WaitPolicy its = policy;
-  its.all_rings = !looks || outbox_->drives_itself();
+  its.all_rings = rings;  // MPI does not, also where another thread looks for this one
   Waiter waiter(header(own()).bells[bell], its);
   waiter.run(
       [&] {
         if (looks) outbox_->drive();
         return step();
       },
-      watch, its.all_rings ? kQuietNs : network_ns);
+      watch, looks && !rings ? network_ns : kQuietNs);
 }
 
 }  // namespace hsgd

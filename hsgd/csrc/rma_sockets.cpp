@@ -33,6 +33,7 @@
 #include "prompt.hpp"
 #include "socket_receiver.hpp"
 #include "socket_sender.hpp"
+#include "wait.hpp"
 
 namespace hsgd {
 namespace {
@@ -45,6 +46,10 @@ constexpr int kBacklog = 1024;
 constexpr int kPauseMs = 100;
 // How long a rank that is closing waits for one that takes nothing, where that is forgiven.
 constexpr std::chrono::seconds kPatience{1};
+// How long bytes may lie at a connection that waits for more of them. Longer than 128 KB take at 1
+// Gbit, where they bring the thread's turn themselves.
+constexpr int kLateMs = 2;
+constexpr int64_t kLateNs = kLateMs * 1'000'000;
 
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
@@ -168,17 +173,25 @@ class SocketRma final : public Rma {
   }
 
   // A rank that takes nothing is waited for until the deadline, or, where that is forgiven, only
-  // while others take something.
+  // while something moves, of a large write, too.
   void finish_open(const Deadline& deadline) noexcept {
     std::unique_lock<std::mutex> lock(mutex_);
-    for (size_t before = SIZE_MAX; !open_.empty() && !deadline.passed();) {
-      if (settings_.forgiving && open_.size() == before) return;
-      before = open_.size();
+    for (uint64_t before = UINT64_MAX; !open_.empty() && !deadline.passed();) {
+      const uint64_t now = progress();
+      if (settings_.forgiving && now == before) return;
+      before = now;
       const auto left = std::chrono::nanoseconds(std::max<int64_t>(deadline.remaining_ns(), 0));
       const auto limit =
           settings_.forgiving ? std::min<std::chrono::nanoseconds>(left, kPatience) : left;
       all_done_.wait_for(lock, limit, [&] { return open_.empty(); });
     }
+  }
+
+  // With the mutex. Another number whenever something has moved, or a rank was lost.
+  uint64_t progress() const {
+    uint64_t sum = lost_.size();
+    for (const auto& [rank, peer] : peers_) sum += peer.sender.progress();
+    return sum;
   }
 
   void stop() noexcept {
@@ -308,7 +321,7 @@ class SocketRma final : public Rma {
     std::array<epoll_event, 64> events{};
     while (!stopping_.load(std::memory_order_relaxed)) {
       const int limit = static_cast<int>(events.size());
-      const int count = ::epoll_wait(poll_.get(), events.data(), limit, accepts_ ? -1 : kPauseMs);
+      const int count = ::epoll_wait(poll_.get(), events.data(), limit, limit_ms());
       if (!accepts_) accept_all();
       bool news = false;
       for (int i = 0; i < count; ++i) {
@@ -323,8 +336,14 @@ class SocketRma final : public Rma {
           news |= serve_peer(fd, event.events);
         }
       }
+      news |= receive_late();
       if (news) arrived_();
     }
+  }
+
+  int limit_ms() const {
+    if (!waiting_.empty()) return kLateMs;
+    return accepts_ ? -1 : kPauseMs;
   }
 
   // While there are connections that cannot be accepted the listener would be ready all the time.
@@ -376,11 +395,31 @@ class SocketRma final : public Rma {
     return news;
   }
 
+  // Connections whose bytes are too few to be ready, or more than the kernel holds.
+  bool receive_late() {
+    if (waiting_.empty()) return false;
+    bool news = false;
+    const int64_t now = now_ns();
+    for (auto next = waiting_.begin(); next != waiting_.end();) {
+      const auto [fd, since_ns] = *next++;  // it may go
+      if (now - since_ns >= kLateNs) news |= receive(fd, true);
+    }
+    return news;
+  }
+
   // True when a version came, or the connection ended.
-  bool receive(int fd) {
+  bool receive(int fd, bool late = false) {
     SocketReceiver& receiver = receivers_.at(fd);
     const uint64_t before = receiver.stored();
-    if (receiver.receive()) return receiver.stored() != before;
+    if (late ? receiver.receive_late() : receiver.receive()) {
+      if (receiver.waits()) {
+        waiting_[fd] = now_ns();
+      } else {
+        waiting_.erase(fd);
+      }
+      return receiver.stored() != before;
+    }
+    waiting_.erase(fd);
     if (receiver.rank() >= 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
       lost_.insert(receiver.rank());
@@ -404,7 +443,8 @@ class SocketRma final : public Rma {
   std::atomic<int> awaiting_{0};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
-  bool accepts_ = true;                      // the same
+  std::map<int, int64_t> waiting_;  // those that wait for several bytes, since when; the same
+  bool accepts_ = true;             // the same
 
   mutable std::mutex mutex_;
   std::map<int, Peer> peers_;  // by rank

@@ -13,12 +13,26 @@ namespace {
 // What is overtaken by something short keeps it waiting for so many bytes at most: a millisecond at
 // 1 Gbit.
 constexpr uint64_t kMostTogether = 128 << 10;
+// In one turn: other connections wait meanwhile, and so do confirmations.
+constexpr uint64_t kTurnBytes = 1 << 20;
+// While more is on its way versions are confirmed when there are so many, or when so many bytes
+// have come since: a sender that never pauses has room for new ones, too.
+constexpr uint64_t kMostUnconfirmed = 4;
+constexpr uint64_t kMostBehind = 512 << 10;
 
 }  // namespace
 
 bool SocketReceiver::receive() {
-  if (!receive_all()) return false;
-  expect();
+  if (!receive_some()) return false;
+  expect(due());
+  const bool enough = stored_ - confirmed_ >= kMostUnconfirmed || behind_ >= kMostBehind;
+  return enough || due() == 0 ? confirm() : true;
+}
+
+bool SocketReceiver::receive_late() {
+  const uint64_t before = received_;
+  if (!receive_some()) return false;
+  expect(received_ == before ? 1 : due());
   return confirm();
 }
 
@@ -29,20 +43,22 @@ uint64_t SocketReceiver::due() const {
 }
 
 // One turn of this thread for several packets, where they are sure to come.
-void SocketReceiver::expect() {
-  const int bytes = static_cast<int>(std::clamp<uint64_t>(due(), 1, kMostTogether));
+void SocketReceiver::expect(uint64_t least) {
+  const int bytes = static_cast<int>(std::clamp<uint64_t>(least, 1, kMostTogether));
   if (bytes == expected_) return;
-  // Does nothing but spare turns, and the kernel wakes this thread when it can hold no more.
+  // Does nothing but spare turns. The kernel may hold less than that (before Linux 5.7), and a slow
+  // link takes long: receive_late().
   if (::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes) == 0) {
     expected_ = bytes;
   }
 }
 
 bool SocketReceiver::confirm() {
-  if (stored_ == confirmed_ || due() > 0) return true;
+  if (stored_ == confirmed_) return true;
   // Eight bytes always fit: a sender has few operations open, and hears.
   const ssize_t told = ::send(fd_.get(), &stored_, sizeof stored_, MSG_NOSIGNAL | MSG_DONTWAIT);
   confirmed_ = stored_;
+  behind_ = 0;
   return told == sizeof stored_;
 }
 
@@ -51,8 +67,8 @@ int SocketReceiver::rank() const {
 }
 
 // False when the connection ended, or was not one of ours.
-bool SocketReceiver::receive_all() {
-  for (;;) {
+bool SocketReceiver::receive_some() {
+  for (const uint64_t before = received_; received_ - before < kTurnBytes;) {
     ssize_t got = 0;
     if (hello_got_ < sizeof hello_) {
       got = take(&hello_, &hello_got_, sizeof hello_);
@@ -68,14 +84,19 @@ bool SocketReceiver::receive_all() {
         end_slice();
       }
     } else {
-      got = ::recv(fd_.get(), target_.base + header_.offset + data_got_, header_.bytes - data_got_,
-                   MSG_DONTWAIT);
+      got = ::recv(fd_.get(), target_.base + header_.offset + data_got_,
+                   std::min(header_.bytes - data_got_, kTurnBytes), MSG_DONTWAIT);
       if (got > 0) data_got_ += static_cast<uint64_t>(got);
       end_slice();
     }
-    if (got > 0 || (got < 0 && errno == EINTR)) continue;
-    return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (got > 0) {
+      received_ += static_cast<uint64_t>(got);
+      if (stored_ != confirmed_) behind_ += static_cast<uint64_t>(got);
+    } else if (got == 0 || errno != EINTR) {
+      return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    }
   }
+  return true;
 }
 
 ssize_t SocketReceiver::take(void* into, size_t* got, size_t size) const {

@@ -28,16 +28,21 @@ class SocketReceiver {
 
   SocketReceiver(Fd fd, const Target& target) : fd_(std::move(fd)), target_(target) {}
 
-  // Takes what is there, and tells the other side of new versions, unless the rest of a write is on
-  // its way. False: the connection ended, or was not one of ours.
+  // Takes what is there, but not more than a turn's share, and tells the other side of new
+  // versions: of few only when no rest of a write is on its way. False: the connection ended, or
+  // was not one of ours.
   bool receive();
+  // For a connection that waits() and was not ready for some time: the same, and tells at once.
+  bool receive_late();
+  // Whether it is ready only when several bytes are there.
+  bool waits() const { return expected_ > 1; }
   uint64_t stored() const { return stored_; }  // versions
   int rank() const;                            // whose connection it is; -1: not said yet
 
  private:
-  bool receive_all();
+  bool receive_some();
   uint64_t due() const;
-  void expect();
+  void expect(uint64_t least);
   bool confirm();
   ssize_t take(void* into, size_t* got, size_t size) const;
   bool knows_us() const;
@@ -54,7 +59,9 @@ class SocketReceiver {
   uint64_t further_ = 0;  // as the last slice said
   uint64_t stored_ = 0;
   uint64_t confirmed_ = 0;
-  int expected_ = 1;  // bytes: fewer do not wake the thread
+  uint64_t received_ = 0;  // bytes
+  uint64_t behind_ = 0;    // bytes that came after a version that is not confirmed
+  int expected_ = 1;       // bytes: fewer do not wake the thread
 };
 
 }  // namespace hsgd

@@ -21,6 +21,7 @@ SocketSender::State SocketSender::send(std::vector<Ticket>* done) {
       if (errno == EINTR) continue;
       return no_room() ? State::kNoRoom : State::kLost;
     }
+    sent_ += static_cast<uint64_t>(sent);
     end_slice(done);
   }
   return State::kSent;

@@ -44,6 +44,8 @@ class SocketSender {
   // Reads what the rank has confirmed; tickets of versions go to `done`. False: the connection
   // ended.
   bool hear(std::vector<Ticket>* done);
+  // Grows whenever the kernel takes bytes, or the rank confirms versions.
+  uint64_t progress() const { return sent_ + confirmed_; }
   // The tickets of all that is not done.
   std::vector<Ticket> open() const;
 
@@ -65,6 +67,7 @@ class SocketSender {
   SocketHeader slice_{};
   bool in_slice_ = false;
   size_t slice_sent_ = 0;           // of header and data
+  uint64_t sent_ = 0;               // of all
   std::deque<Ticket> unconfirmed_;  // versions
   uint64_t confirmed_ = 0;          // how many were
   uint64_t news_ = 0;               // what comes back, and how much of it is here

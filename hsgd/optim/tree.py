@@ -66,6 +66,9 @@ class NotifiedTree(Optimizer):
     Sums are made in a fixed order: local ranks, then child nodes. A parameter that no rank has a
     gradient for is not updated, as without this class. Between step() and the next call of the
     model its weights change: call wait() before reading them directly (state_dict() does).
+    A weight may change once its gradient is complete. So a second backward() before step() fails in
+    autograd ("modified by an inplace operation"): call all but the last within no_sync(). So does a
+    model that uses weight.detach() earlier in its forward pass than the weight itself.
     A layer whose module is not called itself, but used by its parent, is waited for by the parent.
     Buffers stay local, as BatchNorm's statistics do; average_buffers() makes them equal.
 
@@ -504,7 +507,7 @@ class NotifiedTree(Optimizer):
         places = self._updater.update(gradients, self._options[version])
         if places is not None and len(parts) == 1:
             with self._placing:
-                self._updater.keep(places)
+                self._updater.keep(parts[0], places)
                 self._engine.set_tensors(parts[0], places.rows)
 
 

@@ -57,7 +57,8 @@ class Updater:
         }
         self._twin = _twin(optimizer)
         self._rules: tuple[Options, list[_native.LarsRule] | None] = ([], None)
-        self._kept: dict[nn.Parameter, Tensor] = {}  # momenta that others have the places of
+        # Momenta that others have the places of, by part: those of one parameter may differ.
+        self._kept: dict[int, dict[nn.Parameter, Tensor]] = {}
         self.share_state()
 
     def share_state(self) -> None:
@@ -90,16 +91,19 @@ class Updater:
             self._rules = known = (options, rules)
         return known[1]
 
-    def keep(self, places: Places) -> None:
-        """Somebody goes by these places: what they point to stays in memory until forget()."""
-        self._kept.update(places.momenta)
+    def keep(self, part: int, places: Places) -> None:
+        """Somebody goes by these places for a part, no longer by those before: what they point to
+        stays in memory until forget().
+        """
+        self._kept[part] = places.momenta
 
     def is_steady(self) -> bool:
         """Whether all momenta that are kept are still those of the optimizer."""
         state = self._optimizer.state
         return all(
             state.get(parameter, {}).get("momentum_buffer") is buffer
-            for parameter, buffer in list(self._kept.items())  # the engine's thread adds some
+            for momenta in list(self._kept.values())  # the engine's thread adds some
+            for parameter, buffer in momenta.items()
         )
 
     def forget(self) -> None:

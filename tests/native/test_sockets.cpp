@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,12 +20,16 @@
 #include "error.hpp"
 #include "ranks.hpp"
 #include "rma_sockets.hpp"
+#include "socket_frames.hpp"
+#include "socket_sender.hpp"
 
 namespace {
 
 using hsgd::Deadline;
 using hsgd::Error;
 using hsgd::Rma;
+using hsgd::SocketHeader;
+using hsgd::SocketHello;
 using hsgd::SocketListener;
 using hsgd::SocketPlace;
 using hsgd::SocketSettings;
@@ -227,6 +232,105 @@ TEST("a write that was overtaken goes on before others begin") {
                     [](std::byte byte) { return byte == std::byte{2}; }));
 }
 
+// A connection to a rank, by hand: what another rank would send at a bad moment.
+class ByHand {
+ public:
+  explicit ByHand(const SocketPlace& place)
+      : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = static_cast<in_port_t>(place.port);
+    address.sin_addr.s_addr = place.addresses.front().host;
+    CHECK_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const timeval limit{static_cast<time_t>(kLimitS), 0};
+    ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    ::setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  }
+  ~ByHand() { ::close(fd_); }
+  ByHand(const ByHand&) = delete;
+  ByHand& operator=(const ByHand&) = delete;
+
+  bool send(const void* data, size_t bytes) const {
+    return ::send(fd_, data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+  }
+  bool send(const SocketHeader& header) const { return send(&header, sizeof header); }
+  bool greet(const SocketPlace& place, int64_t rank) const {
+    const SocketHello hello{place.token, rank};
+    return send(&hello, sizeof hello);
+  }
+  ssize_t receive(void* into, size_t bytes, int flags) const {
+    return ::recv(fd_, into, bytes, flags);
+  }
+  // How many versions the rank says it has.
+  uint64_t confirmed() const {
+    uint64_t versions = 0;
+    CHECK_EQ(receive(&versions, sizeof versions, MSG_WAITALL),
+             static_cast<ssize_t>(sizeof versions));
+    return versions;
+  }
+
+ private:
+  int fd_;
+};
+
+constexpr uint64_t kEndless = uint64_t{1} << 40;
+
+TEST("what comes within a write is stored and confirmed though the rest of that does not come") {
+  Job job(2, 64);
+  Member& reader = job.at(1);
+  const SocketPlace place = reader.place();
+  job.start();
+  const ByHand writer(place);
+  const uint64_t word = 0;
+  CHECK(writer.greet(place, 0));
+  for (const uint64_t version : {1, 2, 3}) {
+    CHECK(writer.send({kFront, sizeof word, 0, kEndless}) && writer.send(&word, sizeof word));
+    if (version == 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(writer.send({slot_at(0), 0, version, kEndless}));
+    reader.wait([&] { return reader.version(0) == version; });
+    CHECK_EQ(writer.confirmed(), version);
+  }
+}
+
+TEST("versions are confirmed while a stream never pauses") {
+  Job job(2, kSlice);
+  const SocketPlace place = job.at(1).place();
+  job.start();
+  const ByHand writer(place);
+  const std::vector<std::byte> data(kSlice);
+  CHECK(writer.greet(place, 0) && writer.send({slot_at(0), 0, 1, kEndless}));
+  const Deadline deadline(kLimitS);
+  uint64_t versions = 0;
+  while (CHECK(!deadline.passed()) &&
+         writer.receive(&versions, sizeof versions, MSG_DONTWAIT) < 0) {
+    const SocketHeader header{kFront, kSlice, 0, kEndless};
+    if (!CHECK(writer.send(header) && writer.send(data.data(), kSlice))) break;
+  }
+  CHECK_EQ(versions, 1U);
+}
+
+TEST("a write that is sent piece by piece is progress before it is done") {
+  int ends[2];
+  CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  const hsgd::Fd other(ends[1]);
+  hsgd::SocketSender sender(hsgd::Fd(ends[0]), SocketHello{}, kSlice);
+  const std::vector<std::byte> data(16 << 20);
+  sender.add(0, {{0, data.size(), 0, 0}, data.data(), 1});
+  std::vector<uint32_t> done;
+  std::vector<std::byte> taken(1 << 20);
+  uint64_t before = 0;
+  for (int turn = 0; turn < 3; ++turn) {
+    CHECK(sender.send(&done) == hsgd::SocketSender::State::kNoRoom);
+    CHECK(sender.progress() > before);
+    before = sender.progress();
+    CHECK(sender.send(&done) == hsgd::SocketSender::State::kNoRoom);
+    CHECK_EQ(sender.progress(), before);
+    while (::recv(other.get(), taken.data(), taken.size(), 0) > 0) {
+    }
+  }
+  CHECK(done.empty());
+}
+
 TEST("who closes does not wait for a rank that takes nothing, where that is forgiven") {
   constexpr size_t kLarge = 64 << 20;
   Member own(64);
@@ -293,17 +397,11 @@ TEST("who does not know the token changes nothing") {
   Job job(2, 64);
   const SocketPlace place = job.at(1).place();
   job.start();
-  const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = static_cast<in_port_t>(place.port);
-  address.sin_addr.s_addr = place.addresses.front().host;
-  CHECK_EQ(::connect(stranger, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const ByHand stranger(place);
   const std::vector<char> words(4096, 1);
-  CHECK(::send(stranger, words.data(), words.size(), MSG_NOSIGNAL) > 0);
+  CHECK(stranger.send(words.data(), words.size()));
   char answer = 0;
-  CHECK(::recv(stranger, &answer, 1, 0) <= 0);  // it is shown the door
-  ::close(stranger);
+  CHECK(stranger.receive(&answer, 1, 0) <= 0);  // it is shown the door
   const uint64_t version = 1;
   job.at(0).rma->replace(1, &version, 0, 0);
   job.at(1).wait([&] { return job.at(1).version(0) == 1; });
