@@ -55,6 +55,8 @@ WAYS = [
     Way("async", (2, 2), 2, "ahead"),
     Way("parts", (2, 2), 3, "behind"),
     Way("parts", (2, 2), 2, "ahead"),
+    Way("request", (1, 1), 1, "ahead"),
+    Way("exchange", (1, 1), 0, "ahead"),
 ]
 
 
@@ -174,6 +176,26 @@ def run_parts(comm: Any, leaver: int, skew: str) -> None:
     work(comm)
 
 
+def run_request(comm: Any, leaver: int, skew: str) -> None:
+    """The older communicator has a request open that only the failing rank made."""
+    part = comm.split(0)
+    if comm.rank == leaver:
+        comm.allreduce_async(np.ones(3))
+    leave(comm, leaver, skew)
+    work(part)
+
+
+def run_exchange(comm: Any, leaver: int, skew: str) -> None:
+    """The older communicator has an exchange, which all close together."""
+    from hsgd import Exchange
+
+    exchange = Exchange(comm, 4096, 1)
+    part = comm.split(0)
+    leave(comm, leaver, skew)
+    work(part)
+    exchange.close()
+
+
 def run_end(comm: Any) -> None:
     work(comm)
     time.sleep(2.0 * SKEW_S * ((comm.rank + 1) % comm.size))
@@ -225,8 +247,15 @@ def main() -> None:
         {"end": run_end, "rounds": run_rounds}[case](comm)
         return
     leaver, skew = int(words[0]), words[1]
+    cases = {
+        "blocking": run_blocking,
+        "async": run_async,
+        "parts": run_parts,
+        "request": run_request,
+        "exchange": run_exchange,
+    }
     try:
-        {"blocking": run_blocking, "async": run_async, "parts": run_parts}[case](comm, leaver, skew)
+        cases[case](comm, leaver, skew)
     except PeerLost as error:
         report(comm.rank, rank=error.rank, line=str(error))
 
