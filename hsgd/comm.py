@@ -38,15 +38,17 @@ _INT_MAX = 2**31 - 1  # colours and keys are MPI's: a C int
 
 Array = TypeVar("Array")
 
-# Closed before the interpreter ends, in the order of creation, which is the same on all ranks: a
-# rank that leaves without closing looks like one that died.
+# Closed before the interpreter ends: a rank that leaves without closing looks like one that died.
+# First those that need nobody for it, so that their other ranks hear at once that this one goes;
+# the rest in the order of creation, which is the same on all ranks.
 _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     with contextlib.ExitStack() as stack:  # all, also when one fails
-        for comm in sorted(_open, key=lambda comm: -comm._serial):
+        last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
+        for comm in last_first:
             stack.callback(comm.close)
 
 
@@ -496,6 +498,13 @@ class Comm(Closing):
             Record(name, size, Span.of(*call), *(Span.of(*s) if s[0] else None for s in levels))
             for name, size, (call, *levels) in self._native.take_records()
         ]
+
+    def _may_wait(self) -> bool:
+        """Whether close() may wait for other ranks."""
+        exchanges = [exchange() for exchange in self._exchanges]
+        return self._native.has_open() or any(
+            exchange is not None and not exchange.closed for exchange in exchanges
+        )
 
     def close(self) -> None:
         """Give the shared memory back; local, but collective over MPI. A second call does

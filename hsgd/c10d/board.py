@@ -52,9 +52,12 @@ class Board:
         return [json.loads(self.store.get(key)) for key in keys]
 
     def break_off(self, text: str) -> None:
-        """Leave the error that ended the group's work for ranks that notice only its effects."""
+        """Leave the error that ended the group's work for ranks that notice only its effects.
+
+        The first is kept: it is the cause, and later ones may follow from it.
+        """
         with contextlib.suppress(RuntimeError):  # the process that kept the store may be gone
-            self.store.set(f"{self.prefix}/broken", text)
+            self.store.compare_set(f"{self.prefix}/broken", "", text)
 
     def broken(self, limit_s: float) -> str:
         """What break_off() left, waiting for it at most `limit_s`; "" where nothing came."""

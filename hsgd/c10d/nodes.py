@@ -9,6 +9,7 @@ reason is left in the store for them.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import accumulate
@@ -55,7 +56,8 @@ class Nodes:
             store = PrefixStore(f"{board.prefix}/leaders", board.store)
             limit = timedelta(seconds=board.timeout_s)
             self._gloo = dist.ProcessGroupGloo(store, self._node, len(nodes), limit)
-            local.before_close(self._leave)
+            leave = weakref.WeakMethod(self._leave)  # a dropped group closes at once
+            local.before_close(lambda: (method := leave()) and method())
 
     def close(self) -> None:
         """Give everything back; local. A second call does nothing."""

@@ -437,6 +437,11 @@ class Comm {
   }
 
   bool closed() const { return comm_ == nullptr; }
+  // Whether close() would wait for requests.
+  bool has_open() {
+    forget_done();
+    return !open_.empty();
+  }
   const hsgd_topology& topology() const { return topology_; }
 
   hsgd_counters counters() const {
@@ -592,6 +597,7 @@ NB_MODULE(_native, module) {
            })
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)
+      .def("has_open", &Comm::has_open)
       .def("topology", &Comm::topology, nb::rv_policy::copy)
       .def("counters", &Comm::counters)
       .def("keep_records", &Comm::keep_records, nb::arg("capacity"))

@@ -112,9 +112,8 @@ class PeerWatch final : public Watch {
  public:
   PeerWatch(const LocalGroup& local, const char* what) : local_(local), what_(what) {}
   void check() override {
-    constexpr uint64_t kNone = 0;
     has_spoken_ = true;
-    local_.check_peers(kNone, what_);
+    local_.check_peers(LocalGroup::kAnySequence, what_);
     has_spoken_ = false;
   }
   bool has_spoken() const { return has_spoken_; }  // what was thrown is its
@@ -172,7 +171,8 @@ Communicator::Communicator(const std::string& path, Listener* listener, Place pl
 }
 
 // Collectives up to the last one that this rank took part in still end well elsewhere: all that it
-// had to send for them is sent.
+// had to send for them is with the transport. MPI may call a small message sent that it still
+// holds; that goes when this process calls MPI again, in MPI_Finalize at the latest.
 Communicator::~Communicator() {
   if (transport_ == nullptr) return;
   transport_->part({sequence_ + 1, place_.rank, true, local_.closing(place_.local_rank)});
@@ -335,13 +335,13 @@ void Communicator::begin_collective(const Signature& signature) {
   staged_ = {};
 }
 
-// Nobody waits for this rank from now on. Other nodes may still be in a collective before
+// Nobody waits for this rank from now on. Others may still be in a collective before
 // `first_missed`, which misses nothing of it.
 void Communicator::give_up(const Error& error, uint64_t first_missed) {
   const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
   const int about = interrupted ? place_.rank : error.rank();
   broken_ = error.what();
-  local_.fail(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, error.what());
+  local_.fail(Error(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, broken_), first_missed);
   if (transport_ != nullptr) transport_->part({first_missed, about, false, broken_});
 }
 

@@ -56,11 +56,12 @@ struct alignas(kLine) CellHeader {
 static_assert(sizeof(CellHeader) == kLine);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Why the owner gave up. `code` is stored last (release): a reader that sees it sees the text.
+// Why the owner gave up; written once. `code` is stored last (release): who sees it sees the rest.
 struct Failure {
   std::atomic<int32_t> code;  // hsgd_status; 0 while all is well
   int32_t rank;
-  char message[504];
+  uint64_t first_missed;  // the first collective without the owner
+  char message[496];
 };
 
 // How the survivors of a group agree on who goes on; see regroup.hpp.

@@ -49,10 +49,13 @@ WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   return policy;
 }
 
-void write_failure(Control& control, hsgd_status code, int rank, const char* message) {
-  control.failure.rank = rank;
-  std::strncpy(control.failure.message, message, sizeof control.failure.message - 1);
-  control.failure.code.store(code, std::memory_order_release);  // partner: check_peers()
+void write_failure(Control& control, const Error& error, uint64_t first_missed) {
+  Failure& failure = control.failure;
+  if (failure.code.load(std::memory_order_relaxed) != 0) return;  // somebody may be reading it
+  failure.rank = error.rank();
+  failure.first_missed = first_missed;
+  std::strncpy(failure.message, error.what(), sizeof failure.message - 1);
+  failure.code.store(error.code(), std::memory_order_release);  // partner: check_peers()
 }
 
 }  // namespace
@@ -128,7 +131,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
   } catch (const Error& error) {  // the others may have this segment already, and go on to wait
     if (own.data() != nullptr) {
       auto& control = *reinterpret_cast<Control*>(own.data());
-      write_failure(control, error.code(), error.rank(), error.what());
+      write_failure(control, error, 0);
     }
     throw;
   }
@@ -299,8 +302,9 @@ void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const Failure& failure = control(peer).failure;
-    const int32_t code = failure.code.load(std::memory_order_acquire);  // partner: fail()
-    if (code != 0) throw Error(static_cast<hsgd_status>(code), failure.rank, failure.message);
+    const int32_t code = failure.code.load(std::memory_order_acquire);  // partner: write_failure()
+    if (code == 0 || failure.first_missed > sequence) continue;  // it did its part of this one
+    throw Error(static_cast<hsgd_status>(code), failure.rank, failure.message);
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank()) check_alive(peer, what);
@@ -351,8 +355,8 @@ std::string LocalGroup::missing(uint64_t sequence, int* first) const {
   return names + " did not go on with it";
 }
 
-void LocalGroup::fail(hsgd_status code, int rank, const char* message) {
-  write_failure(control(this->rank()), code, rank, message);
+void LocalGroup::fail(const Error& error, uint64_t first_missed) {
+  write_failure(control(rank()), error, first_missed);
   wake_all();
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bootstrap.hpp"
+#include "error.hpp"
 #include "layout.hpp"
 #include "segment.hpp"
 #include "signature.hpp"
@@ -109,8 +110,10 @@ class LocalGroup {
   Waiter& waiter() { return waiter_; }
   // How ranks of this node should wait, on doorbells of whatever kind.
   const WaitPolicy& wait_policy() const { return policy_; }
-  // Throws PeerLost when a rank of the node died or left, and what another rank gave up with.
-  // `what` begins the text.
+  // Throws PeerLost when a rank of the node died, or left before this collective, and what another
+  // rank gave up with in this one or before. `what` begins the text. kAnySequence: outside of all
+  // collectives, whoever left or gave up.
+  static constexpr uint64_t kAnySequence = UINT64_MAX;
   void check_peers(uint64_t sequence, const std::string& what) const;
   // Throws PeerLost when a rank of the node died without closing its communicator.
   void check_alive(int rank, const std::string& what) const;
@@ -123,8 +126,9 @@ class LocalGroup {
   std::string closing(int rank) const { return person(rank) + " closed its communicator"; }
   // Its process ended, or it gave its part of the group back: it can take part in nothing any more.
   bool has_left(int rank) const;
-  // Tells the other ranks of the node why this one gives up.
-  void fail(hsgd_status code, int rank, const char* message);
+  // Tells the other ranks of the node why this one takes part in no collective from `first_missed`
+  // on; only the first call counts.
+  void fail(const Error& error, uint64_t first_missed);
 
   // --- after a failure: what regroup.hpp needs ---
   Survival& survival(int rank) const { return control(rank).survival; }

@@ -6,6 +6,7 @@
 #define HSGD_TESTS_CLUSTER_HPP_
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ struct Cluster {
   hsgd::InprocOptions network;
   bool dealt = false;  // ranks are numbered across the nodes, as cards are dealt, not node by node
   std::string one_thread = {};
+  // What a node's leader on lane 0 uses instead of its transport; none: that itself.
+  std::function<std::unique_ptr<hsgd::Transport>(std::unique_ptr<hsgd::Transport>)> wrapped = {};
 
   int size() const {
     int size = 0;
@@ -80,6 +83,7 @@ struct Cluster {
       std::unique_ptr<hsgd::Transport> transport;
       if (own.local_rank < own.leaders) {
         transport = hsgd::make_inproc_transport(joined, own.node_rank, own.local_rank);
+        if (wrapped && own.local_rank == 0) transport = wrapped(std::move(transport));
       }
       const std::string node = path + "-" + std::to_string(own.node_rank);
       auto communicator = std::make_unique<hsgd::Communicator>(node, nullptr, std::move(own),

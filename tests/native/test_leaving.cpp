@@ -1,7 +1,7 @@
 // Ranks that leave, between nodes over the in-process transport: what all had called ends well, and
 // whoever calls more is told who left. Farewells overtake the messages of collectives there.
 #include <chrono>
-#include <deque>
+#include <set>
 
 #include "cluster.hpp"
 #include "communicator.hpp"
@@ -104,6 +104,67 @@ TEST("a node that gives up in a collective harms no earlier one") {
       check_told(*comm, 0, "rank 0 was interrupted");
     });
   }
+}
+
+namespace {
+
+// Broadcasts are under way until `gone`, and until their sender has looked at its peers since.
+class HeldBroadcasts final : public hsgd::Transport {
+ public:
+  HeldBroadcasts(std::unique_ptr<hsgd::Transport> wire, const std::atomic<bool>* gone)
+      : wire_(std::move(wire)), gone_(gone) {}
+
+  int node_rank() const override { return wire_->node_rank(); }
+  int node_count() const override { return wire_->node_count(); }
+  Ticket send(int node, hsgd::Channel channel, const void* data, size_t bytes) override {
+    const Ticket ticket = wire_->send(node, channel, data, bytes);
+    if (channel == hsgd::Channel::kBroadcast) held_.insert(ticket);
+    return ticket;
+  }
+  Ticket receive(int node, hsgd::Channel channel, void* data, size_t capacity_bytes) override {
+    return wire_->receive(node, channel, data, capacity_bytes);
+  }
+  bool done(Ticket ticket) override {
+    constexpr int kLooks = 3;  // the first of them may have begun before
+    if (looks_ < kLooks && held_.count(ticket) > 0) return false;
+    if (!wire_->done(ticket)) return false;
+    held_.erase(ticket);
+    return true;
+  }
+  void part(const hsgd::Parting& parting) noexcept override { wire_->part(parting); }
+  bool heard(hsgd::Parting* parting) override {  // a look at the peers ends with it
+    const bool any = wire_->heard(parting);
+    if (!any && *gone_) ++looks_;
+    return any;
+  }
+  bool quiesce(const hsgd::Deadline& deadline) noexcept override {
+    return wire_->quiesce(deadline);
+  }
+
+ private:
+  std::unique_ptr<hsgd::Transport> wire_;
+  const std::atomic<bool>* gone_;
+  std::set<Ticket> held_;
+  int looks_ = 0;
+};
+
+}  // namespace
+
+TEST("a rank that gives up in the next collective harms no leader that still sends this one") {
+  std::atomic<bool> gone{false};
+  Cluster cluster{{3, 1}, ranks::small_steps(), {}};
+  cluster.wrapped = [&](std::unique_ptr<hsgd::Transport> wire) {
+    return std::make_unique<HeldBroadcasts>(std::move(wire), &gone);
+  };
+  cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+    constexpr int kRoot = 1, kLeaver = 2;  // beside leader 0; all fits into the ring
+    std::vector<double> data(1000, rank == kRoot ? 1.0 : 0.0);
+    comm->broadcast(data.data(), data.size(), HSGD_FLOAT64, kRoot, nullptr);
+    for (const double value : data) CHECK_EQ(value, 1.0);
+    if (rank == kLeaver) return;
+    check_told(*comm, kLeaver, "closed its communicator");
+    if (rank == kRoot) gone = true;
+  });
 }
 
 namespace {
