@@ -30,8 +30,8 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     | {"transport_inproc", "parting_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "transport_mpi"})
-    | {"element_update"},
-    frozenset({"box_chunks", "box_door"}),
+    | {"element_update", "listener"},
+    frozenset({"box_chunks", "box_door", "meeting_messages"}),
     frozenset({"box"}),
     frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),

@@ -2,7 +2,8 @@
 
 Owns the exchange over torch's store. Ranks that mpirun started meet over MPI; others learn who
 shares a node by connecting to one another's sockets, because host names prove nothing, and meet in
-shared memory. Every wait has the deadline of the group.
+shared memory, at a name and with a secret that nobody has seen before. Every wait has the deadline
+of the group.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import secrets
 import socket
+import struct
 from collections.abc import Iterator
 
 from hsgd.c10d.board import Board
@@ -28,17 +30,18 @@ def meet(board: Board, config: Config) -> Comm | Nodes:
     Raises CollectiveTimeout naming the ranks that did not come.
     """
     with _listening(len(board.members)) as name:
-        seen = board.exchange("rank", [mpi_rank(os.environ), name])
-        ranks = [rank for rank, _ in seen if rank is not None]
+        path = f"@hsgd-{secrets.token_hex(16)}#{secrets.token_hex(16)}"
+        seen = board.exchange("rank", [mpi_rank(os.environ), name, path])
+        ranks = [rank for rank, *_ in seen if rank is not None]
         if len(set(ranks)) == len(seen):
             return _over_mpi(ranks, config)
-        names = [name for _, name in seen]
+        names = [name for _, name, _ in seen]
         firsts = board.exchange("node", next(k for k, each in enumerate(names) if _reaches(each)))
     nodes = [
         [rank for rank, first in enumerate(firsts) if first == node] for node in sorted({*firsts})
     ]
     mine = next(node for node in nodes if board.rank in node)
-    path = f"@{names[mine[0]]}-comm"
+    path = seen[mine[0]][2]
     local = Comm.local(path, mine.index(board.rank), len(mine), config)
     return local if len(nodes) == 1 else Nodes(local, nodes, board)
 
@@ -77,4 +80,11 @@ def _reaches(name: str) -> bool:
             return True  # its queue is full: it is there
         except OSError:
             return False
-    return True
+        return _user_of(probe) in (os.geteuid(), 0)  # and not who took the same name elsewhere
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Who listens at the other end."""
+    credentials = struct.Struct("3i")  # pid, uid, gid
+    option = (socket.SOL_SOCKET, socket.SO_PEERCRED)
+    return int(credentials.unpack(connection.getsockopt(*option, credentials.size))[1])

@@ -4,76 +4,27 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <utility>
 
 #include "error.hpp"
 #include "fault.hpp"
-#include "layout.hpp"
+#include "meeting_messages.hpp"
 #include "unix_socket.hpp"
 
 namespace hsgd {
 namespace {
 
-constexpr int kDescriptors = 2;  // segment, process
-
-struct Hello {
-  uint32_t magic = kMagic;
-  uint32_t version = kLayoutVersion;
-  int32_t rank = 0;
-  int32_t size = 0;
-  int32_t pid = 0;
-  int32_t world_rank = 0;
-  uint64_t settings = 0;
-  int32_t failed = 0;  // hsgd_status; then `message` says why this rank, or the set-up, has failed
-  char message[512] = {};
-};
+constexpr int64_t kLongestPauseMs = 20;
+constexpr int64_t kTurnMs = 50;  // of one wait in a queue for a connection
 
 void look_around(const Deadline& deadline) {
   if (deadline.interrupted()) throw Error(HSGD_ERR_INTERRUPTED, -1, "set-up: interrupted");
   deadline.check_watch();
-}
-
-Fd connect_until(const std::string& path, const Deadline& deadline) {
-  const Address address = address_of(path);
-  for (int64_t pause = 1;; pause = std::min<int64_t>(20, pause * 2)) {
-    Fd socket = new_socket();
-    if (try_connect(socket, address)) return socket;
-    if (errno != ENOENT && errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) {
-      fail_system(("set-up: connecting to " + path).c_str());
-    }
-    look_around(deadline);
-    if (deadline.passed()) {
-      throw Error(
-          HSGD_ERR_TIMEOUT, 0,
-          text("set-up at %s: rank 0 did not come within %g s; start all ranks with the same path",
-               path.c_str(), deadline.timeout_s()));
-    }
-    pause_ms(pause);
-  }
-}
-
-void send_hello(int socket, const Hello& hello, const Fd& segment, const Fd& process) {
-  const Fd* const sent[kDescriptors] = {&segment, &process};
-  send_message(socket, &hello, sizeof hello, sent, kDescriptors);
-}
-
-// False when the other side is gone.
-bool receive_hello(int socket, Hello* hello, Fd* segment, Fd* process) {
-  Fd* const taken[kDescriptors] = {segment, process};
-  const ssize_t received = receive_message(socket, hello, sizeof *hello, taken, kDescriptors);
-  if (received <= 0) return false;
-  if (received != sizeof *hello || hello->magic != kMagic || hello->version != kLayoutVersion) {
-    throw Error(HSGD_ERR_ARGUMENT, -1,
-                "set-up: a rank runs another version of hsgd; install the same one everywhere");
-  }
-  return true;
 }
 
 // Before it is said that a rank left: it may have left because of another one, whose sockets were
@@ -102,40 +53,46 @@ bool wait_readable_until(std::vector<pollfd>& sockets, const Deadline& deadline)
   }
 }
 
-Hello failure_hello(hsgd_status code, int rank, const std::string& message) {
-  Hello hello;
-  hello.failed = code;
-  hello.rank = rank;
-  std::strncpy(hello.message, message.c_str(), sizeof hello.message - 1);
-  return hello;
+// What keeps a message from being sent now: room in the other side's queue, or descriptors that
+// this user's processes have under way, of whatever job.
+[[noreturn]] void fail_full(const std::string& path, int error, const Deadline& deadline) {
+  throw Error(HSGD_ERR_TIMEOUT, -1,
+              text("set-up at %s: %s for %g s", path.c_str(),
+                   error == ETOOMANYREFS
+                       ? "this user's processes had more file descriptors on their way to one "
+                         "another than ulimit -n allows; start fewer jobs at a time, or raise it"
+                       : "another rank did not take what it was sent",
+                   deadline.timeout_s()));
 }
 
-Hello introduce(const Member& member, int rank, int size) {
-  Hello hello = failure_hello(member.failed, rank, member.failure);
-  hello.size = size;
-  hello.pid = member.pid;
-  hello.world_rank = member.world_rank;
-  hello.settings = member.settings;
-  return hello;
+// Until the message is sent. False: the other side is gone.
+template <class Send>
+bool send_until(const std::string& path, const Deadline& deadline, Send&& send) {
+  for (int64_t pause = 1;; pause = std::min<int64_t>(kLongestPauseMs, pause * 2)) {
+    const Sent sent = send();
+    if (sent != Sent::kLater) return sent == Sent::kDone;
+    const int error = errno;
+    look_around(deadline);
+    if (deadline.passed()) fail_full(path, error, deadline);
+    pause_ms(pause);
+  }
 }
 
-Member take(const Hello& hello, Fd segment, Fd process) {
-  Member member;
-  member.pid = hello.pid;
-  member.world_rank = hello.world_rank;
-  member.settings = hello.settings;
-  member.segment = std::move(segment);
-  member.process = std::move(process);
-  return member;
+void show_proof(const std::string& proof, MeetingHead* head) {
+  proof.copy(head->proof, sizeof head->proof);
+}
+
+bool is_proof(const MeetingHead& head, const std::string& proof) {
+  return is_same_secret(std::string(head.proof, proof.size()), proof);
 }
 
 // Rank 0's side.
 class Host {
  public:
   Host(const std::string& path, Listener& listener, int size, Member self, const Deadline& deadline)
-      : path_(path), listener_(listener), size_(size), deadline_(deadline) {
+      : point_(meeting_point_of(path)), listener_(listener), size_(size), deadline_(deadline) {
     members_.resize(static_cast<size_t>(size));
-    sockets_.resize(static_cast<size_t>(size));
+    guests_.resize(static_cast<size_t>(size));
     members_[0] = std::move(self);
   }
 
@@ -143,26 +100,32 @@ class Host {
     try {
       while (present_ < size_) wait_for_someone();
       if (members_[0].failed != HSGD_OK) throw Error(members_[0].failed, 0, members_[0].failure);
+      HSGD_FAULT_POINT("set-up: all have come");
+      while (tell_some()) wait_until_taken();
     } catch (const Error& error) {
-      tell_everybody(failure_hello(error.code(), error.rank(), error.what()));
+      tell_everybody(failure_words(error.code(), error.rank(), error.what()));
       throw;
-    }
-    HSGD_FAULT_POINT("set-up: all have come");
-    for (int to = 1; to < size_; ++to) {
-      if (to == size_ - 1) HSGD_FAULT_POINT("set-up: all but one are told");
-      for (int about = 0; about < size_; ++about) {
-        const Member& member = members_[static_cast<size_t>(about)];
-        send_hello(sockets_[static_cast<size_t>(to)].get(), introduce(member, about, size_),
-                   member.segment, member.process);
-      }
     }
     return std::move(members_);
   }
 
  private:
+  // A rank that has introduced itself.
+  struct Guest {
+    Fd socket;
+    int told = 0;       // members that it was sent
+    int under_way = 0;  // rosters that it has not confirmed
+  };
+  // Connected, of this user; not introduced yet, or not accepted.
+  struct Stranger {
+    Fd socket;
+    bool invited = false;
+    bool is_late = false;  // says that its deadline has passed
+  };
+
   // Those at the door, too: they have not said who they are. And who comes a moment later, so that
   // nobody waits a whole deadline for a rank that has left.
-  void tell_everybody(const Hello& failure) {
+  void tell_everybody(const MeetingHead& failure) {
     constexpr double kLateS = 1.0;
     constexpr int kLookMs = 20;
     // Where there is a watch, it tells them; and some of them may go on without this rank by then.
@@ -170,12 +133,12 @@ class Host {
                              failure.failed != HSGD_ERR_INTERRUPTED;
     const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
     int told = 0;
-    const auto tell = [&](const Fd& socket) {
-      if (!socket.valid()) return;
-      send_hello(socket.get(), failure, Fd(), Fd());
+    const auto tell = [&](const auto& other) {
+      if (!other.socket.valid()) return;
+      send_words(other.socket.get(), failure);
       ++told;
     };
-    std::for_each(sockets_.begin(), sockets_.end(), tell);
+    std::for_each(guests_.begin(), guests_.end(), tell);
     pollfd door{listener_.fd(), POLLIN, 0};
     for (;;) {
       while (::poll(&door, 1, 0) > 0 && let_in()) {
@@ -189,10 +152,11 @@ class Host {
 
   void wait_for_someone() {
     std::vector<pollfd> watched{{listener_.fd(), POLLIN, 0}};
-    for (const Fd& socket : strangers_) watched.push_back({socket.get(), POLLIN, 0});
+    for (const Stranger& stranger : strangers_)
+      watched.push_back({stranger.socket.get(), POLLIN, 0});
     std::vector<int> ranks;
     for (int rank = 1; rank < size_; ++rank) {
-      const Fd& socket = sockets_[static_cast<size_t>(rank)];
+      const Fd& socket = guest(rank).socket;
       if (!socket.valid()) continue;
       watched.push_back({socket.get(), POLLIN, 0});
       ranks.push_back(rank);
@@ -208,9 +172,9 @@ class Host {
     for (size_t i = strangers; i > 0; --i) {
       if (watched[i].revents == 0) continue;
       news = true;
-      Fd socket = std::move(strangers_[i - 1]);
+      Stranger stranger = std::move(strangers_[i - 1]);
       strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i - 1));
-      admit(std::move(socket));
+      hear(std::move(stranger));
     }
     if (news) return;
     for (size_t i = 0; i < ranks.size(); ++i) {
@@ -221,56 +185,146 @@ class Host {
   // Who connects is a stranger until it has introduced itself, and nobody waits for that.
   bool let_in() {
     Fd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket.valid()) return false;
-    ucred who{};
-    socklen_t bytes = sizeof who;
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) return true;
-    // Another user has no business here.
-    if (who.uid == ::geteuid() || who.uid == 0) strangers_.push_back(std::move(socket));
+    if (!socket.valid()) {
+      if (errno == EMFILE || errno == ENFILE) fail_system("set-up: letting ranks in (ulimit -n)");
+      return false;
+    }
+    if (peer_of(socket).is_trusted()) strangers_.push_back({std::move(socket)});
     return true;
   }
 
-  void admit(Fd socket) {
-    Hello hello;
-    Fd segment;
-    Fd process;
-    if (!receive_hello(socket.get(), &hello, &segment, &process)) return;
-    std::string complaint;
-    if (hello.size != size_) {
-      complaint = text("set-up at %s: rank 0 says %d ranks, rank %d says %d", path_.c_str(), size_,
-                       hello.rank, hello.size);
-    } else if (hello.rank < 1 || hello.rank >= size_ ||
-               sockets_[static_cast<size_t>(hello.rank)].valid()) {
-      complaint =
-          text("set-up at %s: rank %d came twice (pids %d and %d)", path_.c_str(), hello.rank,
-               hello.rank >= 0 && hello.rank < size_ ? members_[static_cast<size_t>(hello.rank)].pid
-                                                     : -1,
-               hello.pid);
-    } else if (hello.settings != members_[0].settings) {
-      complaint =
-          text("set-up at %s: ranks 0 and %d have different HSGD_* settings; use the same on all",
-               path_.c_str(), hello.rank);
+  void hear(Stranger stranger) {
+    MeetingHead head;
+    std::vector<Member> introduced;
+    const int socket = stranger.socket.get();
+    if (!receive_words(socket, &head, &introduced)) return;
+    if (head.say == Say::kKnock && is_proof(head, point_.proof_of_guest())) {
+      MeetingHead invitation = words_of(Say::kInvitation, 0, size_);
+      show_proof(point_.proof_of_host(), &invitation);
+      if (send_words(socket, invitation) != Sent::kDone) return;
+      stranger.invited = true;
+    } else if (head.say == Say::kIntroduction && stranger.invited && introduced.size() == 1) {
+      return admit(head, std::move(introduced[0]), std::move(stranger));
+    } else if (head.say == Say::kFailure) {
+      stranger.is_late = true;  // it may be the host that was late: who is missing, if anybody?
+    } else {
+      return;
     }
-    if (!complaint.empty() || hello.failed != HSGD_OK) {
-      strangers_.push_back(std::move(socket));  // it is told with all others
-      if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, hello.rank, complaint);
-      throw Error(static_cast<hsgd_status>(hello.failed), hello.rank, hello.message);
+    strangers_.push_back(std::move(stranger));
+  }
+
+  void admit(const MeetingHead& head, Member member, Stranger stranger) {
+    const std::string complaint = complain_about(head, member);
+    if (!complaint.empty() || head.failed != HSGD_OK) {
+      strangers_.push_back(std::move(stranger));  // it is told with all others
+      if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, head.rank, complaint);
+      throw Error(static_cast<hsgd_status>(head.failed), head.rank, head.message);
     }
-    members_[static_cast<size_t>(hello.rank)] = take(hello, std::move(segment), std::move(process));
-    sockets_[static_cast<size_t>(hello.rank)] = std::move(socket);
+    members_[static_cast<size_t>(head.rank)] = std::move(member);
+    guest(head.rank).socket = std::move(stranger.socket);
     ++present_;
+    if (stranger.is_late && present_ < size_) fail_missing();
+  }
+
+  std::string complain_about(const MeetingHead& head, const Member& member) {
+    const bool known = head.rank >= 0 && head.rank < size_;
+    if (head.size != size_) {
+      return text("set-up at %s: rank 0 says %d ranks, rank %d says %d", point_.name.c_str(), size_,
+                  head.rank, head.size);
+    }
+    if (head.rank < 1 || !known || guest(head.rank).socket.valid()) {
+      return text("set-up at %s: rank %d came twice (pids %d and %d)", point_.name.c_str(),
+                  head.rank, known ? members_[static_cast<size_t>(head.rank)].pid : -1, member.pid);
+    }
+    if (head.settings == members_[0].settings) return "";
+    return text("set-up at %s: ranks 0 and %d have different HSGD_* settings; use the same on all",
+                point_.name.c_str(), head.rank);
+  }
+
+  // Sends what may be sent now; false: all were told. The kernel bounds the descriptors that are
+  // under way between all processes of a user (RLIMIT_NOFILE; only root may have more), and N ranks
+  // are told of N each: so a few rosters at a time, and the next when those were confirmed.
+  bool tell_some() {
+    constexpr int kMostUnderWay = 2 * kMostDescriptors;
+    for (int to = 1; to < size_; ++to) {
+      Guest& other = guest(to);
+      if (other.told == 0 && other.socket.valid() && to == size_ - 1) {
+        HSGD_FAULT_POINT("set-up: all but one are told");
+      }
+      while (other.socket.valid() && other.told < size_) {
+        const int count = std::min(kRosterEntries, size_ - other.told);
+        const int descriptors = kMemberDescriptors * std::min(kRosterEntries, size_);
+        if ((under_way_ + 1) * descriptors > kMostUnderWay && under_way_ > 0) return true;
+        MeetingHead head = words_of(Say::kRoster, other.told, size_);
+        head.settings = members_[0].settings;
+        const Sent sent = send_members(other.socket.get(), head, members_, other.told, count);
+        if (sent == Sent::kLater) {
+          refused_ = errno;
+          return true;
+        }
+        if (sent == Sent::kGone) {
+          forget(&other);
+          break;
+        }
+        other.told += count;
+        ++other.under_way;
+        ++under_way_;
+      }
+    }
+    return false;
+  }
+
+  // Returns when a roster was confirmed; or soon, when nothing could be sent.
+  void wait_until_taken() {
+    std::vector<pollfd> watched;
+    std::vector<int> ranks;
+    for (int rank = 1; rank < size_; ++rank) {
+      if (guest(rank).under_way == 0) continue;
+      watched.push_back({guest(rank).socket.get(), POLLIN, 0});
+      ranks.push_back(rank);
+    }
+    const int refused = std::exchange(refused_, 0);
+    if (refused != 0) {
+      look_around(deadline_);
+      ::poll(watched.data(), watched.size(), static_cast<int>(kLongestPauseMs));
+    } else {
+      wait_readable(watched, deadline_);
+    }
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      if (watched[i].revents != 0) hear_confirmation(&guest(ranks[i]));
+    }
+    if (!deadline_.passed()) return;
+    if (ranks.empty()) fail_full(point_.name, refused, deadline_);
+    throw Error(HSGD_ERR_TIMEOUT, ranks[0],
+                text("set-up at %s: rank %d (pid %d) did not take what it was sent within %g s; it "
+                     "is stopped, or busy elsewhere",
+                     point_.name.c_str(), ranks[0], members_[static_cast<size_t>(ranks[0])].pid,
+                     deadline_.timeout_s()));
+  }
+
+  void hear_confirmation(Guest* other) {
+    MeetingHead head;
+    std::vector<Member> none;
+    if (!receive_words(other->socket.get(), &head, &none)) return forget(other);
+    if (head.say != Say::kReceived || other->under_way == 0) return;
+    --other->under_way;
+    --under_way_;
+  }
+
+  // It is gone. The others go on, and see what became of it by its process and its memory.
+  void forget(Guest* other) {
+    under_way_ -= std::exchange(other->under_way, 0);
+    other->socket = Fd();
   }
 
   // After its introduction a rank sends nothing but a complaint that its deadline has passed.
   [[noreturn]] void fail_left(int rank) {
-    Hello complaint;
-    Fd segment;
-    Fd process;
-    const int socket = sockets_[static_cast<size_t>(rank)].get();
-    if (receive_hello(socket, &complaint, &segment, &process)) fail_missing();
+    MeetingHead complaint;
+    std::vector<Member> none;
+    if (receive_words(guest(rank).socket.get(), &complaint, &none)) fail_missing();
     look_for_the_cause(deadline_);
     throw Error(HSGD_ERR_PEER_LOST, rank,
-                text("set-up at %s: rank %d (pid %d) left", path_.c_str(), rank,
+                text("set-up at %s: rank %d (pid %d) left", point_.name.c_str(), rank,
                      members_[static_cast<size_t>(rank)].pid));
   }
 
@@ -278,60 +332,148 @@ class Host {
     std::string missing;
     int first = -1;
     for (int rank = 1; rank < size_; ++rank) {
-      if (sockets_[static_cast<size_t>(rank)].valid()) continue;
+      if (guest(rank).socket.valid()) continue;
       if (first < 0) first = rank;
       missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
     }
     throw Error(HSGD_ERR_TIMEOUT, first,
                 text("set-up at %s: of %d ranks, rank(s) %s did not come within %g s",
-                     path_.c_str(), size_, missing.c_str(), deadline_.timeout_s()));
+                     point_.name.c_str(), size_, missing.c_str(), deadline_.timeout_s()));
   }
 
-  const std::string& path_;
+  Guest& guest(int rank) { return guests_[static_cast<size_t>(rank)]; }
+
+  const MeetingPoint point_;
   Listener& listener_;
   int size_;
   const Deadline& deadline_;
   int present_ = 1;
+  int under_way_ = 0;  // rosters
+  int refused_ = 0;    // errno of what could not be sent
   std::vector<Member> members_;
-  std::vector<Fd> sockets_;
-  std::vector<Fd> strangers_;  // connected, not introduced yet or not accepted
+  std::vector<Guest> guests_;  // by rank
+  std::vector<Stranger> strangers_;
 };
 
-std::vector<Member> join(const std::string& path, int rank, int size, Member self,
-                         const Deadline& deadline) {
-  Fd socket = connect_until(path, deadline);
-  HSGD_FAULT_POINT("set-up: connected");
-  send_hello(socket.get(), introduce(self, rank, size), self.segment, self.process);
-  HSGD_FAULT_POINT("set-up: introduced");
-  if (self.failed != HSGD_OK) throw Error(self.failed, rank, self.failure);
-  std::vector<Member> members;
-  while (static_cast<int>(members.size()) < size) {
-    std::vector<pollfd> watched{{socket.get(), POLLIN, 0}};
-    if (!wait_readable_until(watched,
-                             deadline)) {  // rank 0, who may have come later, knows who is missing
-      constexpr double kAnswerS = 1.0;
-      send_hello(socket.get(), failure_hello(HSGD_ERR_TIMEOUT, rank, ""), Fd(), Fd());
-      if (!wait_readable_until(watched, deadline.renewed(kAnswerS))) {
-        throw Error(HSGD_ERR_TIMEOUT, 0,
-                    text("set-up at %s: rank 0 did not answer within %g s; it is stopped, or busy "
-                         "elsewhere",
-                         path.c_str(), deadline.timeout_s()));
-      }
+// The side of all other ranks.
+class Guest {
+ public:
+  Guest(const std::string& path, int rank, int size, const Deadline& deadline)
+      : point_(meeting_point_of(path)), rank_(rank), size_(size), deadline_(deadline) {}
+
+  std::vector<Member> join(Member self) {
+    connect();
+    HSGD_FAULT_POINT("set-up: connected");
+    MeetingHead knock = words_of(Say::kKnock, rank_, size_);
+    show_proof(point_.proof_of_guest(), &knock);
+    send_until(point_.name, deadline_, [&] { return send_words(socket_.get(), knock); });
+    std::vector<Member> members;
+    const MeetingHead invitation = await(Say::kInvitation, &members);
+    if (!is_proof(invitation, point_.proof_of_host())) {
+      throw Error(HSGD_ERR_ARGUMENT, 0,
+                  text("set-up at %s: the process that listens there (pid %d) is not rank 0, whose "
+                       "secret it does not know",
+                       point_.name.c_str(), peer_of(socket_).pid));
     }
-    Hello hello;
-    Fd segment;
-    Fd process;
-    if (!receive_hello(socket.get(), &hello, &segment, &process)) {
-      look_for_the_cause(deadline);
-      throw Error(HSGD_ERR_PEER_LOST, 0, text("set-up at %s: rank 0 left", path.c_str()));
+    introduce(std::move(self));
+    HSGD_FAULT_POINT("set-up: introduced");
+    while (static_cast<int>(members.size()) < size_) {
+      await(Say::kRoster, &members);
+      const MeetingHead received = words_of(Say::kReceived, rank_, size_);
+      send_until(point_.name, deadline_, [&] { return send_words(socket_.get(), received); });
     }
-    if (hello.failed != 0) {
-      throw Error(static_cast<hsgd_status>(hello.failed), hello.rank, hello.message);
-    }
-    members.push_back(take(hello, std::move(segment), std::move(process)));
+    return members;
   }
-  return members;
-}
+
+ private:
+  void connect() {
+    const Address address = address_of(point_.name);
+    int error = 0;
+    for (int64_t pause = 1;; pause = std::min<int64_t>(kLongestPauseMs, pause * 2)) {
+      socket_ = new_socket();
+      if (try_connect(socket_, address, kTurnMs)) break;
+      error = errno;
+      if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN && error != EINTR) {
+        fail_system(("set-up: connecting to " + point_.name).c_str());
+      }
+      look_around(deadline_);
+      if (deadline_.passed()) fail_alone(error);
+      if (error != EAGAIN) pause_ms(pause);
+    }
+    const Peer host = peer_of(socket_);
+    if (host.is_trusted()) return;
+    look_for_the_cause(deadline_);
+    throw Error(HSGD_ERR_ARGUMENT, 0,
+                text("set-up at %s: a process of another user (uid %u, pid %d) listens there, and "
+                     "not rank 0; it was told nothing; give the job a path that others cannot "
+                     "guess or take",
+                     point_.name.c_str(), host.user, host.pid));
+  }
+
+  [[noreturn]] void fail_alone(int error) const {
+    const char* why = error == EAGAIN ? "a process listens there and lets nobody in"
+                                      : "start all ranks with the same path";
+    throw Error(HSGD_ERR_TIMEOUT, 0,
+                text("set-up at %s: rank 0 did not come within %g s; %s", point_.name.c_str(),
+                     deadline_.timeout_s(), why));
+  }
+
+  void introduce(Member self) {
+    MeetingHead head = failure_words(self.failed, rank_, self.failure);
+    head.say = Say::kIntroduction;
+    head.size = size_;
+    head.settings = self.settings;
+    std::vector<Member> own;
+    own.push_back(std::move(self));
+    send_until(point_.name, deadline_,
+               [&] { return send_members(socket_.get(), head, own, 0, 1); });
+    if (own[0].failed != HSGD_OK) throw Error(own[0].failed, rank_, own[0].failure);
+  }
+
+  // The host's next message; throws the failure that it tells instead.
+  MeetingHead await(Say wanted, std::vector<Member>* members) {
+    wait_for_word();
+    MeetingHead head;
+    if (!receive_words(socket_.get(), &head, members)) {
+      look_for_the_cause(deadline_);
+      throw Error(HSGD_ERR_PEER_LOST, 0, text("set-up at %s: rank 0 left", point_.name.c_str()));
+    }
+    if (head.failed != HSGD_OK) {
+      throw Error(static_cast<hsgd_status>(head.failed), head.rank, head.message);
+    }
+    if (head.say != wanted) {
+      throw Error(HSGD_ERR_ARGUMENT, 0,
+                  text("set-up at %s: rank 0 (pid %d) does not follow the protocol",
+                       point_.name.c_str(), peer_of(socket_).pid));
+    }
+    return head;
+  }
+
+  // At the deadline rank 0, who may have come later, still may say who is missing.
+  void wait_for_word() {
+    constexpr double kAnswerS = 1.0;
+    std::vector<pollfd> watched{{socket_.get(), POLLIN, 0}};
+    if (!complained_ && wait_readable_until(watched, deadline_)) return;
+    if (!complained_) {
+      complained_ = true;
+      answer_by_ = deadline_.renewed(kAnswerS);
+      send_words(socket_.get(), failure_words(HSGD_ERR_TIMEOUT, rank_, ""));
+    }
+    if (wait_readable_until(watched, answer_by_)) return;
+    throw Error(HSGD_ERR_TIMEOUT, 0,
+                text("set-up at %s: rank 0 did not answer within %g s; it is stopped, or busy "
+                     "elsewhere",
+                     point_.name.c_str(), deadline_.timeout_s()));
+  }
+
+  const MeetingPoint point_;
+  int rank_;
+  int size_;
+  const Deadline& deadline_;
+  Fd socket_;
+  bool complained_ = false;
+  Deadline answer_by_{0.0};
+};
 
 struct Descriptors {
   std::vector<int> held;
@@ -342,53 +484,9 @@ struct Descriptors {
 
 }  // namespace
 
-Listener::Listener(const std::string& path) : path_(path), fd_(new_socket()) {
-  const Address address = address_of(path);
-  const auto bind_here = [&] {
-    const mode_t old_mask = ::umask(0077);
-    const int status =
-        ::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address.name), address.bytes);
-    ::umask(old_mask);
-    return status == 0;
-  };
-  bool bound = bind_here();
-  if (!bound && errno == EADDRINUSE && path[0] != '@') {
-    struct stat found{};
-    if (::lstat(path.c_str(), &found) == 0 && !S_ISSOCK(found.st_mode)) {
-      throw Error(
-          HSGD_ERR_ARGUMENT, 0,
-          text("set-up at %s: there is a file that is no socket; give another path", path.c_str()));
-    }
-    if (reachable(path)) {
-      path_.clear();
-      throw Error(HSGD_ERR_ARGUMENT, 0,
-                  text("set-up at %s: another job is using this path; give each job its own",
-                       path.c_str()));
-    }
-    ::unlink(path.c_str());  // left by a job that was killed during its set-up
-    bound = bind_here();
-  }
-  if (!bound) {
-    path_.clear();
-    fail_system(("set-up: listening at " + path).c_str());
-  }
-  if (::listen(fd_.get(), SOMAXCONN) != 0) fail_system("listen");
-}
-
-Listener::~Listener() {
-  if (!path_.empty() && path_[0] != '@') ::unlink(path_.c_str());
-}
-
-std::string random_socket_name() {
-  uint64_t words[2] = {};
-  if (::getrandom(words, sizeof words, 0) != sizeof words) fail_system("getrandom");
-  return text("@hsgd-%016llx%016llx", static_cast<unsigned long long>(words[0]),
-              static_cast<unsigned long long>(words[1]));
-}
-
 void check_descriptors(int local_size) {
   constexpr size_t kForOthers = 32;
-  const size_t wanted = 4 * static_cast<size_t>(local_size) + kForOthers;
+  const size_t wanted = 3 * static_cast<size_t>(local_size) + kForOthers;
   Descriptors free;
   while (free.held.size() < wanted) {
     const int fd = ::eventfd(0, EFD_CLOEXEC);
@@ -402,8 +500,6 @@ void check_descriptors(int local_size) {
   }
 }
 
-bool reachable(const std::string& path) { return try_connect(new_socket(), address_of(path)); }
-
 std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
                          Member self, const Deadline& deadline) {
   if (size == 1) {
@@ -412,7 +508,7 @@ std::vector<Member> meet(const std::string& path, Listener* listener, int rank, 
     alone.push_back(std::move(self));
     return alone;
   }
-  if (rank != 0) return join(path, rank, size, std::move(self), deadline);
+  if (rank != 0) return Guest(path, rank, size, deadline).join(std::move(self));
   if (listener != nullptr)
     return Host(path, *listener, size, std::move(self), deadline).gather_and_tell();
   Listener own(path);

@@ -4,12 +4,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "box_layout.hpp"
 #include "error.hpp"
@@ -25,7 +26,7 @@ struct Handover {
   uint64_t bytes = 0;
 };
 
-constexpr int kHandedOver = 2;
+constexpr size_t kHandedOver = 2;  // descriptors
 
 std::string name_of(const std::string& key) {
   constexpr size_t kMostKey = 64;
@@ -37,14 +38,6 @@ std::string name_of(const std::string& key) {
   return text("@hsgd-box-%u-%s", ::geteuid(), key.c_str());
 }
 
-// Another user has no business here, in either direction.
-bool is_same_user(const Fd& socket) {
-  ucred who{};
-  socklen_t bytes = sizeof who;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) return false;
-  return who.uid == ::geteuid() || who.uid == 0;
-}
-
 bool wait_readable(const Fd& socket, int64_t limit_ms) {
   pollfd watched{socket.get(), POLLIN, 0};
   return ::poll(&watched, 1, static_cast<int>(limit_ms)) > 0;
@@ -54,18 +47,28 @@ bool wait_readable(const Fd& socket, int64_t limit_ms) {
 bool receive_box(const Fd& socket, int64_t limit_ms, BoxHandover* box) {
   if (!wait_readable(socket, limit_ms)) return false;
   Handover message;
-  Fd* const taken[kHandedOver] = {&box->segment, &box->door};
-  const ssize_t received =
-      receive_message(socket.get(), &message, sizeof message, taken, kHandedOver);
+  std::vector<Fd> taken;
+  const ssize_t received = receive_message(socket.get(), &message, sizeof message, &taken);
   if (received <= 0) return false;
   if (received != sizeof message || message.magic != kBoxMagic || message.version != kBoxVersion ||
-      !box->door.valid()) {
+      taken.size() != kHandedOver) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 "ParameterBox: the holder of this key runs another version of hsgd; install the "
                 "same one");
   }
+  box->segment = std::move(taken[0]);
+  box->door = std::move(taken[1]);
   box->bytes = message.bytes;
   return true;
+}
+
+// A key can be guessed: whoever binds its name first has it.
+void refuse_stranger(const std::string& key, const Peer& holder) {
+  if (holder.is_trusted()) return;
+  throw Error(HSGD_ERR_ARGUMENT, -1,
+              text("ParameterBox: a process of another user (uid %u, pid %d) holds the name of the "
+                   "key \"%s\" on this node; give a key that others cannot guess",
+                   holder.user, holder.pid, key.c_str()));
 }
 
 }  // namespace
@@ -75,6 +78,8 @@ Fd claim_box_key(const std::string& key) {
   Fd door = new_socket();
   if (::bind(door.get(), reinterpret_cast<const sockaddr*>(&address.name), address.bytes) != 0) {
     if (errno != EADDRINUSE) fail_system("ParameterBox: taking the key");
+    const Fd asking = new_socket();
+    if (try_connect(asking, address, 0)) refuse_stranger(key, peer_of(asking));
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 text("ParameterBox: there is a box with the key \"%s\" on this node; attach to it, "
                      "or give another key",
@@ -88,18 +93,18 @@ Fd claim_box_key(const std::string& key) {
 
 BoxHandover ask_for_box(const std::string& key, const Deadline& deadline) {
   constexpr int64_t kAnswerMs = 1000;  // then another holder may be asked
+  constexpr int64_t kTurnMs = 50;      // of one wait where too many are asking
   const Address address = address_of(name_of(key));
   bool found = false;
   for (int64_t pause = 1;; pause = std::min<int64_t>(20, pause * 2)) {
     Fd socket = new_socket();
-    const timeval limit{1, 0};  // of connect(), which waits where too many are asking
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (try_connect(socket, address)) {
+    if (try_connect(socket, address, kTurnMs)) {
+      refuse_stranger(key, peer_of(socket));
       found = true;
       BoxHandover box;
       const int64_t left_ms = std::max<int64_t>(1, deadline.remaining_ns() / 1'000'000);
       const int64_t limit_ms = std::min(kAnswerMs, left_ms);
-      if (is_same_user(socket) && receive_box(socket, limit_ms, &box)) return box;
+      if (receive_box(socket, limit_ms, &box)) return box;
     } else if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) {
       fail_system("ParameterBox: asking for a box");
     }
@@ -141,7 +146,7 @@ void BoxDoor::serve() {
     if (::poll(watched, 2, -1) < 0 && errno != EINTR) return;
     if (watched[1].revents != 0) return;
     const Fd asking(::accept4(given_.door.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (asking.valid() && is_same_user(asking)) answer(asking);
+    if (asking.valid() && peer_of(asking).is_trusted()) answer(asking);
     // Without a free descriptor, who asks stays in the queue: no reason to turn in circles.
     if (!asking.valid() && (errno == EMFILE || errno == ENFILE)) pause_ms(100);
   }
@@ -151,9 +156,8 @@ void BoxDoor::serve() {
 void BoxDoor::answer(const Fd& asking) noexcept {
   Handover message;
   message.bytes = given_.bytes;
-  const Fd* const sent[kHandedOver] = {&given_.segment, &given_.door};
   try {
-    send_message(asking.get(), &message, sizeof message, sent, kHandedOver);
+    send_message(asking.get(), &message, sizeof message, {given_.segment.get(), given_.door.get()});
   } catch (const Error&) {
     return;
   }

@@ -384,6 +384,7 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   // Each step on all ranks or on none, so that nobody waits for one that has failed.
   attempt_on_all([&] {
     buffer = std::make_shared<SharedBuffer>(id, place_.local_rank, place_.local_size, bytes);
+    if (place_.local_rank == 0) group_->appoint_meeting();
   });
   HSGD_FAULT_POINT("empty: segment made");
   attempt_on_all([&] {
@@ -400,7 +401,7 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
 void Communicator::share(SharedBuffer& buffer, bool in_a_row) {
   PeerWatch watch(local_, "empty");
   try {
-    buffer.share(local_.meeting_name(buffer.id()), place_.rank, in_a_row,
+    buffer.share(local_.next_meeting(), place_.rank, in_a_row,
                  Deadline(options_.timeout_s, options_.interrupted, &watch));
   } catch (const Error& error) {
     const bool late = error.code() == HSGD_ERR_TIMEOUT;

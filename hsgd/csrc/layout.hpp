@@ -26,7 +26,7 @@ inline constexpr size_t kPage = 4096;
 // prefetches off the live line.
 inline constexpr uint64_t kCells = 4;
 inline constexpr uint32_t kMagic = 0x64677368;  // "hsgd"
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 
 constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -74,12 +74,13 @@ struct alignas(kLine) Survival {
   alignas(kLine) std::atomic<uint64_t> came;
   std::atomic<uint64_t> joined;
   alignas(kLine) std::atomic<uint64_t> members[kMostRanks / 64];  // a bit for each local rank
+  std::atomic<uint64_t> meeting[4];                               // MeetingWords: where these meet
 };
 
 struct alignas(kLine) Control {
   std::atomic<uint32_t> closed;  // the owner has destroyed its communicator
   Cores cores;                   // what the owner may use
-  uint64_t secret[2];            // local rank 0: random, for names of sockets
+  uint64_t meeting[4];           // local rank 0: MeetingWords of the next meeting
   alignas(kLine) Progress progress;
   alignas(kLine) Doorbell bell;
   // Counts the owner's looks at its peers while it waits: one that waits holds nobody up.

@@ -3,7 +3,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/random.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -68,9 +67,6 @@ Segment LocalGroup::new_segment(const Settings& settings) {
                       "lower HSGD_SLOTS or HSGD_CHUNK_BYTES");
   auto* control = new (segment.data()) Control{};
   control->cores = own_cores();
-  if (::getrandom(control->secret, sizeof control->secret, 0) != sizeof control->secret) {
-    fail_system("getrandom");
-  }
   return segment;
 }
 
@@ -216,10 +212,16 @@ void LocalGroup::publish(std::atomic<uint64_t> Progress::* member, uint64_t valu
   wake_all();
 }
 
-std::string LocalGroup::meeting_name(uint64_t number) const {
-  const uint64_t (&secret)[2] = control(0).secret;
-  return text("@hsgd-%016llx%016llx-%llu", static_cast<unsigned long long>(secret[0]),
-              static_cast<unsigned long long>(secret[1]), static_cast<unsigned long long>(number));
+void LocalGroup::appoint_meeting() {
+  HSGD_CHECK(rank() == 0);
+  const MeetingWords words = draw_meeting_words();
+  std::copy(words.begin(), words.end(), control(0).meeting);
+}
+
+std::string LocalGroup::next_meeting() const {
+  MeetingWords words{};
+  std::copy_n(control(0).meeting, words.size(), words.begin());
+  return meeting_path(words);
 }
 
 std::optional<uint64_t> LocalGroup::claim(uint64_t parts) {

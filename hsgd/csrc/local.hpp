@@ -102,9 +102,11 @@ class LocalGroup {
   bool claims_finished(uint64_t parts) const;
   void end_claims(uint64_t parts) { claims_base_ += parts; }
 
-  // An abstract socket name for the ranks of this node that nobody else can guess; local rank 0's
-  // control page must be mapped.
-  std::string meeting_name(uint64_t number) const;
+  // --- meetings of the ranks of this node, at a path that nobody else can guess or has seen ---
+  // On local rank 0, before a collective after which all ranks may ask for the path; they have met
+  // before the next one is appointed.
+  void appoint_meeting();
+  std::string next_meeting() const;
 
   // --- waiting ---
   Waiter& waiter() { return waiter_; }

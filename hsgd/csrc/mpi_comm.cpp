@@ -22,7 +22,7 @@ namespace {
 
 // More leaders than this per node add messages, not bandwidth.
 constexpr int kMostLeaders = 8;
-constexpr int kPathBytes = 64;
+constexpr int kPathBytes = 96;
 
 int rank_in(MPI_Comm comm) {
   int rank = 0;
@@ -137,7 +137,7 @@ bool share_door(MPI_Comm candidates, Node* node, std::optional<Error>* failure) 
   bool here = true;
   if (first) {
     *failure = attempt([&] {
-      node->path = random_socket_name();
+      node->path = meeting_path(draw_meeting_words());
       node->listener.emplace(node->path);
       std::copy(node->path.begin(), node->path.end(), path);
     });

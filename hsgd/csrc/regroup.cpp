@@ -23,14 +23,18 @@ constexpr uint64_t next_round(uint64_t state) {
   return pack(number_of(state) + 1, Phase::kOpen, 0);
 }
 
-// Who was decided upon in `state`. False when the state has changed meanwhile: then the decider may
-// have written anew.
-bool read_members(const LocalGroup& local, uint64_t state, std::vector<int>* members) {
+// Who was decided upon in `state`, and where they meet. False when the state has changed meanwhile:
+// then the decider may have written anew.
+bool read_members(const LocalGroup& local, uint64_t state, std::vector<int>* members,
+                  MeetingWords* meeting = nullptr) {
   const Survival& decider = local.survival(decider_of(state));
   members->clear();
   for (int rank = 0; rank < local.size(); ++rank) {
     const uint64_t word = decider.members[rank / 64].load(std::memory_order_relaxed);
     if ((word >> rank % 64 & 1) != 0) members->push_back(rank);
+  }
+  for (size_t i = 0; meeting != nullptr && i < meeting->size(); ++i) {
+    (*meeting)[i] = decider.meeting[i].load(std::memory_order_relaxed);
   }
   // Partner: decide(), whose stores follow a change of the state that it has seen. Forbids that the
   // state is read before the members.
@@ -92,7 +96,7 @@ void Regroup::go_on(const Make& make) {
     }
     check_left_out(local_);
     std::vector<int> members;
-    if (!read_members(local_, round_, &members)) continue;
+    if (!read_members(local_, round_, &members, &meeting_)) continue;
     if (phase_of(round_) == Phase::kSettled) {
       throw Error(HSGD_ERR_CLOSED, -1,
                   "shrink: this communicator was shrunk before; use the one that came of it");
@@ -130,6 +134,10 @@ void Regroup::decide() {
   for (size_t i = 0; i < words.size(); ++i) {
     own().members[i].store(words[i], std::memory_order_relaxed);
   }
+  const MeetingWords meeting = draw_meeting_words();
+  for (size_t i = 0; i < meeting.size(); ++i) {
+    own().meeting[i].store(meeting[i], std::memory_order_relaxed);
+  }
   HSGD_FAULT_POINT("shrink: about to decide");
   // Partner: read_members(). Forbids that a decision is seen before its members. Only the first of
   // a round succeeds.
@@ -143,7 +151,7 @@ bool Regroup::take_part(const Make& make) {
   deadline_ = Deadline(timeout_s_);
   try {
     check();
-    make({members_, local_.meeting_name(number_of(round_)) + "-left", this});
+    make({members_, meeting_path(meeting_), this});
     HSGD_FAULT_POINT("shrink: made");
     own().joined.store(number_of(round_) + 1);
     local_.wake_all();

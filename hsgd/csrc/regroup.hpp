@@ -65,6 +65,7 @@ class Regroup final : private Watch {
   uint64_t round_ = 0;        // the state that this rank acts upon
   std::vector<bool> left_;    // who ended or closed, as far as seen
   std::vector<int> members_;  // of the round, when this rank is one of them
+  MeetingWords meeting_{};    // where those meet
   std::string last_failure_;
 };
 

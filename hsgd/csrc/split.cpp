@@ -86,7 +86,7 @@ std::unique_ptr<Communicator> split(Communicator& whole, int color, int key) {
     if (!takes_part) return;
     check_descriptors(static_cast<int>(members.size()));
     if (members[0] != topology.rank) return;
-    const std::string path = random_socket_name();
+    const std::string path = meeting_path(draw_meeting_words());
     listener.emplace(path);
     path.copy(own.words, sizeof own.words - 1);
   });

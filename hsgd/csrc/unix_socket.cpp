@@ -1,6 +1,10 @@
 // Addresses and messages with descriptors (SCM_RIGHTS).
 #include "unix_socket.hpp"
 
+#include <fcntl.h>
+#include <sys/time.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -34,44 +38,65 @@ Fd new_socket() {
   return socket;
 }
 
-bool try_connect(const Fd& socket, const Address& address) {
-  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.name), address.bytes) ==
-         0;
+bool try_connect(const Fd& socket, const Address& address, int64_t limit_ms) {
+  // Waiting inside connect() keeps the turn in the kernel's queue; sending never waits, whatever
+  // the option says.
+  const timeval limit{limit_ms / 1000, limit_ms % 1000 * 1000};
+  const int flags = ::fcntl(socket.get(), F_GETFL);
+  if (::fcntl(socket.get(), F_SETFL, limit_ms > 0 ? flags : flags | O_NONBLOCK) != 0 ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0) {
+    fail_system("setting up a socket");
+  }
+  const auto* name = reinterpret_cast<const sockaddr*>(&address.name);
+  const bool connected = ::connect(socket.get(), name, address.bytes) == 0;
+  const int error = errno;
+  ::fcntl(socket.get(), F_SETFL, flags);
+  errno = error;
+  return connected;
 }
 
-bool send_message(int socket, const void* data, size_t bytes, const Fd* const* sent, int count) {
-  int descriptors[kMostDescriptors];
-  int valid = 0;
-  HSGD_CHECK(count <= kMostDescriptors);
-  for (int i = 0; i < count; ++i) {
-    if (sent[i]->valid()) descriptors[valid++] = sent[i]->get();
+// Where this process's own user has no name in its user namespace, strangers look the same: both
+// are the kernel's overflow uid. What a door's secret proves holds there, too.
+bool Peer::is_trusted() const { return user == ::geteuid() || user == 0; }
+
+Peer peer_of(const Fd& socket) {
+  ucred who{};
+  socklen_t bytes = sizeof who;
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) {
+    fail_system("asking who is at a socket's other end");
   }
+  return {who.uid, who.pid};
+}
+
+Sent send_message(int socket, const void* data, size_t bytes, const std::vector<int>& descriptors) {
+  HSGD_CHECK(descriptors.size() <= kMostDescriptors);
+  const size_t passed = sizeof(int) * descriptors.size();
   iovec piece{const_cast<void*>(data), bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof descriptors)] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostDescriptors)] = {};
   msghdr message{};
   message.msg_iov = &piece;
   message.msg_iovlen = 1;
-  if (valid > 0) {
+  if (passed > 0) {
     message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(sizeof(int) * static_cast<size_t>(valid));
+    message.msg_controllen = CMSG_SPACE(passed);
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int) * static_cast<size_t>(valid));
-    std::memcpy(CMSG_DATA(header), descriptors, sizeof(int) * static_cast<size_t>(valid));
+    header->cmsg_len = CMSG_LEN(passed);
+    std::memcpy(CMSG_DATA(header), descriptors.data(), passed);
   }
   ssize_t done = -1;
   do {
-    done = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+    done = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (done < 0 && errno == EINTR);
+  if (done >= 0) return Sent::kDone;
+  if (errno == EAGAIN || errno == ETOOMANYREFS) return Sent::kLater;
   // A receiver that is gone shows itself by its closed socket; anything else is this rank's fault.
-  if (done < 0 && errno != EPIPE && errno != ECONNRESET) {
-    fail_system("set-up: passing of descriptors (ulimit -n may be too low)");
-  }
-  return done >= 0;
+  if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return Sent::kGone;
+  fail_system("set-up: passing of descriptors");
 }
 
-ssize_t receive_message(int socket, void* data, size_t bytes, Fd* const* received, int count) {
+ssize_t receive_message(int socket, void* data, size_t bytes, std::vector<Fd>* received) {
   iovec piece{data, bytes};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostDescriptors)] = {};
   msghdr message{};
@@ -95,8 +120,7 @@ ssize_t receive_message(int socket, void* data, size_t bytes, Fd* const* receive
     for (size_t i = 0; i < sent; ++i) {
       int descriptor = -1;
       std::memcpy(&descriptor, CMSG_DATA(header) + i * sizeof(int), sizeof descriptor);
-      Fd taken(descriptor);  // closed where nobody expects it
-      if (i < static_cast<size_t>(count)) *received[i] = std::move(taken);
+      received->emplace_back(descriptor);
     }
   }
   // What did fit is owned by now.

@@ -1,0 +1,62 @@
+"""Ranks of one node meet: many of them, as an ordinary user, beside a stranger.
+
+Each job runs in a network namespace of its own, where abstract names and somaxconn are its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meeting_programs
+from meeting_programs import NAME, STRANGER
+
+__all__: list[str] = []
+
+LIMIT_S = 240
+
+
+def run(ranks: int, descriptors: int, somaxconn: int, *stranger: str) -> dict[str, Any]:
+    """What the ranks were told, and what the stranger saw."""
+    arguments = map(str, (ranks, descriptors, somaxconn, *stranger))
+    done = subprocess.run(
+        [sys.executable, str(Path(meeting_programs.__file__)), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+@pytest.mark.parametrize("ranks", [32, 64, 128])
+def test_many_ranks_of_an_ordinary_user_set_up_with_1024_descriptors(ranks: int) -> None:
+    assert run(ranks, 1024, 0)["ranks"] == ["ok"] * ranks
+
+
+def test_ranks_meet_where_a_listener_lets_only_few_of_them_wait() -> None:
+    assert run(64, 1024, 4)["ranks"] == ["ok"] * 64
+
+
+def test_another_user_who_took_the_name_is_told_nothing_and_named_at_once() -> None:
+    said = run(3, 1024, 0, "take_the_name")
+    assert said["stranger"]["bytes"] == said["stranger"]["descriptors"] == 0
+    assert said["stranger"]["connections"] >= 2
+    for line in said["ranks"]:
+        assert line.startswith(f"ValueError: set-up at {NAME}: a process of another user")
+        assert f"uid {STRANGER}" in line
+
+
+def test_another_user_who_floods_every_door_and_guesses_names_harms_nobody() -> None:
+    said = run(4, 1024, 0, "flood")
+    assert said["ranks"] == ["ok"] * 4
+    assert said["stranger"]["connections"] > 0
+    assert said["stranger"]["bytes"] == said["stranger"]["descriptors"] == 0
