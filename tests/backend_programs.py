@@ -89,6 +89,13 @@ def _all_gather(rank: int, size: int) -> list[Tensor]:
     return places + marks
 
 
+def _all_gather_coalesced(rank: int, size: int) -> list[Tensor]:
+    sent = [made(rank, 6).reshape(2, 3), made(rank, 1, salt=1), made(rank, 5)]
+    places = [[torch.zeros_like(each) for each in sent] for _ in range(size)]
+    dist.all_gather_coalesced(places, sent)
+    return [place for parts in places for place in parts]
+
+
 def _all_gather_into_tensor(rank: int, size: int) -> list[Tensor]:
     joined, turned = torch.zeros(size * 3), torch.zeros(2 * size, 2)
     dist.all_gather_into_tensor(joined, made(rank, 3))
@@ -216,7 +223,15 @@ COLLECTIVES: dict[str, Callable[[int, int], list[Tensor]]] = {
     function.__name__.strip("_"): function
     for function in (
         *(_all_reduce, _all_reduce_max, _all_reduce_coalesced, _all_reduce_sparse, _broadcast),
-        *(_reduce, _all_gather, _all_gather_into_tensor, _gather, _scatter, _reduce_scatter),
+        *(
+            _reduce,
+            _all_gather,
+            _all_gather_coalesced,
+            _all_gather_into_tensor,
+            _gather,
+            _scatter,
+            _reduce_scatter,
+        ),
         *(_reduce_scatter_tensor, _all_to_all, _all_to_all_single, _objects, _messages),
         *(_coalescing, _subgroups, _barriers),
     )

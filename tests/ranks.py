@@ -211,6 +211,12 @@ class Ranks:
                 raise AssertionError(f"a rank failed:\n{outcome.trace}") from outcome.error
         return [outcome.value for outcome in outcomes]
 
+    def end(self, rank: int) -> int | None:
+        """The exit code of a rank that is asked to end; None where it does not in time."""
+        self._pipes[rank].send(None)
+        self._processes[rank].join(LIMIT_S)
+        return self._processes[rank].exitcode
+
     def close(self) -> None:
         """End all ranks: politely, then not."""
         for pipe in self._pipes:

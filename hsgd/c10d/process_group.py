@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import (
 
 from hsgd.c10d import NAME, lens
 from hsgd.c10d.accelerators import Accelerators
+from hsgd.c10d.backward import Backward
 from hsgd.c10d.board import Board, in_global_ranks
 from hsgd.c10d.meeting import meet
 from hsgd.c10d.point_to_point import PointToPoint
@@ -87,6 +88,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
         self._buckets = SharedBuckets(self._comm) if isinstance(self._comm, Comm) else None
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._worker = Worker(NAME)
+        self._backward = Backward(__name__, self._worker)
         self._accelerators = Accelerators(options, backend_options)
         self._name = self._description = ""
         # A group that nobody destroyed: its thread ends, and its memory is given back.
@@ -177,6 +179,8 @@ class HsgdProcessGroup(dist.ProcessGroup):
         work = HsgdWork(what, execute, tensors, self._worker)
         blocking = opts is not None and not opts.asyncOp
         own_limit = limit_s if 0 < limit_s < self._limit_s else None
+        if not blocking:
+            self._backward.watch(work)
         return self._worker.submit(work, blocking=blocking, limit_s=own_limit)
 
     def _gather(self, array: Tensor) -> Tensor:
@@ -356,7 +360,18 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
         return self._submit("all_gather", call, [part for parts in outputs for part in parts], opts)
 
-    allgather_coalesced = allgather
+    @_by_device
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> HsgdWork:
+        """allgather of several tensors; `outputs` has one list for each rank."""
+        if len(outputs) != self.size() or any(len(parts) != len(inputs) for parts in outputs):
+            raise ValueError(
+                f"all_gather_coalesced: {len(inputs)} tensors on {self.size()} ranks, output lists "
+                f"of {[len(parts) for parts in outputs]}; give one list for every rank, with a "
+                "place for each tensor"
+            )
+        return self.allgather([list(places) for places in zip(*outputs, strict=True)], inputs, opts)
 
     @_by_device
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:

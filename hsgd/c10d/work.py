@@ -20,6 +20,18 @@ from hsgd.errors import CollectiveTimeout, HsgdError
 __all__ = ["HsgdWork", "Worker"]
 
 
+class _Unreadable:
+    """The value of a failed future. C++ looks for tensors in it by pickling it, and gets a
+    RuntimeError with the error's text; in an exception, torch's own choice, it finds none and dies.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> str:
+        raise self._error
+
+
 class HsgdWork(dist.Work):
     """One collective of a process group, under way or ended."""
 
@@ -36,6 +48,10 @@ class HsgdWork(dist.Work):
         self._lock = threading.Lock()
         self._future: Any = None
         self._unresolved: Any = None
+        self.announced = False  # its callbacks have run
+        # Who asked for it in a backward pass, and what else that pass watches: see backward.py.
+        self.asker = ""
+        self.siblings: list[HsgdWork] | None = None
 
     def execute(self) -> None:
         """Run the collective in this thread; never raises."""
@@ -53,12 +69,21 @@ class HsgdWork(dist.Work):
         """Resolve its future, whose callbacks run here."""
         if self._unresolved is not None:
             self._resolve(self._unresolved)
+        self.announced = True
 
     def _resolve(self, future: Any) -> None:
+        """Python's value() and wait() raise the error. To C++ it is a value: see _Unreadable."""
         if self._error is None:
             future.set_result(self._tensors)
-        else:
-            future.set_exception(self._error)
+            return
+        error = self._error
+
+        def unwrap(_: Any) -> None:
+            raise error
+
+        future._set_unwrap_func(unwrap)
+        spared = self.asker == "reducer"  # backward() raises when the reducer is done
+        future.set_result(self._tensors if spared else _Unreadable(error))
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the collective has ended; blocking. Raises what it raised.
@@ -73,8 +98,13 @@ class HsgdWork(dist.Work):
                 f"{self._what}: not done within {seconds:g} s; it goes on, wait for it again"
             )
         if self._error is not None:
-            raise self._error
+            raise self._cause(self._error)
         return True
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """The first error of the backward pass that asked for it, or its own."""
+        errors = (sibling.exception() for sibling in self.siblings or ())
+        return next((first for first in errors if first is not None), error)
 
     def synchronize(self) -> None:
         """wait() without a limit of its own."""
@@ -91,6 +121,11 @@ class HsgdWork(dist.Work):
     def exception(self) -> BaseException | None:
         """What the collective raised, or None; never blocks."""
         return self._error
+
+    def settle(self) -> None:
+        """Wait until callbacks of its future have run, if there is one; blocking."""
+        if self._future is not None:
+            self._worker.wait_for(lambda: self.announced)
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result."""
@@ -112,15 +147,20 @@ class HsgdWork(dist.Work):
 
 
 class Worker:
-    """Executes works one at a time, in the order of the calls."""
+    """Executes works one at a time, in the order of the calls. What a callback of a future calls
+    comes next, before what the program has called meanwhile: the order is then the same on all
+    ranks, whenever the callbacks run.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._turn = threading.Condition()
         self._waiting: deque[HsgdWork] = deque()
-        self._busy = False
+        self._urgent: deque[HsgdWork] = deque()  # of callbacks
+        self._busy = False  # until the callbacks of what was executed have run
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._announcing: HsgdWork | None = None  # whose callbacks run
 
     def submit(self, work: HsgdWork, *, blocking: bool, limit_s: float | None = None) -> HsgdWork:
         """Have `work` executed: `blocking` returns when it has ended, and raises what it raised.
@@ -130,18 +170,27 @@ class Worker:
         with self._turn:
             if self._closed:
                 raise HsgdError(f"{self._name}: the process group was destroyed; make a new one")
-            inline = blocking and limit_s is None and not self._busy and not self._waiting
+            free = not (self._busy or self._waiting or self._urgent)
+            inline = blocking and limit_s is None and free
             if inline:
                 self._busy = True
             else:
-                self._waiting.append(work)
+                (self._urgent if self._is_own_thread() else self._waiting).append(work)
                 self._start()
                 self._turn.notify_all()
         if inline:
             self._execute(work)
+            self._let_go()
         if blocking:
             work.wait(timedelta(seconds=limit_s or 0.0))
         return work
+
+    def parent(self) -> HsgdWork | None:
+        """The work whose callback calls this; None where none does."""
+        return self._announcing if self._is_own_thread() else None
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def _start(self) -> None:
         if self._thread is None:
@@ -149,36 +198,49 @@ class Worker:
             self._thread.start()
 
     def _execute(self, work: HsgdWork) -> None:
+        """Execute it and run its callbacks, in the thread that holds the turn."""
         work.execute()
+        outer, self._announcing = self._announcing, work
+        work.announce()
+        self._announcing = outer
+
+    def _let_go(self) -> None:
         with self._turn:
             self._busy = False
             self._turn.notify_all()
-        work.announce()
 
     def _serve(self) -> None:
-        while (work := self._next(lambda: self._closed)) is not None:
+        while (work := self._next()) is not None:
             self._execute(work)
             del work  # or its tensors would live until the next one
+            self._let_go()
 
-    def _next(self, ended: Callable[[], bool]) -> HsgdWork | None:
-        """Wait for a work to execute, and take it; None when there is none and `ended` is true."""
+    def _next(self) -> HsgdWork | None:
+        """Wait for a work to execute, and take it; None when there is none and none may come."""
         with self._turn:
-            self._turn.wait_for(lambda: not self._busy and (self._waiting or ended()))
-            if not self._waiting:
+            self._turn.wait_for(
+                lambda: not self._busy and (self._urgent or self._waiting or self._closed)
+            )
+            if not self._urgent and not self._waiting:
                 return None
             self._busy = True
-            return self._waiting.popleft()
+            return (self._urgent or self._waiting).popleft()
 
     def help(self, work: HsgdWork) -> None:
         """Execute what comes before `work`, and it, where this is the worker's own thread: a
         callback that it runs asks for another collective, which nobody else would execute.
         """
-        if threading.current_thread() is not self._thread:
+        if not self._is_own_thread():
             return
         while not work.is_completed():
-            before = self._next(work.is_completed)
-            if before is not None:
-                self._execute(before)
+            with self._turn:
+                before = (self._urgent or self._waiting).popleft()
+            self._execute(before)
+
+    def wait_for(self, ended: Callable[[], bool]) -> None:
+        """Wait until the execution of a work has made `ended` true; blocking."""
+        with self._turn:
+            self._turn.wait_for(ended)
 
     def close(self) -> None:
         """Finish what was called, and end the thread; blocking, until the last deadline at most.

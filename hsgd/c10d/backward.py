@@ -1,0 +1,97 @@
+"""Errors of collectives that autograd's engine asked for, raised out of backward().
+
+Owns which works a backward pass watches. The reducer of DistributedDataParallel is C++ and reads
+tensors from the futures of its buckets; a Python exception in a future is a value to it, not an
+error. So the engine's final callbacks raise, which alone keep the class of a Python exception.
+
+Without a comm hook the reducer is let finish first, so that it is ready for another step. The
+future of a hook cannot be told what to give the reducer: its error is raised before.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from hsgd.c10d.work import HsgdWork, Worker
+
+__all__ = ["Backward"]
+
+_REDUCER, _HOOK = "reducer", "hook"
+
+
+class Backward:
+    """The works of the backward pass that runs. caller: the module whose functions the reducer
+    calls.
+    """
+
+    def __init__(self, caller: str, worker: Worker) -> None:
+        self._caller = caller
+        self._worker = worker
+        self._pass = -1
+        self._works: list[HsgdWork] = []
+
+    def watch(self, work: HsgdWork) -> None:
+        """Have backward() raise the error of `work`, if the reducer or its comm hook asks for it.
+
+        Local. Called in the thread of the caller, before the work can end.
+        """
+        parent = self._worker.parent()
+        if parent is not None and parent.siblings is not None:
+            work.asker, work.siblings = _HOOK, parent.siblings
+            work.siblings.append(work)
+            return
+        number = torch._C._current_graph_task_id()
+        if number < 0 or not (asker := self._asker()):
+            return
+        if number != self._pass:  # what an aborted pass left is forgotten
+            self._pass, self._works = number, []
+            _queue(lambda works=self._works: self._check(works))
+        work.asker, work.siblings = asker, self._works
+        self._works.append(work)
+
+    def _asker(self) -> str:
+        frame = _called_by_engine(sys._getframe(2))
+        if frame.f_globals.get("__name__") == self._caller:
+            return _REDUCER
+        found = (isinstance(each, GradBucket) for each in frame.f_locals.values())
+        return _HOOK if any(found) else ""
+
+    def _check(self, works: list[HsgdWork]) -> None:
+        """Before the reducer reads its futures: those of hooks must be good."""
+        self._pass, self._works = -1, []
+        for work in works:  # grows: callbacks of a hook's future call collectives
+            if work.asker == _HOOK:
+                work.settle()
+                _raise_error_of(work)
+
+        def check_buckets() -> None:
+            for work in works:
+                _raise_error_of(work)
+
+        _queue(check_buckets)
+
+
+def _raise_error_of(work: HsgdWork) -> None:
+    if (error := work.exception()) is not None:
+        raise error
+
+
+def _called_by_engine(frame: FrameType) -> FrameType:
+    """The outermost frame of the Python code that the engine runs."""
+    engine: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+    code = getattr(engine, "__code__", None)
+    while frame.f_back is not None and frame.f_back.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+def _queue(callback: Any) -> None:
+    """Run `callback` when the backward pass that runs has ended, after those queued before."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

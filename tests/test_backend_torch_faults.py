@@ -1,0 +1,83 @@
+"""Faults of a rank while torch's own code uses backend "hsgd": the others get hsgd's exceptions,
+whatever C++ lies between, and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backend_programs import group
+from ranks import Ranks, Seat
+from torch_faults import DEVIATIONS, FAMILIES, LOSSES, SINGLE
+
+__all__: list[str] = []
+
+GOOD_STEPS = 3  # buckets of DDP are made anew, and PowerSGD begins
+# The reducer whose hook failed is not ready for another forward pass, and says so itself.
+AGAIN = {name: ("RuntimeError",) for name in FAMILIES if name.startswith("hook")}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    with Ranks(1 + len(LOSSES)) as pool:
+        yield pool
+        assert pool.end(0) == 0
+
+
+def raised(step: object) -> str:
+    try:
+        step()  # type: ignore[operator]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def do_deviate(seat: Seat, path: str, family: str) -> list[list[str]]:
+    """What each rank met where rank 1 called something else, and in another step of all."""
+    found = []
+    for number, deviate in enumerate(DEVIATIONS.values()):
+        with group(seat.rank, 2, f"{path}{number}"):
+            step = FAMILIES[family]()
+            for _ in range(GOOD_STEPS):
+                step()
+            texts = [raised(step if seat.rank == 0 else deviate)]
+            if family in SINGLE:
+                texts.append(raised(step))
+            found.append(texts)
+    return found
+
+
+def do_lose(seat: Seat, path: str, family: str, loss: str, survivor: bool) -> tuple[str, str]:
+    """What the survivor met, in that step and in another."""
+    with group(0 if survivor else 1, 2, path):
+        step = FAMILIES[family]()
+        for _ in range(GOOD_STEPS):
+            step()
+        if not survivor:
+            LOSSES[loss]()
+        return raised(step), raised(step)
+
+
+def test_others_get_the_documented_error_and_go_on(
+    ranks: Ranks, family: str, tmp_path: Path
+) -> None:
+    for rank, cases in enumerate(ranks.run(do_deviate, str(tmp_path / "s"), family, on=(0, 1))):
+        for texts in cases:
+            assert texts[0].startswith("SignatureMismatch: "), (rank, texts)
+            assert texts[1:] in ([], ["nothing"]), (rank, texts)
+    for victim, loss in enumerate(LOSSES, 1):
+        path = str(tmp_path / str(victim))
+        ranks.start(do_lose, path, family, loss, True, on=[0])
+        ranks.start(do_lose, path, family, loss, False, on=[victim])
+        (outcome,) = ranks.finish(on=[0])
+        assert outcome.error is None, outcome.trace
+        first, second = outcome.value
+        assert first.startswith("PeerLost: ") and "rank 1 " in first, (loss, first)
+        assert second.split(":")[0] in ("PeerLost", "HsgdError", *AGAIN.get(family, ())), second
