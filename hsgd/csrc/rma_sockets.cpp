@@ -2,16 +2,12 @@
 #include "rma_sockets.hpp"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -31,6 +27,7 @@
 
 #include "error.hpp"
 #include "prompt.hpp"
+#include "socket_door.hpp"
 #include "socket_receiver.hpp"
 #include "socket_sender.hpp"
 #include "wait.hpp"
@@ -41,9 +38,6 @@ namespace {
 // Of what the kernel holds for one rank no more slices are not yet on their way: the rest waits
 // here, where what is needed first may still go first.
 constexpr uint64_t kNotSentSlices = 4;
-constexpr int kBacklog = 1024;
-// Where nothing can be accepted, because this process has as many files open as it may.
-constexpr int kPauseMs = 100;
 // How long a rank that is closing waits for one that takes nothing, where that is forgiven.
 constexpr std::chrono::seconds kPatience{1};
 // How long bytes may lie at a connection that waits for more of them. Longer than 128 KB take at 1
@@ -60,24 +54,6 @@ void set_option(int fd, int level, int name, int value) {
   ::setsockopt(fd, level, name, &value, sizeof value);  // all of them only make it faster
 }
 
-// The address of a rank that lies in a network of ours, or else its first. Not one that we have,
-// too, as bridges of containers do on every host, unless nothing else is shared.
-uint32_t reach(const SocketPlace& from, const SocketPlace& to) {
-  uint32_t both = 0;
-  for (const auto& own : from.addresses) {
-    for (const auto& other : to.addresses) {
-      if (own.host == 0 || other.host == 0) continue;
-      if ((own.host & own.mask) != (other.host & own.mask)) continue;
-      const bool ours = std::any_of(from.addresses.begin(), from.addresses.end(),
-                                    [&](const auto& mine) { return mine.host == other.host; });
-      if (!ours) return other.host;
-      both = other.host;
-    }
-  }
-  if (both != 0) return both;
-  return to.addresses.front().host;
-}
-
 class SocketRma final : public Rma {
  public:
   SocketRma(SocketListener listener, std::vector<SocketPlace> places, int rank, void* base,
@@ -87,10 +63,10 @@ class SocketRma final : public Rma {
         target_{static_cast<std::byte*>(base), bytes, places_[static_cast<size_t>(rank)].token,
                 static_cast<int64_t>(places_.size())},
         settings_(settings),
-        listener_(listener.take()),
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-        wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-    follow(listener_.get(), EPOLLIN);
+        wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+        door_(listener.listen(places_, rank), poll_.get(),
+              static_cast<int64_t>(settings.hello_s * 1e9)) {
     follow(wake_.get(), EPOLLIN);
   }
   ~SocketRma() override {
@@ -322,14 +298,14 @@ class SocketRma final : public Rma {
     while (!stopping_.load(std::memory_order_relaxed)) {
       const int limit = static_cast<int>(events.size());
       const int count = ::epoll_wait(poll_.get(), events.data(), limit, limit_ms());
-      if (!accepts_) accept_all();
       bool news = false;
+      bool knock = false;
       for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         const int fd = event.data.fd;
         if (fd == wake_.get()) continue;
-        if (fd == listener_.get()) {
-          accept_all();
+        if (door_.is_listener(fd)) {
+          knock = true;
         } else if (receivers_.count(fd) != 0) {
           news |= receive(fd);
         } else {
@@ -337,33 +313,38 @@ class SocketRma final : public Rma {
         }
       }
       news |= receive_late();
+      news |= mind_the_door(knock);
       if (news) arrived_();
     }
   }
 
-  int limit_ms() const {
-    if (!waiting_.empty()) return kLateMs;
-    return accepts_ ? -1 : kPauseMs;
+  int limit_ms() const { return waiting_.empty() ? door_.wait_ms(now_ns()) : kLateMs; }
+
+  // Lets in who waits, and shows those out who say nothing. True when a version came.
+  bool mind_the_door(bool knock) {
+    bool news = false;
+    for (const int fd : door_.overdue(now_ns())) {
+      news |= receive(fd);  // perhaps it said hello while this thread did not run
+      const auto found = receivers_.find(fd);
+      if (found != receivers_.end() && found->second.rank() < 0) end_receiver(fd);
+    }
+    if (!knock && !door_.is_pressed()) return news;
+    for (Fd fd = door_.accept(now_ns()); fd.valid(); fd = door_.accept(now_ns())) {
+      let_in(std::move(fd));
+    }
+    return news;
   }
 
-  // While there are connections that cannot be accepted the listener would be ready all the time.
-  void accept_all() {
-    for (;;) {
-      Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!fd.valid()) {
-        if (errno == EINTR || errno == ECONNABORTED) continue;
-        const bool none = errno == EAGAIN || errno == EWOULDBLOCK;
-        if (none != accepts_) expect(listener_.get(), none ? uint32_t{EPOLLIN} : 0);
-        accepts_ = none;
-        return;
-      }
-      const int number = fd.get();
-      epoll_event event{};
-      event.events = EPOLLIN;
-      event.data.fd = number;
-      if (::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, number, &event) != 0) continue;
-      receivers_.emplace(number, SocketReceiver(std::move(fd), target_));
-    }
+  void let_in(Fd fd) {
+    const int number = fd.get();
+    // Confirmations are short, and those who drain() wait for them: not for the kernel's delayed
+    // acknowledgement of the one before.
+    set_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = number;
+    if (::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, number, &event) != 0) return door_.forget(number);
+    receivers_.emplace(number, SocketReceiver(std::move(fd), target_));
   }
 
   // True when the ticket of a version is done and awaited, or the connection ended.
@@ -407,35 +388,42 @@ class SocketRma final : public Rma {
     return news;
   }
 
-  // True when a version came, or the connection ended.
+  // True when a version came, or the connection of a rank ended.
   bool receive(int fd, bool late = false) {
     SocketReceiver& receiver = receivers_.at(fd);
     const uint64_t before = receiver.stored();
-    if (late ? receiver.receive_late() : receiver.receive()) {
-      if (receiver.waits()) {
-        waiting_[fd] = now_ns();
-      } else {
-        waiting_.erase(fd);
-      }
-      return receiver.stored() != before;
+    const bool silent = receiver.rank() < 0;
+    if (!(late ? receiver.receive_late() : receiver.receive())) return end_receiver(fd);
+    if (silent && receiver.rank() >= 0) door_.forget(fd);
+    if (receiver.waits()) {
+      waiting_[fd] = now_ns();
+    } else {
+      waiting_.erase(fd);
+    }
+    return receiver.stored() != before;
+  }
+
+  // True when it was a rank's.
+  bool end_receiver(int fd) {
+    const int rank = receivers_.at(fd).rank();
+    if (rank >= 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      lost_.insert(rank);
     }
     waiting_.erase(fd);
-    if (receiver.rank() >= 0) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      lost_.insert(receiver.rank());
-    }
+    door_.forget(fd);
     part_with(fd);
     receivers_.erase(fd);
-    return true;
+    return rank >= 0;
   }
 
   const std::vector<SocketPlace> places_;
   const int rank_;
   const SocketReceiver::Target target_;
   const SocketSettings settings_;
-  Fd listener_;
   Fd poll_;
   Fd wake_;
+  SocketDoor door_;  // of the thread alone
   std::function<void()> arrived_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
@@ -444,7 +432,6 @@ class SocketRma final : public Rma {
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
   std::map<int, int64_t> waiting_;  // those that wait for several bytes, since when; the same
-  bool accepts_ = true;             // the same
 
   mutable std::mutex mutex_;
   std::map<int, Peer> peers_;  // by rank
@@ -457,37 +444,6 @@ class SocketRma final : public Rma {
 };
 
 }  // namespace
-
-SocketListener::SocketListener()
-    : fd_(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket")) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  checked(::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), "bind");
-  checked(::listen(fd_.get(), kBacklog), "listen");
-  socklen_t size = sizeof address;
-  checked(::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
-  place_.port = address.sin_port;
-  const auto drawn = ::getrandom(place_.token.data(), place_.token.size(), 0);
-  if (drawn != static_cast<ssize_t>(place_.token.size())) fail_system("getrandom");
-  ifaddrs* all = nullptr;
-  checked(::getifaddrs(&all), "getifaddrs");
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, ::freeifaddrs);
-  size_t count = 0;
-  for (const bool loopback : {false, true}) {
-    if (loopback && count > 0) break;  // of no use but on a machine without a network
-    for (const ifaddrs* each = all; each != nullptr && count < place_.addresses.size();
-         each = each->ifa_next) {
-      if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET) continue;
-      if ((each->ifa_flags & IFF_UP) == 0 || ((each->ifa_flags & IFF_LOOPBACK) != 0) != loopback) {
-        continue;
-      }
-      const auto host = reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr;
-      const auto mask = reinterpret_cast<const sockaddr_in*>(each->ifa_netmask)->sin_addr.s_addr;
-      place_.addresses[count++] = {host, mask};
-    }
-  }
-}
 
 std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
                                      int rank, void* base, size_t bytes,

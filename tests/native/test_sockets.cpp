@@ -1,6 +1,7 @@
 // Writes between ranks over TCP, all of them in this process: data before versions, what is needed
 // first goes first, and what one rank's end does to the others.
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -20,7 +21,9 @@
 #include "error.hpp"
 #include "ranks.hpp"
 #include "rma_sockets.hpp"
+#include "socket_door.hpp"
 #include "socket_frames.hpp"
+#include "socket_listener.hpp"
 #include "socket_sender.hpp"
 
 namespace {
@@ -407,6 +410,95 @@ TEST("who does not know the token changes nothing") {
   job.at(1).wait([&] { return job.at(1).version(0) == 1; });
   CHECK(!job.at(1).rma->lost(0) && !job.at(1).rma->lost(1));
   for (size_t slot = 1; slot < kSlots; ++slot) CHECK_EQ(job.at(1).version(slot), 0U);
+}
+
+// The connected TCP sockets of this process, or those of them whose own port is `port`.
+std::vector<int> connections(uint32_t port = 0) {
+  std::vector<int> found;
+  for (int fd = 0; fd < 4096; ++fd) {
+    sockaddr_in own{};
+    sockaddr_in other{};
+    socklen_t size = sizeof own;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) continue;
+    if (own.sin_family != AF_INET || (port != 0 && own.sin_port != port)) continue;
+    size = sizeof other;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &size) == 0) found.push_back(fd);
+  }
+  return found;
+}
+
+TEST("neither end of a connection holds back what is short") {
+  Job job(2, 64);
+  job.start();
+  const uint64_t version = 1;
+  for (const int rank : {0, 1}) {
+    Member& own = job.at(rank);
+    const auto ticket = own.rma->replace(1 - rank, &version, slot_at(0), 0);
+    own.wait([&] { return own.rma->done(ticket); });
+  }
+  const std::vector<int> ends = connections();
+  CHECK_EQ(ends.size(), 4U);
+  for (const int fd : ends) {
+    int at_once = 0;
+    socklen_t size = sizeof at_once;
+    CHECK_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, &size), 0);
+    CHECK(at_once != 0);
+  }
+}
+
+TEST("who says nothing is shown the door in time") {
+  Member own(64);
+  const Member other(64);
+  const SocketPlace place = own.place();
+  SocketSettings settings{false, kSlice};
+  settings.hello_s = 0.05;
+  own.open({own.place(), other.place()}, 0, settings);
+  own.start();
+  const ByHand silent(place);
+  const ByHand slow(place);
+  const ByHand rank(place);
+  CHECK(slow.send(place.token.data(), 4) && rank.greet(place, 1));
+  char answer = 0;
+  CHECK_EQ(silent.receive(&answer, 1, 0), 0);
+  CHECK_EQ(slow.receive(&answer, 1, 0), 0);
+  CHECK(rank.send({slot_at(0), 0, 1, 0}));
+  own.wait([&] { return own.version(0) == 1; });
+  CHECK(!own.rma->lost(1));
+  own.rma->close(Deadline(kLimitS));
+}
+
+TEST("of those who say nothing a few are let in at a time, and ranks come in all the same") {
+  constexpr size_t kStrangers = 300;
+  Job job(2, 64);
+  const SocketPlace place = job.at(1).place();
+  job.start();
+  std::vector<std::unique_ptr<ByHand>> strangers;
+  for (size_t i = 0; i < kStrangers; ++i) {
+    strangers.push_back(std::make_unique<ByHand>(place));
+    CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent);
+  }
+  const uint64_t version = 1;
+  const auto ticket = job.at(0).rma->replace(1, &version, slot_at(0), 0);
+  job.at(0).wait([&] { return job.at(0).rma->done(ticket); });
+  CHECK_EQ(job.at(1).version(0), 1U);
+  CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent + 1);
+}
+
+TEST("a rank listens only at an address that another one uses") {
+  SocketListener own;
+  const SocketListener other;
+  const uint32_t used = hsgd::reach(other.place(), own.place());
+  const std::vector<hsgd::Fd> fds = own.listen({own.place(), other.place()}, 0);
+  CHECK_EQ(fds.size(), 1U);
+  for (const hsgd::Fd& fd : fds) {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    CHECK_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    CHECK(address.sin_addr.s_addr == used && used != htonl(INADDR_ANY));
+    CHECK_EQ(address.sin_port, own.place().port);
+  }
+  SocketListener alone;
+  CHECK(alone.listen({alone.place()}, 0).empty());
 }
 
 TEST("a connection that finds too many files open is accepted later") {
