@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import operator
 import secrets
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from hsgd.comm import Comm  # first, so that at the end of the program boxes are
 from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from hsgd import _native
 
 __all__ = ["CHUNK_BYTES", "ParameterBox"]
@@ -36,10 +39,12 @@ _serials = itertools.count()
 
 @atexit.register
 def _close_all() -> None:
-    # In the same order on all ranks, as closing is collective between nodes.
+    # In the same order on all ranks, as closing is collective between nodes; not when the program
+    # ends by an exception, of which the others shall hear at once.
+    waits = getattr(sys, "last_value", None) is None
     for box in sorted(_open, key=lambda box: box._serial):
         with contextlib.suppress(HsgdError):  # its ranks may have gone; the next box has others
-            box.close()
+            box._leave(waits=waits)
 
 
 class ParameterBox(Closing):
@@ -128,7 +133,9 @@ class ParameterBox(Closing):
             of other nodes up to its node's last change or refresh(). Reads tell the version that
             they had when this rank last changed or refreshed all values; `version` is the last
             count that this node was told. close() is collective then, and goes before `comm` is
-            closed.
+            closed: ranks that own values serve the others until these have closed it, too, or are
+            gone. A rank that leaves by an exception, of a `with` block or of the program, waits for
+            nobody; who asks it then gets PeerLost.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
         network: what carries changes between nodes, as of hsgd.Exchange: "sockets", which needs
             IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
@@ -276,7 +283,21 @@ class ParameterBox(Closing):
         return self._timeout_s
 
     def close(self) -> None:
-        """Let go of the box; local. A second call does nothing."""
+        """Let go of the box; local, but collective between nodes (see `over`). A second call does
+        nothing.
+        """
+        self._leave(waits=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave(waits=kind is None)
+
+    def _leave(self, *, waits: bool) -> None:
+        """waits: for the other ranks, where one node serves another."""
         self._native.close()
         _open.discard(self)
 

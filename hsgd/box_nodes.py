@@ -108,16 +108,13 @@ class SpreadBox(ParameterBox):
     def counts_at_once(self) -> bool:
         return self._own == 0
 
-    def close(self) -> None:
+    def _leave(self, *, waits: bool) -> None:
         if self.closed:
             return
         try:
-            self._comm.barrier()  # others may still ask this rank
+            self._mail.close(waits=waits)
         finally:
-            try:
-                self._mail.close()
-            finally:
-                super().close()
+            super()._leave(waits=waits)
 
     # --- a change ---
 

@@ -95,8 +95,8 @@ def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
 
 
 def tcp_sockets() -> list[tuple[tuple[str, int], bool]]:
-    """Address, and whether it listens there, of each TCP socket of this process. By descriptors: the
-    kernel's list of all sockets may miss some while others come and go.
+    """Address, and whether it listens there, of each TCP socket of this process. By descriptors: a
+    list of the kernel's may miss some while others come and go.
     """
     found = []
     for name in os.listdir("/proc/self/fd"):
