@@ -31,6 +31,7 @@ __all__ = ["CHUNK_BYTES", "ParameterBox"]
 
 CHUNK_BYTES = 4 << 10  # a chunk, its draft and what is added fit in a first-level cache
 _ITEM_BYTES = 4
+_MOST_S = 1e9
 
 # Closed before the interpreter ends: each has a thread that answers at its door.
 _open: weakref.WeakSet[ParameterBox] = weakref.WeakSet()
@@ -92,8 +93,7 @@ class ParameterBox(Closing):
 
         if (initial is None) == (count is None):
             raise ValueError("ParameterBox: give either initial values or a count")
-        if chunk_bytes < 64 or chunk_bytes % 64:
-            raise ValueError(f"ParameterBox: chunk_bytes is {chunk_bytes}; give a multiple of 64")
+        _check_numbers(counters, chunk_bytes, timeout_s)
         values = _size_of(initial) if count is None else _natural("count", count)
         chunk_count = chunk_bytes // _ITEM_BYTES
         native = _native.Box.create(
@@ -110,6 +110,7 @@ class ParameterBox(Closing):
         """
         from hsgd import _native
 
+        _check_seconds(timeout_s)
         return cls._made(_native.Box.attach(str(key), timeout_s), str(key), timeout_s)
 
     @classmethod
@@ -140,11 +141,22 @@ class ParameterBox(Closing):
         network: what carries changes between nodes, as of hsgd.Exchange: "sockets", which needs
             IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
             while a rank sits in a blocking call of MPI.
-        Raises what create raises, on all ranks.
+        Raises what create raises, on all ranks; SignatureMismatch when arguments differ.
         """
-        if network not in ("mpi", "sockets"):
-            raise ValueError(f'ParameterBox: network is {network!r}; give "mpi" or "sockets"')
+        from hsgd.box_terms import agree
+
         limit_s = comm.timeout_s if timeout_s is None else float(timeout_s)
+
+        def check() -> None:
+            if network not in ("mpi", "sockets"):
+                raise ValueError(f'ParameterBox: network is {network!r}; give "mpi" or "sockets"')
+            if shards not in ("node", None):
+                raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
+            _check_numbers(counters, chunk_bytes, limit_s)
+            if limit_s == 0:
+                raise ValueError("ParameterBox.over: timeout_s is 0; give seconds above 0")
+
+        agree(comm, initial, check, (counters, chunk_bytes, f"shards={shards}", network))
         if comm.cross_size > 1:
             from hsgd.box_nodes import SpreadBox
 
@@ -317,6 +329,18 @@ class ParameterBox(Closing):
 def _size_of(array: Any) -> int:
     size = array.numel() if hasattr(array, "numel") else array.size
     return int(size)
+
+
+def _check_numbers(counters: int, chunk_bytes: int, timeout_s: float) -> None:
+    _natural("counters", counters)
+    if operator.index(chunk_bytes) < 64 or chunk_bytes % 64:
+        raise ValueError(f"ParameterBox: chunk_bytes is {chunk_bytes}; give a multiple of 64")
+    _check_seconds(timeout_s)
+
+
+def _check_seconds(timeout_s: float) -> None:
+    if not 0 <= timeout_s <= _MOST_S:
+        raise ValueError(f"ParameterBox: timeout_s is {timeout_s:g}; give 0 to {_MOST_S:g} seconds")
 
 
 def _natural(what: str, value: int) -> int:

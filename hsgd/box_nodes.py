@@ -41,8 +41,6 @@ class SpreadBox(ParameterBox):
         timeout_s: float,
         network: str,
     ) -> None:
-        if shards not in ("node", None):
-            raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
         start = np.array(initial, np.float32, copy=True).reshape(-1)
         comm.broadcast(start, name="initial values of the box")
         leaders = _leaders(comm)

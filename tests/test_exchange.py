@@ -148,6 +148,42 @@ def test_strangers_cannot_write_over_sockets() -> None:
         assert sum(pool.run(stay_away, meeting_point())) >= 1
 
 
+def open_a_queue_of_one(seat: Seat, path: str) -> None:
+    comm = seat.comm(path, 2)
+    exchange = Exchange(comm, 64 << 20, 2, queue=1, timeout_s=30.0, **SOCKETS)
+    seat.kept["exchange"] = exchange
+    if seat.rank == 0:
+        exchange.put_notify(None, 1, 0, 5)
+        exchange.drain()
+    comm.barrier()
+
+
+def put_into_a_full_queue(seat: Seat) -> list[tuple[str, str]]:
+    """The other rank stands still, so a large write fills the queue until it goes on."""
+    exchange: Exchange = seat.kept["exchange"]
+    exchange.put_notify(np.ones(64 << 20, np.uint8), 1, 1, 1)
+    full = told_by(lambda: exchange.put_notify(None, 1, 0, 9, timeout_s=0.0))
+    used = told_by(lambda: exchange.put_notify(None, 1, 0, 5, timeout_s=0.0))
+    seat.tell("full")
+    exchange.drain()
+    exchange.put_notify(None, 1, 0, 6)
+    exchange.drain()
+    return [full, used]
+
+
+def test_a_version_that_found_the_queue_full_leaves_the_one_before_as_the_last() -> None:
+    with Ranks(2) as pool:
+        pool.run(open_a_queue_of_one, meeting_point())
+        pool.stop(1)
+        pool.start(put_into_a_full_queue, on=(0,))
+        assert pool.hear(0) == "full"
+        pool.signal(1, signal.SIGCONT)
+        (outcome,) = pool.finish(on=(0,))
+        (full, _), (used, line) = outcome.value or pytest.fail(outcome.trace)
+        assert full == "QueueFull"
+        assert used == "ValueError" and "version 5 does not follow 5" in line
+
+
 STRANGERS = 1100  # more than a process may have files open, with the usual limit of 1024
 
 

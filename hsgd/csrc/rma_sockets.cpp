@@ -51,7 +51,25 @@ int checked(int result, const char* what) {
 }
 
 void set_option(int fd, int level, int name, int value) {
-  ::setsockopt(fd, level, name, &value, sizeof value);  // all of them only make it faster
+  // Without them it is slower, or later to notice that a host is gone, and else the same.
+  ::setsockopt(fd, level, name, &value, sizeof value);
+}
+
+// A host without power or network ends no connection: the kernel has to ask. It asks an idle one
+// from a quarter of the deadline on, and gives up after half of it. Data that nobody acknowledges
+// it repeats until the deadline, which counts for a process, too, that stands still and takes
+// nothing; where that is forgiven, and of long deadlines, for as long as is usual (tcp_retries2).
+void watch_host(int fd, const SocketSettings& settings) {
+  if (settings.timeout_s <= 0) return;
+  constexpr double kUsualS = 900;
+  constexpr double kLeastS = 4;
+  const int limit_s = static_cast<int>(std::clamp(settings.timeout_s, kLeastS, kUsualS));
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, limit_s / 4));
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, limit_s / 12));
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  if (settings.forgiving || settings.timeout_s > kUsualS) return;
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_s * 1000);
 }
 
 class SocketRma final : public Rma {
@@ -111,6 +129,11 @@ class SocketRma final : public Rma {
     const auto found = failures_.find(target);
     return found == failures_.end() ? std::nullopt : std::optional<Error>(found->second);
   }
+  std::optional<Error> broken() const override {
+    // Partner: give_up(). Says nothing about other data.
+    return broken_.load(std::memory_order_acquire) ? std::optional<Error>(why_broken_)
+                                                   : std::nullopt;
+  }
   void await_tickets(int change) override {
     awaiting_.fetch_add(change, std::memory_order_seq_cst);  // partner: heard()
   }
@@ -152,14 +175,15 @@ class SocketRma final : public Rma {
   // while something moves, of a large write, too.
   void finish_open(const Deadline& deadline) noexcept {
     std::unique_lock<std::mutex> lock(mutex_);
-    for (uint64_t before = UINT64_MAX; !open_.empty() && !deadline.passed();) {
+    const auto over = [&] { return open_.empty() || broken_.load(std::memory_order_acquire); };
+    for (uint64_t before = UINT64_MAX; !over() && !deadline.passed();) {
       const uint64_t now = progress();
       if (settings_.forgiving && now == before) return;
       before = now;
       const auto left = std::chrono::nanoseconds(std::max<int64_t>(deadline.remaining_ns(), 0));
       const auto limit =
           settings_.forgiving ? std::min<std::chrono::nanoseconds>(left, kPatience) : left;
-      all_done_.wait_for(lock, limit, [&] { return open_.empty(); });
+      all_done_.wait_for(lock, limit, over);
     }
   }
 
@@ -182,14 +206,20 @@ class SocketRma final : public Rma {
 
   Ticket post(int target, uint32_t order, const SocketHeader& header, const std::byte* data) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (broken_.load(std::memory_order_acquire)) throw why_broken_;
     const auto failed = failures_.find(target);
     if (failed != failures_.end()) throw failed->second;
     // nullptr: nobody is there, which is forgiven.
     Peer* peer = settings_.forgiving && lost_.count(target) != 0 ? nullptr : peer_of(target);
     const Ticket ticket = ++last_ticket_;
-    open_.insert(ticket);
     if (peer == nullptr) return finish({ticket}), ticket;
-    peer->sender.add(order, {header, data, ticket});
+    open_.insert(ticket);
+    try {
+      peer->sender.add(order, {header, data, ticket});
+    } catch (...) {  // no memory
+      open_.erase(ticket);
+      throw;
+    }
     if (peer->connected && !peer->waits_for_room) send(target, *peer);
     return ticket;
   }
@@ -203,6 +233,7 @@ class SocketRma final : public Rma {
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
                static_cast<int>(kNotSentSlices * settings_.slice_bytes));
+    watch_host(fd, settings_);
     const sockaddr_in address = address_of(target);
     if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
         errno != EINPROGRESS) {
@@ -293,6 +324,28 @@ class SocketRma final : public Rma {
   // --- the thread ---
 
   void serve() noexcept {
+    try {
+      serve_until_stopped();
+    } catch (...) {  // no memory: nothing else is thrown
+      give_up();
+    }
+  }
+
+  // Without memory nothing can be promised any more: whoever calls is told, and the other ranks by
+  // the end of the connections. Allocates nothing.
+  void give_up() noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      broken_.store(true, std::memory_order_release);  // partner: broken()
+      for (const auto& [rank, peer] : peers_) ::shutdown(peer.sender.fd(), SHUT_RDWR);
+      news_.fetch_add(1, std::memory_order_seq_cst);
+      all_done_.notify_all();
+    }
+    for (const auto& [fd, receiver] : receivers_) ::shutdown(fd, SHUT_RDWR);
+    arrived_();
+  }
+
+  void serve_until_stopped() {
     ask_for_short_turns();
     std::array<epoll_event, 64> events{};
     while (!stopping_.load(std::memory_order_relaxed)) {
@@ -340,6 +393,7 @@ class SocketRma final : public Rma {
     // Confirmations are short, and those who drain() wait for them: not for the kernel's delayed
     // acknowledgement of the one before.
     set_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
+    watch_host(number, settings_);
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = number;
@@ -427,6 +481,10 @@ class SocketRma final : public Rma {
   std::function<void()> arrived_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
+  std::atomic<bool> broken_{false};
+  const Error why_broken_{HSGD_ERR_MEMORY, -1,
+                          "Exchange: out of memory in the thread that serves TCP connections; the "
+                          "Exchange is of no use any more"};
   std::atomic<uint64_t> news_{0};
   std::atomic<int> awaiting_{0};
 

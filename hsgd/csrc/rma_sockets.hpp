@@ -23,6 +23,8 @@ struct SocketSettings {
   uint64_t slice_bytes;  // see SocketSender
   // Who comes in says hello within so long. Ranks do at once; longer, because one may be stopped.
   double hello_s = 10.0;
+  // The deadline of those who wait: in proportion to it a host that does not answer is given up.
+  double timeout_s = 0.0;  // 0: as the kernel does
 };
 
 // Local. Writes of others go into the `bytes` bytes at `base`.

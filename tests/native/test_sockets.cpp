@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -25,6 +27,27 @@
 #include "socket_frames.hpp"
 #include "socket_listener.hpp"
 #include "socket_sender.hpp"
+
+namespace {
+
+// The next request for memory by a thread other than the tests' own fails.
+std::atomic<bool> memory_is_short{false};
+thread_local bool is_tests_own = false;
+
+void* allocate(size_t bytes) {
+  if (!is_tests_own && memory_is_short.exchange(false)) throw std::bad_alloc();
+  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -444,6 +467,58 @@ TEST("neither end of a connection holds back what is short") {
     CHECK_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, &size), 0);
     CHECK(at_once != 0);
   }
+}
+
+int option(int fd, int level, int name) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  CHECK_EQ(::getsockopt(fd, level, name, &value, &size), 0);
+  return value;
+}
+
+TEST("both ends of a connection ask whether the other host is there, within the deadline") {
+  for (const bool forgiving : {false, true}) {
+    Member own(64);
+    Member other(64);
+    SocketSettings settings{forgiving, kSlice};
+    settings.timeout_s = 60;
+    const std::vector<SocketPlace> places = {own.place(), other.place()};
+    own.open(places, 0, settings);
+    other.open(places, 1, settings);
+    own.start();
+    other.start();
+    const uint64_t version = 1;
+    const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+    own.wait([&] { return own.rma->done(ticket); });
+    const std::vector<int> ends = connections();
+    CHECK_EQ(ends.size(), 2U);
+    for (const int fd : ends) {
+      CHECK(option(fd, SOL_SOCKET, SO_KEEPALIVE) == 1);
+      const int asks_s =
+          option(fd, IPPROTO_TCP, TCP_KEEPCNT) * option(fd, IPPROTO_TCP, TCP_KEEPINTVL);
+      CHECK_EQ(option(fd, IPPROTO_TCP, TCP_KEEPIDLE) + asks_s, 30);
+      CHECK_EQ(option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT), forgiving ? 0 : 60'000);
+    }
+    own.rma->close(Deadline(kLimitS));
+    other.rma->close(Deadline(kLimitS));
+  }
+}
+
+TEST("without memory the network fails with an error, and the other ranks miss it") {
+  is_tests_own = true;
+  Job job(2, 64);
+  job.start();
+  Member& own = job.at(0);
+  const uint64_t version = 1;
+  const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+  own.wait([&] { return own.rma->done(ticket); });
+  memory_is_short = true;
+  const ByHand stranger(own.place());
+  own.wait([&] { return own.rma->broken().has_value(); });
+  CHECK(!memory_is_short && own.rma->broken()->code() == HSGD_ERR_MEMORY);
+  CHECK_THROWS(own.rma->replace(1, &version, slot_at(1), 0), "out of memory");
+  job.at(1).wait([&] { return job.at(1).rma->lost(0); });
+  is_tests_own = false;
 }
 
 TEST("who says nothing is shown the door in time") {
