@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import operator
 import secrets
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,15 @@ from hsgd.comm import Comm  # first, so that at the end of the program boxes are
 from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from hsgd import _native
 
 __all__ = ["CHUNK_BYTES", "ParameterBox"]
 
 CHUNK_BYTES = 4 << 10  # a chunk, its draft and what is added fit in a first-level cache
 _ITEM_BYTES = 4
+_MOST_S = 1e9
 
 # Closed before the interpreter ends: each has a thread that answers at its door.
 _open: weakref.WeakSet[ParameterBox] = weakref.WeakSet()
@@ -36,10 +40,12 @@ _serials = itertools.count()
 
 @atexit.register
 def _close_all() -> None:
-    # In the same order on all ranks, as closing is collective between nodes.
+    # In the same order on all ranks, as closing is collective between nodes; not when the program
+    # ends by an exception, of which the others shall hear at once.
+    waits = getattr(sys, "last_value", None) is None
     for box in sorted(_open, key=lambda box: box._serial):
         with contextlib.suppress(HsgdError):  # its ranks may have gone; the next box has others
-            box.close()
+            box._leave(waits=waits)
 
 
 class ParameterBox(Closing):
@@ -87,8 +93,7 @@ class ParameterBox(Closing):
 
         if (initial is None) == (count is None):
             raise ValueError("ParameterBox: give either initial values or a count")
-        if chunk_bytes < 64 or chunk_bytes % 64:
-            raise ValueError(f"ParameterBox: chunk_bytes is {chunk_bytes}; give a multiple of 64")
+        _check_numbers(counters, chunk_bytes, timeout_s)
         values = _size_of(initial) if count is None else _natural("count", count)
         chunk_count = chunk_bytes // _ITEM_BYTES
         native = _native.Box.create(
@@ -105,6 +110,7 @@ class ParameterBox(Closing):
         """
         from hsgd import _native
 
+        _check_seconds(timeout_s)
         return cls._made(_native.Box.attach(str(key), timeout_s), str(key), timeout_s)
 
     @classmethod
@@ -128,16 +134,29 @@ class ParameterBox(Closing):
             of other nodes up to its node's last change or refresh(). Reads tell the version that
             they had when this rank last changed or refreshed all values; `version` is the last
             count that this node was told. close() is collective then, and goes before `comm` is
-            closed.
+            closed: ranks that own values serve the others until these have closed it, too, or are
+            gone. A rank that leaves by an exception, of a `with` block or of the program, waits for
+            nobody; who asks it then gets PeerLost.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
         network: what carries changes between nodes, as of hsgd.Exchange: "sockets", which needs
             IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
             while a rank sits in a blocking call of MPI.
-        Raises what create raises, on all ranks.
+        Raises what create raises, on all ranks; SignatureMismatch when arguments differ.
         """
-        if network not in ("mpi", "sockets"):
-            raise ValueError(f'ParameterBox: network is {network!r}; give "mpi" or "sockets"')
+        from hsgd.box_terms import agree
+
         limit_s = comm.timeout_s if timeout_s is None else float(timeout_s)
+
+        def check() -> None:
+            if network not in ("mpi", "sockets"):
+                raise ValueError(f'ParameterBox: network is {network!r}; give "mpi" or "sockets"')
+            if shards not in ("node", None):
+                raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
+            _check_numbers(counters, chunk_bytes, limit_s)
+            if limit_s == 0:
+                raise ValueError("ParameterBox.over: timeout_s is 0; give seconds above 0")
+
+        agree(comm, initial, check, (counters, chunk_bytes, f"shards={shards}", network))
         if comm.cross_size > 1:
             from hsgd.box_nodes import SpreadBox
 
@@ -276,7 +295,21 @@ class ParameterBox(Closing):
         return self._timeout_s
 
     def close(self) -> None:
-        """Let go of the box; local. A second call does nothing."""
+        """Let go of the box; local, but collective between nodes (see `over`). A second call does
+        nothing.
+        """
+        self._leave(waits=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave(waits=kind is None)
+
+    def _leave(self, *, waits: bool) -> None:
+        """waits: for the other ranks, where one node serves another."""
         self._native.close()
         _open.discard(self)
 
@@ -296,6 +329,18 @@ class ParameterBox(Closing):
 def _size_of(array: Any) -> int:
     size = array.numel() if hasattr(array, "numel") else array.size
     return int(size)
+
+
+def _check_numbers(counters: int, chunk_bytes: int, timeout_s: float) -> None:
+    _natural("counters", counters)
+    if operator.index(chunk_bytes) < 64 or chunk_bytes % 64:
+        raise ValueError(f"ParameterBox: chunk_bytes is {chunk_bytes}; give a multiple of 64")
+    _check_seconds(timeout_s)
+
+
+def _check_seconds(timeout_s: float) -> None:
+    if not 0 <= timeout_s <= _MOST_S:
+        raise ValueError(f"ParameterBox: timeout_s is {timeout_s:g}; give 0 to {_MOST_S:g} seconds")
 
 
 def _natural(what: str, value: int) -> int:

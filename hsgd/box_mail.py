@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout, HsgdError
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, QueueFull
 from hsgd.exchange import Exchange
 
 __all__ = ["Letter", "Mail", "Reply"]
@@ -125,10 +126,11 @@ class Mail:
         self._values = _Lane(comm, len(owners), DEPTH, stride, self._notes.count, behind, order=1)
         self._stop_slot = self._notes.count + self._values.count
         nbytes = behind + self._values.count * stride
+        self._timeout_s, self._over_sockets = timeout_s, network == "sockets"
         self._exchange = Exchange(
             comm,
             nbytes,
-            self._stop_slot + 1,
+            self._bye_slot(comm.size),
             timeout_s=timeout_s,
             network=network,
             slice_bytes=_SLICE_BYTES,
@@ -139,6 +141,9 @@ class Mail:
             for lane in (self._notes, self._values):
                 for number in range(lane.depth):  # their death ends a wait
                     self._exchange.bind(lane.reply_slot(owner, number), rank)
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        for rank in self._others:
+            self._exchange.bind(self._bye_slot(rank), rank)
         self._thread: threading.Thread | None = None
         if comm.rank in self._owners:
             self._thread = threading.Thread(target=self._run, name="hsgd-mail", daemon=True)
@@ -290,12 +295,70 @@ class Mail:
         pieces = [(whole[: _HEADER + len(out)], lane.place(there))]
         self._exchange.put_list_notify(pieces, worker, there, version, order=lane.order)
 
-    def close(self) -> None:
-        """End the thread and give the segments back; collective. Nobody may ask any more."""
-        if self._thread is not None:
-            self._exchange.put_notify(None, self._comm.rank, self._stop_slot, 1)
-            self._thread.join()
-        self._exchange.close()
+    # --- the end ---
+
+    def _bye_slot(self, rank: int) -> int:
+        """Where a rank says that it will ask no more."""
+        return self._stop_slot + 1 + rank
+
+    def close(self, *, waits: bool) -> None:
+        """End the thread and give the segments back; over MPI collective.
+
+        waits: say goodbye to the owners, which wait for that of all ranks, and serve them until
+            then; who is lost has no more to ask. Else nobody waits for anybody, and whoever still
+            asks this rank gets PeerLost.
+        Raises CollectiveTimeout naming ranks that did not say goodbye; all is closed even so.
+        """
+        try:
+            if waits:
+                self._say_goodbye(self._owners)
+                if self._comm.rank in self._owners:
+                    self._await_goodbyes()
+        finally:
+            if self._thread is not None:
+                self._exchange.put_notify(None, self._comm.rank, self._stop_slot, 1)
+                self._thread.join()
+            self._exchange.close()
+
+    def _say_goodbye(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            if rank != self._comm.rank:
+                with contextlib.suppress(HsgdError):  # who takes nothing waits for nothing
+                    self._exchange.put_notify(None, rank, self._bye_slot(self._comm.rank), 1)
+        with contextlib.suppress(HsgdError):
+            self._exchange.drain()
+
+    def _await_goodbyes(self) -> None:
+        end = time.monotonic() + self._timeout_s
+        waiting, quiet = list(self._others), list(self._others)
+        while waiting:
+            slots = [self._bye_slot(rank) for rank in waiting]
+            try:
+                slot, _ = self._exchange.wait_any(slots, 0, _LOOK_S)
+                waiting.remove(waiting[slots.index(slot)])
+            except PeerLost as error:
+                waiting.remove(error.rank)
+            except CollectiveTimeout:
+                if time.monotonic() > end:
+                    ranks = ", ".join(map(str, waiting))
+                    raise CollectiveTimeout(
+                        f"ParameterBox.close: after {self._timeout_s:g} s rank {ranks} had not "
+                        "closed it; close it on every rank"
+                    ) from None
+                # A rank that never wrote here has no connection that would end with it.
+                quiet = [rank for rank in quiet if rank in waiting and self._knock(rank)]
+
+    def _knock(self, rank: int) -> bool:
+        """Write to a rank, so that its end is noticed; True when there was no room for it."""
+        if not self._over_sockets or rank in self._owners:
+            return False
+        try:
+            self._exchange.put_notify(None, rank, self._bye_slot(self._comm.rank), 1, timeout_s=0)
+        except QueueFull:
+            return True
+        except HsgdError:
+            pass  # its end is noticed by the wait
+        return False
 
 
 def _aligned(nbytes: int) -> _Bytes:

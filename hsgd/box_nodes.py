@@ -41,8 +41,6 @@ class SpreadBox(ParameterBox):
         timeout_s: float,
         network: str,
     ) -> None:
-        if shards not in ("node", None):
-            raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
         start = np.array(initial, np.float32, copy=True).reshape(-1)
         comm.broadcast(start, name="initial values of the box")
         leaders = _leaders(comm)
@@ -108,16 +106,13 @@ class SpreadBox(ParameterBox):
     def counts_at_once(self) -> bool:
         return self._own == 0
 
-    def close(self) -> None:
+    def _leave(self, *, waits: bool) -> None:
         if self.closed:
             return
         try:
-            self._comm.barrier()  # others may still ask this rank
+            self._mail.close(waits=waits)
         finally:
-            try:
-                self._mail.close()
-            finally:
-                super().close()
+            super()._leave(waits=waits)
 
     # --- a change ---
 

@@ -28,7 +28,7 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     | {"types", "lars_kernels", "mpi_handle", "square_sums"},
     frozenset({"change", "lars", "options", "layout", "tuning", "store_choice"})
     | {"transport_inproc", "parting_mpi", "unix_socket", "box_kernels"}
-    | {"socket_sender", "socket_receiver"},
+    | {"socket_sender", "socket_receiver", "socket_listener", "socket_door"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "transport_mpi"})
     | {"element_update", "listener"},
     frozenset({"box_chunks", "box_door", "meeting_messages"}),

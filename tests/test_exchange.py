@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -93,9 +94,9 @@ def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
         assert kind == "PeerLost" and "rank 1 " in line and "died or closed its Exchange" in line
 
 
-def tcp_sockets() -> list[tuple[int, bool]]:
-    """Port, and whether it listens there, of each TCP socket of this process. By its descriptors:
-    the kernel's list of all sockets may miss some while others come and go.
+def tcp_sockets() -> list[tuple[tuple[str, int], bool]]:
+    """Address, and whether it listens there, of each TCP socket of this process. By descriptors: a
+    list of the kernel's may miss some while others come and go.
     """
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -104,7 +105,7 @@ def tcp_sockets() -> list[tuple[int, bool]]:
         with socket.socket(fileno=os.dup(int(name))) as mine:
             if mine.family == socket.AF_INET and mine.type == socket.SOCK_STREAM:
                 listens = mine.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                found.append((int(mine.getsockname()[1]), bool(listens)))
+                found.append((mine.getsockname(), bool(listens)))
     return found
 
 
@@ -115,8 +116,9 @@ def mode_of(fd: int) -> int:
         return 0
 
 
-def listening() -> set[int]:
-    return {port for port, listens in tcp_sockets() if listens}
+def listening() -> set[tuple[str, int]]:
+    """Addresses where this process takes TCP connections."""
+    return {address for address, listens in tcp_sockets() if listens}
 
 
 def stay_away(seat: Seat, path: str) -> int:
@@ -125,8 +127,8 @@ def stay_away(seat: Seat, path: str) -> int:
     before = listening()
     exchange = Exchange(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
     refused = 0
-    for port in listening() - before:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+    for address in listening() - before:
+        with socket.create_connection(address, timeout=10) as stranger:
             stranger.sendall(b"\xff" * 64)
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
@@ -144,6 +146,87 @@ def stay_away(seat: Seat, path: str) -> int:
 def test_strangers_cannot_write_over_sockets() -> None:
     with Ranks(2) as pool:
         assert sum(pool.run(stay_away, meeting_point())) >= 1
+
+
+def open_a_queue_of_one(seat: Seat, path: str) -> None:
+    comm = seat.comm(path, 2)
+    exchange = Exchange(comm, 64 << 20, 2, queue=1, timeout_s=30.0, **SOCKETS)
+    seat.kept["exchange"] = exchange
+    if seat.rank == 0:
+        exchange.put_notify(None, 1, 0, 5)
+        exchange.drain()
+    comm.barrier()
+
+
+def put_into_a_full_queue(seat: Seat) -> list[tuple[str, str]]:
+    """The other rank stands still, so a large write fills the queue until it goes on."""
+    exchange: Exchange = seat.kept["exchange"]
+    exchange.put_notify(np.ones(64 << 20, np.uint8), 1, 1, 1)
+    full = told_by(lambda: exchange.put_notify(None, 1, 0, 9, timeout_s=0.0))
+    used = told_by(lambda: exchange.put_notify(None, 1, 0, 5, timeout_s=0.0))
+    seat.tell("full")
+    exchange.drain()
+    exchange.put_notify(None, 1, 0, 6)
+    exchange.drain()
+    return [full, used]
+
+
+def test_a_version_that_found_the_queue_full_leaves_the_one_before_as_the_last() -> None:
+    with Ranks(2) as pool:
+        pool.run(open_a_queue_of_one, meeting_point())
+        pool.stop(1)
+        pool.start(put_into_a_full_queue, on=(0,))
+        assert pool.hear(0) == "full"
+        pool.signal(1, signal.SIGCONT)
+        (outcome,) = pool.finish(on=(0,))
+        (full, _), (used, line) = outcome.value or pytest.fail(outcome.trace)
+        assert full == "QueueFull"
+        assert used == "ValueError" and "version 5 does not follow 5" in line
+
+
+STRANGERS = 1100  # more than a process may have files open, with the usual limit of 1024
+
+
+def exchange_among_strangers(seat: Seat, path: str) -> int:
+    """Both ranks connect to each other, behind the strangers; files that this rank has open."""
+    comm = seat.comm(path, 2)
+    exchange: Exchange = seat.kept["exchange"]
+    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    assert exchange.wait_any([0]) == (0, 1)
+    exchange.drain()
+    comm.barrier()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def open_the_exchange(seat: Seat, path: str) -> tuple[list[tuple[str, int]], int]:
+    """Where this rank listens, and how many files it has open; few may be."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    before = listening()
+    comm = seat.comm(path, 2)
+    seat.kept["exchange"] = Exchange(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
+    comm.barrier()
+    return list(listening() - before), len(os.listdir("/proc/self/fd"))
+
+
+def test_a_thousand_silent_strangers_take_no_files_and_keep_nobody_out() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2 * STRANGERS), hard))
+    try:
+        with Ranks(2) as pool, contextlib.ExitStack() as strangers:
+            (_, (addresses, own)) = pool.run(open_the_exchange, path := meeting_point())
+            (address,) = addresses
+            for number in range(STRANGERS):
+                stranger = socket.socket()
+                strangers.enter_context(stranger)
+                stranger.setblocking(False)  # the kernel takes as many as its queue is long
+                stranger.connect_ex(address)
+                if number % 10 == 0:
+                    with contextlib.suppress(OSError):
+                        stranger.send(b"\xff" * 20)
+            for files in pool.run(exchange_among_strangers, path):
+                assert files < own + 100
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_rank_that_stalls_on_another_node_ends_waits_and_writes_in_time(

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "error.hpp"
 
@@ -114,7 +115,7 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
                                       uint64_t version, double timeout_s, uint32_t order) {
   check_mine();
   check_put(pieces, target, slot);
-  claim_version(target, slot, version);
+  const uint64_t before = claim_version(target, slot, version);
   const int peer = settings_.remote_only ? -1 : communicator_.local_rank_of(target);
   if (peer >= 0) {
     for (const Piece& piece : pieces) {
@@ -150,7 +151,7 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
          patience, kLookNs, communicator_.node().wait_policy());
   } catch (const Error&) {  // nothing was sent: the version may be used again
     const std::lock_guard<std::mutex> lock(sent_mutex_);
-    --sent_[static_cast<uint64_t>(target) << 32 | slot];
+    sent_[static_cast<uint64_t>(target) << 32 | slot] = before;
     throw;
   }
   return ticket;
@@ -189,7 +190,8 @@ void NotifiedExchange::check_put(const std::vector<Piece>& pieces, int target,
   }
 }
 
-void NotifiedExchange::claim_version(int target, uint32_t slot, uint64_t version) {
+// Returns the version before.
+uint64_t NotifiedExchange::claim_version(int target, uint32_t slot, uint64_t version) {
   const std::lock_guard<std::mutex> lock(sent_mutex_);
   uint64_t& last = sent_[static_cast<uint64_t>(target) << 32 | slot];
   if (version <= last) {
@@ -200,7 +202,7 @@ void NotifiedExchange::claim_version(int target, uint32_t slot, uint64_t version
              "how often",
              slot, target, number(version), number(last)));
   }
-  last = version;
+  return std::exchange(last, version);
 }
 
 bool NotifiedExchange::done(uint64_t ticket) {

@@ -79,7 +79,8 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
     *exchange = nullptr;
     const bool far = comm->communicator->topology().node_count > 1 || options->remote_only != 0;
     if (far && options->network == HSGD_NETWORK_SOCKETS) {
-      const hsgd::SocketSettings settings{options->forgiving != 0, options->slice_bytes};
+      hsgd::SocketSettings settings{options->forgiving != 0, options->slice_bytes};
+      settings.timeout_s = options->timeout_s;
       *exchange =
           hsgd::new_exchange(comm, *options, hsgd::over_sockets(*comm->communicator, settings));
       return;

@@ -2,6 +2,7 @@
 #include "outbox.hpp"
 
 #include <algorithm>
+#include <new>
 
 namespace hsgd {
 namespace {
@@ -45,6 +46,12 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
       failure_ = error;
     }
     throw;
+  } catch (const std::bad_alloc&) {  // part of it may be on its way, without a version after it
+    operations_.pop_back();
+    failures_.emplace(notification.target,
+                      Error(HSGD_ERR_MEMORY, notification.target,
+                            "put_notify: out of memory in an earlier write; make a new Exchange"));
+    throw;
   }
   *ticket = ++last_ticket_;
   open_.insert(*ticket);
@@ -68,6 +75,7 @@ void Outbox::start_writes(Operation& operation, const std::vector<Piece>& pieces
 void Outbox::drive() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
+  if (!failure_) failure_ = rma_->broken();
   if (failure_) throw *failure_;
   if (rma_->drives_itself() && nothing_new()) return;
   try {

@@ -49,6 +49,8 @@ class HSGD_API Rma {
     (void)target;
     return std::nullopt;
   }
+  // Of such a network: why it serves nobody any more.
+  virtual std::optional<Error> broken() const { return std::nullopt; }
   // Starts a write at `offset` of the target's segment; `data` stays as it is until done().
   virtual Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t order) = 0;
   // Starts the atomic replacement of the 8 bytes at `offset`; `version` as above.

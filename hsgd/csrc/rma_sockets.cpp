@@ -2,16 +2,12 @@
 #include "rma_sockets.hpp"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -31,6 +27,7 @@
 
 #include "error.hpp"
 #include "prompt.hpp"
+#include "socket_door.hpp"
 #include "socket_receiver.hpp"
 #include "socket_sender.hpp"
 #include "wait.hpp"
@@ -41,9 +38,6 @@ namespace {
 // Of what the kernel holds for one rank no more slices are not yet on their way: the rest waits
 // here, where what is needed first may still go first.
 constexpr uint64_t kNotSentSlices = 4;
-constexpr int kBacklog = 1024;
-// Where nothing can be accepted, because this process has as many files open as it may.
-constexpr int kPauseMs = 100;
 // How long a rank that is closing waits for one that takes nothing, where that is forgiven.
 constexpr std::chrono::seconds kPatience{1};
 // How long bytes may lie at a connection that waits for more of them. Longer than 128 KB take at 1
@@ -57,25 +51,25 @@ int checked(int result, const char* what) {
 }
 
 void set_option(int fd, int level, int name, int value) {
-  ::setsockopt(fd, level, name, &value, sizeof value);  // all of them only make it faster
+  // Without them it is slower, or later to notice that a host is gone, and else the same.
+  ::setsockopt(fd, level, name, &value, sizeof value);
 }
 
-// The address of a rank that lies in a network of ours, or else its first. Not one that we have,
-// too, as bridges of containers do on every host, unless nothing else is shared.
-uint32_t reach(const SocketPlace& from, const SocketPlace& to) {
-  uint32_t both = 0;
-  for (const auto& own : from.addresses) {
-    for (const auto& other : to.addresses) {
-      if (own.host == 0 || other.host == 0) continue;
-      if ((own.host & own.mask) != (other.host & own.mask)) continue;
-      const bool ours = std::any_of(from.addresses.begin(), from.addresses.end(),
-                                    [&](const auto& mine) { return mine.host == other.host; });
-      if (!ours) return other.host;
-      both = other.host;
-    }
-  }
-  if (both != 0) return both;
-  return to.addresses.front().host;
+// A host without power or network ends no connection: the kernel has to ask. It asks an idle one
+// from a quarter of the deadline on, and gives up after half of it. Data that nobody acknowledges
+// it repeats until the deadline, which counts for a process, too, that stands still and takes
+// nothing; where that is forgiven, and of long deadlines, for as long as is usual (tcp_retries2).
+void watch_host(int fd, const SocketSettings& settings) {
+  if (settings.timeout_s <= 0) return;
+  constexpr double kUsualS = 900;
+  constexpr double kLeastS = 4;
+  const int limit_s = static_cast<int>(std::clamp(settings.timeout_s, kLeastS, kUsualS));
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, limit_s / 4));
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, limit_s / 12));
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  if (settings.forgiving || settings.timeout_s > kUsualS) return;
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_s * 1000);
 }
 
 class SocketRma final : public Rma {
@@ -87,10 +81,10 @@ class SocketRma final : public Rma {
         target_{static_cast<std::byte*>(base), bytes, places_[static_cast<size_t>(rank)].token,
                 static_cast<int64_t>(places_.size())},
         settings_(settings),
-        listener_(listener.take()),
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-        wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-    follow(listener_.get(), EPOLLIN);
+        wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+        door_(listener.listen(places_, rank), poll_.get(),
+              static_cast<int64_t>(settings.hello_s * 1e9)) {
     follow(wake_.get(), EPOLLIN);
   }
   ~SocketRma() override {
@@ -135,6 +129,11 @@ class SocketRma final : public Rma {
     const auto found = failures_.find(target);
     return found == failures_.end() ? std::nullopt : std::optional<Error>(found->second);
   }
+  std::optional<Error> broken() const override {
+    // Partner: give_up(). Says nothing about other data.
+    return broken_.load(std::memory_order_acquire) ? std::optional<Error>(why_broken_)
+                                                   : std::nullopt;
+  }
   void await_tickets(int change) override {
     awaiting_.fetch_add(change, std::memory_order_seq_cst);  // partner: heard()
   }
@@ -176,14 +175,15 @@ class SocketRma final : public Rma {
   // while something moves, of a large write, too.
   void finish_open(const Deadline& deadline) noexcept {
     std::unique_lock<std::mutex> lock(mutex_);
-    for (uint64_t before = UINT64_MAX; !open_.empty() && !deadline.passed();) {
+    const auto over = [&] { return open_.empty() || broken_.load(std::memory_order_acquire); };
+    for (uint64_t before = UINT64_MAX; !over() && !deadline.passed();) {
       const uint64_t now = progress();
       if (settings_.forgiving && now == before) return;
       before = now;
       const auto left = std::chrono::nanoseconds(std::max<int64_t>(deadline.remaining_ns(), 0));
       const auto limit =
           settings_.forgiving ? std::min<std::chrono::nanoseconds>(left, kPatience) : left;
-      all_done_.wait_for(lock, limit, [&] { return open_.empty(); });
+      all_done_.wait_for(lock, limit, over);
     }
   }
 
@@ -206,14 +206,20 @@ class SocketRma final : public Rma {
 
   Ticket post(int target, uint32_t order, const SocketHeader& header, const std::byte* data) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (broken_.load(std::memory_order_acquire)) throw why_broken_;
     const auto failed = failures_.find(target);
     if (failed != failures_.end()) throw failed->second;
     // nullptr: nobody is there, which is forgiven.
     Peer* peer = settings_.forgiving && lost_.count(target) != 0 ? nullptr : peer_of(target);
     const Ticket ticket = ++last_ticket_;
-    open_.insert(ticket);
     if (peer == nullptr) return finish({ticket}), ticket;
-    peer->sender.add(order, {header, data, ticket});
+    open_.insert(ticket);
+    try {
+      peer->sender.add(order, {header, data, ticket});
+    } catch (...) {  // no memory
+      open_.erase(ticket);
+      throw;
+    }
     if (peer->connected && !peer->waits_for_room) send(target, *peer);
     return ticket;
   }
@@ -227,6 +233,7 @@ class SocketRma final : public Rma {
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
                static_cast<int>(kNotSentSlices * settings_.slice_bytes));
+    watch_host(fd, settings_);
     const sockaddr_in address = address_of(target);
     if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
         errno != EINPROGRESS) {
@@ -317,19 +324,41 @@ class SocketRma final : public Rma {
   // --- the thread ---
 
   void serve() noexcept {
+    try {
+      serve_until_stopped();
+    } catch (...) {  // no memory: nothing else is thrown
+      give_up();
+    }
+  }
+
+  // Without memory nothing can be promised any more: whoever calls is told, and the other ranks by
+  // the end of the connections. Allocates nothing.
+  void give_up() noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      broken_.store(true, std::memory_order_release);  // partner: broken()
+      for (const auto& [rank, peer] : peers_) ::shutdown(peer.sender.fd(), SHUT_RDWR);
+      news_.fetch_add(1, std::memory_order_seq_cst);
+      all_done_.notify_all();
+    }
+    for (const auto& [fd, receiver] : receivers_) ::shutdown(fd, SHUT_RDWR);
+    arrived_();
+  }
+
+  void serve_until_stopped() {
     ask_for_short_turns();
     std::array<epoll_event, 64> events{};
     while (!stopping_.load(std::memory_order_relaxed)) {
       const int limit = static_cast<int>(events.size());
       const int count = ::epoll_wait(poll_.get(), events.data(), limit, limit_ms());
-      if (!accepts_) accept_all();
       bool news = false;
+      bool knock = false;
       for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
         const int fd = event.data.fd;
         if (fd == wake_.get()) continue;
-        if (fd == listener_.get()) {
-          accept_all();
+        if (door_.is_listener(fd)) {
+          knock = true;
         } else if (receivers_.count(fd) != 0) {
           news |= receive(fd);
         } else {
@@ -337,33 +366,39 @@ class SocketRma final : public Rma {
         }
       }
       news |= receive_late();
+      news |= mind_the_door(knock);
       if (news) arrived_();
     }
   }
 
-  int limit_ms() const {
-    if (!waiting_.empty()) return kLateMs;
-    return accepts_ ? -1 : kPauseMs;
+  int limit_ms() const { return waiting_.empty() ? door_.wait_ms(now_ns()) : kLateMs; }
+
+  // Lets in who waits, and shows those out who say nothing. True when a version came.
+  bool mind_the_door(bool knock) {
+    bool news = false;
+    for (const int fd : door_.overdue(now_ns())) {
+      news |= receive(fd);  // perhaps it said hello while this thread did not run
+      const auto found = receivers_.find(fd);
+      if (found != receivers_.end() && found->second.rank() < 0) end_receiver(fd);
+    }
+    if (!knock && !door_.is_pressed()) return news;
+    for (Fd fd = door_.accept(now_ns()); fd.valid(); fd = door_.accept(now_ns())) {
+      let_in(std::move(fd));
+    }
+    return news;
   }
 
-  // While there are connections that cannot be accepted the listener would be ready all the time.
-  void accept_all() {
-    for (;;) {
-      Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!fd.valid()) {
-        if (errno == EINTR || errno == ECONNABORTED) continue;
-        const bool none = errno == EAGAIN || errno == EWOULDBLOCK;
-        if (none != accepts_) expect(listener_.get(), none ? uint32_t{EPOLLIN} : 0);
-        accepts_ = none;
-        return;
-      }
-      const int number = fd.get();
-      epoll_event event{};
-      event.events = EPOLLIN;
-      event.data.fd = number;
-      if (::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, number, &event) != 0) continue;
-      receivers_.emplace(number, SocketReceiver(std::move(fd), target_));
-    }
+  void let_in(Fd fd) {
+    const int number = fd.get();
+    // Confirmations are short, and those who drain() wait for them: not for the kernel's delayed
+    // acknowledgement of the one before.
+    set_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
+    watch_host(number, settings_);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = number;
+    if (::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, number, &event) != 0) return door_.forget(number);
+    receivers_.emplace(number, SocketReceiver(std::move(fd), target_));
   }
 
   // True when the ticket of a version is done and awaited, or the connection ended.
@@ -407,44 +442,54 @@ class SocketRma final : public Rma {
     return news;
   }
 
-  // True when a version came, or the connection ended.
+  // True when a version came, or the connection of a rank ended.
   bool receive(int fd, bool late = false) {
     SocketReceiver& receiver = receivers_.at(fd);
     const uint64_t before = receiver.stored();
-    if (late ? receiver.receive_late() : receiver.receive()) {
-      if (receiver.waits()) {
-        waiting_[fd] = now_ns();
-      } else {
-        waiting_.erase(fd);
-      }
-      return receiver.stored() != before;
+    const bool silent = receiver.rank() < 0;
+    if (!(late ? receiver.receive_late() : receiver.receive())) return end_receiver(fd);
+    if (silent && receiver.rank() >= 0) door_.forget(fd);
+    if (receiver.waits()) {
+      waiting_[fd] = now_ns();
+    } else {
+      waiting_.erase(fd);
+    }
+    return receiver.stored() != before;
+  }
+
+  // True when it was a rank's.
+  bool end_receiver(int fd) {
+    const int rank = receivers_.at(fd).rank();
+    if (rank >= 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      lost_.insert(rank);
     }
     waiting_.erase(fd);
-    if (receiver.rank() >= 0) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      lost_.insert(receiver.rank());
-    }
+    door_.forget(fd);
     part_with(fd);
     receivers_.erase(fd);
-    return true;
+    return rank >= 0;
   }
 
   const std::vector<SocketPlace> places_;
   const int rank_;
   const SocketReceiver::Target target_;
   const SocketSettings settings_;
-  Fd listener_;
   Fd poll_;
   Fd wake_;
+  SocketDoor door_;  // of the thread alone
   std::function<void()> arrived_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
+  std::atomic<bool> broken_{false};
+  const Error why_broken_{HSGD_ERR_MEMORY, -1,
+                          "Exchange: out of memory in the thread that serves TCP connections; the "
+                          "Exchange is of no use any more"};
   std::atomic<uint64_t> news_{0};
   std::atomic<int> awaiting_{0};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
   std::map<int, int64_t> waiting_;  // those that wait for several bytes, since when; the same
-  bool accepts_ = true;             // the same
 
   mutable std::mutex mutex_;
   std::map<int, Peer> peers_;  // by rank
@@ -457,37 +502,6 @@ class SocketRma final : public Rma {
 };
 
 }  // namespace
-
-SocketListener::SocketListener()
-    : fd_(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket")) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  checked(::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), "bind");
-  checked(::listen(fd_.get(), kBacklog), "listen");
-  socklen_t size = sizeof address;
-  checked(::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size), "getsockname");
-  place_.port = address.sin_port;
-  const auto drawn = ::getrandom(place_.token.data(), place_.token.size(), 0);
-  if (drawn != static_cast<ssize_t>(place_.token.size())) fail_system("getrandom");
-  ifaddrs* all = nullptr;
-  checked(::getifaddrs(&all), "getifaddrs");
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, ::freeifaddrs);
-  size_t count = 0;
-  for (const bool loopback : {false, true}) {
-    if (loopback && count > 0) break;  // of no use but on a machine without a network
-    for (const ifaddrs* each = all; each != nullptr && count < place_.addresses.size();
-         each = each->ifa_next) {
-      if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET) continue;
-      if ((each->ifa_flags & IFF_UP) == 0 || ((each->ifa_flags & IFF_LOOPBACK) != 0) != loopback) {
-        continue;
-      }
-      const auto host = reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr;
-      const auto mask = reinterpret_cast<const sockaddr_in*>(each->ifa_netmask)->sin_addr.s_addr;
-      place_.addresses[count++] = {host, mask};
-    }
-  }
-}
 
 std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<SocketPlace> places,
                                      int rank, void* base, size_t bytes,

@@ -7,45 +7,24 @@
 #ifndef HSGD_RMA_SOCKETS_HPP_
 #define HSGD_RMA_SOCKETS_HPP_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "rma.hpp"
-#include "segment.hpp"
+#include "socket_listener.hpp"
 
 namespace hsgd {
-
-// Where a rank can be reached: what all ranks tell one another at set-up, byte by byte.
-struct SocketPlace {
-  struct Address {
-    uint32_t host;  // IPv4, network order; 0: none
-    uint32_t mask;
-  };
-  std::array<Address, 8> addresses;
-  std::array<uint8_t, 16> token;  // who does not know it is no rank
-  uint32_t port;                  // network order
-  uint32_t reserved;
-};
-static_assert(sizeof(SocketPlace) == 88, "is exchanged as bytes");
-
-class SocketListener {
- public:
-  SocketListener();  // throws HSGD_ERR_SYSTEM
-  const SocketPlace& place() const { return place_; }
-  Fd take() { return std::move(fd_); }
-
- private:
-  Fd fd_;
-  SocketPlace place_{};
-};
 
 struct SocketSettings {
   // What is open to a rank that is lost is dropped, and so is what is put later; else it is an
   // error of all that follows.
   bool forgiving;
   uint64_t slice_bytes;  // see SocketSender
+  // Who comes in says hello within so long. Ranks do at once; longer, because one may be stopped.
+  double hello_s = 10.0;
+  // The deadline of those who wait: in proportion to it a host that does not answer is given up.
+  double timeout_s = 0.0;  // 0: as the kernel does
 };
 
 // Local. Writes of others go into the `bytes` bytes at `base`.

@@ -1,6 +1,7 @@
 // Writes between ranks over TCP, all of them in this process: data before versions, what is needed
 // first goes first, and what one rank's end does to the others.
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -9,10 +10,12 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -20,8 +23,31 @@
 #include "error.hpp"
 #include "ranks.hpp"
 #include "rma_sockets.hpp"
+#include "socket_door.hpp"
 #include "socket_frames.hpp"
+#include "socket_listener.hpp"
 #include "socket_sender.hpp"
+
+namespace {
+
+// The next request for memory by a thread other than the tests' own fails.
+std::atomic<bool> memory_is_short{false};
+thread_local bool is_tests_own = false;
+
+void* allocate(size_t bytes) {
+  if (!is_tests_own && memory_is_short.exchange(false)) throw std::bad_alloc();
+  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -407,6 +433,147 @@ TEST("who does not know the token changes nothing") {
   job.at(1).wait([&] { return job.at(1).version(0) == 1; });
   CHECK(!job.at(1).rma->lost(0) && !job.at(1).rma->lost(1));
   for (size_t slot = 1; slot < kSlots; ++slot) CHECK_EQ(job.at(1).version(slot), 0U);
+}
+
+// The connected TCP sockets of this process, or those of them whose own port is `port`.
+std::vector<int> connections(uint32_t port = 0) {
+  std::vector<int> found;
+  for (int fd = 0; fd < 4096; ++fd) {
+    sockaddr_in own{};
+    sockaddr_in other{};
+    socklen_t size = sizeof own;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) != 0) continue;
+    if (own.sin_family != AF_INET || (port != 0 && own.sin_port != port)) continue;
+    size = sizeof other;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &size) == 0) found.push_back(fd);
+  }
+  return found;
+}
+
+TEST("neither end of a connection holds back what is short") {
+  Job job(2, 64);
+  job.start();
+  const uint64_t version = 1;
+  for (const int rank : {0, 1}) {
+    Member& own = job.at(rank);
+    const auto ticket = own.rma->replace(1 - rank, &version, slot_at(0), 0);
+    own.wait([&] { return own.rma->done(ticket); });
+  }
+  const std::vector<int> ends = connections();
+  CHECK_EQ(ends.size(), 4U);
+  for (const int fd : ends) {
+    int at_once = 0;
+    socklen_t size = sizeof at_once;
+    CHECK_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, &size), 0);
+    CHECK(at_once != 0);
+  }
+}
+
+int option(int fd, int level, int name) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  CHECK_EQ(::getsockopt(fd, level, name, &value, &size), 0);
+  return value;
+}
+
+TEST("both ends of a connection ask whether the other host is there, within the deadline") {
+  for (const bool forgiving : {false, true}) {
+    Member own(64);
+    Member other(64);
+    SocketSettings settings{forgiving, kSlice};
+    settings.timeout_s = 60;
+    const std::vector<SocketPlace> places = {own.place(), other.place()};
+    own.open(places, 0, settings);
+    other.open(places, 1, settings);
+    own.start();
+    other.start();
+    const uint64_t version = 1;
+    const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+    own.wait([&] { return own.rma->done(ticket); });
+    const std::vector<int> ends = connections();
+    CHECK_EQ(ends.size(), 2U);
+    for (const int fd : ends) {
+      CHECK(option(fd, SOL_SOCKET, SO_KEEPALIVE) == 1);
+      const int asks_s =
+          option(fd, IPPROTO_TCP, TCP_KEEPCNT) * option(fd, IPPROTO_TCP, TCP_KEEPINTVL);
+      CHECK_EQ(option(fd, IPPROTO_TCP, TCP_KEEPIDLE) + asks_s, 30);
+      CHECK_EQ(option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT), forgiving ? 0 : 60'000);
+    }
+    own.rma->close(Deadline(kLimitS));
+    other.rma->close(Deadline(kLimitS));
+  }
+}
+
+TEST("without memory the network fails with an error, and the other ranks miss it") {
+  is_tests_own = true;
+  Job job(2, 64);
+  job.start();
+  Member& own = job.at(0);
+  const uint64_t version = 1;
+  const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+  own.wait([&] { return own.rma->done(ticket); });
+  memory_is_short = true;
+  const ByHand stranger(own.place());
+  own.wait([&] { return own.rma->broken().has_value(); });
+  CHECK(!memory_is_short && own.rma->broken()->code() == HSGD_ERR_MEMORY);
+  CHECK_THROWS(own.rma->replace(1, &version, slot_at(1), 0), "out of memory");
+  job.at(1).wait([&] { return job.at(1).rma->lost(0); });
+  is_tests_own = false;
+}
+
+TEST("who says nothing is shown the door in time") {
+  Member own(64);
+  const Member other(64);
+  const SocketPlace place = own.place();
+  SocketSettings settings{false, kSlice};
+  settings.hello_s = 0.05;
+  own.open({own.place(), other.place()}, 0, settings);
+  own.start();
+  const ByHand silent(place);
+  const ByHand slow(place);
+  const ByHand rank(place);
+  CHECK(slow.send(place.token.data(), 4) && rank.greet(place, 1));
+  char answer = 0;
+  CHECK_EQ(silent.receive(&answer, 1, 0), 0);
+  CHECK_EQ(slow.receive(&answer, 1, 0), 0);
+  CHECK(rank.send({slot_at(0), 0, 1, 0}));
+  own.wait([&] { return own.version(0) == 1; });
+  CHECK(!own.rma->lost(1));
+  own.rma->close(Deadline(kLimitS));
+}
+
+TEST("of those who say nothing a few are let in at a time, and ranks come in all the same") {
+  constexpr size_t kStrangers = 300;
+  Job job(2, 64);
+  const SocketPlace place = job.at(1).place();
+  job.start();
+  std::vector<std::unique_ptr<ByHand>> strangers;
+  for (size_t i = 0; i < kStrangers; ++i) {
+    strangers.push_back(std::make_unique<ByHand>(place));
+    CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent);
+  }
+  const uint64_t version = 1;
+  const auto ticket = job.at(0).rma->replace(1, &version, slot_at(0), 0);
+  job.at(0).wait([&] { return job.at(0).rma->done(ticket); });
+  CHECK_EQ(job.at(1).version(0), 1U);
+  CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent + 1);
+}
+
+TEST("a rank listens only at an address that another one uses") {
+  SocketListener own;
+  const SocketListener other;
+  const uint32_t used = hsgd::reach(other.place(), own.place());
+  const std::vector<hsgd::Fd> fds = own.listen({own.place(), other.place()}, 0);
+  CHECK_EQ(fds.size(), 1U);
+  for (const hsgd::Fd& fd : fds) {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    CHECK_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    CHECK(address.sin_addr.s_addr == used && used != htonl(INADDR_ANY));
+    CHECK_EQ(address.sin_port, own.place().port);
+  }
+  SocketListener alone;
+  CHECK(alone.listen({alone.place()}, 0).empty());
 }
 
 TEST("a connection that finds too many files open is accepted later") {
