@@ -28,7 +28,9 @@ __all__: list[str] = []
 
 TESTS = Path(__file__).resolve().parent
 PROGRAMS = (
+    "awake",
     "collectives",
+    "late",
     "lives",
     "passing",
     "patience",
@@ -48,7 +50,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def compile_programs(mpicc: str, folder: Path, programs: tuple[str, ...] = PROGRAMS) -> Path:
     for name in programs:
         source = str(TESTS / "mpi_programs" / f"{name}.c")
-        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"]
         subprocess.run([mpicc, *flags, "-o", str(folder / name), source], check=True, timeout=120)
     return folder
 
@@ -231,6 +233,12 @@ def test_a_rank_that_waits_carries_on_with_messages_that_others_need(run: Run) -
     assert calls(run(2, "progress", env={"OMPI_MCA_smsc": "^cma"})) == (2, 0)
 
 
+def test_a_rank_that_waits_sleeps_only_while_it_has_no_messages(run: Run) -> None:
+    """Each of a large message's many steps needs a look of the sender where ranks cannot read one
+    another's memory, as in many containers."""
+    assert calls(run(2, "awake", env={"OMPI_MCA_smsc": "^cma"})) == (3, 0)
+
+
 @pytest.mark.skipif("is_mpich()", reason="MPICH's Fortran functions call the C ones")
 @pytest.mark.parametrize("np", [2, 3])
 def test_fortran_programs_take_the_same_path_under_every_name(run: Run, np: int) -> None:
@@ -293,6 +301,24 @@ def test_a_rank_that_never_comes_is_an_error_and_not_a_hang(run: Run) -> None:
     done = run(2, "missing_rank", env={"HSGD_TIMEOUT_S": "2"})
     assert done.returncode != 0
     assert "set-up over MPI: not all of 2 ranks came within 2 s" in done.stderr
+
+
+def test_a_rank_that_comes_late_is_waited_for_with_a_warning(run: Run) -> None:
+    """MPI knows no deadline, so hsgd has one only where the user sets it."""
+    done = run(3, "late", env={"HSGD_TIMEOUT_S": ""})
+    assert calls(done) == (2, 0)
+    said = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert any("warning: set-up over MPI: not all of 3 ranks came" in line for line in said), said
+    assert any(
+        re.search(r"warning: allreduce #2: not finished within 0.5 s: rank 2 .*waiting on", line)
+        for line in said
+    ), said
+
+
+def test_a_deadline_of_the_user_holds_for_a_rank_that_comes_late(run: Run) -> None:
+    done = run(2, "late", env={"HSGD_TIMEOUT_S": "1"})
+    assert done.returncode != 0
+    assert "error: set-up over MPI: not all of 2 ranks came within 1 s" in done.stderr
 
 
 def test_communicators_for_which_descriptors_are_missing_stay_with_mpi(run: Run) -> None:

@@ -11,6 +11,7 @@
 
 #include "hsgd_mpi.h"
 #include "pmpi_counters.hpp"
+#include "pmpi_messages.hpp"
 
 namespace hsgd::pmpi {
 namespace {
@@ -32,18 +33,35 @@ int world_rank() {
   return rank;
 }
 
-// What a rank that waits in a collective does now and then. It is inside an MPI call of the
+void ask_mpi() {
+  int flag = 0;
+  PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+}
+
+// What a rank that waits in a collective does at each look. It is inside an MPI call of the
 // program, where MPI promises progress to messages that were started before: a peer may need one of
-// them to come to this collective. A share of the time, well below what a waiting rank may use.
+// them to come to this collective, and large ones take thousands of steps.
+int go_on_with_messages() {
+  if (!has_messages()) return 0;
+  ask_mpi();
+  return 1;
+}
+
+// The same now and then, also in programs that were not seen to send anything: a share of the time,
+// well below what a waiting rank may use.
 int drive_mpi() {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kSpell(200);
   const Clock::time_point end = Clock::now() + kSpell;
-  int flag = 0;
   do {
-    PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+    ask_mpi();
   } while (Clock::now() < end);
   return 0;
+}
+
+// MPI knows no deadline: a program may let a rank come to a collective hours after the others.
+void warn_of_late_rank(const char* message) {
+  std::fprintf(stderr, "hsgd: warning: %s\n", message);
 }
 
 // Delete function of an attribute of MPI_COMM_SELF: called first thing in MPI_Finalize.
@@ -71,6 +89,8 @@ struct Settings {
     hsgd_error error;
     if (hsgd_options_from_env(&options, &error) != HSGD_OK) refuse(error.message);
     options.interrupted = drive_mpi;
+    options.progress = go_on_with_messages;
+    if (options.timeout_given == 0) options.late = warn_of_late_rank;
     if (options.report != 0) report_at_finalize();
   }
 
