@@ -418,6 +418,17 @@ def test_every_collective_works_on_mpich_too(mpich: Path) -> None:
     assert_almost_all_taken(run_marked(argv, env, LIMIT_S))
 
 
+@pytest.mark.skipif("is_mpich()", reason="the build and the program have the same MPI")
+def test_a_program_of_another_mpi_than_the_builds_stays_with_its_own(mpich: Path) -> None:
+    interposed = {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"}
+    argv = [str(mpich / "bin/mpirun"), "-n", "2", str(mpich / "collectives")]
+    done = run_marked([*argv, "50", "2", "1", "alike"], {**os.environ, **interposed}, LIMIT_S)
+    assert all(taken == 0 for taken, _ in taken_and_passed(done).values())
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert len(lines) == 1, done.stderr
+    assert re.search(r"built for Open MPI \d+, and this program runs MPICH Version", lines[0])
+
+
 def is_mpich() -> bool:
     found = mpi_compiler.find_mpi()
     return found is not None and found.name == "MPICH"

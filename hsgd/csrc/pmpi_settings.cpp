@@ -11,6 +11,7 @@
 
 #include "hsgd_mpi.h"
 #include "pmpi_counters.hpp"
+#include "pmpi_library.hpp"
 #include "pmpi_messages.hpp"
 
 namespace hsgd::pmpi {
@@ -82,10 +83,18 @@ void report_at_finalize() {
   PMPI_Comm_free_keyval(&key);  // goes with the attribute
 }
 
+#ifdef OPEN_MPI
+constexpr MpiLibrary kBuiltFor{MpiFamily::kOpenMpi, OMPI_MAJOR_VERSION};
+#else
+constexpr MpiLibrary kBuiltFor{MpiFamily::kMpich, MPICH_NUMVERSION / 10'000'000};
+#endif
+
 struct Settings {
   hsgd_options options;
+  bool usable;  // false: all calls stay with MPI
 
-  Settings() {
+  Settings() : usable(works_with_running_mpi(kBuiltFor)) {
+    if (!usable) return;
     hsgd_error error;
     if (hsgd_options_from_env(&options, &error) != HSGD_OK) refuse(error.message);
     options.interrupted = drive_mpi;
@@ -126,6 +135,7 @@ const hsgd_options* settings() {
   if (const hsgd_options* options = ready.load(std::memory_order_acquire)) return options;
   if (!mpi_is_running()) return nullptr;
   static const Settings read_once;
+  if (!read_once.usable) return nullptr;
   ready.store(&read_once.options, std::memory_order_release);
   return &read_once.options;
 }
