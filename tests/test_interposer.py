@@ -39,7 +39,7 @@ PROGRAMS = (
     "sizes",
     "threads",
 )
-OPEN_MPI_PROGRAMS = ("fortran",)
+OPEN_MPI_PROGRAMS = ("fortran", "ulfm")
 EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
 MOVED_BYTES = 64 << 20
 LIMIT_S = 100.0
@@ -243,6 +243,26 @@ def test_a_rank_that_waits_sleeps_only_while_it_has_no_messages(run: Run) -> Non
 @pytest.mark.parametrize("np", [2, 3])
 def test_fortran_programs_take_the_same_path_under_every_name(run: Run, np: int) -> None:
     assert calls(run(np, "fortran", env={"HSGD_MIN_BYTES": "0"})) == (5 * 9, 0)
+
+
+@pytest.mark.skipif("is_mpich()", reason="its wheel has no MPIX_Comm_is_revoked")
+@pytest.mark.parametrize("interposed", [False, True], ids=["plain", "interposed"])
+def test_fault_tolerant_programs_see_the_same_error_classes(
+    programs: Path, tmp_path: Path, interposed: bool
+) -> None:
+    """Revoking ends a wait at once; a death is MPIX_ERR_PROC_FAILED; what is left goes on."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    argv = [str(mpirun if mpirun.exists() else "mpirun"), "--with-ft", "ulfm", "-n", "3"]
+    argv += ["--oversubscribe", "--mca", "btl_sm_backing_directory", str(tmp_path)]
+    argv += ["--mca", "mpi_yield_when_idle", "1", str(programs / "ulfm")]
+    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if interposed:
+        env |= {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"}
+    done = run_marked(argv, env, LIMIT_S)
+    said = done.stdout.split()
+    assert said.count("fine") == 2 and said.count("died") >= 1, done.stdout + done.stderr
+    assert "not true" not in done.stderr
+    assert ("hsgd: error: allreduce" in done.stderr) == interposed
 
 
 def test_programs_in_python_can_read_what_was_taken_and_what_passed(run: Run) -> None:

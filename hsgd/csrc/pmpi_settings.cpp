@@ -1,4 +1,4 @@
-// Settings, communicators and errors of the interposer.
+// Settings and communicators of the interposer.
 #include "pmpi_settings.hpp"
 
 #include <unistd.h>
@@ -11,6 +11,7 @@
 
 #include "hsgd_mpi.h"
 #include "pmpi_counters.hpp"
+#include "pmpi_failure.hpp"
 #include "pmpi_library.hpp"
 #include "pmpi_messages.hpp"
 
@@ -34,11 +35,6 @@ int world_rank() {
   return rank;
 }
 
-void ask_mpi() {
-  int flag = 0;
-  PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-}
-
 // What a rank that waits in a collective does at each look. It is inside an MPI call of the
 // program, where MPI promises progress to messages that were started before: a peer may need one of
 // them to come to this collective, and large ones take thousands of steps.
@@ -57,7 +53,7 @@ int drive_mpi() {
   do {
     ask_mpi();
   } while (Clock::now() < end);
-  return 0;
+  return TakenCall::is_pointless() ? 1 : 0;  // what the program has revoked ends the wait
 }
 
 // MPI knows no deadline: a program may let a rank come to a collective hours after the others.
@@ -112,20 +108,6 @@ struct Settings {
   }
 };
 
-// An MPI error code of class MPI_ERR_OTHER with this text, as MPI_Error_string tells it.
-int error_code(const char* message) {
-  static const int code = [] {
-    int added = MPI_ERR_OTHER;
-    PMPI_Add_error_code(MPI_ERR_OTHER, &added);
-    return added;
-  }();
-  const std::string line = std::string("hsgd: ") + message;
-  if (code != MPI_ERR_OTHER) {
-    PMPI_Add_error_string(code, line.substr(0, MPI_MAX_ERROR_STRING - 1).c_str());
-  }
-  return code;
-}
-
 }  // namespace
 
 const hsgd_options* settings() {
@@ -146,12 +128,5 @@ int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t patienc
 }
 
 hsgd_comm* known_communicator_of(MPI_Comm comm) { return hsgd_mpi_comm_known(&comm); }
-
-int fail(MPI_Comm comm, const hsgd_error& error) {
-  std::fprintf(stderr, "hsgd: error: %s\n", error.message);
-  const int status = error_code(error.message);
-  PMPI_Comm_call_errhandler(comm, status);
-  return status;
-}
 
 }  // namespace hsgd::pmpi
