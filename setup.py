@@ -40,7 +40,9 @@ MPI_SOURCES = (
 )
 PRELOAD_SOURCES = (
     *("pmpi.cpp", "pmpi_fortran.cpp", "pmpi_take.cpp", "pmpi_types.cpp"),
-    *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp"),
+    *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp", "pmpi_messages.cpp"),
+    "pmpi_failure.cpp",
+    "pmpi_library.cpp",
 )
 BINDING_SOURCES = (
     *("bind.cpp", "bind_box.cpp", "bind_change.cpp", "bind_exchange.cpp", "bind_lars.cpp"),

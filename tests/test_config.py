@@ -43,6 +43,9 @@ class NativeOptions(ctypes.Structure):
         ("report", ctypes.c_uint32),
         ("wire_dtype", ctypes.c_uint32),
         ("interrupted", ctypes.c_void_p),
+        ("timeout_given", ctypes.c_uint32),
+        ("late", ctypes.c_void_p),
+        ("progress", ctypes.c_void_p),
     )
 
 

@@ -28,7 +28,9 @@ __all__: list[str] = []
 
 TESTS = Path(__file__).resolve().parent
 PROGRAMS = (
+    "awake",
     "collectives",
+    "late",
     "lives",
     "passing",
     "patience",
@@ -37,7 +39,7 @@ PROGRAMS = (
     "sizes",
     "threads",
 )
-OPEN_MPI_PROGRAMS = ("fortran",)
+OPEN_MPI_PROGRAMS = ("fortran", "ulfm")
 EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
 MOVED_BYTES = 64 << 20
 LIMIT_S = 100.0
@@ -48,7 +50,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def compile_programs(mpicc: str, folder: Path, programs: tuple[str, ...] = PROGRAMS) -> Path:
     for name in programs:
         source = str(TESTS / "mpi_programs" / f"{name}.c")
-        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"]
         subprocess.run([mpicc, *flags, "-o", str(folder / name), source], check=True, timeout=120)
     return folder
 
@@ -231,10 +233,36 @@ def test_a_rank_that_waits_carries_on_with_messages_that_others_need(run: Run) -
     assert calls(run(2, "progress", env={"OMPI_MCA_smsc": "^cma"})) == (2, 0)
 
 
+def test_a_rank_that_waits_sleeps_only_while_it_has_no_messages(run: Run) -> None:
+    """Each of a large message's many steps needs a look of the sender where ranks cannot read one
+    another's memory, as in many containers."""
+    assert calls(run(2, "awake", env={"OMPI_MCA_smsc": "^cma"})) == (3, 0)
+
+
 @pytest.mark.skipif("is_mpich()", reason="MPICH's Fortran functions call the C ones")
 @pytest.mark.parametrize("np", [2, 3])
 def test_fortran_programs_take_the_same_path_under_every_name(run: Run, np: int) -> None:
     assert calls(run(np, "fortran", env={"HSGD_MIN_BYTES": "0"})) == (5 * 9, 0)
+
+
+@pytest.mark.skipif("is_mpich()", reason="its wheel has no MPIX_Comm_is_revoked")
+@pytest.mark.parametrize("interposed", [False, True], ids=["plain", "interposed"])
+def test_fault_tolerant_programs_see_the_same_error_classes(
+    programs: Path, tmp_path: Path, interposed: bool
+) -> None:
+    """Revoking ends a wait at once; a death is MPIX_ERR_PROC_FAILED; what is left goes on."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    argv = [str(mpirun if mpirun.exists() else "mpirun"), "--with-ft", "ulfm", "-n", "3"]
+    argv += ["--oversubscribe", "--mca", "btl_sm_backing_directory", str(tmp_path)]
+    argv += ["--mca", "mpi_yield_when_idle", "1", str(programs / "ulfm")]
+    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if interposed:
+        env |= {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"}
+    done = run_marked(argv, env, LIMIT_S)
+    said = done.stdout.split()
+    assert said.count("fine") == 2 and said.count("died") >= 1, done.stdout + done.stderr
+    assert "not true" not in done.stderr
+    assert ("hsgd: error: allreduce" in done.stderr) == interposed
 
 
 def test_programs_in_python_can_read_what_was_taken_and_what_passed(run: Run) -> None:
@@ -293,6 +321,24 @@ def test_a_rank_that_never_comes_is_an_error_and_not_a_hang(run: Run) -> None:
     done = run(2, "missing_rank", env={"HSGD_TIMEOUT_S": "2"})
     assert done.returncode != 0
     assert "set-up over MPI: not all of 2 ranks came within 2 s" in done.stderr
+
+
+def test_a_rank_that_comes_late_is_waited_for_with_a_warning(run: Run) -> None:
+    """MPI knows no deadline, so hsgd has one only where the user sets it."""
+    done = run(3, "late", env={"HSGD_TIMEOUT_S": ""})
+    assert calls(done) == (2, 0)
+    said = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert any("warning: set-up over MPI: not all of 3 ranks came" in line for line in said), said
+    assert any(
+        re.search(r"warning: allreduce #2: not finished within 0.5 s: rank 2 .*waiting on", line)
+        for line in said
+    ), said
+
+
+def test_a_deadline_of_the_user_holds_for_a_rank_that_comes_late(run: Run) -> None:
+    done = run(2, "late", env={"HSGD_TIMEOUT_S": "1"})
+    assert done.returncode != 0
+    assert "error: set-up over MPI: not all of 2 ranks came within 1 s" in done.stderr
 
 
 def test_communicators_for_which_descriptors_are_missing_stay_with_mpi(run: Run) -> None:
@@ -390,6 +436,17 @@ def test_every_collective_works_on_mpich_too(mpich: Path) -> None:
     argv += ["200", "2", "1", "mixed"]
     env = {**os.environ, **interposed, "HSGD_MIN_BYTES": "0"}
     assert_almost_all_taken(run_marked(argv, env, LIMIT_S))
+
+
+@pytest.mark.skipif("is_mpich()", reason="the build and the program have the same MPI")
+def test_a_program_of_another_mpi_than_the_builds_stays_with_its_own(mpich: Path) -> None:
+    interposed = {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"}
+    argv = [str(mpich / "bin/mpirun"), "-n", "2", str(mpich / "collectives")]
+    done = run_marked([*argv, "50", "2", "1", "alike"], {**os.environ, **interposed}, LIMIT_S)
+    assert all(taken == 0 for taken, _ in taken_and_passed(done).values())
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert len(lines) == 1, done.stderr
+    assert re.search(r"built for Open MPI \d+, and this program runs MPICH Version", lines[0])
 
 
 def is_mpich() -> bool:

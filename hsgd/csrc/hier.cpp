@@ -104,6 +104,7 @@ LocalGroup::Settings settings_for(const Place& place, const hsgd_options& option
   settings.one_out_ring = place.node_count > 1;
   settings.fingerprint = fingerprint_of(options, chunk_bytes);
   settings.wait.spin = options.spin;
+  settings.wait.progress = options.progress;
   return settings;
 }
 
@@ -894,10 +895,15 @@ void Communicator::check() {
     throw Error(HSGD_ERR_PEER_LOST, parted->rank,
                 what() + (parted->closed != 0 ? ": " : ": another node gave up: ") + parted->line);
   }
-  throw Error(
-      HSGD_ERR_TIMEOUT, first,
-      what() + text(": not finished within %g s: %s; raise HSGD_TIMEOUT_S if this is expected",
-                    options_.timeout_s, who.c_str()));
+  const std::string late =
+      what() + text(": not finished within %g s: %s; ", options_.timeout_s, who.c_str());
+  if (options_.late == nullptr)
+    throw Error(HSGD_ERR_TIMEOUT, first, late + "raise HSGD_TIMEOUT_S if this is expected");
+  const int teller = first == 0 ? 1 : 0;  // the first rank that is not late itself
+  if (place_.rank == teller) {
+    options_.late((late + "waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
+  }
+  deadline_ = deadline_->renewed(options_.timeout_s);
 }
 
 // A node that takes no part in this collective; nullptr while this leader knows of none.

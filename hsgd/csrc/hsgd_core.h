@@ -92,6 +92,14 @@ typedef struct hsgd_options {
   /* NULL, or what a waiting rank calls some fifty times a second, in the thread that waits: nonzero
    * ends the wait. So that Ctrl-C works in languages that only note a signal. */
   int (*interrupted)(void);
+  uint32_t timeout_given; /* 1: HSGD_TIMEOUT_S was set; not a setting of its own */
+  /* NULL, or what one rank tells when a deadline passes: the ranks then wait on, for as long again,
+   * instead of failing. For callers that stand for MPI, which knows no deadlines. */
+  void (*late)(const char* message);
+  /* NULL, or what a rank that waits calls at each look, once it has polled for a moment: what makes
+   * something go on that cannot by itself, such as messages of MPI. Nonzero: there may be more to
+   * do, so that the rank yields its core but does not sleep, unless ranks outnumber cores. */
+  int (*progress)(void);
 } hsgd_options;
 
 /* Monotonic counters of one communicator on one rank. Bytes are payload bytes. */

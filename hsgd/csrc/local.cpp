@@ -45,6 +45,7 @@ Doorbell& first_bell(const Segment& segment) {
 WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   WaitPolicy policy = settings.wait;
   if (policy.spin < 0) policy.spin = settings.size <= cores ? WaitPolicy{}.spin : 0;
+  policy.may_stay_awake = settings.size <= cores;
   return policy;
 }
 

@@ -147,6 +147,7 @@ hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
   check_mpi(PMPI_Comm_size(comm, &size), "MPI_Comm_size");
   check_mpi(PMPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
   if (inter != 0 || size == 1) return nullptr;
+  const QuietErrors quiet(comm);
   try {
     return create_over(comm, options, true);
   } catch (const AgreedError& error) {

@@ -48,27 +48,38 @@ void nap(int64_t ns) {
   ::nanosleep(&time, nullptr);
 }
 
+// Throws, unless a late rank is to be waited for: then one that is not late says so. Nobody knows
+// who is, but the first two ranks are not likely to be late both.
+void say_late(MPI_Comm comm, const hsgd_options& options) {
+  const std::string late = text(
+      "set-up over MPI: not all of %d ranks came within %g s; every rank needs hsgd and "
+      "the same HSGD_* settings (Open MPI on several hosts: mpirun -x LD_PRELOAD -x "
+      "HSGD_...)",
+      size_of(comm), options.timeout_s);
+  if (options.late == nullptr) throw Error(HSGD_ERR_TIMEOUT, -1, late);
+  if (rank_in(comm) <= 1) {
+    options.late((late + "; waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
+  }
+}
+
 // Returns when all ranks have come. The first thing to do on a communicator that is not ours: it
 // has a deadline, which no blocking call has; it cannot be mistaken for a collective of the program
 // where a rank makes that instead; and while it waits, MPI goes on, which others may wait for.
-void gather_all(MPI_Comm comm, double timeout_s) {
+void gather_all(MPI_Comm comm, const hsgd_options& options) {
   constexpr int64_t kLongestNapNs = 1'000'000;
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(PMPI_Ibarrier(comm, &request), "MPI_Ibarrier");
-  const Deadline deadline(timeout_s);
+  Deadline deadline(options.timeout_s);
   for (int64_t nap_ns = 1'000;; nap_ns = std::min(2 * nap_ns, kLongestNapNs)) {
     int done = 0;
     check_mpi(PMPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     if (done != 0) return;
-    if (deadline.passed()) break;
+    if (deadline.passed()) {
+      say_late(comm, options);
+      deadline = deadline.renewed(options.timeout_s);
+    }
     nap(nap_ns);
   }
-  throw Error(
-      HSGD_ERR_TIMEOUT, -1,
-      text("set-up over MPI: not all of %d ranks came within %g s; every rank needs hsgd and "
-           "the same HSGD_* settings (Open MPI on several hosts: mpirun -x LD_PRELOAD -x "
-           "HSGD_...)",
-           size_of(comm), timeout_s));
 }
 
 // Runs `body` and returns what it threw: for agree().
@@ -228,7 +239,7 @@ bool mpi_is_running() {
 
 hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, bool only_if_shared) {
   check_usable(comm);
-  gather_all(comm, options.timeout_s);
+  gather_all(comm, options);
   const OwnComm world = same_ranks(comm);
   compare_settings(world.get(), options);
   Node node;

@@ -16,6 +16,20 @@ void check_mpi(int status, const char* what);
 // Whether MPI_Finalize is done: then nothing of MPI may be called.
 bool mpi_is_finalized();
 
+// While it lives, errors of calls on a communicator of the program are only returned: whoever made
+// the calls tells the program of them, once.
+class QuietErrors {
+ public:
+  explicit QuietErrors(MPI_Comm comm);
+  ~QuietErrors();
+  QuietErrors(const QuietErrors&) = delete;
+  QuietErrors& operator=(const QuietErrors&) = delete;
+
+ private:
+  MPI_Comm comm_;
+  MPI_Errhandler programs_ = MPI_ERRHANDLER_NULL;
+};
+
 // A communicator of our own, freed with its holder unless MPI was finalized before.
 class OwnComm {
  public:

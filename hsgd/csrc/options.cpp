@@ -53,6 +53,8 @@ void read_word(const char* variable, uint32_t& field, std::initializer_list<Word
 }
 
 void read_environment(hsgd_options& options) {
+  const char* timeout = std::getenv("HSGD_TIMEOUT_S");
+  options.timeout_given = timeout != nullptr && *timeout != '\0' ? 1 : 0;
   read_number("HSGD_TIMEOUT_S", options.timeout_s, 1e-3, 1e9, "seconds from 0.001 to 1e9");
   read_number("HSGD_ONESHOT_BYTES", options.oneshot_bytes, -1, 1 << 20,
               "bytes from 0 to 1048576, -1 to choose");

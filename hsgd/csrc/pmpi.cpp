@@ -6,6 +6,7 @@
 
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
+#include "pmpi_settings.hpp"
 #include "pmpi_take.hpp"
 
 using namespace hsgd::pmpi;
@@ -103,7 +104,8 @@ HSGD_API int hsgd_interposer_active(void) { return 1; }
 
 // What took the two-level path in this process so far; waits for collectives that are under way.
 HSGD_API void hsgd_interposer_counters(hsgd_counters* counters) {
-  hsgd_mpi_cached_counters(counters);
+  *counters = hsgd_counters{};
+  if (settings() != nullptr) hsgd_mpi_cached_counters(counters);
 }
 
 // How many calls passed through to MPI in this process so far.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "hsgd_core.h"
+#include "pmpi_messages.hpp"
 
 // Open MPI has one of each, named for the Fortran compiler that it was built with, in libmpi; a
 // program's own is the one in effect.
@@ -43,7 +44,10 @@ void* buffer(void* data) {
   return data;
 }
 
-MPI_Comm communicator(const MPI_Fint* handle) { return PMPI_Comm_f2c(*handle); }
+MPI_Comm communicator(const MPI_Fint* handle) {
+  hsgd::pmpi::note_messages();  // a Fortran program's are not seen
+  return PMPI_Comm_f2c(*handle);
+}
 MPI_Datatype datatype(const MPI_Fint* handle) { return PMPI_Type_f2c(*handle); }
 MPI_Op operation(const MPI_Fint* handle) { return PMPI_Op_f2c(*handle); }
 int number(const MPI_Fint* value) { return static_cast<int>(*value); }

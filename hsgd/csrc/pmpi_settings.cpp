@@ -1,4 +1,4 @@
-// Settings, communicators and errors of the interposer.
+// Settings and communicators of the interposer.
 #include "pmpi_settings.hpp"
 
 #include <unistd.h>
@@ -11,6 +11,9 @@
 
 #include "hsgd_mpi.h"
 #include "pmpi_counters.hpp"
+#include "pmpi_failure.hpp"
+#include "pmpi_library.hpp"
+#include "pmpi_messages.hpp"
 
 namespace hsgd::pmpi {
 namespace {
@@ -32,18 +35,30 @@ int world_rank() {
   return rank;
 }
 
-// What a rank that waits in a collective does now and then. It is inside an MPI call of the
+// What a rank that waits in a collective does at each look. It is inside an MPI call of the
 // program, where MPI promises progress to messages that were started before: a peer may need one of
-// them to come to this collective. A share of the time, well below what a waiting rank may use.
+// them to come to this collective, and large ones take thousands of steps.
+int go_on_with_messages() {
+  if (!has_messages()) return 0;
+  ask_mpi();
+  return 1;
+}
+
+// The same now and then, also in programs that were not seen to send anything: a share of the time,
+// well below what a waiting rank may use.
 int drive_mpi() {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kSpell(200);
   const Clock::time_point end = Clock::now() + kSpell;
-  int flag = 0;
   do {
-    PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+    ask_mpi();
   } while (Clock::now() < end);
-  return 0;
+  return TakenCall::is_pointless() ? 1 : 0;  // what the program has revoked ends the wait
+}
+
+// MPI knows no deadline: a program may let a rank come to a collective hours after the others.
+void warn_of_late_rank(const char* message) {
+  std::fprintf(stderr, "hsgd: warning: %s\n", message);
 }
 
 // Delete function of an attribute of MPI_COMM_SELF: called first thing in MPI_Finalize.
@@ -64,13 +79,23 @@ void report_at_finalize() {
   PMPI_Comm_free_keyval(&key);  // goes with the attribute
 }
 
+#ifdef OPEN_MPI
+constexpr MpiLibrary kBuiltFor{MpiFamily::kOpenMpi, OMPI_MAJOR_VERSION};
+#else
+constexpr MpiLibrary kBuiltFor{MpiFamily::kMpich, MPICH_NUMVERSION / 10'000'000};
+#endif
+
 struct Settings {
   hsgd_options options;
+  bool usable;  // false: all calls stay with MPI
 
-  Settings() {
+  Settings() : usable(works_with_running_mpi(kBuiltFor)) {
+    if (!usable) return;
     hsgd_error error;
     if (hsgd_options_from_env(&options, &error) != HSGD_OK) refuse(error.message);
     options.interrupted = drive_mpi;
+    options.progress = go_on_with_messages;
+    if (options.timeout_given == 0) options.late = warn_of_late_rank;
     if (options.report != 0) report_at_finalize();
   }
 
@@ -83,20 +108,6 @@ struct Settings {
   }
 };
 
-// An MPI error code of class MPI_ERR_OTHER with this text, as MPI_Error_string tells it.
-int error_code(const char* message) {
-  static const int code = [] {
-    int added = MPI_ERR_OTHER;
-    PMPI_Add_error_code(MPI_ERR_OTHER, &added);
-    return added;
-  }();
-  const std::string line = std::string("hsgd: ") + message;
-  if (code != MPI_ERR_OTHER) {
-    PMPI_Add_error_string(code, line.substr(0, MPI_MAX_ERROR_STRING - 1).c_str());
-  }
-  return code;
-}
-
 }  // namespace
 
 const hsgd_options* settings() {
@@ -106,6 +117,7 @@ const hsgd_options* settings() {
   if (const hsgd_options* options = ready.load(std::memory_order_acquire)) return options;
   if (!mpi_is_running()) return nullptr;
   static const Settings read_once;
+  if (!read_once.usable) return nullptr;
   ready.store(&read_once.options, std::memory_order_release);
   return &read_once.options;
 }
@@ -116,12 +128,5 @@ int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t patienc
 }
 
 hsgd_comm* known_communicator_of(MPI_Comm comm) { return hsgd_mpi_comm_known(&comm); }
-
-int fail(MPI_Comm comm, const hsgd_error& error) {
-  std::fprintf(stderr, "hsgd: error: %s\n", error.message);
-  const int status = error_code(error.message);
-  PMPI_Comm_call_errhandler(comm, status);
-  return status;
-}
 
 }  // namespace hsgd::pmpi

@@ -1,7 +1,6 @@
 // What the interposer was told at start-up, and the communicators that it takes calls on.
 //
-// Owns the settings, read once, and how a failure is told to the program; communicators are cached
-// by libhsgd_mpi as attributes.
+// Owns the settings, read once; communicators are cached by libhsgd_mpi as attributes.
 #ifndef HSGD_PMPI_SETTINGS_HPP_
 #define HSGD_PMPI_SETTINGS_HPP_
 
@@ -24,10 +23,6 @@ int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t patienc
 // Local: the same if it is there already. That is so on all ranks or on none, because collectives
 // of one communicator have one order.
 hsgd_comm* known_communicator_of(MPI_Comm comm);
-
-// Prints the message, and gives it to the communicator's error handler as an MPI error of class
-// MPI_ERR_OTHER; returns that.
-int fail(MPI_Comm comm, const hsgd_error& error);
 
 }  // namespace hsgd::pmpi
 

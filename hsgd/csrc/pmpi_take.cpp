@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "pmpi_failure.hpp"
 #include "pmpi_settings.hpp"
 #include "pmpi_types.hpp"
 #include "pmpi_user_op.hpp"
@@ -81,6 +82,8 @@ Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhil
     return pass(collective, bytes);
   const bool all = options->min_bytes == 0;
   if (!all && !worthwhile.somewhere(bytes)) return pass(collective, bytes);
+  if (is_revoked(comm)) return pass(collective, bytes);  // MPI says so
+  const TakenCall taken(comm);
   hsgd_comm* core = nullptr;
   hsgd_error error;
   int code = communicator_of(comm, *options, all ? 0 : worthwhile.patience, &core, &error);
@@ -282,6 +285,8 @@ Taken take_barrier(MPI_Comm comm) {
   hsgd_comm* core = known_communicator_of(comm);
   if (core == nullptr || !(on_one_node(core) || settings()->min_bytes == 0))
     return pass(Collective::kBarrier, 0);
+  if (is_revoked(comm)) return pass(Collective::kBarrier, 0);
+  const TakenCall taken(comm);
   hsgd_error error;
   if (hsgd_comm_barrier(core, &error) != HSGD_OK) return fail(comm, error);
   count_taken(Collective::kBarrier, 0);

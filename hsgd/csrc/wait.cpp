@@ -39,7 +39,7 @@ void Waiter::Idle::pause() {
   }
   if (yield_end_ns_ == 0) yield_end_ns_ = now_ns() + policy_.yield_ns;
   sched_yield();
-  if (now_ns() >= yield_end_ns_) yield_end_ns_ = -1;
+  if (yield_end_ns_ > 0 && now_ns() >= yield_end_ns_) yield_end_ns_ = -1;
 }
 
 int64_t Waiter::Idle::next_sleep_ns(int64_t max_sleep_ns) {
@@ -47,13 +47,17 @@ int64_t Waiter::Idle::next_sleep_ns(int64_t max_sleep_ns) {
   constexpr int64_t kShare = 8;
   const int64_t now = now_ns();
   if (sleeps_since_ns_ == 0) sleeps_since_ns_ = now;
-  const int64_t longest = std::min(policy_.sleep_ns, max_sleep_ns);
+  constexpr int64_t kDrivenSleepNs = 1'000'000;
+  const int64_t longest =
+      std::min({policy_.sleep_ns, max_sleep_ns, driven_ ? kDrivenSleepNs : INT64_MAX});
   if (policy_.all_rings) return longest;
   // What cannot ring, such as a message, is noticed late by that share of the wait at most.
   return std::min(longest, std::max(kFirstSleepNs, (now - sleeps_since_ns_) / kShare));
 }
 
+// False before the first sleep, or when that would have come: reading the clock takes its time.
 bool Waiter::Idle::time_to_check() {
+  if (yield_end_ns_ >= 0) return false;
   const int64_t now = now_ns();
   if (now - checked_ns_ < policy_.sleep_ns) return false;
   checked_ns_ = now;

@@ -117,6 +117,8 @@ struct WaitPolicy {
   int64_t yield_ns = 50'000;      // then yield that long before sleeping
   int64_t sleep_ns = 20'000'000;  // longest sleep between two looks at the peers
   bool all_rings = false;         // nothing comes that does not ring: looks are for the peers alone
+  int (*progress)() = nullptr;    // of hsgd_options
+  bool may_stay_awake = false;    // while `progress` says so; not where ranks outnumber cores
 };
 
 class Waiter {
@@ -135,27 +137,30 @@ class Waiter {
       while (state == Step::kProgress) state = step();
       Idle idle(policy_);
       while (state == Step::kIdle) {
-        if (idle.may_sleep()) {
-          state = sleep_once(step, watch, idle, max_sleep_ns, idle_ticks);
-        } else if (idle.polls()) {
+        if (idle.polls()) {
           state = step();
-        } else {
-          const uint64_t start = ticks();
-          idle.pause();
-          idle_ticks += ticks() - start;
-          state = step();
+          continue;
         }
+        const uint64_t start = ticks();
+        idle.drive();
+        const bool sleeps = idle.may_sleep();
+        if (!sleeps) idle.pause();
+        idle_ticks += ticks() - start;
+        state = sleeps ? sleep_once(step, idle, max_sleep_ns, idle_ticks) : step();
+        if (state == Step::kIdle && idle.time_to_check()) watch.check();
       }
       if (state == Step::kDone) return idle_ticks;
     }
   }
 
  private:
-  // One spell without progress: polls, then pauses, then yields, then may sleep.
+  // One spell without progress: polls, then pauses, then yields, then may sleep, unless what it
+  // drives keeps it awake.
   class Idle {
    public:
     explicit Idle(const WaitPolicy& policy) : policy_(policy) {}
-    bool may_sleep() const { return yield_end_ns_ < 0; }
+    bool may_sleep() const { return yield_end_ns_ < 0 && !(driven_ && policy_.may_stay_awake); }
+    void drive() { driven_ = policy_.progress != nullptr && policy_.progress() != 0; }
     // True while it is too early to pause: a line that is on its way arrives sooner than that.
     bool polls() { return pauses_ < std::min(policy_.spin, kPolls) && ++pauses_ > 0; }
     void pause();
@@ -169,11 +174,11 @@ class Waiter {
     int64_t yield_end_ns_ = 0;  // 0: not yielding yet, < 0: yielded enough
     int64_t sleeps_since_ns_ = 0;
     int64_t checked_ns_ = 0;
+    bool driven_ = false;  // there may be more to drive
   };
 
   template <class StepFunction>
-  Step sleep_once(StepFunction& step, Watch& watch, Idle& idle, int64_t max_sleep_ns,
-                  uint64_t& idle_ticks) {
+  Step sleep_once(StepFunction& step, Idle& idle, int64_t max_sleep_ns, uint64_t& idle_ticks) {
     bell_.asleep.store(1, std::memory_order_seq_cst);
     // Orders the store before the loads in `step`, which are acquire loads only; see ring().
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -185,11 +190,7 @@ class Waiter {
       idle_ticks += ticks() - start;
     }
     bell_.asleep.store(0, std::memory_order_relaxed);
-    if (state == Step::kIdle) {
-      state = step();
-      if (state == Step::kIdle && idle.time_to_check()) watch.check();
-    }
-    return state;
+    return state == Step::kIdle ? step() : state;
   }
 
   Doorbell& bell_;
