@@ -27,7 +27,7 @@ constexpr auto kPageLimit = std::chrono::milliseconds(8);  // for a huge page, o
 void* reserve(size_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   const size_t slack = bytes < kLargeSegment ? 0 : kHugePage;
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t page = page_bytes();
   const size_t used = (bytes + page - 1) / page * page;
   void* range = ::mmap(nullptr, used + slack, PROT_NONE, kFlags, -1, 0);
   if (range == MAP_FAILED || slack == 0) return range;
@@ -80,6 +80,8 @@ void add_huge_pages(int fd, size_t bytes) {
 }
 
 }  // namespace
+
+size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
 
 // Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
 // sanitizer sees no race through two.

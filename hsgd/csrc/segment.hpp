@@ -80,6 +80,9 @@ class Row {
   size_t bytes_ = 0;
 };
 
+// Of the kernel, which has 4, 16 or 64 KiB: what is mapped to a given address is a multiple of it.
+size_t page_bytes();
+
 void* map_shared(int fd, size_t bytes);
 void unmap_shared(void* address, size_t bytes);
 
