@@ -8,6 +8,7 @@ crash.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -263,17 +264,17 @@ def _add_machine(report: Report) -> None:
     report.fact(
         "Machine", "cores", f"{launch.cores()} for this process, {os.cpu_count()} in the machine"
     )
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limit = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit() and int(limit) < 1 << 60:
-            report.fact(
-                "Machine",
-                "memory limit",
-                f"{_bytes(int(limit))} (cgroup); shared segments count towards it",
-            )
+    limit = None
+    with contextlib.suppress(ImportError):  # _add_build has said so
+        from hsgd import _native
+
+        limit = _native.memory_limit_bytes()
+    if limit is not None:
+        report.fact(
+            "Machine",
+            "memory limit",
+            f"{_bytes(limit)} (cgroup); shared segments count towards it",
+        )
     try:
         size = shutil.disk_usage(_SHM).total
     except OSError:

@@ -6,7 +6,6 @@ starts anything itself: the caller gets the words (hsgd.mpirun writes them) and 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -47,23 +46,12 @@ _VERSION_LIMIT_S = 60
 
 
 def cores() -> int:
-    """Cores that this process may use, by affinity and the cgroup's quota; local."""
-    count = len(os.sched_getaffinity(0))
-    quota = _cpu_quota()
-    return count if quota is None else max(1, min(count, int(quota)))
-
-
-def _cpu_quota() -> float | None:
-    """Cores' worth of time that the cgroup grants; None when it has no limit."""
-    folder = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):  # cgroup version 1
-        quota = (folder / "cpu" / "cpu.cfs_quota_us").read_text()
-        period = (folder / "cpu" / "cpu.cfs_period_us").read_text()
-        return None if int(quota) < 0 else int(quota) / int(period)
-    return None
+    """Cores that this process may use, by affinity and the quota of its cgroups; local."""
+    try:
+        from hsgd import _native
+    except ImportError:  # `hsgd info` says what is wrong
+        return len(os.sched_getaffinity(0))
+    return _native.usable_cores()
 
 
 def identify(path: str) -> Launcher:

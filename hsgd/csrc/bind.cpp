@@ -650,4 +650,9 @@ NB_MODULE(_native, module) {
       nb::arg("inputs"), nb::arg("out"), nb::arg("count"), nb::arg("dtype"));
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
   module.def("abi_version", &hsgd_abi_version);
+  module.def("usable_cores", &hsgd_usable_cores);
+  module.def("memory_limit_bytes", [] {
+    const uint64_t limit = hsgd_memory_limit_bytes();
+    return limit == UINT64_MAX ? std::nullopt : std::optional<uint64_t>(limit);
+  });
 }

@@ -110,13 +110,13 @@ struct BoxPlan {
   size_t counter_offset(uint64_t counter) const {
     return journal_offset(journals()) + counter * sizeof(BoxCounter);
   }
-  size_t value_bytes() const { return round_up(count * sizeof(float), kPage); }
+  size_t value_bytes() const { return round_up(count * sizeof(float), kPartUnit); }
   size_t draft_offset(uint32_t journal) const {
     const uint64_t most = chunk_count < count ? chunk_count : count;
-    return round_up(counter_offset(counters), kPage) +
+    return round_up(counter_offset(counters), kPartUnit) +
            journal * round_up(most * sizeof(float), kLine);
   }
-  size_t values_offset() const { return round_up(draft_offset(journals()), kPage); }
+  size_t values_offset() const { return round_up(draft_offset(journals()), kPartUnit); }
   size_t segment_bytes() const { return values_offset() + value_bytes(); }
 };
 

@@ -1,7 +1,9 @@
 // The C interface over Communicator: checks arguments, turns exceptions into status codes.
 #include "calls.hpp"
 #include "capi.hpp"
+#include "cgroup.hpp"
 #include "communicator.hpp"
+#include "cores.hpp"
 #include "hier.hpp"
 #include "hsgd_core.h"
 #include "reduce.hpp"
@@ -61,6 +63,8 @@ using hsgd::guarded;
 
 uint32_t hsgd_abi_version(void) { return HSGD_ABI_VERSION; }
 const char* hsgd_simd_name(void) { return hsgd::isa_name(hsgd::detect_isa()); }
+int hsgd_usable_cores(void) { return hsgd::count_cores(hsgd::own_cores()); }
+uint64_t hsgd_memory_limit_bytes(void) { return hsgd::Cgroups().memory_limit_bytes(); }
 
 int hsgd_comm_create_local(const char* path, int rank, int size, const hsgd_options* options,
                            hsgd_comm** comm, hsgd_error* err) {

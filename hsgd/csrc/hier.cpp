@@ -380,7 +380,8 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   const size_t wanted = std::max<size_t>(1, count * hsgd_dtype_bytes(dtype));
   const size_t each = (wanted + parts - 1) / parts;
   // Large parts are a little larger, so that the huge pages of all of them can be mapped in a row.
-  const size_t bytes = round_up(each, parts > 1 && each >= 8 * kHugePage ? kHugePage : kPage);
+  const size_t bytes =
+      round_up(each, parts > 1 && each >= 8 * kHugePage ? kHugePage : page_bytes());
   std::shared_ptr<SharedBuffer> buffer;
   // Each step on all ranks or on none, so that nobody waits for one that has failed.
   attempt_on_all([&] {

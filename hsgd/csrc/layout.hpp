@@ -20,7 +20,8 @@
 namespace hsgd {
 
 inline constexpr size_t kLine = 64;
-inline constexpr size_t kPage = 4096;
+// Where the parts of a segment begin; within one mapping, so whatever pages the kernel has.
+inline constexpr size_t kPartUnit = 4096;
 // Cells are recycled every kCells collectives. A rank that fills the cell of collective n has seen
 // every header of n - 1, so everybody has finished n - 2: two would do; four keep neighbours'
 // prefetches off the live line.
@@ -100,18 +101,18 @@ class Layout {
   // `in_bytes` and `out_bytes`: one slot of the two rings.
   Layout(size_t oneshot_bytes, size_t in_bytes, size_t out_bytes, size_t slots)
       : cell_bytes_(kLine + round_up(oneshot_bytes, kLine)),
-        in_bytes_(round_up(in_bytes, kPage)),
-        out_bytes_(round_up(out_bytes, kPage)),
+        in_bytes_(round_up(in_bytes, kPartUnit)),
+        out_bytes_(round_up(out_bytes, kPartUnit)),
         slots_(slots) {}
 
   size_t cell(uint64_t sequence) const {
-    return round_up(sizeof(Control), kPage) + sequence % kCells * cell_bytes_;
+    return round_up(sizeof(Control), kPartUnit) + sequence % kCells * cell_bytes_;
   }
   size_t result(uint64_t sequence) const {
     return cell(0) + (kCells + sequence % kCells) * cell_bytes_;
   }
   size_t in_slot(uint64_t step) const {
-    return round_up(cell(0) + 2 * kCells * cell_bytes_, kPage) + step % slots_ * in_bytes_;
+    return round_up(cell(0) + 2 * kCells * cell_bytes_, kPartUnit) + step % slots_ * in_bytes_;
   }
   size_t out_slot(uint64_t step) const {
     return in_slot(0) + slots_ * in_bytes_ + step % slots_ * out_bytes_;

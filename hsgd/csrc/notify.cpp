@@ -10,7 +10,6 @@
 namespace hsgd {
 namespace {
 
-constexpr size_t kSegmentPage = 4096;
 // What comes over a network cannot ring: a waiting rank looks this often.
 constexpr int64_t kLookNs = 200'000;
 constexpr int64_t kCalmNs = 2'000'000;
@@ -100,8 +99,7 @@ NotifiedExchange::~NotifiedExchange() {
 }
 
 size_t NotifiedExchange::data_offset() const {
-  const size_t front = slot_offset(settings_.slots);
-  return (front + kSegmentPage - 1) / kSegmentPage * kSegmentPage;
+  return round_up(slot_offset(settings_.slots), kPartUnit);
 }
 
 std::byte* NotifiedExchange::segment(int rank) const {

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <string>
 
+#include "cgroup.hpp"
 #include "error.hpp"
 
 namespace hsgd {
@@ -27,7 +28,7 @@ constexpr auto kPageLimit = std::chrono::milliseconds(8);  // for a huge page, o
 void* reserve(size_t bytes) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   const size_t slack = bytes < kLargeSegment ? 0 : kHugePage;
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t page = page_bytes();
   const size_t used = (bytes + page - 1) / page * page;
   void* range = ::mmap(nullptr, used + slack, PROT_NONE, kFlags, -1, 0);
   if (range == MAP_FAILED || slack == 0) return range;
@@ -80,6 +81,8 @@ void add_huge_pages(int fd, size_t bytes) {
 }
 
 }  // namespace
+
+size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
 
 // Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
 // sanitizer sees no race through two.
@@ -192,18 +195,8 @@ Row::~Row() {
 
 namespace {
 
-// The first number of a small file, or `fallback` when the file is missing or says "max".
-uint64_t number_in(const std::string& path, uint64_t fallback) {
-  std::FILE* file = std::fopen(path.c_str(), "re");
-  if (file == nullptr) return fallback;
-  unsigned long long value = 0;
-  const bool read = std::fscanf(file, "%llu", &value) == 1;
-  std::fclose(file);
-  return read ? value : fallback;
-}
-
-uint64_t machine_available_bytes() {
-  std::FILE* file = std::fopen("/proc/meminfo", "re");
+uint64_t machine_available_bytes(const std::string& root) {
+  std::FILE* file = std::fopen((root + "/proc/meminfo").c_str(), "re");
   if (file == nullptr) return UINT64_MAX;
   char line[256];
   unsigned long long kib = 0;
@@ -215,56 +208,11 @@ uint64_t machine_available_bytes() {
   return bytes;
 }
 
-// What a cgroup of version 1 leaves, where the memory controller is mounted apart.
-uint64_t old_cgroup_left_bytes() {
-  const std::string folder = "/sys/fs/cgroup/memory";
-  const uint64_t limit = number_in(folder + "/memory.limit_in_bytes", UINT64_MAX);
-  const uint64_t used = number_in(folder + "/memory.usage_in_bytes", 0);
-  return limit - std::min(limit, used);
-}
-
-// What one cgroup folder leaves. Page cache counts as used there but can be reclaimed;
-// "inactive_file" says how much.
-uint64_t cgroup_left_bytes(const std::string& folder) {
-  const uint64_t limit = number_in(folder + "/memory.max", UINT64_MAX);
-  if (limit == UINT64_MAX) return UINT64_MAX;
-  uint64_t used = number_in(folder + "/memory.current", 0);
-  if (std::FILE* file = std::fopen((folder + "/memory.stat").c_str(), "re")) {
-    char key[64];
-    unsigned long long value = 0;
-    while (std::fscanf(file, "%63s %llu", key, &value) == 2) {
-      if (std::string(key) == "inactive_file") used -= std::min<uint64_t>(used, value);
-    }
-    std::fclose(file);
-  }
-  return limit - std::min(limit, used);
-}
-
-// Every cgroup from this process's own up to the root may carry a limit.
-uint64_t cgroups_left_bytes() {
-  std::FILE* file = std::fopen("/proc/self/cgroup", "re");
-  if (file == nullptr) return UINT64_MAX;
-  char line[4096];
-  std::string path;
-  while (std::fgets(line, sizeof line, file) != nullptr) {
-    const std::string entry(line);
-    if (entry.rfind("0::", 0) == 0) path = entry.substr(3, entry.find_last_not_of('\n') - 2);
-  }
-  std::fclose(file);
-  uint64_t left = UINT64_MAX;
-  for (;;) {
-    left = std::min(left, cgroup_left_bytes("/sys/fs/cgroup" + path));
-    const size_t slash = path.find_last_of('/');
-    if (path.empty() || slash == std::string::npos) return left;
-    path.resize(slash);
-  }
-}
-
 }  // namespace
 
-size_t available_memory_bytes() {
+size_t available_memory_bytes(const std::string& root) {
   return static_cast<size_t>(
-      std::min({machine_available_bytes(), cgroups_left_bytes(), old_cgroup_left_bytes()}));
+      std::min(machine_available_bytes(root), Cgroups(root).memory_left_bytes()));
 }
 
 }  // namespace hsgd

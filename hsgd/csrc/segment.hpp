@@ -7,6 +7,7 @@
 #define HSGD_SEGMENT_HPP_
 
 #include <cstddef>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -80,12 +81,15 @@ class Row {
   size_t bytes_ = 0;
 };
 
+// Of the kernel, which has 4, 16 or 64 KiB: what is mapped to a given address is a multiple of it.
+size_t page_bytes();
+
 void* map_shared(int fd, size_t bytes);
 void unmap_shared(void* address, size_t bytes);
 
 // Bytes that may still be allocated: the least of the machine's available memory and of what the
-// cgroups of this process leave.
-size_t available_memory_bytes();
+// cgroups of this process leave. `root`: see Cgroups.
+size_t available_memory_bytes(const std::string& root = "");
 
 }  // namespace hsgd
 
