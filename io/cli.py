@@ -10,7 +10,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hsgd.io.chunks import COMPRESSIONS
@@ -48,7 +50,8 @@ SRC is one of
   train.npz              a NumPy archive; every array is a field
   x.npy | x.npy,y.npy    one array (field "data"), or several (fields x and y)
   arrays/                a folder of .npy files, or a slab folder (to shuffle it anew)
-  old.h5                 an HDF5 file; every dataset is a field
+  old.h5 | parts/        an HDF5 file, or a folder of such files with equal fields, in the order of
+                         their names; every dataset is a field
   photos/                images as photos/CLASS/x.png: fields image and label
   data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
   t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field
@@ -161,23 +164,35 @@ def _add_fields(parser: Any) -> None:
 
 def _convert(options: argparse.Namespace) -> int:
     comm = _launched_together()
-    folders = convert_to_slabs(
-        options.source,
-        options.target,
-        fields=options.fields,
-        num_slabs=options.slabs,
-        seed=options.seed,
-        permute=not options.keep_order,
-        overwrite=options.overwrite,
-        test_fraction=options.test_fraction,
-        image_size=options.image_size,
-        compress=options.compress,
-        comm=comm,
-        progress=not options.quiet,
-    )
+    with _warnings_as_lines():
+        folders = convert_to_slabs(
+            options.source,
+            options.target,
+            fields=options.fields,
+            num_slabs=options.slabs,
+            seed=options.seed,
+            permute=not options.keep_order,
+            overwrite=options.overwrite,
+            test_fraction=options.test_fraction,
+            image_size=options.image_size,
+            compress=options.compress,
+            comm=comm,
+            progress=not options.quiet,
+        )
     if not options.quiet and (comm is None or comm.rank == 0):
         _show("\n\n".join(describe(open_map(folder)) for folder in folders))
     return 0
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings of the block as one line each on stderr."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"hsgd: warning: {message}", file=sys.stderr
+        )
+        yield
 
 
 def _show(text: str) -> None:
@@ -223,12 +238,15 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     rows = [("order", "samples/s", "GB/s", "first batch")]
+    fields = options.fields
+    if fields is None:  # info says what is left out
+        fields = [spec.name for spec in open_map(options.path).fields]
     for shuffle, title in (("none", "in order"), ("block", "shuffled")):
         loader = PartitionedLoader(
             options.path,
             options.batch_size,
             shuffle=shuffle,
-            fields=options.fields,
+            fields=fields,
             as_numpy=True,  # reads types that torch does not have
             threads=options.threads,
         )
@@ -271,6 +289,7 @@ def describe(data: DataMap) -> str:
         shape = f"({', '.join(['any', *map(str, spec.shape)])})" if spec.ragged else str(spec.shape)
         rows.append((spec.name, shape, str(spec.dtype), total, how))
     lines = [data.path, f"  {kind}", *_table(rows)]
+    lines += [f"  no field: {name} ({why})" for name, why in data.left_out.items()]
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
         lines += _slab_picture(data)

@@ -7,13 +7,16 @@ that of passes.py, the files those of writer.py and staging.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from hsgd.io.attributes import Attributes
 from hsgd.io.chunks import check_compression
+from hsgd.io.fields import left_out_line
 from hsgd.io.layout import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
 from hsgd.io.partition import IntArray
 from hsgd.io.passes import BLOCK_BYTES, Order, Passes
@@ -48,9 +51,11 @@ def convert_to_slabs(
 ) -> list[Path]:
     """Convert `source` to a slab folder `target`; the folders made.
 
-    source: .npy, .npz, HDF5, .tar (WebDataset), .csv or .parquet file, folder of .npy or .tar files
-    or of class folders with images, "x.npy,y.npy", slab folder, or "digits" (scikit-learn's, makes
-    target/train and target/test by test_fraction). image_size: images are scaled and cut to it.
+    source: .npy, .npz, HDF5, .tar (WebDataset), .csv or .parquet file, folder of .npy, .tar or HDF5
+    files or of class folders with images, "x.npy,y.npy", slab folder, or "digits" (scikit-learn's,
+    makes target/train and target/test by test_fraction). image_size: images are scaled and cut to
+    it. Attributes of HDF5 files, fields and groups go to the index; a warning names those that
+    cannot, and datasets that are no fields.
     fields: names to take.
     num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
     order that `seed` decides, which block shuffling relies on; False keeps the order of the source.
@@ -86,7 +91,10 @@ def convert_to_slabs(
             sources = {"": open_source(name, fields, image_size)}
         for data in sources.values():
             _check_names(data.specs, name)
-        parts = [_Part(part, data, lengths_of(data)) for part, data in sources.items()]
+        parts = [
+            _Part(part, data, lengths_of(data), _attributes_of(data, name, warn=group.rank == 0))
+            for part, data in sources.items()
+        ]
         counts = [_slab_count(part, num_slabs, name) for part in parts]
     total = sum(part.nbytes for part in parts)
     show = progress and group.rank == 0
@@ -100,7 +108,7 @@ def convert_to_slabs(
     }
     with (
         _staged_together(Path(target), settings, group, overwrite) as staged,
-        Progress(total * (2 if permute else 1), f"convert {name}", show=show) as advance,
+        Progress(total, f"convert {name}", show=show) as advance,
     ):
         for part, count in zip(parts, counts, strict=True):
             order_seed = seed if permute else None
@@ -115,6 +123,7 @@ class _Part:
     name: str
     source: Source
     lengths: dict[str, IntArray]
+    attributes: Attributes
 
     @property
     def nbytes(self) -> int:
@@ -131,6 +140,31 @@ class _Part:
         """Plain values that differ when the source does."""
         specs = [[s.name, s.shape, s.dtype.str, s.ragged] for s in self.source.specs]
         return [self.name, self.source.identity(), self.source.num_samples, specs]
+
+
+@runtime_checkable
+class _Annotated(Protocol):
+    """A source with more than samples: HDF5."""
+
+    left_out: Mapping[str, str]
+
+    def attributes(self) -> Attributes:
+        """What the user wrote beside the samples."""
+
+
+def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
+    """The attributes to carry. Says in a line each which datasets and attributes are not."""
+    if not isinstance(source, _Annotated):
+        return Attributes()
+    found = source.attributes()
+    lines = [
+        left_out_line(name, "no fields, so", source.left_out),
+        left_out_line(name, "attributes", found.left_out),
+    ]
+    for line in lines:
+        if line and warn:
+            warnings.warn(line, stacklevel=3)
+    return found
 
 
 class ConvertGroup(Protocol):
@@ -222,12 +256,36 @@ def _convert_part(
             resumed=position is not None,
         )
         passes = Passes(
-            writer, part.source, order, part.lengths, journal, position or Position(), advance
+            writer,
+            part.source,
+            order,
+            part.lengths,
+            journal,
+            position or Position(),
+            _evenly(advance, part.nbytes, 1 if seed is None else 2, group.size),
         )
         digest = passes.run()
         writer.seal(digest)
     if group.rank == 0:
-        writer.write_index(digest)
+        writer.write_index(digest, part.attributes)
+
+
+def _evenly(advance: Advance, total: int, passes: int, ranks: int) -> Advance:
+    """Turns the bytes that all passes of a rank move into bytes of the data, `total` at their end.
+
+    The first pass of a rank streams the whole source, the second its own slabs alone.
+    """
+    moved = total + (total // ranks if passes > 1 else 0)
+    done = told = 0
+
+    def tell(count: int) -> None:
+        nonlocal done, told
+        done += count
+        now = min(total, done * total // max(1, moved))
+        advance(now - told)
+        told = now
+
+    return tell
 
 
 def _check_names(specs: Sequence[FieldSpec], source: str) -> None:
@@ -253,8 +311,8 @@ def _slab_count(part: _Part, asked: int | None, name: str) -> int:
     samples = part.source.num_samples
     if samples == 0:
         raise DataError(f"{name}: the first dimension is 0, there are no samples to convert")
-    if any(spec.row_bytes == 0 for spec in part.source.specs):
-        raise DataError(f"{name}: a field has an axis of length 0; choose the fields with --fields")
+    if not part.nbytes and not any(spec.ragged for spec in part.source.specs):
+        raise DataError(f"{name}: every field has an axis of length 0, there is nothing to convert")
     largest_field = max(part.field_bytes(spec) for spec in part.source.specs)
     all_fields = part.nbytes
     if asked is None:

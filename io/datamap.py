@@ -13,14 +13,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hsgd.io.chunks import Chunks, chunks_of, load_filters
+from hsgd.io.fields import find_fields, linked_file
 from hsgd.io.layout import (
     CHECKSUMS,
     INDEX_NAME,
@@ -104,7 +106,7 @@ class Extent:
     stored_dtype: with the byte order of the file. chunk_rows, chunk_bytes: of one HDF5 chunk.
     checksums: unsigned 32-bit CRC-32C of each block of checksum_rows samples, empty without.
     offsets: of a ragged field. chunks: of a field that is read by chunks, around HDF5; its offset
-    is -1.
+    is -1. linked: the file behind an external link in which the rows lie, and what it was.
     """
 
     offset: int
@@ -115,6 +117,7 @@ class Extent:
     checksums: bytes = b""
     offsets: Offsets | None = None
     chunks: Chunks | None = None
+    linked: tuple[str, Identity] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,17 @@ class SlabMap:
 
 @dataclass(frozen=True)
 class DataMap:
-    """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file."""
+    """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file.
+
+    left_out: what the caller did not choose away and is no field all the same, by name, and why.
+    """
 
     path: str
     fields: tuple[FieldSpec, ...]
     slabs: tuple[SlabMap, ...]
     num_samples: int
     header: SlabHeader | None
+    left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
 
     @property
     def row_bytes(self) -> int:
@@ -191,7 +198,13 @@ class DataMap:
             return self.header.dataset_uuid
         specs = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
         sizes = [slab.identity[0] for slab in self.slabs]
+        sizes += [identity[0] for _, identity in self.linked_files()]
         return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
+
+    def linked_files(self) -> list[tuple[str, Identity]]:
+        """The files that external links lead to, each once."""
+        extents = (extent for slab in self.slabs for extent in slab.extents.values())
+        return sorted({extent.linked for extent in extents if extent.linked is not None})
 
     def read_by(self) -> dict[str, str]:
         """Field name -> "preadv", "preadv + " and the filters of chunks, or "h5py: " and why."""
@@ -215,7 +228,8 @@ def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) 
     """Examine a slab folder, its index file, or an ordinary HDF5 file.
 
     fields: names of the datasets to use; by default all of the file, which then must have the same
-    first dimension (scalars are left aside).
+    first dimension. Soft and external links are followed; single values and links that lead nowhere
+    are named in left_out.
     Raises DataError naming the file for whatever is missing, truncated, foreign, unsealed or of a
     type that cannot become a tensor; ValueError for unknown field names.
     """
@@ -236,8 +250,9 @@ def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) 
         if header is None or header.slab_index >= 0:
             if header is not None and not header.sealed:
                 raise DataError(f"{location}: not sealed (writing was cut off); convert again")
-            specs, slab = _map_file(file, location, 0, choose_fields(file, location, fields))
-            return DataMap(str(location), specs, (slab,), slab.count, None)
+            chosen, left_out = choose_fields(file, location, fields)
+            specs, slab = _map_file(file, location, 0, chosen)
+            return DataMap(str(location), specs, (slab,), slab.count, None, left_out)
     return _map_folder(location.parent, fields)
 
 
@@ -272,7 +287,7 @@ def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
         with examined(path) as file:
             header = read_header(file)
             _check_slab(path, header, index, number, start)
-            chosen = chosen or choose_fields(file, path, names)
+            chosen = chosen or choose_fields(file, path, names)[0]
             slab_specs, slab = _map_file(file, path, start, chosen, index.checksum_rows)
             if header is not None and header.num_samples != slab.count:
                 raise DataError(
@@ -360,33 +375,30 @@ def _explain_open(path: str, error: OSError) -> str:
     return f"{path}: cannot be opened as HDF5: {first_line(error)}"
 
 
-def choose_fields(file: h5py.File, path: Path, names: Sequence[str] | None) -> list[str]:
-    """The names of the datasets to use, in the order of the file or as given."""
-    h5py = import_h5py()
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    ragged: list[str] = []
-
-    def visit(name: str, item: Any) -> None:
-        if LONGEST in item.attrs:
-            ragged.append(name)
-            shapes[name] = (item[OFFSETS].shape[0] - 1, *item[VALUES].shape[1:])
-        elif (  # a group comes before what it holds
-            isinstance(item, h5py.Dataset) and item.shape and name.rpartition("/")[0] not in ragged
-        ):
-            shapes[name] = item.shape
-
-    file.visititems(visit)
+def choose_fields(
+    file: h5py.File, path: Path, names: Sequence[str] | None
+) -> tuple[list[str], dict[str, str]]:
+    """The names of the datasets to use, in the order of the file or as given, and why others that
+    nobody chose away are left out.
+    """
+    found = find_fields(file)
+    shapes = found.shapes
     known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
     chosen = list(shapes) if names is None else [name.strip("/") for name in names]
     unknown = [name for name in chosen if name not in shapes]
     if unknown:
-        raise _UnknownFields(f"{path}: no field {', '.join(unknown)}; there are: {known}")
+        reasons = [f"{name}: {found.left_out[name]}" for name in unknown if name in found.left_out]
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        raise _UnknownFields(f"{path}: no field {', '.join(unknown)}{why}; there are: {known}")
     if not chosen:
-        raise DataError(f"{path}: no field to read; there are: {known}")
+        reasons = [f"{name}: {why}" for name, why in list(found.left_out.items())[:5]]
+        raise DataError(
+            f"{path}: no field to read; there are: {known}"
+            + (f"; left out: {', '.join(reasons)}" if reasons else "")
+        )
     if len({shapes[name][0] for name in chosen}) > 1:
         raise DataError(f"{path}: first dimensions differ: {known}; name the fields to use")
-    return chosen
+    return chosen, found.left_out if names is None else {}
 
 
 def _map_file(
@@ -404,9 +416,16 @@ def _map_file(
         dataset = item[VALUES] if ragged else item
         dtype = supported_dtype(dataset, path, name)
         specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
-        _check_claim(dataset, dtype, status.st_size, path)
-        refusal, mapped = _bypass_refusal(file, dataset, dtype, status.st_size, path), None
-        if refusal == _CHUNKED:
+        other = linked_file(file, dataset)
+        linked = None if other is None else (str(other), identity_of(other.stat()))
+        file_bytes = status.st_size if linked is None else linked[1][0]
+        _check_claim(dataset, dtype, file_bytes, path)
+        home = file if other is None else dataset.file
+        refusal = _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
+        mapped = None
+        if linked is not None:
+            refusal = f"external link to {linked[0]}"
+        elif refusal == _CHUNKED:
             found = chunks_of(dataset, status.st_size)
             refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
         if refusal and (missing := load_filters(dataset)):
@@ -426,7 +445,7 @@ def _map_file(
         samples = dataset.shape[0] if offsets is None else file[f"{name}/{OFFSETS}"].shape[0] - 1
         checksums = _read_checksums(dataset, path, samples, checksum_rows)
         extents[name] = Extent(
-            offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped
+            offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped, linked
         )
     return tuple(specs), SlabMap(str(path), start, samples, identity_of(status), extents)
 
@@ -523,6 +542,8 @@ def _bypass_refusal(
     exact = h5py.h5t.py_create(dtype, logical=True) == dataset.id.get_type()
     if dtype.kind == "c" or dtype.itemsize > 8 or not exact:
         return f"{dtype} is stored in a form of its own"
+    if dataset.shape[0] and not dataset.size:
+        return ""  # rows without bytes
     if dataset.chunks:
         return _CHUNKED
     if not dataset.size or dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hsgd.io.datamap import DataMap, SlabMap, identity_of
+from hsgd.io.datamap import DataMap, Identity, SlabMap, identity_of
 
 from hsgd.errors import DataError
 
@@ -56,7 +56,7 @@ class SlabFiles:
                 self._make_room()
                 file = self._files[number] = self._open(slab)
             self._files.move_to_end(number)
-            check_unchanged(slab, os.fstat(file.descriptor))
+            check_unchanged(slab.path, slab.identity, os.fstat(file.descriptor))
             file.users += 1
             return file.descriptor, file.alignment
 
@@ -112,17 +112,17 @@ class SlabFiles:
         self._forget()
 
 
-def check_unchanged(slab: SlabMap, status: os.stat_result) -> None:
+def check_unchanged(path: str, identity: Identity, status: os.stat_result) -> None:
     """Raise DataError when a file is not what it was when it was examined."""
-    size = slab.identity[0]
+    size = identity[0]
     if status.st_size < size:
         raise DataError(
-            f"{slab.path}: truncated since it was opened, bytes [{status.st_size}, {size}) are "
+            f"{path}: truncated since it was opened, bytes [{status.st_size}, {size}) are "
             "missing; copy or convert it again"
         )
-    if identity_of(status) != slab.identity:
+    if identity_of(status) != identity:
         raise DataError(
-            f"{slab.path}: changed since it was opened (size, mtime_ns, inode: {slab.identity}, "
+            f"{path}: changed since it was opened (size, mtime_ns, inode: {identity}, "
             f"now {identity_of(status)}); open the dataset again"
         )
 

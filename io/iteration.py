@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,6 +75,7 @@ class Iteration(Iterator[Any]):
         self._policy = policy
         self._ahead: deque[tuple[Future[Any], int, int]] = deque()
         self._step = 0  # of the next batch from the threads
+        self._left_out = 0  # steps behind the last batch, which no batch counts
         self._ended = False
         if settings.transform is not None and settings.transform_threads:
             self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
@@ -91,8 +93,12 @@ class Iteration(Iterator[Any]):
                 f"{os.getpid()}; call iter(loader) here"
             )
         began = time.perf_counter()
-        batch, count, steps = self._transformed() if self._pool is not None else self._plain()
+        found = self._transformed() if self._pool is not None else self._plain()
         self.progress.wait_s += time.perf_counter() - began
+        if found is None:
+            self._finish()
+            raise StopIteration
+        batch, count, steps = found
         self.progress.batches += 1
         self.progress.skipped += steps - 1
         self.progress.samples += count
@@ -104,16 +110,33 @@ class Iteration(Iterator[Any]):
         self._ended = True
         self._stop()
 
-    def _plain(self) -> tuple[Any, int, int]:
-        """The next batch, its samples, and the steps that it took; StopIteration at the end."""
+    def _finish(self) -> None:
+        """The epoch is over: count what was left out at its end, and end the threads, which hands
+        the counts to the loader. Says in one line what this rank could not read.
+        """
+        self.progress.skipped += self._left_out
+        self._left_out = 0
+        self.progress.substituted = self._policy.substituted
+        self.close()
+        reason = self._policy.take_reason()
+        if reason:
+            skipped, steps = self.progress.skipped, self.progress.skipped + self.progress.batches
+            warnings.warn(
+                f"{self._settings.source}: {skipped} of {steps} batches of this epoch were left "
+                f'out (on_error="skip"); the first of them: {reason}',
+                stacklevel=3,
+            )
+
+    def _plain(self) -> tuple[Any, int, int] | None:
+        """The next batch, its samples, and the steps that it took; None at the end."""
         found = self._next_batch()
         if found is None:
-            raise StopIteration
+            return None
         batch, count, steps = found
         transform = self._settings.transform
         return batch if transform is None else transform(batch), count, steps
 
-    def _transformed(self) -> tuple[Any, int, int]:
+    def _transformed(self) -> tuple[Any, int, int] | None:
         """The same, with transforms of the next batches under way in threads, in order."""
         assert self._pool is not None and self._settings.transform is not None
         while not self._ended and len(self._ahead) <= self._settings.transform_threads:
@@ -123,8 +146,7 @@ class Iteration(Iterator[Any]):
             batch, count, steps = found
             self._ahead.append((self._pool.submit(self._settings.transform, batch), count, steps))
         if not self._ahead:
-            self.close()
-            raise StopIteration
+            return None
         task, count, steps = self._ahead.popleft()
         return task.result(self._settings.timeout_s), count, steps
 
@@ -145,7 +167,7 @@ class Iteration(Iterator[Any]):
             if delivered and filled is not None and arrays is not None:
                 batch = _as_tensors(arrays) if self._settings.as_torch else arrays
                 return batch, filled.count, steps
-        self.progress.skipped += steps
+        self._left_out += steps
         return None
 
     def _fetch(self) -> Filled | BaseException | None:
@@ -165,8 +187,6 @@ class Iteration(Iterator[Any]):
             return error
         if found is None:
             self._ended = True
-            if self._pool is None:
-                self.close()
         return found
 
     def _make_room(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from hsgd.io.cache import EXCHANGES, CacheStats, NodeCache, NodeGroup
 from hsgd.io.datamap import DataMap, open_map
+from hsgd.io.fields import left_out_line
 from hsgd.io.fill import Filler
 from hsgd.io.iteration import Batch, Iteration, Progress, Settings
 from hsgd.io.layout import FieldSpec
@@ -174,6 +176,9 @@ class PartitionedLoader:
         self._seats = seats_of(world_size, local_size, comm if in_turn else None)
         self._share = self._whole_share(rank)
         self._slots(self._share)
+        line = left_out_line(self._data.path, "no fields, so", self._data.left_out)
+        if line and rank == 0:
+            warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=2)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
         if pin_memory:

@@ -185,13 +185,15 @@ def with_cut(cuts: Sequence[Cut], new: Cut) -> tuple[Cut, ...]:
 def remaining(num_samples: int, cuts: Sequence[Cut]) -> list[Range]:
     """What is left of a stream after the cuts: ranges of positions, (start, count), in order.
 
-    Each rank of a cut leaves the rest of its part, without the sample that it would have repeated;
-    what drop_last left out stays out. Needs no message: every rank gets the same answer.
+    Each rank of a cut leaves the rest of its part, without the sample that it would have repeated.
+    What drop_last kept from full batches comes last, so that the job which ends the epoch leaves
+    out a tail once and no job before it does. Needs no message: every rank gets the same answer.
     """
     left = [(0, num_samples)]
     for cut in cuts:
         total = sum(count for _, count in left)
         rest: list[Range] = []
+        shared = 0
         for rank in range(cut.world_size):
             share = share_of(
                 total,
@@ -205,7 +207,8 @@ def remaining(num_samples: int, cuts: Sequence[Cut]) -> list[Range]:
             own = share.count - share.padding
             consumed = min(own, cut.steps * cut.batch_size)
             rest += part_of(left, share.start + consumed, own - consumed)
-        left = rest
+            shared += own
+        left = [*rest, *part_of(left, shared, total - shared)]
     return left
 
 

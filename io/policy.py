@@ -32,6 +32,7 @@ class ErrorPolicy:
         self.substituted = 0
         self.rank = rank
         self._comm = comm
+        self._reason = ""
         self._good: dict[str, Any] = {}  # a sample to stand in for a whole batch
 
     def judge(
@@ -53,6 +54,8 @@ class ErrorPolicy:
             return True
         if self.on_error == "skip" and (failure is None or isinstance(failure, DataError)):
             self.skipped += 1
+            if failure is not None:
+                self._reason = self._reason or f"{failure} (batch {step} of rank {self.rank})"
             return False
         if isinstance(failure, DataError) and failure.rank < 0:
             named = DataError(f"{failure} (batch {step} of rank {self.rank})")
@@ -64,6 +67,13 @@ class ErrorPolicy:
             f"batch {step} of rank {failed_rank} could not be read, so no rank has it; "
             "that rank's own error says why"
         )
+
+    def take_reason(self) -> str:
+        """Why this rank first could not read a batch that was left out, told once; "" when it could
+        read all.
+        """
+        reason, self._reason = self._reason, ""
+        return reason
 
     def _agree(self, failed_rank: int) -> int:
         """The largest rank that has an error, -1 when there is none."""

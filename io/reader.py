@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hsgd.io import native
 from hsgd.io.chunks import Undecodable, decode, load_filters
-from hsgd.io.datamap import DataMap, Extent, Offsets, first_line, open_hdf5
+from hsgd.io.datamap import DataMap, Extent, Identity, Offsets, first_line, open_hdf5
 from hsgd.io.files import SlabFiles, check_unchanged
 from hsgd.io.partition import IntArray
 from hsgd.io.ragged import Ragged, join
@@ -240,11 +240,11 @@ class RowReader(Closing):
 
         Raises DataError when it cannot be read or decompressed.
         """
-        key = (number, name, index)
+        key, slab = (number, name, index), self.data.slabs[number]
         if self._last_chunk is not None and self._last_chunk[0] == key:
-            check_unchanged(self.data.slabs[number], Path(self.data.slabs[number].path).stat())
+            _check_file(slab.path, slab.identity)
             return self._last_chunk[1]
-        slab, spec = self.data.slabs[number], self._specs[name]
+        spec = self._specs[name]
         extent = slab.extents[name]
         chunks = extent.chunks
         assert chunks is not None
@@ -298,7 +298,9 @@ class RowReader(Closing):
         slab = self.data.slabs[number]
         try:
             file = self._hdf5_file(number)
-            check_unchanged(slab, Path(slab.path).stat())
+            _check_file(slab.path, slab.identity)
+            if (linked := slab.extents[name].linked) is not None:
+                _check_file(*linked)
             file[name].read_direct(out, np.s_[row : row + len(out)])
         except DataError:
             raise
@@ -331,6 +333,10 @@ class RowReader(Closing):
         """
         self._inherited = self._hdf5
         self._hdf5 = OrderedDict()
+
+
+def _check_file(path: str, identity: Identity) -> None:
+    check_unchanged(path, identity, Path(path).stat())
 
 
 def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Offsets) -> None:

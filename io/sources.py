@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+from hsgd.io.attributes import Attributes, read_attributes
 from hsgd.io.chunks import load_filters
 from hsgd.io.datamap import (
     check_unique,
@@ -29,7 +30,9 @@ from hsgd.io.datamap import (
     open_map,
     supported_dtype,
 )
-from hsgd.io.layout import FieldSpec, import_h5py, is_slab_folder
+from hsgd.io.fields import find_fields, linked_file
+from hsgd.io.joined import HDF5_SUFFIXES, JoinedSource
+from hsgd.io.layout import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
 from hsgd.io.partition import IntArray, permutation
 from hsgd.io.ragged import Block, Ragged, ragged_of
 from hsgd.io.reader import RowReader
@@ -130,7 +133,8 @@ class Hdf5Source:
 
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._data = open_map(path, fields)
-        self.specs = self._data.fields
+        self._path = path
+        self.specs, self.left_out = self._data.fields, self._data.left_out
         self.num_samples = self._data.num_samples
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
@@ -147,7 +151,14 @@ class Hdf5Source:
 
     def identity(self) -> str:
         """Of all files."""
-        return identity_of_files([Path(slab.path) for slab in self._data.slabs])
+        linked = [Path(other) for other, _ in self._data.linked_files()]
+        return identity_of_files([*(Path(slab.path) for slab in self._data.slabs), *linked])
+
+    def attributes(self) -> Attributes:
+        """What the user wrote to the file and the fields."""
+        path = self._path / INDEX_NAME if self._path.is_dir() else self._path
+        with examined(path) as file:
+            return read_attributes(file, [spec.name for spec in self.specs])
 
 
 class VlenSource:
@@ -156,9 +167,11 @@ class VlenSource:
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._path = path
         with examined(path) as file:
-            chosen = choose_fields(file, path, fields)
+            chosen, self.left_out = choose_fields(file, path, fields)
             self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
             self.num_samples = int(file[chosen[0]].shape[0])
+            linked = {linked_file(file, file[name]) for name in chosen}
+            self._files = [path, *sorted(other for other in linked if other is not None)]
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         """Ranges of rows, in the order of the file."""
@@ -179,8 +192,13 @@ class VlenSource:
                     yield block.astype(spec.dtype, copy=False)
 
     def identity(self) -> str:
-        """Of the file."""
-        return identity_of_files([self._path])
+        """Of the file, and of those that external links lead to."""
+        return identity_of_files(self._files)
+
+    def attributes(self) -> Attributes:
+        """What the user wrote to the file and the fields."""
+        with examined(self._path) as file:
+            return read_attributes(file, [spec.name for spec in self.specs])
 
 
 def _vlen_spec(dataset: Any, path: Path, name: str) -> FieldSpec:
@@ -201,14 +219,12 @@ def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
     h5py = import_h5py()
 
     with examined(path) as file:
-        found: list[bool] = []
-
-        def visit(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset) and (fields is None or name in fields):
-                found.append(h5py.check_vlen_dtype(item.dtype) is not None)
-
-        file.visititems(visit)
-    return any(found)
+        wanted = None if fields is None else {name.strip("/") for name in fields}
+        items = [file[n] for n in find_fields(file).shapes if wanted is None or n in wanted]
+        return any(
+            isinstance(item, h5py.Dataset) and h5py.check_vlen_dtype(item.dtype) is not None
+            for item in items
+        )
 
 
 class NumpySource:
@@ -252,7 +268,7 @@ class NumpySource:
             for row in range(start, self.num_samples, rows):
                 count = min(rows, self.num_samples - row)
                 data = _read_exactly(stream, count * spec.row_bytes, f"{path}: {spec.name!r}")
-                block = np.frombuffer(data, dtype).reshape((count, *spec.shape))
+                block = np.ndarray((count, *spec.shape), dtype, data)
                 yield block.astype(spec.dtype, copy=False)
 
     def identity(self) -> str:
@@ -317,6 +333,10 @@ def open_source(
             f"{source}: not an HDF5 file, and its name does not end in .npy, .npz, .tar, .csv, "
             ".parquet or .pq; see hsgd data convert --help"
         )
+    return _open_hdf5(path, fields)
+
+
+def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Source:
     return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
 
 
@@ -327,10 +347,14 @@ def _open_folder(path: Path, fields: Sequence[str] | None, image_size: int | Non
     archives = sorted(path.glob("*.tar"))
     if archives:
         return TarSource(archives, fields, image_size)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
+    if files:
+        return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
         return ImageFolderSource(path, fields, image_size)
     raise DataError(
-        f"{path}: this folder holds no .npy or .tar files, no images in class folders, no slabs"
+        f"{path}: this folder holds no .npy, .tar or HDF5 files, no images in class folders, no "
+        "slabs"
     )
 
 

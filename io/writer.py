@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hsgd.io import native
+from hsgd.io.attributes import Attributes, write_attributes
 from hsgd.io.chunks import Compression
 from hsgd.io.datamap import first_line
 from hsgd.io.layout import (
@@ -186,8 +187,10 @@ class SlabFolderWriter:
             sealed.rename(self._sealed_path(slab))
             path.unlink(missing_ok=True)
 
-    def write_index(self, source_digest: str) -> None:
-        """Add the index, after all slabs of all writers were sealed."""
+    def write_index(self, source_digest: str, attributes: Attributes | None = None) -> None:
+        """Add the index, with the attributes of the user, after all slabs of all writers were
+        sealed.
+        """
         h5py = import_h5py()
 
         path = self._folder / f"{INDEX_NAME}.part"
@@ -199,7 +202,7 @@ class SlabFolderWriter:
                 layout = h5py.VirtualLayout((total, *spec.shape), spec.dtype)
                 for slab in range(slabs):
                     start, rows = column.first(slab), column.rows(slab)
-                    if rows:
+                    if rows and spec.row_bytes:
                         # HDF5 takes % in the name of a source for the number of a block.
                         source = h5py.VirtualSource(
                             slab_name(slab),
@@ -210,7 +213,11 @@ class SlabFolderWriter:
                         # The last offset of a slab is the first of the next.
                         rows -= column.extra if slab < slabs - 1 else 0
                         layout[start : start + rows] = source[:rows]
-                file.create_virtual_dataset(name, layout)
+                if total and spec.row_bytes:
+                    file.create_virtual_dataset(name, layout)
+                else:  # nothing to map
+                    file.create_dataset(name, (total, *spec.shape), spec.dtype)
+            write_attributes(file, attributes or Attributes())
         sync_file(path)
         path.rename(self._folder / INDEX_NAME)
         sync_folder(self._folder)
@@ -318,11 +325,13 @@ class SlabFolderWriter:
             self._write_header(file, slab, start, stop - start, " " * 64, sealed=False)
             for name, column in self._columns.items():
                 rows = column.rows(slab)
-                chunk_rows = min(self._chunk_rows(column), rows) if compress is not None else 0
+                packed = compress is not None and column.spec.row_bytes > 0
+                chunk_rows = min(self._chunk_rows(column), rows) if packed else 0
                 dataset = _create_dataset(file, column.spec, rows, chunk_rows, compress)
                 blocks = len(column.cut(slab, self._checksum_rows))
                 file[name].attrs[CHECKSUMS] = np.zeros(blocks, np.uint32)
-                offset = dataset.get_offset() if rows and not chunk_rows else 0
+                has_bytes = rows and column.spec.row_bytes and not chunk_rows
+                offset = dataset.get_offset() if has_bytes else 0
                 if offset is None or offset % ALIGNMENT_BYTES:
                     raise DataError(f"{path}: HDF5 put {name!r} at {offset}, not aligned")
                 offsets[name] = int(offset)
@@ -337,7 +346,7 @@ class SlabFolderWriter:
         are read at any place.
         """
         if column.ends is not None:
-            return max(1, CHECKSUM_BYTES // _CHUNKS_PER_BLOCK // column.spec.row_bytes)
+            return max(1, CHECKSUM_BYTES // _CHUNKS_PER_BLOCK // max(1, column.spec.row_bytes))
         return 0 if column.extra else self._checksum_rows
 
     def _renew_slab(self, slab: int) -> dict[str, int]:

@@ -51,9 +51,34 @@ def pool():
 
 def test_skip_leaves_out_the_batch_and_counts_it(folder):
     loader = make(folder, on_error="skip")
-    found = collect(loader)["number"].tolist()
+    with pytest.warns(UserWarning, match=r"1 of 10 batches.*slab-00001\.h5.*\(batch 2 of rank 0\)"):
+        found = collect(loader)["number"].tolist()
     assert found == [n for n in range(100) if not 20 <= n < 30]
     assert (loader.stats()["skipped"], loader.stats()["batches"]) == (1, 9)
+    assert loader.state_dict()["cuts"][0]["steps"] == 10
+
+
+@pytest.mark.parametrize("transform_threads", [0, 2])
+def test_an_epoch_without_a_readable_batch_says_so_and_counts_all(folder, transform_threads):
+    loader = make(
+        folder, on_error="skip", transform=lambda batch: batch, transform_threads=transform_threads
+    )
+    for slab in range(5):
+        (folder / f"slab-{slab:05d}.h5").touch()
+    with pytest.warns(UserWarning, match=r"10 of 10 batches .* left out .*slab-00000\.h5: changed"):
+        assert list(loader) == []
+    assert (loader.stats()["skipped"], loader.stats()["batches"]) == (10, 0)
+
+
+def test_what_was_skipped_at_the_end_counts_after_the_batches_before_it(folder):
+    loader = make(folder, on_error="skip", transform=lambda batch: batch, transform_threads=4)
+    (folder / "slab-00004.h5").touch()
+    iteration = iter(loader)
+    for _ in range(6):
+        next(iteration)
+    assert loader.state_dict()["cuts"][0]["steps"] == 7
+    with pytest.warns(UserWarning, match="3 of 10 batches"):
+        list(iteration)
     assert loader.state_dict()["cuts"][0]["steps"] == 10
 
 
@@ -81,7 +106,9 @@ def test_substitute_for_a_whole_batch_takes_an_earlier_sample_and_raises_without
 def test_a_slab_that_changes_while_it_is_read_falls_under_the_policy_too(folder):
     loader = make(folder, on_error="skip")
     (folder / "slab-00004.h5").touch()
-    found = collect(loader)["number"].tolist()
+    with pytest.warns(UserWarning, match="3 of 10 batches of this epoch were left out"):
+        found = collect(loader)["number"].tolist()
+    assert loader.stats()["skipped"] == 3
     assert found == [n for n in range(80) if not 20 <= n < 30]
 
 

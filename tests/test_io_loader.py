@@ -104,7 +104,7 @@ def test_every_sample_comes_exactly_once_per_epoch_besides_padding(
     assert steps == {(len(loader), len(loader))}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7])
 def test_without_padding_no_sample_comes_twice_and_steps_stay_equal(folders, world_size):
     path = folders(101, 7)
     ranks = [

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 from hsgd.io import PartitionedLoader
-from hsgd.io.partition import Cut, part_of, remaining
-from hypothesis import HealthCheck, given, settings
+from hsgd.io.partition import Cut, part_of, remaining, share_of, with_cut
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hdf5_samples import collect, make_slabs
@@ -99,6 +99,35 @@ def test_with_the_same_global_batch_drop_last_leaves_the_same_number_of_steps(fo
         assert {len(loader) for loader in resumed} == {101 // 8 - 5}
         found = [number for loader in resumed for number in numbers(list(loader))]
         assert len(found) == len(set(found)) == 8 * (101 // 8 - 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(1, 1100),
+    jobs=st.lists(
+        st.tuples(st.integers(1, 7), st.integers(1, 16), st.integers(0, 20)), min_size=1, max_size=4
+    ),
+)
+@example(samples=1003, jobs=[(3, 8, 10), (5, 8, 7), (4, 4, 99)])
+def test_drop_last_leaves_out_less_than_one_global_batch_however_often_it_is_resumed(samples, jobs):
+    cuts = ()
+    seen = []
+    for world_size, batch_size, steps in [*jobs[:-1], (*jobs[-1][:2], samples)]:
+        left = remaining(samples, cuts)
+        total = sum(count for _, count in left)
+        shares = [
+            share_of(total, batch_size, rank, world_size, drop_last=True, resumed=True)
+            for rank in range(world_size)
+        ]
+        taken = min(steps, shares[0].steps)
+        for share in shares:
+            for first, count in part_of(left, share.start, taken * batch_size):
+                seen += range(first, first + count)
+        cuts = with_cut(cuts, Cut(world_size, batch_size, True, True, taken))
+    assert len(set(seen)) == len(seen)
+    world_size, batch_size, _ = jobs[-1]
+    assert samples - len(seen) < world_size * batch_size
+    assert sum(count for _, count in remaining(samples, cuts)) == samples - len(seen)
 
 
 def test_batches_that_were_only_read_ahead_are_not_consumed(folder):
