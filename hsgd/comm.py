@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from hsgd import built, job, torchrun
+from hsgd import built, ending, job, torchrun
 from hsgd.closing import Closing
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
@@ -98,6 +98,8 @@ class Comm(Closing):
         library = _mpi_library(MPI.Get_library_version())
         if world != MPI.COMM_SELF:
             job.refuse_alone(MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0])
+        if world.size > 1:
+            ending.watch(config.abort_after_s, all_ranks=world.size == MPI.COMM_WORLD.size)
         self._keep(library.create(MPI._addressof(world), _options(config)))
         self._config, self._mpi = config, world
 
