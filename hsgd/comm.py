@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from hsgd import built
+from hsgd import built, ending, job, torchrun
 from hsgd.closing import Closing
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
@@ -53,10 +54,11 @@ def _close_all() -> None:
 
 
 class Comm(Closing):
-    """A communicator. `Comm()` is collective over MPI's COMM_WORLD, `Comm(comm)` over an mpi4py
+    """A communicator. `Comm()` is collective over all ranks of the job, `Comm(comm)` over an mpi4py
     communicator.
 
-    comm: mpi4py intracommunicator, duplicated; None is MPI.COMM_WORLD.
+    comm: mpi4py intracommunicator, duplicated; None is MPI.COMM_WORLD, or under torchrun on one
+        node all its workers, without MPI.
     config: settings, equal on all ranks; None reads the environment.
 
     All methods that communicate are collective, blocking, release the GIL, and serve threads one at
@@ -66,13 +68,21 @@ class Comm(Closing):
 
     Collectives raise PeerLost, CollectiveTimeout (after `config.timeout_s`; the communicator is
     then broken) and SignatureMismatch (on all ranks, before data is mixed; the communicator stays
-    usable). The constructor raises MissingExtra without mpi4py and LaunchError when hsgd was built
-    for another MPI than mpi4py runs.
+    usable). The constructor raises MissingExtra without mpi4py, and LaunchError when hsgd was built
+    for another MPI than mpi4py runs, when MPI sees one rank where the launcher started more, and
+    under torchrun on several nodes.
     """
 
     _serials = 0
+    _torchrun_meetings = itertools.count()
 
     def __init__(self, comm: Any | None = None, config: Config | None = None) -> None:
+        config = Config.from_env() if config is None else config
+        worker = job.torchrun() if comm is None else None
+        if worker is not None:
+            path = torchrun.meeting_point(worker, next(Comm._torchrun_meetings), config.timeout_s)
+            self._keep_local(path, worker.rank, worker.size, config)
+            return
         try:
             from mpi4py import MPI
         except ImportError as error:
@@ -86,7 +96,10 @@ class Comm(Closing):
                 f"Comm: expected an mpi4py intracommunicator, got {type(comm).__name__}"
             )
         library = _mpi_library(MPI.Get_library_version())
-        config = Config.from_env() if config is None else config
+        if world != MPI.COMM_SELF:
+            job.refuse_alone(MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0])
+        if world.size > 1:
+            ending.watch(config.abort_after_s, all_ranks=world.size == MPI.COMM_WORLD.size)
         self._keep(library.create(MPI._addressof(world), _options(config)))
         self._config, self._mpi = config, world
 
@@ -100,13 +113,16 @@ class Comm(Closing):
         Raises ValueError for a wrong rank or size, CollectiveTimeout naming ranks that did not
         come.
         """
+        self = cls.__new__(cls)
+        config = Config.from_env() if config is None else config
+        self._keep_local(path, rank, size, config)
+        return self
+
+    def _keep_local(self, path: str, rank: int, size: int, config: Config) -> None:
         from hsgd import _native
 
-        config = Config.from_env() if config is None else config
-        self = cls.__new__(cls)
         self._keep(_native.Comm.local(str(path), rank, size, _options(config)))
         self._config = config
-        return self
 
     _mpi: Any = None  # the mpi4py communicator, over MPI
     _frees_mpi = False  # it is this object's own

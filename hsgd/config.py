@@ -60,6 +60,12 @@ class Config:
         "HSGD_TIMEOUT_S", 1800.0, _between(float, 1e-3, 1e9), "seconds from 0.001 to 1e9"
     )
     """Deadline of one collective and of the set-up, seconds."""
+    abort_after_s: float = _variable(  # type: ignore[assignment]
+        "HSGD_ABORT_AFTER_S", 30.0, _between(float, 0, 1e9), "seconds from 0 to 1e9"
+    )
+    """Over MPI: how long a rank that an uncaught exception ended waits for the others to end before
+    it aborts the job, seconds; 0 never aborts.
+    """
     oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_ONESHOT_BYTES",
         -1,

@@ -11,12 +11,11 @@ import os
 import socket
 from dataclasses import dataclass
 
-from hsgd import launch
+from hsgd import job, launch
 
 __all__ = ["Layout", "Node", "probe"]
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def probe() -> Layout | None:
     if launched is None:
         return None
     rank = int(os.environ[launched])
-    size = next((int(os.environ[name]) for name in _SIZE_VARIABLES if name in os.environ), None)
+    size = job.mpi_size()
     if importlib.util.find_spec("mpi4py") is None:
         return Layout(
             rank, size or 1, (), ("mpi4py is not installed: the layout of the job is not known",)

@@ -30,9 +30,10 @@ _world: list[Comm] = []
 def init(comm: Any | None = None) -> None:
     """Set up the job's communicator; collective, blocking. A second call does nothing.
 
-    comm: an mpi4py communicator; None is MPI.COMM_WORLD. A Comm is taken as it is, and closed by
-    shutdown().
-    Raises MissingExtra without mpi4py, LaunchError when the MPI libraries do not agree.
+    comm: an mpi4py communicator; None is all ranks of the job, as for Comm. A Comm is taken as it
+    is, and closed by shutdown().
+    Raises MissingExtra without mpi4py, LaunchError when the MPI libraries do not agree, or MPI sees
+    one rank where the launcher started more.
     """
     with _lock:
         if not _world:

@@ -94,7 +94,7 @@ FOREIGN_CALLS = {
 PACKAGE_IMPORTS = {
     "hsgd.io": set[str](),
     "hsgd.optim": {"hsgd._native", "hsgd.comm", "hsgd.box", "hsgd.exchange"},
-    "hsgd.c10d": {"hsgd.built", "hsgd.comm", "hsgd.config"},
+    "hsgd.c10d": {"hsgd.built", "hsgd.comm", "hsgd.config", "hsgd.job"},
 }
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch_hook": {"sys"}, "errors": set[str]()}

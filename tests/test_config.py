@@ -20,7 +20,7 @@ from hsgd.config import Config
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON_ONLY = {"overlap", "debug", "cache_dir"}
+PYTHON_ONLY = {"abort_after_s", "overlap", "debug", "cache_dir"}
 SHARED = {f: v for f, v in Config.variables().items() if f not in PYTHON_ONLY}
 WORDS = {"HSGD_STORE": _STORES, "HSGD_WIRE_DTYPE": _WIRE_DTYPES}
 NUMBERS = sorted(set(SHARED.values()) - set(WORDS))

@@ -577,6 +577,44 @@ def test_weights_can_be_the_centres_for_a_while() -> None:
         assert pool.run(look_at_the_centre, meeting_point(), 2) == [[True] * 3] * 2
 
 
+def look_in_a_group(seat: Seat, path: str, size: int, broken: bool) -> Any:
+    model = mlp()
+    with comm_of(seat, path, size) as comm:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        elastic = ElasticAveraging(
+            sgd, model, comm, "hybrid", moving_rate=0.5, group_size=2, update_interval=2
+        )
+        for step in range(3):
+            local_step(model, elastic, step, seat.rank)
+        elastic.finish_push()
+        comm.barrier()
+        own = flat(model)
+        if broken and elastic._box is not None:
+            elastic._box.close()
+        try:
+            with elastic.at_centre():
+                inside = flat(model)
+        except HsgdError as error:
+            return str(error)
+        comm.barrier()
+        elastic.close()
+        return inside, torch.equal(flat(model), own), torch.equal(inside, own)
+
+
+def test_all_ranks_of_a_group_see_the_centre_that_its_first_rank_reads() -> None:
+    with Ranks(4) as pool:
+        told = pool.run(look_in_a_group, meeting_point(), 4, False)
+    assert all(torch.equal(told[0][0], inside) for inside, _, _ in told)
+    assert [(kept, same) for _, kept, same in told] == [(True, False)] * 4
+
+
+def test_a_centre_that_the_first_rank_cannot_read_is_an_error_on_all_ranks_of_the_group() -> None:
+    with Ranks(2) as pool:
+        first, second = pool.run(look_in_a_group, meeting_point(), 2, True)
+    assert "closed" in first
+    assert second.endswith("the first rank of the group could not read the centre")
+
+
 def refuse(seat: Seat, path: str) -> list[tuple[str, str]]:
     model = mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from hsgd import job
 from hsgd.c10d.board import Board
 from hsgd.c10d.launchers import mpi_rank
 from hsgd.c10d.nodes import Nodes
@@ -50,6 +51,7 @@ def _over_mpi(ranks: list[int], config: Config) -> Comm:
     """All members have come, so that this cannot wait for ever; the others are not asked."""
     from mpi4py import MPI
 
+    job.refuse_alone(MPI.COMM_WORLD.size, " ".join(map(str, MPI.get_vendor()[:1])))
     group = MPI.COMM_WORLD.Get_group().Incl(ranks)
     mpi = MPI.COMM_WORLD.Create_group(group)
     try:

@@ -246,10 +246,12 @@ class ElasticAveraging(Optimizer):
 
     @contextlib.contextmanager
     def at_centre(self) -> Iterator[None]:
-        """Within it the weights are the centre's, for evaluation; local, on ranks that exchange."""
+        """Within it the weights are the centre's, for evaluation; local, in a group collective: all
+        its ranks get what its first rank reads.
+        """
         weights = self._weights()
         kept = [weight.clone() for weight in weights]
-        for weight, value in zip(weights, self.centre(), strict=True):
+        for weight, value in zip(weights, self._centre_of_all(), strict=True):
             weight.copy_(value)
         try:
             yield
@@ -381,6 +383,16 @@ class ElasticAveraging(Optimizer):
         weights = self._weights()
         parts = torch.split(flat, [weight.numel() for weight in weights])
         return version, [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+
+    def _centre_of_all(self) -> list[Tensor]:
+        """centre() on all ranks of a group."""
+        if self._group is None:
+            return self.centre()
+        weights = self._weights()
+        flat = torch.empty(sum(weight.numel() for weight in weights))
+        self._group.share(flat, self.centre)
+        parts = torch.split(flat, [weight.numel() for weight in weights])
+        return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
     # --- set-up ---
 

@@ -5,12 +5,13 @@ Owns the group's buffers in shared memory. Never talks to the box: the group's f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hsgd.comm import Comm
+from hsgd.errors import HsgdError
 
 __all__ = ["Group"]
 
@@ -101,6 +102,27 @@ class Group:
                 torch.split(delta, [w.numel() for w in weights]), weights, strict=True
             ):
                 w.sub_(part.view_as(w))
+
+    def share(self, flat: Tensor, read: Callable[[], Sequence[Tensor]]) -> None:
+        """Fill `flat` on all ranks with what the leader's read() returns; collective, blocking.
+
+        Where that fails, all ranks raise: the leader its error, the others HsgdError.
+        """
+        parcel, failure = torch.zeros(flat.numel() + 1), None
+        if self.leads:
+            try:
+                parcel[1:] = torch.cat([part.reshape(-1) for part in read()])
+                parcel[0] = 1.0
+            except HsgdError as error:
+                failure = error
+        self.comm.broadcast(parcel, name="centre for the group")
+        if failure is not None:
+            raise failure
+        if not parcel[0]:
+            raise HsgdError(
+                "ElasticAveraging: the first rank of the group could not read the centre"
+            )
+        flat.copy_(parcel[1:])
 
     def close(self) -> None:
         """Unhook the parameters and close the communicator; local."""

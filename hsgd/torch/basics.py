@@ -48,10 +48,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """Set up the job; collective, blocking. A second call does nothing.
 
     comm: an mpi4py communicator, ranks of MPI.COMM_WORLD, or an hsgd.Comm, which is then closed by
-    shutdown(); None is MPI.COMM_WORLD.
+    shutdown(); None is MPI.COMM_WORLD, or under torchrun on one node all its workers, without MPI.
     process_sets: sets to register, the same on all ranks, or "dynamic" to add them later.
     Raises ValueError for sets that are there twice, MissingExtra without mpi4py, LaunchError when
-    the MPI libraries do not agree.
+    the MPI libraries do not agree, or MPI sees one rank where the launcher started more.
     """
     if runtime.is_initialized():
         return
@@ -61,7 +61,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         process_sets = None
     settings = Settings.from_env()
-    job = runtime.start(_communicator(comm), settings, _threads_supported(comm))
+    job = runtime.start(_communicator(comm), settings, _threads_supported)
     global_process_set.ranks = job.members(0)
     try:
         for index, process_set in enumerate(process_sets or ()):
@@ -211,8 +211,8 @@ def _communicator(comm: Any) -> Any:
     return part
 
 
-def _threads_supported(comm: Any) -> bool:
-    return isinstance(comm, Comm) or _mpi_threads()
+def _threads_supported(comm: Comm) -> bool:
+    return comm.mpi is None or _mpi_threads()
 
 
 def _mpi_threads() -> bool:

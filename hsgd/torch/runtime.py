@@ -293,12 +293,14 @@ def _place(comm: Comm) -> Place:
 _jobs: list[Runtime] = []
 
 
-def start(comm: Any, settings: Settings, threaded: bool) -> Runtime:
-    """Set up the job; collective, blocking. `comm` as for hsgd.world.init()."""
+def start(comm: Any, settings: Settings, threaded: Callable[[Comm], bool]) -> Runtime:
+    """Set up the job; collective, blocking. `comm` as for hsgd.world.init(); threaded(comm) as for
+    Runtime.
+    """
     if not _jobs:
         world.init(comm)
         try:
-            _jobs.append(Runtime(world.comm(), settings, threaded))
+            _jobs.append(Runtime(world.comm(), settings, threaded(world.comm())))
         except BaseException:
             world.shutdown()
             raise

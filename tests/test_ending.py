@@ -1,0 +1,182 @@
+"""An uncaught exception on one rank ends an MPI job, after the others had time to hear of it.
+
+Nothing here asserts on time: hanging ranks sleep for longer than a job may take. Run under mpirun,
+this file is the program of the ranks: `python test_ending.py CASE`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hsgd import ending
+
+__all__: list[str] = []
+
+JOB_S = 240.0
+FOR_EVER_S = 10 * JOB_S
+SOON = {"HSGD_ABORT_AFTER_S": "1"}
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def job(mpirun: Run, ranks: int, case: str, **env: str) -> subprocess.CompletedProcess[str]:
+    done = mpirun(ranks, __file__, case, env={**SOON, **env}, timeout_s=JOB_S)
+    assert done.returncode >= 0, done.stderr
+    return done
+
+
+def test_a_deadline_that_passes_ends_the_job(mpirun: Run) -> None:
+    done = job(mpirun, 2, "hang", HSGD_TIMEOUT_S="1")
+    assert done.returncode not in (0, 255), done.stderr
+    assert "hsgd.errors.CollectiveTimeout: allreduce" in done.stderr
+    assert "hsgd: rank 0 ended by CollectiveTimeout, and 1 s later other" in done.stderr
+    assert done.stdout.splitlines() == ["the hook of the program", "the last of rank 0"]
+
+
+def test_other_ranks_hear_who_failed_before_they_are_aborted(mpirun: Run) -> None:
+    done = job(mpirun, 3, "fail")
+    assert done.returncode == 1, done.stderr
+    assert "RuntimeError: this rank fails" in done.stderr
+    assert "rank 1 (pid " in done.stdout and "closed its communicator" in done.stdout
+    assert "ended by RuntimeError, and 1 s later other" in done.stderr
+
+
+def test_nobody_is_aborted_where_all_ranks_end(mpirun: Run) -> None:
+    """The limit is for ever, in effect: they end at once all the same."""
+    done = job(mpirun, 2, "all", HSGD_ABORT_AFTER_S=f"{FOR_EVER_S:g}")
+    assert done.returncode == 1
+    assert done.stderr.count("RuntimeError: all fail") == 2
+    assert "aborted" not in done.stderr
+
+
+@pytest.mark.parametrize("case", ["part", "early"])
+def test_a_rank_that_ends_well_aborts_nobody(mpirun: Run, case: str) -> None:
+    done = job(mpirun, 2, case, HSGD_ABORT_AFTER_S="0.2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 ends", "rank 1 ends"]
+
+
+def test_an_interrupted_rank_ends_the_job(mpirun: Run) -> None:
+    done = job(mpirun, 2, "interrupt")
+    assert done.returncode != 0
+    assert "ended by KeyboardInterrupt, and 1 s later other" in done.stderr
+
+
+def test_ranks_that_mpirun_keeps_alive_may_go_on(mpirun: Run) -> None:
+    done = mpirun(2, __file__, "survive", env=SOON, mca={"mpi_ft_enable": 1}, timeout_s=JOB_S)
+    assert "rank 0 went on" in done.stdout, done.stderr
+    assert "aborted" not in done.stderr
+
+
+def test_errors_of_a_prompt_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: seen.append(error))
+    state = ending._Ending()
+    state.install()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    sys.excepthook(ValueError, ValueError("at the prompt"), None)
+    assert not state.failure and len(seen) == 1
+    monkeypatch.delattr(sys, "ps1")
+    sys.excepthook(ValueError, ValueError("in a script"), None)
+    assert state.failure == "ValueError" and len(seen) == 2
+
+
+def test_a_forked_child_takes_no_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(ending, "_all_end", lambda *_: pytest.fail("waits for ranks"))
+    state = ending._Ending()
+    state.install()
+    state.limit_s, state.all_watch, state.failure = 1.0, True, "ValueError"
+    state.pid += 1
+    state.last_step()
+
+
+# --- the program of the ranks ---
+
+
+def run_hang(comm: Any) -> None:
+    if comm.rank == 1:
+        time.sleep(FOR_EVER_S)
+    comm.allreduce(np.ones(3))
+
+
+def run_fail(comm: Any) -> None:
+    from hsgd import PeerLost
+
+    if comm.rank == 1:
+        raise RuntimeError("this rank fails")
+    if comm.rank == 2:
+        time.sleep(FOR_EVER_S)
+    try:
+        comm.allreduce(np.ones(3))
+    except PeerLost as error:
+        print(error, flush=True)
+        raise
+
+
+def run_all(comm: Any) -> None:
+    comm.barrier()
+    raise RuntimeError("all fail")
+
+
+def run_early(comm: Any) -> None:
+    """Rank 0 ends while rank 1 has work of its own, for longer than the limit."""
+    time.sleep(comm.rank)
+    print(f"rank {comm.rank} ends", flush=True)
+    sys.exit(0)
+
+
+def run_part(comm: Any) -> None:
+    """Rank 0 calls MPI.Finalize() itself."""
+    from mpi4py import MPI
+
+    print(f"rank {comm.rank} ends", flush=True)
+    if comm.rank == 0:
+        comm.close()
+        MPI.Finalize()
+
+
+def run_interrupt(comm: Any) -> None:
+    if comm.rank == 0:
+        raise KeyboardInterrupt
+    time.sleep(FOR_EVER_S)
+
+
+def run_survive(comm: Any) -> None:
+    from hsgd import PeerLost
+
+    if comm.rank == 1:
+        raise RuntimeError("this rank fails")
+    with pytest.raises(PeerLost):
+        comm.allreduce(np.ones(3))
+    time.sleep(3 * float(SOON["HSGD_ABORT_AFTER_S"]))
+    print(f"rank {comm.rank} went on", flush=True)
+    os._exit(0)
+
+
+def main(case: str) -> None:
+    def hook(*error: Any) -> None:
+        if case == "hang":
+            print("the hook of the program", flush=True)
+        sys.__excepthook__(*error)
+
+    sys.excepthook = hook
+    from hsgd import Comm
+
+    comm = Comm()
+    if case == "hang":
+        atexit.register(lambda: print(f"the last of rank {comm.rank}", flush=True))
+    globals()[f"run_{case}"](comm)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
