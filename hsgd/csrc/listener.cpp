@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
@@ -30,12 +31,14 @@ void draw(void* words, size_t bytes) {
   if (::getrandom(words, bytes, 0) != static_cast<ssize_t>(bytes)) fail_system("getrandom");
 }
 
-// A name in the folder of `path` that no other process uses; no longer than `path`, where that
-// allows it.
+// A name in the folder of `path` that no other process uses; cut to what an address can hold.
 std::string name_beside(const std::string& path) {
+  constexpr size_t kShortest = 3;
   uint32_t word = 0;
   draw(&word, sizeof word);
-  return path.substr(0, path.rfind('/') + 1) + text(".%08x", word);
+  const std::string folder = path.substr(0, path.rfind('/') + 1);
+  const size_t room = sizeof(sockaddr_un::sun_path) - 1 - folder.size();
+  return folder + text(".%08x", word).substr(0, std::max(kShortest, room));
 }
 
 // Gives a socket that listens another name; false when that is taken.

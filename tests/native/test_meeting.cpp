@@ -130,6 +130,20 @@ TEST("of jobs that find the socket of a killed one, one gets the path and keeps 
   }
 }
 
+TEST("a path may be as long as an address can be") {
+  const Folder folder;
+  const std::string longest(107 - folder.path("").size(), 'x');
+  const std::string path = folder.path(longest.c_str());
+  const std::string deep = folder.path("") + std::string(100 - folder.path("").size(), 'x');
+  CHECK_EQ(::mkdir(deep.c_str(), 0700), 0);
+  for (const std::string& each : {path, deep + "/socket"}) {
+    CHECK_EQ(each.size(), 107u);
+    const Listener listener(each);
+    CHECK(hsgd::reachable(each));
+  }
+  CHECK_EQ(::rmdir(deep.c_str()), 0);
+}
+
 TEST("a socket's file is its owner's alone, and no other file of the process is") {
   const Folder folder;
   const std::string path = folder.path("socket");
