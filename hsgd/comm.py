@@ -109,9 +109,11 @@ class Comm(Closing):
 
         path: where the ranks meet, the same on all, at most 107 characters: a UNIX socket is made
         there by rank 0 and removed before this returns. A name that starts with "@" needs no file
-        system.
-        Raises ValueError for a wrong rank or size, CollectiveTimeout naming ranks that did not
-        come.
+        system; other users of the node can take it first, when they can guess it: draw it at
+        random. "@NAME#SECRET", with a secret of 32 hexadecimal digits, binds NAME alone, and who
+        does not know the secret is told nothing.
+        Raises ValueError for a wrong rank or size or when another user listens there,
+        CollectiveTimeout naming ranks that did not come.
         """
         self = cls.__new__(cls)
         config = Config.from_env() if config is None else config

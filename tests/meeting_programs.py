@@ -1,16 +1,18 @@
 """Ranks of one node that meet as an ordinary user, perhaps beside a stranger; a program of its own.
 
-usage: meeting_programs.py RANKS DESCRIPTORS SOMAXCONN [STRANGER]
+usage: meeting_programs.py RANKS DESCRIPTORS SOMAXCONN [STRANGER [TASK]]
 
 As root it takes a network namespace of its own, sets the limits and forks a stranger (a function of
-this file, which runs as another user) and the ranks. Prints JSON: what each rank was told, "ok" or
-an error's line, and what the stranger saw.
+this file, which runs as another user; hoard() as theirs) and the ranks, which do TASK ("comm" or
+"box"). Prints JSON: what each rank was told, "ok" or an error's line, and what the stranger saw.
 """
 
 from __future__ import annotations
 
 import array
 import ctypes
+import errno
+import functools
 import json
 import os
 import resource
@@ -18,6 +20,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -25,13 +28,15 @@ from typing import Any
 
 import numpy as np
 
-from hsgd import Comm, HsgdError
+from hsgd import Comm, HsgdError, ParameterBox
 from hsgd.config import Config
 
-__all__ = ["NAME", "STRANGER", "USER"]
+__all__ = ["BOX_NAME", "KEY", "NAME", "STRANGER", "USER"]
 
 USER, STRANGER = 54321, 54322  # descriptors under way are limited for ordinary users only
 NAME = "@hsgd-test-rendezvous"
+KEY = "weights"
+BOX_NAME = f"@hsgd-box-{USER}-{KEY}"
 # Measures nothing, and takes some KB per rank.
 LIGHT = Config(chunk_bytes=4096, oneshot_bytes=256, slots=3, store="ordinary", timeout_s=60.0)
 CLONE_NEWNET = 0x40000000
@@ -80,8 +85,10 @@ def finish(pid: int, pipe: int) -> Any:
 # --- ranks ---
 
 
-def run_rank(rank: int, ranks: int) -> str:
+def run_rank(task: str, rank: int, ranks: int) -> str:
     try:
+        if task == "box":
+            return use_box(rank)
         with Comm.local(NAME, rank, ranks, LIGHT) as comm:
             total = comm.allreduce(np.full(3, rank, np.int64))
             assert total.tolist() == [ranks * (ranks - 1) // 2] * 3, total
@@ -89,6 +96,13 @@ def run_rank(rank: int, ranks: int) -> str:
                 meet_again(comm)
     except (HsgdError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
+    return "ok"
+
+
+def use_box(rank: int) -> str:
+    box = ParameterBox.attach(KEY) if rank else ParameterBox.create(KEY, count=100)
+    with box:
+        box.accumulate(np.ones(100, np.float32))
     return "ok"
 
 
@@ -108,11 +122,11 @@ def meet_again(comm: Comm) -> None:
 # --- strangers: each is given a function to call when it is in place ---
 
 
-def take_the_name(ready: Callable[[], None]) -> dict[str, int]:
+def take_the_name(ready: Callable[[], None], name: str = NAME) -> dict[str, int]:
     """Listens where the ranks meet; tells how many bytes and descriptors it was sent."""
     seen = {"connections": 0, "bytes": 0, "descriptors": 0}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind("\0" + NAME[1:])
+        door.bind("\0" + name[1:])
         door.listen(100)
         ready()
         held = [door]
@@ -129,6 +143,32 @@ def take_the_name(ready: Callable[[], None]) -> dict[str, int]:
                 if not data:
                     held.remove(each)
     return seen
+
+
+def take_the_key(ready: Callable[[], None]) -> dict[str, int]:
+    """Listens where the holders of a box would."""
+    return take_the_name(ready, BOX_NAME)
+
+
+def hoard(ready: Callable[[], None]) -> int:
+    """Has all descriptors under way that its user may, until ranks want to send some of theirs."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ends[0], ends[1]:
+        ends[0].setblocking(False)
+        passed = array.array("i", [ends[0].fileno()] * 250).tobytes()
+        messages = 0
+        try:
+            while True:
+                ends[0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+                messages += 1
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+        ready()
+        while not ended() and Path("/proc/net/unix").read_text().count(NAME) < 4:
+            time.sleep(0.01)
+        time.sleep(0.3)
+    return messages
 
 
 def flood(ready: Callable[[], None]) -> dict[str, int]:
@@ -182,8 +222,14 @@ def ended() -> bool:
 def start_stranger(name: str) -> tuple[int, int]:
     here, there = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    strange = {"take_the_name": take_the_name, "flood": flood}[name]
-    stranger = start(lambda: strange(lambda: os.close(there)), STRANGER)
+    strange: Callable[[Callable[[], None]], Any] = {
+        "take_the_name": take_the_name,
+        "take_the_key": take_the_key,
+        "flood": flood,
+        "hoard": hoard,
+    }[name]
+    user = USER if name == "hoard" else STRANGER
+    stranger = start(lambda: strange(lambda: os.close(there)), user)
     os.close(there)
     os.read(here, 1)  # ends when the stranger is ready
     return stranger
@@ -194,7 +240,9 @@ def main() -> None:
     enter_namespace(somaxconn)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     stranger = start_stranger(sys.argv[4]) if len(sys.argv) > 4 else None
-    processes = [start(lambda rank=rank: run_rank(rank, ranks), USER) for rank in range(ranks)]
+    task = sys.argv[5] if len(sys.argv) > 5 else "comm"
+    body = functools.partial(run_rank, task)
+    processes = [start(functools.partial(body, rank, ranks), USER) for rank in range(ranks)]
     told = [finish(*process) for process in processes]
     seen = None
     if stranger is not None:

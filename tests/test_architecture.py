@@ -30,9 +30,9 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     | {"transport_inproc", "parting_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver", "socket_listener", "socket_door"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "transport_mpi"})
-    | {"element_update", "listener"},
+    | {"element_update", "listener", "meeting_wait"},
     frozenset({"box_chunks", "box_door", "meeting_messages"}),
-    frozenset({"box"}),
+    frozenset({"box", "meeting_guest", "meeting_host"}),
     frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),
     frozenset({"local", "arena"}),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import meeting_programs
-from meeting_programs import NAME, STRANGER
+from meeting_programs import KEY, NAME, STRANGER
 
 __all__: list[str] = []
 
@@ -60,3 +60,17 @@ def test_another_user_who_floods_every_door_and_guesses_names_harms_nobody() -> 
     assert said["ranks"] == ["ok"] * 4
     assert said["stranger"]["connections"] > 0
     assert said["stranger"]["bytes"] == said["stranger"]["descriptors"] == 0
+
+
+def test_another_user_who_took_the_name_of_a_box_is_named_at_once() -> None:
+    said = run(2, 1024, 0, "take_the_key", "box")
+    assert said["stranger"]["bytes"] == said["stranger"]["descriptors"] == 0
+    for line in said["ranks"]:
+        assert line.startswith("ValueError: ParameterBox: a process of another user")
+        assert f"uid {STRANGER}" in line and f'"{KEY}"' in line
+
+
+def test_ranks_wait_while_other_jobs_have_all_descriptors_of_the_user_under_way() -> None:
+    said = run(4, 1024, 0, "hoard")
+    assert said["ranks"] == ["ok"] * 4
+    assert said["stranger"] >= 4

@@ -23,10 +23,10 @@ namespace hsgd {
 HSGD_API void check_descriptors(int local_size);
 
 // Collective over the ranks 0..size-1 of the node, which all got `path` (see MeetingPoint) by a way
-// of their own. Rank 0 passes the listener when it has one
-// already (else it is made here). Returns all members by local rank. Throws CollectiveTimeout,
-// PeerLost or HSGD_ERR_ARGUMENT (wrong size, rank taken twice, other settings, other version,
-// another user listens there), with the ranks in the text, and what the deadline's watch throws.
+// of their own. Rank 0 passes the listener when it has one already (else it is made here). Returns
+// all members by local rank. Throws CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size,
+// rank taken twice, other settings, other version, another user listens there), with the ranks in
+// the text, and what the deadline's watch throws.
 std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
                          Member self, const Deadline& deadline);
 

@@ -2,16 +2,19 @@
 #include "listener.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
 #include "error.hpp"
+#include "wait.hpp"
 
 namespace hsgd {
 namespace {
@@ -28,12 +31,14 @@ void draw(void* words, size_t bytes) {
   if (::getrandom(words, bytes, 0) != static_cast<ssize_t>(bytes)) fail_system("getrandom");
 }
 
-// A name in the folder of `path` that no other process uses; no longer than `path`, where that
-// allows it.
+// A name in the folder of `path` that no other process uses; cut to what an address can hold.
 std::string name_beside(const std::string& path) {
+  constexpr size_t kShortest = 3;
   uint32_t word = 0;
   draw(&word, sizeof word);
-  return path.substr(0, path.rfind('/') + 1) + text(".%08x", word);
+  const std::string folder = path.substr(0, path.rfind('/') + 1);
+  const size_t room = sizeof(sockaddr_un::sun_path) - 1 - folder.size();
+  return folder + text(".%08x", word).substr(0, std::max(kShortest, room));
 }
 
 // Gives a socket that listens another name; false when that is taken.
@@ -72,10 +77,29 @@ bool give_name(const std::string& hidden, const std::string& name) {
   fail_in_use(name);
 }
 
+// Held while a stale socket is cleared away, so that nobody takes what another job has just put in
+// its place. Best effort: anybody who can read the folder can hold it.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& path) {
+    const std::string folder = path.substr(0, path.rfind('/') + 1);
+    folder_ = Fd(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    constexpr int kTries = 100;
+    for (int tries = 0; folder_.valid() && tries < kTries; ++tries) {
+      if (::flock(folder_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+      pause_ms(10);
+    }
+  }
+
+ private:
+  Fd folder_;
+};
+
 // Moves what lies at `path` out of the way when nobody listens there: a job that was killed during
-// its set-up left it. Of two jobs that do so at a time, one may take away what the other has just
-// published; it finds it alive, and puts it back. Ranks that come meanwhile try again.
+// its set-up left it. Should it come alive meanwhile, in spite of the lock, it is put back; ranks
+// that come in between try again.
 void clear_stale(const std::string& path) {
+  const FolderLock lock(path);
   struct stat found{};
   if (::lstat(path.c_str(), &found) != 0) return;  // it is gone by now
   if (!S_ISSOCK(found.st_mode)) {

@@ -55,6 +55,14 @@ MeetingHead failure_words(hsgd_status code, int rank, const std::string& message
   return head;
 }
 
+void show_proof(const std::string& proof, MeetingHead* head) {
+  proof.copy(head->proof, sizeof head->proof);
+}
+
+bool is_proof(const MeetingHead& head, const std::string& proof) {
+  return is_same_secret(std::string(head.proof, proof.size()), proof);
+}
+
 Sent send_words(int socket, const MeetingHead& head) {
   return send_message(socket, &head, bytes_of(0), {});
 }

@@ -78,6 +78,10 @@ struct MeetingMessage {
 MeetingHead words_of(Say say, int rank, int size);
 MeetingHead failure_words(hsgd_status code, int rank, const std::string& message);
 
+// What either side shows of the secret.
+void show_proof(const std::string& proof, MeetingHead* head);
+bool is_proof(const MeetingHead& head, const std::string& proof);
+
 Sent send_words(int socket, const MeetingHead& head);
 // `count` of the members from `first` on, with their descriptors.
 Sent send_members(int socket, MeetingHead head, const std::vector<Member>& members, int first,
