@@ -94,6 +94,8 @@ class HsgdProcessGroup(dist.ProcessGroup):
         # A group that nobody destroyed: its thread ends, and its memory is given back.
         self._end = weakref.finalize(self, _close, self._worker, self._comm)
         self._end.atexit = False  # Comm closes itself before the interpreter ends
+        forget = weakref.WeakMethod(self._forget)
+        self._comm.before_close(lambda: (method := forget()) and method())
 
     # What torch asks of a group.
 
@@ -155,6 +157,11 @@ class HsgdProcessGroup(dist.ProcessGroup):
         self._accelerators.shutdown()
         self._messages = None
         self._end()
+
+    def _forget(self) -> None:
+        """torch keeps a group that nobody destroyed for ever, and with it what it refers to."""
+        self._comm = self._buckets = None
+        self._end.detach()
 
     def abort(self) -> None:
         """shutdown()."""
@@ -490,7 +497,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu":
             return cast(HsgdWork, self._accelerators.group(self, device).barrier(opts))
-        return self._submit("barrier", self._comm.barrier, [], opts)
+        return self._submit("barrier", lambda: self._comm.barrier(), [], opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

@@ -6,6 +6,7 @@ same on all ranks. A call that may block runs in its caller's thread where nothi
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class _Unreadable:
         self._error = error
 
     def __reduce__(self) -> str:
-        raise self._error
+        raise copy.copy(self._error)
 
 
 class HsgdWork(dist.Work):
@@ -76,10 +77,12 @@ class HsgdWork(dist.Work):
         if self._error is None:
             future.set_result(self._tensors)
             return
-        error = self._error
+        # Without the frames through which it passes: they lead back to the future, and what C++
+        # holds no collection of garbage would find.
+        error = copy.copy(self._error)
 
         def unwrap(_: Any) -> None:
-            raise error
+            raise copy.copy(error)
 
         future._set_unwrap_func(unwrap)
         spared = self.asker == "reducer"  # backward() raises when the reducer is done
