@@ -35,6 +35,7 @@ from hsgd.c10d.meeting import meet
 from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.shared_buckets import SharedBuckets, is_called_by_autograd
 from hsgd.c10d.sparse import allreduce_sparse
+from hsgd.c10d.tracing import traced
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.comm import Comm
 from hsgd.config import Config
@@ -188,7 +189,8 @@ class HsgdProcessGroup(dist.ProcessGroup):
         own_limit = limit_s if 0 < limit_s < self._limit_s else None
         if not blocking:
             self._backward.watch(work)
-        return self._worker.submit(work, blocking=blocking, limit_s=own_limit)
+        with traced(what):
+            return self._worker.submit(work, blocking=blocking, limit_s=own_limit)
 
     def _gather(self, array: Tensor) -> Tensor:
         """The flat arrays of all ranks in rank order; blocking, within a work."""

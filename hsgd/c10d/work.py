@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hsgd.c10d.tracing import traced
 from hsgd.errors import CollectiveTimeout, HsgdError
 
 __all__ = ["HsgdWork", "Worker"]
@@ -94,9 +95,12 @@ class HsgdWork(dist.Work):
         timeout: None, 0 or less waits until it ends, at the latest by the group's timeout. Raises
         CollectiveTimeout when it passes before; the collective goes on.
         """
-        self._worker.help(self)
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        if not self._ended.wait(seconds if seconds > 0 else None):
+        if not self._ended.is_set():
+            with traced(f"{self._what} wait"):
+                self._worker.help(self)
+                self._ended.wait(seconds if seconds > 0 else None)
+        if not self._ended.is_set():
             raise CollectiveTimeout(
                 f"{self._what}: not done within {seconds:g} s; it goes on, wait for it again"
             )
