@@ -395,3 +395,16 @@ def test_a_bound_device_is_refused_in_one_line(ranks: Ranks, path: str) -> None:
     for text in found:
         assert "without device_id" in text
         assert "\n" not in text
+
+
+def do_profile(seat: Seat, path: str) -> set[str]:
+    with group(seat.rank, 2, path), torch.profiler.profile() as profile:
+        dist.all_reduce(torch.ones(3))
+        work = dist.all_gather([torch.ones(3) for _ in range(2)], torch.ones(3), async_op=True)
+        work.wait()
+    return {event.key for event in profile.key_averages() if event.key.startswith("hsgd:")}
+
+
+def test_a_profile_shows_the_collectives_that_a_rank_calls(ranks: Ranks, path: str) -> None:
+    for names in ranks.run(do_profile, path, on=range(2)):
+        assert {"hsgd:all_reduce", "hsgd:all_gather"} <= names

@@ -64,6 +64,18 @@ WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
     "bool": (lambda c: c.allreduce(np.ones(4, bool)), TypeError, "float32, float64"),
     "bool tensor": (lambda c: c.allreduce(torch.ones(4).bool()), TypeError, "float32, float64"),
     "uint16": (lambda c: c.allreduce(np.ones(4, "uint16")), TypeError, "float32, float64"),
+    "int16 named": (
+        lambda c: c.allreduce(np.ones(4, "int16")),
+        TypeError,
+        "dtype int16 is not supported; use one of float32",
+    ),
+    "int16 tensor named": (
+        lambda c: c.allreduce(torch.ones(4).short()),
+        TypeError,
+        "dtype int16 is not supported",
+    ),
+    "complex64 named": (lambda c: c.allreduce(np.ones(4, "c8")), TypeError, "dtype complex64 is"),
+    "bool tensor named": (lambda c: c.allreduce(torch.ones(4).bool()), TypeError, "dtype bool is"),
     "datetime": (lambda c: c.allreduce(np.zeros(4, "M8[s]")), TypeError, "float32, float64"),
     "structured": (lambda c: c.allreduce(np.zeros(4, "f4,f4")), TypeError, "float32, float64"),
     "strings": (lambda c: c.allreduce(np.array(["a", "b"])), TypeError, "float32, float64"),
@@ -447,3 +459,53 @@ def do_all_differ(seat: Seat, path: str, size: int) -> str:
         comm.allreduce(np.ones(1000**seat.rank if seat.rank < 3 else 77))
     comm.barrier()
     return str(caught.value).partition(": ")[2]
+
+
+# --- names and numbers ---
+
+
+def do_call_named(seat: Seat, path: str) -> None:
+    comm = Comm.local(path, seat.rank, 2, BRIEF)
+    with contextlib.closing(comm):
+        comm.barrier()
+        if seat.rank == 1:
+            seat.tell("there")
+            seat.pipe.recv()
+            return
+        comm.allreduce(np.ones(4), name="fc.weight")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_who_waits_in_vain_is_told_the_name_of_the_call(is_killed: bool) -> None:
+    with Ranks(2) as pool:
+        pool.start(do_call_named, meeting_point())
+        pool.hear(1)
+        if is_killed:
+            pool.signal(1, signal.SIGKILL)
+        (outcome,) = pool.finish(on=[0])
+        if not is_killed:
+            pool.send(1, "go")
+    assert isinstance(outcome.error, PeerLost if is_killed else CollectiveTimeout)
+    assert 'allreduce #2 "fc.weight": ' in lines([outcome])[0]
+
+
+def do_map_too_much(seat: Seat, path: str) -> None:
+    import resource
+
+    comm = Comm.local(path, seat.rank, 1)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), before[1]))
+    try:
+        comm.empty(64 << 20, np.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        comm.close()
+
+
+def test_addresses_that_are_refused_are_told_with_numbers() -> None:
+    with Ranks(1) as pool:
+        (outcome,) = pool.outcomes(do_map_too_much, meeting_point())
+    assert isinstance(outcome.error, MemoryError), outcome.trace
+    assert f"mapping {64 << 20} bytes failed" in str(outcome.error)
+    assert "(ulimit -v) is " in str(outcome.error)

@@ -222,3 +222,18 @@ def test_parameters_of_one_rank_alone_are_an_error_on_all(ranks: Ranks, tmp_path
 
 def test_new_parameters_while_a_rank_has_joined_are_an_error(ranks: Ranks) -> None:
     ranks.run(new_parameters, meeting_point(), on=range(2))
+
+
+def unnamed(seat: Seat, path: str) -> list[float]:
+    """Ranks that have not joined count an allgather that fails, and one counts more than others."""
+    with job(seat, path, 3) as hvd:
+        for _ in range(seat.rank):
+            with pytest.raises(hvd.HorovodInternalError, match="not supported with Join"):
+                hvd.allgather(torch.ones(2))
+        hvd.join()
+        gathered = hvd.allgather(torch.full((1,), float(seat.rank)))
+        return gathered.tolist() + hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist()  # type: ignore[no-any-return]
+
+
+def test_unnamed_operations_fail_on_all_that_call_them_and_go_on_after_a_join(ranks: Ranks) -> None:
+    assert ranks.run(unnamed, meeting_point()) == [[0.0, 1.0, 2.0, 3.0]] * 3

@@ -59,6 +59,10 @@ class Nodes:
             leave = weakref.WeakMethod(self._leave)  # a dropped group closes at once
             local.before_close(lambda: (method := leave()) and method())
 
+    def before_close(self, function: Callable[[], object]) -> None:
+        """See Comm.before_close."""
+        self._local.before_close(function)
+
     def close(self) -> None:
         """Give everything back; local. A second call does nothing."""
         self._local.close()

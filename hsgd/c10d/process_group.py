@@ -35,6 +35,7 @@ from hsgd.c10d.meeting import meet
 from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.shared_buckets import SharedBuckets, is_called_by_autograd
 from hsgd.c10d.sparse import allreduce_sparse
+from hsgd.c10d.tracing import traced
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.comm import Comm
 from hsgd.config import Config
@@ -94,6 +95,8 @@ class HsgdProcessGroup(dist.ProcessGroup):
         # A group that nobody destroyed: its thread ends, and its memory is given back.
         self._end = weakref.finalize(self, _close, self._worker, self._comm)
         self._end.atexit = False  # Comm closes itself before the interpreter ends
+        forget = weakref.WeakMethod(self._forget)
+        self._comm.before_close(lambda: (method := forget()) and method())
 
     # What torch asks of a group.
 
@@ -156,6 +159,11 @@ class HsgdProcessGroup(dist.ProcessGroup):
         self._messages = None
         self._end()
 
+    def _forget(self) -> None:
+        """torch keeps a group that nobody destroyed for ever, and with it what it refers to."""
+        self._comm = self._buckets = None
+        self._end.detach()
+
     def abort(self) -> None:
         """shutdown()."""
         self.shutdown()
@@ -181,7 +189,8 @@ class HsgdProcessGroup(dist.ProcessGroup):
         own_limit = limit_s if 0 < limit_s < self._limit_s else None
         if not blocking:
             self._backward.watch(work)
-        return self._worker.submit(work, blocking=blocking, limit_s=own_limit)
+        with traced(what):
+            return self._worker.submit(work, blocking=blocking, limit_s=own_limit)
 
     def _gather(self, array: Tensor) -> Tensor:
         """The flat arrays of all ranks in rank order; blocking, within a work."""
@@ -490,7 +499,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu":
             return cast(HsgdWork, self._accelerators.group(self, device).barrier(opts))
-        return self._submit("barrier", self._comm.barrier, [], opts)
+        return self._submit("barrier", lambda: self._comm.barrier(), [], opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

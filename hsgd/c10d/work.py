@@ -6,6 +6,7 @@ same on all ranks. A call that may block runs in its caller's thread where nothi
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hsgd.c10d.tracing import traced
 from hsgd.errors import CollectiveTimeout, HsgdError
 
 __all__ = ["HsgdWork", "Worker"]
@@ -29,7 +31,7 @@ class _Unreadable:
         self._error = error
 
     def __reduce__(self) -> str:
-        raise self._error
+        raise copy.copy(self._error)
 
 
 class HsgdWork(dist.Work):
@@ -76,10 +78,12 @@ class HsgdWork(dist.Work):
         if self._error is None:
             future.set_result(self._tensors)
             return
-        error = self._error
+        # Without the frames through which it passes: they lead back to the future, and what C++
+        # holds no collection of garbage would find.
+        error = copy.copy(self._error)
 
         def unwrap(_: Any) -> None:
-            raise error
+            raise copy.copy(error)
 
         future._set_unwrap_func(unwrap)
         spared = self.asker == "reducer"  # backward() raises when the reducer is done
@@ -91,9 +95,12 @@ class HsgdWork(dist.Work):
         timeout: None, 0 or less waits until it ends, at the latest by the group's timeout. Raises
         CollectiveTimeout when it passes before; the collective goes on.
         """
-        self._worker.help(self)
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        if not self._ended.wait(seconds if seconds > 0 else None):
+        if not self._ended.is_set():
+            with traced(f"{self._what} wait"):
+                self._worker.help(self)
+                self._ended.wait(seconds if seconds > 0 else None)
+        if not self._ended.is_set():
             raise CollectiveTimeout(
                 f"{self._what}: not done within {seconds:g} s; it goes on, wait for it again"
             )

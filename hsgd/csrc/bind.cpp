@@ -53,6 +53,17 @@ std::string class_name(nb::handle object) {
           .c_str());
 }
 
+// NumPy's name of a dtype that hsgd does not take, given its buffer format without a byte order.
+std::string name_of_format(const std::string& code, size_t itemsize) {
+  const std::string bits = std::to_string(8 * itemsize);
+  if (code == "?") return "bool";
+  if (code == "g") return "longdouble";
+  if (code.size() == 1 && std::strchr("hilq", code[0]) != nullptr) return "int" + bits;
+  if (code.size() == 1 && std::strchr("HILQ", code[0]) != nullptr) return "uint" + bits;
+  if (code.size() == 2 && code[0] == 'Z') return "complex" + bits;
+  return "'" + code + "' (buffer format)";
+}
+
 hsgd_dtype dtype_of_format(const char* format, size_t itemsize, const char* what) {
   const char* code = format == nullptr ? "B" : format;
   if (*code == '>' || *code == '!') refuse_dtype(what, std::string("'") + code + "' (big-endian)");
@@ -79,7 +90,7 @@ hsgd_dtype dtype_of_format(const char* format, size_t itemsize, const char* what
         break;
     }
   }
-  refuse_dtype(what, std::string("'") + (format == nullptr ? "" : format) + "' (buffer format)");
+  refuse_dtype(what, name_of_format(code, itemsize));
 }
 
 hsgd_dtype dtype_of_dlpack(nb::dlpack::dtype dtype, const char* what) {
@@ -94,8 +105,12 @@ hsgd_dtype dtype_of_dlpack(nb::dlpack::dtype dtype, const char* what) {
     if (code == nb::dlpack::dtype_code::Int && dtype.bits == 64) return HSGD_INT64;
     if (code == nb::dlpack::dtype_code::UInt && dtype.bits == 8) return HSGD_UINT8;
   }
-  refuse_dtype(what, "with DLPack code " + std::to_string(dtype.code) + " and " +
-                         std::to_string(dtype.bits) + " bits");
+  const std::string bits = std::to_string(dtype.bits);
+  if (code == nb::dlpack::dtype_code::Bool) refuse_dtype(what, "bool");
+  if (code == nb::dlpack::dtype_code::Int) refuse_dtype(what, "int" + bits);
+  if (code == nb::dlpack::dtype_code::UInt) refuse_dtype(what, "uint" + bits);
+  if (code == nb::dlpack::dtype_code::Complex) refuse_dtype(what, "complex" + bits);
+  refuse_dtype(what, "with DLPack code " + std::to_string(dtype.code) + " and " + bits + " bits");
 }
 
 }  // namespace

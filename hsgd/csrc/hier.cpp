@@ -285,6 +285,10 @@ void Communicator::run(Operation& operation) {
   }
   deadline_.reset();
   begin_collective(operation.signature);
+  struct Forget {  // the caller's label lives as long as the call
+    const hsgd_label*& label;
+    ~Forget() { label = nullptr; }
+  } forget{label_ = operation.label};
   const uint64_t weight = clock_weight(operation);
   const uint64_t start = weight > 0 ? ticks() : 0;
   const uint64_t waited = wait_ticks_;
@@ -924,7 +928,7 @@ void Communicator::check_alive(int rank, const std::string& what) const {
 
 std::string Communicator::what() const {
   if (first_sequence_ == 0) return "set-up";
-  return describe_call(sequence_ - first_sequence_, current_);
+  return describe_call(sequence_ - first_sequence_, current_, label_);
 }
 
 // --- start-up measurement ---

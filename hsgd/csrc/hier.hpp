@@ -254,7 +254,8 @@ class HSGD_API Communicator final : private Watch {
   int open_seen_ = 0;
   bool headers_started_ = false;
   Signature current_;
-  Watch* setup_watch_;  // while the set-up lasts
+  const hsgd_label* label_ = nullptr;  // of the operation that runs
+  Watch* setup_watch_;                 // while the set-up lasts
   std::optional<Deadline> deadline_;
   std::optional<Parting> parting_;  // leaders: of the nodes that parted, the one that misses most
   std::string broken_;

@@ -375,10 +375,7 @@ void Communicator::take_packets(const Operation& operation) {
 // All ranks know that some counts differ. Now they exchange all of them, to say which.
 void Communicator::fail_imbalance(const Operation& operation) {
   const auto size = static_cast<size_t>(place_.size);
-  std::string call = what();
-  if (operation.label != nullptr && operation.label->name != nullptr) {
-    call += std::string(" \"") + operation.label->name + "\"";
-  }
+  const std::string call = what();
   std::vector<uint64_t> mine(operation.counts.of_rank, operation.counts.of_rank + size);
   mine.insert(mine.end(), operation.receive_counts, operation.receive_counts + size);
   std::vector<uint64_t> all(size * mine.size());

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "cgroup.hpp"
@@ -80,6 +82,19 @@ void add_huge_pages(int fd, size_t bytes) {
   ::munmap(data, whole);
 }
 
+// errno tells why addresses were refused.
+[[noreturn]] void fail_mapping(size_t bytes) {
+  if (errno != ENOMEM) fail_system("mapping of shared memory");
+  rlimit limit{};
+  const bool limited = ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  const std::string most = limited ? std::to_string(limit.rlim_cur) + " bytes" : "unlimited";
+  throw Error(
+      HSGD_ERR_MEMORY, -1,
+      text("shared memory: mapping %zu bytes failed: %s; the limit of addresses (ulimit -v) "
+           "is %s; raise it, or vm.max_map_count, or use less",
+           bytes, std::strerror(ENOMEM), most.c_str()));
+}
+
 }  // namespace
 
 size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
@@ -119,7 +134,7 @@ Segment::~Segment() {
 
 Segment::Segment(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
   void* address = map_shared(fd_.get(), bytes);
-  if (address == MAP_FAILED) fail_system("mapping of shared memory");
+  if (address == MAP_FAILED) fail_mapping(bytes);
   data_ = static_cast<std::byte*>(address);
 }
 
@@ -164,7 +179,7 @@ Row::Row(const std::vector<Segment>& segments) {
   const size_t each = segments.front().bytes();
   const size_t bytes = each * segments.size();
   void* range = reserve(bytes);
-  if (range == MAP_FAILED) fail_system("reserving addresses for shared memory");
+  if (range == MAP_FAILED) fail_mapping(bytes);
   data_ = static_cast<std::byte*>(range);
   bytes_ = bytes;
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -175,7 +190,7 @@ Row::Row(const std::vector<Segment>& segments) {
       ::munmap(data_, bytes_);
       data_ = nullptr;
       errno = error;
-      fail_system("mapping of shared memory side by side");
+      fail_mapping(each);
     }
   }
 }

@@ -151,8 +151,11 @@ hsgd_side side_of(int rank, const Label& label) {
   return side;
 }
 
-std::string describe_call(uint64_t sequence, const Signature& signature) {
-  return std::string(kind_name(signature.kind())) + " #" + std::to_string(sequence);
+std::string describe_call(uint64_t sequence, const Signature& signature, const hsgd_label* label) {
+  Label shown;
+  fill_label(label, {}, &shown);
+  return std::string(kind_name(signature.kind())) + " #" + std::to_string(sequence) +
+         quoted_name(shown);
 }
 
 std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other) {

@@ -82,8 +82,9 @@ inline hsgd_side side_of(const Call& call) { return side_of(call.rank, call.labe
 
 // "allreduce #12 "fc.weight": rank 1 sent 10 float32, rank 3 sent 12 float32; call it with ...".
 std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other);
-// "allreduce #12" for other messages.
-std::string describe_call(uint64_t sequence, const Signature& signature);
+// "allreduce #12", and the caller's name where it gave one, for other messages.
+std::string describe_call(uint64_t sequence, const Signature& signature,
+                          const hsgd_label* label = nullptr);
 
 }  // namespace hsgd
 

@@ -27,12 +27,15 @@ def join(device: int = -1) -> int:
     Until then it takes part in the allreduces of the others with zeros, and so in the steps of each
     DistributedOptimizer that has made a step here, unless with a strategy of its own, node_shared,
     sparse gradients, or MPI without MPI_THREAD_MULTIPLE: then the others wait in such a step.
-    Everything else fails on all ranks while one has joined, but barriers.
+    Everything else fails on all ranks that call it while one has joined, but barriers.
     device: taken for Horovod's sake.
     Returns the rank that joined last.
     """
     coordinator = coordinator_of(global_process_set, "Join")
-    job, operation = runtime.current(), Join(JOIN, time.time())
+    job = runtime.current()
+    unnamed = job.unnamed(global_process_set.process_set_id)
+    operation = Join(JOIN, time.time(), unnamed.used)
     with standing_in(job.joining if job.threaded else (), coordinator.end):
         last: int = synchronize(submit(coordinator, operation, wake=False))
+    unnamed.used = operation.unnamed  # alike on all ranks again
     return last

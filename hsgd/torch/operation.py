@@ -113,19 +113,25 @@ class Barrier(Operation):
 
 
 class Join(Operation):
-    """This rank has no more data. The result is the rank that said so last."""
+    """This rank has no more data. The result is the rank that said so last.
+
+    unnamed: how many operations without a name this rank has counted; when it has run, the most of
+    all ranks. Ranks that joined early have counted less.
+    """
 
     kind = "join"
 
-    def __init__(self, name: str, now_s: float) -> None:
+    def __init__(self, name: str, now_s: float, unnamed: int) -> None:
         super().__init__(name)
         self.now_s = now_s
+        self.unnamed = unnamed
 
     def run(self, comm: Comm) -> None:
-        times = torch.zeros(comm.size, dtype=torch.float64)
-        times[comm.rank] = self.now_s
-        comm.allreduce(times, out=times, name=self.name)
-        self.result = int(times.argmax())
+        told = torch.zeros(2, comm.size, dtype=torch.float64)
+        told[:, comm.rank] = torch.tensor([self.now_s, self.unnamed], dtype=torch.float64)
+        comm.allreduce(told, out=told, name=self.name)
+        self.result = int(told[0].argmax())
+        self.unnamed = int(told[1].max())
 
 
 def count_write(tensors: Sequence[Tensor]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,13 +42,29 @@ class Place:
     homogeneous: bool
 
 
+class Unnamed:
+    """Numbers for operations without a name, which ranks count alike as long as they call alike.
+    Several threads may take them.
+    """
+
+    def __init__(self) -> None:
+        self.used = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """The next number."""
+        with self._lock:
+            self.used += 1
+            return self.used - 1
+
+
 @dataclass
 class _Set:
     """A process set; `coordinator` is None on ranks outside of it."""
 
     ranks: list[int]
     coordinator: Coordinator | None
-    unnamed: Any = field(default_factory=itertools.count)
+    unnamed: Unnamed = field(default_factory=Unnamed)
 
 
 class _NewSet(Operation):
@@ -135,7 +152,11 @@ class Runtime:
     def next_unnamed(self, number: int | None) -> int:
         """A number for an operation without a name, which counts alike on the ranks of a set."""
         found = None if number is None else self._sets.get(number)
-        return -1 if found is None else next(found.unnamed)
+        return -1 if found is None else found.unnamed.take()
+
+    def unnamed(self, number: int | None) -> Unnamed:
+        """The numbers of operations without a name of a process set that is there; local."""
+        return self._sets[number or 0].unnamed
 
     def add_process_set(self, ranks: Sequence[int]) -> int | None:
         """Its number, None when these ranks form a set already; collective over all ranks."""
