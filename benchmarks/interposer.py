@@ -1,7 +1,8 @@
 """What the interposer costs where a call passes through, and what it gains where it takes one.
 
-One C program (native/interposer/pairs.c) calls MPI_* and PMPI_* in turn, in one process with the
-interposer preloaded, and compares their results. Owns the choice of cases and the ratios; a call on
+C programs (native/interposer/) call MPI_* and PMPI_* in turn, in one process with the interposer
+preloaded, and compare their results: pairs.c single calls, mixes.c programs that mix collectives
+with what goes on beside them. Owns the choice of cases and the ratios; a call on
 MPI_COMM_SELF passes through, and its extra time is the interposer's alone. A third run without
 LD_PRELOAD shows the noise of that difference.
 """
@@ -14,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from hsgd.mpi_compiler import find_wrapper
 
 __all__ = ["LIMIT_NS", "run"]
 
-SOURCE = Path(__file__).resolve().parent / "native" / "interposer" / "pairs.c"
+SOURCES = Path(__file__).resolve().parent / "native" / "interposer"
+# Whether ranks read one another's memory, which many containers forbid: then messages of any size
+# go through shared memory step by step.
+COPIES = {"cma": {}, "no_cma": {"OMPI_MCA_smsc": "^cma"}}
 LIMIT_NS = 50.0  # of the extra time of a call that passes through
 NOISE_NS = 1.0  # differences are not told better than this
 PASSED_BYTES = (64, 4096)  # below the threshold, and above it: then the communicator decides
@@ -37,7 +41,10 @@ RUN_LIMIT_S = 300.0
 EPILOG = f"""\
 Ratios in the JSON: vs_limit/passed/COLLECTIVE/SIZE is {LIMIT_NS:g} ns / what a call that passes
 through takes longer than PMPI's, at least {NOISE_NS:g} ns; vs_peer/interposer/COLLECTIVE/npN/SIZE
-is PMPI / MPI_* with the interposer, 1 where it passes the call on. Medians of one run; a time is
+is PMPI / MPI_* with the interposer, 1 where it passes the call on.
+vs_peer/interposer_mix/MIX/npN/COPY is the same of a whole program that mixes collectives with
+messages, windows and pauses (COPY: cma, or no_cma where ranks cannot read one another's memory).
+Medians of one run; a time is
 that of one call, the mean over a batch, and the largest over the ranks. Roots change from call to
 call. HSGD_MIN_BYTES=0 takes every call.
 
@@ -54,7 +61,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hsgd-bench-") as folder:
-        program = _compile(Path(folder))
+        program = _compile(Path(folder), "pairs")
         for ranks, kind, nbytes, interposed in (
             (1, "passed", PASSED_BYTES, True),
             (1, "plain", PASSED_BYTES, False),
@@ -72,15 +79,22 @@ def run(argv: Sequence[str] | None = None) -> int:
                 print(f"error: {error}", file=sys.stderr)
                 return 1
             results += [{"kind": kind, "ranks": ranks, **row} for row in rows]
+        try:
+            mixes = _measure_mixes(_compile(Path(folder), "mixes"), options.np, options.quick)
+        except jobs.JobFailed as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     document = {
         "meta": report.facts("interposer"),
         "results": results,
-        "ratios": _ratios(results),
+        "mixes": mixes,
+        "ratios": _ratios(results) | _mix_ratios(mixes),
         "failures": [],
     }
     if options.json:
         report.write_json(options.json, document)
     print(_table(results))
+    print(_mix_table(mixes))
     return 0
 
 
@@ -91,24 +105,38 @@ def _read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="few sizes, in under 20 s")
+    parser.add_argument("--quick", action="store_true", help="few sizes and rounds, in under 60 s")
     parser.add_argument("--np", type=int, nargs="+", default=[2], help="ranks (default: 2)")
     parser.add_argument("--sizes", type=report.read_size, nargs="+", help="like 1KB 64KB 4MB")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write facts, rows and ratios")
     return parser.parse_args(argv)
 
 
-def _compile(folder: Path) -> Path:
+def _compile(folder: Path, name: str) -> Path:
     compiler = find_wrapper("mpicc")
     if compiler is None:
         sys.exit("error: no mpicc beside the interpreter or on PATH: install an MPI with headers")
-    program = folder / "pairs"
-    subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), str(SOURCE)], check=True)
+    program = folder / name
+    source = str(SOURCES / f"{name}.c")
+    subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), source], check=True)
     return program
 
 
-def _measure(ranks: int, command: list[str], interposed: bool) -> list[dict[str, Any]]:
+def _measure_mixes(program: Path, ranks: Sequence[int], quick: bool) -> list[dict[str, Any]]:
+    rounds = "20" if quick else "200"
+    rows = []
+    for np in ranks:
+        for copy, environ in COPIES.items():
+            for row in _measure(np, [str(program), rounds], True, environ):
+                rows.append({"ranks": np, "copy": copy, **row})
+    return rows
+
+
+def _measure(
+    ranks: int, command: list[str], interposed: bool, settings: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     environ = jobs.environment(layouts.on_one_node(max(2, ranks)))
+    environ |= settings or {}
     beside = Path(sys.executable).parent
     environ["PATH"] = f"{beside}{os.pathsep}{environ['PATH']}"
     define = {"LD_PRELOAD": str(preload.library())} if interposed else {}
@@ -143,6 +171,28 @@ def _ratios(results: Sequence[dict[str, Any]]) -> dict[str, float]:
             name = f"vs_peer/interposer/{row['collective']}/np{row['ranks']}/{size}"
             ratios[name] = row["pmpi_ns"] / row["mpi_ns"]
     return ratios
+
+
+def _mix_ratios(mixes: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {
+        f"vs_peer/interposer_mix/{row['mix']}/np{row['ranks']}/{row['copy']}": row["pmpi_us"]
+        / row["mpi_us"]
+        for row in mixes
+    }
+
+
+def _mix_table(mixes: Sequence[dict[str, Any]]) -> str:
+    return report.table(
+        ("mix", "ranks", "copy", "MPI us", "PMPI us", "PMPI / MPI"),
+        [
+            (
+                *(row["mix"], str(row["ranks"]), row["copy"]),
+                *(f"{row['mpi_us']:.1f}", f"{row['pmpi_us']:.1f}"),
+                f"{row['pmpi_us'] / row['mpi_us']:.2f}",
+            )
+            for row in mixes
+        ],
+    )
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:

@@ -609,4 +609,8 @@ def test_the_interposer_is_measured_where_calls_pass_and_where_they_are_taken(
     for name in names:
         assert f"vs_limit/passed/{name}/64B" in ratios_found
         assert f"vs_peer/interposer/{name}/np2/1KB" in ratios_found
+    for copy in ("cma", "no_cma"):
+        mixes = {row["mix"] for row in document["mixes"] if row["copy"] == copy}
+        assert {"messages", "short_lived", "puts", "pauses", "nonblocking"} <= mixes
+        assert all(f"vs_peer/interposer_mix/{mix}/np2/{copy}" in ratios_found for mix in mixes)
     assert all(value > 0 for value in ratios_found.values())

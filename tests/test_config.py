@@ -46,6 +46,7 @@ class NativeOptions(ctypes.Structure):
         ("timeout_given", ctypes.c_uint32),
         ("late", ctypes.c_void_p),
         ("progress", ctypes.c_void_p),
+        ("known_store", ctypes.c_uint32),
     )
 
 

@@ -1030,9 +1030,13 @@ void Communicator::tune() {
       options.oneshot_bytes = static_cast<int64_t>(tuning_.oneshot_bytes);
       options.chunk_bytes = static_cast<int64_t>(tuning_.chunk_bytes);
     }
-    tuning_ =
-        choose_tuning(options, place_.local_size > local_.cores(),
-                      [&](size_t bytes, const auto& tunings) { return measure(bytes, tunings); });
+    if (options.known_store != 0) {
+      tuning_.store = options.known_store == 2 ? Store::kNonTemporal : Store::kOrdinary;
+    } else {
+      tuning_ =
+          choose_tuning(options, place_.local_size > local_.cores(),
+                        [&](size_t bytes, const auto& tunings) { return measure(bytes, tunings); });
+    }
     // So that the jump below skips no cell that somebody still reads.
     while (sequence_ % kCells != 0) meet_on_node();
   }

@@ -100,6 +100,10 @@ typedef struct hsgd_options {
    * something go on that cannot by itself, such as messages of MPI. Nonzero: there may be more to
    * do, so that the rank yields its core but does not sleep, unless ranks outnumber cores. */
   int (*progress)(void);
+  /* 0, or what these ranks measured when they made a communicator before, so that this one measures
+   * nothing: 1 ordinary, 2 non-temporal stores; on one node with its switch point and step in
+   * oneshot_bytes and chunk_bytes. */
+  uint32_t known_store;
 } hsgd_options;
 
 /* Monotonic counters of one communicator on one rank. Bytes are payload bytes. */

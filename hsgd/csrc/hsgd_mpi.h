@@ -28,14 +28,17 @@ HSGD_API int hsgd_mpi_exchange_create(const void* mpi_comm, hsgd_comm* comm,
 HSGD_API void hsgd_mpi_library_version(char* text, size_t text_bytes);
 
 /* The cached core communicator of an MPI communicator (an attribute on it): local, but collective
- * at the call that creates it with `options`, which is the first one that `patience` others have
- * come before. NULL in *comm with HSGD_OK: this communicator
- * does not take the two-level path so far (patience, one rank, one rank per node, an
- * intercommunicator, or it could not be made, which rank 0 has said in a line then), on all ranks
- * alike. An error: not all ranks came. The cache owns it: it goes when the MPI communicator is
- * freed or MPI is finalized. For callers that stand for an MPI call of the program. */
+ * at the call that creates it with `options`. Each call is worth `worth_ns`, what MPI would take
+ * for it, and that which brings the sum to `price_ns` per rank creates it: a communicator that goes
+ * sooner is never set up, and one that stays costs at most about twice what either way alone would.
+ * NULL in *comm with HSGD_OK: this communicator does not take the two-level path so far (its price,
+ * one rank, one rank per node, an intercommunicator, or it could not be made, which rank 0 has said
+ * in a line then), on all ranks alike. An error: not all ranks came. The cache owns it: it goes
+ * when the MPI communicator is freed or MPI is finalized. For callers that stand for an MPI call of
+ * the program. */
 HSGD_API int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options,
-                                  uint64_t patience, hsgd_comm** comm, hsgd_error* err);
+                                  uint64_t worth_ns, uint64_t price_ns, hsgd_comm** comm,
+                                  hsgd_error* err);
 
 /* Local: the same when it was decided before; NULL when it was not, or when the communicator does
  * not take the two-level path. Valid while MPI is running. */

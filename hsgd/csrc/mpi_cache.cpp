@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -38,7 +40,7 @@ class Cache;
 struct Entry {
   hsgd_comm* comm = nullptr;  // nullptr: this communicator stays with MPI, at least so far
   Cache* cache = nullptr;     // nullptr until it is decided, and once the cache is gone
-  uint64_t asked = 0;         // calls that wanted `comm`, the same on all ranks
+  uint64_t worth_ns = 0;      // of the calls that wanted `comm`, the same on all ranks
   bool decided = false;
 };
 
@@ -68,6 +70,25 @@ class Cache {
     hsgd_comm_destroy(std::exchange(entry->comm, nullptr));
   }
 
+  // What the ranks of a communicator measured when they made their first one.
+  void use_known(const std::vector<int>& ranks, hsgd_options* options) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = tunings_.find(ranks);
+    if (found == tunings_.end()) return;
+    const hsgd_topology& tuning = found->second;
+    options->known_store = tuning.nontemporal != 0 ? 2 : 1;
+    if (tuning.node_count > 1) return;
+    options->oneshot_bytes = static_cast<int64_t>(tuning.oneshot_bytes);
+    options->chunk_bytes = static_cast<int64_t>(tuning.chunk_bytes);
+  }
+
+  void learn(std::vector<int> ranks, const hsgd_comm* comm) {
+    hsgd_topology tuning;
+    hsgd_comm_topology(comm, &tuning);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tunings_.emplace(std::move(ranks), tuning);
+  }
+
   hsgd_counters counters() {
     // Nobody leaves meanwhile, but others may enter: the counters of a communicator come when its
     // collective under way is finished, and a peer may make a communicator before it comes there.
@@ -90,6 +111,7 @@ class Cache {
   std::mutex mutex_;
   std::vector<Entry*> live_;  // owned by the attributes
   hsgd_counters past_{};
+  std::map<std::vector<int>, hsgd_topology> tunings_;  // by ranks of MPI_COMM_WORLD
 };
 
 // Counts entries that came and went: a communicator may get one, and a handle may come back as that
@@ -139,7 +161,35 @@ Entry* find_entry(MPI_Comm comm) {
   return entry;
 }
 
-hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
+// In MPI_COMM_WORLD, in the order of `comm`; MPI_UNDEFINED for processes that were spawned.
+std::vector<int> world_ranks(MPI_Comm comm) {
+  MPI_Group all = MPI_GROUP_NULL;
+  MPI_Group part = MPI_GROUP_NULL;
+  int size = 0;
+  check_mpi(PMPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+  check_mpi(PMPI_Comm_group(comm, &part), "MPI_Comm_group");
+  check_mpi(PMPI_Group_size(part, &size), "MPI_Group_size");
+  std::vector<int> own(static_cast<size_t>(size));
+  std::vector<int> ranks(own.size());
+  std::iota(own.begin(), own.end(), 0);
+  check_mpi(PMPI_Group_translate_ranks(part, size, own.data(), all, ranks.data()),
+            "MPI_Group_translate_ranks");
+  PMPI_Group_free(&part);
+  PMPI_Group_free(&all);
+  return ranks;
+}
+
+// The ranks measure when they make their first communicator, which takes most of the time.
+hsgd_comm* create_as_known(MPI_Comm comm, hsgd_options options, Cache* cache) {
+  std::vector<int> ranks = world_ranks(comm);
+  const bool spawned = std::count(ranks.begin(), ranks.end(), MPI_UNDEFINED) > 0;
+  if (!spawned) cache->use_known(ranks, &options);
+  hsgd_comm* made = create_over(comm, options, true);
+  if (made != nullptr && !spawned && options.known_store == 0) cache->learn(std::move(ranks), made);
+  return made;
+}
+
+hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options, Cache* cache) {
   int size = 0;
   int rank = 0;
   int inter = 0;
@@ -149,7 +199,7 @@ hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options) {
   if (inter != 0 || size == 1) return nullptr;
   const QuietErrors quiet(comm);
   try {
-    return create_over(comm, options, true);
+    return create_as_known(comm, options, cache);
   } catch (const AgreedError& error) {
     if (rank == 0) {
       std::fprintf(stderr, "hsgd: warning: %s; this communicator of %d ranks stays with MPI\n",
@@ -166,14 +216,23 @@ Entry* make_entry(MPI_Comm comm) {
   return entry.release();
 }
 
-hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options, uint64_t patience) {
+// Whether what `worth_ns` is added to makes the price.
+bool is_paid(MPI_Comm comm, Entry* entry, uint64_t worth_ns, uint64_t price_ns) {
+  int ranks = 0;
+  check_mpi(PMPI_Comm_size(comm, &ranks), "MPI_Comm_size");
+  entry->worth_ns += worth_ns;
+  return entry->worth_ns >= price_ns * static_cast<uint64_t>(ranks);
+}
+
+hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options, uint64_t worth_ns,
+                          uint64_t price_ns) {
   Entry* entry = find_entry(comm);
   if (entry != nullptr && entry->decided) return entry->comm;
   Cache* cache = UntilFinalize<Cache>::get();
   if (cache == nullptr) return nullptr;  // MPI_Finalize has begun
   if (entry == nullptr) entry = make_entry(comm);
-  if (entry->asked++ < patience) return nullptr;
-  entry->comm = create_unless_pointless(comm, options);
+  if (!is_paid(comm, entry, worth_ns, price_ns)) return nullptr;
+  entry->comm = create_unless_pointless(comm, options, cache);
   entry->decided = true;
   cache->enter(entry);
   return entry->comm;
@@ -182,11 +241,12 @@ hsgd_comm* find_or_create(MPI_Comm comm, const hsgd_options& options, uint64_t p
 }  // namespace
 }  // namespace hsgd
 
-int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options, uint64_t patience,
-                         hsgd_comm** comm, hsgd_error* err) {
+int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* options, uint64_t worth_ns,
+                         uint64_t price_ns, hsgd_comm** comm, hsgd_error* err) {
   return hsgd::guarded(err, [&] {
     *comm = nullptr;
-    *comm = hsgd::find_or_create(*static_cast<const MPI_Comm*>(mpi_comm), *options, patience);
+    *comm =
+        hsgd::find_or_create(*static_cast<const MPI_Comm*>(mpi_comm), *options, worth_ns, price_ns);
   });
 }
 

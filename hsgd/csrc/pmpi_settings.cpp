@@ -122,9 +122,15 @@ const hsgd_options* settings() {
   return &read_once.options;
 }
 
-int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t patience,
+int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t bytes, bool at_once,
                     hsgd_comm** found, hsgd_error* err) {
-  return hsgd_mpi_comm_cached(&comm, &options, patience, found, err);
+  // What MPI takes for a call and what the set-up of a communicator takes per rank: orders of
+  // magnitude, fixed, so that all ranks choose alike.
+  constexpr uint64_t kCallNs = 3'000;
+  constexpr uint64_t kBytesPerNs = 4;
+  constexpr uint64_t kPriceNs = 2'000'000;
+  return hsgd_mpi_comm_cached(&comm, &options, kCallNs + bytes / kBytesPerNs,
+                              at_once ? 0 : kPriceNs, found, err);
 }
 
 hsgd_comm* known_communicator_of(MPI_Comm comm) { return hsgd_mpi_comm_known(&comm); }

@@ -14,10 +14,10 @@ namespace hsgd::pmpi {
 // job.
 const hsgd_options* settings();
 
-// The core's communicator, made when this call is the first one that `patience` others have asked
-// before (collective then); nullptr when this call stays with MPI, on all ranks alike. HSGD_OK, or
-// an error: not all ranks came.
-int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t patience,
+// The core's communicator, made when the calls that asked before have taken as long as that does,
+// or `at_once` (collective then); nullptr when this call of `bytes` stays with MPI, on all ranks
+// alike. HSGD_OK, or an error: not all ranks came.
+int communicator_of(MPI_Comm comm, const hsgd_options& options, uint64_t bytes, bool at_once,
                     hsgd_comm** found, hsgd_error* err);
 
 // Local: the same if it is there already. That is so on all ranks or on none, because collectives

@@ -54,23 +54,22 @@ struct Sizes {
 // ranks choose alike.
 struct Worthwhile {
   Sizes on_node, between_nodes;
-  // The set-up of a communicator takes some ten milliseconds: who calls an allreduce will call it
-  // again; a few broadcasts on a communicator that soon goes are not worth it.
-  uint64_t patience;
+  // MPI_COMM_WORLD stays, and who calls an allreduce will call it again; others have to earn the
+  // milliseconds that their set-up takes.
+  bool world_at_once;
   bool somewhere(uint64_t bytes) const { return on_node.hold(bytes) || between_nodes.hold(bytes); }
 };
 
 constexpr uint64_t kAny = UINT64_MAX;
 constexpr Sizes kNever{kAny, 0};
 constexpr Sizes kAlways{0, kAny};
-constexpr uint64_t kPatience = 64;
-constexpr Worthwhile kReductions{kAlways, kAlways, 0};
-constexpr Worthwhile kScatteredReductions{kAlways, {1 << 20, kAny}, kPatience};
+constexpr Worthwhile kReductions{kAlways, kAlways, true};
+constexpr Worthwhile kScatteredReductions{kAlways, {1 << 20, kAny}, false};
 // From 64 KiB on Open MPI copies once, from process to process, and we twice.
 constexpr uint64_t kMostCopiedTwice = (64 << 10) - 1;
-constexpr Worthwhile kBroadcasts{{0, kMostCopiedTwice}, {256 << 10, kAny}, kPatience};
-constexpr Worthwhile kGathers{{8 << 10, kMostCopiedTwice}, {1 << 20, kAny}, kPatience};
-constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever, kPatience};
+constexpr Worthwhile kBroadcasts{{0, kMostCopiedTwice}, {256 << 10, kAny}, false};
+constexpr Worthwhile kGathers{{8 << 10, kMostCopiedTwice}, {1 << 20, kAny}, false};
+constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever, false};
 
 // Runs body(comm, &error), which returns a hsgd_status, when the payload is worth it and the
 // communicator one of ours. With HSGD_MIN_BYTES=0 every payload is.
@@ -86,7 +85,8 @@ Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhil
   const TakenCall taken(comm);
   hsgd_comm* core = nullptr;
   hsgd_error error;
-  int code = communicator_of(comm, *options, all ? 0 : worthwhile.patience, &core, &error);
+  const bool at_once = all || (worthwhile.world_at_once && comm == MPI_COMM_WORLD);
+  int code = communicator_of(comm, *options, bytes, at_once, &core, &error);
   if (code == HSGD_OK) {
     if (core == nullptr) return pass(collective, bytes);
     const Sizes& sizes = on_one_node(core) ? worthwhile.on_node : worthwhile.between_nodes;
