@@ -70,7 +70,7 @@ def test_every_block_says_what_it_is() -> None:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     from hdf5_samples import make_ragged_slabs
-    from processes import run_marked
+    from processes import launch_environ, run_marked
 
     folder = tmp_path_factory.mktemp("pages")
     convert = [sys.executable, "-m", "hsgd.cli", "data", "convert", "digits", "data"]
@@ -79,22 +79,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProces
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "HSGD_TIMEOUT_S": "120",
-        "HSGD_ABORT_AFTER_S": "5",
-    }
-    beside = Path(sys.executable).with_name("mpirun")
-    launch = [str(beside) if beside.exists() else "mpirun", "-n", str(RANKS), sys.executable]
-    argv = ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *launch, __file__]
-    return run_marked(argv, {**os.environ, **settings}, JOB_S)
+    environ = launch_environ(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        HSGD_TIMEOUT_S="120",
+        HSGD_ABORT_AFTER_S="5",
+    )
+    ranks = ["mpirun", "-n", str(RANKS), sys.executable, __file__]
+    return run_marked(["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *ranks], environ, JOB_S)
 
 
 @pytest.mark.parametrize("block", [*blocks("python")], ids=str)
