@@ -2,10 +2,13 @@
 
 The same file runs on plain Horovod, on Horovod with the plugin, and on hsgd's own front door:
 
-    horovodrun -np 2 python examples/train_digits.py
+    hsgd data convert digits demo/digits                 # first: the images, from scikit-learn
+    mpirun -n 2 python examples/train_digits.py          # plain Horovod, as with horovodrun
     horovodrun --plugin hsgd -np 2 python examples/train_digits.py
     mpirun -n 2 python examples/train_digits.py --api hsgd
-    python examples/train_digits.py                      (one rank, no launcher)
+    python examples/train_digits.py                      # one rank, no launcher
+
+(Horovod 0.28.1's own horovodrun cannot start Open MPI 5; with --plugin hsgd it can.)
 
 The global batch is fixed and split over the ranks, so the learning rate does not depend on their
 number. With the default batch of 96 it is 1.0; for another batch scale it in proportion. The same
@@ -15,6 +18,7 @@ seed and number of ranks give the same weights, bit for bit.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import sys
@@ -161,6 +165,8 @@ def summarize(
 
 def open_data(options: argparse.Namespace) -> tuple[PartitionedLoader, PartitionedLoader]:
     """This rank's part of the training and the test images."""
+    if importlib.util.find_spec("matplotlib") is None:  # found out now, not after training
+        raise ValueError("the plot needs matplotlib; pip install matplotlib")
     if options.epochs < 1:
         raise ValueError(f"--epochs is {options.epochs}; use at least 1")
     if options.global_batch % hvd.size():
@@ -195,7 +201,11 @@ def train(
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps))
 
     epochs = []
-    with tqdm(total=steps, unit="step", disable=hvd.rank() != 0) as bar:
+    # A bar on a terminal; under a launcher, whose log would keep every state of it, one line.
+    with tqdm(total=steps, unit="step", disable=None if hvd.rank() == 0 else True) as bar:
+        if bar.disable and hvd.rank() == 0:
+            print(f"training: {options.epochs} epochs, {steps} steps, {hvd.size()} rank(s)")
+            sys.stdout.flush()
         for epoch in range(1, options.epochs + 1):
             loader.set_epoch(epoch)
             before, start = read_counters(), time.perf_counter()

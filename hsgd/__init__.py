@@ -68,6 +68,8 @@ _WORLD_NAMES = frozenset(name for name in __all__ if name.islower())
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_native":
+        return _load_native()
     if name == "Comm":
         from hsgd.comm import Comm
 
@@ -89,6 +91,30 @@ def __getattr__(name: str) -> Any:
 
         return getattr(world, name)
     raise AttributeError(f"module 'hsgd' has no attribute {name!r}")
+
+
+def _load_native() -> Any:
+    """The compiled module; a line where this package is a folder of sources without it."""
+    import importlib
+    from pathlib import Path
+
+    try:
+        return importlib.import_module("hsgd._native")
+    except ModuleNotFoundError as error:
+        if error.name != "hsgd._native":
+            raise
+    folder = Path(__file__).parent
+    remedy = "install hsgd again: pip install --force-reinstall --no-deps hsgd"
+    if (folder.parent / "setup.py").exists():
+        remedy = (
+            "these are its sources, which Python takes before an installed hsgd when it is started "
+            "in their folder: leave that folder, or build in it with pip install -e ."
+        )
+    raise ImportError(
+        f"hsgd was imported from {folder}, where its compiled library is not; {remedy}",
+        name="hsgd._native",
+        path=str(folder),
+    )
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ that of passes.py, the files those of writer.py and staging.py.
 from __future__ import annotations
 
 import os
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -249,7 +250,7 @@ def _convert_part(
             part.source.num_samples,
             num_slabs,
             SOURCE_ORDER if seed is None else seed,
-            dataset_uuid=f"{staged.dataset_uuid}{part.name}",
+            dataset_uuid=_uuid_of(staged.dataset_uuid, part.name),
             owned=range(group.rank, num_slabs, group.size),
             ends={name: order.ends(lengths) for name, lengths in part.lengths.items()},
             compress=compress,
@@ -323,3 +324,8 @@ def _slab_count(part: _Part, asked: int | None, name: str) -> int:
         least = -(-largest_field // _MAX_SLAB_BYTES)
         raise ValueError(f"{asked} slabs would be too large to shuffle; use {least} at least")
     return asked
+
+
+def _uuid_of(dataset_uuid: str, part: str) -> str:
+    """Of one part of a dataset (train, test): the same on all ranks, and when taken up again."""
+    return uuid.uuid5(uuid.UUID(dataset_uuid), part).hex if part else dataset_uuid

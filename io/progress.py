@@ -1,10 +1,12 @@
 """A progress bar in bytes, and sizes as text, for the commands of the reader.
 
-Owns what people see while they wait. Imports tqdm only when a bar is shown.
+Owns what people see while they wait. Imports tqdm only when a bar is shown: where the output is no
+terminal, which would keep every state of it, one line says what has begun.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 __all__ = ["Advance", "Progress", "bytes_text"]
@@ -13,13 +15,15 @@ Advance = Callable[[int], object]  # told the number of bytes that were just don
 
 
 class Progress:
-    """A tqdm bar in bytes, or nothing."""
+    """A tqdm bar in bytes, a line, or nothing."""
 
     def __init__(self, total_bytes: int, title: str, *, show: bool) -> None:
         self._total_bytes, self._title, self._show = total_bytes, title, show
 
     def __enter__(self) -> Advance:
-        if not self._show:
+        if not self._show or not sys.stderr.isatty():
+            if self._show:
+                print(f"{self._title}: {bytes_text(self._total_bytes)}", file=sys.stderr)
             self._bar = None
             return lambda count: None
         from tqdm import tqdm

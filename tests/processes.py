@@ -14,12 +14,21 @@ import select
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["MARK", "CommandTimeout", "end_marked", "marked", "outliving", "run_marked"]
+__all__ = [
+    "MARK",
+    "CommandTimeout",
+    "end_marked",
+    "launch_environ",
+    "marked",
+    "outliving",
+    "run_marked",
+]
 
 MARK = "VIRTUAL_CLUSTER_RUN"
 KILL_S = 30.0  # a killed process that takes longer to go is reported
@@ -65,6 +74,21 @@ def run_marked(
             end_marked(mark)
             raise
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+def launch_environ(**more: str) -> dict[str, str]:
+    """For commands that call mpirun by themselves: more ranks than cores, as root, this Python."""
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
 
 
 def _other_folder(env: Mapping[str, str]) -> str | None:

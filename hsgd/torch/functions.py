@@ -5,7 +5,7 @@ Owns which parts of an optimizer's state are tensors and which are not.
 
 from __future__ import annotations
 
-import io
+import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -132,7 +132,8 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object on all ranks; collective, blocking. It travels through cloudpickle.
+    """The root's object on all ranks; collective, blocking. It travels through pickle, and through
+    cloudpickle where that is installed: functions and classes of a script need it.
 
     Returns `obj` itself on the root.
     """
@@ -157,18 +158,23 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def _pack(obj: Any) -> Tensor:
-    return torch.frombuffer(bytearray(_cloudpickle().dumps(obj)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
 
 
 def _unpack(data: Tensor) -> Any:
-    return _cloudpickle().load(io.BytesIO(data.numpy().tobytes()))
+    return pickle.loads(data.numpy().tobytes())
 
 
-def _cloudpickle() -> Any:
+def _dumps(obj: Any) -> bytes:
     try:
         import cloudpickle
     except ImportError:
-        raise MissingExtra(
-            "objects travel through cloudpickle, which is not installed; pip install cloudpickle"
-        ) from None
-    return cloudpickle
+        try:
+            return pickle.dumps(obj)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise MissingExtra(
+                f"{type(obj).__name__} cannot be sent by pickle ({error}), perhaps by cloudpickle, "
+                "which is not installed; pip install cloudpickle"
+            ) from None
+    packed: bytes = cloudpickle.dumps(obj)
+    return packed
