@@ -43,7 +43,10 @@ def _close_all() -> None:
     # In the same order on all ranks, as closing is collective between nodes; not when the program
     # ends by an exception, of which the others shall hear at once.
     waits = getattr(sys, "last_value", None) is None
-    for box in sorted(_open, key=lambda box: box._serial):
+    boxes = sorted(_open, key=lambda box: box._serial)
+    for box in boxes:
+        box._end_of_program()
+    for box in boxes:
         with contextlib.suppress(HsgdError):  # its ranks may have gone; the next box has others
             box._leave(waits=waits)
 
@@ -307,6 +310,9 @@ class ParameterBox(Closing):
         trace: TracebackType | None,
     ) -> None:
         self._leave(waits=kind is None)
+
+    def _end_of_program(self) -> None:
+        """Before boxes are closed, and wait for others perhaps."""
 
     def _leave(self, *, waits: bool) -> None:
         """waits: for the other ranks, where one node serves another."""

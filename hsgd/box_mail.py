@@ -29,7 +29,7 @@ DEPTH = 4  # letters of one worker to one owner under way
 _HEADER = 64  # bytes: eight whole numbers
 _WORDS = 960  # bytes: what an owner may say in a reply without values
 _AREA = 96 << 20  # bytes that the mailboxes of a rank may take together
-_SLICE_BYTES = 256 << 10  # nothing here is needed so soon that small ones would pay off
+_SLICE_BYTES = 1 << 20  # a whole block: nothing here is needed so soon that small ones pay off
 _LOOK_S = 1.0
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

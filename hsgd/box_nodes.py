@@ -106,6 +106,9 @@ class SpreadBox(ParameterBox):
     def counts_at_once(self) -> bool:
         return self._own == 0
 
+    def _end_of_program(self) -> None:
+        self._comm.leave()  # others may stand in a collective, as after sys.exit() here
+
     def _leave(self, *, waits: bool) -> None:
         if self.closed:
             return

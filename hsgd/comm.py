@@ -500,6 +500,13 @@ class Comm(Closing):
         """
         return self._native.counters()
 
+    def leave(self) -> None:
+        """Tell the other ranks, as close() does, that this one calls no collective any more; local.
+        For those who at the end of a program have to wait for others first: these may be waiting
+        for this rank. Collectives of this rank fail afterwards; its memory stays until close().
+        """
+        self._native.leave()
+
     def keep_records(self, capacity: int) -> None:
         """Note what collectives spend their time on, from the next ones on; local.
 

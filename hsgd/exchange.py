@@ -42,9 +42,9 @@ class Exchange(Closing):
         dropped, and counts as done, when its target dies. That is over sockets: over MPI a flush
         may wait for the target, whatever the deadline.
     slice_bytes: over sockets a write goes in slices of so many bytes, 4096 to 64 MiB, of which the
-        kernel has up to four ahead of the network. Large ones take less of the processors' time:
-        each is a call into the kernel on either side. In small ones what is needed first (`order`)
-        waits less for the rest.
+        kernel has up to four ahead of the network, but no more than 512 KiB. Large ones take less
+        of the processors' time: each is a call into the kernel on either side. In small ones what
+        is needed first (`order`) waits less for the rest.
 
     A notification is a version number that overwrites the one before: versions of a slot start at
     1 and grow, and say what is there, never how often something happened.

@@ -39,7 +39,7 @@ def said(done: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("hosts", ["node1:1,node2:1", "node1:2,node2:1"])
-@pytest.mark.parametrize("case", ["raise", "interrupt", "with"])
+@pytest.mark.parametrize("case", ["raise", "interrupt", "with", "exit"])
 def test_a_rank_that_leaves_by_an_exception_is_lost_to_a_barrier_that_it_never_called(
     cluster: Callable[..., Cluster], case: str, hosts: str
 ) -> None:

@@ -426,6 +426,10 @@ class Comm {
     forget_done();
   }
 
+  void leave() const {
+    if (comm_ != nullptr) hsgd_comm_leave(comm_.get());
+  }
+
   void keep_records(uint64_t capacity) const {
     check_open();
     hsgd_comm_keep_records(comm_.get(), capacity);
@@ -610,6 +614,7 @@ NB_MODULE(_native, module) {
            [](Comm& self, const hsgd_exchange_options& options) {
              return self.exchange(hsgd_exchange_create, options);
            })
+      .def("leave", &Comm::leave)
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)
       .def("has_open", &Comm::has_open)

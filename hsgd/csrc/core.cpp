@@ -101,6 +101,10 @@ void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters) {
   *counters = comm->communicator->counters();
 }
 
+void hsgd_comm_leave(hsgd_comm* comm) {
+  if (comm->communicator->is_mine()) comm->communicator->leave();
+}
+
 void hsgd_comm_keep_records(hsgd_comm* comm, uint64_t capacity) {
   comm->communicator->recorder().keep(capacity);
 }

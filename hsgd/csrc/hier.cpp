@@ -350,6 +350,12 @@ void Communicator::give_up(const Error& error, uint64_t first_missed) {
   if (transport_ != nullptr) transport_->part({first_missed, about, false, broken_});
 }
 
+void Communicator::leave() {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !broken_.empty()) return;
+  give_up(Error(HSGD_ERR_PEER_LOST, place_.rank, local_.closing(place_.local_rank)), sequence_ + 1);
+}
+
 void Communicator::abandon(const Error& error) {
   const std::lock_guard<std::mutex> lock(mutex_);
   give_up(error, sequence_ + 1);

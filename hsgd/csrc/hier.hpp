@@ -79,6 +79,9 @@ class HSGD_API Communicator final : private Watch {
   // Between two collectives that belong together: breaks the communicator, tells the other ranks,
   // and throws the error.
   [[noreturn]] void abandon(const Error& error);
+  // Tells the other ranks, as the destructor would, that this one takes part in no more
+  // collectives. Not while one runs.
+  void leave();
 
   // False in a forked child, where nothing may be called but this.
   bool is_mine() const { return owner_.is_this_process(); }

@@ -174,6 +174,11 @@ typedef struct hsgd_record {
   hsgd_span gather; /* inside the node: results out of shared memory */
 } hsgd_record;
 
+/* Local, never waits. Tells the other ranks, as destroying it would, that this one calls no
+ * collective any more, and has its own fail. Does nothing while another thread is in a collective.
+ */
+HSGD_API void hsgd_comm_leave(hsgd_comm* comm);
+
 /* Local. From the next collectives on the last `capacity` records are kept; 0 forgets them and
  * stops, which is how it begins. */
 HSGD_API void hsgd_comm_keep_records(hsgd_comm* comm, uint64_t capacity);

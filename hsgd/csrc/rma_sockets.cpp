@@ -38,6 +38,9 @@ namespace {
 // Of what the kernel holds for one rank no more slices are not yet on their way: the rest waits
 // here, where what is needed first may still go first.
 constexpr uint64_t kNotSentSlices = 4;
+// Nor more bytes than these: enough for a call into the kernel per 256 KB, as it wakes at half, and
+// half a millisecond of 10 Gbit. A large slice then goes in several calls.
+constexpr uint64_t kMostNotSent = 512 << 10;
 // How long a rank that is closing waits for one that takes nothing, where that is forgiven.
 constexpr std::chrono::seconds kPatience{1};
 // How long bytes may lie at a connection that waits for more of them. Longer than 128 KB take at 1
@@ -232,7 +235,7 @@ class SocketRma final : public Rma {
     const int fd = made.get();
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
-               static_cast<int>(kNotSentSlices * settings_.slice_bytes));
+               static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
     watch_host(fd, settings_);
     const sockaddr_in address = address_of(target);
     if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
