@@ -22,7 +22,7 @@ struct Member {
   int32_t world_rank = 0;
   uint64_t settings = 0;  // must be equal on all ranks: a hash of what fixes the layout
   Fd segment;
-  Fd process;  // pidfd; invalid where the kernel has none
+  Fd process;  // see process_life.hpp
   hsgd_status failed =
       HSGD_OK;  // why this rank cannot take part; meet() then throws it on all ranks
   std::string failure;
