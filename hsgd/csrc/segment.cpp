@@ -15,6 +15,7 @@
 
 #include "cgroup.hpp"
 #include "error.hpp"
+#include "mapping_failure.hpp"
 
 namespace hsgd {
 namespace {
@@ -119,12 +120,13 @@ Segment::~Segment() {
 
 Segment::Segment(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
   void* address = map_shared(fd_.get(), bytes);
-  if (address == MAP_FAILED) fail_system("mapping of shared memory");
+  if (address == MAP_FAILED) fail_mapping("shared memory", bytes);
   data_ = static_cast<std::byte*>(address);
 }
 
-Segment Segment::create(size_t bytes, size_t at_once, const char* remedy) {
-  const size_t available = available_memory_bytes();
+Segment Segment::create(size_t bytes, size_t at_once, const char* remedy,
+                        std::optional<size_t> before) {
+  const size_t available = before ? *before : available_memory_bytes();
   if (bytes > available / at_once) {
     throw Error(HSGD_ERR_MEMORY, -1,
                 text("shared memory: %zu x %zu bytes are needed and %zu are left within the limits "
@@ -164,7 +166,7 @@ Row::Row(const std::vector<Segment>& segments) {
   const size_t each = segments.front().bytes();
   const size_t bytes = each * segments.size();
   void* range = reserve(bytes);
-  if (range == MAP_FAILED) fail_system("reserving addresses for shared memory");
+  if (range == MAP_FAILED) fail_mapping("shared memory side by side", bytes);
   data_ = static_cast<std::byte*>(range);
   bytes_ = bytes;
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -175,7 +177,7 @@ Row::Row(const std::vector<Segment>& segments) {
       ::munmap(data_, bytes_);
       data_ = nullptr;
       errno = error;
-      fail_system("mapping of shared memory side by side");
+      fail_mapping("shared memory side by side", bytes);
     }
   }
 }
