@@ -9,60 +9,40 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ranks import meeting_point
+from foreign_ranks import run_ranks
 
 __all__: list[str] = []
 
-PROGRAM = Path(__file__).with_name("foreign_programs.py")
-LIMIT_S = 120.0
 DETECTED_S = 2.0  # the promise of test_faults.py
+# The rank ($3) has another number in its namespace than its peers have in theirs.
+WITH_ITS_NUMBER = 'echo ${3}00 >/proc/sys/kernel/ns_last_pid; "$0" "$@"; exit $?'
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+OTHER_PIDS = (*OWN_PIDS, "sh", "-c", WITH_ITS_NUMBER)
+    "unshare",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "sh",
+    "-c",
+    WITH_ITS_NUMBER,
+)
 SMALL_SHM = ("unshare", "--mount", "sh", "-c")
 NOBODY = 65534
 
 
-def run_ranks(
-    *words: str, size: int = 2, prefix: Sequence[str] = (), variables: dict[str, str] | None = None
-) -> list[str]:
-    """What the ranks of foreign_programs.py print; each must end well."""
-    path = meeting_point()
-    ranks = []
-    for rank in range(size):
-        command = [sys.executable, str(PROGRAM), path, str(rank), str(size), *words]
-        ranks.append(
-            subprocess.Popen(
-                [*prefix, *command],
-                env={**os.environ, **(variables or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in ranks] == [0] * size, "\n".join(said)
-    return said
-
-
 @pytest.mark.parametrize("code", ["ENOSYS", "EPERM"])
 def test_ranks_of_other_pid_namespaces_live_where_pidfds_are_refused(code: str) -> None:
-    said = run_ranks(f"refuse={code}", prefix=OWN_PIDS)
+    said = run_ranks(f"refuse={code}", prefix=OTHER_PIDS)
     assert all(line.startswith("all is well") for line in said), said
 
 
-@pytest.mark.parametrize("prefix", [(), OWN_PIDS], ids=["same pids", "own pids"])
+@pytest.mark.parametrize("prefix", [(), OTHER_PIDS], ids=["same pids", "own pids"])
 def test_a_death_is_told_in_time_where_pidfds_are_refused(prefix: tuple[str, ...]) -> None:
     said = run_ranks("dies", "refuse=ENOSYS", size=3, prefix=prefix)
     for line in (said[0], said[2]):
