@@ -11,9 +11,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["MOST_BYTES", "UINT32_MAX", "extents", "natural", "whole"]
+__all__ = ["INT_MAX", "MOST_BYTES", "UINT32_MAX", "c_int", "extents", "natural", "whole"]
 
 MOST_BYTES = 2**63 - 1  # of an array: what a pointer difference can say
+INT_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 
 
@@ -32,6 +33,14 @@ def natural(what: str, value: Any, most: int = MOST_BYTES) -> int:
         raise ValueError(f"{what} is {number}; give 0 or more")
     if number > most:
         raise ValueError(f"{what} is {number}; give {most} or less")
+    return number
+
+
+def c_int(what: str, value: Any) -> int:
+    """`value` as an int that C has, too; ValueError, TypeError. What it may be the core says."""
+    number = whole(what, value)
+    if abs(number) > INT_MAX:
+        raise ValueError(f"{what} is {number}; give {-INT_MAX} to {INT_MAX}")
     return number
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import built
-from hsgd.checked import MOST_BYTES, extents, natural, whole
+from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
@@ -35,7 +35,6 @@ _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/hs
 _ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
 _STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
 _WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
-_INT_MAX = 2**31 - 1  # colours and keys are MPI's: a C int
 
 Array = TypeVar("Array")
 
@@ -107,10 +106,7 @@ class Comm(Closing):
         self = cls.__new__(cls)
         if "\0" in str(path):
             raise ValueError(f"Comm.local: path {str(path)!r} has a NUL character")
-        place = (
-            natural("Comm.local: rank", rank, _INT_MAX),
-            natural("Comm.local: size", size, _INT_MAX),
-        )
+        place = c_int("Comm.local: rank", rank), c_int("Comm.local: size", size)
         self._keep(_native.Comm.local(str(path), *place, _options(config)))
         self._config = config
         return self
@@ -168,7 +164,7 @@ class Comm(Closing):
 
         array: as for allreduce, writable. root: rank whose data is sent. Returns `array`.
         """
-        self._native.broadcast(array, natural("broadcast: root", root, _INT_MAX), name)
+        self._native.broadcast(array, c_int("broadcast: root", root), name)
         return array
 
     def empty(
@@ -395,7 +391,7 @@ class Comm(Closing):
         self, array: Array, root: int = 0, name: str | None = None
     ) -> Handle[Array]:
         """Start a broadcast; collective, not blocking. See broadcast and allreduce_async."""
-        where = natural("broadcast: root", root, _INT_MAX)
+        where = c_int("broadcast: root", root)
         request = self._native.broadcast_async(array, where, name)
         return Handle(self, request, lambda _: array, _named("broadcast", name))
 
@@ -415,11 +411,10 @@ class Comm(Closing):
         freed before. When a rank cannot take part, all of its color get the error, and this
         communicator goes on.
         """
-        if color is not None and not whole("split: color", color) <= _INT_MAX:
-            raise ValueError(f"split: color is {color}; give 0 to {_INT_MAX}, or None")
-        if not -_INT_MAX <= whole("split: key", key) <= _INT_MAX:
-            raise ValueError(f"split: key is {key}; give {-_INT_MAX} to {_INT_MAX}")
-        color, key = -1 if color is None or color < 0 else int(color), int(key)
+        if color is not None and not whole("split: color", color) <= INT_MAX:
+            raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
+        key = c_int("split: key", key)
+        color = -1 if color is None or color < 0 else int(color)
         if self.cross_size > 1:
             return self._split_mpi(color, key)
         native = self._native.split(color, key)

@@ -23,15 +23,6 @@ DETECTED_S = 2.0  # the promise of test_faults.py
 WITH_ITS_NUMBER = 'echo ${3}00 >/proc/sys/kernel/ns_last_pid; "$0" "$@"; exit $?'
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 OTHER_PIDS = (*OWN_PIDS, "sh", "-c", WITH_ITS_NUMBER)
-    "unshare",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-    "sh",
-    "-c",
-    WITH_ITS_NUMBER,
-)
 SMALL_SHM = ("unshare", "--mount", "sh", "-c")
 NOBODY = 65534
 
