@@ -23,7 +23,8 @@ def whole(what: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{what} is {value!r}; give a whole number") from None
+        kind = type(value).__name__
+        raise TypeError(f"{what} is {value!r} ({kind}); give a whole number") from None
 
 
 def natural(what: str, value: Any, most: int = MOST_BYTES) -> int:
