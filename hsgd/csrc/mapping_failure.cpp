@@ -8,7 +8,7 @@
 #include <string>
 
 #include "error.hpp"
-#include "segment.hpp"
+#include "page.hpp"
 
 namespace hsgd {
 namespace {
@@ -32,7 +32,7 @@ unsigned long long lines_in(const char* path) {
   return lines;
 }
 
-std::string explain(size_t bytes) {
+std::string explain(size_t bytes, size_t left) {
   const unsigned long long mapped = number_in("/proc/self/statm") * page_bytes();
   const unsigned long long mappings = lines_in("/proc/self/maps");
   const unsigned long long most = number_in("/proc/sys/vm/max_map_count");
@@ -47,7 +47,7 @@ std::string explain(size_t bytes) {
   return text(
       "this process has mapped %llu bytes (ulimit -v: %s) in %llu mappings "
       "(vm.max_map_count: %llu), and %zu bytes of memory are left; %s",
-      mapped, limit.c_str(), mappings, most, available_memory_bytes(),
+      mapped, limit.c_str(), mappings, most, left,
       too_large  ? "raise ulimit -v"
       : too_many ? "raise vm.max_map_count, or close communicators"
                  : "ask for less, or close communicators");
@@ -55,14 +55,15 @@ std::string explain(size_t bytes) {
 
 }  // namespace
 
-void fail_mapping(const char* what, size_t bytes) {
+void fail_mapping(const char* what, size_t bytes, size_t (*available)(const std::string& root)) {
   const int code = errno;
   const std::string begin =
       text("%s: mapping %zu bytes failed: %s", what, bytes, std::strerror(code));
   // EAGAIN: more than may be locked, where a program locks all that it maps.
   if (code != ENOMEM && code != EAGAIN) throw Error(HSGD_ERR_SYSTEM, -1, begin);
-  throw Error(HSGD_ERR_MEMORY, -1,
-              begin + (code == EAGAIN ? "; raise ulimit -l" : "; " + explain(bytes)));
+  throw Error(
+      HSGD_ERR_MEMORY, -1,
+      begin + (code == EAGAIN ? "; raise ulimit -l" : "; " + explain(bytes, available(""))));
 }
 
 }  // namespace hsgd

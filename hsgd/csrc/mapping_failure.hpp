@@ -6,12 +6,15 @@
 #define HSGD_MAPPING_FAILURE_HPP_
 
 #include <cstddef>
+#include <string>
 
 namespace hsgd {
 
 // Call at once after mmap() has failed: throws what errno says, HSGD_ERR_MEMORY for too little of
 // something. `what` was to be mapped.
-[[noreturn]] void fail_mapping(const char* what, size_t bytes);
+// `available`: tells the bytes of memory that are left; see segment.hpp.
+[[noreturn]] void fail_mapping(const char* what, size_t bytes,
+                               size_t (*available)(const std::string& root));
 
 }  // namespace hsgd
 

@@ -83,8 +83,6 @@ void add_huge_pages(int fd, size_t bytes) {
 
 }  // namespace
 
-size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
-
 // Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
 // sanitizer sees no race through two.
 __attribute__((weak)) void* map_shared(int fd, size_t bytes) {
@@ -120,7 +118,7 @@ Segment::~Segment() {
 
 Segment::Segment(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
   void* address = map_shared(fd_.get(), bytes);
-  if (address == MAP_FAILED) fail_mapping("shared memory", bytes);
+  if (address == MAP_FAILED) fail_mapping("shared memory", bytes, available_memory_bytes);
   data_ = static_cast<std::byte*>(address);
 }
 
@@ -166,7 +164,8 @@ Row::Row(const std::vector<Segment>& segments) {
   const size_t each = segments.front().bytes();
   const size_t bytes = each * segments.size();
   void* range = reserve(bytes);
-  if (range == MAP_FAILED) fail_mapping("shared memory side by side", bytes);
+  if (range == MAP_FAILED)
+    fail_mapping("shared memory side by side", bytes, available_memory_bytes);
   data_ = static_cast<std::byte*>(range);
   bytes_ = bytes;
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -177,7 +176,7 @@ Row::Row(const std::vector<Segment>& segments) {
       ::munmap(data_, bytes_);
       data_ = nullptr;
       errno = error;
-      fail_mapping("shared memory side by side", bytes);
+      fail_mapping("shared memory side by side", bytes, available_memory_bytes);
     }
   }
 }

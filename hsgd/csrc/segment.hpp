@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "page.hpp"
+
 namespace hsgd {
 
 constexpr size_t kHugePage = 2 << 20;
@@ -83,9 +85,6 @@ class Row {
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
-
-// Of the kernel, which has 4, 16 or 64 KiB: what is mapped to a given address is a multiple of it.
-size_t page_bytes();
 
 void* map_shared(int fd, size_t bytes);
 void unmap_shared(void* address, size_t bytes);
