@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import operator
 import secrets
 import sys
 import weakref
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hsgd.checked import UINT32_MAX, natural, whole
 from hsgd.closing import Closing
 from hsgd.comm import Comm  # first, so that at the end of the program boxes are closed before
 from hsgd.errors import HsgdError
@@ -97,10 +97,14 @@ class ParameterBox(Closing):
         if (initial is None) == (count is None):
             raise ValueError("ParameterBox: give either initial values or a count")
         _check_numbers(counters, chunk_bytes, timeout_s)
-        values = _size_of(initial) if count is None else _natural("count", count)
+        values = _size_of(initial) if count is None else natural("ParameterBox: count", count)
         chunk_count = chunk_bytes // _ITEM_BYTES
         native = _native.Box.create(
-            str(key), values, initial, chunk_count, _natural("counters", counters)
+            str(key),
+            values,
+            initial,
+            chunk_count,
+            natural("ParameterBox: counters", counters, UINT32_MAX),
         )
         return cls._made(native, str(key), timeout_s)
 
@@ -213,11 +217,13 @@ class ParameterBox(Closing):
         out: C-contiguous, writable CPU array of float32, any shape. offset: of its first value.
         Raises ValueError when the box has not as many.
         """
-        return self._native.read(out, _natural("offset", offset), self._timeout_s)
+        return self._native.read(out, natural("ParameterBox: offset", offset), self._timeout_s)
 
     def write(self, values: Any, offset: int = 0) -> int:
         """Overwrite values by `values` (as `out` of read); returns the version that this made."""
-        return self._native.write(values, _natural("offset", offset), self._timeout_s, True)
+        return self._native.write(
+            values, natural("ParameterBox: offset", offset), self._timeout_s, True
+        )
 
     def accumulate(self, delta: Any, offset: int = 0) -> int:
         """Add `delta`; returns the version that this made.
@@ -225,7 +231,9 @@ class ParameterBox(Closing):
         delta: C-contiguous CPU array of float32, or of bfloat16 (torch), which is added in float32.
         What was added is there for every read that begins after the return.
         """
-        return self._native.accumulate(delta, _natural("offset", offset), self._timeout_s)
+        return self._native.accumulate(
+            delta, natural("ParameterBox: offset", offset), self._timeout_s
+        )
 
     def elastic(
         self, weights: Sequence[Any], rate: float, delta: Any | None = None
@@ -261,7 +269,7 @@ class ParameterBox(Closing):
 
     def fetch_add(self, counter: int, value: int = 1) -> int:
         """Add to a counter, a signed 64-bit number, and return what it was before; atomic."""
-        return self._native.fetch_add(_natural("counter", counter), value)
+        return self._native.fetch_add(natural("ParameterBox: counter", counter, UINT32_MAX), value)
 
     @property
     def counts_at_once(self) -> bool:
@@ -338,8 +346,8 @@ def _size_of(array: Any) -> int:
 
 
 def _check_numbers(counters: int, chunk_bytes: int, timeout_s: float) -> None:
-    _natural("counters", counters)
-    if operator.index(chunk_bytes) < 64 or chunk_bytes % 64:
+    natural("ParameterBox: counters", counters, UINT32_MAX)
+    if whole("ParameterBox: chunk_bytes", chunk_bytes) < 64 or chunk_bytes % 64:
         raise ValueError(f"ParameterBox: chunk_bytes is {chunk_bytes}; give a multiple of 64")
     _check_seconds(timeout_s)
 
@@ -347,10 +355,3 @@ def _check_numbers(counters: int, chunk_bytes: int, timeout_s: float) -> None:
 def _check_seconds(timeout_s: float) -> None:
     if not 0 <= timeout_s <= _MOST_S:
         raise ValueError(f"ParameterBox: timeout_s is {timeout_s:g}; give 0 to {_MOST_S:g} seconds")
-
-
-def _natural(what: str, value: int) -> int:
-    number = operator.index(value)
-    if number < 0:
-        raise ValueError(f"ParameterBox: {what} is {number}; give 0 or more")
-    return number

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hsgd.box import ParameterBox, _natural, _open
+from hsgd.box import ParameterBox, _open
 from hsgd.box_mail import Letter, Mail, Reply
+from hsgd.checked import natural
 from hsgd.comm import Comm
 
 __all__ = ["SpreadBox"]
@@ -68,11 +69,13 @@ class SpreadBox(ParameterBox):
         return told if self._complete else has
 
     def write(self, values: Any, offset: int = 0) -> int:
-        self._native.check_change("write", values, _natural("offset", offset))
+        self._native.check_change("write", values, natural("ParameterBox: offset", offset))
         return self._change(_WRITE, _bytes_of(values), offset, 0)
 
     def accumulate(self, delta: Any, offset: int = 0) -> int:
-        narrow = self._native.check_change("accumulate", delta, _natural("offset", offset))
+        narrow = self._native.check_change(
+            "accumulate", delta, natural("ParameterBox: offset", offset)
+        )
         return self._change(_ADD, _bytes_of(delta), offset, _NARROW if narrow else 0)
 
     def elastic(

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from hsgd import launch
 from hsgd.config import Config
 from hsgd.errors import HsgdError, MissingExtra
+from hsgd.mpirun import MOST_RANKS
 
 __all__ = ["main"]
 
@@ -150,9 +151,11 @@ def _add_run(commands: Any) -> None:
 
 
 def _rank_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if text.isdecimal() and len(text.lstrip("0")) > len(str(MOST_RANKS)):
+        text = f"{text[:20]}..."
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS:
         raise argparse.ArgumentTypeError(
-            f'"{text}" is not a number of ranks; give a whole number from 1'
+            f'"{text}" is not a number of ranks; give a whole number from 1 to {MOST_RANKS}'
         )
     return int(text)
 

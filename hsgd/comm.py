@@ -11,13 +11,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import operator
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import built, ending, job, torchrun
+from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
@@ -33,9 +33,9 @@ OPS = ("sum", "mean", "min", "max", "prod")
 _OP_CODES = {op: code for code, op in enumerate(OPS)}  # as in csrc/hsgd_core.h
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/hsgd_core.h
+_ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
 _STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
 _WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
-_INT_MAX = 2**31 - 1  # colours and keys are MPI's: a C int
 
 Array = TypeVar("Array")
 
@@ -123,7 +123,10 @@ class Comm(Closing):
     def _keep_local(self, path: str, rank: int, size: int, config: Config) -> None:
         from hsgd import _native
 
-        self._keep(_native.Comm.local(str(path), rank, size, _options(config)))
+        if "\0" in str(path):
+            raise ValueError(f"Comm.local: path {str(path)!r} has a NUL character")
+        place = c_int("Comm.local: rank", rank), c_int("Comm.local: size", size)
+        self._keep(_native.Comm.local(str(path), *place, _options(config)))
         self._config = config
 
     _mpi: Any = None  # the mpi4py communicator, over MPI
@@ -179,7 +182,7 @@ class Comm(Closing):
 
         array: as for allreduce, writable. root: rank whose data is sent. Returns `array`.
         """
-        self._native.broadcast(array, root, name)
+        self._native.broadcast(array, c_int("broadcast: root", root), name)
         return array
 
     def empty(
@@ -224,9 +227,6 @@ class Comm(Closing):
         name: str | None,
         once_per_node: bool,
     ) -> Any:
-        extents = [shape] if isinstance(shape, int) else list(shape)
-        if any(extent < 0 for extent in extents):
-            raise ValueError(f"{what}: shape is {shape}; give extents of 0 or more")
         in_torch = str(dtype).startswith("torch.")
         dtype_name = str(dtype).removeprefix("torch.") if in_torch else _numpy_name(dtype)
         code = _DTYPE_CODES.get(dtype_name)
@@ -234,8 +234,9 @@ class Comm(Closing):
             raise TypeError(
                 f"{what}: dtype {dtype} is not supported; use one of {', '.join(DTYPES)}"
             )
-        memory = self._native.allocate(code, extents, once_per_node, name)
-        return _typed(memory, dtype if in_torch else dtype_name, extents)
+        sizes = extents(what, shape, _ITEM_BYTES[dtype_name])
+        memory = self._native.allocate(code, sizes, once_per_node, name)
+        return _typed(memory, dtype if in_torch else dtype_name, sizes)
 
     def reduce_scatter(
         self,
@@ -408,7 +409,8 @@ class Comm(Closing):
         self, array: Array, root: int = 0, name: str | None = None
     ) -> Handle[Array]:
         """Start a broadcast; collective, not blocking. See broadcast and allreduce_async."""
-        request = self._native.broadcast_async(array, root, name)
+        where = c_int("broadcast: root", root)
+        request = self._native.broadcast_async(array, where, name)
         return Handle(self, request, lambda _: array, _named("broadcast", name))
 
     def barrier_async(self) -> Handle[None]:
@@ -427,11 +429,10 @@ class Comm(Closing):
         freed before. When a rank cannot take part, all of its color get the error, and this
         communicator goes on.
         """
-        if color is not None and not operator.index(color) <= _INT_MAX:
-            raise ValueError(f"split: color is {color}; give 0 to {_INT_MAX}, or None")
-        if not -_INT_MAX <= operator.index(key) <= _INT_MAX:
-            raise ValueError(f"split: key is {key}; give {-_INT_MAX} to {_INT_MAX}")
-        color = -1 if color is None or color < 0 else color
+        if color is not None and not whole("split: color", color) <= INT_MAX:
+            raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
+        key = c_int("split: key", key)
+        color = -1 if color is None or color < 0 else int(color)
         if self.cross_size > 1:
             return self._split_mpi(color, key)
         native = self._native.split(color, key)
@@ -475,7 +476,7 @@ class Comm(Closing):
         several nodes, and CollectiveTimeout when no group came about.
         """
         shrunk = Comm.__new__(Comm)
-        limit_s = self._config.timeout_s if timeout_s is None else timeout_s
+        limit_s = self._config.timeout_s if timeout_s is None else float(timeout_s)
         shrunk._keep(self._native.shrink(limit_s))
         shrunk._config = self._config
         self.close()
@@ -513,7 +514,7 @@ class Comm(Closing):
         capacity: the last ones that are kept until take_records(); 0 forgets them and stops, which
         is how it begins.
         """
-        self._native.keep_records(capacity)
+        self._native.keep_records(natural("keep_records: capacity", capacity))
 
     def take_records(self) -> list[Record]:
         """The records of collectives that have ended well, oldest first, each given once; local,
@@ -673,8 +674,8 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 def _rows(counts: Sequence[int]) -> list[int]:
-    rows = [operator.index(count) for count in counts]
-    if any(count < 0 for count in rows):
+    rows = [whole("a count", count) for count in counts]
+    if any(not 0 <= count <= MOST_BYTES for count in rows):
         raise ValueError(f"counts are {rows}; give each rank its rows, 0 or more")
     return rows
 

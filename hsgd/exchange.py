@@ -8,7 +8,6 @@ does.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import threading
 import weakref
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hsgd.checked import UINT32_MAX, natural
 from hsgd.closing import Closing
 from hsgd.comm import Comm
 
@@ -80,16 +80,16 @@ class Exchange(Closing):
         if network not in ("mpi", "sockets"):
             raise ValueError(f'Exchange: network is "{network}"; give "mpi" or "sockets"')
         self._timeout_s = comm.timeout_s if timeout_s is None else float(timeout_s)
-        self._segment_bytes = _natural("segment_bytes", segment_bytes)
+        self._segment_bytes = natural("Exchange: segment_bytes", segment_bytes)
         options = _native.ExchangeOptions(
             segment_bytes=self._segment_bytes,
-            slots=_natural("slots", slots),
-            queue=_natural("queue", queue),
+            slots=natural("Exchange: slots", slots, UINT32_MAX),
+            queue=natural("Exchange: queue", queue, UINT32_MAX),
             timeout_s=self._timeout_s,
             remote_only=remote_only,
             sockets=network == "sockets",
             forgiving=forgiving,
-            slice_bytes=_natural("slice_bytes", slice_bytes),
+            slice_bytes=natural("Exchange: slice_bytes", slice_bytes),
         )
         self._native: _native.Exchange = comm.make_exchange(self, options)
         self._rank, self._slots = comm.rank, slots
@@ -149,15 +149,15 @@ class Exchange(Closing):
         order: over sockets, of what waits for one target the least goes first, between slices of
         what is on its way; the same in all writes for a slot.
         """
-        placed = [(buffer, _natural("offset", offset)) for buffer, offset in pieces]
+        placed = [(buffer, natural("Exchange: offset", offset)) for buffer, offset in pieces]
         limit_s = self._limit(timeout_s)
         return self._native.put_notify(
             placed,
             target,
-            _natural("slot", slot),
-            _natural("version", version),
+            natural("Exchange: slot", slot, UINT32_MAX),
+            natural("Exchange: version", version),
             limit_s,
-            _natural("order", order),
+            natural("Exchange: order", order),
         )
 
     def done(self, ticket: int) -> bool:
@@ -194,18 +194,18 @@ class Exchange(Closing):
 
     def test(self, slot: int) -> int:
         """The version in a slot of this rank, 0 if none; local, not blocking."""
-        return self._native.test(_natural("slot", slot))
+        return self._native.test(natural("Exchange: slot", slot, UINT32_MAX))
 
     def reset(self, slot: int) -> int:
         """Make a slot of this rank 0, and return the version it had; local, not blocking.
 
         The writer's next version still has to be above its last.
         """
-        return self._native.reset(_natural("slot", slot))
+        return self._native.reset(natural("Exchange: slot", slot, UINT32_MAX))
 
     def bind(self, slot: int, source: int) -> None:
         """Say that only `source` notifies this slot, for errors and the death watch; local."""
-        self._native.bind(_natural("slot", slot), source)
+        self._native.bind(natural("Exchange: slot", slot, UINT32_MAX), source)
 
     def make_tree(
         self, layers: Sequence[_native.TreeLayer], options: _native.TreeOptions
@@ -270,10 +270,3 @@ def _leave_connections() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_connections)
-
-
-def _natural(what: str, value: int) -> int:
-    number = operator.index(value)
-    if number < 0:
-        raise ValueError(f"Exchange: {what} is {number}; give 0 or more")
-    return number

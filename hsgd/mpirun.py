@@ -16,8 +16,10 @@ from pathlib import Path
 
 from hsgd.errors import LaunchError
 
-__all__ = ["Host", "Job", "Launcher", "command_line", "parse_hosts"]
+__all__ = ["MOST_RANKS", "Host", "Job", "Launcher", "command_line", "parse_hosts"]
 
+MOST_RANKS = 1 << 20  # of a job; launchers try any number, and take gigabytes for it
+MOST_RANKS_ON_A_HOST = 4096
 LARGE_CLUSTER = 64  # hosts from which on ssh is not started through a tree, as in Horovod
 
 
@@ -104,6 +106,13 @@ def parse_hosts(text: str, ranks: int) -> tuple[Host, ...]:
 def command_line(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[str]:
     """The words that start `job`; local. Raises LaunchError when the launcher is neither Open MPI
     nor MPICH."""
+    if job.ranks > MOST_RANKS:
+        raise LaunchError(f"{job.ranks} ranks are more than a job has; give 1 to {MOST_RANKS}")
+    if job.most_ranks_on_a_host > MOST_RANKS_ON_A_HOST:
+        raise LaunchError(
+            f"{job.most_ranks_on_a_host} ranks on one host are more than the "
+            f"{MOST_RANKS_ON_A_HOST} that it takes; lower -np, or give more hosts"
+        )
     if launcher.kind == "Open MPI":
         return _open_mpi(launcher, job, environ)
     if launcher.kind == "MPICH":

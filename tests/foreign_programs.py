@@ -1,18 +1,29 @@
-"""What every environment must be able to do: `foreign_programs.py PATH RANK SIZE [torch]`.
+"""What every environment must be able to do: `foreign_programs.py PATH RANK SIZE [WORD...]`.
 
 One rank of a node, without MPI. Each use of shared memory once, small and large, against what it
-must give; "torch" adds parameters that a node shares. Prints one line at the end.
+must give. Prints one line at the end.
+
+Words: `torch` adds parameters that a node shares. `dies`: instead, rank 1 ends without closing, and
+the others say what they were told. `asks`: instead, the ranks ask for more memory than they may
+have, say what they were told, and go on. Settings of the sandbox (foreign/sandbox.py) are words,
+too, and come into force when all modules are loaded.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import sys
+import time
 
 import numpy as np
 
 from hsgd import Comm, Exchange, ParameterBox
 from hsgd.config import Config
+from hsgd.errors import HsgdError
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "foreign"))
+import sandbox
 
 __all__: list[str] = []
 
@@ -76,11 +87,42 @@ def parameters(comm: Comm) -> None:
     assert torch.equal(torch.from_numpy(comm.broadcast(first.numpy())), model.bias.detach())
 
 
-def main(path: str, rank: str, size: str, *more: str) -> None:
+def deaths(comm: Comm) -> None:
+    """Rank 1 ends while the others have waited for it; they say what they were told, and when."""
+    time.sleep(0.3 if comm.rank == 1 else 0)  # a death that is seen at once would be a wrong one
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    begin = time.monotonic()
+    try:
+        comm.barrier()
+    except HsgdError as error:
+        print(f"{time.monotonic() - begin:.3f} {type(error).__name__}: {error}")
+
+
+def greed(comm: Comm) -> None:
+    for ask in (comm.empty, comm.shared):
+        try:
+            ask(1 << 30, "uint8")
+        except HsgdError as error:
+            print(f"{type(error).__name__}: {error}")
+    assert comm.allreduce(np.ones(3))[0] == comm.size
+
+
+def main(path: str, rank: str, size: str, *words: str) -> None:
+    from hsgd import _native  # noqa: F401  # all that is loaded later
+
+    if "torch" in words:
+        import torch  # noqa: F401
+    sandbox.enter([word for word in words if "=" in word])
     with Comm.local(path, int(rank), int(size), CONFIG) as comm:
+        if "dies" in words:
+            return deaths(comm)
+        if "asks" in words:
+            return greed(comm)
         for part in (collectives, arrays_of_the_node, one_sided, boxes):
             part(comm)
-        if "torch" in more:
+        if "torch" in words:
             parameters(comm)
     print(f"all is well with pages of {mmap.PAGESIZE} bytes")
 

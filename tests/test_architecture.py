@@ -21,12 +21,13 @@ IO_CSRC = ROOT / "io" / "csrc"
 # Components of the core, lowest layer first; each may include its own headers and lower layers.
 # A component is all files of one stem; reduce_* belong to reduce.
 CORE_LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"hsgd_core"}),
+    frozenset({"hsgd_core", "cgroup", "float_mode", "page"}),
     frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi", "prompt"})
     | {"socket_frames"},
+    frozenset({"mapping_failure"}),
     frozenset({"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner"})
     | {"types", "lars_kernels", "mpi_handle", "square_sums"},
-    frozenset({"change", "lars", "options", "layout", "tuning", "store_choice"})
+    frozenset({"change", "lars", "options", "layout", "tuning", "store_choice", "process_life"})
     | {"transport_inproc", "parting_mpi", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver", "socket_listener", "socket_door"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "transport_mpi"})

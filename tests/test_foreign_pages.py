@@ -6,20 +6,17 @@ offsets and sizes that such a kernel refuses it refuses too.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ranks import meeting_point
+from foreign_ranks import run_ranks
 
 __all__: list[str] = []
 
 TESTS = Path(__file__).parent
-LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -32,31 +29,9 @@ def large_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def run_ranks(size: int, variables: dict[str, str], *more: str) -> list[str]:
-    path = meeting_point()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, TESTS / "foreign_programs.py", path, str(rank), str(size), *more],
-            env={**os.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
-    return said
-
-
 @pytest.mark.parametrize("page_bytes", [16 << 10, 64 << 10])
 def test_all_shared_memory_works_with_large_pages(large_pages: Path, page_bytes: int) -> None:
+    words = ["torch"] if page_bytes == 64 << 10 else []
     variables = {"LD_PRELOAD": str(large_pages), "PAGE_BYTES": str(page_bytes)}
-    said = run_ranks(3, variables, *(["torch"] if page_bytes == 64 << 10 else []))
+    said = run_ranks(*words, size=3, variables=variables)
     assert said == [f"all is well with pages of {page_bytes} bytes\n"] * 3

@@ -7,9 +7,10 @@
 
 namespace hsgd {
 
-SharedBuffer::SharedBuffer(uint64_t id, int rank, int size, size_t bytes)
+SharedBuffer::SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available)
     : id_(id), rank_(rank), bytes_(bytes), segments_(static_cast<size_t>(size)) {
-  segments_[static_cast<size_t>(rank)] = Segment::create(bytes, static_cast<size_t>(size));
+  segments_[static_cast<size_t>(rank)] =
+      Segment::create(bytes, static_cast<size_t>(size), "ask for less", available);
 }
 
 void SharedBuffer::share(const std::string& path, int world_rank, bool in_a_row,

@@ -26,8 +26,9 @@ struct ArenaPlace {
 
 class SharedBuffer {
  public:
-  // Local: this rank's own part. `id` is above 0 and the same on all ranks.
-  SharedBuffer(uint64_t id, int rank, int size, size_t bytes);
+  // Local: this rank's own part. `id` is above 0 and the same on all ranks. `available`: memory
+  // that was left before any rank began.
+  SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available);
   // Collective over the ranks of the node, which meet at the abstract socket name `path`.
   // `in_a_row`: the parts also become one array, of which every rank sees the whole.
   void share(const std::string& path, int world_rank, bool in_a_row, const Deadline& deadline);

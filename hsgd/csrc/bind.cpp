@@ -379,7 +379,11 @@ class Comm {
   nb::object allocate(int dtype, const std::vector<int64_t>& shape, bool once_per_node,
                       nb::handle name) {
     uint64_t count = 1;
-    for (const int64_t extent : shape) count *= static_cast<uint64_t>(extent);
+    for (const int64_t extent : shape) {
+      if (__builtin_mul_overflow(count, static_cast<uint64_t>(extent), &count)) {
+        throw nb::value_error("the product of the extents is too large; give smaller ones");
+      }
+    }
     const hsgd_label label = {text_of(name), shape.data(), static_cast<int32_t>(shape.size())};
     hsgd_buffer* buffer = nullptr;
     call([&](hsgd_comm* comm, hsgd_error* error) {

@@ -32,15 +32,25 @@ void init_lock(pthread_mutex_t* lock) {
   }
 }
 
-// 0, EOWNERDEAD, or that somebody else has it. By the clock that is never set.
+// 0, EOWNERDEAD, or that somebody else has it. By the clock that is never set, where the C library
+// has that (glibc 2.30, not musl): otherwise a clock that is set lengthens or ends this one slice.
 int lock_for(pthread_mutex_t* lock, int64_t limit_ns) {
   if (limit_ns == 0) return ::pthread_mutex_trylock(lock);
   timespec until{};
-  ::clock_gettime(CLOCK_MONOTONIC, &until);
+#if defined(__GLIBC__)
+  constexpr clockid_t kClock = CLOCK_MONOTONIC;
+#else
+  constexpr clockid_t kClock = CLOCK_REALTIME;
+#endif
+  ::clock_gettime(kClock, &until);
   const int64_t end_ns = until.tv_nsec + limit_ns;
   until.tv_sec += end_ns / 1'000'000'000;
   until.tv_nsec = end_ns % 1'000'000'000;
-  return ::pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
+#if defined(__GLIBC__)
+  return ::pthread_mutex_clocklock(lock, kClock, &until);
+#else
+  return ::pthread_mutex_timedlock(lock, &until);
+#endif
 }
 
 // A release fence for `count` values that are copied next. Streamed ones, to which memcpy turns by

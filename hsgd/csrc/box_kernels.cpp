@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "float_mode.hpp"
 #include "reduce.hpp"
 #include "square_sums.hpp"
 
@@ -49,6 +50,7 @@ template <bool kDelta, bool kNarrow, bool kNext>
 }
 
 [[gnu::always_inline]] inline double elastic_in(const ElasticArgs& args) {
+  const PlainFloats mode;
   if (args.next != nullptr) return run<false, false, true>(args);
   return args.narrow != nullptr ? run<false, true, false>(args) : run<true, false, false>(args);
 }
@@ -56,6 +58,7 @@ template <bool kDelta, bool kNarrow, bool kNext>
 [[gnu::always_inline]] inline void add_in(const float* __restrict old,
                                           const float* __restrict added, uint64_t count,
                                           float* __restrict next, float* __restrict also) {
+  const PlainFloats mode;
   if (also == nullptr) {
     for (uint64_t i = 0; i < count; ++i) next[i] = old[i] + added[i];
   } else {

@@ -119,7 +119,9 @@ std::string name_of_rows(const hsgd_label* label) {
 
 Rows in_elements(const uint64_t* rows, size_t ranks, uint64_t row_elements) {
   Rows counts(rows, rows + ranks);
-  for (uint64_t& count : counts) count *= row_elements;
+  for (uint64_t& count : counts) {
+    if (__builtin_mul_overflow(count, row_elements, &count)) count = UINT64_MAX;  // is refused
+  }
   return counts;
 }
 
@@ -130,7 +132,8 @@ void check_rows(const hsgd_call& call) {
 
 void check_allgather_rows(const Communicator&, const hsgd_call& call) {
   check_rows(call);
-  const uint64_t bytes = checked_bytes(call.count * call.row_elements, call.dtype);
+  const uint64_t bytes =
+      checked_bytes(in_elements(&call.count, 1, call.row_elements).front(), call.dtype);
   check_buffers({call.in, bytes}, {call.in, bytes}, "one");
 }
 

@@ -1,6 +1,7 @@
 // The loop, compiled once per instruction set.
 #include "change.hpp"
 
+#include "float_mode.hpp"
 #include "hsgd_core.h"
 #include "reduce.hpp"
 #include "square_sums.hpp"
@@ -45,6 +46,7 @@ ChangeFn choose_change() {
 }  // namespace hsgd
 
 double hsgd_change_square(const hsgd_change_part* parts, uint64_t count) {
+  const hsgd::PlainFloats mode;
   const hsgd::ChangeFn square = hsgd::choose_change();
   double total = 0;
   for (const hsgd_change_part* part = parts; part != parts + count; ++part) {

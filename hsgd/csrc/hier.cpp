@@ -383,6 +383,8 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   agreement.signature =
       Signature::pack(Kind::kAllocate, dtype, HSGD_SUM, once_per_node, count, hash_label(label));
   agreement.label = label;
+  const char* what = once_per_node ? "shared" : "empty";
+  const size_t available = available_memory_bytes();  // all look before anybody takes
   run(agreement);
   const uint64_t id = ++allocations_;
   // An array of the node lies in parts of the same size, each with the rank that made it.
@@ -394,12 +396,13 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
       round_up(each, parts > 1 && each >= 8 * kHugePage ? kHugePage : page_bytes());
   std::shared_ptr<SharedBuffer> buffer;
   // Each step on all ranks or on none, so that nobody waits for one that has failed.
-  attempt_on_all([&] {
-    buffer = std::make_shared<SharedBuffer>(id, place_.local_rank, place_.local_size, bytes);
+  attempt_on_all(what, [&] {
+    buffer =
+        std::make_shared<SharedBuffer>(id, place_.local_rank, place_.local_size, bytes, available);
     if (place_.local_rank == 0) group_->appoint_meeting();
   });
   HSGD_FAULT_POINT("empty: segment made");
-  attempt_on_all([&] {
+  attempt_on_all(what, [&] {
     share(*buffer, once_per_node);
     HSGD_FAULT_POINT("empty: shared");
   });
@@ -411,7 +414,8 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
 
 // The ranks of the node meet. Where they do so, local ranks are what counts.
 void Communicator::share(SharedBuffer& buffer, bool in_a_row) {
-  PeerWatch watch(local_, "empty");
+  const char* what = in_a_row ? "shared" : "empty";
+  PeerWatch watch(local_, what);
   try {
     buffer.share(local_.next_meeting(), place_.rank, in_a_row,
                  Deadline(options_.timeout_s, options_.interrupted, &watch));
@@ -420,7 +424,7 @@ void Communicator::share(SharedBuffer& buffer, bool in_a_row) {
     const bool of_peer = late || error.code() == HSGD_ERR_PEER_LOST;
     if (!of_peer || error.rank() < 0 || watch.has_spoken()) throw;
     throw Error(error.code(), local_.world_rank(error.rank()),
-                "empty: " + local_.person(error.rank()) +
+                text("%s: ", what) + local_.person(error.rank()) +
                     (late ? text(" did not come to share its memory within %g s; raise "
                                  "HSGD_TIMEOUT_S if this is expected",
                                  options_.timeout_s)
@@ -431,7 +435,7 @@ void Communicator::share(SharedBuffer& buffer, bool in_a_row) {
 // Throws on all ranks when `body` throws on one. Not asked about is the failure of a peer: who did
 // not come once would be waited for again.
 template <class Body>
-void Communicator::attempt_on_all(Body&& body) {
+void Communicator::attempt_on_all(const char* what, Body&& body) {
   std::optional<Error> failure;
   try {
     body();
@@ -449,7 +453,7 @@ void Communicator::attempt_on_all(Body&& body) {
   if (failure) throw Error(*failure);
   if (failed != 0) {
     throw Error(HSGD_ERR_MEMORY, failed - 1,
-                text("empty: rank %d could not get its shared memory; it says why", failed - 1));
+                text("%s: rank %d could not get its shared memory; it says why", what, failed - 1));
   }
 }
 

@@ -196,7 +196,7 @@ class HSGD_API Communicator final : private Watch {
 
   void share(SharedBuffer& buffer, bool in_a_row);
   template <class Body>
-  void attempt_on_all(Body&& body);
+  void attempt_on_all(const char* what, Body&& body);
   // MPI makes progress only when it is called.
   static constexpr int64_t kDriveSleepNs = 1'000'000;
   static constexpr int64_t kQuietSleepNs = 20'000'000;

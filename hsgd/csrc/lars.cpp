@@ -12,6 +12,7 @@
 
 #include "capi.hpp"
 #include "error.hpp"
+#include "float_mode.hpp"
 #include "lars_kernels.hpp"
 
 namespace hsgd {
@@ -230,6 +231,7 @@ class Work {
   uint64_t tasks() const { return tasks_.size(); }
 
   void take_all() {
+    const PlainFloats mode;
     // Relaxed: a task number is all that is passed on here; the tasks were made before the threads.
     for (uint64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_.size();) {
       const Task& task = tasks_[i];
@@ -255,6 +257,7 @@ class Work {
 }  // namespace
 
 void lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule, int threads) {
+  const PlainFloats mode;
   Work work(tensors, count, rule);
   uint64_t elements = 0;
   for (uint64_t i = 0; i < count; ++i) elements += tensors[i].count;

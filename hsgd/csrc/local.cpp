@@ -1,30 +1,18 @@
 // Set-up of a node's segments, the primitives of intra-node collectives, and the death watch.
 #include "local.hpp"
 
-#include <poll.h>
-#include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <new>
 
 #include "error.hpp"
 #include "fault.hpp"
+#include "process_life.hpp"
 
 namespace hsgd {
 namespace {
-
-// A descriptor of this very process, so that peers see its end whatever PID namespace they live in.
-Fd own_process() {
-#ifdef SYS_pidfd_open
-  return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
-#else
-  return Fd();
-#endif
-}
 
 std::string host_name() {
   char name[256] = {};
@@ -84,7 +72,7 @@ LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settin
         try {
           own = new_segment(settings);
           self.segment = Fd::duplicate(own.fd());
-          self.process = own_process();
+          self.process = own_life();
           HSGD_FAULT_POINT("set-up: segment made");
         } catch (
             const Error& error) {  // meet() tells the others, so that nobody waits for this rank
@@ -249,12 +237,7 @@ bool LocalGroup::claims_finished(uint64_t parts) const {
 }
 
 bool LocalGroup::died(int rank) const {
-  const Peer& peer = peers_[static_cast<size_t>(rank)];
-  if (peer.process.valid()) {
-    pollfd watched{peer.process.get(), POLLIN, 0};
-    return ::poll(&watched, 1, 0) > 0;
-  }
-  return ::kill(peer.pid, 0) != 0 && errno == ESRCH;  // kernels without pidfd
+  return has_ended(peers_[static_cast<size_t>(rank)].process);
 }
 
 bool LocalGroup::has_left(int rank) const {

@@ -12,6 +12,7 @@ namespace hsgd {
 namespace {
 
 void check(const hsgd_exchange_options& options) {
+  constexpr uint64_t kMostSegment = uint64_t{1} << 48;  // what processors can address
   constexpr uint64_t kMostSlots = 1 << 20;
   constexpr uint32_t kMostQueue = 1 << 16;
   constexpr uint64_t kLeastSlice = 4 << 10;
@@ -20,6 +21,12 @@ void check(const hsgd_exchange_options& options) {
     throw Error(
         HSGD_ERR_ARGUMENT, -1,
         "hsgd_exchange_options has another size; caller and libhsgd_core differ in version");
+  }
+  if (options.segment_bytes > kMostSegment) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("Exchange: segment_bytes is %llu; give %llu or less",
+                     static_cast<unsigned long long>(options.segment_bytes),
+                     static_cast<unsigned long long>(kMostSegment)));
   }
   if (options.slots < 1 || options.slots > kMostSlots) {
     throw Error(HSGD_ERR_ARGUMENT, -1,

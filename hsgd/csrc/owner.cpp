@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "error.hpp"
-#include "segment.hpp"
+#include "page.hpp"
 
 namespace hsgd {
 Owner::Owner() : pid_(::getpid()) {

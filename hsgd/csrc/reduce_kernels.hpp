@@ -14,6 +14,7 @@
 #ifndef HSGD_REDUCE_KERNELS_HPP_
 #define HSGD_REDUCE_KERNELS_HPP_
 
+#include "float_mode.hpp"
 #include "reduce.hpp"
 
 #if defined(__FAST_MATH__)
@@ -345,7 +346,12 @@ void copy(void* dst, const void* src, size_t bytes, Store store) noexcept {
 template <typename I, typename F, typename Op>
 void reduce(const ReduceArgs& args) noexcept {
   if (args.input_count > 1 || (F::kFloat && args.divisor != 1)) {
-    reduce_pass<I, F, Op>(args);
+    if constexpr (F::kFloat) {
+      const PlainFloats mode;
+      reduce_pass<I, F, Op>(args);
+    } else {
+      reduce_pass<I, F, Op>(args);
+    }
   } else {
     ReduceArgs raw = args;
     raw.count *= sizeof(typename F::Stored);
@@ -361,6 +367,7 @@ void convert(void* dst, const void* src, size_t count) noexcept {
   using In = typename Lanes<I, From>::S;
   using Out = typename Lanes<I, To>::S;
   constexpr size_t kLanes = I::kBytes / sizeof(float);
+  const PlainFloats mode;
   const Finish<To> finish(1.0);
   const auto converted = [&finish](In in) {
     return To::template narrow<I, Out>(finish(From::template widen<I, V>(in)));

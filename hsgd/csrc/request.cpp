@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <string>
 
@@ -77,8 +79,16 @@ int python_interrupted() {
 
 const char* text_of(nb::handle name) {
   if (name.is_none()) return nullptr;
-  const char* text = PyUnicode_AsUTF8(name.ptr());
+  if (PyUnicode_Check(name.ptr()) == 0) {
+    const std::string type = nb::cast<std::string>(name.type().attr("__name__"));
+    throw nb::type_error(("name is of type " + type + "; give a str, or None").c_str());
+  }
+  Py_ssize_t bytes = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &bytes);
   if (text == nullptr) throw nb::python_error();
+  if (std::strlen(text) != static_cast<size_t>(bytes)) {
+    throw nb::value_error("name has a NUL character; give one without");
+  }
   return text;
 }
 

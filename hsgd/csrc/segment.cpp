@@ -17,6 +17,7 @@
 
 #include "cgroup.hpp"
 #include "error.hpp"
+#include "mapping_failure.hpp"
 
 namespace hsgd {
 namespace {
@@ -82,22 +83,7 @@ void add_huge_pages(int fd, size_t bytes) {
   ::munmap(data, whole);
 }
 
-// errno tells why addresses were refused.
-[[noreturn]] void fail_mapping(size_t bytes) {
-  if (errno != ENOMEM) fail_system("mapping of shared memory");
-  rlimit limit{};
-  const bool limited = ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  const std::string most = limited ? std::to_string(limit.rlim_cur) + " bytes" : "unlimited";
-  throw Error(
-      HSGD_ERR_MEMORY, -1,
-      text("shared memory: mapping %zu bytes failed: %s; the limit of addresses (ulimit -v) "
-           "is %s; raise it, or vm.max_map_count, or use less",
-           bytes, std::strerror(ENOMEM), most.c_str()));
-}
-
 }  // namespace
-
-size_t page_bytes() { return static_cast<size_t>(::sysconf(_SC_PAGESIZE)); }
 
 // Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
 // sanitizer sees no race through two.
@@ -134,12 +120,13 @@ Segment::~Segment() {
 
 Segment::Segment(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
   void* address = map_shared(fd_.get(), bytes);
-  if (address == MAP_FAILED) fail_mapping(bytes);
+  if (address == MAP_FAILED) fail_mapping("shared memory", bytes, available_memory_bytes);
   data_ = static_cast<std::byte*>(address);
 }
 
-Segment Segment::create(size_t bytes, size_t at_once, const char* remedy) {
-  const size_t available = available_memory_bytes();
+Segment Segment::create(size_t bytes, size_t at_once, const char* remedy,
+                        std::optional<size_t> before) {
+  const size_t available = before ? *before : available_memory_bytes();
   if (bytes > available / at_once) {
     throw Error(HSGD_ERR_MEMORY, -1,
                 text("shared memory: %zu x %zu bytes are needed and %zu are left within the limits "
@@ -179,7 +166,8 @@ Row::Row(const std::vector<Segment>& segments) {
   const size_t each = segments.front().bytes();
   const size_t bytes = each * segments.size();
   void* range = reserve(bytes);
-  if (range == MAP_FAILED) fail_mapping(bytes);
+  if (range == MAP_FAILED)
+    fail_mapping("shared memory side by side", bytes, available_memory_bytes);
   data_ = static_cast<std::byte*>(range);
   bytes_ = bytes;
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -190,7 +178,7 @@ Row::Row(const std::vector<Segment>& segments) {
       ::munmap(data_, bytes_);
       data_ = nullptr;
       errno = error;
-      fail_mapping(each);
+      fail_mapping("shared memory side by side", bytes, available_memory_bytes);
     }
   }
 }

@@ -7,9 +7,12 @@
 #define HSGD_SEGMENT_HPP_
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "page.hpp"
 
 namespace hsgd {
 
@@ -46,8 +49,10 @@ class Segment {
   // full memory is HSGD_ERR_MEMORY and not SIGBUS later. What does not fill a huge page lies on
   // small ones, unless Linux gives shared memory nothing else (shmem_enabled "always").
   // `at_once`: ranks that allocate as much at the same time. `remedy`: what the user may do about
-  // it.
-  static Segment create(size_t bytes, size_t at_once = 1, const char* remedy = "ask for less");
+  // it. `available`: what was left before any of them began, where that is known; otherwise what
+  // is left now counts, without what some of them have already.
+  static Segment create(size_t bytes, size_t at_once = 1, const char* remedy = "ask for less",
+                        std::optional<size_t> available = std::nullopt);
   // Maps a segment that another process made; refuses a file that is smaller than `bytes`.
   static Segment attach(Fd fd, size_t bytes);
 
@@ -80,9 +85,6 @@ class Row {
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
-
-// Of the kernel, which has 4, 16 or 64 KiB: what is mapped to a given address is a multiple of it.
-size_t page_bytes();
 
 void* map_shared(int fd, size_t bytes);
 void unmap_shared(void* address, size_t bytes);

@@ -16,8 +16,8 @@ uint32_t mix(uint32_t hash, const void* data, size_t bytes) {
   return hash;
 }
 
-const char* kind_name(Kind kind) {
-  switch (kind) {
+const char* kind_name(const Signature& signature) {
+  switch (signature.kind()) {
     case Kind::kAllreduce:
       return "allreduce";
     case Kind::kBroadcast:
@@ -25,7 +25,7 @@ const char* kind_name(Kind kind) {
     case Kind::kBarrier:
       return "barrier";
     case Kind::kAllocate:
-      return "empty";
+      return signature.root() != 0 ? "shared" : "empty";
     case Kind::kReduceScatter:
       return "reduce_scatter";
     case Kind::kAllgather:
@@ -80,7 +80,7 @@ const char* verb(Kind kind) { return kind == Kind::kAllocate ? " asked for " : "
 
 std::string call_text(const Call& call) {
   const Signature& signature = call.signature;
-  std::string text = kind_name(signature.kind()) + quoted_name(call.label);
+  std::string text = kind_name(signature) + quoted_name(call.label);
   if (signature.kind() == Kind::kBarrier) return text;
   text += " of " + payload_text(call, true);
   if (signature.kind() == Kind::kAllreduce || signature.kind() == Kind::kReduceScatter)
@@ -154,8 +154,7 @@ hsgd_side side_of(int rank, const Label& label) {
 std::string describe_call(uint64_t sequence, const Signature& signature, const hsgd_label* label) {
   Label shown;
   fill_label(label, {}, &shown);
-  return std::string(kind_name(signature.kind())) + " #" + std::to_string(sequence) +
-         quoted_name(shown);
+  return std::string(kind_name(signature)) + " #" + std::to_string(sequence) + quoted_name(shown);
 }
 
 std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& other) {

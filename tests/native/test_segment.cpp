@@ -62,6 +62,13 @@ TEST("a segment beyond the memory limits is an exception that says how much is l
   CHECK_THROWS(hsgd::Segment::create(2 * available), "are left within the limits");
 }
 
+TEST("ranks that all looked before one of them took may take all that was left") {
+  const hsgd::Segment made = hsgd::Segment::create(10000, 3, "ask for less", 30000);
+  CHECK_EQ(made.bytes(), 10000U);
+  CHECK_THROWS(hsgd::Segment::create(10000, 3, "ask for less", 29999),
+               "3 x 10000 bytes are needed and 29999 are left");
+}
+
 TEST("segments and descriptors move, and nothing is left open or mapped") {
   const int before = open_descriptors();
   for (int i = 0; i < 100; ++i) {
