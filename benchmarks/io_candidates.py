@@ -96,6 +96,20 @@ def _sorted_selection(dataset: h5py.Dataset, rows: Any) -> np.ndarray:
     return selected
 
 
+def _memmap(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
+    """Random batches of rows as raw bytes, copied out of the page cache by the loop itself."""
+    import torch
+
+    start, stop = _part(data, rank, ranks)
+    order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
+    with _opened(data, "one.h5") as file:
+        offset = file["data"].id.get_offset()
+    shape = (data.count, data.sample_bytes)
+    rows = np.memmap(data.folder / "one.h5", np.uint8, "r", offset, shape)
+    for low in range(0, len(order), BATCH):
+        yield torch.from_numpy(rows[order[low : low + BATCH]])
+
+
 def _opened(data: DataSet, kind: str) -> h5py.File:
     if kind == "packed.h5":
         import hdf5plugin  # noqa: F401, its import tells HDF5 the filter
@@ -242,6 +256,7 @@ CANDIDATES = (
               _hsgd("block", **_LIMITED), False, "limited"),
     Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
     Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py(_sorted_selection)),
+    Candidate("memmap", "np.memmap", "peer", "block", "one.h5", _memmap),
     Candidate("loader-0", "DataLoader 0", "peer", "block", "one.h5", _data_loader(0)),
     Candidate("loader-1", "DataLoader 1", "peer", "block", "one.h5", _data_loader(1), False),
     Candidate("loader-2", "DataLoader 2", "peer", "block", "one.h5", _data_loader(2), False),

@@ -85,7 +85,9 @@ class Filler:
         self._open: dict[int, Filled] = {}  # batches that wait for another piece, by step
         self._completed = 0  # batches that belong to a planned piece
         self._works: deque[_Work] = deque()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._wanted_changed = threading.Condition(lock)  # for threads that do not help
         self._planning = self._exhausted = self._closed = False
         self._starved = False  # the planner waits for a slot
         self._called = False
@@ -149,6 +151,7 @@ class Filler:
                 work.reads.batch.cancel()
                 work.reads.slow.clear()
             self._changed.notify_all()
+            self._wanted_changed.notify_all()
         self._ring.wake()
 
     def _run(self, number: int, stats: ReadStats) -> None:
@@ -177,7 +180,7 @@ class Filler:
                     if self._closed:
                         return None
                     if number >= self._wanted and not (self._exhausted and not self._works):
-                        self._changed.wait()
+                        self._wanted_changed.wait()
                         continue
                     pending = [work for work in self._works if work.has_reads()]
                     if not self._planning and not self._exhausted and len(pending) <= ahead:
@@ -188,19 +191,23 @@ class Filler:
                     if self._exhausted and not self._planning:
                         return None
                     self._changed.wait()
+            handed_over = False
             try:
-                self._plan_next()
+                handed_over = self._plan_next()
             finally:
-                with self._changed:
-                    self._planning = False
-                    self._changed.notify_all()
+                if not handed_over:
+                    with self._changed:
+                        self._planning = False
+                        self._changed.notify_all()
 
-    def _plan_next(self) -> None:
-        """Turn the next piece into reads. Only one thread at a time is here."""
+    def _plan_next(self) -> bool:
+        """Turn the next piece into reads. Only one thread at a time is here; True when another may
+        come already.
+        """
         piece = next(self._pieces, None)
         if piece is None:
             self._finish_plan()
-            return
+            return False
         share = self._plan.share
         first, stop = self._planned, self._planned + piece.stream_rows
         self._planned = stop
@@ -233,8 +240,10 @@ class Filler:
             if self._closed:
                 reads.batch.cancel()
                 reads.slow.clear()
+            self._planning = False
             self._deliver_finished()
             self._changed.notify_all()
+        return True
 
     def _take_slot(self, needed: int) -> Slot:
         """A free slot. needed: slots that will be taken, this one included."""
@@ -302,8 +311,10 @@ class Filler:
         64 samples of 3 KB 1.3 times as fast.
         """
         with self._changed:
-            self._wanted = len(self.threads) if waits else self._cores
-            self._changed.notify_all()
+            wanted = len(self.threads) if waits else self._cores
+            if wanted > self._wanted:
+                self._wanted_changed.notify_all()
+            self._wanted = wanted
 
     def _done(self, work: _Work, failed: list[tuple[IntArray, DataError]]) -> None:
         """Some reads of a piece are done; hand out what is complete, in order."""
@@ -338,6 +349,7 @@ class Filler:
             while self._works and not self._closed:
                 self._changed.wait()
             self._exhausted = True
+            self._wanted_changed.notify_all()
             for _ in range(self._completed, self._plan.share.steps):
                 self._ready.put(Filled(None, 0))
             self._ready.put(None)

@@ -155,6 +155,7 @@ class PartitionedLoader:
             pin_memory=pin_memory,
         )
         self._epoch, self._cuts = 0, ()
+        self._epoch_chosen = False  # by set_epoch() or a state, or the user was told
         self._settings = Settings(
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=timeout_s,
@@ -206,6 +207,13 @@ class PartitionedLoader:
         return self._resumed_share(self._rank)[0].steps
 
     def __iter__(self) -> Iterator[Any]:
+        if self._repeats_an_epoch():
+            self._epoch_chosen = True
+            warnings.warn(
+                f"{self._settings.source}: a second epoch in the order of the first: call "
+                'set_epoch(epoch) before each epoch, or use shuffle="none"',
+                stacklevel=2,
+            )
         share, ranges = self._resumed_share(self._rank)
         if self._cache is not None:
             self._cache.prepare(self._wanted_slabs(), busy=bool(self._running))
@@ -235,6 +243,13 @@ class PartitionedLoader:
         self._current = (self._epoch, self._cuts, iteration.progress)
         return iteration
 
+    def _repeats_an_epoch(self) -> bool:
+        """Whether a whole shuffled epoch was read and nobody chose another; for rank 0 to tell."""
+        if self._epoch_chosen or self._rank or self._reading.shuffle == "none":
+            return False
+        progress = self._current[2]
+        return 0 < self._share.steps <= progress.batches + progress.skipped
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the iterations that start from now on; same value on all ranks.
 
@@ -246,6 +261,7 @@ class PartitionedLoader:
         except (TypeError, ValueError):
             self._epoch = before
             raise
+        self._epoch_chosen = True
         if epoch != before:
             self._share = self._whole_share(self._rank)
             self._cuts = ()

@@ -91,20 +91,26 @@ class SlowRead:
 class PieceReads:
     """All reads of one piece. slabs: acquired in SlabFiles, to be released.
 
-    failed: places of the piece that cannot be read, and why. task_places, task_paths: by task.
+    failed: places of the piece that cannot be read, and why. places: of the piece. portions: by
+    task, the number of its rows in row_edges, and of its slab in slab_of.
     """
 
+    data: DataMap
     batch: TaskBatch
     slow: deque[SlowRead]
     slabs: list[int]
     nbytes: int
     failed: list[tuple[IntArray, DataError]]
-    task_places: list[IntArray]
-    task_paths: list[str]
+    places: IntArray
+    portions: IntArray
+    row_edges: IntArray
+    slab_of: IntArray
 
     def explain(self, number: int) -> tuple[IntArray, DataError]:
         """Places and error of a task that failed."""
-        task, path = self.batch.tasks[number], self.task_paths[number]
+        task, portion = self.batch.tasks[number], int(self.portions[number])
+        path = self.data.slabs[int(self.slab_of[portion])].path
+        rows = slice(*self.row_edges[portion : portion + 2].tolist())
         status, position = int(task["status"]), int(task["position"])
         if status == native.END:
             text = f"truncated, bytes from {position} on are missing; copy or convert it again"
@@ -115,7 +121,7 @@ class PieceReads:
             )
         else:
             text = f"reading from byte {position} on failed: {os.strerror(status)}"
-        return self.task_places[number], DataError(f"{path}: {text}")
+        return self.places[rows], DataError(f"{path}: {text}")
 
 
 def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
@@ -154,6 +160,8 @@ class Scheduler:
         self._memory = np.zeros(self._offsets.shape, np.uint64)
         if plan.cache is not None:
             self._memory = plan.cache.addresses(self._fields)
+        # Nothing of these is read from a file.
+        self._held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
         self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
         self._reader = RowReader(plan.data)  # of offsets
         self._placers = {
@@ -203,20 +211,21 @@ class Scheduler:
             if spec.ragged
         }
         slab_of = slabs[edges[:-1]]
-        held = self._memory.min(axis=1, initial=1) > 0  # nothing of these is read from a file
-        present = np.unique(slab_of)
-        opened, failures = self._open(present[~held[present]].tolist())
+        present = sorted(set(slab_of.tolist()))
+        opened, failures = self._open([slab for slab in present if slab not in self._held])
 
         shape = (len(slab_of), len(self._fields))
         tasks = np.zeros(shape, TASK)
-        tasks["memory"] = self._memory[slab_of]
-        tasks["offset"] = np.where(tasks["memory"] > 0, 0, self._offsets[slab_of])
+        tasks["offset"] = self._offsets[slab_of]
+        if self._plan.cache is not None:
+            tasks["memory"] = self._memory[slab_of]
+            tasks["offset"][tasks["memory"] > 0] = 0
         tasks["ranges"] = np.diff(edges)[:, None]
         tasks["starts"] = starts.ctypes.data + 8 * edges[:-1, None]
         tasks["counts"] = counts.ctypes.data + 8 * edges[:-1, None]
-        handles = [opened.get(slab, (-1, 1)) for slab in slab_of.tolist()]
-        tasks["file"] = np.array([handle[0] for handle in handles])[:, None]
-        tasks["alignment"] = np.array([handle[1] for handle in handles])[:, None]
+        handles = np.array([opened.get(slab, (-1, 1)) for slab in slab_of.tolist()])
+        tasks["file"] = handles[:, :1]
+        tasks["alignment"] = handles[:, 1:]
         for column, spec in enumerate(self._fields):
             tasks["row_bytes"][:, column] = spec.row_bytes
             tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
@@ -231,21 +240,39 @@ class Scheduler:
         expected = self._expected(slabs, starts)
         for column, values in enumerate(expected):
             tasks["checksums"][:, column] = values.ctypes.data + 4 * edges[:-1]
+        fast = tasks["offset"] >= 0
+        failed: list[tuple[IntArray, DataError]] = []
+        slow: deque[SlowRead] = deque()
+        # Planning runs on a core whose caches the reads of the last piece have emptied: each NumPy
+        # call there takes ten times what it does alone, so the common case makes few.
+        if not failures and not any(found.failed for found in placed.values()) and fast.all():
+            return PieceReads(
+                self._plan.data,
+                TaskBatch(tasks.reshape(-1), (starts, counts, addresses, expected, placed)),
+                slow,
+                list(opened),
+                int(
+                    nbytes.sum() if self._plan.cache is None else nbytes[tasks["memory"] == 0].sum()
+                ),
+                failed,
+                piece.places,
+                np.repeat(np.arange(len(slab_of)), len(self._fields)),
+                row_edges,
+                slab_of,
+            )
         row_slices = [slice(*edge) for edge in itertools.pairwise(row_edges.tolist())]
-        failed = [
-            (piece.places[rows], failures[slab])
-            for slab, rows in zip(slab_of.tolist(), row_slices, strict=True)
-            if slab in failures
-        ]
-        readable = np.isin(slab_of, list(opened)) | held[slab_of]
+        readable = np.ones(len(slab_of), bool)
+        for number, slab in enumerate(slab_of.tolist()):
+            if slab in failures:
+                failed.append((piece.places[row_slices[number]], failures[slab]))
+                readable[number] = False
         for found in placed.values():
             for part, error in found.failed.items():
                 number = int(np.searchsorted(edges, part, side="right")) - 1
                 if readable[number]:
                     failed.append((piece.places[row_slices[number]], error))
                     readable[number] = False
-        fast = readable[:, None] & (tasks["offset"] >= 0)
-        slow: deque[SlowRead] = deque()
+        fast &= readable[:, None]
         for number, column in np.argwhere(readable[:, None] & ~fast).tolist():
             spec, rows = self._fields[column], row_slices[number]
             ranges = slice(*edges[number : number + 2].tolist())
@@ -267,15 +294,17 @@ class Scheduler:
                 )
             slow.append(read)
         chosen = np.ascontiguousarray(tasks[fast])
-        numbers = np.nonzero(fast)[0].tolist()
         return PieceReads(
+            self._plan.data,
             TaskBatch(chosen, (starts, counts, addresses, expected, placed)),
             slow,
             list(opened),
             int(nbytes[fast & (tasks["memory"] == 0)].sum()),
             failed,
-            [piece.places[row_slices[number]] for number in numbers],
-            [self._plan.data.slabs[int(slab_of[number])].path for number in numbers],
+            piece.places,
+            np.nonzero(fast)[0],
+            row_edges,
+            slab_of,
         )
 
     def _open(self, slabs: list[int]) -> tuple[dict[int, tuple[int, int]], dict[int, DataError]]:

@@ -174,7 +174,25 @@ def test_the_first_batch_is_read_alone_where_single_rows_can_be(folder, shuffle)
 
 def test_iterating_again_without_set_epoch_repeats_the_epoch(folder):
     loader = PartitionedLoader(folder, 8)
+    first = numbers(loader)
+    with pytest.warns(UserWarning, match=r"a second epoch in the order .* call set_epoch\(epoch\)"):
+        assert numbers(loader) == first
+    assert numbers(loader) == first  # told once
+
+
+@pytest.mark.parametrize(("shuffle", "rank"), [("none", 0), ("block", 1)])
+def test_only_rank_0_tells_of_a_repeated_order_and_only_where_it_is_shuffled(folder, shuffle, rank):
+    loader = PartitionedLoader(folder, 8, rank, 2, shuffle)
     assert numbers(loader) == numbers(loader)
+
+
+def test_nobody_is_told_of_a_repeated_order_that_was_chosen_or_of_a_loop_that_was_left(folder):
+    chosen = PartitionedLoader(folder, 8)
+    chosen.set_epoch(0)
+    assert numbers(chosen) == numbers(chosen)
+    left = PartitionedLoader(folder, 8)
+    next(iter(left))
+    assert len(numbers(left)) == 101
 
 
 @pytest.mark.parametrize("shuffle", ["block", "none", "full"])
