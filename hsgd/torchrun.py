@@ -32,7 +32,7 @@ def meeting_point(worker: Torchrun, number: int, timeout_s: float) -> str:
         )
     store, key = _store(timeout_s), f"hsgd/comm/{number}"
     if worker.rank == 0:
-        store.set(key, f"@hsgd-{secrets.token_hex(16)}")
+        store.set(key, f"@hsgd-{secrets.token_hex(16)}#{secrets.token_hex(16)}")
     try:
         store.wait([key], timedelta(seconds=timeout_s))
     except RuntimeError:
