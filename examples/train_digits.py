@@ -204,8 +204,8 @@ def train(
     # A bar on a terminal; under a launcher, whose log would keep every state of it, one line.
     with tqdm(total=steps, unit="step", disable=None if hvd.rank() == 0 else True) as bar:
         if bar.disable and hvd.rank() == 0:
-            print(f"training: {options.epochs} epochs, {steps} steps, {hvd.size()} rank(s)")
-            sys.stdout.flush()
+            what = f"training: {options.epochs} epochs, {steps} steps, {hvd.size()} rank(s)"
+            print(what, file=sys.stderr)
         for epoch in range(1, options.epochs + 1):
             loader.set_epoch(epoch)
             before, start = read_counters(), time.perf_counter()

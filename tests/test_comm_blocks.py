@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
     "counts that are no numbers": (
         lambda c: c.alltoall(np.ones(4), send_counts=["a", "b"]),
         TypeError,
-        "integer",
+        "whole number",
     ),
     "counts to send of other rows": (
         lambda c: c.alltoall(np.ones(4), send_counts=[2, 3]),

@@ -508,4 +508,4 @@ def test_addresses_that_are_refused_are_told_with_numbers() -> None:
         (outcome,) = pool.outcomes(do_map_too_much, meeting_point())
     assert isinstance(outcome.error, MemoryError), outcome.trace
     assert f"mapping {64 << 20} bytes failed" in str(outcome.error)
-    assert "(ulimit -v) is " in str(outcome.error)
+    assert "(ulimit -v: " in str(outcome.error)

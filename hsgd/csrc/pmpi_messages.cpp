@@ -1,9 +1,12 @@
 // MPI's functions that start something which goes on after they return: noted, and passed on.
 //
-// Without mpi.h: each argument is an integer or an address, of at most one machine word, and is
-// handed on as it came, so that one template serves all functions. Also blocking sends, which
-// return while MPI still holds the data.
+// Without mpi.h's prototypes: each argument is an integer or an address, of at most one machine
+// word, and is handed on as it came, so that one template serves all functions; their C++ names are
+// others, so that mpi.h can tell its version. Also blocking sends, which return while MPI still
+// holds the data.
 #include "pmpi_messages.hpp"
+
+#include <mpi.h>
 
 #include <atomic>
 #include <cstdint>
@@ -41,14 +44,19 @@ using Word = uintptr_t;
 #define HSGD_WORDS_13(a) HSGD_WORDS_12(a), a##13
 #define HSGD_WORDS_1(a) a##1
 
-// Weak: an MPI that lacks a function has no program that calls it.
-#define HSGD_STARTS(name, count)                                            \
-  extern "C" __attribute__((weak)) int P##name(HSGD_WORDS_##count(Word w)); \
-  extern "C" HSGD_API int name(HSGD_WORDS_##count(Word w)) {                \
-    hsgd::pmpi::note_messages();                                            \
-    return P##name(HSGD_WORDS_##count(w));                                  \
+// Never a function that this MPI lacks: who looks for it by name, as mpi4py does, must not find it.
+#define HSGD_STARTS(name, count)                                                        \
+  extern "C" int hsgd_of_mpi_##name(HSGD_WORDS_##count(Word w)) __asm__("P" #name);     \
+  extern "C" HSGD_API int hsgd_noted_##name(HSGD_WORDS_##count(Word w)) __asm__(#name); \
+  extern "C" int hsgd_noted_##name(HSGD_WORDS_##count(Word w)) {                        \
+    hsgd::pmpi::note_messages();                                                        \
+    return hsgd_of_mpi_##name(HSGD_WORDS_##count(w));                                   \
   }
+#if MPI_VERSION >= 4
 #define HSGD_STARTS_BOTH(name, count) HSGD_STARTS(name, count) HSGD_STARTS(name##_c, count)
+#else
+#define HSGD_STARTS_BOTH(name, count) HSGD_STARTS(name, count)
+#endif
 
 HSGD_STARTS_BOTH(MPI_Send, 6)
 HSGD_STARTS_BOTH(MPI_Bsend, 6)

@@ -54,15 +54,16 @@ struct Sizes {
 // ranks choose alike.
 struct Worthwhile {
   Sizes on_node, between_nodes;
-  // MPI_COMM_WORLD stays, and who calls an allreduce will call it again; others have to earn the
-  // milliseconds that their set-up takes.
-  bool world_at_once;
+  // Who calls an allreduce on MPI_COMM_WORLD, which stays, or of a size that gradients have, will
+  // call it again; others have to earn the milliseconds that a communicator's set-up takes.
+  bool gradients_at_once;
   bool somewhere(uint64_t bytes) const { return on_node.hold(bytes) || between_nodes.hold(bytes); }
 };
 
 constexpr uint64_t kAny = UINT64_MAX;
 constexpr Sizes kNever{kAny, 0};
 constexpr Sizes kAlways{0, kAny};
+constexpr uint64_t kGradientBytes = 16 << 10;
 constexpr Worthwhile kReductions{kAlways, kAlways, true};
 constexpr Worthwhile kScatteredReductions{kAlways, {1 << 20, kAny}, false};
 // From 64 KiB on Open MPI copies once, from process to process, and we twice.
@@ -85,7 +86,8 @@ Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhil
   const TakenCall taken(comm);
   hsgd_comm* core = nullptr;
   hsgd_error error;
-  const bool at_once = all || (worthwhile.world_at_once && comm == MPI_COMM_WORLD);
+  const bool recurs = comm == MPI_COMM_WORLD || bytes >= kGradientBytes;
+  const bool at_once = all || (worthwhile.gradients_at_once && recurs);
   int code = communicator_of(comm, *options, bytes, at_once, &core, &error);
   if (code == HSGD_OK) {
     if (core == nullptr) return pass(collective, bytes);
