@@ -386,6 +386,8 @@ def do_bind_a_device(seat: Seat, path: str) -> list[str]:
             except ValueError as error:
                 found.append(str(error))
             assert not dist.is_initialized()
+    with group(seat.rank, 1, f"{path}-good"):  # torch counts groups anew when one was destroyed
+        dist.barrier()
     return found
 
 
