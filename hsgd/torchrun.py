@@ -7,12 +7,12 @@ nobody outside the job can foretell them. Every wait has a deadline.
 from __future__ import annotations
 
 import functools
-import secrets
 from datetime import timedelta
 from typing import Any
 
 from hsgd.errors import CollectiveTimeout, LaunchError
 from hsgd.job import Torchrun
+from hsgd.meeting_path import draw_meeting_path
 
 __all__ = ["meeting_point"]
 
@@ -32,7 +32,7 @@ def meeting_point(worker: Torchrun, number: int, timeout_s: float) -> str:
         )
     store, key = _store(timeout_s), f"hsgd/comm/{number}"
     if worker.rank == 0:
-        store.set(key, f"@hsgd-{secrets.token_hex(16)}#{secrets.token_hex(16)}")
+        store.set(key, draw_meeting_path())
     try:
         store.wait([key], timedelta(seconds=timeout_s))
     except RuntimeError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import select
 import shlex
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 __all__ = [
     "MARK",
     "CommandTimeout",
+    "crashes_of",
     "end_marked",
     "launch_environ",
     "marked",
@@ -38,6 +40,14 @@ _serial = itertools.count(1)
 
 class CommandTimeout(TimeoutError):
     """A command ran past its limit and was ended; the message closes with its last output."""
+
+
+def crashes_of(errors: str) -> str:
+    """The signals and the innermost frames of the traces that Open MPI printed, and no more."""
+    frame = re.compile(r"\*\*\* |Signal|\[ ?[0-9]\] |\[1[0-2]\] ")
+    return "\n".join(
+        line for line in errors.splitlines() if line.startswith("[") and frame.search(line)
+    )
 
 
 def run_marked(

@@ -25,7 +25,9 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi", "prompt"})
     | {"socket_frames"},
     frozenset({"mapping_failure"}),
-    frozenset({"segment", "reduce", "record", "signature", "capi", "transport", "rma", "owner"})
+    frozenset(
+        {"segment", "reduce", "record", "secret", "signature", "capi", "transport", "rma", "owner"}
+    )
     | {"types", "lars_kernels", "mpi_handle", "square_sums"},
     frozenset({"change", "lars", "options", "layout", "tuning", "store_choice", "process_life"})
     | {"transport_inproc", "parting_mpi", "unix_socket", "box_kernels"}
@@ -95,7 +97,7 @@ FOREIGN_CALLS = {
 PACKAGE_IMPORTS = {
     "hsgd.io": set[str](),
     "hsgd.optim": {"hsgd._native", "hsgd.comm", "hsgd.box", "hsgd.exchange"},
-    "hsgd.c10d": {"hsgd.built", "hsgd.comm", "hsgd.config", "hsgd.job"},
+    "hsgd.c10d": {"hsgd.built", "hsgd.comm", "hsgd.config", "hsgd.job", "hsgd.meeting_path"},
 }
 # Files that run before or without the package: they may import this much when they are loaded.
 ALONE = {"launch_hook": {"sys"}, "errors": set[str]()}

@@ -7,6 +7,7 @@ program of the ranks. Jobs of one signal run beside one another, because they mo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ import pytest
 
 import fault_points
 from cluster import Cluster
+from processes import crashes_of
 
 __all__ = ["SCENARIOS"]
 
@@ -83,7 +85,8 @@ def reports(
     found = {}
     for point, done in jobs.items():
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        assert len(lines) == RANKS, f"{point}: {done.stdout}{done.stderr[-3000:]}"
+        crashes = crashes_of(done.stderr)
+        assert len(lines) == RANKS, f"{point}: {done.stdout}{done.stderr[-3000:]}{crashes}"
         found[point] = sorted(map(json.loads, lines), key=lambda line: line["of"])
     return found
 
@@ -134,7 +137,8 @@ def executioner(number: signal.Signals, rank: int, folder: Path) -> int:
         report(folder, rank)
         os.kill(victim, number)
         wait_for_reports(folder)
-        os.kill(victim, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # one that was killed may be gone
+            os.kill(victim, signal.SIGKILL)
     os._exit(0)
 
 

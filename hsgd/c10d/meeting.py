@@ -21,6 +21,7 @@ from hsgd.c10d.launchers import mpi_rank
 from hsgd.c10d.nodes import Nodes
 from hsgd.comm import Comm
 from hsgd.config import Config
+from hsgd.meeting_path import draw_meeting_path
 
 __all__ = ["meet"]
 
@@ -31,7 +32,7 @@ def meet(board: Board, config: Config) -> Comm | Nodes:
     Raises CollectiveTimeout naming the ranks that did not come.
     """
     with _listening(len(board.members)) as name:
-        path = f"@hsgd-{secrets.token_hex(16)}#{secrets.token_hex(16)}"
+        path = draw_meeting_path()
         seen = board.exchange("rank", [mpi_rank(os.environ), name, path])
         ranks = [rank for rank, *_ in seen if rank is not None]
         if len(set(ranks)) == len(seen):

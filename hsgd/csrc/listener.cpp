@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -14,6 +13,7 @@
 #include <cstdio>
 
 #include "error.hpp"
+#include "secret.hpp"
 #include "wait.hpp"
 
 namespace hsgd {
@@ -27,15 +27,11 @@ void bind_socket(const Fd& socket, const std::string& name) {
   }
 }
 
-void draw(void* words, size_t bytes) {
-  if (::getrandom(words, bytes, 0) != static_cast<ssize_t>(bytes)) fail_system("getrandom");
-}
-
 // A name in the folder of `path` that no other process uses; cut to what an address can hold.
 std::string name_beside(const std::string& path) {
   constexpr size_t kShortest = 3;
   uint32_t word = 0;
-  draw(&word, sizeof word);
+  draw_random(&word, sizeof word);
   const std::string folder = path.substr(0, path.rfind('/') + 1);
   const size_t room = sizeof(sockaddr_un::sun_path) - 1 - folder.size();
   return folder + text(".%08x", word).substr(0, std::max(kShortest, room));
@@ -131,18 +127,9 @@ MeetingPoint meeting_point_of(const std::string& path) {
   return {path.substr(0, mark), path.substr(mark + 1)};
 }
 
-bool is_same_secret(const std::string& one, const std::string& other) {
-  if (one.size() != other.size()) return false;
-  volatile unsigned char difference = 0;  // so that no compiler ends the loop early
-  for (size_t i = 0; i < one.size(); ++i) {
-    difference = static_cast<unsigned char>(difference | (one[i] ^ other[i]));
-  }
-  return difference == 0;
-}
-
 MeetingWords draw_meeting_words() {
   MeetingWords words{};
-  draw(words.data(), sizeof words);
+  draw_random(words.data(), sizeof words);
   return words;
 }
 

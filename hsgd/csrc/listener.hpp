@@ -32,9 +32,6 @@ struct MeetingPoint {
 };
 MeetingPoint meeting_point_of(const std::string& path);
 
-// Takes as long for any two of the same length.
-bool is_same_secret(const std::string& one, const std::string& other);
-
 // A name and a secret that nobody can guess, in a form that fits in shared memory.
 using MeetingWords = std::array<uint64_t, 4>;
 HSGD_API MeetingWords draw_meeting_words();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "secret.hpp"
 
 namespace hsgd {
 namespace {
@@ -60,7 +61,7 @@ void show_proof(const std::string& proof, MeetingHead* head) {
 }
 
 bool is_proof(const MeetingHead& head, const std::string& proof) {
-  return is_same_secret(std::string(head.proof, proof.size()), proof);
+  return is_same_secret(head.proof, proof.data(), proof.size());
 }
 
 Sent send_words(int socket, const MeetingHead& head) {

@@ -4,7 +4,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "secret.hpp"
 
 namespace hsgd {
 namespace {
@@ -93,8 +93,7 @@ uint32_t reach(const SocketPlace& from, const SocketPlace& to) {
 
 SocketListener::SocketListener() {
   find_addresses(&place_);
-  const auto drawn = ::getrandom(place_.token.data(), place_.token.size(), 0);
-  if (drawn != static_cast<ssize_t>(place_.token.size())) fail_system("getrandom");
+  draw_random(place_.token.data(), place_.token.size());
   int tries = kTries;
   while (!bind_all()) {
     if (--tries == 0) fail_system("bind");

@@ -8,6 +8,7 @@
 #include "bootstrap.hpp"
 #include "listener.hpp"
 #include "ranks.hpp"
+#include "secret.hpp"
 #include "unix_socket.hpp"
 
 namespace {
@@ -70,8 +71,8 @@ TEST("a path has a secret only where it ends in one, and the halves are two proo
 }
 
 TEST("secrets are the same only when every character is") {
-  CHECK(hsgd::is_same_secret("abc", "abc") && hsgd::is_same_secret("", ""));
-  CHECK(!hsgd::is_same_secret("abc", "abd") && !hsgd::is_same_secret("abc", "ab"));
+  CHECK(hsgd::is_same_secret("abc", "abc", 3) && hsgd::is_same_secret("", "", 0));
+  CHECK(!hsgd::is_same_secret("abc", "abd", 3) && !hsgd::is_same_secret("abc", "bbc", 3));
 }
 
 TEST("who does not know the secret is not let in, and holds nobody up") {
