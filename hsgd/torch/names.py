@@ -1,6 +1,6 @@
 """The public names of hsgd.torch by whose they are.
 
-`python -m hsgd.torch.names` prints the table of the README, and a test compares the two.
+`python -m hsgd.torch.names` prints the table of docs/torch.md, and a test compares the two.
 
 Owns the families and their order. The names themselves are read from the modules.
 """
