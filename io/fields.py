@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FoundFields", "find_fields", "left_out_line", "linked_file"]
 
-_MOST_LINKS = 100_000  # in one file: groups that hold one another could be walked for ever
+_MOST_AGAIN = 100_000  # names of groups met before: groups that share groups could take for ever
+_MOST_STEPS = 1_000  # on the way that one link leads
 _DEEPEST = 16  # links to links, as HDF5 has it
 _SHOWN = 5
 _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -68,13 +69,23 @@ class _Walk:
 
     def __init__(self, file: h5py.File, found: FoundFields) -> None:
         self._file, self._found = file, found
-        self._links = 0
+        self._met: set[tuple[int, int]] = set()
+        self._again = self._steps = 0
         self._h5py = import_h5py()
 
     def visit(self, group: Any, prefix: str, above: frozenset[tuple[int, int]]) -> None:
         """What a group holds. above: the groups that hold it."""
         own = self._identity(group)
-        for name in sorted(group):
+        names = sorted(group)
+        if own in self._met:
+            self._again += len(names)
+        self._met.add(own)
+        if self._again > _MOST_AGAIN:
+            raise DataError(
+                f"{self._file.filename}: its groups are held by several others, which makes more "
+                f"than {_MOST_AGAIN} names; copy the datasets into a file without such links"
+            )
+        for name in names:
             full = f"{prefix}{name}"
             reason, item = self._open(group, name)
             if reason:
@@ -105,7 +116,7 @@ class _Walk:
 
         Errors behind a hard link are those of a damaged file and are raised.
         """
-        self._count()
+        self._steps = 0
         try:
             link = group.get(name, getlink=True)
         except TypeError as error:  # a kind of link that HDF5 does not have of its own
@@ -138,7 +149,11 @@ class _Walk:
         for step in path.split("/"):
             if step in ("", "."):
                 continue
-            self._count()
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                return f"a link whose way has more than {_MOST_STEPS} steps"
+            if not isinstance(group, self._h5py.Group):
+                raise KeyError(step)  # a dataset holds nothing
             link = group.get(step, getlink=True)
             if isinstance(link, self._h5py.SoftLink):
                 reason = self._obstacle(group, link.path, depth + 1)
@@ -160,11 +175,6 @@ class _Walk:
                 return f"a link to {place}, which is no file"
         with self._h5py.File(places[0], "r", locking=False) as other:
             return self._obstacle(other, link.path, depth + 1)
-
-    def _count(self) -> None:
-        self._links += 1
-        if self._links > _MOST_LINKS:
-            raise ValueError(f"more than {_MOST_LINKS} links")
 
     def _identity(self, item: Any) -> tuple[int, int]:
         info = self._h5py.h5o.get_info(item.id)

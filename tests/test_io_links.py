@@ -86,6 +86,7 @@ def spoil(path):
         file["here"] = h5py.SoftLink("/there")
         file["there"] = h5py.SoftLink("/here")
         file["group/back"] = h5py.SoftLink("/group")
+        file["through"] = h5py.SoftLink("/x/y")
 
 
 REASONS = {
@@ -96,6 +97,7 @@ REASONS = {
     "here": "links to links without end",
     "there": "links to links without end",
     "group/back": "a link back to a group that holds it",
+    "through": "a link to /x/y, where nothing is",
 }
 
 
@@ -108,7 +110,7 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path, capsys):
     )
     assert found == REASONS
     with pytest.warns(
-        UserWarning, match=r"main\.h5: no fields, so left out: .*, 4 more; name the fields"
+        UserWarning, match=r"main\.h5: no fields, so left out: .*, 5 more; name the fields"
     ):
         PartitionedLoader(path, 6, as_numpy=True)
     with pytest.raises(
@@ -144,12 +146,31 @@ def test_a_ragged_field_of_another_folder_is_left_out(tmp_path):
 
 
 def test_groups_that_hold_one_another_many_times_end_in_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("hsgd.io.fields._MOST_LINKS", 1000)
+    monkeypatch.setattr("hsgd.io.fields._MOST_AGAIN", 1000)
     with h5py.File(tmp_path / "main.h5", "w") as file:
         inner = file.create_group("leaf")
         for _ in range(12):
             outer = file.create_group(f"level-{len(file)}")
             outer["a"] = outer["b"] = inner
             inner = outer
-    with pytest.raises(DataError, match="more than 1000 links"):
+    with pytest.raises(DataError, match=r"main\.h5: .*more than 1000 names"):
         open_map(tmp_path / "main.h5")
+
+
+def test_a_file_may_have_more_names_and_links_than_the_bounds(tmp_path, monkeypatch):
+    monkeypatch.setattr("hsgd.io.fields._MOST_AGAIN", 10)
+    monkeypatch.setattr("hsgd.io.fields._MOST_STEPS", 10)
+    with h5py.File(tmp_path / "main.h5", "w") as file:
+        for sample in range(40):
+            file[f"samples/{sample}"] = ROWS
+            file[f"links/{sample}"] = h5py.SoftLink(f"/samples/{sample}")
+    assert len(open_map(tmp_path / "main.h5").fields) == 80
+
+
+def test_a_link_whose_way_has_too_many_steps_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("hsgd.io.fields._MOST_STEPS", 10)
+    with h5py.File(tmp_path / "main.h5", "w") as file:
+        file["x"] = ROWS
+        file["a"] = h5py.SoftLink("/" + "/".join("b" * 11))
+        file["b/b"] = h5py.SoftLink("/b")
+    assert open_map(tmp_path / "main.h5").left_out["a"] == "a link whose way has more than 10 steps"
