@@ -190,7 +190,8 @@ class Cluster:
         local = self.environment()
         passed = {name: local[name] for name in ("PATH", "OMP_NUM_THREADS")} | dict(env or {})
         launch = [str(_tool("mpirun")), "-np", str(np), "--host", hosts or self.hosts(np)]
-        launch += ["--map-by", "slot", "--bind-to", "none", *mpi_options(np, mca)]
+        launch += [] if "--map-by" in options else ["--map-by", "slot"]
+        launch += ["--bind-to", "none", *mpi_options(np, mca)]
         launch += [word for item in passed.items() for word in ("-x", "=".join(item))]
         return self.run([*launch, *options, *argv], timeout_s=timeout_s)
 

@@ -39,7 +39,7 @@ PROGRAMS = (
     "sizes",
     "threads",
 )
-OPEN_MPI_PROGRAMS = ("fortran", "ulfm")
+OPEN_MPI_PROGRAMS = ("fortran", "gave_up", "ulfm")
 EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
 MOVED_BYTES = 64 << 20
 LIMIT_S = 100.0
@@ -265,6 +265,20 @@ def test_fault_tolerant_programs_see_the_same_error_classes(
     assert ("hsgd: error: allreduce" in done.stderr) == interposed
 
 
+def test_a_rank_that_lives_is_no_failed_process(
+    cluster: Callable[..., Cluster], programs: Path
+) -> None:
+    done = cluster(2).mpirun(
+        4,
+        [str(programs / "gave_up")],
+        env={"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "2"},
+        options=("--with-ft", "ulfm"),
+        timeout_s=LIMIT_S,
+    )
+    assert done.stdout == "fine\n" * 3, done.stdout + done.stderr
+    assert done.stderr.count("another node gave up: allreduce #2") == 2, done.stderr
+
+
 def test_programs_in_python_can_read_what_was_taken_and_what_passed(run: Run) -> None:
     done = run(2, "counted")
     assert (done.returncode, done.stdout) == (0, "fine\nfine\n"), done.stdout + done.stderr
@@ -323,20 +337,37 @@ def test_a_rank_that_never_comes_is_an_error_and_not_a_hang(run: Run) -> None:
     assert "set-up over MPI: not all of 2 ranks came within 2 s" in done.stderr
 
 
-def test_a_rank_that_comes_late_is_waited_for_with_a_warning(run: Run) -> None:
+@pytest.mark.parametrize("late", [(2,), (0,), (0, 1)], ids=str)
+def test_ranks_that_come_late_are_waited_for_with_a_warning(
+    run: Run, late: tuple[int, ...]
+) -> None:
     """MPI knows no deadline, so hsgd has one only where the user sets it."""
-    done = run(3, "late", env={"HSGD_TIMEOUT_S": ""})
+    done = run(3, "late", *map(str, late), env={"HSGD_TIMEOUT_S": ""})
     assert calls(done) == (2, 0)
     said = [line for line in done.stderr.splitlines() if "hsgd: " in line]
     assert any("warning: set-up over MPI: not all of 3 ranks came" in line for line in said), said
-    assert any(
-        re.search(r"warning: allreduce #2: not finished within 0.5 s: rank 2 .*waiting on", line)
-        for line in said
-    ), said
+    names = ", ".join(rf"rank {rank} \([^)]*\)" for rank in late)
+    text = rf"warning: allreduce #2: not finished within 0.5 s: {names} did not .*waiting on"
+    assert any(re.search(text, line) for line in said), said
+
+
+def test_a_late_rank_is_named_on_its_node_where_ranks_alternate_between_nodes(
+    cluster: Callable[..., Cluster], programs: Path
+) -> None:
+    done = cluster(2).mpirun(
+        4,
+        [str(programs / "late"), "0"],
+        env={"LD_PRELOAD": str(preload.library())},
+        options=("--map-by", "node"),
+        timeout_s=LIMIT_S,
+    )
+    assert calls(done) == (2, 0)
+    assert re.search(r"warning: allreduce #2: .*: rank 0 \(pid \d+, node1\) did not", done.stderr)
+    assert re.search(r"warning: allreduce #2: .*: another node holds it up", done.stderr)
 
 
 def test_a_deadline_of_the_user_holds_for_a_rank_that_comes_late(run: Run) -> None:
-    done = run(2, "late", env={"HSGD_TIMEOUT_S": "1"})
+    done = run(2, "late", "1", env={"HSGD_TIMEOUT_S": "1"})
     assert done.returncode != 0
     assert "error: set-up over MPI: not all of 2 ranks came within 1 s" in done.stderr
 

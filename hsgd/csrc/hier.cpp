@@ -914,8 +914,7 @@ void Communicator::check() {
       what() + text(": not finished within %g s: %s; ", options_.timeout_s, who.c_str());
   if (options_.late == nullptr)
     throw Error(HSGD_ERR_TIMEOUT, first, late + "raise HSGD_TIMEOUT_S if this is expected");
-  const int teller = first == 0 ? 1 : 0;  // the first rank that is not late itself
-  if (place_.rank == teller) {
+  if (local_.is_first_that_waits()) {  // on each node: no node knows whether others wait, too
     options_.late((late + "waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
   }
   deadline_ = deadline_->renewed(options_.timeout_s);

@@ -14,6 +14,8 @@
 namespace hsgd {
 namespace {
 
+constexpr int64_t kLongNs = 100'000'000;  // a rank that waits looks at its peers more often
+
 std::string host_name() {
   char name[256] = {};
   if (::gethostname(name, sizeof name - 1) != 0) return "this node";
@@ -265,7 +267,6 @@ void LocalGroup::see_who_waits(uint64_t sequence) {
 // Those that have not looked at their peers for long while this rank waited: they work, or hang.
 // The one that has not looked for longest comes first.
 std::vector<int> LocalGroup::who_does_not_wait() const {
-  constexpr int64_t kLongNs = 100'000'000;
   const int64_t now = now_ns();
   const auto age_ns = [&](int peer) {
     return now - peers_[static_cast<size_t>(peer)].looked_at_ns;
@@ -281,6 +282,13 @@ std::vector<int> LocalGroup::who_does_not_wait() const {
   const auto busy = [&](int peer) { return age_ns(peer) > std::max(kLongNs, oldest_ns / 2); };
   peers.erase(std::find_if_not(peers.begin(), peers.end(), busy), peers.end());
   return peers;
+}
+
+bool LocalGroup::is_first_that_waits() const {
+  const int64_t now = now_ns();
+  const auto end = peers_.begin() + rank();
+  return std::none_of(peers_.begin(), end,
+                      [&](const Peer& peer) { return now - peer.looked_at_ns <= kLongNs; });
 }
 
 void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {

@@ -124,6 +124,8 @@ class LocalGroup {
   // "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; sets the first one's
   // world rank.
   std::string missing(uint64_t sequence, int* first) const;
+  // Whether no lower rank of this node waits, by see_who_waits().
+  bool is_first_that_waits() const;
   std::string person(int rank) const;
   std::string closing(int rank) const { return person(rank) + " closed its communicator"; }
   // Its process ended, or it gave its part of the group back: it can take part in nothing any more.

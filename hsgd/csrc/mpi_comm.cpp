@@ -48,8 +48,8 @@ void nap(int64_t ns) {
   ::nanosleep(&time, nullptr);
 }
 
-// Throws, unless a late rank is to be waited for: then one that is not late says so. Nobody knows
-// who is, but the first two ranks are not likely to be late both.
+// Throws, unless a late rank is to be waited for: then those that wait say so. MPI does not tell who
+// waits, so the ranks 0, 1, 2, 4, 8 and so on speak: few lines, and not all of these ranks are late.
 void say_late(MPI_Comm comm, const hsgd_options& options) {
   const std::string late = text(
       "set-up over MPI: not all of %d ranks came within %g s; every rank needs hsgd and "
@@ -57,7 +57,8 @@ void say_late(MPI_Comm comm, const hsgd_options& options) {
       "HSGD_...)",
       size_of(comm), options.timeout_s);
   if (options.late == nullptr) throw Error(HSGD_ERR_TIMEOUT, -1, late);
-  if (rank_in(comm) <= 1) {
+  const int rank = rank_in(comm);
+  if ((rank & (rank - 1)) == 0) {
     options.late((late + "; waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
   }
 }

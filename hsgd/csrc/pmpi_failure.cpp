@@ -37,11 +37,12 @@ bool has_failed_ranks(MPI_Comm comm) {
 }
 
 // What MPI calls the failure, if it has a word for it. A peer that gave up because the communicator
-// is revoked is, for the core, one that is lost: MPI's own notice may come a little later.
+// is revoked is, for the core, one that is lost: MPI's own notice may come a little later. A peer
+// that lives and gave up, for want of memory or at its deadline, is no failed process for MPI.
 std::optional<int> mpi_code_of([[maybe_unused]] MPI_Comm comm, [[maybe_unused]] int32_t code) {
 #ifdef MPIX_ERR_PROC_FAILED
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::seconds kNoticeComes(1);
+  constexpr std::chrono::seconds kNoticeComes(3);
   const bool lost = code == HSGD_ERR_PEER_LOST;
   const Clock::time_point end = Clock::now() + kNoticeComes;
   do {
@@ -50,7 +51,6 @@ std::optional<int> mpi_code_of([[maybe_unused]] MPI_Comm comm, [[maybe_unused]] 
     const bool may_be_death = lost || code == HSGD_ERR_CLOSED || code == HSGD_ERR_SYSTEM;
     if (may_be_death && has_failed_ranks(comm)) return MPIX_ERR_PROC_FAILED;
   } while (lost && Clock::now() < end);
-  if (lost) return MPIX_ERR_PROC_FAILED;
 #endif
   return std::nullopt;
 }
