@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_a_small_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
-    names = ["hsgd", "hsgd-order", "hsgd-limited", "h5py-fancy", "h5py-slabs", "preadv"]
+    names = ["hsgd", "hsgd-order", "hsgd-limited", "h5py-fancy", "h5py-slabs", "preadv", "memmap"]
     names += ["hsgd-packed", "hsgd-packed-order", "h5py-packed-fancy", "h5py-packed-slabs"]
     words = ["--quick", "--sizes", "3KB", "--total", "4", "--rounds", "1", "--np", "1", "2"]
     words += ["--candidates", *names]
@@ -38,7 +38,11 @@ def test_a_small_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path)
     assert all(row["samples_per_s"] > 0 and row["bytes"] == 3072 for row in rows.values())
     expected = {
         f"vs_{other}/warm/{order}/3KB/np{ranks}"
-        for order, peer in (("block", "h5py-fancy"), ("in-order", "h5py-slabs"))
+        for order, peer in (
+            ("block", "h5py-fancy"),
+            ("block", "memmap"),
+            ("in-order", "h5py-slabs"),
+        )
         for other in (peer, "peer", "limit")
         for ranks in (1, 2)
     }
