@@ -136,6 +136,16 @@ class SiteCopy:
         paths = [f"-Wl,-rpath,{word[2:]}" for word in shown.stdout.split() if word.startswith("-L")]
         self.compile_interposer(COUNTING_STAND_IN, *paths, compiler=mpicc)
 
+    def compile_engine_of_another_version(self) -> None:
+        """The interposer itself, and an engine with the right MPI that it does not know."""
+        mpicc = shutil.which("mpicc", path=f"{BIN}:{os.environ.get('PATH', '')}")
+        assert mpicc is not None
+        self._compile("int of_another_version;\n", self.engine, compiler=mpicc)
+        self._copy_interposer()
+
+    def _copy_interposer(self) -> None:
+        shutil.copy(Path(hsgd.__file__).with_name(self.interposer.name), self.interposer)
+
     def compile_interposer_of_another_mpi(self) -> None:
         """The interposer itself, and for its engine a stand-in that needs a libmpi.so.99, which
         lies beside it."""
@@ -145,7 +155,7 @@ class SiteCopy:
         words = ["cc", "-shared", "-fPIC", str(empty), soname, "-o", str(library)]
         subprocess.run(words, check=True, timeout=120)
         self._compile(ENGINE_STAND_IN, self.engine, str(library), "-Wl,-rpath,$ORIGIN")
-        shutil.copy(Path(hsgd.__file__).with_name(self.interposer.name), self.interposer)
+        self._copy_interposer()
 
     def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run a command that finds this copy first, with a hard limit."""
