@@ -1,6 +1,6 @@
 """Builds the native targets of hsgd; all metadata is in pyproject.toml.
 
-Owns how the four shared libraries and the Python extension are compiled, and the start-up hook of
+Owns how the five shared libraries and the Python extension are compiled, and the start-up hook of
 horovodrun. Calls the compiler directly, in parallel, and only for objects whose source, headers or
 flags changed (they live in build/native). Without an MPI it builds what needs none, and says so.
 """
@@ -38,12 +38,14 @@ MPI_SOURCES = (
     *("mpi_cache.cpp", "mpi_comm.cpp", "mpi_exchange.cpp", "mpi_handle.cpp"),
     *("parting_mpi.cpp", "rma_mpi.cpp", "transport_mpi.cpp"),
 )
-PRELOAD_SOURCES = (
+PRELOAD_SOURCES = ("preload_collectives.cpp", "preload_engine.cpp", "preload_messages.cpp")
+ENGINE_SOURCES = (
     *("pmpi.cpp", "pmpi_fortran.cpp", "pmpi_take.cpp", "pmpi_types.cpp"),
     *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp", "pmpi_messages.cpp"),
     "pmpi_failure.cpp",
     "pmpi_library.cpp",
 )
+MPI_LIBRARIES = {"libhsgd_mpi.so", "libhsgd_pmpi.so", "libhsgd_preload.so"}
 BINDING_SOURCES = (
     *("bind.cpp", "bind_box.cpp", "bind_change.cpp", "bind_exchange.cpp", "bind_lars.cpp"),
     *("bind_tree.cpp", "request.cpp"),
@@ -197,7 +199,7 @@ def find_compiler() -> list[str]:
 
 
 def core_library() -> Library:
-    apart = {*MPI_SOURCES, *PRELOAD_SOURCES, *BINDING_SOURCES}
+    apart = {*MPI_SOURCES, *ENGINE_SOURCES, *PRELOAD_SOURCES, *BINDING_SOURCES}
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / CSRC).glob("*.cpp"))
     kept = tuple(path for path in sources if path.name not in apart)
     flags = ("-Wl,--no-undefined", "-pthread", "-lrt")
@@ -211,7 +213,8 @@ def reader_library() -> Library:
 
 
 def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
-    """libhsgd_mpi and the interposer: libmpi in DT_NEEDED, and a run-time path to it."""
+    """libhsgd_mpi and the interposer's engine, with libmpi in DT_NEEDED and a run-time path to it;
+    and what programs preload, which needs libc alone."""
     runpath = ["$ORIGIN"]
     folder = mpi.library_dir
     if folder:
@@ -227,10 +230,16 @@ def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     return [
         Library(name, tuple(CSRC / s for s in MPI_SOURCES), needs=(core,), **common),
         Library(
-            "libhsgd_preload.so",
-            tuple(CSRC / s for s in PRELOAD_SOURCES),
+            "libhsgd_pmpi.so",
+            tuple(CSRC / s for s in ENGINE_SOURCES),
             needs=(name, core),
             **common,
+        ),
+        Library(
+            "libhsgd_preload.so",
+            tuple(CSRC / s for s in PRELOAD_SOURCES),
+            compile_flags=(*mpi.compile_flags, "-fno-exceptions", "-fno-rtti"),
+            link_flags=("-Wl,--no-undefined", "-Wl,-z,nodelete", "-Wl,--as-needed", "-ldl"),
         ),
     ]
 
@@ -289,7 +298,7 @@ class BuildNative(build_ext):
         builder = Builder(find_compiler(), output, objects_folder())
         with locked(builder.objects):
             builder.compile_sources(libraries)
-            for name in {"libhsgd_mpi.so", "libhsgd_preload.so"} - {lib.name for lib in libraries}:
+            for name in MPI_LIBRARIES - {lib.name for lib in libraries}:
                 (output / name).unlink(missing_ok=True)
             for library in libraries:
                 builder.link(library)

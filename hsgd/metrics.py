@@ -96,13 +96,11 @@ def interposer_counters() -> Counters | None:
 
     Local, no communication. May be called while another thread is in a collective.
     """
-    if _loaded("libhsgd_preload.so") is None:
-        return None
-    core = _loaded("libhsgd_mpi.so")
-    if core is None:
+    library = _loaded("libhsgd_preload.so")
+    if library is None:
         return None
     native = _NativeCounters()
-    core.hsgd_mpi_cached_counters(ctypes.byref(native))
+    library.hsgd_interposer_counters(ctypes.byref(native))
     return Counters(
         native.calls,
         native.payload_bytes,

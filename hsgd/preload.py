@@ -1,9 +1,10 @@
-"""The interposer library: where it is, whether it loads here, and whether Horovod's calls really
-reach it.
+"""The interposer: where it is, whether it loads here, and whether Horovod's calls really reach it.
 
-Owns the loading of libhsgd_preload into this process and the proof that MPI_Allreduce of a loaded
-Horovod is bound to it. Never imports Horovod, MPI or torch, and never lets a process go on flat
-where two levels were asked for: what cannot work raises LaunchError.
+It is two libraries: libhsgd_preload, which programs preload and which needs libc alone, and its
+engine libhsgd_pmpi, which needs MPI and which the first collective loads. Owns the loading of the
+first one into this process and the proof that MPI_Allreduce of a loaded Horovod is bound to it.
+Never imports Horovod, MPI or torch, and never lets a process go on flat where two levels were asked
+for: what cannot work raises LaunchError.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "check_horovod",
     "check_loadable",
     "check_plugin",
+    "engine",
     "horovod_libraries",
     "is_active",
     "library",
@@ -37,14 +39,31 @@ __all__ = [
 PLUGINS = ("hsgd",)
 REBUILD = "build Horovod for this MPI with: python -m hsgd.horovod_wheel --install"
 _NAME = "libhsgd_preload.so"
+_ENGINE = "libhsgd_pmpi.so"
 _SYMBOL = "MPI_Allreduce"
-_CHECK = "import ctypes; raise SystemExit(ctypes.CDLL(None).hsgd_interposer_active() != 1)"
+_CHECK = """
+import ctypes
+why = ctypes.CDLL(None).hsgd_interposer_failure
+why.restype = ctypes.c_char_p
+raise SystemExit(why() and why().decode(errors="replace"))
+"""
 _CHECK_LIMIT_S = 60
 
 
 def library() -> Path:
-    """Path of the interposer; local. Raises LaunchError when it was not built."""
-    path = Path(__file__).resolve().parent / _NAME
+    """Path of the library to preload; local. Raises LaunchError when it was not built."""
+    return _built(_NAME)
+
+
+def engine() -> Path:
+    """Path of the library beside it that needs MPI; local. Raises LaunchError when one of them was
+    not built."""
+    library()
+    return _built(_ENGINE)
+
+
+def _built(name: str) -> Path:
+    path = Path(__file__).resolve().parent / name
     if not path.is_file():
         raise LaunchError(
             f"the interposer {path} is missing: hsgd was built where no MPI was found; install an "
@@ -55,10 +74,10 @@ def library() -> Path:
 
 
 def check_loadable(path: str | Path) -> None:
-    """Preload `path` into a fresh interpreter; local, blocking. Raises LaunchError with the
-    linker's reason.
+    """Preload `path` into a fresh interpreter, and load its engine there; local, blocking. Raises
+    LaunchError with the linker's reason.
 
-    Because a preloaded library that lacks its libmpi would kill every program started with it.
+    Because without its engine or its libmpi all calls of a job would stay with MPI.
     """
     environ = {**os.environ, "LD_PRELOAD": str(path)}
     try:
@@ -76,11 +95,7 @@ def check_loadable(path: str | Path) -> None:
         ) from None
     if child.returncode != 0:
         lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
-        raise LaunchError(
-            f"the interposer {path} does not load: {lines[0]}; install the MPI that hsgd was built "
-            "with, or "
-            "install hsgd again for the MPI that is here"
-        )
+        raise LaunchError(_does_not_load(path, lines[0]))
 
 
 def is_active() -> bool:
@@ -102,11 +117,7 @@ def load() -> None:
     try:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise LaunchError(
-            f"the interposer {path} does not load: {error}; install the MPI that hsgd was built "
-            "with, or install "
-            "hsgd again for the MPI that is here"
-        ) from None
+        raise LaunchError(_does_not_load(path, error)) from None
     first = elf.first_definition(_SYMBOL)
     if first != str(path):
         raise LaunchError(
@@ -162,7 +173,7 @@ def horovod_libraries() -> list[Path]:
 
 def check_horovod() -> None:
     """Raise LaunchError unless Horovod was built with the MPI that hsgd was built with; local."""
-    ours = elf.read_library(library()).mpi
+    ours = elf.read_library(engine()).mpi
     for path in horovod_libraries():
         theirs = elf.read_library(path).mpi
         if theirs is None:
@@ -180,16 +191,33 @@ def _loaded_horovod() -> list[str]:
 
 
 def verify_horovod() -> None:
-    """Prove that each loaded Horovod library calls the interposer; local. Raises LaunchError when
-    one does not.
+    """Prove that each loaded Horovod library calls the interposer, and that its engine loads;
+    local. Raises LaunchError when one does not.
 
     Horovod is linked with -z now: its calls are bound when it is loaded, and an interposer that
     comes later catches nothing and says nothing. So this reads the binding itself.
     """
-    for path in _loaded_horovod():
+    loaded = _loaded_horovod()
+    for path in loaded:
         owner = elf.bound_to(path, _SYMBOL)
         if owner != str(library()):
             raise LaunchError(
                 f"the interposer came too late: {path} calls {_SYMBOL} of {owner or 'nobody'}; "
                 "start with horovodrun --plugin hsgd, `hsgd run` or HOROVOD_PLUGIN=hsgd"
             )
+    if loaded:
+        _check_engine()
+
+
+def _check_engine() -> None:
+    why = ctypes.CDLL(str(library())).hsgd_interposer_failure
+    why.restype = ctypes.c_char_p
+    if reason := why():
+        raise LaunchError(_does_not_load(library(), reason.decode(errors="replace")))
+
+
+def _does_not_load(path: str | Path, reason: object) -> str:
+    return (
+        f"the interposer {path} does not load: {reason}; install the MPI that hsgd was built with, "
+        "or install hsgd again for the MPI that is here"
+    )

@@ -26,9 +26,8 @@ show(next((path for path in elf.loaded_libraries() if "/libmpi.so" in path), "no
 _HSGD = """
 import ctypes
 from hsgd import preload
-preload.load()
 text, size = ctypes.create_string_buffer(8192), ctypes.c_int()
-ctypes.CDLL(None).MPI_Get_library_version(text, ctypes.byref(size))
+ctypes.CDLL(str(preload.engine())).MPI_Get_library_version(text, ctypes.byref(size))
 show(text.value.decode(errors="replace"))
 """
 _MPI4PY = """
@@ -70,7 +69,7 @@ class Finding:
 
 
 def libmpi_of_hsgd() -> Finding:
-    """The MPI that the interposer loads; local, blocking."""
+    """The MPI that the engine of the interposer loads; local, blocking."""
     return _look(_HSGD)
 
 

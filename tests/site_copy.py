@@ -3,7 +3,7 @@ launchers on PATH.
 
 Owns the making of such copies and the running of commands with them. Never touches the installed
 package. In a copy the interposer is a small stand-in that passes every call on and tells, when MPI
-ends, whether it saw any.
+ends, whether it saw any; it has no engine, but the file is there twice, under that name as well.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ __all__ = ["FAKE_VERSIONS", "SiteCopy", "fake_launcher", "installed_environ"]
 LIMIT_S = 120.0
 BIN = Path(sys.executable).parent
 STAND_IN = """
-int hsgd_interposer_active(void) { return 1; }
+const char* hsgd_interposer_failure(void) { return 0; }
+"""
+ENGINE_STAND_IN = """
+void hsgd_pmpi_attach(void* flag) { (void)flag; }
 """
 COUNTING_STAND_IN = r"""
 #include <mpi.h>
 #include <stdio.h>
 static int calls;
-int hsgd_interposer_active(void) { return 1; }
+const char* hsgd_interposer_failure(void) { return 0; }
 int MPI_Allreduce(const void* in, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   ++calls;
   return PMPI_Allreduce(in, out, n, type, op, comm);
@@ -86,7 +89,9 @@ class SiteCopy:
     @staticmethod
     def make(root: Path) -> SiteCopy:
         package = Path(hsgd.__file__).parent
-        ignored = shutil.ignore_patterns("csrc", "__pycache__", "libhsgd_preload.so", "_build.json")
+        ignored = shutil.ignore_patterns(
+            *("csrc", "__pycache__", "libhsgd_preload.so", "libhsgd_pmpi.so", "_build.json")
+        )
         shutil.copytree(package, root / "hsgd", ignore=ignored)
         shutil.copy(package / "launch_hook.py", root / "hsgd_horovod_hook.py")
         (root / "sitecustomize.py").write_text("import hsgd_horovod_hook\n")
@@ -99,16 +104,24 @@ class SiteCopy:
     def interposer(self) -> Path:
         return self.root / "hsgd" / "libhsgd_preload.so"
 
+    @property
+    def engine(self) -> Path:
+        return self.interposer.with_name("libhsgd_pmpi.so")
+
     def says_built_with(self, name: str, version: str) -> None:
         facts = {"compiler": "c++", "flags": "-O3", "mpi_name": name, "mpi_version": version}
         text = json.dumps({**facts, "mpi_library_dir": str(self.root)})
         (self.root / "hsgd" / "_build.json").write_text(text)
 
     def compile_interposer(self, source: str = STAND_IN, *words: str, compiler: str = "cc") -> None:
+        self._compile(source, self.interposer, *words, compiler=compiler)
+        shutil.copy(self.interposer, self.engine)
+
+    def _compile(self, source: str, target: Path, *words: str, compiler: str = "cc") -> None:
         file = self.root / "stand_in.c"
         file.write_text(source)
         command = [compiler, "-shared", "-fPIC", "-Wl,--no-as-needed", str(file)]
-        subprocess.run([*command, "-o", str(self.interposer), *words], check=True, timeout=120)
+        subprocess.run([*command, "-o", str(target), *words], check=True, timeout=120)
 
     def compile_counting_interposer(self) -> None:
         """A stand-in linked with the MPI of this environment, found by a search path as in a real
@@ -123,14 +136,26 @@ class SiteCopy:
         paths = [f"-Wl,-rpath,{word[2:]}" for word in shown.stdout.split() if word.startswith("-L")]
         self.compile_interposer(COUNTING_STAND_IN, *paths, compiler=mpicc)
 
+    def compile_engine_of_another_version(self) -> None:
+        """The interposer itself, and an engine with the right MPI that it does not know."""
+        mpicc = shutil.which("mpicc", path=f"{BIN}:{os.environ.get('PATH', '')}")
+        assert mpicc is not None
+        self._compile("int of_another_version;\n", self.engine, compiler=mpicc)
+        self._copy_interposer()
+
+    def _copy_interposer(self) -> None:
+        shutil.copy(Path(hsgd.__file__).with_name(self.interposer.name), self.interposer)
+
     def compile_interposer_of_another_mpi(self) -> None:
-        """A stand-in that needs a libmpi.so.99, which lies beside it."""
+        """The interposer itself, and for its engine a stand-in that needs a libmpi.so.99, which
+        lies beside it."""
         library, empty = self.root / "hsgd" / "libmpi.so.99", self.root / "empty.c"
         empty.write_text("int MPI_of_another_world;\n")
         soname = "-Wl,-soname,libmpi.so.99"
         words = ["cc", "-shared", "-fPIC", str(empty), soname, "-o", str(library)]
         subprocess.run(words, check=True, timeout=120)
-        self.compile_interposer(STAND_IN, str(library), "-Wl,-rpath,$ORIGIN")
+        self._compile(ENGINE_STAND_IN, self.engine, str(library), "-Wl,-rpath,$ORIGIN")
+        self._copy_interposer()
 
     def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run a command that finds this copy first, with a hard limit."""

@@ -61,7 +61,7 @@ DOORS = {
     "array": set[str](),
     "gil": set[str](),
     "pmpi": {"pmpi_take", "pmpi_counters", "pmpi_settings"},
-    "pmpi_fortran": {"pmpi_messages"},
+    "pmpi_fortran": {"pmpi", "pmpi_messages"},
     "pmpi_take": {"pmpi_counters", "pmpi_failure", "pmpi_settings", "pmpi_types", "pmpi_user_op"},
     "pmpi_user_op": {"pmpi_types"},
     "pmpi_settings": {"pmpi_counters", "pmpi_failure", "pmpi_library", "pmpi_messages"},
@@ -70,8 +70,13 @@ DOORS = {
     "pmpi_messages": set[str](),
     "pmpi_types": set[str](),
     "pmpi_counters": set[str](),
+    # What programs preload: finds the engine by name.
+    "preload_collectives": {"preload_engine", "preload_forward"},
+    "preload_messages": {"preload_engine", "preload_forward"},
+    "preload_engine": {"preload_messages"},
+    "preload_forward": set[str](),
 }
-INTERPOSER = {name for name in DOORS if name.startswith("pmpi")}
+ENGINE = {name for name in DOORS if name.startswith("pmpi")}
 C_INTERFACE = {"hsgd_core", "hsgd_mpi"}
 # libhsgd_io, which hsgd.io loads: its C interface below, what implements it above; no core.
 IO_LAYERS: tuple[frozenset[str], ...] = (
@@ -81,7 +86,9 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
-    r"mpi\.h": {"mpi_handle", "parting_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"} | INTERPOSER,
+    r"mpi\.h": {"mpi_handle", "parting_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"}
+    | {"preload_collectives", "preload_messages"}  # for its version
+    | ENGINE,
     r"Python\.h|nanobind/.*": {"bind", "array", "request", "gil"}
     | {"bind_box", "bind_change", "bind_exchange", "bind_lars", "bind_tree"},
     r"torch/.*|ATen/.*|c10/.*": set[str](),
@@ -90,7 +97,7 @@ FOREIGN_HEADERS = {
 FOREIGN_CALLS = {
     r"\b(?:secure_)?getenv\s*\(": {"options"},
     r"\bMPI_(?:Init|Send|Recv|Isend|Irecv|Allreduce|Reduce_\w+|Bcast|Barrier|Gather|Allgather)"
-    r"\w*\s*\(": {"pmpi", "pmpi_fortran"},
+    r"\w*\s*\(": set[str](),
 }
 
 # Python: what a package may import of hsgd besides itself, hsgd.closing and hsgd.errors.

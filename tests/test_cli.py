@@ -144,7 +144,7 @@ def test_preload_prints_the_path_of_an_interposer_that_loads(site: SiteCopy) -> 
     assert (done.returncode, done.stdout) == (0, f"{site.interposer}\n")
 
 
-def test_preload_prints_nothing_when_preloading_would_kill_programs(damaged: SiteCopy) -> None:
+def test_preload_prints_nothing_when_calls_would_stay_with_mpi(damaged: SiteCopy) -> None:
     missing = damaged.hsgd("preload")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "is missing" in missing.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ import pytest
 
 import hsgd
 from cluster import Cluster
-from hsgd import mpi_compiler, preload
+from hsgd import elf, mpi_compiler, preload
 from hsgd.metrics import CollectiveCounters, interposer_collectives, interposer_counters
 from processes import run_marked
 
@@ -295,6 +296,72 @@ def test_a_program_without_mpi_does_not_notice() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_program_without_mpi_loads_neither_mpi_nor_the_cpp_runtime() -> None:
+    """Shells and compilers of a job start as fast as without the interposer, and a program that
+    brings a C++ runtime of its own, such as conda's Python, finds no other one loaded before."""
+    env = {**os.environ, "LD_PRELOAD": str(preload.library())}
+    done = subprocess.run(
+        ["cat", "/proc/self/maps"], env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = {Path(line.split()[5]).name for line in done.stdout.splitlines() if "/" in line}
+    assert "libhsgd_preload.so" in loaded
+    heavy = ("libmpi", "libstdc++", "libgcc", "libhsgd_core", "libhsgd_mpi", "libhsgd_pmpi")
+    assert not {name for name in loaded if name.startswith(heavy)}
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    """The library that programs preload, without its engine beside it."""
+    return Path(shutil.copy(preload.library(), tmp_path))
+
+
+def assert_flat_with_a_line_of_each_rank(done: subprocess.CompletedProcess[str], np: int) -> None:
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert len(lines) == np, done.stderr
+    for line in lines:
+        assert "hsgd: warning: the interposer does not load: " in line
+        assert "libhsgd_pmpi.so: cannot open shared object file" in line
+
+
+@pytest.mark.parametrize("program", ["results", "progress", "threads"])
+def test_a_program_goes_on_with_plain_mpi_where_the_engine_does_not_load(
+    run: Run, alone: Path, program: str
+) -> None:
+    words = ["1024"] if program == "results" else []
+    done = run(2, program, *words, env={"LD_PRELOAD": str(alone), "OMPI_MCA_smsc": "^cma"})
+    assert calls(done) == (0, 0)  # nobody counts
+    assert_flat_with_a_line_of_each_rank(done, 2)
+
+
+def test_a_program_with_an_older_cpp_runtime_goes_on_with_plain_mpi(
+    run: Run, tmp_path: Path
+) -> None:
+    """Such as conda's or a vendor's, which was there before."""
+    source, script, runtime = (tmp_path / n for n in ("empty.c", "versions", "libstdc++.so.6"))
+    source.write_text("int of_an_older_runtime;\n")
+    script.write_text("GLIBCXX_3.4 { global: of_an_older_runtime; };\nCXXABI_1.3 { };\n")
+    words = ["cc", "-shared", "-fPIC", str(source), "-o", str(runtime)]
+    words += ["-Wl,-soname,libstdc++.so.6", f"-Wl,--version-script,{script}"]
+    subprocess.run(words, check=True, timeout=LIMIT_S)
+    done = run(2, "results", "1024", env={"LD_PRELOAD": f"{preload.library()} {runtime}"})
+    assert calls(done) == (0, 0)
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert len(lines) == 2, done.stderr
+    assert all("does not load" in line and "libstdc++.so.6: version" in line for line in lines)
+
+
+def test_plain_mpi_is_found_where_it_came_with_a_module_of_python(run: Run, alone: Path) -> None:
+    """mpi4py loads libmpi for itself: it is not in the scope in which all libraries look."""
+    done = run(2, "messages_and_sums", env={"LD_PRELOAD": str(alone)})
+    assert (done.returncode, done.stdout) == (0, "fine\nfine\n"), done.stderr
+    assert_flat_with_a_line_of_each_rank(done, 2)
+
+
+def test_messages_alone_do_not_load_the_engine(run: Run) -> None:
+    done = run(2, "messages_only")
+    assert (done.returncode, done.stdout) == (0, "fine\nfine\n"), done.stdout + done.stderr
+
+
 def test_a_report_tells_for_each_rank_what_was_taken_and_what_passed(run: Run) -> None:
     done = run(2, "threads", env={"HSGD_REPORT": "1", "HSGD_MIN_BYTES": "0"})
     lines = sorted(line for line in done.stderr.splitlines() if line.startswith("hsgd: "))
@@ -435,11 +502,14 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = TESTS.parent / "hsgd" / "csrc"
     core = Path(hsgd.__file__).parent
     words = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden"]
-    words += ["-Wall", "-Wextra", "-Werror", *found.compile_flags, "-shared"]
-    words += [str(path) for path in sources.glob("*mpi*.cpp")]
-    words += ["-o", str(folder / "interposer.so"), f"-L{core}", "-lhsgd_core", *found.link_flags]
-    words += [f"-Wl,-rpath,{core}:{found.library_dir}", "-Wl,--no-undefined"]
-    subprocess.run(words, check=True, timeout=LIMIT_S)
+    words += ["-Wall", "-Wextra", "-Werror", *found.compile_flags, "-shared", "-Wl,--no-undefined"]
+    engine = [*map(str, sources.glob("*mpi*.cpp")), f"-L{core}", "-lhsgd_core", *found.link_flags]
+    engine += [f"-Wl,-rpath,{core}:{found.library_dir}", "-o", str(folder / "libhsgd_pmpi.so")]
+    subprocess.run([*words, *engine], check=True, timeout=LIMIT_S)
+    light = [*map(str, sources.glob("preload_*.cpp")), "-ldl"]
+    subprocess.run(
+        [*words, *light, "-o", str(folder / "interposer.so")], check=True, timeout=LIMIT_S
+    )
     return folder
 
 
@@ -480,6 +550,20 @@ def test_a_program_of_another_mpi_than_the_builds_stays_with_its_own(mpich: Path
     lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
     assert len(lines) == 1, done.stderr
     assert re.search(r"built for Open MPI \d+, and this program runs MPICH Version", lines[0])
+
+
+@pytest.mark.skipif("is_mpich()", reason="the build and the program have the same MPI")
+def test_a_module_of_another_mpi_than_the_builds_stays_with_its_own(mpich: Path) -> None:
+    """mpi4py with an MPICH that only it sees."""
+    env = {**os.environ, "LD_PRELOAD": str(preload.library()), "MPI4PY_MPIABI": "mpich"}
+    env["LD_LIBRARY_PATH"] = str(mpich / "lib")
+    argv = [str(mpich / "bin/mpirun"), "-n", "2", sys.executable, __file__, "messages_and_sums"]
+    done = run_marked(argv, env, LIMIT_S)
+    assert (done.returncode, done.stdout) == (0, "fine\nfine\n"), done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert len(lines) == 2, done.stderr
+    for line in lines:
+        assert re.search(r"runs the MPI of \S+libmpi.so.12, and hsgd was built for that of ", line)
 
 
 def is_mpich() -> bool:
@@ -526,6 +610,28 @@ def different_settings(world: Any) -> None:
     total = reduced(world)
     if world.rank == 0:
         print(total, "taken", taken())
+
+
+def messages_and_sums(world: Any) -> None:
+    got = world.sendrecv(world.rank, dest=1 - world.rank, source=1 - world.rank)
+    assert got == 1 - world.rank
+    assert reduced(world) == 3.0
+    world.Barrier()
+    assert interposer_collectives() == {} and taken() == 0
+    print("fine", flush=True)
+
+
+def messages_only(world: Any) -> None:
+    request = world.Isend(np.full(5, world.rank), 1 - world.rank)
+    got = np.empty(5, int)
+    world.Recv(got, 1 - world.rank)
+    request.Wait()
+    assert (got == 1 - world.rank).all() and taken() == 0
+    engine = str(preload.engine())
+    assert engine not in elf.loaded_libraries()
+    reduced(world)
+    assert engine in elf.loaded_libraries() and taken() == 1
+    print("fine", flush=True)
 
 
 def missing_rank(world: Any) -> None:

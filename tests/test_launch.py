@@ -208,6 +208,16 @@ def test_an_interposer_whose_libmpi_is_gone_is_told_and_never_ignored(
     assert_one_line(done, 2, "does not load", "libmpi.so.99")
 
 
+def test_an_engine_that_does_not_load_is_told_and_never_ignored(
+    damaged: SiteCopy, script: str
+) -> None:
+    damaged.compile_engine_of_another_version()
+    done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
+    assert_one_line(done, 2, "does not load", "of another version", "install hsgd again")
+    worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd")
+    assert_one_line(worker, 1, "does not load", "of another version", "install hsgd again")
+
+
 def test_an_unknown_plugin_stops_the_worker(site: SiteCopy, script: str) -> None:
     done = site.run(sys.executable, script, HOROVOD_PLUGIN="hgsd")
     assert_one_line(done, 1, 'unknown plugin "hgsd"', "known: hsgd")

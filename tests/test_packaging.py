@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hsgd import horovod_wheel, mpi_compiler
+from hsgd import elf, horovod_wheel, mpi_compiler, preload
 
 __all__: list[str] = []
 
@@ -101,7 +101,8 @@ def test_a_wheel_holds_every_module_and_library_and_nothing_else(wheel: Path) ->
     found = {n for n in names if n.endswith(".py")}
     assert found == modules | {"hsgd_horovod_hook.py"}
     natives = {Path(n).name.partition(".")[0] for n in names if n.endswith(".so")}
-    assert natives == {"_native", "libhsgd_core", "libhsgd_io", "libhsgd_mpi", "libhsgd_preload"}
+    of_mpi = {"libhsgd_mpi", "libhsgd_pmpi", "libhsgd_preload"}
+    assert natives == {"_native", "libhsgd_core", "libhsgd_io"} | of_mpi
     assert {"hsgd/py.typed", "hsgd/_build.json", *HOOK_FILES} <= names
     assert not [
         n for n in names if n.startswith(("tests", "benchmarks", "hsgd/csrc", "hsgd/io/csrc"))
@@ -139,10 +140,24 @@ def test_the_metadata_has_the_promised_extras_and_a_changelog_section() -> None:
 
 def test_the_interposer_finds_libmpi_without_help() -> None:
     folder = Path(horovod_wheel.__file__).parent
-    for name in ("libhsgd_mpi.so", "libhsgd_preload.so"):
+    for name in ("libhsgd_mpi.so", "libhsgd_pmpi.so"):
         listed = run("ldd", folder / name)
         assert "libmpi" in listed.stdout
         assert "not found" not in listed.stdout, listed.stdout
+
+
+def test_what_programs_preload_needs_nothing_but_libc() -> None:
+    needed = elf.read_library(preload.library()).needed
+    others = [name for name in needed if not name.startswith(("libc.", "libdl.", "ld-linux"))]
+    assert others == []
+
+
+def test_the_engine_has_every_function_that_calls_are_passed_to() -> None:
+    """They are found by name, and what is not found would stay with MPI, silently."""
+    asked = set(re.findall(rb"\0(hsgd_(?:MPI|mpi|pmpi)_\w+)(?=\0)", preload.library().read_bytes()))
+    assert len(asked) >= 7 + 4  # collectives in C, and what serves the counters
+    engine = preload.engine().read_bytes()
+    assert [name for name in asked if b"\0" + name + b"\0" not in engine] == []
 
 
 def test_the_mpi_of_this_environment_is_named_from_its_header() -> None:

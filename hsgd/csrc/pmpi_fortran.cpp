@@ -1,12 +1,11 @@
-// The interposer: MPI's functions as Fortran programs call them, with Open MPI.
+// The interposer's engine: MPI's functions as Fortran programs call them, with Open MPI.
 //
 // Open MPI's own Fortran functions call PMPI_*, so that a C interposer never sees them. These turn
 // handles and the addresses that stand for MPI_IN_PLACE and MPI_BOTTOM into C's, as those do, and
 // call the C functions of this library. MPICH's Fortran functions call the C ones by themselves.
 //
-// Names: what compilers make of a subroutine's name (four kinds), which mpif.h and the module `mpi`
-// use, and that of the module `mpi_f08` (MPI 4.1, 19.1.5), whose handles are structures of one
-// integer and whose ierror may be missing.
+// One function serves all names of a subroutine (preload_collectives.cpp): the handles of the
+// module `mpi_f08` are structures of one integer, and its ierror may be missing (MPI 4.1, 19.1.5).
 #include <mpi.h>
 
 #ifdef OPEN_MPI
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "hsgd_core.h"
+#include "pmpi.hpp"
 #include "pmpi_messages.hpp"
 
 // Open MPI has one of each, named for the Fortran compiler that it was built with, in libmpi; a
@@ -82,80 +82,57 @@ void tell(int status, MPI_Fint* ierror) {
 
 extern "C" {
 
-// The other names of a subroutine, whose first one is in lower case with an underscore.
-#define HSGD_FORTRAN_NAMES(lower, UPPER, ...)                                \
-  HSGD_API void lower __VA_ARGS__ __attribute__((alias(#lower "_")));        \
-  HSGD_API void lower##__ __VA_ARGS__ __attribute__((alias(#lower "_")));    \
-  HSGD_API void lower##_f08_ __VA_ARGS__ __attribute__((alias(#lower "_"))); \
-  HSGD_API void UPPER __VA_ARGS__ __attribute__((alias(#lower "_")))
+HSGD_API void hsgd_mpi_allreduce(void* in, void* out, MPI_Fint* count, MPI_Fint* type, MPI_Fint* op,
+                                 MPI_Fint* comm, MPI_Fint* ierror) {
+  tell(hsgd_MPI_Allreduce(buffer(in), buffer(out), number(count), datatype(type), operation(op),
+                          communicator(comm)),
+       ierror);
+}
 
-HSGD_API void mpi_allreduce_(void* in, void* out, MPI_Fint* count, MPI_Fint* type, MPI_Fint* op,
+HSGD_API void hsgd_mpi_bcast(void* data, MPI_Fint* count, MPI_Fint* type, MPI_Fint* root,
                              MPI_Fint* comm, MPI_Fint* ierror) {
-  tell(MPI_Allreduce(buffer(in), buffer(out), number(count), datatype(type), operation(op),
-                     communicator(comm)),
+  tell(
+      hsgd_MPI_Bcast(buffer(data), number(count), datatype(type), number(root), communicator(comm)),
+      ierror);
+}
+
+HSGD_API void hsgd_mpi_barrier(MPI_Fint* comm, MPI_Fint* ierror) {
+  tell(hsgd_MPI_Barrier(communicator(comm)), ierror);
+}
+
+HSGD_API void hsgd_mpi_allgather(void* in, MPI_Fint* count, MPI_Fint* type, void* out,
+                                 MPI_Fint* out_count, MPI_Fint* out_type, MPI_Fint* comm,
+                                 MPI_Fint* ierror) {
+  tell(hsgd_MPI_Allgather(buffer(in), number(count), datatype(type), buffer(out), number(out_count),
+                          datatype(out_type), communicator(comm)),
        ierror);
 }
-HSGD_FORTRAN_NAMES(mpi_allreduce, MPI_ALLREDUCE,
-                   (void*, void*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*));
 
-HSGD_API void mpi_bcast_(void* data, MPI_Fint* count, MPI_Fint* type, MPI_Fint* root,
-                         MPI_Fint* comm, MPI_Fint* ierror) {
-  tell(MPI_Bcast(buffer(data), number(count), datatype(type), number(root), communicator(comm)),
-       ierror);
-}
-HSGD_FORTRAN_NAMES(mpi_bcast, MPI_BCAST,
-                   (void*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*));
-
-HSGD_API void mpi_barrier_(MPI_Fint* comm, MPI_Fint* ierror) {
-  tell(MPI_Barrier(communicator(comm)), ierror);
-}
-HSGD_FORTRAN_NAMES(mpi_barrier, MPI_BARRIER, (MPI_Fint*, MPI_Fint*));
-
-HSGD_API void mpi_allgather_(void* in, MPI_Fint* count, MPI_Fint* type, void* out,
-                             MPI_Fint* out_count, MPI_Fint* out_type, MPI_Fint* comm,
-                             MPI_Fint* ierror) {
-  tell(MPI_Allgather(buffer(in), number(count), datatype(type), buffer(out), number(out_count),
-                     datatype(out_type), communicator(comm)),
-       ierror);
-}
-HSGD_FORTRAN_NAMES(mpi_allgather, MPI_ALLGATHER,
-                   (void*, MPI_Fint*, MPI_Fint*, void*, MPI_Fint*, MPI_Fint*, MPI_Fint*,
-                    MPI_Fint*));
-
-HSGD_API void mpi_allgatherv_(void* in, MPI_Fint* count, MPI_Fint* type, void* out,
-                              MPI_Fint* out_counts, MPI_Fint* places, MPI_Fint* out_type,
-                              MPI_Fint* comm, MPI_Fint* ierror) {
+HSGD_API void hsgd_mpi_allgatherv(void* in, MPI_Fint* count, MPI_Fint* type, void* out,
+                                  MPI_Fint* out_counts, MPI_Fint* places, MPI_Fint* out_type,
+                                  MPI_Fint* comm, MPI_Fint* ierror) {
   MPI_Comm group = communicator(comm);
   const Numbers counts(out_counts, group);
   const Numbers offsets(places, group);
-  tell(MPI_Allgatherv(buffer(in), number(count), datatype(type), buffer(out), counts.data(),
-                      offsets.data(), datatype(out_type), group),
+  tell(hsgd_MPI_Allgatherv(buffer(in), number(count), datatype(type), buffer(out), counts.data(),
+                           offsets.data(), datatype(out_type), group),
        ierror);
 }
-HSGD_FORTRAN_NAMES(mpi_allgatherv, MPI_ALLGATHERV,
-                   (void*, MPI_Fint*, MPI_Fint*, void*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*,
-                    MPI_Fint*));
 
-HSGD_API void mpi_reduce_scatter_(void* in, void* out, MPI_Fint* counts, MPI_Fint* type,
-                                  MPI_Fint* op, MPI_Fint* comm, MPI_Fint* ierror) {
+HSGD_API void hsgd_mpi_reduce_scatter(void* in, void* out, MPI_Fint* counts, MPI_Fint* type,
+                                      MPI_Fint* op, MPI_Fint* comm, MPI_Fint* ierror) {
   MPI_Comm group = communicator(comm);
-  tell(MPI_Reduce_scatter(buffer(in), buffer(out), Numbers(counts, group).data(), datatype(type),
-                          operation(op), group),
+  tell(hsgd_MPI_Reduce_scatter(buffer(in), buffer(out), Numbers(counts, group).data(),
+                               datatype(type), operation(op), group),
        ierror);
 }
-HSGD_FORTRAN_NAMES(mpi_reduce_scatter, MPI_REDUCE_SCATTER,
-                   (void*, void*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*));
 
-HSGD_API void mpi_reduce_scatter_block_(void* in, void* out, MPI_Fint* count, MPI_Fint* type,
-                                        MPI_Fint* op, MPI_Fint* comm, MPI_Fint* ierror) {
-  tell(MPI_Reduce_scatter_block(buffer(in), buffer(out), number(count), datatype(type),
-                                operation(op), communicator(comm)),
+HSGD_API void hsgd_mpi_reduce_scatter_block(void* in, void* out, MPI_Fint* count, MPI_Fint* type,
+                                            MPI_Fint* op, MPI_Fint* comm, MPI_Fint* ierror) {
+  tell(hsgd_MPI_Reduce_scatter_block(buffer(in), buffer(out), number(count), datatype(type),
+                                     operation(op), communicator(comm)),
        ierror);
 }
-HSGD_FORTRAN_NAMES(mpi_reduce_scatter_block, MPI_REDUCE_SCATTER_BLOCK,
-                   (void*, void*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*, MPI_Fint*));
-
-#undef HSGD_FORTRAN_NAMES
 
 }  // extern "C"
 

@@ -1,8 +1,9 @@
 // Whether the program has messages of its own, which go on only while a rank is inside MPI.
 //
-// Owns one flag, which never goes back: that a process has started a message, a non-blocking or
+// Reads one flag, which never goes back: that a process has started a message, a non-blocking or
 // persistent collective, or a window, and so may have one under way. What is under way just now
-// nobody knows but MPI. Programs without any (Horovod) may sleep while they wait.
+// nobody knows but MPI. Programs without any (Horovod) may sleep while they wait. The functions
+// that start them are in preload_messages.cpp, which has the flag.
 #ifndef HSGD_PMPI_MESSAGES_HPP_
 #define HSGD_PMPI_MESSAGES_HPP_
 
