@@ -160,6 +160,20 @@ def test_the_engine_has_every_function_that_calls_are_passed_to() -> None:
     assert [name for name in asked if b"\0" + name + b"\0" not in engine] == []
 
 
+def test_calls_are_passed_on_with_as_many_arguments_as_mpi_declares() -> None:
+    mpi = mpi_compiler.find_mpi()
+    assert mpi is not None
+    folders = [flag[2:] for flag in mpi.compile_flags if flag.startswith("-I")]
+    header = next(path for path in (Path(folder, "mpi.h") for folder in folders) if path.is_file())
+    declared = dict(re.findall(r"\b(MPI_\w+)\s*\(([^();]*)\)[^;(]*;", header.read_text()))
+    code = "".join(path.read_text() for path in (ROOT / "hsgd/csrc").glob("preload_*.cpp"))
+    ours = re.findall(r"^HSGD_(?:STARTS|STARTS_BOTH|COLLECTIVE)\((MPI_\w+), (\d+)\)", code, re.M)
+    assert len(ours) > 50
+    counts = {name: declared[name].count(",") + 1 for name, _ in ours if name in declared}
+    assert len(counts) > 50
+    assert counts == {name: int(count) for name, count in ours if name in counts}
+
+
 def test_the_mpi_of_this_environment_is_named_from_its_header() -> None:
     mpi = mpi_compiler.find_mpi()
     assert mpi is not None

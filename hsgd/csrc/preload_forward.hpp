@@ -26,7 +26,6 @@ static_assert(sizeof(Word) == sizeof(int64_t), "MPI_Count takes one word");
 #define HSGD_WORDS_9(a) HSGD_WORDS_8(a), a##9
 #define HSGD_WORDS_10(a) HSGD_WORDS_9(a), a##10
 #define HSGD_WORDS_12(a) HSGD_WORDS_10(a), a##11, a##12
-#define HSGD_WORDS_13(a) HSGD_WORDS_12(a), a##13
 
 // Defines `name`, of `count` words. The first call goes to first_NAME, which asks `target` for the
 // address of all later ones. Release pairs with acquire: who sees that address sees what was

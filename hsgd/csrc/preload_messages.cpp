@@ -40,7 +40,7 @@ HSGD_STARTS_BOTH(MPI_Issend, 7)
 HSGD_STARTS_BOTH(MPI_Irsend, 7)
 HSGD_STARTS_BOTH(MPI_Irecv, 7)
 HSGD_STARTS_BOTH(MPI_Imrecv, 5)
-HSGD_STARTS_BOTH(MPI_Isendrecv, 13)
+HSGD_STARTS_BOTH(MPI_Isendrecv, 12)
 HSGD_STARTS_BOTH(MPI_Isendrecv_replace, 9)
 HSGD_STARTS(MPI_Start, 1)  // all persistent ones, collectives too
 HSGD_STARTS(MPI_Startall, 2)
