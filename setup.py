@@ -35,7 +35,8 @@ IO_CSRC = Path("io/csrc")
 HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
 MPI_SOURCES = (
-    *("mpi_cache.cpp", "mpi_comm.cpp", "mpi_exchange.cpp", "mpi_handle.cpp"),
+    *("mpi_agreement.cpp", "mpi_cache.cpp", "mpi_comm.cpp", "mpi_deaths.cpp", "mpi_exchange.cpp"),
+    *("mpi_handle.cpp", "mpi_nodes.cpp", "mpi_steps.cpp", "mpi_threads.cpp"),
     *("parting_mpi.cpp", "rma_mpi.cpp", "transport_mpi.cpp"),
 )
 PRELOAD_SOURCES = ("preload_collectives.cpp", "preload_engine.cpp", "preload_messages.cpp")
@@ -401,7 +402,9 @@ def has_points(source: Path) -> bool:
 
 
 class BuildFaultPoints(Command):
-    """The core and the binding with the points of csrc/fault.hpp, for tests; installs nothing."""
+    """The core, its MPI part and the binding with the points of csrc/fault.hpp, for tests; installs
+    nothing.
+    """
 
     description = "build the core with fault points into build/fault-points, for tests"
     user_options: ClassVar[list[Any]] = []
@@ -414,7 +417,9 @@ class BuildFaultPoints(Command):
         output = ROOT / "build" / "fault-points"
         output.mkdir(parents=True, exist_ok=True)
         builder = FaultPointBuilder(find_compiler(), output)
-        libraries = [core_library(), binding_library()]
+        mpi = load_mpi_compiler().find_mpi()
+        over_mpi = mpi_libraries(mpi, None)[:1] if mpi else []
+        libraries = [core_library(), *over_mpi, binding_library()]
         with locked(builder.objects), locked(builder.ordinary.objects):
             builder.compile_sources(libraries)
             for library in libraries:

@@ -64,7 +64,10 @@ class Comm(Closing):
     All methods that communicate are collective, blocking, release the GIL, and serve threads one at
     a time. Those whose name ends in `_async` are collective too, but return a Handle at once: a
     thread of the communicator executes them in the order of the calls, and a blocking call after
-    those made before it. Several communicators work at once.
+    those made before it. Several communicators work at once,
+    in several threads; between nodes they take turns in MPI under MPI_THREAD_SERIALIZED, and below
+    that raise HsgdError in all threads but the one that initialized MPI. The program keeps its own
+    MPI calls apart, as MPI asks of it.
 
     Collectives raise PeerLost, CollectiveTimeout (after `config.timeout_s`; the communicator is
     then broken) and SignatureMismatch (on all ranks, before data is mixed; the communicator stays

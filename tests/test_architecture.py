@@ -28,14 +28,14 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"segment", "reduce", "record", "secret", "signature", "capi", "transport", "rma", "owner"}
     )
-    | {"types", "lars_kernels", "mpi_handle", "square_sums"},
+    | {"types", "lars_kernels", "mpi_handle", "mpi_deaths", "square_sums"},
     frozenset({"change", "lars", "options", "layout", "tuning", "store_choice", "process_life"})
-    | {"transport_inproc", "parting_mpi", "unix_socket", "box_kernels"}
+    | {"transport_inproc", "parting_mpi", "mpi_threads", "unix_socket", "box_kernels"}
     | {"socket_sender", "socket_receiver", "socket_listener", "socket_door"},
     frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "transport_mpi"})
-    | {"element_update", "listener", "meeting_wait"},
-    frozenset({"box_chunks", "box_door", "meeting_messages"}),
-    frozenset({"box", "meeting_guest", "meeting_host"}),
+    | {"element_update", "listener", "meeting_wait", "mpi_steps"},
+    frozenset({"box_chunks", "box_door", "meeting_messages", "mpi_agreement"}),
+    frozenset({"box", "meeting_guest", "meeting_host", "mpi_nodes"}),
     frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),
     frozenset({"local", "arena"}),
@@ -87,6 +87,7 @@ IO_LAYERS: tuple[frozenset[str], ...] = (
 # Headers that only these components may include.
 FOREIGN_HEADERS = {
     r"mpi\.h": {"mpi_handle", "parting_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"}
+    | {"mpi_deaths", "mpi_steps", "mpi_threads"}
     | {"preload_collectives", "preload_messages"}  # for its version
     | ENGINE,
     r"Python\.h|nanobind/.*": {"bind", "array", "request", "gil"}

@@ -27,7 +27,17 @@ import fault_points
 from cluster import Cluster
 from processes import crashes_of
 
-__all__ = ["SCENARIOS"]
+__all__ = [
+    "JOBS_AT_ONCE",
+    "JOB_S",
+    "RANKS",
+    "SCENARIOS",
+    "Reports",
+    "executioner",
+    "report",
+    "reports_of",
+    "wait_for_reports",
+]
 
 DETECTED_S = 2.0
 TIMEOUT_S = {"SIGKILL": 60.0, "SIGSTOP": 1.0}
@@ -82,13 +92,15 @@ def reports(
 
     with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
         jobs = dict(zip(SCENARIOS, pool.map(job, SCENARIOS), strict=True))
-    found = {}
-    for point, done in jobs.items():
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        crashes = crashes_of(done.stderr)
-        assert len(lines) == RANKS, f"{point}: {done.stdout}{done.stderr[-3000:]}{crashes}"
-        found[point] = sorted(map(json.loads, lines), key=lambda line: line["of"])
-    return found
+    return {point: reports_of(done) for point, done in jobs.items()}
+
+
+def reports_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What the ranks of a job reported, by rank."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    crashes = crashes_of(done.stderr)
+    assert len(lines) == RANKS, f"{done.args}: {done.stdout}{done.stderr[-3000:]}{crashes}"
+    return sorted(map(json.loads, lines), key=lambda line: line["of"])
 
 
 @pytest.mark.parametrize("point", SCENARIOS)

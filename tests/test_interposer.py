@@ -31,6 +31,7 @@ TESTS = Path(__file__).resolve().parent
 PROGRAMS = (
     "awake",
     "collectives",
+    "large_types",
     "late",
     "lives",
     "passing",
@@ -521,13 +522,14 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("lives", [], (266, 21)),
         ("threads", [], (132, 0)),
         ("progress", [], (2, 0)),
+        ("large_types", [], (4, 0)),  # of MPI 4
     ],
 )
 def test_the_interposer_works_on_mpich_too(
     mpich: Path, program: str, words: list[str], expected: tuple[int, int]
 ) -> None:
     interposed = {"LD_PRELOAD": str(mpich / "interposer.so"), "HSGD_TIMEOUT_S": "60"}
-    if program in ("lives", "threads"):  # on communicators that are not worth it
+    if program in ("large_types", "lives", "threads"):  # on communicators that are not worth it
         interposed["HSGD_MIN_BYTES"] = "0"
     argv = [str(mpich / "bin/mpirun"), "-n", "2", str(mpich / program), *words]
     assert calls(run_marked(argv, {**os.environ, **interposed}, LIMIT_S)) == expected

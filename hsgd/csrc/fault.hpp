@@ -9,8 +9,10 @@
 
 #ifdef HSGD_FAULT_POINTS
 
+#include "hsgd_core.h"
+
 namespace hsgd {
-void reach_fault_point(const char* name);
+HSGD_API void reach_fault_point(const char* name);
 }  // namespace hsgd
 
 #define HSGD_FAULT_POINT(name) ::hsgd::reach_fault_point(name)

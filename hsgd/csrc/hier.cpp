@@ -275,8 +275,15 @@ void Communicator::check_background() const {
   throw Error(HSGD_ERR_SYSTEM, -1, "asynchronous collectives between nodes: " + place_.one_thread);
 }
 
+void Communicator::check_thread() const {
+  if (place_.is_foreign_thread == nullptr || !place_.is_foreign_thread()) return;
+  throw Error(HSGD_ERR_SYSTEM, -1,
+              "collectives between nodes, in this thread: " + place_.why_foreign);
+}
+
 void Communicator::run(Operation& operation) {
   check_mine();
+  check_thread();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!broken_.empty()) {
     check_left_out(local_);

@@ -44,6 +44,9 @@ struct Place {
   int leaders = 0;                // 0 on one node
   std::vector<int> node_of_rank;  // by world rank; empty on one node
   std::string one_thread;         // why the transport serves one thread only; empty: it does not
+  // Whether the caller's thread may not use the transport, and why; nullptr: any may.
+  bool (*is_foreign_thread)() = nullptr;
+  std::string why_foreign;
 };
 
 class HSGD_API Communicator final : private Watch {
@@ -131,6 +134,7 @@ class HSGD_API Communicator final : private Watch {
   };
 
   void check_mine() const;
+  void check_thread() const;
   void run(Operation& operation);
   uint64_t clock_weight(const Operation& operation) const;
   void begin_collective(const Signature& signature);

@@ -11,9 +11,10 @@
 extern "C" {
 #endif
 
-/* Collective over the MPI communicator, blocking, with options->timeout_s as deadline for the ranks
- * to come. The communicator itself is not used afterwards; destroy the result with
- * hsgd_comm_destroy (collective then, and before MPI_Finalize). Calls PMPI_* only. */
+/* Collective over the MPI communicator, blocking, with options->timeout_s as deadline of each of its
+ * steps. The communicator itself, which is duplicated, is not used afterwards; destroy the result
+ * with hsgd_comm_destroy (collective then, and before MPI_Finalize). Below MPI_THREAD_SERIALIZED all
+ * of this in the thread that initialized MPI. Calls PMPI_* only. */
 HSGD_API int hsgd_mpi_comm_create(const void* mpi_comm, const hsgd_options* options,
                                   hsgd_comm** comm, hsgd_error* err);
 
@@ -43,6 +44,10 @@ HSGD_API int hsgd_mpi_comm_cached(const void* mpi_comm, const hsgd_options* opti
 /* Local: the same when it was decided before; NULL when it was not, or when the communicator does
  * not take the two-level path. Valid while MPI is running. */
 HSGD_API hsgd_comm* hsgd_mpi_comm_known(const void* mpi_comm);
+
+/* Local. A rank of the communicator that MPI knows to have died; -1: it knows of none, or has no
+ * word for it. MPI learns of deaths in its calls, where the launcher goes on without the dead. */
+HSGD_API int hsgd_mpi_dead_rank(const void* mpi_comm);
 
 /* Local. Sum of the counters of all cached communicators of this process, freed ones included.
  * Waits for collectives that are under way. */

@@ -1,8 +1,9 @@
 // One core communicator per MPI communicator, made when it is first needed, for the interposer.
 //
-// Owns the only globals of the native code besides what MPI keeps for us (see UntilFinalize): an
-// attribute key, so that MPI itself calls the clean-up when a communicator is freed; and what each
-// thread looked up last, because asking MPI takes its locks. Calls PMPI_* only.
+// Owns the only globals of the native code besides what MPI keeps for us (see UntilFinalize) and
+// the turns of mpi_threads.cpp: an attribute key, so that MPI itself calls the clean-up when a
+// communicator is freed; and what each thread looked up last, because asking MPI takes its locks.
+// Calls PMPI_* only.
 #include <mpi.h>
 
 #include <algorithm>
@@ -184,7 +185,7 @@ hsgd_comm* create_as_known(MPI_Comm comm, hsgd_options options, Cache* cache) {
   std::vector<int> ranks = world_ranks(comm);
   const bool spawned = std::count(ranks.begin(), ranks.end(), MPI_UNDEFINED) > 0;
   if (!spawned) cache->use_known(ranks, &options);
-  hsgd_comm* made = create_over(comm, options, true);
+  hsgd_comm* made = create_over(comm, options, Wanted::kBehindMpi);
   if (made != nullptr && !spawned && options.known_store == 0) cache->learn(std::move(ranks), made);
   return made;
 }
@@ -197,7 +198,6 @@ hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options, C
   check_mpi(PMPI_Comm_size(comm, &size), "MPI_Comm_size");
   check_mpi(PMPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
   if (inter != 0 || size == 1) return nullptr;
-  const QuietErrors quiet(comm);
   try {
     return create_as_known(comm, options, cache);
   } catch (const AgreedError& error) {

@@ -1,220 +1,94 @@
-// Nodes, leaders and agreement over MPI.
+// The steps: ranks come, compare their settings, find their nodes, and meet there.
 #include "mpi_comm.hpp"
-
-#include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capi.hpp"
 #include "communicator.hpp"
+#include "fault.hpp"
 #include "hsgd_mpi.h"
+#include "mpi_nodes.hpp"
+#include "mpi_steps.hpp"
+#include "mpi_threads.hpp"
 #include "transport_mpi.hpp"
-#include "wait.hpp"
 
 namespace hsgd {
 namespace {
 
 // More leaders than this per node add messages, not bandwidth.
 constexpr int kMostLeaders = 8;
-constexpr int kPathBytes = 96;
 
-int rank_in(MPI_Comm comm) {
-  int rank = 0;
-  check_mpi(PMPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
-  return rank;
-}
-
-int size_of(MPI_Comm comm) {
-  int size = 0;
-  check_mpi(PMPI_Comm_size(comm, &size), "MPI_Comm_size");
-  return size;
-}
-
-OwnComm split(MPI_Comm comm, int color, int key) {
-  MPI_Comm part = MPI_COMM_NULL;
-  check_mpi(PMPI_Comm_split(comm, color, key, &part), "MPI_Comm_split");
-  return OwnComm(part);
-}
-
-void nap(int64_t ns) {
-  timespec time{};
-  time.tv_nsec = ns;
-  ::nanosleep(&time, nullptr);
-}
-
-// Throws, unless a late rank is to be waited for: then those that wait say so. MPI does not tell who
-// waits, so the ranks 0, 1, 2, 4, 8 and so on speak: few lines, and not all of these ranks are late.
-void say_late(MPI_Comm comm, const hsgd_options& options) {
-  const std::string late = text(
-      "set-up over MPI: not all of %d ranks came within %g s; every rank needs hsgd and "
-      "the same HSGD_* settings (Open MPI on several hosts: mpirun -x LD_PRELOAD -x "
-      "HSGD_...)",
-      size_of(comm), options.timeout_s);
-  if (options.late == nullptr) throw Error(HSGD_ERR_TIMEOUT, -1, late);
-  const int rank = rank_in(comm);
-  if ((rank & (rank - 1)) == 0) {
-    options.late((late + "; waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
-  }
-}
-
-// Returns when all ranks have come. The first thing to do on a communicator that is not ours: it
-// has a deadline, which no blocking call has; it cannot be mistaken for a collective of the program
-// where a rank makes that instead; and while it waits, MPI goes on, which others may wait for.
-void gather_all(MPI_Comm comm, const hsgd_options& options) {
-  constexpr int64_t kLongestNapNs = 1'000'000;
-  MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(PMPI_Ibarrier(comm, &request), "MPI_Ibarrier");
-  Deadline deadline(options.timeout_s);
-  for (int64_t nap_ns = 1'000;; nap_ns = std::min(2 * nap_ns, kLongestNapNs)) {
-    int done = 0;
-    check_mpi(PMPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    if (done != 0) return;
-    if (deadline.passed()) {
-      say_late(comm, options);
-      deadline = deadline.renewed(options.timeout_s);
-    }
-    nap(nap_ns);
-  }
-}
-
-// Runs `body` and returns what it threw: for agree().
-template <class Body>
-std::optional<Error> attempt(Body&& body) {
-  try {
-    body();
-    return std::nullopt;
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::exception& error) {
-    return Error(HSGD_ERR_SYSTEM, -1, error.what());
-  }
-}
-
-// Everybody learns whether everybody succeeded. `failure` is this rank's, if any; throws it, or
-// that of another.
-void agree(MPI_Comm world, const std::optional<Error>& failure) {
-  struct {
-    int code;
-    int rank;
-  } mine{failure ? -static_cast<int>(failure->code()) : 0, rank_in(world)}, worst{};
-  check_mpi(PMPI_Allreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, world), "MPI_Allreduce");
-  if (worst.code == 0) return;
-  char words[512] = {};
-  if (failure) std::snprintf(words, sizeof words, "%s", failure->what());
-  check_mpi(PMPI_Bcast(words, sizeof words, MPI_CHAR, worst.rank, world), "MPI_Bcast");
-  throw AgreedError(static_cast<hsgd_status>(-worst.code), worst.rank, words);
-}
-
-// Ranks with different settings would cut payloads differently: refused on all alike.
-void compare_settings(MPI_Comm world, const hsgd_options& options) {
-  const uint64_t mine[] = {static_cast<uint64_t>(options.oneshot_bytes),
-                           static_cast<uint64_t>(options.chunk_bytes),
-                           options.wire_oneshot_bytes,
-                           options.wire_chunk_bytes,
-                           options.slots,
-                           options.nontemporal,
-                           options.min_bytes,
-                           options.wire_dtype};
-  uint64_t first[std::size(mine)];
-  std::copy(std::begin(mine), std::end(mine), first);
-  check_mpi(PMPI_Bcast(first, std::size(mine), MPI_UINT64_T, 0, world), "MPI_Bcast");
-  agree(world, attempt([&] {
-          check_options(options);
-          if (std::equal(std::begin(mine), std::end(mine), first)) return;
-          throw Error(HSGD_ERR_ARGUMENT, rank_in(world),
-                      text("set-up: ranks 0 and %d have different HSGD_* settings; use the same on "
-                           "all (Open MPI on several hosts: mpirun -x NAME)",
-                           rank_in(world)));
-        }));
-}
-
-// The ranks that share a node, in rank order, and the socket at which they meet.
-struct Node {
-  OwnComm ranks;
-  std::optional<Listener> listener;  // on its first rank
-  std::string path;
+// What the first rank tells all others.
+struct FirstWords {
+  uint64_t settings[8];
+  MeetingWords meeting;
 };
 
-// The first of the candidates opens its door and tells the others where it is. Returns whether this
-// rank can reach it. Where something fails the ranks stay together, and agree() tells all.
-bool share_door(MPI_Comm candidates, Node* node, std::optional<Error>* failure) {
-  const bool first = rank_in(candidates) == 0;
-  char path[kPathBytes] = {};
-  bool here = true;
-  if (first) {
-    *failure = attempt([&] {
-      node->path = meeting_path(draw_meeting_words());
-      node->listener.emplace(node->path);
-      std::copy(node->path.begin(), node->path.end(), path);
-    });
-  }
-  check_mpi(PMPI_Bcast(path, kPathBytes, MPI_CHAR, 0, candidates), "MPI_Bcast");
-  if (!first && *path != '\0') *failure = attempt([&] { here = reachable(path); });
-  node->path = path;
-  return here;
+// Ranks with different settings would cut payloads differently: refused on all alike.
+MeetingWords compare_settings(Steps& steps, const hsgd_options& options) {
+  const FirstWords own{
+      {static_cast<uint64_t>(options.oneshot_bytes), static_cast<uint64_t>(options.chunk_bytes),
+       options.wire_oneshot_bytes, options.wire_chunk_bytes, options.slots, options.nontemporal,
+       options.min_bytes, options.wire_dtype},
+      draw_meeting_words()};
+  FirstWords first = own;
+  steps.broadcast(&first, sizeof first, 0, "heard the settings of rank 0");
+  agree_on(steps, "compared their settings", [&] {
+    check_options(options);
+    if (std::equal(std::begin(own.settings), std::end(own.settings), first.settings)) return;
+    throw Error(HSGD_ERR_ARGUMENT, steps.rank(),
+                text("set-up: ranks 0 and %d have different HSGD_* settings; use the same on "
+                     "all (Open MPI on several hosts: mpirun -x NAME)",
+                     steps.rank()));
+  });
+  return first.meeting;
 }
 
-// MPI says which ranks could share memory; a socket under a random name proves that they do (ranks
-// in separate containers of one host, for example, do not). Who cannot reach the first rank forms a
-// node of its own with others.
-void find_node(MPI_Comm world, Node* node) {
-  MPI_Comm shared = MPI_COMM_NULL;
-  check_mpi(
-      PMPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, rank_in(world), MPI_INFO_NULL, &shared),
-      "MPI_Comm_split_type");
-  OwnComm candidates(shared);
-  std::optional<Error> failure;
-  for (bool here = false; !here;) {
-    here = share_door(candidates.get(), node, &failure);
-    candidates = split(candidates.get(), here ? 0 : 1, rank_in(candidates.get()));
-  }
-  node->ranks = std::move(candidates);
-  agree(world, failure);
+// `level`: of threads, the least of all ranks.
+void note_threads(int level, Wanted wanted, Place* place) {
+  if (level >= MPI_THREAD_MULTIPLE) return;
+  place->one_thread =
+      "MPI was initialized for less than MPI_THREAD_MULTIPLE on some rank; ask MPI_Init_thread "
+      "for it (mpi4py: mpi4py.rc.thread_level = 'multiple' before the import of MPI), or use the "
+      "blocking calls";
+  // A program's own MPI calls come from the thread that may make them.
+  if (level >= MPI_THREAD_SERIALIZED || wanted == Wanted::kBehindMpi) return;
+  place->is_foreign_thread = is_foreign_thread;
+  place->why_foreign = kForeignThread;
 }
 
-Place find_place(MPI_Comm world, MPI_Comm node) {
+Place find_place(Steps& steps, const Nodes& nodes, Wanted wanted) {
   Place place;
-  place.rank = rank_in(world);
-  place.size = size_of(world);
-  place.local_rank = rank_in(node);
-  place.local_size = size_of(node);
-  const OwnComm heads = split(world, place.local_rank == 0 ? 0 : MPI_UNDEFINED, place.rank);
-  int numbers[2] = {};
-  if (heads.valid()) {
-    numbers[0] = rank_in(heads.get());
-    numbers[1] = size_of(heads.get());
-  }
-  check_mpi(PMPI_Bcast(numbers, 2, MPI_INT, 0, node), "MPI_Bcast");
-  place.node_rank = numbers[0];
-  place.node_count = numbers[1];
+  place.rank = steps.rank();
+  place.size = steps.size();
+  const auto me = std::find(nodes.ranks.begin(), nodes.ranks.end(), place.rank);
+  place.local_rank = static_cast<int>(me - nodes.ranks.begin());
+  place.local_size = static_cast<int>(nodes.ranks.size());
+  place.node_rank = nodes.node_of_rank[static_cast<size_t>(place.rank)];
+  place.node_count = nodes.count;
   if (place.node_count == 1) return place;
-  int least[2] = {place.local_size, 0};
-  check_mpi(PMPI_Query_thread(&least[1]), "MPI_Query_thread");
-  check_mpi(PMPI_Allreduce(MPI_IN_PLACE, least, 2, MPI_INT, MPI_MIN, world), "MPI_Allreduce");
-  place.leaders = std::min(least[0], kMostLeaders);
-  if (least[1] < MPI_THREAD_MULTIPLE) {
-    place.one_thread =
-        "MPI was initialized for less than MPI_THREAD_MULTIPLE on some rank; ask MPI_Init_thread "
-        "for it (mpi4py: mpi4py.rc.thread_level = 'multiple' before the import of MPI), or use the "
-        "blocking calls";
-  }
-  place.node_of_rank.resize(static_cast<size_t>(place.size));
-  check_mpi(
-      PMPI_Allgather(&place.node_rank, 1, MPI_INT, place.node_of_rank.data(), 1, MPI_INT, world),
-      "MPI_Allgather");
+  place.node_of_rank = nodes.node_of_rank;
+  place.leaders = std::min(nodes.least_ranks, kMostLeaders);
+  static_assert(MPI_THREAD_MULTIPLE > MPI_THREAD_SINGLE, "levels rise");
+  const auto lacks = static_cast<uint64_t>(MPI_THREAD_MULTIPLE - thread_level());
+  const uint64_t most = steps.greatest(lacks, "told their level of threads");
+  note_threads(MPI_THREAD_MULTIPLE - static_cast<int>(most), wanted, &place);
   return place;
 }
 
-void check_usable(MPI_Comm comm) {
+void check_usable(MPI_Comm comm, Wanted wanted) {
   if (!mpi_is_running()) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 "MPI is not initialized, or finalized already; call MPI_Init first");
+  }
+  if (wanted == Wanted::kByName && is_foreign_thread()) {
+    throw Error(HSGD_ERR_SYSTEM, -1, std::string("set-up over MPI: ") + kForeignThread);
   }
   int inter = 0;
   if (comm != MPI_COMM_NULL) check_mpi(PMPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
@@ -224,12 +98,56 @@ void check_usable(MPI_Comm comm) {
   }
 }
 
-}  // namespace
-
-OwnComm same_ranks(MPI_Comm comm) {
-  OwnComm own = split(comm, 0, rank_in(comm));
+// Not MPI_Comm_idup: that would call the copy functions of the program's attributes, which no
+// MPI_Allreduce does. MPI has no other nonblocking call that makes a communicator.
+OwnComm split_off(MPI_Comm comm, int rank) {
+  MPI_Comm part = MPI_COMM_NULL;
+  check_mpi(PMPI_Comm_split(comm, 0, rank, &part), "MPI_Comm_split");
+  OwnComm own(part);
   check_mpi(PMPI_Comm_set_errhandler(own.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return own;
+}
+
+// The ranks' own communicator serves its leaders: those with one local rank are a line of their
+// own.
+std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Place place,
+                                   const hsgd_options& options, Turn& turn) {
+  std::unique_ptr<Transport> transport;
+  if (place.local_rank < place.leaders) {
+    transport = make_mpi_transport({own, nodes.ranks_at(place.local_rank), place.node_rank},
+                                   place.is_foreign_thread);
+  }
+  std::unique_ptr<Communicator> made;
+  turn.leave_for([&] {
+    made = std::make_unique<Communicator>(nodes.path, nodes.listener.get(), std::move(place),
+                                          std::move(transport), options);
+  });
+  return made;
+}
+
+hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wanted, Turn& turn) {
+  Steps steps(own->get(), options, turn);
+  const MeetingWords words = compare_settings(steps, options);
+  HSGD_FAULT_POINT("over MPI: settings compared");
+  Nodes nodes = find_nodes(steps, words);
+  HSGD_FAULT_POINT("over MPI: node found");
+  if (wanted == Wanted::kBehindMpi && nodes.count == steps.size()) return nullptr;
+  Place place = find_place(steps, nodes, wanted);
+  agree_on(steps, "counted their file descriptors", [&] { check_descriptors(place.local_size); });
+  HSGD_FAULT_POINT("over MPI: place found");
+  std::unique_ptr<Communicator> communicator;
+  agree_on(steps, "met on their nodes", [&] {
+    communicator = meet(own, std::move(nodes), std::move(place), options, turn);
+    HSGD_FAULT_POINT("over MPI: met");
+  });
+  return new_comm(std::move(communicator));
+}
+
+}  // namespace
+
+OwnComm duplicate(MPI_Comm comm, const hsgd_options& options) {
+  Turn turn(thread_level() == MPI_THREAD_SERIALIZED);
+  return Steps(comm, options, turn).duplicate();
 }
 
 bool mpi_is_running() {
@@ -238,30 +156,25 @@ bool mpi_is_running() {
   return initialized != 0 && !mpi_is_finalized();
 }
 
-hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, bool only_if_shared) {
-  check_usable(comm);
-  gather_all(comm, options);
-  const OwnComm world = same_ranks(comm);
-  compare_settings(world.get(), options);
-  Node node;
-  find_node(world.get(), &node);
-  Place place = find_place(world.get(), node.ranks.get());
-  if (only_if_shared && place.node_count == place.size) return nullptr;
-  agree(world.get(), attempt([&] { check_descriptors(place.local_size); }));
-  OwnComm leaders;
-  if (place.leaders > 0) {
-    const bool leads = place.local_rank < place.leaders;
-    leaders = split(world.get(), leads ? place.local_rank : MPI_UNDEFINED, place.node_rank);
+hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted) {
+  check_usable(comm, wanted);
+  Turn turn(wanted == Wanted::kByName && thread_level() == MPI_THREAD_SERIALIZED);
+  const QuietErrors quiet(comm);
+  Steps steps(comm, options, turn);
+  HSGD_FAULT_POINT("over MPI: begun");
+  steps.come();
+  HSGD_FAULT_POINT("over MPI: all have come");
+  const auto own = std::make_shared<OwnComm>(
+      wanted == Wanted::kByName ? steps.duplicate() : split_off(comm, steps.rank()));
+  HSGD_FAULT_POINT("over MPI: own communicator made");
+  try {
+    return set_up(own, options, wanted, turn);
+  } catch (const AgreedError&) {
+    throw;
+  } catch (...) {
+    new SharedComm(own);  // for good: a step that was given up may still be under way there
+    throw;
   }
-  std::unique_ptr<Communicator> communicator;
-  agree(world.get(), attempt([&] {
-          std::unique_ptr<Transport> transport;
-          if (leaders.valid()) transport = make_mpi_transport(std::move(leaders));
-          Listener* listener = node.listener ? &*node.listener : nullptr;
-          communicator = std::make_unique<Communicator>(node.path, listener, std::move(place),
-                                                        std::move(transport), options);
-        }));
-  return new_comm(std::move(communicator));
 }
 
 }  // namespace hsgd
@@ -270,7 +183,8 @@ int hsgd_mpi_comm_create(const void* mpi_comm, const hsgd_options* options, hsgd
                          hsgd_error* err) {
   return hsgd::guarded(err, [&] {
     *comm = nullptr;
-    *comm = hsgd::create_over(*static_cast<const MPI_Comm*>(mpi_comm), *options, false);
+    *comm =
+        hsgd::create_over(*static_cast<const MPI_Comm*>(mpi_comm), *options, hsgd::Wanted::kByName);
   });
 }
 

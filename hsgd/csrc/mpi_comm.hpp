@@ -1,7 +1,6 @@
 // Makes communicators of the core over communicators of MPI.
 //
-// Owns the questions "which ranks share a node" and "who leads", and the agreement of all ranks on
-// the outcome. Keeps nothing. Calls PMPI_* only.
+// Owns the order of the steps, and who leads. Keeps nothing. Calls PMPI_* only.
 #ifndef HSGD_MPI_COMM_HPP_
 #define HSGD_MPI_COMM_HPP_
 
@@ -9,23 +8,25 @@
 
 #include "error.hpp"
 #include "hsgd_core.h"
+#include "mpi_agreement.hpp"
 #include "mpi_handle.hpp"
 
 namespace hsgd {
 
-// A failure that every rank of the communicator knows of: all may go on without what failed.
-class AgreedError final : public Error {
- public:
-  using Error::Error;
+// Who wants a communicator.
+enum class Wanted {
+  kByName,     // the program: it duplicates its MPI communicator, as libraries do
+  kBehindMpi,  // a caller that stands for an MPI call of the program, which must not notice
 };
 
-// Collective over an intracommunicator, blocking; `comm` and its attributes stay as they are.
-// nullptr when `only_if_shared` and no two ranks share a node, on all ranks alike.
-hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, bool only_if_shared);
+// Collective over an intracommunicator, blocking, each step with options.timeout_s as deadline.
+// kBehindMpi: `comm` and its attributes stay as they are; nullptr when no two ranks share a node,
+// on all ranks alike; and one step between nodes is MPI_Comm_split, which has no deadline, as the
+// MPI call has none that this stands for.
+hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted);
 
-// A communicator of our own with the same ranks. Not MPI_Comm_dup: that would call the copy
-// functions of the program's attributes.
-OwnComm same_ranks(MPI_Comm comm);
+// Collective. A communicator of our own with the same ranks, with that deadline.
+OwnComm duplicate(MPI_Comm comm, const hsgd_options& options);
 
 // Whether MPI calls are possible: between MPI_Init and MPI_Finalize.
 bool mpi_is_running();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "capi.hpp"
+#include "communicator.hpp"
 #include "hsgd_mpi.h"
 #include "mpi_comm.hpp"
 #include "notify_api.hpp"
@@ -17,7 +18,7 @@ int hsgd_mpi_exchange_create(const void* mpi_comm, hsgd_comm* comm,
     *exchange = nullptr;
     const MPI_Comm ranks = *static_cast<const MPI_Comm*>(mpi_comm);
     *exchange = hsgd::new_exchange(comm, *options, [&](void* base, size_t bytes) {
-      return hsgd::make_mpi_rma(hsgd::same_ranks(ranks), base, bytes);
+      return hsgd::make_mpi_rma(hsgd::duplicate(ranks, comm->communicator->options()), base, bytes);
     });
   });
 }

@@ -48,6 +48,9 @@ class OwnComm {
   MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
+// Of leaders and of those who set them up: freed with the last.
+using SharedComm = std::shared_ptr<const OwnComm>;
+
 // The one object of its type in this process, which MPI destroys: an attribute of MPI_COMM_SELF,
 // which goes first thing in MPI_Finalize, when communicators can still be freed. Instead of a
 // global: what MPI keeps is gone when MPI is.

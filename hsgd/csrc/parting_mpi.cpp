@@ -69,12 +69,9 @@ std::shared_ptr<EndedLines> ended_lines() {
 
 }  // namespace
 
-PartingLine::PartingLine(OwnComm leaders) : ended_(ended_lines()), leaders_(std::move(leaders)) {
+PartingLine::PartingLine(Line leaders) : ended_(ended_lines()), leaders_(std::move(leaders)) {
   ended_->look();
-  check_mpi(PMPI_Comm_set_errhandler(comm(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check_mpi(PMPI_Comm_rank(comm(), &rank_), "MPI_Comm_rank");
-  check_mpi(PMPI_Comm_size(comm(), &size_), "MPI_Comm_size");
-  sends_.reserve(static_cast<size_t>(size_));
+  sends_.reserve(leaders_.ranks.size());
   check_mpi(listen(), "MPI_Irecv");
 }
 
@@ -86,7 +83,7 @@ PartingLine::~PartingLine() {
 
 // One receive at a time, posted long before the message comes.
 int PartingLine::listen() {
-  if (heard_ == size_ - 1) return MPI_SUCCESS;
+  if (heard_ == size() - 1) return MPI_SUCCESS;
   const int status =
       PMPI_Irecv(&in_, sizeof in_, MPI_BYTE, MPI_ANY_SOURCE, kPartingTag, comm(), &receive_);
   if (status != MPI_SUCCESS) receive_ = MPI_REQUEST_NULL;
@@ -96,9 +93,10 @@ int PartingLine::listen() {
 void PartingLine::say(const Parting& parting) noexcept {
   if (std::exchange(said_, true) || mpi_is_finalized()) return;
   out_ = parting;
-  for (int node = 0; node < size_; ++node) {
+  const int own = leaders_.ranks[static_cast<size_t>(rank())];
+  for (const int leader : leaders_.ranks) {
     MPI_Request request = MPI_REQUEST_NULL;
-    if (node != rank_ && PMPI_Isend(&out_, sizeof out_, MPI_BYTE, node, kPartingTag, comm(),
+    if (leader != own && PMPI_Isend(&out_, sizeof out_, MPI_BYTE, leader, kPartingTag, comm(),
                                     &request) == MPI_SUCCESS) {
       sends_.push_back(request);
     }
@@ -133,7 +131,7 @@ bool PartingLine::is_over() noexcept {
   } catch (const Error&) {
     broken_ = true;
   }
-  return !broken_ && heard_ == size_ - 1 && is_sent();
+  return !broken_ && heard_ == size() - 1 && is_sent();
 }
 
 void PartingLine::end(std::unique_ptr<PartingLine> line) noexcept {

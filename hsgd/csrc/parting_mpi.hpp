@@ -1,10 +1,10 @@
 // How leaders tell one another over MPI that they take part in no more collectives.
 //
-// Owns the leaders' communicator, and with it the question when that may be freed. MPI gives its
-// number to a later communicator, and a message that came here after the end would turn up there,
-// or take another's place in the order of messages (Open MPI's ob1; MPICH's issues 2096 and 6184).
-// So each leader parts from each other exactly once, and a line goes when it has heard from all;
-// until then it stays, and nobody waits for it. Calls PMPI_* only.
+// Owns, with others, the leaders' communicator, and the question when that may be freed. MPI gives
+// its number to a later communicator, and a message that came here after the end would turn up
+// there, or take another's place in the order of messages (Open MPI's ob1; MPICH's issues 2096 and
+// 6184). So each leader parts from each other exactly once, and a line goes when it has heard from
+// all; until then it stays, and nobody waits for it. Calls PMPI_* only.
 #ifndef HSGD_PARTING_MPI_HPP_
 #define HSGD_PARTING_MPI_HPP_
 
@@ -20,17 +20,23 @@ namespace hsgd {
 
 class EndedLines;
 
+// Leaders of which each node has one, in a communicator that others have, too.
+struct Line {
+  SharedComm comm;
+  std::vector<int> ranks;  // in `comm`, by node
+  int node = 0;            // this rank's
+};
+
 class PartingLine {
  public:
-  // `leaders` has one rank per node, in node order.
-  explicit PartingLine(OwnComm leaders);
+  explicit PartingLine(Line leaders);
   ~PartingLine();
   PartingLine(const PartingLine&) = delete;
   PartingLine& operator=(const PartingLine&) = delete;
 
-  MPI_Comm comm() const { return leaders_.get(); }
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  MPI_Comm comm() const { return leaders_.comm->get(); }
+  int rank() const { return leaders_.node; }
+  int size() const { return static_cast<int>(leaders_.ranks.size()); }
 
   // As Transport::part() and Transport::heard().
   void say(const Parting& parting) noexcept;
@@ -47,9 +53,7 @@ class PartingLine {
   bool is_over() noexcept;
 
   std::shared_ptr<EndedLines> ended_;  // where this one goes
-  OwnComm leaders_;
-  int rank_ = 0;
-  int size_ = 1;
+  Line leaders_;
   int heard_ = 0;  // nodes that have parted
   bool said_ = false;
   bool broken_ = false;  // MPI failed, as when a node died: more cannot be heard

@@ -10,10 +10,11 @@
 #include <optional>
 #include <string>
 
+#include "hsgd_mpi.h"
+
 // Weak: the libmpi that a program runs may have been built without the extension.
 #ifdef OMPI_HAVE_MPI_EXT_FTMPI
 #pragma weak PMPIX_Comm_is_revoked
-#pragma weak PMPIX_Comm_get_failed
 #endif
 
 namespace hsgd::pmpi {
@@ -21,20 +22,6 @@ namespace {
 
 // MPI_COMM_NULL: this thread is in no taken call.
 thread_local MPI_Comm taken_on = MPI_COMM_NULL;
-
-bool has_failed_ranks(MPI_Comm comm) {
-  int count = 0;
-#ifdef OMPI_HAVE_MPI_EXT_FTMPI
-  MPI_Group failed = MPI_GROUP_NULL;
-  if (PMPIX_Comm_get_failed == nullptr || PMPIX_Comm_get_failed(comm, &failed) != MPI_SUCCESS)
-    return false;
-  PMPI_Group_size(failed, &count);
-  PMPI_Group_free(&failed);
-#else
-  static_cast<void>(comm);
-#endif
-  return count > 0;
-}
 
 // What MPI calls the failure, if it has a word for it. A peer that gave up because the communicator
 // is revoked is, for the core, one that is lost: MPI's own notice may come a little later. A peer
@@ -49,7 +36,7 @@ std::optional<int> mpi_code_of([[maybe_unused]] MPI_Comm comm, [[maybe_unused]] 
     ask_mpi();
     if (is_revoked(comm)) return MPIX_ERR_REVOKED;
     const bool may_be_death = lost || code == HSGD_ERR_CLOSED || code == HSGD_ERR_SYSTEM;
-    if (may_be_death && has_failed_ranks(comm)) return MPIX_ERR_PROC_FAILED;
+    if (may_be_death && hsgd_mpi_dead_rank(&comm) >= 0) return MPIX_ERR_PROC_FAILED;
   } while (lost && Clock::now() < end);
 #endif
   return std::nullopt;

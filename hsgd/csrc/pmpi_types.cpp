@@ -35,6 +35,52 @@ std::optional<hsgd_dtype> known_fortran_dtype(MPI_Datatype type) {
   return real ? floating(bytes) : signed_integer(bytes);
 }
 
+// How a datatype was made. Asked in MPI 4's form, where there is one: the older one is an error for
+// a type that was made with large counts, and MPI raises that on MPI_COMM_WORLD or MPI_COMM_SELF,
+// whose handler ends the job by default, whatever that of the call's communicator.
+class Making {
+ public:
+  explicit Making(MPI_Datatype type) {
+#if MPI_VERSION >= 4
+    PMPI_Type_get_envelope_c(type, &integers_, &addresses_, &large_, &types_, &combiner_);
+#else
+    PMPI_Type_get_envelope(type, &integers_, &addresses_, &types_, &combiner_);
+#endif
+  }
+
+  bool is_named() const { return combiner_ == MPI_COMBINER_NAMED; }
+
+  // Of what a run or a copy was made; MPI_DATATYPE_NULL for what was made otherwise.
+  MPI_Datatype only_element(MPI_Datatype type) const {
+    const bool plain = combiner_ == MPI_COMBINER_CONTIGUOUS || combiner_ == MPI_COMBINER_DUP;
+    if (!plain || types_ != 1 || addresses_ > 0) return MPI_DATATYPE_NULL;
+    std::vector<int> integers(static_cast<size_t>(std::max<Number>(integers_, 1)));
+    MPI_Aint address = 0;
+    MPI_Datatype inner = MPI_DATATYPE_NULL;
+#if MPI_VERSION >= 4
+    std::vector<MPI_Count> large(static_cast<size_t>(std::max<Number>(large_, 1)));
+    const int status = PMPI_Type_get_contents_c(type, integers_, addresses_, large_, types_,
+                                                integers.data(), &address, large.data(), &inner);
+#else
+    const int status = PMPI_Type_get_contents(type, integers_, addresses_, types_, integers.data(),
+                                              &address, &inner);
+#endif
+    return status == MPI_SUCCESS ? inner : MPI_DATATYPE_NULL;
+  }
+
+ private:
+#if MPI_VERSION >= 4
+  using Number = MPI_Count;
+  Number large_ = 0;
+#else
+  using Number = int;
+#endif
+  Number integers_ = 0;
+  Number addresses_ = 0;
+  Number types_ = 0;
+  int combiner_ = 0;
+};
+
 // Elements of a derived datatype may lie in any order, overlap and leave gaps; extents do not tell.
 // So what a type was made of decides, and what is not known to be packed is packed by MPI.
 bool is_packed(MPI_Datatype type, uint64_t size) {
@@ -42,24 +88,12 @@ bool is_packed(MPI_Datatype type, uint64_t size) {
   MPI_Aint extent = 0;
   PMPI_Type_get_extent(type, &lower, &extent);
   if (lower != 0 || static_cast<uint64_t>(extent) != size) return false;
-  int integers = 0;
-  int addresses = 0;
-  int types = 0;
-  int combiner = 0;
-  PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner);
-  if (combiner == MPI_COMBINER_NAMED) return true;
-  const bool plain = combiner == MPI_COMBINER_CONTIGUOUS || combiner == MPI_COMBINER_DUP;
-  if (!plain || types != 1) return false;
-  std::vector<int> integer_of(static_cast<size_t>(std::max(integers, 1)));
-  MPI_Aint address_of[1] = {};
-  MPI_Datatype inner = MPI_DATATYPE_NULL;
-  if (addresses > 0) return false;
-  if (PMPI_Type_get_contents(type, integers, addresses, types, integer_of.data(), address_of,
-                             &inner) != MPI_SUCCESS)
-    return false;
+  const Making making(type);
+  if (making.is_named()) return true;
+  MPI_Datatype inner = making.only_element(type);
+  if (inner == MPI_DATATYPE_NULL) return false;
   const bool packed = is_packed(inner, size_of(inner).value_or(UINT64_MAX));
-  PMPI_Type_get_envelope(inner, &integers, &addresses, &types, &combiner);
-  if (combiner != MPI_COMBINER_NAMED) PMPI_Type_free(&inner);  // a handle of our own
+  if (!Making(inner).is_named()) PMPI_Type_free(&inner);  // a handle of our own
   return packed;
 }
 

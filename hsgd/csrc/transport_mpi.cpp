@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "error.hpp"
-#include "parting_mpi.hpp"
+#include "mpi_threads.hpp"
 
 namespace hsgd {
 
@@ -14,24 +14,37 @@ namespace {
 
 class MpiTransport final : public Transport {
  public:
-  explicit MpiTransport(OwnComm leaders)
-      : line_(std::make_unique<PartingLine>(std::move(leaders))), leaders_(line_->comm()) {}
-  ~MpiTransport() override { PartingLine::end(std::move(line_)); }
+  MpiTransport(Line leaders, bool (*is_foreign_thread)())
+      : ranks_(leaders.ranks),
+        line_(std::make_unique<PartingLine>(std::move(leaders))),
+        leaders_(line_->comm()),
+        is_foreign_thread_(is_foreign_thread),
+        takes_turns_(thread_level() == MPI_THREAD_SERIALIZED) {}
+  ~MpiTransport() override {
+    if (!mpi_is_finalized() && may_not_call()) {
+      static_cast<void>(line_.release());  // for good
+      return;
+    }
+    const Turn turn(takes_turns_);
+    PartingLine::end(std::move(line_));
+  }
 
   int node_rank() const override { return line_->rank(); }
   int node_count() const override { return line_->size(); }
 
   Ticket send(int node, Channel channel, const void* data, size_t bytes) override {
+    const Turn turn(takes_turns_);
     const Ticket ticket = free_ticket(false);
-    check_mpi(PMPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, node, static_cast<int>(channel),
-                         leaders_, &requests_[ticket]),
+    check_mpi(PMPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank_of(node),
+                         static_cast<int>(channel), leaders_, &requests_[ticket]),
               "MPI_Isend");
     return ticket;
   }
 
   Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) override {
+    const Turn turn(takes_turns_);
     const Ticket ticket = free_ticket(true);
-    check_mpi(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, node,
+    check_mpi(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, rank_of(node),
                          static_cast<int>(channel), leaders_, &requests_[ticket]),
               "MPI_Irecv");
     return ticket;
@@ -43,6 +56,7 @@ class MpiTransport final : public Transport {
   bool done(Ticket ticket) override {
     Slot& slot = slots_[ticket];
     if (!slot.complete && !std::exchange(slot.tested, false)) {
+      const Turn turn(takes_turns_);
       test_all();
       slot.tested = false;
     }
@@ -50,11 +64,21 @@ class MpiTransport final : public Transport {
     return slot.complete;
   }
 
-  void part(const Parting& parting) noexcept override { line_->say(parting); }
-  bool heard(Parting* parting) override { return line_->hear(parting); }
+  void part(const Parting& parting) noexcept override {
+    if (mpi_is_finalized() || may_not_call()) return;
+    const Turn turn(takes_turns_);
+    line_->say(parting);
+  }
+
+  bool heard(Parting* parting) override {
+    const Turn turn(takes_turns_);
+    return line_->hear(parting);
+  }
 
   bool quiesce(const Deadline& deadline) noexcept override {
     if (mpi_is_finalized()) return true;
+    if (may_not_call()) return false;
+    Turn turn(takes_turns_);
     for (size_t i = 0; i < slots_.size(); ++i) {
       if (requests_[i] != MPI_REQUEST_NULL && slots_[i].receives) PMPI_Cancel(&requests_[i]);
     }
@@ -68,6 +92,7 @@ class MpiTransport final : public Transport {
         quiet &= flag != 0;
       }
       if (quiet || deadline.passed()) return quiet;
+      turn.leave_for([] {});
     }
   }
 
@@ -78,6 +103,9 @@ class MpiTransport final : public Transport {
     bool complete = false;
     bool tested = false;  // and found open, since done() was last asked for it
   };
+
+  bool may_not_call() const { return is_foreign_thread_ != nullptr && is_foreign_thread_(); }
+  int rank_of(int node) const { return ranks_[static_cast<size_t>(node)]; }
 
   Ticket free_ticket(bool receives) {
     const auto slot =
@@ -112,8 +140,11 @@ class MpiTransport final : public Transport {
     }
   }
 
+  std::vector<int> ranks_;  // by node
   std::unique_ptr<PartingLine> line_;
   MPI_Comm leaders_;  // the line's
+  bool (*is_foreign_thread_)();
+  bool takes_turns_;
   std::vector<Slot> slots_;
   std::vector<MPI_Request> requests_;  // of the slots; null where nothing is under way
   std::vector<int> indices_;           // what MPI_Testsome fills
@@ -122,8 +153,8 @@ class MpiTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_mpi_transport(OwnComm leaders) {
-  return std::make_unique<MpiTransport>(std::move(leaders));
+std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)()) {
+  return std::make_unique<MpiTransport>(std::move(leaders), is_foreign_thread);
 }
 
 }  // namespace hsgd

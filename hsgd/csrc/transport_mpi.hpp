@@ -5,13 +5,14 @@
 
 #include <memory>
 
-#include "mpi_handle.hpp"
+#include "parting_mpi.hpp"
 #include "transport.hpp"
 
 namespace hsgd {
 
-// `leaders` has one rank per node, in node order.
-std::unique_ptr<Transport> make_mpi_transport(OwnComm leaders);
+// Takes turns where MPI needs that. `is_foreign_thread`: as in Place; what such a thread closes is
+// closed without a word to the other nodes, because that would be a call of MPI.
+std::unique_ptr<Transport> make_mpi_transport(Line leaders, bool (*is_foreign_thread)());
 
 }  // namespace hsgd
 
