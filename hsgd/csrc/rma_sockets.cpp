@@ -48,6 +48,9 @@ constexpr std::chrono::seconds kPatience{1};
 // Gbit, where they bring the thread's turn themselves.
 constexpr int kLateMs = 2;
 constexpr int64_t kLateNs = kLateMs * 1'000'000;
+// A rank that was stopped, or had no turn, before it could say hello is shown the door with those
+// who never say it, and comes again.
+constexpr int kMostTries = 4;
 
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
@@ -88,7 +91,7 @@ class SocketRma final : public Rma {
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
         door_(listener.listen(places_, rank), poll_.get(),
-              static_cast<int64_t>(settings.hello_s * 1e9)) {
+              static_cast<int64_t>(settings.hello_s * 1e9), places_.size()) {
     follow(wake_.get(), EPOLLIN);
   }
   ~SocketRma() override {
@@ -152,6 +155,7 @@ class SocketRma final : public Rma {
     SocketSender sender;
     bool connected = false;
     bool waits_for_room = true;  // until it is connected
+    int tries = 1;
   };
 
   void follow(int fd, uint32_t events) const {
@@ -232,6 +236,22 @@ class SocketRma final : public Rma {
   Peer* peer_of(int target) {
     const auto found = peers_.find(target);
     if (found != peers_.end()) return &found->second;
+    Fd made = begin_connection(target);
+    if (!made.valid()) {
+      const Error why = unreachable(target, errno);
+      lost_.insert(target);
+      if (settings_.forgiving) return nullptr;
+      throw failures_.emplace(target, why).first->second;
+    }
+    const int fd = made.get();
+    const SocketHello hello{places_[static_cast<size_t>(target)].token, rank_};
+    Peer peer{SocketSender(std::move(made), hello, settings_.slice_bytes)};
+    target_of_fd_[fd] = target;
+    return &peers_.emplace(target, std::move(peer)).first->second;
+  }
+
+  // A socket in the poll that is being connected; invalid: errno says why not.
+  Fd begin_connection(int target) const {
     Fd made(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket"));
     const int fd = made.get();
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -239,18 +259,12 @@ class SocketRma final : public Rma {
                static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
     watch_host(fd, settings_);
     const sockaddr_in address = address_of(target);
-    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-        errno != EINPROGRESS) {
-      const Error why = unreachable(target, errno);
-      lost_.insert(target);
-      if (settings_.forgiving) return nullptr;
-      throw failures_.emplace(target, why).first->second;
-    }
+    const bool begun =
+        ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
+        errno == EINPROGRESS;
+    if (!begun) return Fd();
     follow(fd, EPOLLOUT | EPOLLIN);
-    target_of_fd_[fd] = target;
-    const SocketHello hello{places_[static_cast<size_t>(target)].token, rank_};
-    Peer peer{SocketSender(std::move(made), hello, settings_.slice_bytes)};
-    return &peers_.emplace(target, std::move(peer)).first->second;
+    return made;
   }
 
   sockaddr_in address_of(int target) const {
@@ -283,9 +297,7 @@ class SocketRma final : public Rma {
     std::vector<Ticket> done;
     const SocketSender::State state = peer.sender.send(&done);
     finish(done);
-    if (state == SocketSender::State::kLost) {
-      return lose(target, ended(target, std::strerror(errno))), true;
-    }
+    if (state == SocketSender::State::kLost) return end_peer(target, peer, std::strerror(errno));
     const bool full = state == SocketSender::State::kNoRoom;
     if (full != peer.waits_for_room) {
       expect(peer.sender.fd(), full ? EPOLLOUT | EPOLLIN : EPOLLIN);
@@ -309,6 +321,31 @@ class SocketRma final : public Rma {
         text("rank %d on another node takes no connection at %s, TCP port %d (%s): it died "
              "or closed its Exchange, or a route or a firewall keeps it away",
              rank, words, ntohs(address.sin_port), std::strerror(error)));
+  }
+
+  // Its connection ended. It may have been that of a rank that was shown the door before its hello
+  // came: nothing was written yet, and another connection takes its place. True when the rank is
+  // lost.
+  bool end_peer(int target, Peer& peer, const char* why) {
+    if (peer.sender.is_welcome() || peer.tries == kMostTries || !connect_again(target, &peer)) {
+      lose(target, ended(target, why));
+      return true;
+    }
+    return false;
+  }
+
+  bool connect_again(int target, Peer* peer) {
+    Fd made = begin_connection(target);
+    if (!made.valid()) return false;
+    const int before = peer->sender.fd();
+    target_of_fd_[made.get()] = target;
+    target_of_fd_.erase(before);
+    part_with(before);
+    peer->sender.renew(std::move(made));
+    peer->connected = false;
+    peer->waits_for_room = true;
+    ++peer->tries;
+    return true;
   }
 
   // A rank to which something is open is missed at once, others when somebody waits for them.
@@ -416,21 +453,23 @@ class SocketRma final : public Rma {
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
     Peer& peer = peers_.at(target);
     if (error != 0) {
-      lose(target,
-           peer.connected ? ended(target, std::strerror(error)) : unreachable(target, error));
-      return true;
+      // Nobody resets what was never connected; and before a second connection there was a first.
+      const bool was_there = peer.connected || error == ECONNRESET || peer.tries > 1;
+      if (was_there) return end_peer(target, peer, std::strerror(error));
+      return lose(target, unreachable(target, error)), true;
     }
     bool news = false;
+    bool may_send = (events & EPOLLOUT) != 0;
+    peer.connected |= may_send;
     if ((events & (EPOLLIN | EPOLLHUP)) != 0) {
+      const bool was_welcome = peer.sender.is_welcome();
       std::vector<Ticket> done;
       const bool alive = peer.sender.hear(&done);
       news = heard(done);
-      if (!alive) return lose(target, ended(target, "the connection ended")), true;
+      if (!alive) return end_peer(target, peer, "the connection ended");
+      may_send |= peer.sender.is_welcome() != was_welcome;
     }
-    if ((events & EPOLLOUT) != 0) {
-      peer.connected = true;
-      news |= send(target, peer);
-    }
+    if (may_send) news |= send(target, peer);
     return news;
   }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "error.hpp"
+
 namespace hsgd {
 namespace {
 
@@ -14,8 +16,15 @@ bool no_room() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
+void SocketSender::renew(Fd fd) {
+  HSGD_CHECK(!welcome_);
+  fd_ = std::move(fd);
+  hello_sent_ = 0;
+  news_got_ = 0;
+}
+
 SocketSender::State SocketSender::send(std::vector<Ticket>* done) {
-  while (hello_sent_ < sizeof hello_ || !waiting_.empty()) {
+  while (hello_sent_ < sizeof hello_ || (welcome_ && !waiting_.empty())) {
     const ssize_t sent = send_slice();
     if (sent < 0) {
       if (errno == EINTR) continue;
@@ -117,6 +126,7 @@ bool SocketSender::hear(std::vector<Ticket>* done) {
     news_got_ += static_cast<size_t>(got);
     if (news_got_ < sizeof news_) continue;
     news_got_ = 0;
+    welcome_ = true;
     for (; confirmed_ < news_ && !unconfirmed_.empty(); ++confirmed_) {
       done->push_back(unconfirmed_.front());
       unconfirmed_.pop_front();

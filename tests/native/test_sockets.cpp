@@ -2,6 +2,8 @@
 // first goes first, and what one rank's end does to the others.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -77,6 +79,9 @@ class Member {
   }
   void start() {
     rma->start([this] {
+      {
+        const std::lock_guard<std::mutex> may_go_on(stalled_);
+      }
       const std::lock_guard<std::mutex> lock(mutex_);
       ++news_;
       changed_.notify_all();
@@ -87,6 +92,8 @@ class Member {
     std::unique_lock<std::mutex> lock(mutex_);
     CHECK(changed_.wait_for(lock, std::chrono::duration<double>(kLimitS), condition));
   }
+  // Once a version has come, nothing more is taken while the lock is held.
+  std::unique_lock<std::mutex> stall() { return std::unique_lock<std::mutex>(stalled_); }
   uint64_t version(size_t slot) {
     return reinterpret_cast<std::atomic<uint64_t>*>(&words_[slot])->load();
   }
@@ -98,6 +105,7 @@ class Member {
  private:
   std::vector<uint64_t> words_;
   SocketListener listener_;
+  std::mutex stalled_;
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t news_ = 0;
@@ -125,6 +133,27 @@ struct Job {
 };
 
 size_t slot_at(size_t slot) { return slot * sizeof(uint64_t); }
+
+// Of two ranks that are connected, the second takes nothing while the lock is held.
+std::unique_lock<std::mutex> stall_reader(Job* job) {
+  job->start();
+  std::unique_lock<std::mutex> stalled = job->at(1).stall();
+  const uint64_t version = 1;
+  job->at(0).rma->replace(1, &version, slot_at(kSlots - 1), 0);
+  const Deadline deadline(kLimitS);
+  while (CHECK(!deadline.passed()) && job->at(1).version(kSlots - 1) == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it cannot tell
+  }
+  return stalled;
+}
+
+// The kernel has taken the data.
+void await_taken(Member& writer, Rma::Ticket ticket) {
+  const Deadline deadline(kLimitS);
+  while (CHECK(!deadline.passed()) && !writer.rma->done(ticket)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
+  }
+}
 
 constexpr size_t kRoom = 3 * kSlice + 64;  // of each writer
 
@@ -192,16 +221,17 @@ TEST("of what waits the least order goes first, also between the slices of a lar
   const std::vector<std::byte> large(kLarge, std::byte{7});
   const std::vector<std::byte> small(8, std::byte{1});
   const uint64_t version = 1;
+  auto stalled = stall_reader(&job);
   // All of them write at the end of the segment: what is there in the end came last.
   const size_t place = kFront + kLarge - small.size();
-  writer.rma->put(1, small.data(), small.size(), place, 5);
+  const auto first = writer.rma->put(1, small.data(), small.size(), place, 5);
   writer.rma->replace(1, &version, slot_at(5), 5);
   writer.rma->put(1, large.data(), kLarge, kFront, 9);
   writer.rma->replace(1, &version, slot_at(9), 9);
-  writer.start();
+  await_taken(writer, first);
   writer.rma->put(1, small.data(), small.size(), place, 2);
   writer.rma->replace(1, &version, slot_at(2), 2);
-  reader.start();
+  stalled.unlock();
   for (const size_t slot : {2, 5, 9}) reader.wait([&] { return reader.version(slot) == 1; });
   CHECK(reader.data()[kLarge - 1] == std::byte{7});
   CHECK(std::all_of(reader.data(), reader.data() + kLarge,
@@ -216,17 +246,14 @@ TEST("a write that has begun is overtaken by shorter ones only") {
   const std::vector<std::byte> first(kLarge, std::byte{1});
   const std::vector<std::byte> second(kLarge + 8, std::byte{2});
   const uint64_t version = 1;
+  auto stalled = stall_reader(&job);
   const auto small = writer.rma->put(1, first.data(), 8, kFront, 3);
   writer.rma->put(1, first.data(), first.size(), kFront, 9);
   writer.rma->replace(1, &version, slot_at(9), 9);
-  writer.start();
-  const Deadline deadline(kLimitS);
-  while (CHECK(!deadline.passed()) && !writer.rma->done(small)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
-  }  // what follows has begun then
+  await_taken(writer, small);  // what follows has begun then
   writer.rma->put(1, second.data(), second.size(), kFront, 2);
   writer.rma->replace(1, &version, slot_at(2), 2);
-  reader.start();
+  stalled.unlock();
   reader.wait([&] { return reader.version(2) == 1 && reader.version(9) == 1; });
   CHECK(std::all_of(reader.data(), reader.data() + second.size(),
                     [](std::byte byte) { return byte == std::byte{2}; }));
@@ -240,19 +267,16 @@ TEST("a write that was overtaken goes on before others begin") {
   const std::vector<std::byte> first(kLarge, std::byte{1});
   const std::vector<std::byte> second(kLarge, std::byte{2});
   const uint64_t version = 1;
+  auto stalled = stall_reader(&job);
   const auto small = writer.rma->put(1, first.data(), 8, kFront, 3);
   writer.rma->put(1, first.data(), kLarge, kFront, 9);
   writer.rma->replace(1, &version, slot_at(9), 9);
-  writer.start();
-  const Deadline deadline(kLimitS);
-  while (CHECK(!deadline.passed()) && !writer.rma->done(small)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
-  }  // what follows has begun then
+  await_taken(writer, small);  // what follows has begun then
   writer.rma->put(1, first.data(), 8, kFront, 2);
   writer.rma->replace(1, &version, slot_at(2), 2);
   writer.rma->put(1, second.data(), kLarge, kFront, 5);
   writer.rma->replace(1, &version, slot_at(5), 5);
-  reader.start();
+  stalled.unlock();
   reader.wait([&] { return reader.version(5) == 1 && reader.version(9) == 1; });
   CHECK(std::all_of(reader.data(), reader.data() + kLarge,
                     [](std::byte byte) { return byte == std::byte{2}; }));
@@ -280,9 +304,10 @@ class ByHand {
     return ::send(fd_, data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
   }
   bool send(const SocketHeader& header) const { return send(&header, sizeof header); }
+  // And is let in.
   bool greet(const SocketPlace& place, int64_t rank) const {
     const SocketHello hello{place.token, rank};
-    return send(&hello, sizeof hello);
+    return send(&hello, sizeof hello) && confirmed() == 0;
   }
   ssize_t receive(void* into, size_t bytes, int flags) const {
     return ::recv(fd_, into, bytes, flags);
@@ -340,9 +365,12 @@ TEST("a write that is sent piece by piece is progress before it is done") {
   CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
   const hsgd::Fd other(ends[1]);
   hsgd::SocketSender sender(hsgd::Fd(ends[0]), SocketHello{}, kSlice);
+  std::vector<uint32_t> done;
+  const uint64_t none = 0;
+  CHECK_EQ(::send(other.get(), &none, sizeof none, 0), static_cast<ssize_t>(sizeof none));
+  CHECK(sender.hear(&done));
   const std::vector<std::byte> data(16 << 20);
   sender.add(0, {{0, data.size(), 0, 0}, data.data(), 1});
-  std::vector<uint32_t> done;
   std::vector<std::byte> taken(1 << 20);
   uint64_t before = 0;
   for (int turn = 0; turn < 3; ++turn) {
@@ -544,19 +572,106 @@ TEST("who says nothing is shown the door in time") {
 
 TEST("of those who say nothing a few are let in at a time, and ranks come in all the same") {
   constexpr size_t kStrangers = 300;
+  constexpr size_t kMostSilent = hsgd::SocketDoor::kMostStrangers + 2;
   Job job(2, 64);
   const SocketPlace place = job.at(1).place();
   job.start();
   std::vector<std::unique_ptr<ByHand>> strangers;
   for (size_t i = 0; i < kStrangers; ++i) {
     strangers.push_back(std::make_unique<ByHand>(place));
-    CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent);
+    CHECK(connections(place.port).size() <= kMostSilent);
   }
   const uint64_t version = 1;
   const auto ticket = job.at(0).rma->replace(1, &version, slot_at(0), 0);
   job.at(0).wait([&] { return job.at(0).rma->done(ticket); });
   CHECK_EQ(job.at(1).version(0), 1U);
-  CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent + 1);
+  CHECK(connections(place.port).size() <= kMostSilent + 1);
+}
+
+TEST("ranks that come all at once are not taken for strangers") {
+  constexpr size_t kRanks = 200;
+  constexpr int64_t kSecond = 1'000'000'000;
+  SocketListener own;
+  const SocketListener other;
+  const SocketPlace place = own.place();
+  const hsgd::Fd poll(::epoll_create1(EPOLL_CLOEXEC));
+  hsgd::SocketDoor door(own.listen({place, other.place()}, 0), poll.get(), 10 * kSecond, kRanks);
+  std::vector<std::unique_ptr<ByHand>> ranks;
+  for (size_t i = 0; i < kRanks; ++i) ranks.push_back(std::make_unique<ByHand>(place));
+  std::vector<hsgd::Fd> let_in;
+  for (hsgd::Fd fd = door.accept(0); fd.valid(); fd = door.accept(0)) {
+    let_in.push_back(std::move(fd));
+  }
+  CHECK_EQ(let_in.size(), kRanks);
+  CHECK(!door.is_pressed() && door.overdue(9 * kSecond).empty());
+}
+
+// A rank by hand that others come to.
+class Doorkeeper {
+ public:
+  explicit Doorkeeper(SocketListener listener) : place_(listener.place()) {
+    const SocketListener other;
+    fds_ = listener.listen({place_, other.place()}, 0);
+  }
+  const SocketPlace& place() const { return place_; }
+  hsgd::Fd accept() {
+    pollfd watched{fds_.front().get(), POLLIN, 0};
+    CHECK_EQ(::poll(&watched, 1, static_cast<int>(kLimitS * 1000)), 1);
+    return hsgd::Fd(::accept4(fds_.front().get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+
+ private:
+  SocketPlace place_;
+  std::vector<hsgd::Fd> fds_;
+};
+
+TEST("a rank that was shown the door before it was welcome comes again, and writes all of it") {
+  Doorkeeper door((SocketListener()));
+  Member own(64);
+  own.open({own.place(), door.place()}, 0, {false, kSlice});
+  own.start();
+  const uint64_t word = 7;
+  const auto data = own.rma->put(1, &word, sizeof word, kFront, 0);
+  const uint64_t version = 1;
+  const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+  door.accept();  // and closes it
+  SocketHello hello{};
+  {
+    const hsgd::Fd heard = door.accept();
+    CHECK_EQ(::recv(heard.get(), &hello, sizeof hello, MSG_WAITALL), ssize_t{sizeof hello});
+    CHECK(!own.rma->done(data));  // nothing goes before the welcome
+  }
+  const hsgd::Fd stays = door.accept();
+  CHECK_EQ(::recv(stays.get(), &hello, sizeof hello, MSG_WAITALL), ssize_t{sizeof hello});
+  CHECK(hello.token == door.place().token && hello.rank == 0);
+  uint64_t versions = 0;
+  CHECK_EQ(::send(stays.get(), &versions, sizeof versions, 0), ssize_t{sizeof versions});
+  struct {
+    SocketHeader header;
+    uint64_t word;
+    SocketHeader version;
+  } written{};
+  CHECK_EQ(::recv(stays.get(), &written, sizeof written, MSG_WAITALL), ssize_t{sizeof written});
+  CHECK(written.header.offset == kFront && written.word == word);
+  CHECK_EQ(written.version.version, version);
+  versions = 1;
+  CHECK_EQ(::send(stays.get(), &versions, sizeof versions, 0), ssize_t{sizeof versions});
+  own.wait([&] { return own.rma->done(data) && own.rma->done(ticket); });
+  CHECK(!own.rma->lost(1) && !own.rma->failure(1).has_value());
+  own.rma->close(Deadline(kLimitS));
+}
+
+TEST("a rank that is never welcome gives up") {
+  Doorkeeper door((SocketListener()));
+  Member own(64);
+  own.open({own.place(), door.place()}, 0, {false, kSlice});
+  own.start();
+  const uint64_t version = 1;
+  own.rma->replace(1, &version, slot_at(0), 0);
+  for (int tries = 0; tries < 4; ++tries) door.accept();
+  own.wait([&] { return own.rma->lost(1); });
+  CHECK_THROWS(own.rma->replace(1, &version, slot_at(0), 0), "rank 1 on another node died");
+  own.rma->close(Deadline(kLimitS));
 }
 
 TEST("a rank listens only at an address that another one uses") {
