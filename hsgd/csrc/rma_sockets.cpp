@@ -144,6 +144,10 @@ class SocketRma final : public Rma {
   void await_tickets(int change) override {
     awaiting_.fetch_add(change, std::memory_order_seq_cst);  // partner: heard()
   }
+  void drop(int target) noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    part_with_peer(target);
+  }
   bool close(const Deadline& deadline) noexcept override {
     finish_open(deadline);
     stop();
@@ -280,6 +284,10 @@ class SocketRma final : public Rma {
   void finish(const std::vector<Ticket>& tickets) {
     if (tickets.empty()) return;
     for (const Ticket ticket : tickets) open_.erase(ticket);
+    tell_of_finished();
+  }
+
+  void tell_of_finished() {
     // Partner: news(). Who sees the number takes the mutex and finds the tickets done; sequentially
     // consistent because heard() must not look at `awaiting_` before that.
     news_.fetch_add(1, std::memory_order_seq_cst);
@@ -354,11 +362,21 @@ class SocketRma final : public Rma {
     lost_.insert(rank);
     const auto found = peers_.find(rank);
     if (found == peers_.end()) return;
-    const std::vector<Ticket> open = found->second.sender.open();
-    if (!open.empty() && !settings_.forgiving) failures_.emplace(rank, why);
-    finish(open);  // failure() tells
-    target_of_fd_.erase(found->second.sender.fd());
-    part_with(found->second.sender.fd());
+    bool open = false;
+    found->second.sender.for_each_open([&](Ticket) { open = true; });
+    if (open && !settings_.forgiving) failures_.emplace(rank, why);
+    part_with_peer(rank);  // failure() tells
+  }
+
+  // Allocates nothing.
+  void part_with_peer(int rank) noexcept {
+    const auto found = peers_.find(rank);
+    if (found == peers_.end()) return;
+    const SocketSender& sender = found->second.sender;
+    sender.for_each_open([&](Ticket ticket) { open_.erase(ticket); });
+    tell_of_finished();
+    target_of_fd_.erase(sender.fd());
+    part_with(sender.fd());
     peers_.erase(found);
   }
 

@@ -16,6 +16,16 @@ bool no_room() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
+void SocketSender::add(uint32_t order, const Write& write) {
+  const auto [queue, is_new] = waiting_.try_emplace(order);
+  try {
+    queue->second.push_back(write);
+  } catch (...) {  // no memory
+    if (is_new) waiting_.erase(queue);
+    throw;
+  }
+}
+
 void SocketSender::renew(Fd fd) {
   HSGD_CHECK(!welcome_);
   fd_ = std::move(fd);
@@ -132,14 +142,6 @@ bool SocketSender::hear(std::vector<Ticket>* done) {
       unconfirmed_.pop_front();
     }
   }
-}
-
-std::vector<SocketSender::Ticket> SocketSender::open() const {
-  std::vector<Ticket> tickets(unconfirmed_.begin(), unconfirmed_.end());
-  for (const auto& [order, writes] : waiting_) {
-    for (const Write& write : writes) tickets.push_back(write.ticket);
-  }
-  return tickets;
 }
 
 }  // namespace hsgd

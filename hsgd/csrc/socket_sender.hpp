@@ -44,7 +44,7 @@ class SocketSender {
   bool is_welcome() const { return welcome_; }
   // Begins anew over a socket that is being connected; only before that. The old one is closed.
   void renew(Fd fd);
-  void add(uint32_t order, const Write& write) { waiting_[order].push_back(write); }
+  void add(uint32_t order, const Write& write);
   // As much as the kernel takes. Tickets of data go to `done` when the kernel has it all.
   State send(std::vector<Ticket>* done);
   // Reads what the rank has confirmed; tickets of versions go to `done`. False: the connection
@@ -52,8 +52,14 @@ class SocketSender {
   bool hear(std::vector<Ticket>* done);
   // Grows whenever the kernel takes bytes, or the rank answers or confirms versions.
   uint64_t progress() const { return sent_ + confirmed_ + (welcome_ ? 1 : 0); }
-  // The tickets of all that is not done.
-  std::vector<Ticket> open() const;
+  // The tickets of all that is not done, one after another.
+  template <class Take>
+  void for_each_open(Take&& take) const {
+    for (const Ticket ticket : unconfirmed_) take(ticket);
+    for (const auto& [order, writes] : waiting_) {
+      for (const Write& write : writes) take(write.ticket);
+    }
+  }
 
  private:
   ssize_t send_slice();

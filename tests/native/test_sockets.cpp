@@ -23,6 +23,7 @@
 
 #include "check.hpp"
 #include "error.hpp"
+#include "outbox.hpp"
 #include "ranks.hpp"
 #include "rma_sockets.hpp"
 #include "socket_door.hpp"
@@ -35,8 +36,16 @@ namespace {
 // The next request for memory by a thread other than the tests' own fails.
 std::atomic<bool> memory_is_short{false};
 thread_local bool is_tests_own = false;
+// In this thread: so many requests are granted, then one fails, or all.
+thread_local int grants = -1;  // -1: no end
+thread_local bool stays_short = false;
 
 void* allocate(size_t bytes) {
+  if (grants == 0) {
+    if (!stays_short) grants = -1;
+    throw std::bad_alloc();
+  }
+  if (grants > 0) --grants;
   if (!is_tests_own && memory_is_short.exchange(false)) throw std::bad_alloc();
   if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
   throw std::bad_alloc();
@@ -547,6 +556,51 @@ TEST("without memory the network fails with an error, and the other ranks miss i
   CHECK_THROWS(own.rma->replace(1, &version, slot_at(1), 0), "out of memory");
   job.at(1).wait([&] { return job.at(1).rma->lost(0); });
   is_tests_own = false;
+}
+
+// Posts three pieces and their version where the request for memory after `granted` ones fails,
+// and perhaps all later ones. False: it needs no more than that.
+bool post_without_memory(int granted, bool for_good) {
+  Job job(3, 64);
+  Rma* network = job.at(0).rma.get();
+  hsgd::Outbox outbox(std::move(job.at(0).rma), 4, kLimitS, false);
+  std::vector<uint64_t> words(3, 1);
+  std::vector<hsgd::Piece> pieces;
+  for (uint64_t& word : words) pieces.push_back({&word, sizeof word, kFront});
+  uint64_t ticket = 0;
+  bool is_short = false;
+  stays_short = for_good;
+  grants = granted;
+  try {
+    outbox.post(pieces, {1, 0, 1, slot_at(0), 0}, &ticket);
+  } catch (const std::bad_alloc&) {
+    is_short = true;
+  }
+  grants = -1;
+  outbox.start([] {});
+  job.at(1).start();
+  job.at(2).start();
+  if (granted == 0) {  // nothing had begun
+    CHECK(is_short && outbox.post(pieces, {1, 0, 1, slot_at(0), 0}, &ticket));
+  } else if (is_short) {
+    for (Rma::Ticket each = 1; each <= 4; ++each) CHECK(network->done(each));
+    CHECK(for_good || outbox.empty());
+    CHECK_THROWS(outbox.post(pieces, {1, 0, 2, slot_at(0), 0}, &ticket), "out of memory");
+  }
+  if (is_short && !for_good) {  // other ranks are written to as before
+    CHECK(outbox.post(pieces, {2, 0, 1, slot_at(0), 0}, &ticket));
+    job.at(2).wait([&] { return job.at(2).version(0) == 1; });
+  }
+  outbox.close(Deadline(kLimitS));
+  return is_short;
+}
+
+TEST("what is short of memory in the midst of a write reads nothing of it later") {
+  for (const bool for_good : {false, true}) {
+    int granted = 0;
+    while (post_without_memory(granted, for_good)) ++granted;
+    CHECK(granted > 6);
+  }
 }
 
 TEST("who says nothing is shown the door in time") {
