@@ -31,6 +31,7 @@
 #include "socket_door.hpp"
 #include "socket_receiver.hpp"
 #include "socket_sender.hpp"
+#include "tcp_socket.hpp"
 #include "wait.hpp"
 
 namespace hsgd {
@@ -55,28 +56,6 @@ constexpr int kMostTries = 4;
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
   return result;
-}
-
-void set_option(int fd, int level, int name, int value) {
-  // Without them it is slower, or later to notice that a host is gone, and else the same.
-  ::setsockopt(fd, level, name, &value, sizeof value);
-}
-
-// A host without power or network ends no connection: the kernel has to ask. It asks an idle one
-// from a quarter of the deadline on, and gives up after half of it. Data that nobody acknowledges
-// it repeats until the deadline, which counts for a process, too, that stands still and takes
-// nothing; where that is forgiven, and of long deadlines, for as long as is usual (tcp_retries2).
-void watch_host(int fd, const SocketSettings& settings) {
-  if (settings.timeout_s <= 0) return;
-  constexpr double kUsualS = 900;
-  constexpr double kLeastS = 4;
-  const int limit_s = static_cast<int>(std::clamp(settings.timeout_s, kLeastS, kUsualS));
-  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, limit_s / 4));
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, limit_s / 12));
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-  if (settings.forgiving || settings.timeout_s > kUsualS) return;
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_s * 1000);
 }
 
 class SocketRma final : public Rma {
@@ -256,12 +235,13 @@ class SocketRma final : public Rma {
 
   // A socket in the poll that is being connected; invalid: errno says why not.
   Fd begin_connection(int target) const {
-    Fd made(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket"));
+    Fd made = new_tcp_socket();
     const int fd = made.get();
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
-               static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
-    watch_host(fd, settings_);
+    set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_tcp_option(
+        fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
+        static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
+    watch_host(fd, settings_.timeout_s, TcpEnd::kWrites);
     const sockaddr_in address = address_of(target);
     const bool begun =
         ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
@@ -451,8 +431,8 @@ class SocketRma final : public Rma {
     const int number = fd.get();
     // Confirmations are short, and those who drain() wait for them: not for the kernel's delayed
     // acknowledgement of the one before.
-    set_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
-    watch_host(number, settings_);
+    set_tcp_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
+    watch_host(number, settings_.timeout_s, TcpEnd::kReads);
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = number;
