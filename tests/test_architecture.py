@@ -31,10 +31,10 @@ CORE_LAYERS: tuple[frozenset[str], ...] = (
     | {"types", "lars_kernels", "mpi_handle", "mpi_deaths", "square_sums"},
     frozenset({"change", "lars", "options", "layout", "tuning", "store_choice", "process_life"})
     | {"transport_inproc", "parting_mpi", "mpi_threads", "unix_socket", "box_kernels"}
-    | {"socket_sender", "socket_receiver", "socket_listener", "socket_door"},
-    frozenset({"rma_mpi", "rma_sockets", "outbox", "box_layout", "transport_mpi"})
-    | {"element_update", "listener", "meeting_wait", "mpi_steps"},
-    frozenset({"box_chunks", "box_door", "meeting_messages", "mpi_agreement"}),
+    | {"socket_sender", "socket_receiver", "socket_door", "tcp_socket"},
+    frozenset({"rma_mpi", "outbox", "box_layout", "transport_mpi", "mpi_steps"})
+    | {"element_update", "listener", "meeting_wait", "socket_listener"},
+    frozenset({"rma_sockets", "box_chunks", "box_door", "meeting_messages", "mpi_agreement"}),
     frozenset({"box", "meeting_guest", "meeting_host", "mpi_nodes"}),
     frozenset({"bootstrap", "wire", "box_api"}),
     frozenset({"blocks", "step_messages"}),

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "error.hpp"
@@ -61,6 +62,7 @@ class Host {
     const bool may_be_late = !deadline_.has_watch() && failure.failed != HSGD_ERR_TIMEOUT &&
                              failure.failed != HSGD_ERR_INTERRUPTED;
     const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
+    const Deadline at_door = deadline_.renewed(kLateS);  // others may never cease to connect
     int told = 0;
     const auto tell = [&](const auto& other) {
       if (!other.socket.valid()) return;
@@ -70,10 +72,10 @@ class Host {
     std::for_each(guests_.begin(), guests_.end(), tell);
     pollfd door{listener_.fd(), POLLIN, 0};
     for (;;) {
-      while (::poll(&door, 1, 0) > 0 && let_in()) {
-      }
-      std::for_each(strangers_.begin(), strangers_.end(), tell);
-      strangers_.clear();
+      do {
+        std::for_each(strangers_.begin(), strangers_.end(), tell);
+        strangers_.clear();  // before the next one needs a descriptor
+      } while (!at_door.passed() && ::poll(&door, 1, 0) > 0 && let_in());
       if (told >= size_ - 1 || late.passed() || late.interrupted()) return;
       ::poll(&door, 1, kLookMs);
     }
@@ -94,7 +96,8 @@ class Host {
       if (deadline_.passed()) fail_missing();
       return;
     }
-    // Whoever is at the door comes in before anybody is missed.
+    // Whoever is at the door comes in before anybody is missed; not those who never cease to.
+    if (deadline_.passed() && is_too_late()) fail_missing();
     const size_t strangers = strangers_.size();
     bool news = watched[0].revents != 0;
     if (news) let_in();
@@ -109,6 +112,14 @@ class Host {
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (watched[1 + strangers + i].revents != 0) fail_left(ranks[i]);
     }
+  }
+
+  // The deadline has passed and somebody is at the door. It may be this rank that was late, with
+  // all others there: so it goes on while they come in, one after another.
+  bool is_too_late() {
+    constexpr double kNextS = 1.0;
+    if (!overtime_) overtime_.emplace(deadline_.renewed(kNextS));
+    return overtime_->passed();
   }
 
   // Who connects is a stranger until it has introduced itself, and nobody waits for that.
@@ -152,6 +163,7 @@ class Host {
     members_[static_cast<size_t>(head.rank)] = std::move(member);
     guest(head.rank).socket = std::move(stranger.socket);
     ++present_;
+    overtime_.reset();
     if (stranger.is_late && present_ < size_) fail_missing();
   }
 
@@ -276,6 +288,7 @@ class Host {
   Listener& listener_;
   int size_;
   const Deadline& deadline_;
+  std::optional<Deadline> overtime_;  // for the next rank, once the deadline has passed
   int present_ = 1;
   int under_way_ = 0;  // rosters
   int refused_ = 0;    // errno of what could not be sent

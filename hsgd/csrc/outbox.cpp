@@ -11,6 +11,11 @@ constexpr size_t kMostBytes = 1 << 30;  // of one write: MPI counts in int
 // Where nothing has changed operations are looked at so often, for their age.
 constexpr int64_t kAgesNs = 10'000'000;
 
+Error out_of_memory(int rank) {
+  return Error(HSGD_ERR_MEMORY, rank,
+               "put_notify: out of memory in an earlier write; make a new Exchange");
+}
+
 std::string describe(const Notification& notification) {
   return text("version %llu for slot %u of rank %d",
               static_cast<unsigned long long>(notification.version), notification.slot,
@@ -19,9 +24,14 @@ std::string describe(const Notification& notification) {
 
 }  // namespace
 
+void Outbox::check_network() const {
+  if (is_without_memory_) throw out_of_memory(-1);
+  if (failure_) throw *failure_;
+}
+
 // A failed operation may have left its target with half the data: nothing goes there any more.
 void Outbox::check_target(int target) const {
-  if (failure_) throw *failure_;
+  check_network();
   const auto found = failures_.find(target);
   if (found != failures_.end()) throw found->second;
 }
@@ -37,29 +47,42 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
   operation.since_ns = now_ns();
   operation.notifying = false;
   try {
+    open_.insert(operation.ticket);
     start_writes(operation, pieces);
-  } catch (const Error& error) {
-    operations_.pop_back();
-    if (rma_->drives_itself()) {
-      failures_.emplace(notification.target, error);
-    } else {
-      failure_ = error;
-    }
-    throw;
-  } catch (const std::bad_alloc&) {  // part of it may be on its way, without a version after it
-    operations_.pop_back();
-    failures_.emplace(notification.target,
-                      Error(HSGD_ERR_MEMORY, notification.target,
-                            "put_notify: out of memory in an earlier write; make a new Exchange"));
+  } catch (...) {
+    abandon_newest(notification.target);
     throw;
   }
   *ticket = ++last_ticket_;
-  open_.insert(*ticket);
   return true;
+}
+
+// Call while an exception of its writes is handled. Some of them may have begun, without a version
+// after them: nothing goes there any more. Nor is the caller's memory read, who has it back.
+void Outbox::abandon_newest(int target) noexcept {
+  rma_->drop(target);
+  open_.erase(operations_.back().ticket);
+  operations_.pop_back();
+  try {
+    try {
+      throw;
+    } catch (const Error& error) {
+      failures_.emplace(target, error);
+      if (!rma_->drives_itself()) failure_ = error;
+    } catch (const std::bad_alloc&) {
+      failures_.emplace(target, out_of_memory(target));
+    }
+  } catch (const std::bad_alloc&) {
+    is_without_memory_ = true;
+  }
 }
 
 void Outbox::start_writes(Operation& operation, const std::vector<Piece>& pieces) {
   const Notification& to = operation.notification;
+  size_t writes = 1;  // the version
+  for (const Piece& piece : pieces) writes += (piece.bytes + kMostBytes - 1) / kMostBytes;
+  operation.open.reserve(writes);
+  rma_->reserve(writes);
   for (const Piece& piece : pieces) {
     for (size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
       operation.open.push_back(
@@ -76,7 +99,7 @@ void Outbox::drive() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   if (!failure_) failure_ = rma_->broken();
-  if (failure_) throw *failure_;
+  check_network();
   if (rma_->drives_itself() && nothing_new()) return;
   try {
     rma_->sync();
@@ -139,9 +162,9 @@ bool Outbox::advance(Operation& operation) {
   if (follows_same_slot(operation)) return false;
   // Forbids that the target sees the version before the data.
   rma_->flush(notification.target);
-  operation.notifying = true;
   open.push_back(rma_->replace(notification.target, &notification.version, notification.offset,
                                notification.order));
+  operation.notifying = true;
   return false;
 }
 
@@ -168,7 +191,7 @@ void Outbox::check_age(const Operation& operation) const {
 
 bool Outbox::done(uint64_t ticket) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (failure_) throw *failure_;
+  check_network();
   const auto lost = undelivered_.find(ticket);
   if (lost != undelivered_.end()) throw failures_.at(lost->second);
   return open_.count(ticket) == 0;
@@ -189,7 +212,7 @@ std::string Outbox::oldest(int* target) const {
 
 bool Outbox::close(const Deadline& deadline) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool unfinished = failure_ || !operations_.empty();
+  const bool unfinished = failure_ || is_without_memory_ || !operations_.empty();
   if ((!unfinished || rma_->drives_itself()) && rma_->close(deadline)) return true;
   rma_.release();  // the network may still use the requests and the window
   return false;

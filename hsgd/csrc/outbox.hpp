@@ -76,11 +76,13 @@ class Outbox {
   };
 
   bool nothing_new();
+  void abandon_newest(int target) noexcept;
   void start_writes(Operation& operation, const std::vector<Piece>& pieces);
   bool advance(Operation& operation);
   bool settle(Operation& operation);
   bool follows_same_slot(const Operation& operation) const;
   void check_age(const Operation& operation) const;
+  void check_network() const;
   void check_target(int target) const;
 
   mutable std::mutex mutex_;
@@ -96,6 +98,7 @@ class Outbox {
   std::optional<Error> failure_;         // of the network
   std::map<int, Error> failures_;        // of single ranks
   std::map<uint64_t, int> undelivered_;  // tickets, and whose failure that was
+  bool is_without_memory_ = false;       // so that a failure could not be noted
 };
 
 }  // namespace hsgd

@@ -51,6 +51,12 @@ class HSGD_API Rma {
   }
   // Of such a network: why it serves nobody any more.
   virtual std::optional<Error> broken() const { return std::nullopt; }
+  // So that the next puts do not fail for lack of memory when some of them are on their way; not of
+  // a network that drives itself, which drops them.
+  virtual void reserve(size_t tickets) { (void)tickets; }
+  // Of a network that drives itself: nothing that was put for the rank is read any more, whatever
+  // of it is on its way, and its tickets are done. The connection ends.
+  virtual void drop(int target) noexcept { (void)target; }
   // Starts a write at `offset` of the target's segment; `data` stays as it is until done().
   virtual Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t order) = 0;
   // Starts the atomic replacement of the 8 bytes at `offset`; `version` as above.

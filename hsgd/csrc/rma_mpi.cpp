@@ -40,6 +40,7 @@ class MpiRma final : public Rma {
     meet_peers();
   }
 
+  void reserve(size_t tickets) override { requests_.reserve(requests_.size() + tickets); }
   Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t) override {
     HSGD_CHECK(bytes <= INT_MAX);
     const Ticket ticket = free_ticket();

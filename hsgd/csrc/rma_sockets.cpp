@@ -31,6 +31,7 @@
 #include "socket_door.hpp"
 #include "socket_receiver.hpp"
 #include "socket_sender.hpp"
+#include "tcp_socket.hpp"
 #include "wait.hpp"
 
 namespace hsgd {
@@ -48,32 +49,13 @@ constexpr std::chrono::seconds kPatience{1};
 // Gbit, where they bring the thread's turn themselves.
 constexpr int kLateMs = 2;
 constexpr int64_t kLateNs = kLateMs * 1'000'000;
+// A rank that was stopped, or had no turn, before it could say hello is shown the door with those
+// who never say it, and comes again.
+constexpr int kMostTries = 4;
 
 int checked(int result, const char* what) {
   if (result < 0) fail_system(what);
   return result;
-}
-
-void set_option(int fd, int level, int name, int value) {
-  // Without them it is slower, or later to notice that a host is gone, and else the same.
-  ::setsockopt(fd, level, name, &value, sizeof value);
-}
-
-// A host without power or network ends no connection: the kernel has to ask. It asks an idle one
-// from a quarter of the deadline on, and gives up after half of it. Data that nobody acknowledges
-// it repeats until the deadline, which counts for a process, too, that stands still and takes
-// nothing; where that is forgiven, and of long deadlines, for as long as is usual (tcp_retries2).
-void watch_host(int fd, const SocketSettings& settings) {
-  if (settings.timeout_s <= 0) return;
-  constexpr double kUsualS = 900;
-  constexpr double kLeastS = 4;
-  const int limit_s = static_cast<int>(std::clamp(settings.timeout_s, kLeastS, kUsualS));
-  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, limit_s / 4));
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, limit_s / 12));
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-  if (settings.forgiving || settings.timeout_s > kUsualS) return;
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_s * 1000);
 }
 
 class SocketRma final : public Rma {
@@ -88,7 +70,7 @@ class SocketRma final : public Rma {
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
         door_(listener.listen(places_, rank), poll_.get(),
-              static_cast<int64_t>(settings.hello_s * 1e9)) {
+              static_cast<int64_t>(settings.hello_s * 1e9), places_.size()) {
     follow(wake_.get(), EPOLLIN);
   }
   ~SocketRma() override {
@@ -141,6 +123,10 @@ class SocketRma final : public Rma {
   void await_tickets(int change) override {
     awaiting_.fetch_add(change, std::memory_order_seq_cst);  // partner: heard()
   }
+  void drop(int target) noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    part_with_peer(target);
+  }
   bool close(const Deadline& deadline) noexcept override {
     finish_open(deadline);
     stop();
@@ -152,6 +138,7 @@ class SocketRma final : public Rma {
     SocketSender sender;
     bool connected = false;
     bool waits_for_room = true;  // until it is connected
+    int tries = 1;
   };
 
   void follow(int fd, uint32_t events) const {
@@ -232,25 +219,36 @@ class SocketRma final : public Rma {
   Peer* peer_of(int target) {
     const auto found = peers_.find(target);
     if (found != peers_.end()) return &found->second;
-    Fd made(checked(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), "socket"));
-    const int fd = made.get();
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
-               static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
-    watch_host(fd, settings_);
-    const sockaddr_in address = address_of(target);
-    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-        errno != EINPROGRESS) {
+    Fd made = begin_connection(target);
+    if (!made.valid()) {
       const Error why = unreachable(target, errno);
       lost_.insert(target);
       if (settings_.forgiving) return nullptr;
       throw failures_.emplace(target, why).first->second;
     }
-    follow(fd, EPOLLOUT | EPOLLIN);
-    target_of_fd_[fd] = target;
+    const int fd = made.get();
     const SocketHello hello{places_[static_cast<size_t>(target)].token, rank_};
     Peer peer{SocketSender(std::move(made), hello, settings_.slice_bytes)};
+    target_of_fd_[fd] = target;
     return &peers_.emplace(target, std::move(peer)).first->second;
+  }
+
+  // A socket in the poll that is being connected; invalid: errno says why not.
+  Fd begin_connection(int target) const {
+    Fd made = new_tcp_socket();
+    const int fd = made.get();
+    set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_tcp_option(
+        fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
+        static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
+    watch_host(fd, settings_.timeout_s, TcpEnd::kWrites);
+    const sockaddr_in address = address_of(target);
+    const bool begun =
+        ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
+        errno == EINPROGRESS;
+    if (!begun) return Fd();
+    follow(fd, EPOLLOUT | EPOLLIN);
+    return made;
   }
 
   sockaddr_in address_of(int target) const {
@@ -266,6 +264,10 @@ class SocketRma final : public Rma {
   void finish(const std::vector<Ticket>& tickets) {
     if (tickets.empty()) return;
     for (const Ticket ticket : tickets) open_.erase(ticket);
+    tell_of_finished();
+  }
+
+  void tell_of_finished() {
     // Partner: news(). Who sees the number takes the mutex and finds the tickets done; sequentially
     // consistent because heard() must not look at `awaiting_` before that.
     news_.fetch_add(1, std::memory_order_seq_cst);
@@ -283,9 +285,7 @@ class SocketRma final : public Rma {
     std::vector<Ticket> done;
     const SocketSender::State state = peer.sender.send(&done);
     finish(done);
-    if (state == SocketSender::State::kLost) {
-      return lose(target, ended(target, std::strerror(errno))), true;
-    }
+    if (state == SocketSender::State::kLost) return end_peer(target, peer, std::strerror(errno));
     const bool full = state == SocketSender::State::kNoRoom;
     if (full != peer.waits_for_room) {
       expect(peer.sender.fd(), full ? EPOLLOUT | EPOLLIN : EPOLLIN);
@@ -311,17 +311,52 @@ class SocketRma final : public Rma {
              rank, words, ntohs(address.sin_port), std::strerror(error)));
   }
 
+  // Its connection ended. It may have been that of a rank that was shown the door before its hello
+  // came: nothing was written yet, and another connection takes its place. True when the rank is
+  // lost.
+  bool end_peer(int target, Peer& peer, const char* why) {
+    if (peer.sender.is_welcome() || peer.tries == kMostTries || !connect_again(target, &peer)) {
+      lose(target, ended(target, why));
+      return true;
+    }
+    return false;
+  }
+
+  bool connect_again(int target, Peer* peer) {
+    Fd made = begin_connection(target);
+    if (!made.valid()) return false;
+    const int before = peer->sender.fd();
+    target_of_fd_[made.get()] = target;
+    target_of_fd_.erase(before);
+    part_with(before);
+    peer->sender.renew(std::move(made));
+    peer->connected = false;
+    peer->waits_for_room = true;
+    ++peer->tries;
+    return true;
+  }
+
   // A rank to which something is open is missed at once, others when somebody waits for them.
   // What goes to other ranks goes on. Where that is forgiven, what is open counts as done.
   void lose(int rank, const Error& why) {
     lost_.insert(rank);
     const auto found = peers_.find(rank);
     if (found == peers_.end()) return;
-    const std::vector<Ticket> open = found->second.sender.open();
-    if (!open.empty() && !settings_.forgiving) failures_.emplace(rank, why);
-    finish(open);  // failure() tells
-    target_of_fd_.erase(found->second.sender.fd());
-    part_with(found->second.sender.fd());
+    bool open = false;
+    found->second.sender.for_each_open([&](Ticket) { open = true; });
+    if (open && !settings_.forgiving) failures_.emplace(rank, why);
+    part_with_peer(rank);  // failure() tells
+  }
+
+  // Allocates nothing.
+  void part_with_peer(int rank) noexcept {
+    const auto found = peers_.find(rank);
+    if (found == peers_.end()) return;
+    const SocketSender& sender = found->second.sender;
+    sender.for_each_open([&](Ticket ticket) { open_.erase(ticket); });
+    tell_of_finished();
+    target_of_fd_.erase(sender.fd());
+    part_with(sender.fd());
     peers_.erase(found);
   }
 
@@ -396,8 +431,8 @@ class SocketRma final : public Rma {
     const int number = fd.get();
     // Confirmations are short, and those who drain() wait for them: not for the kernel's delayed
     // acknowledgement of the one before.
-    set_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
-    watch_host(number, settings_);
+    set_tcp_option(number, IPPROTO_TCP, TCP_NODELAY, 1);
+    watch_host(number, settings_.timeout_s, TcpEnd::kReads);
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.fd = number;
@@ -416,21 +451,23 @@ class SocketRma final : public Rma {
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
     Peer& peer = peers_.at(target);
     if (error != 0) {
-      lose(target,
-           peer.connected ? ended(target, std::strerror(error)) : unreachable(target, error));
-      return true;
+      // Nobody resets what was never connected; and before a second connection there was a first.
+      const bool was_there = peer.connected || error == ECONNRESET || peer.tries > 1;
+      if (was_there) return end_peer(target, peer, std::strerror(error));
+      return lose(target, unreachable(target, error)), true;
     }
     bool news = false;
+    bool may_send = (events & EPOLLOUT) != 0;
+    peer.connected |= may_send;
     if ((events & (EPOLLIN | EPOLLHUP)) != 0) {
+      const bool was_welcome = peer.sender.is_welcome();
       std::vector<Ticket> done;
       const bool alive = peer.sender.hear(&done);
       news = heard(done);
-      if (!alive) return lose(target, ended(target, "the connection ended")), true;
+      if (!alive) return end_peer(target, peer, "the connection ended");
+      may_send |= peer.sender.is_welcome() != was_welcome;
     }
-    if ((events & EPOLLOUT) != 0) {
-      peer.connected = true;
-      news |= send(target, peer);
-    }
+    if (may_send) news |= send(target, peer);
     return news;
   }
 

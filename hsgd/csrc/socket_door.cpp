@@ -20,9 +20,12 @@ constexpr int kPauseMs = 100;
 
 }  // namespace
 
-SocketDoor::SocketDoor(std::vector<Fd> listeners, int poll, int64_t hello_ns)
-    : listeners_(std::move(listeners)), poll_(poll), hello_ns_(hello_ns) {
-  silent_.reserve(kMostSilent);
+SocketDoor::SocketDoor(std::vector<Fd> listeners, int poll, int64_t hello_ns, size_t ranks)
+    : listeners_(std::move(listeners)),
+      poll_(poll),
+      hello_ns_(hello_ns),
+      most_silent_(kMostStrangers + ranks) {
+  silent_.reserve(most_silent_);
   for (const Fd& listener : listeners_) {
     epoll_event event{};
     event.events = EPOLLIN;

@@ -1,8 +1,9 @@
 // Who comes in over TCP: connections that were accepted and did not say yet whose they are.
 //
 // Owns the listening sockets, and the account of connections that say nothing: anybody who reaches
-// the port can open them, and each costs a descriptor. They are few at a time, and have seconds to
-// say hello; where others wait outside, less. Never reads, and never closes what it has given away.
+// the port can open them, and each costs a descriptor. Beside as many as there are ranks they are
+// few at a time, and have seconds to say hello; where others wait outside, less. Never reads, and
+// never closes what it has given away.
 #ifndef HSGD_SOCKET_DOOR_HPP_
 #define HSGD_SOCKET_DOOR_HPP_
 
@@ -17,11 +18,12 @@ namespace hsgd {
 
 class SocketDoor {
  public:
-  // So many that say nothing may be in at a time; ranks say hello as soon as they are connected.
-  static constexpr size_t kMostSilent = 64;
+  // So many strangers that say nothing may be in at a time.
+  static constexpr size_t kMostStrangers = 64;
 
-  // Follows the listeners in the poll. Throws HSGD_ERR_SYSTEM.
-  SocketDoor(std::vector<Fd> listeners, int poll, int64_t hello_ns);
+  // Follows the listeners in the poll. `ranks`: so many may come at the same moment, before one of
+  // them can say hello. Throws HSGD_ERR_SYSTEM.
+  SocketDoor(std::vector<Fd> listeners, int poll, int64_t hello_ns, size_t ranks);
 
   bool is_listener(int fd) const;
   // The next connection, counted as silent; invalid when none waits, or none can be let in now.
@@ -41,13 +43,14 @@ class SocketDoor {
     int64_t since_ns;
   };
 
-  bool is_full() const { return silent_.size() >= kMostSilent; }
+  bool is_full() const { return silent_.size() >= most_silent_; }
   int64_t patience_ns() const;
   void press(bool pressed);
 
   std::vector<Fd> listeners_;
   int poll_;
   int64_t hello_ns_;
+  size_t most_silent_;
   std::vector<Silent> silent_;  // as they came
   bool pressed_ = false;
 };

@@ -11,7 +11,8 @@ namespace hsgd {
 
 using SocketToken = std::array<uint8_t, 16>;
 
-// The first thing on a connection.
+// The first thing on a connection. Nothing follows before the target has answered it with a zero,
+// as with a number of versions.
 struct SocketHello {
   SocketToken token;  // the target's: who does not know it is no rank
   int64_t rank;       // who writes

@@ -14,6 +14,7 @@
 
 #include "error.hpp"
 #include "secret.hpp"
+#include "tcp_socket.hpp"
 
 namespace hsgd {
 namespace {
@@ -21,12 +22,6 @@ namespace {
 constexpr int kBacklog = 1024;
 // The kernel gives a port that is free at the first address; at another one it may be taken.
 constexpr int kTries = 32;
-
-Fd new_socket() {
-  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd.valid()) fail_system("socket");
-  return fd;
-}
 
 sockaddr_in at(uint32_t host, uint32_t port) {
   sockaddr_in address{};
@@ -106,7 +101,7 @@ bool SocketListener::bind_all() {
   place_.port = 0;
   for (const auto& address : place_.addresses) {
     if (address.host == 0) break;
-    Fd fd = new_socket();
+    Fd fd = new_tcp_socket();
     const sockaddr_in wanted = at(address.host, place_.port);
     if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&wanted), sizeof wanted) != 0) {
       if (errno == EADDRINUSE && place_.port != 0) return false;

@@ -55,8 +55,9 @@ void SocketReceiver::expect(uint64_t least) {
   }
 }
 
-bool SocketReceiver::confirm() {
-  if (stored_ == confirmed_) return true;
+bool SocketReceiver::confirm() { return stored_ == confirmed_ || tell(); }
+
+bool SocketReceiver::tell() {
   // Eight bytes always fit: a sender has few operations open, and hears.
   const ssize_t told = ::send(fd_.get(), &stored_, sizeof stored_, MSG_NOSIGNAL | MSG_DONTWAIT);
   confirmed_ = stored_;
@@ -74,9 +75,12 @@ bool SocketReceiver::receive_some() {
     ssize_t got = 0;
     if (hello_got_ < sizeof hello_) {
       got = take(&hello_, &hello_got_, sizeof hello_);
-      if (hello_got_ == sizeof hello_ && !knows_us()) {
-        hello_got_ = 0;  // it is nobody
-        return false;
+      if (hello_got_ == sizeof hello_) {
+        if (!knows_us()) {
+          hello_got_ = 0;  // it is nobody
+          return false;
+        }
+        if (!tell()) return false;
       }
     } else if (header_got_ < sizeof header_) {
       got = take(&header_, &header_got_, sizeof header_);

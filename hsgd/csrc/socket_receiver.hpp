@@ -44,6 +44,7 @@ class SocketReceiver {
   uint64_t due() const;
   void expect(uint64_t least);
   bool confirm();
+  bool tell();
   ssize_t take(void* into, size_t* got, size_t size) const;
   bool knows_us() const;
   bool fits() const;

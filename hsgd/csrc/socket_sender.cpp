@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "error.hpp"
+
 namespace hsgd {
 namespace {
 
@@ -14,8 +16,25 @@ bool no_room() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
+void SocketSender::add(uint32_t order, const Write& write) {
+  const auto [queue, is_new] = waiting_.try_emplace(order);
+  try {
+    queue->second.push_back(write);
+  } catch (...) {  // no memory
+    if (is_new) waiting_.erase(queue);
+    throw;
+  }
+}
+
+void SocketSender::renew(Fd fd) {
+  HSGD_CHECK(!welcome_);
+  fd_ = std::move(fd);
+  hello_sent_ = 0;
+  news_got_ = 0;
+}
+
 SocketSender::State SocketSender::send(std::vector<Ticket>* done) {
-  while (hello_sent_ < sizeof hello_ || !waiting_.empty()) {
+  while (hello_sent_ < sizeof hello_ || (welcome_ && !waiting_.empty())) {
     const ssize_t sent = send_slice();
     if (sent < 0) {
       if (errno == EINTR) continue;
@@ -117,19 +136,12 @@ bool SocketSender::hear(std::vector<Ticket>* done) {
     news_got_ += static_cast<size_t>(got);
     if (news_got_ < sizeof news_) continue;
     news_got_ = 0;
+    welcome_ = true;
     for (; confirmed_ < news_ && !unconfirmed_.empty(); ++confirmed_) {
       done->push_back(unconfirmed_.front());
       unconfirmed_.pop_front();
     }
   }
-}
-
-std::vector<SocketSender::Ticket> SocketSender::open() const {
-  std::vector<Ticket> tickets(unconfirmed_.begin(), unconfirmed_.end());
-  for (const auto& [order, writes] : waiting_) {
-    for (const Write& write : writes) tickets.push_back(write.ticket);
-  }
-  return tickets;
 }
 
 }  // namespace hsgd

@@ -2,7 +2,9 @@
 //
 // Owns the socket and the order of writes: of those that wait, the one with the least `order` goes
 // first, equal ones as they came. A write goes in slices; one that is needed sooner goes between
-// two of them if it is shorter than what is left. Never blocks, and has neither lock nor thread.
+// two of them if it is shorter than what is left. Before the other rank has answered the hello no
+// write begins, so that until then another socket can take the place of this one. Never blocks, and
+// has neither lock nor thread.
 #ifndef HSGD_SOCKET_SENDER_HPP_
 #define HSGD_SOCKET_SENDER_HPP_
 
@@ -38,16 +40,26 @@ class SocketSender {
       : fd_(std::move(fd)), hello_(hello), slice_bytes_(slice_bytes) {}
 
   int fd() const { return fd_.get(); }
-  void add(uint32_t order, const Write& write) { waiting_[order].push_back(write); }
+  // The other rank has answered: it has let us in.
+  bool is_welcome() const { return welcome_; }
+  // Begins anew over a socket that is being connected; only before that. The old one is closed.
+  void renew(Fd fd);
+  void add(uint32_t order, const Write& write);
   // As much as the kernel takes. Tickets of data go to `done` when the kernel has it all.
   State send(std::vector<Ticket>* done);
   // Reads what the rank has confirmed; tickets of versions go to `done`. False: the connection
   // ended.
   bool hear(std::vector<Ticket>* done);
-  // Grows whenever the kernel takes bytes, or the rank confirms versions.
-  uint64_t progress() const { return sent_ + confirmed_; }
-  // The tickets of all that is not done.
-  std::vector<Ticket> open() const;
+  // Grows whenever the kernel takes bytes, or the rank answers or confirms versions.
+  uint64_t progress() const { return sent_ + confirmed_ + (welcome_ ? 1 : 0); }
+  // The tickets of all that is not done, one after another.
+  template <class Take>
+  void for_each_open(Take&& take) const {
+    for (const Ticket ticket : unconfirmed_) take(ticket);
+    for (const auto& [order, writes] : waiting_) {
+      for (const Write& write : writes) take(write.ticket);
+    }
+  }
 
  private:
   ssize_t send_slice();
@@ -60,6 +72,7 @@ class SocketSender {
   SocketHello hello_;
   uint64_t slice_bytes_;
   size_t hello_sent_ = 0;
+  bool welcome_ = false;
   std::map<uint32_t, std::deque<Write>> waiting_;  // by order; no empty ones
   // Orders whose first write has begun. Each has overtaken those before it.
   std::vector<uint32_t> begun_;

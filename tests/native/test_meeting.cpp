@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <atomic>
 #include <optional>
+#include <thread>
 
 #include "bootstrap.hpp"
 #include "listener.hpp"
@@ -46,6 +48,31 @@ std::string failure_of(const std::function<void()>& body) {
 }
 
 std::string name_of(const std::string& path) { return hsgd::meeting_point_of(path).name; }
+
+// Processes that connect to a socket again and again, faster than anybody lets them in, and say
+// nothing. They give up after a while, so that a test ends which they have beaten.
+class Flood {
+ public:
+  explicit Flood(const std::string& path) {
+    for (std::thread& thread : threads_) {
+      thread = std::thread([this, address = hsgd::address_of(name_of(path))] {
+        while (!over_ && !limit_.passed()) {
+          hsgd::try_connect(hsgd::new_socket(), address, 0);
+        }
+      });
+    }
+  }
+  ~Flood() {
+    over_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+  bool goes_on() const { return !limit_.passed(); }
+
+ private:
+  const Deadline limit_{20};
+  std::atomic<bool> over_{false};
+  std::array<std::thread, 16> threads_;
+};
 
 size_t meet(const std::string& path, int rank, int size, double timeout_s = 30) {
   Member self;
@@ -194,6 +221,29 @@ TEST("a meeting ends at its deadline where a process listens and lets nobody in"
   CHECK(hsgd::try_connect(waiting, address, 0));
   const std::string line = failure_of([&] { meet(path, 1, 2, 0.2); });
   CHECK(line.find("lets nobody in") != std::string::npos);
+}
+
+TEST("a missing rank is missed at the deadline though strangers never cease to connect") {
+  const std::string path = hsgd::meeting_path(hsgd::draw_meeting_words());
+  const Flood flood(path);
+  const std::string line = failure_of([&] { meet(path, 0, 2, 0.2); });
+  CHECK(line.find("rank(s) 1 did not come") != std::string::npos);
+  CHECK(flood.goes_on());
+}
+
+TEST("a meeting that fails is over though strangers never cease to connect") {
+  const std::string path = hsgd::meeting_path(hsgd::draw_meeting_words());
+  const Flood flood(path);
+  ranks::run(2, [&](int rank) {
+    Member self;
+    if (rank == 1) {
+      self.failed = HSGD_ERR_MEMORY;
+      self.failure = "rank 1 has no room";
+    }
+    CHECK_EQ(failure_of([&] { hsgd::meet(path, nullptr, rank, 2, std::move(self), Deadline(60)); }),
+             "rank 1 has no room");
+  });
+  CHECK(flood.goes_on());
 }
 
 TEST("hundreds of ranks meet with a few messages of descriptors under way") {

@@ -1,14 +1,21 @@
 // Writes between ranks over TCP, all of them in this process: data before versions, what is needed
 // first goes first, and what one rank's end does to the others.
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +28,7 @@
 
 #include "check.hpp"
 #include "error.hpp"
+#include "outbox.hpp"
 #include "ranks.hpp"
 #include "rma_sockets.hpp"
 #include "socket_door.hpp"
@@ -33,8 +41,16 @@ namespace {
 // The next request for memory by a thread other than the tests' own fails.
 std::atomic<bool> memory_is_short{false};
 thread_local bool is_tests_own = false;
+// In this thread: so many requests are granted, then one fails, or all.
+thread_local int grants = -1;  // -1: no end
+thread_local bool stays_short = false;
 
 void* allocate(size_t bytes) {
+  if (grants == 0) {
+    if (!stays_short) grants = -1;
+    throw std::bad_alloc();
+  }
+  if (grants > 0) --grants;
   if (!is_tests_own && memory_is_short.exchange(false)) throw std::bad_alloc();
   if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
   throw std::bad_alloc();
@@ -77,6 +93,9 @@ class Member {
   }
   void start() {
     rma->start([this] {
+      {
+        const std::lock_guard<std::mutex> may_go_on(stalled_);
+      }
       const std::lock_guard<std::mutex> lock(mutex_);
       ++news_;
       changed_.notify_all();
@@ -87,6 +106,8 @@ class Member {
     std::unique_lock<std::mutex> lock(mutex_);
     CHECK(changed_.wait_for(lock, std::chrono::duration<double>(kLimitS), condition));
   }
+  // Once a version has come, nothing more is taken while the lock is held.
+  std::unique_lock<std::mutex> stall() { return std::unique_lock<std::mutex>(stalled_); }
   uint64_t version(size_t slot) {
     return reinterpret_cast<std::atomic<uint64_t>*>(&words_[slot])->load();
   }
@@ -98,6 +119,7 @@ class Member {
  private:
   std::vector<uint64_t> words_;
   SocketListener listener_;
+  std::mutex stalled_;
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t news_ = 0;
@@ -125,6 +147,27 @@ struct Job {
 };
 
 size_t slot_at(size_t slot) { return slot * sizeof(uint64_t); }
+
+// Of two ranks that are connected, the second takes nothing while the lock is held.
+std::unique_lock<std::mutex> stall_reader(Job* job) {
+  job->start();
+  std::unique_lock<std::mutex> stalled = job->at(1).stall();
+  const uint64_t version = 1;
+  job->at(0).rma->replace(1, &version, slot_at(kSlots - 1), 0);
+  const Deadline deadline(kLimitS);
+  while (CHECK(!deadline.passed()) && job->at(1).version(kSlots - 1) == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it cannot tell
+  }
+  return stalled;
+}
+
+// The kernel has taken the data.
+void await_taken(Member& writer, Rma::Ticket ticket) {
+  const Deadline deadline(kLimitS);
+  while (CHECK(!deadline.passed()) && !writer.rma->done(ticket)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
+  }
+}
 
 constexpr size_t kRoom = 3 * kSlice + 64;  // of each writer
 
@@ -192,16 +235,17 @@ TEST("of what waits the least order goes first, also between the slices of a lar
   const std::vector<std::byte> large(kLarge, std::byte{7});
   const std::vector<std::byte> small(8, std::byte{1});
   const uint64_t version = 1;
+  auto stalled = stall_reader(&job);
   // All of them write at the end of the segment: what is there in the end came last.
   const size_t place = kFront + kLarge - small.size();
-  writer.rma->put(1, small.data(), small.size(), place, 5);
+  const auto first = writer.rma->put(1, small.data(), small.size(), place, 5);
   writer.rma->replace(1, &version, slot_at(5), 5);
   writer.rma->put(1, large.data(), kLarge, kFront, 9);
   writer.rma->replace(1, &version, slot_at(9), 9);
-  writer.start();
+  await_taken(writer, first);
   writer.rma->put(1, small.data(), small.size(), place, 2);
   writer.rma->replace(1, &version, slot_at(2), 2);
-  reader.start();
+  stalled.unlock();
   for (const size_t slot : {2, 5, 9}) reader.wait([&] { return reader.version(slot) == 1; });
   CHECK(reader.data()[kLarge - 1] == std::byte{7});
   CHECK(std::all_of(reader.data(), reader.data() + kLarge,
@@ -216,17 +260,14 @@ TEST("a write that has begun is overtaken by shorter ones only") {
   const std::vector<std::byte> first(kLarge, std::byte{1});
   const std::vector<std::byte> second(kLarge + 8, std::byte{2});
   const uint64_t version = 1;
+  auto stalled = stall_reader(&job);
   const auto small = writer.rma->put(1, first.data(), 8, kFront, 3);
   writer.rma->put(1, first.data(), first.size(), kFront, 9);
   writer.rma->replace(1, &version, slot_at(9), 9);
-  writer.start();
-  const Deadline deadline(kLimitS);
-  while (CHECK(!deadline.passed()) && !writer.rma->done(small)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
-  }  // what follows has begun then
+  await_taken(writer, small);  // what follows has begun then
   writer.rma->put(1, second.data(), second.size(), kFront, 2);
   writer.rma->replace(1, &version, slot_at(2), 2);
-  reader.start();
+  stalled.unlock();
   reader.wait([&] { return reader.version(2) == 1 && reader.version(9) == 1; });
   CHECK(std::all_of(reader.data(), reader.data() + second.size(),
                     [](std::byte byte) { return byte == std::byte{2}; }));
@@ -240,19 +281,16 @@ TEST("a write that was overtaken goes on before others begin") {
   const std::vector<std::byte> first(kLarge, std::byte{1});
   const std::vector<std::byte> second(kLarge, std::byte{2});
   const uint64_t version = 1;
+  auto stalled = stall_reader(&job);
   const auto small = writer.rma->put(1, first.data(), 8, kFront, 3);
   writer.rma->put(1, first.data(), kLarge, kFront, 9);
   writer.rma->replace(1, &version, slot_at(9), 9);
-  writer.start();
-  const Deadline deadline(kLimitS);
-  while (CHECK(!deadline.passed()) && !writer.rma->done(small)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing tells
-  }  // what follows has begun then
+  await_taken(writer, small);  // what follows has begun then
   writer.rma->put(1, first.data(), 8, kFront, 2);
   writer.rma->replace(1, &version, slot_at(2), 2);
   writer.rma->put(1, second.data(), kLarge, kFront, 5);
   writer.rma->replace(1, &version, slot_at(5), 5);
-  reader.start();
+  stalled.unlock();
   reader.wait([&] { return reader.version(5) == 1 && reader.version(9) == 1; });
   CHECK(std::all_of(reader.data(), reader.data() + kLarge,
                     [](std::byte byte) { return byte == std::byte{2}; }));
@@ -280,9 +318,10 @@ class ByHand {
     return ::send(fd_, data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
   }
   bool send(const SocketHeader& header) const { return send(&header, sizeof header); }
+  // And is let in.
   bool greet(const SocketPlace& place, int64_t rank) const {
     const SocketHello hello{place.token, rank};
-    return send(&hello, sizeof hello);
+    return send(&hello, sizeof hello) && confirmed() == 0;
   }
   ssize_t receive(void* into, size_t bytes, int flags) const {
     return ::recv(fd_, into, bytes, flags);
@@ -340,9 +379,12 @@ TEST("a write that is sent piece by piece is progress before it is done") {
   CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
   const hsgd::Fd other(ends[1]);
   hsgd::SocketSender sender(hsgd::Fd(ends[0]), SocketHello{}, kSlice);
+  std::vector<uint32_t> done;
+  const uint64_t none = 0;
+  CHECK_EQ(::send(other.get(), &none, sizeof none, 0), static_cast<ssize_t>(sizeof none));
+  CHECK(sender.hear(&done));
   const std::vector<std::byte> data(16 << 20);
   sender.add(0, {{0, data.size(), 0, 0}, data.data(), 1});
-  std::vector<uint32_t> done;
   std::vector<std::byte> taken(1 << 20);
   uint64_t before = 0;
   for (int turn = 0; turn < 3; ++turn) {
@@ -492,16 +534,66 @@ TEST("both ends of a connection ask whether the other host is there, within the 
     own.wait([&] { return own.rma->done(ticket); });
     const std::vector<int> ends = connections();
     CHECK_EQ(ends.size(), 2U);
+    int reading = 0;
     for (const int fd : ends) {
       CHECK(option(fd, SOL_SOCKET, SO_KEEPALIVE) == 1);
       const int asks_s =
           option(fd, IPPROTO_TCP, TCP_KEEPCNT) * option(fd, IPPROTO_TCP, TCP_KEEPINTVL);
       CHECK_EQ(option(fd, IPPROTO_TCP, TCP_KEEPIDLE) + asks_s, 30);
-      CHECK_EQ(option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT), forgiving ? 0 : 60'000);
+      const int unacknowledged_ms = option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT);
+      CHECK(unacknowledged_ms == 0 || unacknowledged_ms == 30'000);  // longer overrules the others
+      reading += unacknowledged_ms != 0 ? 1 : 0;
     }
+    CHECK_EQ(reading, 1);
     own.rma->close(Deadline(kLimitS));
     other.rma->close(Deadline(kLimitS));
   }
+}
+
+// In a process with a network of its own, whose only interface is up until `cut` is called.
+void in_own_network(const std::function<void(const std::function<void()>& cut)>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::unshare(CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) {
+      std::printf("skipped: this user may make no network of its own\n");
+      ::_exit(errno == EPERM ? 0 : 1);
+    }
+    const hsgd::Fd control(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    const auto set_flags = [&](short flags) {
+      ifreq request{};
+      std::strcpy(request.ifr_name, "lo");
+      request.ifr_flags = flags;
+      CHECK_EQ(::ioctl(control.get(), SIOCSIFFLAGS, &request), 0);
+    };
+    set_flags(IFF_UP);
+    body([&] { set_flags(0); });
+    ::_exit(check::failures() == 0 ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+}
+
+TEST("ranks miss one another before the deadline when all packets between their hosts are lost") {
+  in_own_network([](const std::function<void()>& cut) {
+    Member own(64);
+    Member other(64);
+    SocketSettings settings{false, kSlice};
+    settings.timeout_s = 10;
+    const std::vector<SocketPlace> places = {own.place(), other.place()};
+    own.open(places, 0, settings);
+    other.open(places, 1, settings);
+    own.start();
+    other.start();
+    const uint64_t version = 1;
+    const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+    own.wait([&] { return own.rma->done(ticket); });
+    cut();
+    const Deadline deadline(settings.timeout_s);
+    own.wait([&] { return own.rma->lost(1); });
+    other.wait([&] { return other.rma->lost(0); });
+    CHECK(!deadline.passed());
+  });
 }
 
 TEST("without memory the network fails with an error, and the other ranks miss it") {
@@ -519,6 +611,51 @@ TEST("without memory the network fails with an error, and the other ranks miss i
   CHECK_THROWS(own.rma->replace(1, &version, slot_at(1), 0), "out of memory");
   job.at(1).wait([&] { return job.at(1).rma->lost(0); });
   is_tests_own = false;
+}
+
+// Posts three pieces and their version where the request for memory after `granted` ones fails,
+// and perhaps all later ones. False: it needs no more than that.
+bool post_without_memory(int granted, bool for_good) {
+  Job job(3, 64);
+  Rma* network = job.at(0).rma.get();
+  hsgd::Outbox outbox(std::move(job.at(0).rma), 4, kLimitS, false);
+  std::vector<uint64_t> words(3, 1);
+  std::vector<hsgd::Piece> pieces;
+  for (uint64_t& word : words) pieces.push_back({&word, sizeof word, kFront});
+  uint64_t ticket = 0;
+  bool is_short = false;
+  stays_short = for_good;
+  grants = granted;
+  try {
+    outbox.post(pieces, {1, 0, 1, slot_at(0), 0}, &ticket);
+  } catch (const std::bad_alloc&) {
+    is_short = true;
+  }
+  grants = -1;
+  outbox.start([] {});
+  job.at(1).start();
+  job.at(2).start();
+  if (granted == 0) {  // nothing had begun
+    CHECK(is_short && outbox.post(pieces, {1, 0, 1, slot_at(0), 0}, &ticket));
+  } else if (is_short) {
+    for (Rma::Ticket each = 1; each <= 4; ++each) CHECK(network->done(each));
+    CHECK(for_good || outbox.empty());
+    CHECK_THROWS(outbox.post(pieces, {1, 0, 2, slot_at(0), 0}, &ticket), "out of memory");
+  }
+  if (is_short && !for_good) {  // other ranks are written to as before
+    CHECK(outbox.post(pieces, {2, 0, 1, slot_at(0), 0}, &ticket));
+    job.at(2).wait([&] { return job.at(2).version(0) == 1; });
+  }
+  outbox.close(Deadline(kLimitS));
+  return is_short;
+}
+
+TEST("what is short of memory in the midst of a write reads nothing of it later") {
+  for (const bool for_good : {false, true}) {
+    int granted = 0;
+    while (post_without_memory(granted, for_good)) ++granted;
+    CHECK(granted > 6);
+  }
 }
 
 TEST("who says nothing is shown the door in time") {
@@ -544,19 +681,106 @@ TEST("who says nothing is shown the door in time") {
 
 TEST("of those who say nothing a few are let in at a time, and ranks come in all the same") {
   constexpr size_t kStrangers = 300;
+  constexpr size_t kMostSilent = hsgd::SocketDoor::kMostStrangers + 2;
   Job job(2, 64);
   const SocketPlace place = job.at(1).place();
   job.start();
   std::vector<std::unique_ptr<ByHand>> strangers;
   for (size_t i = 0; i < kStrangers; ++i) {
     strangers.push_back(std::make_unique<ByHand>(place));
-    CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent);
+    CHECK(connections(place.port).size() <= kMostSilent);
   }
   const uint64_t version = 1;
   const auto ticket = job.at(0).rma->replace(1, &version, slot_at(0), 0);
   job.at(0).wait([&] { return job.at(0).rma->done(ticket); });
   CHECK_EQ(job.at(1).version(0), 1U);
-  CHECK(connections(place.port).size() <= hsgd::SocketDoor::kMostSilent + 1);
+  CHECK(connections(place.port).size() <= kMostSilent + 1);
+}
+
+TEST("ranks that come all at once are not taken for strangers") {
+  constexpr size_t kRanks = 200;
+  constexpr int64_t kSecond = 1'000'000'000;
+  SocketListener own;
+  const SocketListener other;
+  const SocketPlace place = own.place();
+  const hsgd::Fd poll(::epoll_create1(EPOLL_CLOEXEC));
+  hsgd::SocketDoor door(own.listen({place, other.place()}, 0), poll.get(), 10 * kSecond, kRanks);
+  std::vector<std::unique_ptr<ByHand>> ranks;
+  for (size_t i = 0; i < kRanks; ++i) ranks.push_back(std::make_unique<ByHand>(place));
+  std::vector<hsgd::Fd> let_in;
+  for (hsgd::Fd fd = door.accept(0); fd.valid(); fd = door.accept(0)) {
+    let_in.push_back(std::move(fd));
+  }
+  CHECK_EQ(let_in.size(), kRanks);
+  CHECK(!door.is_pressed() && door.overdue(9 * kSecond).empty());
+}
+
+// A rank by hand that others come to.
+class Doorkeeper {
+ public:
+  explicit Doorkeeper(SocketListener listener) : place_(listener.place()) {
+    const SocketListener other;
+    fds_ = listener.listen({place_, other.place()}, 0);
+  }
+  const SocketPlace& place() const { return place_; }
+  hsgd::Fd accept() {
+    pollfd watched{fds_.front().get(), POLLIN, 0};
+    CHECK_EQ(::poll(&watched, 1, static_cast<int>(kLimitS * 1000)), 1);
+    return hsgd::Fd(::accept4(fds_.front().get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+
+ private:
+  SocketPlace place_;
+  std::vector<hsgd::Fd> fds_;
+};
+
+TEST("a rank that was shown the door before it was welcome comes again, and writes all of it") {
+  Doorkeeper door((SocketListener()));
+  Member own(64);
+  own.open({own.place(), door.place()}, 0, {false, kSlice});
+  own.start();
+  const uint64_t word = 7;
+  const auto data = own.rma->put(1, &word, sizeof word, kFront, 0);
+  const uint64_t version = 1;
+  const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+  door.accept();  // and closes it
+  SocketHello hello{};
+  {
+    const hsgd::Fd heard = door.accept();
+    CHECK_EQ(::recv(heard.get(), &hello, sizeof hello, MSG_WAITALL), ssize_t{sizeof hello});
+    CHECK(!own.rma->done(data));  // nothing goes before the welcome
+  }
+  const hsgd::Fd stays = door.accept();
+  CHECK_EQ(::recv(stays.get(), &hello, sizeof hello, MSG_WAITALL), ssize_t{sizeof hello});
+  CHECK(hello.token == door.place().token && hello.rank == 0);
+  uint64_t versions = 0;
+  CHECK_EQ(::send(stays.get(), &versions, sizeof versions, 0), ssize_t{sizeof versions});
+  struct {
+    SocketHeader header;
+    uint64_t word;
+    SocketHeader version;
+  } written{};
+  CHECK_EQ(::recv(stays.get(), &written, sizeof written, MSG_WAITALL), ssize_t{sizeof written});
+  CHECK(written.header.offset == kFront && written.word == word);
+  CHECK_EQ(written.version.version, version);
+  versions = 1;
+  CHECK_EQ(::send(stays.get(), &versions, sizeof versions, 0), ssize_t{sizeof versions});
+  own.wait([&] { return own.rma->done(data) && own.rma->done(ticket); });
+  CHECK(!own.rma->lost(1) && !own.rma->failure(1).has_value());
+  own.rma->close(Deadline(kLimitS));
+}
+
+TEST("a rank that is never welcome gives up") {
+  Doorkeeper door((SocketListener()));
+  Member own(64);
+  own.open({own.place(), door.place()}, 0, {false, kSlice});
+  own.start();
+  const uint64_t version = 1;
+  own.rma->replace(1, &version, slot_at(0), 0);
+  for (int tries = 0; tries < 4; ++tries) door.accept();
+  own.wait([&] { return own.rma->lost(1); });
+  CHECK_THROWS(own.rma->replace(1, &version, slot_at(0), 0), "rank 1 on another node died");
+  own.rma->close(Deadline(kLimitS));
 }
 
 TEST("a rank listens only at an address that another one uses") {
