@@ -228,12 +228,16 @@ class Exchange(Closing):
             self._workers.remove(worker)
             del tree  # an error keeps this frame, and the tree would keep the memory
 
-    def close(self) -> None:
+    def close(self, *, waits: bool = True) -> None:
         """Give the segments back; local, but collective over MPI. A second call does nothing.
 
         Waits for nobody inside a node; over MPI up to the deadline.
+        waits: False for a rank that leaves by an error, which waits for nobody over MPI either:
+            its segment stays until the process ends, and other ranks wait here up to the deadline.
         """
         self._native.end_work()
+        if not waits:
+            self._native.abandon()
         for worker in list(self._workers):
             if worker is not threading.current_thread():
                 worker.join(self._timeout_s)

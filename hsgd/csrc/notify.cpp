@@ -267,6 +267,10 @@ NotifiedExchange::Seen NotifiedExchange::work_any(const std::vector<Seen>& slots
   return found;
 }
 
+void NotifiedExchange::abandon() {
+  if (outbox_ != nullptr) outbox_->abandon();
+}
+
 void NotifiedExchange::end_work() {
   ended_.store(true, std::memory_order_seq_cst);
   wake();
