@@ -9,6 +9,7 @@ that hangs never comes. mpi4py's own runner, `python -m mpi4py`, aborts at once.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -63,9 +64,13 @@ class _Ending:
 
         if MPI.Is_finalized():
             return
-        _flush()
-        if not self.all_end(MPI) and self.failure:
-            self.abort(MPI)
+        try:
+            _flush()
+            if not self.all_end(MPI) and self.failure:
+                self.abort(MPI, f"{self.limit_s:g} s later other ranks had not ended")
+        except KeyboardInterrupt:  # whoever sends it again does not want to wait
+            self.failure, self.status = self.failure or "KeyboardInterrupt", _INTERRUPTED
+            self.abort(MPI, "was interrupted while it waited for other ranks to end")
 
     def all_end(self, MPI: Any) -> bool:
         """Whether all ranks take the last step within the limit."""
@@ -77,18 +82,22 @@ class _Ending:
         except MPI.Exception:
             return False
 
-    def abort(self, MPI: Any) -> None:
-        print(
-            f"hsgd: rank {MPI.COMM_WORLD.rank} ended by {self.failure}, and {self.limit_s:g} s "
-            "later other ranks had not ended: the job is aborted. HSGD_ABORT_AFTER_S sets that "
-            "time; 0 waits for ever",
-            file=sys.stderr,
-        )
-        _flush()
-        if hasattr(MPI, "_set_abort_status"):  # at the very end, after other atexit functions
+    def abort(self, MPI: Any, reason: str) -> None:
+        """What follows is for the user's eyes, and must not keep this from being done."""
+        late = hasattr(MPI, "_set_abort_status")
+        if late:  # at the very end, after other atexit functions
             MPI._set_abort_status(self.status)
-        else:
-            MPI.COMM_WORLD.Abort(self.status)
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                print(
+                    f"hsgd: rank {MPI.COMM_WORLD.rank} ended by {self.failure}, and {reason}: the "
+                    "job is aborted. HSGD_ABORT_AFTER_S sets how long it waits; 0 waits for ever",
+                    file=sys.stderr,
+                )
+            _flush()
+        finally:
+            if not late:
+                MPI.COMM_WORLD.Abort(self.status)
 
 
 _ending = _Ending()
@@ -157,5 +166,6 @@ def _others_survive() -> bool:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it; it is closed
+                stream.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +42,18 @@ def test_a_deadline_that_passes_ends_the_job(mpirun: Run) -> None:
     assert "hsgd.errors.CollectiveTimeout: allreduce" in done.stderr
     assert "hsgd: rank 0 ended by CollectiveTimeout, and 1 s later other" in done.stderr
     assert done.stdout.splitlines() == ["the hook of the program", "the last of rank 0"]
+
+
+def test_a_second_interrupt_aborts_a_job_whose_ranks_hang(mpirun: Run) -> None:
+    done = job(mpirun, 2, "interrupt_twice", HSGD_ABORT_AFTER_S=f"{FOR_EVER_S:g}")
+    assert done.returncode not in (0, 255), done.stderr
+    assert "hsgd: rank 0 ended by KeyboardInterrupt" in done.stderr
+
+
+def test_a_rank_whose_output_nobody_reads_ends_the_job(mpirun: Run) -> None:
+    done = job(mpirun, 2, "broken_pipe")
+    assert done.returncode not in (0, 255), done.stderr
+    assert "hsgd: rank 0 ended by RuntimeError, and 1 s later other" in done.stderr
 
 
 @pytest.mark.parametrize("case", ["fail", "part_of_all"])
@@ -207,6 +220,29 @@ def run_interrupt(comm: Any) -> None:
     if comm.rank == 0:
         raise KeyboardInterrupt
     time.sleep(FOR_EVER_S)
+
+
+def run_interrupt_twice(comm: Any) -> None:
+    if comm.rank == 1:
+        time.sleep(FOR_EVER_S)
+    wait = ending._await
+
+    def interrupted(*arguments: Any) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return wait(*arguments)
+
+    ending._await = interrupted
+    raise KeyboardInterrupt
+
+
+def run_broken_pipe(comm: Any) -> None:
+    if comm.rank == 1:
+        time.sleep(FOR_EVER_S)
+    read, write = os.pipe()
+    os.close(read)
+    sys.stdout = os.fdopen(write, "w")
+    print("nobody reads this")
+    raise RuntimeError("this rank fails")
 
 
 def run_survive(comm: Any) -> None:
