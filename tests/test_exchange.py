@@ -379,3 +379,55 @@ def test_values_that_cannot_work_are_refused(options: dict[str, Any], line: str)
     values = {"segment_bytes": 64, "slots": 1, **options}
     with Comm.local(meeting_point(), 0, 1) as comm, pytest.raises(ValueError, match=line):
         Exchange(comm, values.pop("segment_bytes"), values.pop("slots"), **values)
+
+
+PUT: dict[str, Any] = {"pieces": [], "target": 0, "slot": 0, "version": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"order": 2**32}, "Exchange: order is 4294967296; give 4294967295 or less"),
+        ({"order": -1}, "Exchange: order is -1; give 0 or more"),
+        ({"target": 2**31}, "Exchange: target is 2147483648; give -2147483647 to 2147483647"),
+        ({"target": 1}, "put_notify: rank 1 is not a rank; ranks are 0 to 0"),
+        ({"version": 2**64}, "Exchange: version is 18446744073709551616; give 9223372036854775807"),
+        ({"slot": 2**32}, "Exchange: slot is 4294967296; give 4294967295 or less"),
+        ({"timeout_s": "soon"}, "Exchange: timeout_s is 'soon'"),
+    ],
+    ids=str,
+)
+def test_a_write_with_values_that_cannot_work_is_refused_in_words(
+    values: dict[str, Any], line: str
+) -> None:
+    with (
+        Comm.local(meeting_point(), 0, 1) as comm,
+        Exchange(comm, 64, 1) as exchange,
+        pytest.raises((ValueError, TypeError), match=line),
+    ):
+        exchange.put_list_notify(**{**PUT, **values})
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (("bind", 0, 2**31), "Exchange: source is 2147483648; give -2147483647 to 2147483647"),
+        (("bind", 0, 1), "bind: rank 1"),
+        (("bind", 0, "one"), "Exchange: source is 'one' .str.; give a whole number"),
+        (("segment", 2**31), "Exchange: rank is 2147483648; give -2147483647 to 2147483647"),
+        (("done", -1), "Exchange: ticket is -1; give 0 or more"),
+        (("wait_any", [2**32]), "Exchange: slot is 4294967296; give 4294967295 or less"),
+        (("wait_any", [0], -1), "Exchange: seen is -1; give 0 or more"),
+    ],
+    ids=str,
+)
+def test_other_calls_with_values_that_cannot_work_are_refused_in_words(
+    call: tuple[Any, ...], line: str
+) -> None:
+    name, *values = call
+    with (
+        Comm.local(meeting_point(), 0, 1) as comm,
+        Exchange(comm, 64, 1) as exchange,
+        pytest.raises((ValueError, TypeError), match=line),
+    ):
+        getattr(exchange, name)(*values)
