@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 import exchange_programs
 from cluster import Cluster
 from exchange_programs import CHECKS, FAULT_TIMEOUT_S, check_all, told_by
-from hsgd import Comm, Exchange, HsgdError
+from hsgd import Comm, Exchange, HsgdError, QueueFull
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -362,6 +363,47 @@ def test_closing_the_communicator_closes_its_exchanges() -> None:
         for rank, (line, text) in enumerate(pool.run(close_in_any_order, meeting_point())):
             assert line == "this Exchange is closed"
             assert text == f"<hsgd.Exchange rank {rank}, closed>"
+
+
+def two_threads_write_one_slot(seat: Seat, path: str) -> str:
+    """What rank 0 is told that sends version 6, when a wait with version 9 was in vain and one with
+    version 10 goes on; the target takes nothing, so that each wait begins when the test has seen
+    the one before.
+    """
+    comm = seat.comm(path, 2)
+    exchange = Exchange(comm, 64 << 20, 2, queue=1, timeout_s=60.0, **SOCKETS)
+    target = int(comm.allgather(np.array([os.getpid()]))[1])
+    line = ""
+    if seat.rank == 0:
+        exchange.put_notify(None, 1, 0, 5)
+        exchange.drain()
+        os.kill(target, signal.SIGSTOP)
+        exchange.put_notify(np.zeros(64 << 20, np.uint8), 1, 1, 1)  # fills the queue
+
+        def put(version: int, timeout_s: float) -> None:
+            with contextlib.suppress(QueueFull):
+                exchange.put_notify(None, 1, 0, version, timeout_s=timeout_s)
+
+        threads = []
+        for version, timeout_s in ((9, 5.0), (10, 60.0)):
+            threads.append(threading.Thread(target=put, args=(version, timeout_s)))
+            threads[-1].start()
+            while f"does not follow {version}," not in line:
+                line = told_by(lambda: exchange.put_notify(None, 1, 0, 1))[1]
+        threads[0].join()
+        line = told_by(lambda: exchange.put_notify(None, 1, 0, 6, timeout_s=0.0))[1]
+        os.kill(target, signal.SIGCONT)
+        threads[1].join()
+        exchange.drain()
+    comm.barrier()
+    exchange.close()
+    return line
+
+
+def test_a_wait_in_vain_does_not_let_an_older_version_follow_a_later_one() -> None:
+    with Ranks(2) as pool:
+        line, _ = pool.run(two_threads_write_one_slot, meeting_point())
+    assert "version 6 does not follow 10" in line
 
 
 @pytest.mark.parametrize(

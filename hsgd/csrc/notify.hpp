@@ -123,6 +123,7 @@ class HSGD_API NotifiedExchange final {
   void check_slot(const char* what, uint32_t slot, int rank) const;
   void check_put(const std::vector<Piece>& pieces, int target, uint32_t slot) const;
   uint64_t claim_version(int target, uint32_t slot, uint64_t version);
+  void give_version_back(int target, uint32_t slot, uint64_t version, uint64_t before);
   uint64_t look(uint32_t slot);
   void check_source(int source, const std::string& what) const;
   std::string person(int rank) const;
