@@ -318,7 +318,7 @@ class Mail:
             if self._thread is not None:
                 self._exchange.put_notify(None, self._comm.rank, self._stop_slot, 1)
                 self._thread.join()
-            self._exchange.close()
+            self._exchange.close(waits=waits)
 
     def _say_goodbye(self, ranks: Sequence[int]) -> None:
         for rank in ranks:

@@ -7,11 +7,12 @@ NumPy's are, too. Never changes a value.
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["INT_MAX", "MOST_BYTES", "UINT32_MAX", "c_int", "extents", "natural", "whole"]
+__all__ = ["INT_MAX", "MOST_BYTES", "UINT32_MAX", "c_int", "extents", "natural", "seconds", "whole"]
 
 MOST_BYTES = 2**63 - 1  # of an array: what a pointer difference can say
 INT_MAX = 2**31 - 1
@@ -43,6 +44,14 @@ def c_int(what: str, value: Any) -> int:
     if abs(number) > INT_MAX:
         raise ValueError(f"{what} is {number}; give {-INT_MAX} to {INT_MAX}")
     return number
+
+
+def seconds(what: str, value: Any) -> float:
+    """`value` as a float; TypeError for what is no number. What it may be the core says."""
+    if isinstance(value, numbers.Real):
+        return float(value)
+    kind = type(value).__name__
+    raise TypeError(f"{what} is {value!r} ({kind}); give a number of seconds")
 
 
 def extents(what: str, shape: int | Sequence[int], itemsize: int) -> list[int]:

@@ -102,8 +102,10 @@ class Comm(Closing):
         if world != MPI.COMM_SELF:
             job.refuse_alone(MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0])
         if world.size > 1:
-            ending.watch(config.abort_after_s, all_ranks=world.size == MPI.COMM_WORLD.size)
+            ending.watch(config.abort_after_s)
         self._keep(library.create(MPI._addressof(world), _options(config)))
+        if 1 < world.size == MPI.COMM_WORLD.size:
+            ending.prepare_goodbye(world, config.timeout_s)
         self._config, self._mpi = config, world
 
     @classmethod

@@ -9,13 +9,17 @@ that hangs never comes. mpi4py's own runner, `python -m mpi4py`, aborts at once.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
+import threading
 import time
+from array import array
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["watch"]
+__all__ = ["prepare_goodbye", "watch"]
 
 _PAUSE_S = 0.02
 _SURVIVAL = "OMPI_MCA_mpi_ft_enable"
@@ -28,7 +32,12 @@ class _Ending:
     def __init__(self) -> None:
         self.pid = 0  # of the process that watch() was called in: its forked children are no ranks
         self.limit_s = 0.0
-        self.all_watch = False  # and so every rank of the job takes the last step
+        # Of all ranks of the job, and used for the last step alone: on the program's communicators
+        # that step would complete a nonblocking collective of a rank that has not come to its end.
+        # Where it is None, nobody knows whether the others take the last step.
+        self.goodbye: Any = None
+        self.preparing = threading.Lock()
+        self.unfinished: list[Any] = []  # MPI may write there still
         self.failure = ""  # name of the exception that ends the program
         self.status = 1
 
@@ -49,28 +58,46 @@ class _Ending:
     def last_step(self) -> None:
         if self.pid != os.getpid() or not self.limit_s or _others_survive():
             return
-        if "mpi4py.run" in sys.modules or not (self.failure or self.all_watch):
+        if "mpi4py.run" in sys.modules or not (self.failure or self.goodbye):
             return
         from mpi4py import MPI
 
         if MPI.Is_finalized():
             return
-        _flush()
-        if not _all_end(MPI, self.limit_s) and self.failure:
-            self.abort(MPI)
+        try:
+            _flush()
+            if not self.all_end(MPI) and self.failure:
+                self.abort(MPI, f"{self.limit_s:g} s later other ranks had not ended")
+        except KeyboardInterrupt:  # whoever sends it again does not want to wait
+            self.failure, self.status = self.failure or "KeyboardInterrupt", _INTERRUPTED
+            self.abort(MPI, "was interrupted while it waited for other ranks to end")
 
-    def abort(self, MPI: Any) -> None:
-        print(
-            f"hsgd: rank {MPI.COMM_WORLD.rank} ended by {self.failure}, and {self.limit_s:g} s "
-            "later other ranks had not ended: the job is aborted. HSGD_ABORT_AFTER_S sets that "
-            "time; 0 waits for ever",
-            file=sys.stderr,
-        )
-        _flush()
-        if hasattr(MPI, "_set_abort_status"):  # at the very end, after other atexit functions
+    def all_end(self, MPI: Any) -> bool:
+        """Whether all ranks take the last step within the limit."""
+        try:
+            if self.goodbye is not None:
+                return _await(self.goodbye.Ibarrier().Test, self.limit_s)
+            # Nothing to wait for but the limit. Meanwhile MPI goes on, which others may need.
+            return _await(lambda: MPI.COMM_WORLD.Iprobe() and False, self.limit_s)
+        except MPI.Exception:
+            return False
+
+    def abort(self, MPI: Any, reason: str) -> None:
+        """What follows is for the user's eyes, and must not keep this from being done."""
+        late = hasattr(MPI, "_set_abort_status")
+        if late:  # at the very end, after other atexit functions
             MPI._set_abort_status(self.status)
-        else:
-            MPI.COMM_WORLD.Abort(self.status)
+        try:
+            with contextlib.suppress(OSError, ValueError):
+                print(
+                    f"hsgd: rank {MPI.COMM_WORLD.rank} ended by {self.failure}, and {reason}: the "
+                    "job is aborted. HSGD_ABORT_AFTER_S sets how long it waits; 0 waits for ever",
+                    file=sys.stderr,
+                )
+            _flush()
+        finally:
+            if not late:
+                MPI.COMM_WORLD.Abort(self.status)
 
 
 _ending = _Ending()
@@ -79,33 +106,56 @@ _ending = _Ending()
 atexit.register(_ending.last_step)
 
 
-def watch(limit_s: float, *, all_ranks: bool) -> None:
+def watch(limit_s: float) -> None:
     """Let an uncaught exception of this rank end the job; local.
 
     limit_s: for how long the other ranks are given time to end by themselves; 0 is for ever.
-    all_ranks: whether all ranks of the job call this. Then a failed one waits no longer than it
-        takes them to end.
     """
     if _ending.pid != os.getpid():
         _ending.install()
     _ending.limit_s = limit_s
-    _ending.all_watch |= all_ranks
 
 
-def _all_end(MPI: Any, limit_s: float) -> bool:
-    """Whether all ranks take the last step within the limit."""
+def prepare_goodbye(comm: Any, timeout_s: float) -> None:
+    """Let a failed rank know when all others have ended, too: then it waits for no limit;
+    collective.
+
+    comm: an mpi4py communicator of all ranks of the job, whose ranks have all just met there. The
+        first one is duplicated, once in a process.
+    timeout_s: until this rank goes on without.
+    """
+    from mpi4py import MPI
+
+    # Several threads may come here at once, each with a communicator, and in another order on
+    # another rank: a duplicate is made of one that comes first on all ranks.
+    first = _ending.preparing.acquire(blocking=False)
+    try:
+        on_all = array("i", [first and _ending.goodbye is None])
+        agreed = comm.Iallreduce(MPI.IN_PLACE, on_all, MPI.MIN)
+        if not _await(agreed.Test, timeout_s):
+            _ending.unfinished.append(agreed)
+        elif on_all[0]:
+            duplicate, made = comm.Idup()
+            if _await(made.Test, timeout_s):
+                _ending.goodbye = duplicate
+            else:
+                _ending.unfinished += [duplicate, made]
+    except MPI.Exception:
+        pass  # then a failed rank waits for the limit
+    finally:
+        if first:
+            _ending.preparing.release()
+
+
+def _await(done: Callable[[], bool], limit_s: float) -> bool:
+    """Whether done() is true within the limit."""
     deadline = time.monotonic() + limit_s
     pause_s = 1e-4
-    try:
-        # Nobody else uses COMM_WORLD for a collective with ranks whose program has ended.
-        request = MPI.COMM_WORLD.Ibarrier()
-        while not request.Test():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S)
-    except MPI.Exception:
-        return False
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S)
     return True
 
 
@@ -116,5 +166,6 @@ def _others_survive() -> bool:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it; it is closed
+                stream.flush()

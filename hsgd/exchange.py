@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hsgd.checked import UINT32_MAX, natural
+from hsgd.checked import UINT32_MAX, c_int, natural, seconds
 from hsgd.closing import Closing
 from hsgd.comm import Comm
 
@@ -104,7 +104,7 @@ class Exchange(Closing):
         version that tells of it was seen. The memory outlives the Exchange.
         Raises ValueError for ranks of other nodes, whose memory cannot be reached.
         """
-        which = self._rank if rank is None else rank
+        which = self._rank if rank is None else c_int("Exchange: rank", rank)
         memory = self._native.segment(which, self._segment_bytes)
         if memory is None:
             raise ValueError(
@@ -153,16 +153,16 @@ class Exchange(Closing):
         limit_s = self._limit(timeout_s)
         return self._native.put_notify(
             placed,
-            target,
+            c_int("Exchange: target", target),
             natural("Exchange: slot", slot, UINT32_MAX),
             natural("Exchange: version", version),
             limit_s,
-            natural("Exchange: order", order),
+            natural("Exchange: order", order, UINT32_MAX),
         )
 
     def done(self, ticket: int) -> bool:
         """Whether the operation was delivered; local, not blocking."""
-        return self._native.done(ticket)
+        return self._native.done(natural("Exchange: ticket", ticket))
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Return when all that this rank has put was delivered; local, blocking.
@@ -190,7 +190,11 @@ class Exchange(Closing):
             raise ValueError(
                 f"wait_any: {len(slots)} slots but {len(known)} versions seen; give one for each"
             )
-        return self._native.wait_any(list(slots), known, self._limit(timeout_s))
+        return self._native.wait_any(
+            [natural("Exchange: slot", slot, UINT32_MAX) for slot in slots],
+            [natural("Exchange: seen", version) for version in known],
+            self._limit(timeout_s),
+        )
 
     def test(self, slot: int) -> int:
         """The version in a slot of this rank, 0 if none; local, not blocking."""
@@ -205,7 +209,9 @@ class Exchange(Closing):
 
     def bind(self, slot: int, source: int) -> None:
         """Say that only `source` notifies this slot, for errors and the death watch; local."""
-        self._native.bind(natural("Exchange: slot", slot, UINT32_MAX), source)
+        self._native.bind(
+            natural("Exchange: slot", slot, UINT32_MAX), c_int("Exchange: source", source)
+        )
 
     def make_tree(
         self, layers: Sequence[_native.TreeLayer], options: _native.TreeOptions
@@ -228,12 +234,16 @@ class Exchange(Closing):
             self._workers.remove(worker)
             del tree  # an error keeps this frame, and the tree would keep the memory
 
-    def close(self) -> None:
+    def close(self, *, waits: bool = True) -> None:
         """Give the segments back; local, but collective over MPI. A second call does nothing.
 
         Waits for nobody inside a node; over MPI up to the deadline.
+        waits: False for a rank that leaves by an error, which waits for nobody over MPI either:
+            its segment stays until the process ends, and other ranks wait here up to the deadline.
         """
         self._native.end_work()
+        if not waits:
+            self._native.abandon()
         for worker in list(self._workers):
             if worker is not threading.current_thread():
                 worker.join(self._timeout_s)
@@ -249,7 +259,7 @@ class Exchange(Closing):
         return f"<hsgd.Exchange rank {self._rank}, {state}>"
 
     def _limit(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else timeout_s
+        return self._timeout_s if timeout_s is None else seconds("Exchange: timeout_s", timeout_s)
 
 
 # Those with connections to other nodes.

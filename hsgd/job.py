@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hsgd.errors import LaunchError
 
-__all__ = ["Torchrun", "mpi_size", "refuse_alone", "torchrun"]
+__all__ = ["Torchrun", "mpi_size", "refuse_alone", "restarts", "torchrun"]
 
 # Launchers that start each rank of an MPI job themselves.
 _MPI_SIZES = {
@@ -51,6 +51,19 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
     return Torchrun(
         _number(environ, "RANK") or 0, size, _number(environ, "LOCAL_WORLD_SIZE") or size
     )
+
+
+def restarts(environ: Mapping[str, str] = os.environ) -> int:
+    """How often torchrun has started this job's workers again; 0 without torchrun; local.
+
+    For keys in torchrun's store: it outlives the workers, and a worker that was started again must
+    not find what a dead one left. Each node's agent counts its own restarts only, so that this is
+    0 where there are several nodes: a number that differs between ranks would be worse than none.
+    """
+    worker = torchrun(environ)
+    if worker is None or worker.local_size != worker.size:
+        return 0
+    return _number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def mpi_size(environ: Mapping[str, str] = os.environ) -> int | None:

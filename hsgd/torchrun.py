@@ -10,14 +10,14 @@ import functools
 from datetime import timedelta
 from typing import Any
 
+from hsgd import job
 from hsgd.errors import CollectiveTimeout, LaunchError
-from hsgd.job import Torchrun
 from hsgd.meeting_path import draw_meeting_path
 
 __all__ = ["meeting_point"]
 
 
-def meeting_point(worker: Torchrun, number: int, timeout_s: float) -> str:
+def meeting_point(worker: job.Torchrun, number: int, timeout_s: float) -> str:
     """The path for Comm.local that all workers use; collective over them, blocking.
 
     number: counts the meetings of this process, which all workers have in the same order.
@@ -30,7 +30,7 @@ def meeting_point(worker: Torchrun, number: int, timeout_s: float) -> str:
             "hsgd.Comm() and init() run under torchrun on one node only; between nodes start with "
             'mpirun or `hsgd run`, or use torch.distributed.init_process_group("hsgd")'
         )
-    store, key = _store(timeout_s), f"hsgd/comm/{number}"
+    store, key = _store(timeout_s), f"hsgd/comm/{job.restarts()}/{number}"
     if worker.rank == 0:
         store.set(key, draw_meeting_path())
     try:

@@ -577,7 +577,10 @@ def test_weights_can_be_the_centres_for_a_while() -> None:
         assert pool.run(look_at_the_centre, meeting_point(), 2) == [[True] * 3] * 2
 
 
-def look_in_a_group(seat: Seat, path: str, size: int, broken: bool) -> Any:
+def look_in_a_group(seat: Seat, path: str, size: int, broken: str) -> Any:
+    def fails() -> Any:
+        raise MemoryError("no room for the centre")
+
     model = mlp()
     with comm_of(seat, path, size) as comm:
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -589,12 +592,14 @@ def look_in_a_group(seat: Seat, path: str, size: int, broken: bool) -> Any:
         elastic.finish_push()
         comm.barrier()
         own = flat(model)
-        if broken and elastic._box is not None:
+        if broken == "closed" and elastic._box is not None:
             elastic._box.close()
+        if broken == "no room":
+            elastic.centre = fails
         try:
             with elastic.at_centre():
                 inside = flat(model)
-        except HsgdError as error:
+        except (HsgdError, MemoryError) as error:
             return str(error)
         comm.barrier()
         elastic.close()
@@ -603,15 +608,18 @@ def look_in_a_group(seat: Seat, path: str, size: int, broken: bool) -> Any:
 
 def test_all_ranks_of_a_group_see_the_centre_that_its_first_rank_reads() -> None:
     with Ranks(4) as pool:
-        told = pool.run(look_in_a_group, meeting_point(), 4, False)
+        told = pool.run(look_in_a_group, meeting_point(), 4, "")
     assert all(torch.equal(told[0][0], inside) for inside, _, _ in told)
     assert [(kept, same) for _, kept, same in told] == [(True, False)] * 4
 
 
-def test_a_centre_that_the_first_rank_cannot_read_is_an_error_on_all_ranks_of_the_group() -> None:
+@pytest.mark.parametrize("reason", ["closed", "no room"])
+def test_a_centre_that_the_first_rank_cannot_read_is_an_error_on_all_ranks_of_the_group(
+    reason: str,
+) -> None:
     with Ranks(2) as pool:
-        first, second = pool.run(look_in_a_group, meeting_point(), 2, True)
-    assert "closed" in first
+        first, second = pool.run(look_in_a_group, meeting_point(), 2, reason)
+    assert reason in first
     assert second.endswith("the first rank of the group could not read the centre")
 
 

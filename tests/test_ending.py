@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +44,21 @@ def test_a_deadline_that_passes_ends_the_job(mpirun: Run) -> None:
     assert done.stdout.splitlines() == ["the hook of the program", "the last of rank 0"]
 
 
-def test_other_ranks_hear_who_failed_before_they_are_aborted(mpirun: Run) -> None:
-    done = job(mpirun, 3, "fail")
+def test_a_second_interrupt_aborts_a_job_whose_ranks_hang(mpirun: Run) -> None:
+    done = job(mpirun, 2, "interrupt_twice", HSGD_ABORT_AFTER_S=f"{FOR_EVER_S:g}")
+    assert done.returncode not in (0, 255), done.stderr
+    assert "hsgd: rank 0 ended by KeyboardInterrupt" in done.stderr
+
+
+def test_a_rank_whose_output_nobody_reads_ends_the_job(mpirun: Run) -> None:
+    done = job(mpirun, 2, "broken_pipe")
+    assert done.returncode not in (0, 255), done.stderr
+    assert "hsgd: rank 0 ended by RuntimeError, and 1 s later other" in done.stderr
+
+
+@pytest.mark.parametrize("case", ["fail", "part_of_all"])
+def test_other_ranks_hear_who_failed_before_they_are_aborted(mpirun: Run, case: str) -> None:
+    done = job(mpirun, 3, case)
     assert done.returncode == 1, done.stderr
     assert "RuntimeError: this rank fails" in done.stderr
     assert "rank 1 (pid " in done.stdout and "closed its communicator" in done.stdout
@@ -56,6 +71,20 @@ def test_nobody_is_aborted_where_all_ranks_end(mpirun: Run) -> None:
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: all fail") == 2
     assert "aborted" not in done.stderr
+
+
+def test_a_rank_that_makes_a_communicator_is_not_taken_for_one_that_ends(mpirun: Run) -> None:
+    """What MPI is asked for at the end and in set-up are the same kind of collective."""
+    done = job(mpirun, 2, "second")
+    assert done.returncode not in (0, 255), done.stderr
+    assert "hsgd: rank 0 ended by RuntimeError, and 1 s later other" in done.stderr
+
+
+def test_the_last_step_has_a_communicator_where_threads_make_the_first_two(mpirun: Run) -> None:
+    """Rank 1 makes them in the other order; a third one comes later."""
+    done = job(mpirun, 2, "threads")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 is ready", "rank 1 is ready"]
 
 
 @pytest.mark.parametrize("case", ["part", "early"])
@@ -92,10 +121,10 @@ def test_errors_of_a_prompt_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_forked_child_takes_no_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(ending, "_all_end", lambda *_: pytest.fail("waits for ranks"))
+    monkeypatch.setattr(ending, "_await", lambda *_: pytest.fail("waits for ranks"))
     state = ending._Ending()
     state.install()
-    state.limit_s, state.all_watch, state.failure = 1.0, True, "ValueError"
+    state.limit_s, state.failure = 1.0, "ValueError"
     state.pid += 1
     state.last_step()
 
@@ -121,6 +150,48 @@ def run_fail(comm: Any) -> None:
     except PeerLost as error:
         print(error, flush=True)
         raise
+
+
+run_part_of_all = run_fail  # over a communicator without rank 2
+
+
+def run_second(comm: Any) -> None:
+    from hsgd import Comm
+
+    if comm.rank == 0:
+        raise RuntimeError("this rank fails")
+    Comm()
+
+
+def run_threads(comm: Any) -> None:
+    """Of a new process's state: on each rank the other thread is the first to prepare."""
+    state = ending._ending
+    state.goodbye = None
+    worlds = [comm.mpi.Dup(), comm.mpi.Dup()]
+    if comm.rank == 1:
+        worlds.reverse()
+    held = threading.Event()
+
+    def second() -> None:
+        held.wait()
+        ending.prepare_goodbye(worlds[1], JOB_S)
+
+    class First:
+        """The other thread comes while this one prepares."""
+
+        Idup = worlds[0].Idup
+
+        def Iallreduce(self, *arguments: Any) -> Any:
+            held.set()
+            return worlds[0].Iallreduce(*arguments)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    ending.prepare_goodbye(First(), JOB_S)
+    thread.join()
+    ending.prepare_goodbye(comm.mpi, JOB_S)
+    state.goodbye.Barrier()
+    print(f"rank {comm.rank} is ready", flush=True)
 
 
 def run_all(comm: Any) -> None:
@@ -151,6 +222,29 @@ def run_interrupt(comm: Any) -> None:
     time.sleep(FOR_EVER_S)
 
 
+def run_interrupt_twice(comm: Any) -> None:
+    if comm.rank == 1:
+        time.sleep(FOR_EVER_S)
+    wait = ending._await
+
+    def interrupted(*arguments: Any) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return wait(*arguments)
+
+    ending._await = interrupted
+    raise KeyboardInterrupt
+
+
+def run_broken_pipe(comm: Any) -> None:
+    if comm.rank == 1:
+        time.sleep(FOR_EVER_S)
+    read, write = os.pipe()
+    os.close(read)
+    sys.stdout = os.fdopen(write, "w")
+    print("nobody reads this")
+    raise RuntimeError("this rank fails")
+
+
 def run_survive(comm: Any) -> None:
     from hsgd import PeerLost
 
@@ -163,6 +257,15 @@ def run_survive(comm: Any) -> None:
     os._exit(0)
 
 
+def _part() -> Any:
+    from mpi4py import MPI
+
+    part = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank < 2)
+    if MPI.COMM_WORLD.rank == 2:
+        time.sleep(FOR_EVER_S)
+    return part
+
+
 def main(case: str) -> None:
     def hook(*error: Any) -> None:
         if case == "hang":
@@ -172,7 +275,7 @@ def main(case: str) -> None:
     sys.excepthook = hook
     from hsgd import Comm
 
-    comm = Comm()
+    comm = Comm(_part() if case == "part_of_all" else None)
     if case == "hang":
         atexit.register(lambda: print(f"the last of rank {comm.rank}", flush=True))
     globals()[f"run_{case}"](comm)

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 import exchange_programs
 from cluster import Cluster
 from exchange_programs import CHECKS, FAULT_TIMEOUT_S, check_all, told_by
-from hsgd import Comm, Exchange, HsgdError
+from hsgd import Comm, Exchange, HsgdError, QueueFull
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -364,6 +365,47 @@ def test_closing_the_communicator_closes_its_exchanges() -> None:
             assert text == f"<hsgd.Exchange rank {rank}, closed>"
 
 
+def two_threads_write_one_slot(seat: Seat, path: str) -> str:
+    """What rank 0 is told that sends version 6, when a wait with version 9 was in vain and one with
+    version 10 goes on; the target takes nothing, so that each wait begins when the test has seen
+    the one before.
+    """
+    comm = seat.comm(path, 2)
+    exchange = Exchange(comm, 64 << 20, 2, queue=1, timeout_s=60.0, **SOCKETS)
+    target = int(comm.allgather(np.array([os.getpid()]))[1])
+    line = ""
+    if seat.rank == 0:
+        exchange.put_notify(None, 1, 0, 5)
+        exchange.drain()
+        os.kill(target, signal.SIGSTOP)
+        exchange.put_notify(np.zeros(64 << 20, np.uint8), 1, 1, 1)  # fills the queue
+
+        def put(version: int, timeout_s: float) -> None:
+            with contextlib.suppress(QueueFull):
+                exchange.put_notify(None, 1, 0, version, timeout_s=timeout_s)
+
+        threads = []
+        for version, timeout_s in ((9, 5.0), (10, 60.0)):
+            threads.append(threading.Thread(target=put, args=(version, timeout_s)))
+            threads[-1].start()
+            while f"does not follow {version}," not in line:
+                line = told_by(lambda: exchange.put_notify(None, 1, 0, 1))[1]
+        threads[0].join()
+        line = told_by(lambda: exchange.put_notify(None, 1, 0, 6, timeout_s=0.0))[1]
+        os.kill(target, signal.SIGCONT)
+        threads[1].join()
+        exchange.drain()
+    comm.barrier()
+    exchange.close()
+    return line
+
+
+def test_a_wait_in_vain_does_not_let_an_older_version_follow_a_later_one() -> None:
+    with Ranks(2) as pool:
+        line, _ = pool.run(two_threads_write_one_slot, meeting_point())
+    assert "version 6 does not follow 10" in line
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -379,3 +421,55 @@ def test_values_that_cannot_work_are_refused(options: dict[str, Any], line: str)
     values = {"segment_bytes": 64, "slots": 1, **options}
     with Comm.local(meeting_point(), 0, 1) as comm, pytest.raises(ValueError, match=line):
         Exchange(comm, values.pop("segment_bytes"), values.pop("slots"), **values)
+
+
+PUT: dict[str, Any] = {"pieces": [], "target": 0, "slot": 0, "version": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"order": 2**32}, "Exchange: order is 4294967296; give 4294967295 or less"),
+        ({"order": -1}, "Exchange: order is -1; give 0 or more"),
+        ({"target": 2**31}, "Exchange: target is 2147483648; give -2147483647 to 2147483647"),
+        ({"target": 1}, "put_notify: rank 1 is not a rank; ranks are 0 to 0"),
+        ({"version": 2**64}, "Exchange: version is 18446744073709551616; give 9223372036854775807"),
+        ({"slot": 2**32}, "Exchange: slot is 4294967296; give 4294967295 or less"),
+        ({"timeout_s": "soon"}, "Exchange: timeout_s is 'soon'"),
+    ],
+    ids=str,
+)
+def test_a_write_with_values_that_cannot_work_is_refused_in_words(
+    values: dict[str, Any], line: str
+) -> None:
+    with (
+        Comm.local(meeting_point(), 0, 1) as comm,
+        Exchange(comm, 64, 1) as exchange,
+        pytest.raises((ValueError, TypeError), match=line),
+    ):
+        exchange.put_list_notify(**{**PUT, **values})
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (("bind", 0, 2**31), "Exchange: source is 2147483648; give -2147483647 to 2147483647"),
+        (("bind", 0, 1), "bind: rank 1"),
+        (("bind", 0, "one"), "Exchange: source is 'one' .str.; give a whole number"),
+        (("segment", 2**31), "Exchange: rank is 2147483648; give -2147483647 to 2147483647"),
+        (("done", -1), "Exchange: ticket is -1; give 0 or more"),
+        (("wait_any", [2**32]), "Exchange: slot is 4294967296; give 4294967295 or less"),
+        (("wait_any", [0], -1), "Exchange: seen is -1; give 0 or more"),
+    ],
+    ids=str,
+)
+def test_other_calls_with_values_that_cannot_work_are_refused_in_words(
+    call: tuple[Any, ...], line: str
+) -> None:
+    name, *values = call
+    with (
+        Comm.local(meeting_point(), 0, 1) as comm,
+        Exchange(comm, 64, 1) as exchange,
+        pytest.raises((ValueError, TypeError), match=line),
+    ):
+        getattr(exchange, name)(*values)

@@ -4,7 +4,6 @@ launcher started and MPI does not see are refused, and a process that is alone o
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,28 +12,11 @@ import pytest
 
 from hsgd import LaunchError, job
 from processes import run_marked
+from torchrun_runs import JOB_S, here, said, torchrun
 
 __all__: list[str] = []
 
-JOB_S = 120.0
 OPEN_MPI = "Open MPI v5.0.11"
-
-
-def here(**more: str) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": "1", **os.environ, **more}
-
-
-def torchrun(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "script.py"
-    script.write_text(program)
-    return run_marked(
-        [sys.executable, "-m", "torch.distributed.run", *options, str(script)], here(), JOB_S
-    )
-
-
-def said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines of all ranks, sorted: torchrun may put two on one line."""
-    return sorted(filter(None, done.stdout.replace("|", "\n").split("\n")))
 
 
 TRAINING = """
@@ -185,3 +167,10 @@ def test_a_process_that_is_alone_on_purpose_is_left_alone(start: str) -> None:
 
 def test_a_rank_whose_mpi_sees_the_others_is_left_alone() -> None:
     job.refuse_alone(2, OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "4", "WORLD_SIZE": "4", "RANK": "0"})
+
+
+def test_restarts_count_where_one_agent_starts_all_workers() -> None:
+    worker = {**WORKER, "TORCHELASTIC_RESTART_COUNT": "3"}
+    assert job.restarts({**worker, "LOCAL_WORLD_SIZE": "4"}) == 3
+    assert job.restarts(worker) == 0  # the agents of several nodes may have counted differently
+    assert job.restarts({"TORCHELASTIC_RESTART_COUNT": "3"}) == 0

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from hsgd import job
 from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
 
 __all__ = ["Board", "in_global_ranks"]
@@ -29,9 +30,13 @@ class Board:
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        """A store may serve a second group of the same name, after the first was destroyed."""
-        arrived = self.store.add("hsgd/arrived", 1)
-        self.prefix = f"hsgd/{(arrived - 1) // len(self.members)}"
+        """A store may serve a second group of the same name, after the first was destroyed.
+
+        torchrun's serves the workers that it starts again, too: perhaps not all before them came.
+        """
+        attempt = f"hsgd/{job.restarts()}"
+        arrived = self.store.add(f"{attempt}/arrived", 1)
+        self.prefix = f"{attempt}/{(arrived - 1) // len(self.members)}"
 
     def exchange(self, what: str, value: Any) -> list[Any]:
         """Everybody's value of `what`, by group rank; collective, blocking."""

@@ -149,6 +149,10 @@ nb::object Exchange::segment(int rank, uint64_t bytes) {
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner));
 }
 
+void Exchange::abandon() {
+  if (exchange_ != nullptr) hsgd_exchange_abandon(exchange_.get());
+}
+
 void Exchange::end_work() {
   if (exchange_ != nullptr) hsgd_exchange_end_work(exchange_.get());
 }
@@ -204,6 +208,7 @@ void bind_exchange(nb::module_& module) {
       .def("bind", &Exchange::bind)
       .def("segment", &Exchange::segment)
       .def("end_work", &Exchange::end_work)
+      .def("abandon", &Exchange::abandon)
       .def("descriptor", &Exchange::descriptor)
       .def("tree", &Exchange::tree)
       .def("close", &Exchange::close)

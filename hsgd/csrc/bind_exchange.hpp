@@ -37,6 +37,7 @@ class Exchange {
   void bind(uint32_t slot, int source);
   nb::object segment(int rank, uint64_t bytes);
   void end_work();
+  void abandon();
   int descriptor() const {
     return exchange_ == nullptr ? -1 : hsgd_exchange_descriptor(exchange_.get());
   }

@@ -359,6 +359,9 @@ HSGD_API int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* 
                                   hsgd_exchange** exchange, hsgd_error* err);
 /* Local on one node; over MPI collective, and bounded by the deadline. */
 HSGD_API void hsgd_exchange_destroy(hsgd_exchange* exchange);
+/* Local, never blocks: hsgd_exchange_destroy will wait for nobody. Over MPI memory and window stay
+ * until the process ends, and the other ranks wait in theirs up to the deadline. */
+HSGD_API void hsgd_exchange_abandon(hsgd_exchange* exchange);
 /* Local, never blocks: a hsgd_tree_run on it returns HSGD_ERR_CLOSED, now or when it begins. */
 HSGD_API void hsgd_exchange_end_work(hsgd_exchange* exchange);
 /* Local: the epoll descriptor that all its connections belong to, -1 if it has none. A child of

@@ -147,12 +147,20 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
   try {
     wait([&] { return outbox_->post(placed, notification, &ticket) ? Step::kDone : Step::kIdle; },
          patience, kLookNs, communicator_.node().wait_policy());
-  } catch (const Error&) {  // nothing was sent: the version may be used again
-    const std::lock_guard<std::mutex> lock(sent_mutex_);
-    sent_[static_cast<uint64_t>(target) << 32 | slot] = before;
+  } catch (const Error&) {
+    give_version_back(target, slot, version, before);
     throw;
   }
   return ticket;
+}
+
+// Nothing was sent: the version may be used again, unless another thread has claimed a later one,
+// which none below may follow.
+void NotifiedExchange::give_version_back(int target, uint32_t slot, uint64_t version,
+                                         uint64_t before) {
+  const std::lock_guard<std::mutex> lock(sent_mutex_);
+  uint64_t& last = sent_[static_cast<uint64_t>(target) << 32 | slot];
+  if (last == version) last = before;
 }
 
 void NotifiedExchange::check_mine() const {
@@ -265,6 +273,10 @@ NotifiedExchange::Seen NotifiedExchange::work_any(const std::vector<Seen>& slots
       },
       patience, calm ? kCalmNs : kLookNs, kAtOnce);
   return found;
+}
+
+void NotifiedExchange::abandon() {
+  if (outbox_ != nullptr) outbox_->abandon();
 }
 
 void NotifiedExchange::end_work() {

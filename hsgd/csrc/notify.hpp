@@ -53,7 +53,7 @@ class HSGD_API NotifiedExchange final {
 
   // Collective. `communicator` outlives this object.
   NotifiedExchange(Communicator& communicator, const Settings& settings, const MakeRma& make);
-  // Collective where there is a network.
+  // Collective over MPI, unless abandoned.
   ~NotifiedExchange();
   NotifiedExchange(const NotifiedExchange&) = delete;
   NotifiedExchange& operator=(const NotifiedExchange&) = delete;
@@ -81,6 +81,8 @@ class HSGD_API NotifiedExchange final {
   Seen work_any(const std::vector<Seen>& slots, const std::function<bool()>& also, bool calm);
   // Ends that, with HSGD_ERR_CLOSED, for good.
   void end_work();
+  // The destructor will wait for nobody: what MPI has of this rank stays until the process ends.
+  void abandon();
   // While there is such a thread, others that wait leave the network to it. It tells them with
   // wake() what came from there.
   void set_worked(bool worked) { worked_.store(worked, std::memory_order_relaxed); }
@@ -121,6 +123,7 @@ class HSGD_API NotifiedExchange final {
   void check_slot(const char* what, uint32_t slot, int rank) const;
   void check_put(const std::vector<Piece>& pieces, int target, uint32_t slot) const;
   uint64_t claim_version(int target, uint32_t slot, uint64_t version);
+  void give_version_back(int target, uint32_t slot, uint64_t version, uint64_t before);
   uint64_t look(uint32_t slot);
   void check_source(int source, const std::string& what) const;
   std::string person(int rank) const;

@@ -102,6 +102,8 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
 
 void hsgd_exchange_end_work(hsgd_exchange* exchange) { exchange->exchange.end_work(); }
 
+void hsgd_exchange_abandon(hsgd_exchange* exchange) { exchange->exchange.abandon(); }
+
 int hsgd_exchange_descriptor(const hsgd_exchange* exchange) {
   return exchange->exchange.descriptor();
 }

@@ -212,7 +212,8 @@ std::string Outbox::oldest(int* target) const {
 
 bool Outbox::close(const Deadline& deadline) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool unfinished = failure_ || is_without_memory_ || !operations_.empty();
+  const bool unfinished =
+      failure_ || is_without_memory_ || !operations_.empty() || abandoned_.load();
   if ((!unfinished || rma_->drives_itself()) && rma_->close(deadline)) return true;
   rma_.release();  // the network may still use the requests and the window
   return false;

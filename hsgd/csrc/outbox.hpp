@@ -8,6 +8,7 @@
 #ifndef HSGD_OUTBOX_HPP_
 #define HSGD_OUTBOX_HPP_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -58,6 +59,8 @@ class Outbox {
   bool empty() const;  // the same of all
   // "version 4 for slot 3 of rank 2", of the oldest operation; its rank in `target`.
   std::string oldest(int* target) const;
+  // From here on close() of a network that needs all ranks for it does nothing, and says false.
+  void abandon() { abandoned_.store(true); }
   bool close(const Deadline& deadline) noexcept;
   // As of Rma.
   void start(std::function<void()> arrived) { rma_->start(std::move(arrived)); }
@@ -90,6 +93,7 @@ class Outbox {
   size_t capacity_;
   double timeout_s_;
   bool forgiving_;
+  std::atomic<bool> abandoned_{false};  // partner: close(), perhaps on another thread
   uint64_t last_ticket_ = 0;
   std::list<Operation> operations_;  // in the order of posting; addresses stay
   std::set<uint64_t> open_;          // their tickets

@@ -113,7 +113,7 @@ class Group:
             try:
                 parcel[1:] = torch.cat([part.reshape(-1) for part in read()])
                 parcel[0] = 1.0
-            except HsgdError as error:
+            except Exception as error:  # whatever it is: the others stand in the broadcast
                 failure = error
         self.comm.broadcast(parcel, name="centre for the group")
         if failure is not None:
