@@ -130,10 +130,14 @@ def report(folder: Path, of: int, **facts: Any) -> None:
     (folder / str(of)).touch()
 
 
-def wait_for_reports(folder: Path) -> None:
-    """A rank that ends may have the launcher end the others: all of them report first."""
+def wait_for_reports(folder: Path, victim: int | None = None) -> None:
+    """A rank that ends may have the launcher end the others: all of them report first, unless
+    `victim` is gone, whose parent has ended it then.
+    """
     deadline = time.monotonic() + REPORTED_S
     while len(list(folder.iterdir())) < RANKS and time.monotonic() < deadline:
+        if victim is not None and not Path(f"/proc/{victim}").exists():
+            return
         time.sleep(0.02)
 
 
@@ -148,7 +152,7 @@ def executioner(number: signal.Signals, rank: int, folder: Path) -> int:
     if os.read(here, 1):
         report(folder, rank)
         os.kill(victim, number)
-        wait_for_reports(folder)
+        wait_for_reports(folder, victim)
         with contextlib.suppress(ProcessLookupError):  # one that was killed may be gone
             os.kill(victim, signal.SIGKILL)
     os._exit(0)

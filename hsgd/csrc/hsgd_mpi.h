@@ -11,10 +11,10 @@
 extern "C" {
 #endif
 
-/* Collective over the MPI communicator, blocking, with options->timeout_s as deadline of each of its
- * steps. The communicator itself, which is duplicated, is not used afterwards; destroy the result
- * with hsgd_comm_destroy (collective then, and before MPI_Finalize). Below MPI_THREAD_SERIALIZED all
- * of this in the thread that initialized MPI. Calls PMPI_* only. */
+/* Collective over the MPI communicator, blocking, with options->timeout_s as deadline of each of
+ * its steps. The communicator itself, which is duplicated, is not used afterwards; destroy the
+ * result with hsgd_comm_destroy (collective then, and before MPI_Finalize). Below
+ * MPI_THREAD_SERIALIZED all of this in the thread that initialized MPI. Calls PMPI_* only. */
 HSGD_API int hsgd_mpi_comm_create(const void* mpi_comm, const hsgd_options* options,
                                   hsgd_comm** comm, hsgd_error* err);
 

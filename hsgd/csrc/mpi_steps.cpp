@@ -200,8 +200,9 @@ void Steps::look_around(const Deadline& deadline, const char* what) const {
               text("set-up over MPI: rank %d died before all of %d ranks %s", dead, size_, what));
 }
 
-// Throws, unless a late rank is to be waited for: then those that wait say so. MPI does not tell who
-// waits, so the ranks 0, 1, 2, 4, 8 and so on speak: few lines, and not all of these ranks are late.
+// Throws, unless a late rank is to be waited for: then those that wait say so. MPI does not tell
+// who waits, so the ranks 0, 1, 2, 4, 8 and so on speak: few lines, and not all of these ranks are
+// late.
 void Steps::say_late(const char* what) const {
   const char* advice =
       what == kCome ? "every rank needs hsgd and the same HSGD_* settings (Open MPI on several "

@@ -1,5 +1,6 @@
 /* The ranks that are given come late to their first collective, and to a later one: MPI lets them,
- * for hours if need be. The default deadline of hsgd is made short here, which no setting of a user does.
+ * for hours if need be. The default deadline of hsgd is made short here, which no setting of a
+ * user does.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
