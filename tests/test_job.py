@@ -12,7 +12,7 @@ import pytest
 
 from hsgd import LaunchError, job
 from processes import run_marked
-from torchrun_runs import JOB_S, here, said, torchrun
+from torchrun_runs import JOB_S, free_port, here, said, torchrun
 
 __all__: list[str] = []
 
@@ -53,11 +53,12 @@ print(f"|{hsgd.rank()} of {hsgd.size()}, {sums}, {dist.get_rank()}, {comm.mpi}|"
 """
 
 
-@pytest.mark.parametrize("options", [("--standalone",), ("--master-port=29611",)], ids=str)
+@pytest.mark.parametrize("standalone", [True, False], ids=["standalone", "static port"])
 def test_each_communicator_of_torchruns_workers_is_one_of_all(
-    tmp_path: Path, options: tuple[str, ...]
+    tmp_path: Path, standalone: bool
 ) -> None:
-    done = torchrun(tmp_path, COMMUNICATORS, *options, "--nproc-per-node=3")
+    option = "--standalone" if standalone else f"--master-port={free_port()}"
+    done = torchrun(tmp_path, COMMUNICATORS, option, "--nproc-per-node=3")
     assert done.returncode == 0, done.stderr[-3000:]
     assert said(done) == [f"{rank} of 3, [3, 3], {rank}, None" for rank in range(3)]
 

@@ -6,19 +6,27 @@ Owns the marked runs of torchrun on this machine.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from processes import run_marked
 
-__all__ = ["JOB_S", "here", "said", "torchrun"]
+__all__ = ["JOB_S", "free_port", "here", "said", "torchrun"]
 
 JOB_S = 120.0
 
 
 def here(**more: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ, **more}
+
+
+def free_port() -> int:
+    """A port of this machine at which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def torchrun(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
