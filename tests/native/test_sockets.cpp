@@ -704,7 +704,8 @@ TEST("ranks that come all at once are not taken for strangers") {
   const SocketListener other;
   const SocketPlace place = own.place();
   const hsgd::Fd poll(::epoll_create1(EPOLL_CLOEXEC));
-  hsgd::SocketDoor door(own.listen({place, other.place()}, 0), poll.get(), 10 * kSecond, kRanks);
+  hsgd::SocketDoor door(own.listen({place, other.place()}, {false, true}), poll.get(), 10 * kSecond,
+                        kRanks);
   std::vector<std::unique_ptr<ByHand>> ranks;
   for (size_t i = 0; i < kRanks; ++i) ranks.push_back(std::make_unique<ByHand>(place));
   std::vector<hsgd::Fd> let_in;
@@ -720,7 +721,7 @@ class Doorkeeper {
  public:
   explicit Doorkeeper(SocketListener listener) : place_(listener.place()) {
     const SocketListener other;
-    fds_ = listener.listen({place_, other.place()}, 0);
+    fds_ = listener.listen({place_, other.place()}, {false, true});
   }
   const SocketPlace& place() const { return place_; }
   hsgd::Fd accept() {
@@ -787,7 +788,7 @@ TEST("a rank listens only at an address that another one uses") {
   SocketListener own;
   const SocketListener other;
   const uint32_t used = hsgd::reach(other.place(), own.place());
-  const std::vector<hsgd::Fd> fds = own.listen({own.place(), other.place()}, 0);
+  const std::vector<hsgd::Fd> fds = own.listen({own.place(), other.place()}, {false, true});
   CHECK_EQ(fds.size(), 1U);
   for (const hsgd::Fd& fd : fds) {
     sockaddr_in address{};
@@ -797,7 +798,28 @@ TEST("a rank listens only at an address that another one uses") {
     CHECK_EQ(address.sin_port, own.place().port);
   }
   SocketListener alone;
-  CHECK(alone.listen({alone.place()}, 0).empty());
+  CHECK(alone.listen({alone.place()}, {false}).empty());
+}
+
+TEST("a rank to which none connects listens nowhere") {
+  Member own(64);
+  Member near(64);
+  SocketSettings settings{false, kSlice};
+  settings.connect = {false, false};
+  own.open({own.place(), near.place()}, 0, settings);
+  near.open({own.place(), near.place()}, 1, {false, kSlice});
+  own.start();
+  near.start();
+  const uint64_t version = 1;
+  try {  // the kernel may know at once
+    near.rma->replace(0, &version, slot_at(0), 0);
+    near.wait([&] { return near.rma->failure(0).has_value(); });
+  } catch (const Error&) {
+    CHECK(near.rma->failure(0).has_value());
+  }
+  CHECK_THROWS(near.rma->replace(0, &version, slot_at(0), 0), "(Connection refused)");
+  own.rma->close(Deadline(kLimitS));
+  near.rma->close(Deadline(kLimitS));
 }
 
 TEST("a connection that finds too many files open is accepted later") {
