@@ -21,7 +21,8 @@ IO_CSRC = ROOT / "io" / "csrc"
 # Components of the core, lowest layer first; each may include its own headers and lower layers.
 # A component is all files of one stem; reduce_* belong to reduce.
 CORE_LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"hsgd_core", "cgroup", "float_mode", "page"}),
+    frozenset({"hsgd_core", "kernel_file", "float_mode", "page"}),
+    frozenset({"cgroup"}),
     frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi", "prompt"})
     | {"socket_frames"},
     frozenset({"mapping_failure"}),

@@ -14,6 +14,7 @@
 
 #include "box_layout.hpp"
 #include "error.hpp"
+#include "meeting_wait.hpp"
 #include "signals.hpp"
 #include "unix_socket.hpp"
 
@@ -38,14 +39,10 @@ std::string name_of(const std::string& key) {
   return text("@hsgd-box-%u-%s", ::geteuid(), key.c_str());
 }
 
-bool wait_readable(const Fd& socket, int64_t limit_ms) {
-  pollfd watched{socket.get(), POLLIN, 0};
-  return ::poll(&watched, 1, static_cast<int>(limit_ms)) > 0;
-}
-
 // False: the holder that took the question died, or is stopped.
-bool receive_box(const Fd& socket, int64_t limit_ms, BoxHandover* box) {
-  if (!wait_readable(socket, limit_ms)) return false;
+bool receive_box(const Fd& socket, const Deadline& deadline, BoxHandover* box) {
+  std::vector<pollfd> watched{{socket.get(), POLLIN, 0}};
+  if (!wait_readable_until(watched, deadline)) return false;
   Handover message;
   std::vector<Fd> taken;
   const ssize_t received = receive_message(socket.get(), &message, sizeof message, &taken);
@@ -92,8 +89,9 @@ Fd claim_box_key(const std::string& key) {
 }
 
 BoxHandover ask_for_box(const std::string& key, const Deadline& deadline) {
-  constexpr int64_t kAnswerMs = 1000;  // then another holder may be asked
-  constexpr int64_t kTurnMs = 50;      // of one wait where too many are asking
+  constexpr double kAnswerS = 1.0;  // then another holder may be asked
+  constexpr double kLeastS = 0.001;
+  constexpr int64_t kTurnMs = 50;  // of one wait where too many are asking
   const Address address = address_of(name_of(key));
   bool found = false;
   for (int64_t pause = 1;; pause = std::min<int64_t>(20, pause * 2)) {
@@ -102,9 +100,9 @@ BoxHandover ask_for_box(const std::string& key, const Deadline& deadline) {
       refuse_stranger(key, peer_of(socket));
       found = true;
       BoxHandover box;
-      const int64_t left_ms = std::max<int64_t>(1, deadline.remaining_ns() / 1'000'000);
-      const int64_t limit_ms = std::min(kAnswerMs, left_ms);
-      if (receive_box(socket, limit_ms, &box)) return box;
+      const double left_s = static_cast<double>(deadline.remaining_ns()) / 1e9;
+      const double limit_s = std::clamp(left_s, kLeastS, kAnswerS);
+      if (receive_box(socket, deadline.renewed(limit_s), &box)) return box;
     } else if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN && errno != EINTR) {
       fail_system("ParameterBox: asking for a box");
     }

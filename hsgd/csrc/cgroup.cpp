@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdio>
 #include <sstream>
+
+#include "kernel_file.hpp"
 
 namespace hsgd {
 namespace {
@@ -15,20 +16,9 @@ struct Membership {
   std::string path;
 };
 
-// "" where there is no such file. No child that another thread starts meanwhile inherits it.
-std::istringstream contents(const std::string& path) {
-  std::string text;
-  if (std::FILE* file = std::fopen(path.c_str(), "re")) {
-    char part[1024];
-    while (const size_t got = std::fread(part, 1, sizeof part, file)) text.append(part, got);
-    std::fclose(file);
-  }
-  return std::istringstream(text);
-}
-
 std::vector<std::string> lines_of(const std::string& path) {
   std::vector<std::string> lines;
-  std::istringstream file = contents(path);
+  std::istringstream file = contents_of(path);
   for (std::string line; std::getline(file, line);) lines.push_back(line);
   return lines;
 }
@@ -101,15 +91,8 @@ std::vector<std::string> chain_of(const std::string& root, const Mount& mount,
   return chain;
 }
 
-// The first number of a small file, or `fallback` when the file is missing or says "max".
-uint64_t number_in(const std::string& path, uint64_t fallback) {
-  std::istringstream file = contents(path);
-  uint64_t value = 0;
-  return file >> value ? value : fallback;
-}
-
 uint64_t number_of(const std::string& path, const std::string& key) {
-  std::istringstream file = contents(path);
+  std::istringstream file = contents_of(path);
   std::string name;
   for (uint64_t value = 0; file >> name >> value;) {
     if (name == key) return value;
@@ -154,8 +137,8 @@ int cores_worth(int64_t quota, int64_t period) {
 }
 
 int old_cores_in(const std::string& folder) {
-  std::istringstream quota_file = contents(folder + "/cpu.cfs_quota_us");
-  std::istringstream period_file = contents(folder + "/cpu.cfs_period_us");
+  std::istringstream quota_file = contents_of(folder + "/cpu.cfs_quota_us");
+  std::istringstream period_file = contents_of(folder + "/cpu.cfs_period_us");
   int64_t quota = -1;
   int64_t period = 0;
   return quota_file >> quota && period_file >> period ? cores_worth(quota, period) : INT_MAX;
@@ -163,7 +146,7 @@ int old_cores_in(const std::string& folder) {
 
 int new_cores_in(const std::string& folder) {
   std::istringstream file =
-      contents(folder + "/cpu.max");  // "max 100000", or a quota in place of "max"
+      contents_of(folder + "/cpu.max");  // "max 100000", or a quota in place of "max"
   int64_t quota = -1;
   int64_t period = 0;
   return file >> quota >> period ? cores_worth(quota, period) : INT_MAX;

@@ -58,19 +58,15 @@ bool give_name(const std::string& hidden, const std::string& name) {
       text("set-up at %s: another job is using this path; give each job its own", name.c_str()));
 }
 
-// The abstract name is taken: by whom?
-[[noreturn]] void fail_taken(const std::string& name) {
-  const Fd socket = new_socket();
-  if (try_connect(socket, address_of(name), 0)) {
-    const Peer peer = peer_of(socket);
-    if (!peer.is_trusted()) {
-      throw Error(HSGD_ERR_ARGUMENT, 0,
-                  text("set-up at %s: a process of another user (uid %u, pid %d) listens there; "
-                       "give the job a name that cannot be guessed",
-                       name.c_str(), peer.user, peer.pid));
-    }
-  }
-  fail_in_use(name);
+// Throws where anybody listens at `path`, in words about `name`.
+void check_unused(const std::string& path, const std::string& name) {
+  const Listening found = who_listens(path);
+  if (found.who == Listening::Who::kNobody) return;
+  if (found.who != Listening::Who::kStranger) fail_in_use(name);
+  throw Error(HSGD_ERR_ARGUMENT, 0,
+              text("set-up at %s: a process of another user (uid %u, pid %d) listens there; give "
+                   "the job a name that cannot be guessed",
+                   name.c_str(), found.peer.user, found.peer.pid));
 }
 
 // Held while a stale socket is cleared away, so that nobody takes what another job has just put in
@@ -103,16 +99,20 @@ void clear_stale(const std::string& path) {
         HSGD_ERR_ARGUMENT, 0,
         text("set-up at %s: there is a file that is no socket; give another path", path.c_str()));
   }
-  if (reachable(path)) fail_in_use(path);
+  check_unused(path, path);
   const std::string aside = name_beside(path);
   if (::rename(path.c_str(), aside.c_str()) != 0) {
     if (errno == ENOENT) return;
     fail_system(("set-up: replacing " + path).c_str());
   }
-  const bool alive = reachable(aside);
-  if (alive) static_cast<void>(give_name(aside, path));
+  try {
+    check_unused(aside, path);
+  } catch (const Error&) {
+    static_cast<void>(give_name(aside, path));
+    ::unlink(aside.c_str());
+    throw;
+  }
   ::unlink(aside.c_str());
-  if (alive) fail_in_use(path);
 }
 
 }  // namespace
@@ -146,7 +146,10 @@ Listener::Listener(const std::string& path)
   if (path[0] == '@') {
     const auto* to = reinterpret_cast<const sockaddr*>(&address.name);
     if (::bind(fd_.get(), to, address.bytes) != 0) {
-      if (errno == EADDRINUSE) fail_taken(name_);
+      if (errno == EADDRINUSE) {
+        check_unused(name_, name_);
+        fail_in_use(name_);  // bound, and nobody listens yet
+      }
       fail_system(("set-up: listening at " + name_).c_str());
     }
     if (::listen(fd_.get(), SOMAXCONN) != 0) fail_system("listen");
@@ -184,12 +187,19 @@ Listener::~Listener() {
   if (found.st_dev == device_ && found.st_ino == inode_) ::unlink(name_.c_str());
 }
 
-bool reachable(const std::string& path) {
+Listening who_listens(const std::string& path) {
   const Fd socket = new_socket();
   if (try_connect(socket, address_of(meeting_point_of(path).name), 0)) {
-    return peer_of(socket).is_trusted();
+    const Peer peer = peer_of(socket);
+    return {peer.is_trusted() ? Listening::Who::kTrusted : Listening::Who::kStranger, peer};
   }
-  return errno == EAGAIN;
+  if (errno == EAGAIN) return {Listening::Who::kTrusted, {}};
+  const bool nobody = errno == ECONNREFUSED || errno == ENOENT;
+  return {nobody ? Listening::Who::kNobody : Listening::Who::kUnknown, {}};
+}
+
+bool reachable(const std::string& path) {
+  return who_listens(path).who == Listening::Who::kTrusted;
 }
 
 }  // namespace hsgd

@@ -57,8 +57,19 @@ class HSGD_API Listener {
   ino_t inode_ = 0;
 };
 
-// True when `path` can be reached from here: the proof that two ranks share a node. Never waits:
-// a listener whose queue is full is there.
+// Who listens at a path. Never waits: a listener whose queue is full is there.
+struct Listening {
+  enum class Who {
+    kNobody,
+    kTrusted,   // or nobody can say, because its queue is full
+    kStranger,  // `peer`
+    kUnknown,   // lets this process not connect, or not with a socket of this kind
+  } who;
+  Peer peer;
+};
+HSGD_API Listening who_listens(const std::string& path);
+
+// True when `path` can be reached from here: the proof that two ranks share a node.
 HSGD_API bool reachable(const std::string& path);
 
 }  // namespace hsgd

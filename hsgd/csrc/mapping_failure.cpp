@@ -8,20 +8,11 @@
 #include <string>
 
 #include "error.hpp"
+#include "kernel_file.hpp"
 #include "page.hpp"
 
 namespace hsgd {
 namespace {
-
-// The first number of a file of /proc; 0: unknown.
-unsigned long long number_in(const char* path) {
-  unsigned long long value = 0;
-  if (std::FILE* file = std::fopen(path, "re")) {
-    if (std::fscanf(file, "%llu", &value) != 1) value = 0;
-    std::fclose(file);
-  }
-  return value;
-}
 
 unsigned long long lines_in(const char* path) {
   unsigned long long lines = 0;
@@ -33,9 +24,9 @@ unsigned long long lines_in(const char* path) {
 }
 
 std::string explain(size_t bytes, size_t left) {
-  const unsigned long long mapped = number_in("/proc/self/statm") * page_bytes();
+  const unsigned long long mapped = number_in("/proc/self/statm", 0) * page_bytes();
   const unsigned long long mappings = lines_in("/proc/self/maps");
-  const unsigned long long most = number_in("/proc/sys/vm/max_map_count");
+  const unsigned long long most = number_in("/proc/sys/vm/max_map_count", 0);
   rlimit addresses{};
   ::getrlimit(RLIMIT_AS, &addresses);
   const bool limited = addresses.rlim_cur != RLIM_INFINITY;

@@ -50,8 +50,15 @@ void check(const hsgd_exchange_options& options) {
   }
 }
 
-// Collective when it is called: all ranks tell all where they are.
-NotifiedExchange::MakeRma over_sockets(Communicator& communicator, const SocketSettings& settings) {
+// Collective when it is called: all ranks tell all where they are. `remote_only`: ranks of one node
+// connect to one another, too.
+NotifiedExchange::MakeRma over_sockets(Communicator& communicator, SocketSettings settings,
+                                       bool remote_only) {
+  const hsgd_topology own = communicator.topology();
+  for (int rank = 0; rank < own.size; ++rank) {
+    const bool is_near = communicator.local_rank_of(rank) >= 0;
+    settings.connect.push_back(remote_only ? rank != own.rank : !is_near);
+  }
   return [&communicator, settings](void* base, size_t bytes) {
     const hsgd_topology place = communicator.topology();
     SocketListener listener;
@@ -88,8 +95,9 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
     if (far && options->network == HSGD_NETWORK_SOCKETS) {
       hsgd::SocketSettings settings{options->forgiving != 0, options->slice_bytes};
       settings.timeout_s = options->timeout_s;
-      *exchange =
-          hsgd::new_exchange(comm, *options, hsgd::over_sockets(*comm->communicator, settings));
+      *exchange = hsgd::new_exchange(
+          comm, *options,
+          hsgd::over_sockets(*comm->communicator, settings, options->remote_only != 0));
       return;
     }
     if (far) {

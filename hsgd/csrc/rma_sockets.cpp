@@ -69,7 +69,7 @@ class SocketRma final : public Rma {
         settings_(settings),
         poll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
-        door_(listener.listen(places_, rank), poll_.get(),
+        door_(listener.listen(places_, who_connects()), poll_.get(),
               static_cast<int64_t>(settings.hello_s * 1e9), places_.size()) {
     follow(wake_.get(), EPOLLIN);
   }
@@ -140,6 +140,13 @@ class SocketRma final : public Rma {
     bool waits_for_room = true;  // until it is connected
     int tries = 1;
   };
+
+  std::vector<bool> who_connects() const {
+    if (!settings_.connect.empty()) return settings_.connect;
+    std::vector<bool> others(places_.size(), true);
+    others[static_cast<size_t>(rank_)] = false;
+    return others;
+  }
 
   void follow(int fd, uint32_t events) const {
     epoll_event event{};

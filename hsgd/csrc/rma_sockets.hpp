@@ -25,6 +25,8 @@ struct SocketSettings {
   double hello_s = 10.0;
   // The deadline of those who wait: in proportion to it a host that does not answer is given up.
   double timeout_s = 0.0;  // 0: as the kernel does
+  // By rank, which of them connect here. Empty: all the others; ranks of one node have its memory.
+  std::vector<bool> connect = {};
 };
 
 // Local. Writes of others go into the `bytes` bytes at `base`.

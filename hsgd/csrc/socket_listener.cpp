@@ -113,10 +113,11 @@ bool SocketListener::bind_all() {
   return true;
 }
 
-std::vector<Fd> SocketListener::listen(const std::vector<SocketPlace>& places, int rank) {
+std::vector<Fd> SocketListener::listen(const std::vector<SocketPlace>& places,
+                                       const std::vector<bool>& connect) {
   std::set<uint32_t> used;
   for (size_t from = 0; from < places.size(); ++from) {
-    if (static_cast<int>(from) != rank) used.insert(reach(places[from], place_));
+    if (connect[from]) used.insert(reach(places[from], place_));
   }
   std::vector<Fd> open;
   for (size_t i = 0; i < fds_.size(); ++i) {

@@ -37,9 +37,9 @@ class SocketListener {
  public:
   SocketListener();  // throws HSGD_ERR_SYSTEM
   const SocketPlace& place() const { return place_; }
-  // The sockets at the addresses that the other ranks use, listening; the rest is closed. Throws
-  // HSGD_ERR_SYSTEM.
-  std::vector<Fd> listen(const std::vector<SocketPlace>& places, int rank);
+  // The sockets at the addresses that the ranks use which `connect`, by rank, listening; the rest
+  // is closed. Throws HSGD_ERR_SYSTEM.
+  std::vector<Fd> listen(const std::vector<SocketPlace>& places, const std::vector<bool>& connect);
 
  private:
   bool bind_all();

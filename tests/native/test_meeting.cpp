@@ -1,6 +1,7 @@
 // Where ranks meet: names, secrets, files of sockets, and who is let in.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <array>
 #include <atomic>
@@ -156,6 +157,47 @@ TEST("of jobs that find the socket of a killed one, one gets the path and keeps 
     CHECK_EQ(served, 1);
     CHECK(!hsgd::reachable(path) && ::access(path.c_str(), F_OK) != 0);
   }
+}
+
+// Where there is no root, nobody can be somebody else.
+constexpr uid_t kNobody = 65534;
+
+// Of the calling thread alone; false: not allowed.
+bool become_nobody() { return ::syscall(SYS_setresuid, -1, kNobody, -1) == 0; }
+
+TEST("a socket at which another user's process listens is named and left where it is") {
+  const Folder folder;
+  const std::string path = folder.path("socket");
+  CHECK_EQ(::chmod(folder.path("").c_str(), 0777), 0);
+  const hsgd::Fd door = hsgd::new_socket();
+  bool is_other = false;
+  std::thread([&] {
+    is_other = become_nobody();
+    const hsgd::Address address = hsgd::address_of(path);
+    CHECK_EQ(::bind(door.get(), reinterpret_cast<const sockaddr*>(&address.name), address.bytes),
+             0);
+    CHECK_EQ(::listen(door.get(), 8), 0);
+  }).join();
+  const std::string line = failure_of([&] { const Listener listener(path); });
+  const std::string who =
+      is_other ? hsgd::text("a process of another user (uid %u, pid %d) listens there", kNobody,
+                            static_cast<int>(::getpid()))
+               : "another job is using this path";
+  CHECK(line.find(who) != std::string::npos);
+  CHECK(hsgd::try_connect(hsgd::new_socket(), hsgd::address_of(path), 0));
+  CHECK(hsgd::reachable(path) == !is_other);
+  CHECK_EQ(::unlink(path.c_str()), 0);
+}
+
+TEST("a socket that takes no connection of this kind is not taken away") {
+  const Folder folder;
+  const std::string path = folder.path("socket");
+  const hsgd::Fd door(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const hsgd::Address address = hsgd::address_of(path);
+  CHECK_EQ(::bind(door.get(), reinterpret_cast<const sockaddr*>(&address.name), address.bytes), 0);
+  CHECK_EQ(::listen(door.get(), 8), 0);
+  CHECK_THROWS(const Listener listener(path), "another job is using this path");
+  CHECK_EQ(::unlink(path.c_str()), 0);
 }
 
 TEST("a path may be as long as an address can be") {
