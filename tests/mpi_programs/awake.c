@@ -48,11 +48,8 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kCount; ++i) ones[i] = 1;
   sleeps_in_allreduce();
   int pid = getpid();
-  if (rank == 0) MPI_Send(&pid, 1, MPI_INT, 1, 1, MPI_COMM_WORLD);
-  if (rank == 1) {
-    MPI_Recv(&pid, 1, MPI_INT, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    wait_until_it_slept(pid);
-  }
+  MPI_Bcast(&pid, 1, MPI_INT, 0, MPI_COMM_WORLD); /* a message of the program would count */
+  if (rank == 1) wait_until_it_slept(pid);
   long sleeps = sleeps_in_allreduce();
   CHECK(rank == 1 || sleeps >= 1);
 
