@@ -252,11 +252,26 @@ def test_who_gives_up_says_so_and_without_that_no_sum_has_changed(
     assert not any(end["error"] for end in rest)
 
 
+def meet_once(pairs: PairAverager, *, asks: bool) -> None:
+    """Average with the other of two ranks of which one asks."""
+    deadline = time.monotonic() + PATIENT_S
+    if asks:
+        assert pairs.ask(0)
+    while not pairs.poll():
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+    pairs._exchange.drain(PATIENT_S)
+
+
 def leave_a_half(seat: Seat, path: str) -> tuple[list[int], str]:
     comm = seat.comm(path, 3)
     weights = [torch.tensor([10 * seat.rank])]
     options: dict[str, Any] = {"network": "sockets", "remote_only": True, "timeout_s": GIVES_UP_S}
     pairs = PairAverager(comm, weights, complete(3), **options)
+    if seat.rank < 2:  # connected both ways: a connection to one that is stopped carries nothing
+        meet_once(pairs, asks=seat.rank == 1)
+        weights[0].fill_(10 * seat.rank)
+    comm.barrier()
     if seat.rank == 0:
         assert pairs.ask(1)
         pairs._exchange.drain(PATIENT_S)
