@@ -36,15 +36,13 @@ __all__ = ["SCENARIOS"]
 
 # Deaths are told by MPI's launcher; who is stopped is missed at the deadline, of one step of the
 # set-up and, on its node, of the meeting there.
-TIMEOUT_S = {"SIGKILL": 15.0, "SIGSTOP": 2.0}
-BOUND_S = {"SIGKILL": 25.0, "SIGSTOP": 2 * 2.0 + 4.0}
+TIMEOUT_S = {"SIGKILL": 60.0, "SIGSTOP": 2.0}
+BOUND_S = {"SIGKILL": 20.0, "SIGSTOP": 2 * 2.0 + 4.0}
 UNCAUGHT = 1  # exit code of an exception
 # Open MPI 5.0 may abort the job when a rank dies in a nonblocking collective of its own, which the
 # first two steps are: the job ends, but without our line. Such a job is run again.
 ABORTED_BY_MPI = "An error occurred in Send error after request freed"
 MOST_RUNS = 4
-# A rank that comes to the door of one that died before looks for it until the deadline.
-UNSEEN = "over MPI: place found"
 
 
 class Scenario(NamedTuple):
@@ -99,11 +97,7 @@ def test_no_rank_waits_for_ever_for_one_that_falls_in_the_set_up_over_mpi(
     lines, victim = reports[point], SCENARIOS[point].victim
     assert not isinstance(lines, str), lines
     for line in lines[:victim] + lines[victim + 1 :]:
-        missed = how == "SIGSTOP" or (point == UNSEEN and line["of"] // 2 == victim // 2)
-        assert line["kind"] in ("CollectiveTimeout", "PeerLost")[: 1 if how == "SIGSTOP" else 2], (
-            line
-        )
-        assert missed or line["kind"] == "PeerLost", line
+        assert line["kind"] == ("PeerLost" if how == "SIGKILL" else "CollectiveTimeout"), line
         assert "\n" not in line["line"]
         assert line["when"] - lines[victim]["when"] < BOUND_S[how], line
         if how == "SIGKILL":

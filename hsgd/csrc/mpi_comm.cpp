@@ -23,6 +23,7 @@ namespace {
 
 // More leaders than this per node add messages, not bandwidth.
 constexpr int kMostLeaders = 8;
+constexpr const char* kMeet = "met on their nodes";
 
 // What the first rank tells all others.
 struct FirstWords {
@@ -108,19 +109,38 @@ OwnComm split_off(MPI_Comm comm, int rank) {
   return own;
 }
 
+// Of ranks that meet on their nodes: who comes to a door that is shut cannot tell a rank that died
+// from one that comes later, and MPI can.
+class MpiWatch final : public Watch {
+ public:
+  MpiWatch(const Steps& steps, Turn& turn) : steps_(steps), turn_(turn) {}
+  void check() override {
+    turn_.take_for([&] {
+      int flag = 0;  // MPI learns of deaths in its calls
+      PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+      steps_.check_deaths(kMeet);
+    });
+  }
+
+ private:
+  const Steps& steps_;
+  Turn& turn_;
+};
+
 // The ranks' own communicator serves its leaders: those with one local rank are a line of their
 // own.
 std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Place place,
-                                   const hsgd_options& options, Turn& turn) {
+                                   const hsgd_options& options, const Steps& steps, Turn& turn) {
   std::unique_ptr<Transport> transport;
   if (place.local_rank < place.leaders) {
     transport = make_mpi_transport({own, nodes.ranks_at(place.local_rank), place.node_rank},
                                    place.is_foreign_thread);
   }
+  MpiWatch watch(steps, turn);
   std::unique_ptr<Communicator> made;
   turn.leave_for([&] {
     made = std::make_unique<Communicator>(nodes.path, nodes.listener.get(), std::move(place),
-                                          std::move(transport), options);
+                                          std::move(transport), options, &watch);
   });
   return made;
 }
@@ -136,8 +156,8 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
   agree_on(steps, "counted their file descriptors", [&] { check_descriptors(place.local_size); });
   HSGD_FAULT_POINT("over MPI: place found");
   std::unique_ptr<Communicator> communicator;
-  agree_on(steps, "met on their nodes", [&] {
-    communicator = meet(own, std::move(nodes), std::move(place), options, turn);
+  agree_on(steps, kMeet, [&] {
+    communicator = meet(own, std::move(nodes), std::move(place), options, steps, turn);
     HSGD_FAULT_POINT("over MPI: met");
   });
   return new_comm(std::move(communicator));

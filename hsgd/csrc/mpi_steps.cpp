@@ -194,6 +194,10 @@ void Steps::look_around(const Deadline& deadline, const char* what) const {
   bool interrupted = false;
   turn_.leave_for([&] { interrupted = deadline.interrupted(); });
   if (interrupted) throw Error(HSGD_ERR_INTERRUPTED, -1, "set-up over MPI: interrupted");
+  check_deaths(what);
+}
+
+void Steps::check_deaths(const char* what) const {
   const int dead = dead_rank_of(comm_);
   if (dead < 0) return;
   throw Error(HSGD_ERR_PEER_LOST, dead,

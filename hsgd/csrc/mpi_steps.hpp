@@ -50,6 +50,9 @@ class Steps {
   // Every rank's row of `bytes`, by rank.
   void gather(const void* row, void* rows, size_t bytes, const char* what);
 
+  // Local: throws where MPI knows of a rank that died.
+  void check_deaths(const char* what) const;
+
  private:
   struct UnderWay;
   using Step = std::unique_ptr<UnderWay>;

@@ -42,6 +42,14 @@ class Turn {
     body();
   }
 
+  // Runs `body` in turn, from within leave_for().
+  template <class Body>
+  void take_for(Body&& body) {
+    if (lock_.mutex() == nullptr) return body();
+    const std::lock_guard<std::mutex> back(*lock_.mutex());
+    body();
+  }
+
  private:
   std::unique_lock<std::mutex> lock_;
 };
