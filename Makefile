@@ -18,6 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
   then command -v $$p; break; fi; done)
 
 BIN := $(abspath $(VENV))/bin
+PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CPP := $(wildcard hsgd/csrc/*.cpp hsgd/csrc/*.hpp hsgd/csrc/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*.cpp tests/native/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c tests/mpi_programs/*.[ch] tests/foreign/*.c)
 SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/mpi_compiler.py $(wildcard hsgd/csrc/* io/csrc/*)
@@ -30,7 +31,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test bench lint format typecheck native-test sanitized-test pytest prepare prepare-test clean distclean
+.PHONY: help demo test bench lint format typecheck native-test sanitized-test pytest chaos test-torch test-bench suites test-all prepare prepare-test clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,8 +72,22 @@ native-test: $(VENV)/.dev ## build and run tests/native/test_*.cpp
 sanitized-test: ## the native tests under the address and the thread sanitizer
 	for sanitizer in address thread; do $(MAKE) --no-print-directory native-test SANITIZE=$$sanitizer; done
 
-pytest: $(VENV)/.dev $(VENV)/.horovod ## run the Python tests, those with several processes and nodes included
-	$(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+pytest: $(VENV)/.dev $(VENV)/.horovod ## the Python tests in their short form, with several processes and nodes
+	$(PYTEST) -m 'not (chaos or torch or bench or suites)' $(PYTEST_ARGS)
+
+chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
+	$(PYTEST) -m chaos $(PYTEST_ARGS)
+
+test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch
+	$(PYTEST) -m torch $(PYTEST_ARGS)
+
+test-bench: $(VENV)/.dev $(VENV)/.horovod ## a short run of each benchmark
+	$(PYTEST) -m bench $(PYTEST_ARGS)
+
+suites: $(VENV)/.dev $(VENV)/.horovod ## the test suites of others, through hsgd
+	$(PYTEST) -m suites $(PYTEST_ARGS)
+
+test-all: test chaos test-torch test-bench suites ## all of the five
 
 prepare:
 	@[ -n '$(PYTHON)' ] || { echo 'no Python 3.10 or newer on PATH; install one, or give PYTHON=/path/to/python3' >&2; exit 1; }

@@ -356,7 +356,8 @@ class BuildNativeTests(Command):
         output.mkdir(parents=True)
         builder = Builder(find_compiler(), output, objects_folder(self.sanitize))
         if self.sanitize:
-            builder.extra_flags.append(f"-fsanitize={self.sanitize}")
+            # -O1: a third less time to compile, and code closer to what the lines say
+            builder.extra_flags += [f"-fsanitize={self.sanitize}", "-O1"]
             # What GCC 12 warns of under a sanitizer alone: that it ignores stand-alone fences, and
             # bounds that it does not follow through the checks it inserts.
             silent = {

@@ -20,7 +20,7 @@ from hsgd import built, ending, job, torchrun
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing
 from hsgd.config import Config
-from hsgd.errors import LaunchError, MissingExtra
+from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
 from hsgd.records import Record, Span
 
@@ -35,6 +35,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64",
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/hsgd_core.h
 _ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
 _STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
+_REFUSED_S = 1.0  # ranks that refuse a communicator do so together
 _WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
 
 Array = TypeVar("Array")
@@ -103,8 +104,14 @@ class Comm(Closing):
             job.refuse_alone(MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0])
         if world.size > 1:
             ending.watch(config.abort_after_s)
-        self._keep(library.create(MPI._addressof(world), _options(config)))
-        if 1 < world.size == MPI.COMM_WORLD.size:
+        of_all = 1 < world.size == MPI.COMM_WORLD.size
+        try:
+            self._keep(library.create(MPI._addressof(world), _options(config)))
+        except Exception as error:
+            if of_all and not isinstance(error, (PeerLost, CollectiveTimeout)):  # on all ranks
+                ending.prepare_goodbye(world, min(config.timeout_s, _REFUSED_S))
+            raise
+        if of_all:
             ending.prepare_goodbye(world, config.timeout_s)
         self._config, self._mpi = config, world
 

@@ -20,6 +20,7 @@ import pytest
 from cluster import Cluster
 from hsgd.c10d import launchers
 from processes import run_marked
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -126,7 +127,7 @@ def here(folder: Path, **more: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ, "REPORTS": str(folder), **more}
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", short_form("torch", [1, 3], keep=[1]))
 def test_torchrun_on_one_node_uses_shared_memory_without_mpi(
     tmp_path: Path, expected: Callable[[int], list[dict[str, Any]]], size: int
 ) -> None:
@@ -193,6 +194,7 @@ def test_mpirun_uses_mpi(
     assert all(report["mpi"] for report in reports(tmp_path))
 
 
+@pytest.mark.torch
 def test_mpirun_between_nodes_uses_the_two_level_pipeline(
     tmp_path: Path,
     cluster: Callable[..., Cluster],
@@ -242,7 +244,7 @@ def test_torchrun_on_several_nodes_uses_shared_memory_inside_and_gloo_between(
     check(tmp_path, expected(4), "Nodes", [2, 1])
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", short_form("torch", [1, 2], keep=[1]))
 def test_a_killed_rank_is_named_on_all_others(
     tmp_path: Path, request: pytest.FixtureRequest, nodes: int
 ) -> None:

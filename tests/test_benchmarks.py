@@ -109,6 +109,7 @@ def test_a_quick_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path)
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_all_collectives_are_measured_and_checked(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     names = ("hsgd-c", "mpi-c", "hsgd", "mpi4py")
@@ -124,6 +125,7 @@ def test_all_collectives_are_measured_and_checked(tmp_path: Path) -> None:
     assert "barrier, 3 ranks, median microseconds per call" in done.stdout
 
 
+@pytest.mark.bench
 def test_steps_of_lars_are_measured_and_compared(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
     words = ("--models", "1000x256", "--threads", "1", "2", "--rounds", "1")
@@ -138,6 +140,7 @@ def test_steps_of_lars_are_measured_and_compared(tmp_path: Path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_accuracy_is_compared_against_the_size_of_the_batch(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
     words = ("--batches", "700", "5000", "--seeds", "2", "--epochs", "2", "--rates", "3")
@@ -191,6 +194,7 @@ def test_node_shared_is_compared_in_time_and_memory() -> None:
     )
 
 
+@pytest.mark.bench
 def test_communication_of_ddp_is_measured_and_checked(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
     words = ("--models", "1000x256", "--rounds", "2", "--json", str(file), "--png", str(png))
@@ -204,6 +208,7 @@ def test_communication_of_ddp_is_measured_and_checked(tmp_path: Path) -> None:
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_virtual_nodes_are_measured_against_the_link(tmp_path: Path, virtual_nodes: None) -> None:
     file = tmp_path / "a.json"
     words = ("--quick", "--rounds", "1", "--sizes", "64KB", "--nodes", "2+1@1gbit")
@@ -217,6 +222,7 @@ def test_virtual_nodes_are_measured_against_the_link(tmp_path: Path, virtual_nod
     assert "btl_tcp_links" in document["meta"]["launches"]["2+1@1gbit"]["native"]
 
 
+@pytest.mark.bench
 def test_every_candidate_is_measured_or_left_out_with_a_reason(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     done = run("--quick", "--rounds", "1", "--sizes", "16KB", "--json", str(file))

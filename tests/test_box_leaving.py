@@ -29,8 +29,7 @@ def run_job(nodes: Cluster, hosts: str, *words: str, ft: bool = False) -> Any:
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     argv = [sys.executable, __file__, *words]
     options = ["--with-ft", "ulfm"] if ft else []
-    soon = {"HSGD_ABORT_AFTER_S": "1"}  # over MPI who closes its box waits for one that left
-    return nodes.mpirun(size, argv, hosts=hosts, env=soon, options=options, timeout_s=JOB_S)
+    return nodes.mpirun(size, argv, hosts=hosts, options=options, timeout_s=JOB_S)
 
 
 def said(done: Any) -> list[dict[str, Any]]:
@@ -185,7 +184,8 @@ def main() -> None:
     from hsgd.config import Config
 
     case = sys.argv[1]
-    comm = Comm(config=Config(timeout_s=600.0))
+    # Over MPI who closes its box waits for one that left.
+    comm = Comm(config=Config(timeout_s=600.0, abort_after_s=1.0))
     limit_s = {"killed": FAULT_TIMEOUT_S, "open": 2.0}.get(case, 600.0)
     network = (*sys.argv[2:], "sockets")[0]
     zeros = np.zeros(100, np.float32)

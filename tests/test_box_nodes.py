@@ -12,6 +12,7 @@ import pytest
 import box_programs
 from box_programs import CHECKS, FAULT_TIMEOUT_S
 from cluster import Cluster
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -21,11 +22,15 @@ NAMES = [check.__name__ for check in CHECKS]
 
 @pytest.mark.parametrize(
     ("hosts", "shards", "network"),
-    [
-        ("node1:2,node2:1", "node", "sockets"),
-        ("node1:1,node2:2", "none", "mpi"),
-        ("node1:1,node2:1,node3:1", "node", "sockets"),
-    ],
+    short_form(
+        "chaos",
+        [
+            ("node1:2,node2:1", "node", "sockets"),
+            ("node1:1,node2:2", "none", "mpi"),
+            ("node1:1,node2:1,node3:1", "node", "sockets"),
+        ],
+        keep=[0, 1],
+    ),
 )
 def test_a_box_over_nodes_keeps_the_same_promises(
     cluster: Callable[..., Cluster], hosts: str, shards: str, network: str

@@ -24,6 +24,7 @@ from block_programs import wrong_results
 from cluster import Cluster
 from parts import Choice, split_and_check, together
 from reference import DTYPES, allreduced, as_torch, digest, made
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -57,8 +58,15 @@ class Layout:
 
 LOCAL = [Layout((count,)) for count in (1, 2, 3, 4)]
 NODES = [Layout(ranks) for ranks in ((2, 2), (2, 1), (1, 1, 1), (2, 2, 2), (1, 1, 1, 1))]
+SHORT = {LOCAL[2], *NODES[:2]}  # one job each
 NARROW = {"HSGD_WIRE_DTYPE": "bfloat16"}
 Job = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def wide(layouts: list[Layout]) -> list[Any]:
+    """Cases for parametrize: `make test` takes those of SHORT."""
+    keep = [number for number, layout in enumerate(layouts) if layout in SHORT]
+    return short_form("chaos", layouts, keep)
 
 
 @pytest.fixture
@@ -110,35 +118,35 @@ def report(job: Job, request: pytest.FixtureRequest) -> Callable[[Layout], dict[
     return get
 
 
-@pytest.mark.parametrize("layout", LOCAL + NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(LOCAL + NODES), ids=str)
 def test_allreduce_equals_numpy_in_the_promised_order_on_all_ranks(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
     assert report(layout)["wrong allreduces"] == []
 
 
-@pytest.mark.parametrize("layout", [LOCAL[1], *NODES], ids=str)
+@pytest.mark.parametrize("layout", wide([LOCAL[1], *NODES]), ids=str)
 def test_16_bit_floats_between_nodes_round_each_nodes_sum_and_the_result(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
     assert report(layout)["wrong narrow allreduces"] == []
 
 
-@pytest.mark.parametrize("layout", LOCAL + NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(LOCAL + NODES), ids=str)
 def test_every_rank_gets_its_rows_however_ranks_are_numbered(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
     assert report(layout)["wrong blocks"] == []
 
 
-@pytest.mark.parametrize("layout", LOCAL + NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(LOCAL + NODES), ids=str)
 def test_broadcast_gives_all_nodes_the_bits_of_each_root(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
     assert report(layout)["wrong broadcasts"] == []
 
 
-@pytest.mark.parametrize("layout", LOCAL + NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(LOCAL + NODES), ids=str)
 def test_every_rank_knows_its_place(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
@@ -159,7 +167,7 @@ def test_every_rank_knows_its_place(
     assert facts["places of hsgd.init()"] == places
 
 
-@pytest.mark.parametrize("layout", [*LOCAL[1:], *NODES], ids=str)
+@pytest.mark.parametrize("layout", wide([*LOCAL[1:], *NODES]), ids=str)
 def test_ranks_that_call_differently_are_told_alike_on_all_nodes(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
@@ -168,7 +176,7 @@ def test_ranks_that_call_differently_are_told_alike_on_all_nodes(
         assert f"rank {layout.size - 1} " in lines[0] and lines[0].count("rank ") >= 2, lines[0]
 
 
-@pytest.mark.parametrize("layout", [*LOCAL[1:], *NODES], ids=str)
+@pytest.mark.parametrize("layout", wide([*LOCAL[1:], *NODES]), ids=str)
 def test_the_parts_of_a_split_communicator_work_at_once(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
@@ -178,7 +186,7 @@ def test_the_parts_of_a_split_communicator_work_at_once(
     assert facts["sums of reversed"] == [sum(range(layout.size))] * layout.size
 
 
-@pytest.mark.parametrize("layout", LOCAL + NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(LOCAL + NODES), ids=str)
 def test_splits_of_splits_have_the_ranks_of_mpi_and_work_with_their_parents_at_once(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
@@ -203,7 +211,7 @@ def test_mpi_ends_well_with_open_handles(job: Job, layout: Layout) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("layout", NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(NODES), ids=str)
 def test_a_node_sends_what_direct_exchange_needs_and_no_more(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
@@ -215,7 +223,7 @@ def test_a_node_sends_what_direct_exchange_needs_and_no_more(
         assert interface_bytes == pytest.approx(least, rel=0.05), node
 
 
-@pytest.mark.parametrize("layout", NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(NODES), ids=str)
 def test_each_row_crosses_a_link_once_for_each_node_that_needs_it(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:
@@ -229,7 +237,7 @@ def test_each_row_crosses_a_link_once_for_each_node_that_needs_it(
         assert interface_bytes == pytest.approx(least, rel=0.05), node
 
 
-@pytest.mark.parametrize("layout", NODES, ids=str)
+@pytest.mark.parametrize("layout", wide(NODES), ids=str)
 def test_16_bit_floats_between_nodes_halve_the_bytes_on_the_link(
     report: Callable[[Layout], dict[str, Any]], layout: Layout
 ) -> None:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300.0
 
 
+@pytest.mark.bench
 def test_a_short_run_writes_json_and_a_plot(tmp_path: Path) -> None:
     words = ["--quick", "--parts", "box", "slow", "study", "--rounds", "1", "--mbytes", "1"]
     words += ["--steps", "3", "--workers", "2", "--seeds", "2", "--epochs", "1"]

@@ -11,13 +11,16 @@ import pytest
 
 import elastic_programs
 from cluster import Cluster
+from tiers import short_form
 
 __all__: list[str] = []
 
 PROGRAM = Path(elastic_programs.__file__)
 
 
-@pytest.mark.parametrize("hosts", ["node1:2,node2:2", "node1:1,node2:1,node3:1"])
+@pytest.mark.parametrize(
+    "hosts", short_form("chaos", ["node1:2,node2:2", "node1:1,node2:1,node3:1"], keep=[1])
+)
 def test_workers_on_several_nodes_are_held_together_by_one_centre(
     cluster: Callable[..., Cluster], hosts: str
 ) -> None:

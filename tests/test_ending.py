@@ -73,6 +73,13 @@ def test_nobody_is_aborted_where_all_ranks_end(mpirun: Run) -> None:
     assert "aborted" not in done.stderr
 
 
+def test_a_job_whose_first_communicator_is_refused_ends_at_once(mpirun: Run) -> None:
+    done = job(mpirun, 3, "refused", HSGD_ABORT_AFTER_S=f"{FOR_EVER_S:g}")
+    assert done.returncode == 1
+    assert done.stderr.count("have different HSGD_* settings") == 3, done.stderr
+    assert "aborted" not in done.stderr
+
+
 def test_a_rank_that_makes_a_communicator_is_not_taken_for_one_that_ends(mpirun: Run) -> None:
     """What MPI is asked for at the end and in set-up are the same kind of collective."""
     done = job(mpirun, 2, "second")
@@ -275,6 +282,10 @@ def main(case: str) -> None:
     sys.excepthook = hook
     from hsgd import Comm
 
+    if case == "refused":
+        from mpi4py import MPI
+
+        os.environ["HSGD_CHUNK_BYTES"] = str(4096 * (1 + MPI.COMM_WORLD.rank))
     comm = Comm(_part() if case == "part_of_all" else None)
     if case == "hang":
         atexit.register(lambda: print(f"the last of rank {comm.rank}", flush=True))

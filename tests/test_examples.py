@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from processes import launch_environ, run_marked
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -48,7 +49,7 @@ def run(folder: Path, command: list[str], **env: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.timeout(2 * JOB_S)
-@pytest.mark.parametrize(("name", "command"), [*commands()], ids=str)
+@pytest.mark.parametrize(("name", "command"), short_form("torch", commands(), keep=4), ids=str)
 def test_a_command_in_a_docstring_works(folder: Path, name: str, command: str) -> None:
     words = shlex.split(command)
     if words[0] == "hsgd":

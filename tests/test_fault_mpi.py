@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +22,15 @@ from cluster import Cluster
 from processes import CommandTimeout
 from test_fault_nodes import (
     JOB_S,
-    JOBS_AT_ONCE,
     RANKS,
     Reports,
+    at_points,
     executioner,
     report,
     reports_of,
     wait_for_reports,
 )
+from tiers import short_form
 
 __all__ = ["SCENARIOS"]
 
@@ -84,11 +84,10 @@ def reports(
         except (CommandTimeout, AssertionError) as error:
             return str(error)
 
-    with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-        return dict(zip(SCENARIOS, pool.map(job, SCENARIOS), strict=True))
+    return at_points(request, job)
 
 
-@pytest.mark.parametrize("point", SCENARIOS)
+@pytest.mark.parametrize("point", short_form("chaos", SCENARIOS))
 @pytest.mark.parametrize("reports", ["SIGKILL", "SIGSTOP"], indirect=True)
 def test_no_rank_waits_for_ever_for_one_that_falls_in_the_set_up_over_mpi(
     reports: Reports, point: str, request: pytest.FixtureRequest

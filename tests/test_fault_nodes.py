@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -26,13 +26,14 @@ import pytest
 import fault_points
 from cluster import Cluster
 from processes import crashes_of
+from tiers import points_wanted, short_form
 
 __all__ = [
-    "JOBS_AT_ONCE",
     "JOB_S",
     "RANKS",
     "SCENARIOS",
     "Reports",
+    "at_points",
     "executioner",
     "report",
     "reports_of",
@@ -68,6 +69,7 @@ SCENARIOS = {
     "close: other nodes told": Scenario("close", 2, 1),
 }
 Reports = dict[str, list[dict[str, Any]]]
+Done = TypeVar("Done")
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +92,14 @@ def reports(
             timeout_s=JOB_S,
         )
 
+    return {point: reports_of(done) for point, done in at_points(request, job).items()}
+
+
+def at_points(request: pytest.FixtureRequest, job: Callable[[str], Done]) -> dict[str, Done]:
+    """What job(point) gives for each point that is asked for."""
+    points = points_wanted(request, "point")
     with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
-        jobs = dict(zip(SCENARIOS, pool.map(job, SCENARIOS), strict=True))
-    return {point: reports_of(done) for point, done in jobs.items()}
+        return dict(zip(points, pool.map(job, points), strict=True))
 
 
 def reports_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -103,7 +110,7 @@ def reports_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return sorted(map(json.loads, lines), key=lambda line: line["of"])
 
 
-@pytest.mark.parametrize("point", SCENARIOS)
+@pytest.mark.parametrize("point", short_form("chaos", SCENARIOS))
 @pytest.mark.parametrize("reports", ["SIGKILL", "SIGSTOP"], indirect=True)
 def test_survivors_of_its_node_name_a_rank_that_falls_between_nodes(
     reports: Reports, point: str, request: pytest.FixtureRequest

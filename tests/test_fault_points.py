@@ -27,6 +27,7 @@ import test_shrink
 from hsgd import Comm, HsgdError
 from hsgd.config import Config
 from ranks import Ranks, Seat, meeting_point
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -251,7 +252,7 @@ def check_names(told: Told, victim: int) -> None:
     assert "\n" not in told.line
 
 
-@pytest.mark.parametrize("point", SCENARIOS)
+@pytest.mark.parametrize("point", short_form("chaos", SCENARIOS))
 def test_a_rank_killed_at_a_point_is_named_by_every_survivor(point: str) -> None:
     timeout_s = lambda scenario: TIMEOUT_S if scenario.late else PATIENT_S  # noqa: E731
     with fallen(point, timeout_s, signal.SIGKILL) as jobs:
@@ -263,7 +264,7 @@ def test_a_rank_killed_at_a_point_is_named_by_every_survivor(point: str) -> None
                 assert told.when - killed < bound_s, (len(pool), told)
 
 
-@pytest.mark.parametrize("point", SCENARIOS)
+@pytest.mark.parametrize("point", short_form("chaos", SCENARIOS))
 def test_a_rank_stopped_at_a_point_is_named_at_the_deadline_and_learns_of_it(point: str) -> None:
     with fallen(point, lambda _: TIMEOUT_S, signal.SIGSTOP) as jobs:
         try:

@@ -23,6 +23,7 @@ from cluster import Cluster
 from hsgd import Comm, HsgdError
 from hsgd.optim import Budget, FixedPeriod, Gossip, RelativeChange
 from ranks import Ranks, Seat, meeting_point
+from tiers import short_form
 from torch_job import job
 
 __all__: list[str] = []
@@ -527,7 +528,10 @@ def test_it_is_a_strategy_of_the_distributed_optimizer(pools: Callable[[int], Ra
 
 
 @pytest.mark.parametrize(
-    ("hosts", "way"), [("node1:1,node2:1", "flat"), ("node1:2,node2:2", "hierarchical")]
+    ("hosts", "way"),
+    short_form(
+        "chaos", [("node1:1,node2:1", "flat"), ("node1:2,node2:2", "hierarchical")], keep=[1]
+    ),
 )
 def test_nodes_gossip(cluster: Callable[..., Cluster], hosts: str, way: str) -> None:
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))

@@ -100,6 +100,7 @@ def test_16_bits_on_the_wire_are_half_of_the_bytes_and_keep_the_mean() -> None:
     assert max(half.distance) < 0.01 and half.distance != whole.distance
 
 
+@pytest.mark.bench
 def test_what_was_measured_is_on_disk_when_time_is_up(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     words = ["--quick", "--steps", "30", "--limit-s", "0", "--json", str(file)]

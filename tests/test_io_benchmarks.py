@@ -65,6 +65,7 @@ def test_a_small_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path)
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.bench
 def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     words = ["--quick", "--sizes", "3KB", "--total", "4", "--rounds", "100000", "--budget", "0.1"]
@@ -143,6 +144,7 @@ def test_bad_arguments_are_an_error_of_use(words: list[str], capsys) -> None:
     assert "nobody" in (text := capsys.readouterr().err) or "apples" in text
 
 
+@pytest.mark.bench
 def test_slabs_of_another_node_are_measured_against_the_files(
     virtual_nodes: None, tmp_path: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_slabs_of_another_node_are_measured_against_the_files(
     assert files["read_bytes"] > 0 == files["exchanged_bytes"]
 
 
+@pytest.mark.bench
 def test_shuffle_quality_pairs_orders_and_reports_entropy(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     program = str(ROOT / "benchmarks" / "shuffle_quality.py")

@@ -20,6 +20,7 @@ import pytest
 
 from hsgd import preload
 from hsgd.horovod_wheel import cache_folder
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -60,7 +61,9 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
-@pytest.mark.parametrize(("least_bytes", "modules"), [("0", MODULES), ("1024", FEW)])
+@pytest.mark.parametrize(
+    ("least_bytes", "modules"), short_form("suites", [("0", MODULES), ("1024", FEW)], keep=[1])
+)
 def test_the_tests_of_mpi4py_pass_through_the_interposer(
     mpirun: Run, suite: Path, least_bytes: str, modules: tuple[str, ...]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -20,7 +21,7 @@ JOB_S = 120.0
 LAYOUTS = {"2+2": (2, 2), "2+1": (2, 1)}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", short_form("torch", LAYOUTS, keep=[1]))
 def test_nodes_train_as_the_same_optimizer_after_an_allreduce(
     layout: str, cluster: Callable[[int], Cluster]
 ) -> None:

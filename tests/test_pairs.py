@@ -21,6 +21,7 @@ from hsgd.optim.pairs import PairAverager
 from pair_fault_programs import AVERAGES, total
 from pair_programs import average_at_random, complete, conserved
 from ranks import Ranks, Seat, meeting_point
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -42,7 +43,7 @@ def at_random(seat: Seat, path: str, size: int, asks: int) -> dict[str, Any]:
     return average_at_random(seat.comm(path, size), asks)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("size", short_form("chaos", [2, 3, 5, 8], keep=[1]))
 def test_25_000_exchanges_at_random_neither_lock_nor_change_the_sum(
     pools: Callable[[int], Ranks], size: int
 ) -> None:

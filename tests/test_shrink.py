@@ -20,6 +20,7 @@ from hsgd import Comm, HsgdError, PeerLost
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout
 from ranks import PATIENT, Ranks, Seat, meeting_point
+from tiers import short_form
 
 __all__ = ["POINTS"]
 
@@ -278,7 +279,7 @@ def fallen(
 ALL_POINTS = [*POINTS.items(), *SET_UP_POINTS.items()]
 
 
-@pytest.mark.parametrize(("point", "place"), ALL_POINTS)
+@pytest.mark.parametrize(("point", "place"), short_form("chaos", ALL_POINTS))
 def test_a_death_during_shrink_makes_it_go_on_without_that_rank(point: str, place: int) -> None:
     with contextlib.ExitStack() as stack:
         for pool, _, left, killed in fallen(stack, point, place, PATIENT, signal.SIGKILL):
@@ -290,7 +291,7 @@ def test_a_death_during_shrink_makes_it_go_on_without_that_rank(point: str, plac
                 assert outcome.value[2] - killed < DETECTED_S
 
 
-@pytest.mark.parametrize(("point", "place"), ALL_POINTS)
+@pytest.mark.parametrize(("point", "place"), short_form("chaos", ALL_POINTS))
 def test_a_rank_stopped_during_shrink_is_left_out(point: str, place: int) -> None:
     with contextlib.ExitStack() as stack:
         jobs = fallen(stack, point, place, HASTY, signal.SIGSTOP)

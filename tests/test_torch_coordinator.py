@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from hsgd.config import Config
 from ranks import Ranks, Seat, meeting_point
+from tiers import short_form
 from torch_job import job
 
 __all__: list[str] = []
@@ -118,7 +119,9 @@ def random_rounds(seat: Seat, path: str, size: int, seed: int, names: int, count
 EXAMPLES = 10
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 800), (3, 150), (4, 50)])
+@pytest.mark.parametrize(
+    ("size", "count"), short_form("chaos", [(2, 800), (3, 150), (4, 50)], keep=[1])
+)
 @settings(
     max_examples=EXAMPLES,
     phases=[Phase.generate],

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tiers import short_form
+
 __all__: list[str] = []
 
 BACKEND = """
@@ -57,7 +59,7 @@ hvd.join()
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", short_form("torch", JOBS))
 def test_a_job_ends_without_a_report_of_leaks(name: str, tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(

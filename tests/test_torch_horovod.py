@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster
+from tiers import short_form
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 pytest.importorskip(
@@ -26,7 +27,7 @@ ENV = {"HOROVOD_TIMELINE": "DYNAMIC", "HOROVOD_LOG_LEVEL": "fatal"}
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", short_form("torch", [2, 3, 4]))
 def test_every_name_gives_what_horovods_gives(
     mpirun: Callable[..., subprocess.CompletedProcess[str]], size: int
 ) -> None:
@@ -35,6 +36,7 @@ def test_every_name_gives_what_horovods_gives(
     assert done.stdout.count("compared ") == size
 
 
+@pytest.mark.torch
 def test_uneven_nodes_give_the_same(cluster: Callable[..., Cluster]) -> None:
     argv = [sys.executable, str(SCRIPT)]
     done = cluster(2).mpirun(3, argv, hosts="node1:2,node2:1", env=ENV, timeout_s=LIMIT_S)

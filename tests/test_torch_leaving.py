@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from cluster import Cluster
+from tiers import short_form
 
 __all__: list[str] = []
 
@@ -26,7 +27,11 @@ print("left")
 """
 
 
-@pytest.mark.parametrize(("hosts", "late"), [((1, 1), 0), ((1, 1), 1), ((2, 1), 2)], ids=str)
+@pytest.mark.parametrize(
+    ("hosts", "late"),
+    short_form("torch", [((1, 1), 0), ((1, 1), 1), ((2, 1), 2)], keep=[2]),
+    ids=str,
+)
 def test_a_rank_that_ends_later_is_not_waited_for_in_vain(
     cluster: Callable[..., Cluster], hosts: tuple[int, int], late: int
 ) -> None:
@@ -58,7 +63,9 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.parametrize(("hosts", "failing"), [((1, 1), 1), ((2, 1), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("hosts", "failing"), short_form("torch", [((1, 1), 1), ((2, 1), 1)], keep=[1]), ids=str
+)
 def test_a_rank_that_fails_between_nodes_ends_the_training_of_all(
     cluster: Callable[..., Cluster], hosts: tuple[int, int], failing: int
 ) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cluster import Cluster
 from hsgd.metrics import Counters
+from tiers import short_form
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parent / "examples" / "train_digits.py"
@@ -171,6 +172,7 @@ def test_each_step_is_one_call_of_the_two_level_path(on_one_node: Callable[..., 
     assert all(0 < share < 1 for share in run.column("communication_share"))
 
 
+@pytest.mark.torch
 def test_three_ranks_give_the_same_weights_in_every_run(on_one_node: Callable[..., Run]) -> None:
     first = on_one_node("plugin-3", 3, *SHORT, env=PLUGIN)
     again = on_one_node("plugin-3-again", 3, *SHORT, env=PLUGIN)
@@ -178,6 +180,7 @@ def test_three_ranks_give_the_same_weights_in_every_run(on_one_node: Callable[..
     assert_same_weights([*first.weights, *again.weights])
 
 
+@pytest.mark.torch
 def test_four_ranks_start_as_on_plain_horovod(on_one_node: Callable[..., Run]) -> None:
     plain = on_one_node("plain-4", 4, *SHORT)
     plugin = on_one_node("plugin-4", 4, *SHORT, env=PLUGIN)
@@ -186,6 +189,7 @@ def test_four_ranks_start_as_on_plain_horovod(on_one_node: Callable[..., Run]) -
     assert_same_weights(plugin.weights)
 
 
+@pytest.mark.torch
 def test_four_ranks_of_hsgd_torch_start_as_on_plain_horovod(
     on_one_node: Callable[..., Run],
 ) -> None:
@@ -195,7 +199,9 @@ def test_four_ranks_of_hsgd_torch_start_as_on_plain_horovod(
     assert_same_weights(own.weights)
 
 
-@pytest.mark.parametrize("hosts", ["node1:2,node2:2", "node1:2,node2:1"])
+@pytest.mark.parametrize(
+    "hosts", short_form("torch", ["node1:2,node2:2", "node1:2,node2:1"], keep=[1])
+)
 def test_two_nodes_send_no_more_than_the_floor_and_agree(
     on_one_node: Callable[..., Run], on_two_nodes: Callable[..., Run], hosts: str
 ) -> None:
@@ -211,6 +217,7 @@ def test_two_nodes_send_no_more_than_the_floor_and_agree(
     assert all(floor <= sent <= 1.05 * floor for sent in run.column("inter_bytes"))
 
 
+@pytest.mark.torch
 def test_two_ranks_train_as_one_process_with_the_whole_batch(
     trainer: Trainer, on_one_node: Callable[..., Run], mpirun: Mpirun, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def row(candidate: str, exposed_us: float, median_us: float = 1e4, **more: Any) 
     return {"case": "resnet50", "layout": "np2", **fixed, **more}
 
 
+@pytest.mark.bench
 def test_a_short_run_writes_rows_ratios_a_table_and_a_plot(tmp_path: Path) -> None:
     names = ["hsgd", "ddp", "limit"]
     words = [

@@ -511,6 +511,23 @@ TEST("neither end of a connection holds back what is short") {
   }
 }
 
+// Two ranks of which the first has written to the second.
+struct ConnectedPair {
+  explicit ConnectedPair(const SocketSettings& settings) {
+    const std::vector<SocketPlace> places = {own.place(), other.place()};
+    own.open(places, 0, settings);
+    other.open(places, 1, settings);
+    own.start();
+    other.start();
+    const uint64_t version = 1;
+    const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
+    own.wait([&] { return own.rma->done(ticket); });
+  }
+
+  Member own{64};
+  Member other{64};
+};
+
 int option(int fd, int level, int name) {
   int value = -1;
   socklen_t size = sizeof value;
@@ -520,18 +537,9 @@ int option(int fd, int level, int name) {
 
 TEST("both ends of a connection ask whether the other host is there, within the deadline") {
   for (const bool forgiving : {false, true}) {
-    Member own(64);
-    Member other(64);
     SocketSettings settings{forgiving, kSlice};
     settings.timeout_s = 60;
-    const std::vector<SocketPlace> places = {own.place(), other.place()};
-    own.open(places, 0, settings);
-    other.open(places, 1, settings);
-    own.start();
-    other.start();
-    const uint64_t version = 1;
-    const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
-    own.wait([&] { return own.rma->done(ticket); });
+    ConnectedPair pair(settings);
     const std::vector<int> ends = connections();
     CHECK_EQ(ends.size(), 2U);
     int reading = 0;
@@ -545,8 +553,8 @@ TEST("both ends of a connection ask whether the other host is there, within the 
       reading += unacknowledged_ms != 0 ? 1 : 0;
     }
     CHECK_EQ(reading, 1);
-    own.rma->close(Deadline(kLimitS));
-    other.rma->close(Deadline(kLimitS));
+    pair.own.rma->close(Deadline(kLimitS));
+    pair.other.rma->close(Deadline(kLimitS));
   }
 }
 
@@ -576,22 +584,13 @@ void in_own_network(const std::function<void(const std::function<void()>& cut)>&
 
 TEST("ranks miss one another before the deadline when all packets between their hosts are lost") {
   in_own_network([](const std::function<void()>& cut) {
-    Member own(64);
-    Member other(64);
     SocketSettings settings{false, kSlice};
     settings.timeout_s = 10;
-    const std::vector<SocketPlace> places = {own.place(), other.place()};
-    own.open(places, 0, settings);
-    other.open(places, 1, settings);
-    own.start();
-    other.start();
-    const uint64_t version = 1;
-    const auto ticket = own.rma->replace(1, &version, slot_at(0), 0);
-    own.wait([&] { return own.rma->done(ticket); });
+    ConnectedPair pair(settings);
     cut();
     const Deadline deadline(settings.timeout_s);
-    own.wait([&] { return own.rma->lost(1); });
-    other.wait([&] { return other.rma->lost(0); });
+    pair.own.wait([&] { return pair.own.rma->lost(1); });
+    pair.other.wait([&] { return pair.other.rma->lost(0); });
     CHECK(!deadline.passed());
   });
 }
