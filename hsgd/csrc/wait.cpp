@@ -37,7 +37,12 @@ void Waiter::Idle::pause() {
     cpu_relax();
     return;
   }
-  if (yield_end_ns_ == 0) yield_end_ns_ = now_ns() + policy_.yield_ns;
+  // A message that is under way takes many looks, and a sleep between two of them is long for it.
+  constexpr int64_t kDrivenYieldNs = 20'000'000;
+  if (yield_end_ns_ == 0) {
+    yield_end_ns_ =
+        now_ns() + (driven_ ? std::max(policy_.yield_ns, kDrivenYieldNs) : policy_.yield_ns);
+  }
   sched_yield();
   if (yield_end_ns_ > 0 && now_ns() >= yield_end_ns_) yield_end_ns_ = -1;
 }
@@ -47,7 +52,7 @@ int64_t Waiter::Idle::next_sleep_ns(int64_t max_sleep_ns) {
   constexpr int64_t kShare = 8;
   const int64_t now = now_ns();
   if (sleeps_since_ns_ == 0) sleeps_since_ns_ = now;
-  constexpr int64_t kDrivenSleepNs = 1'000'000;
+  constexpr int64_t kDrivenSleepNs = 100'000;
   const int64_t longest =
       std::min({policy_.sleep_ns, max_sleep_ns, driven_ ? kDrivenSleepNs : INT64_MAX});
   if (policy_.all_rings) return longest;
