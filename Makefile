@@ -20,8 +20,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 BIN := $(abspath $(VENV))/bin
 PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CPP := $(wildcard hsgd/csrc/*.cpp hsgd/csrc/*.hpp hsgd/csrc/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*.cpp tests/native/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c tests/mpi_programs/*.[ch] tests/foreign/*.c)
-SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/mpi_compiler.py $(wildcard hsgd/csrc/* io/csrc/*)
+CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*.cpp tests/native/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c tests/mpi_programs/*.[ch] tests/foreign/*.c)
+SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
 # The stamp changes its name with the choice of torch and MPI.
 BASE := $(VENV)/.base-$(shell echo '$(HSGD_TORCH) $(HSGD_MPI)' | cksum | cut -d ' ' -f 1)
 

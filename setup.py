@@ -34,25 +34,16 @@ CSRC = Path("hsgd/csrc")
 IO_CSRC = Path("io/csrc")
 HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
-MPI_SOURCES = (
-    *("mpi_agreement.cpp", "mpi_cache.cpp", "mpi_comm.cpp", "mpi_deaths.cpp", "mpi_exchange.cpp"),
-    *("mpi_handle.cpp", "mpi_nodes.cpp", "mpi_steps.cpp", "mpi_threads.cpp"),
-    *("parting_mpi.cpp", "rma_mpi.cpp", "transport_mpi.cpp"),
+# The rooms of hsgd/csrc that each library is made of; docs/architecture.md says what is in them.
+CORE_ROOMS = (
+    *("base", "os", "kernels", "rendezvous", "node", "internode", "collectives", "box"),
+    *("onesided", "tree", "capi"),
 )
-PRELOAD_SOURCES = ("preload_collectives.cpp", "preload_engine.cpp", "preload_messages.cpp")
-ENGINE_SOURCES = (
-    *("pmpi.cpp", "pmpi_fortran.cpp", "pmpi_take.cpp", "pmpi_types.cpp"),
-    *("pmpi_user_op.cpp", "pmpi_settings.cpp", "pmpi_counters.cpp", "pmpi_messages.cpp"),
-    "pmpi_failure.cpp",
-    "pmpi_library.cpp",
-)
+MPI_ROOMS = ("mpi", "mpi_setup")
 MPI_LIBRARIES = {"libhsgd_mpi.so", "libhsgd_pmpi.so", "libhsgd_preload.so"}
-BINDING_SOURCES = (
-    *("bind.cpp", "bind_box.cpp", "bind_change.cpp", "bind_exchange.cpp", "bind_lars.cpp"),
-    *("bind_tree.cpp", "request.cpp"),
-)
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
+    *("-I", str(CSRC), "-I", str(CSRC / "include")),
     "-ffp-contract=off",  # a fused multiply-add would round differently from one kernel to another
 )
 SIMD_FLAGS = {
@@ -123,7 +114,7 @@ class Builder:
             sys.exit(f"hsgd: error: {source} compiles with warnings, and WERROR is set")
 
     def object_of(self, library: Library, source: Path) -> Path:
-        return self.objects / library.name.split(".")[0] / (source.stem + ".o")
+        return self.objects / library.name.split(".")[0] / f"{source.parent.name}-{source.stem}.o"
 
     def compile_sources(self, libraries: list[Library]) -> None:
         self.compile_all(
@@ -148,12 +139,14 @@ class Builder:
         run([*command, *library.link_flags])
         os.replace(temporary, target)  # a process that has the old library mapped keeps it
 
-    def link_program(self, program: Library, core: Library) -> None:
+    def link_program(self, program: Library, *others: Library) -> None:
         (source,) = program.sources
         command = [*self.compiler, "-o", str(self.output / source.stem)]
         command += [str(self.object_of(program, source))]
-        command += [str(self.object_of(core, path)) for path in core.sources]
-        run([*command, *core.link_flags, *self.extra_flags])
+        for library in others:
+            command += [str(self.object_of(library, path)) for path in library.sources]
+            command += library.link_flags
+        run([*command, *self.extra_flags])
 
 
 def objects_folder(variant: str = "") -> Path:
@@ -199,12 +192,14 @@ def find_compiler() -> list[str]:
     sys.exit("hsgd: error: no C++ compiler on PATH; install g++ 9 or newer, or name one in CXX")
 
 
+def sources_of(*rooms: str) -> tuple[Path, ...]:
+    paths = (path for room in rooms for path in (ROOT / CSRC / room).glob("*.cpp"))
+    return tuple(sorted(path.relative_to(ROOT) for path in paths))
+
+
 def core_library() -> Library:
-    apart = {*MPI_SOURCES, *ENGINE_SOURCES, *PRELOAD_SOURCES, *BINDING_SOURCES}
-    sources = sorted(path.relative_to(ROOT) for path in (ROOT / CSRC).glob("*.cpp"))
-    kept = tuple(path for path in sources if path.name not in apart)
     flags = ("-Wl,--no-undefined", "-pthread", "-lrt")
-    return Library("libhsgd_core.so", kept, link_flags=flags)
+    return Library("libhsgd_core.so", sources_of(*CORE_ROOMS), link_flags=flags)
 
 
 def reader_library() -> Library:
@@ -229,16 +224,16 @@ def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     }
     core, name = "libhsgd_core.so", "libhsgd_mpi.so"
     return [
-        Library(name, tuple(CSRC / s for s in MPI_SOURCES), needs=(core,), **common),
+        Library(name, sources_of(*MPI_ROOMS), needs=(core,), **common),
         Library(
             "libhsgd_pmpi.so",
-            tuple(CSRC / s for s in ENGINE_SOURCES),
+            sources_of("interposer"),
             needs=(name, core),
             **common,
         ),
         Library(
             "libhsgd_preload.so",
-            tuple(CSRC / s for s in PRELOAD_SOURCES),
+            sources_of("preload"),
             compile_flags=(*mpi.compile_flags, "-fno-exceptions", "-fno-rtti"),
             link_flags=("-Wl,--no-undefined", "-Wl,-z,nodelete", "-Wl,--as-needed", "-ldl"),
         ),
@@ -259,7 +254,7 @@ def binding_library() -> Library:
     folders = (include, nanobind.include_dir(), str(source.parent / "ext/robin_map/include"))
     return Library(
         EXTENSION,
-        (*(CSRC / name for name in BINDING_SOURCES), source / "nb_combined.cpp"),
+        (*sources_of("binding"), source / "nb_combined.cpp"),
         compile_flags=(*flags, *(word for folder in folders for word in ("-isystem", folder))),
         link_flags=("-Wl,--gc-sections",),
         needs=("libhsgd_core.so",),
@@ -365,17 +360,18 @@ class BuildNativeTests(Command):
                 "address": ["-Wno-array-bounds", "-Wno-stringop-overflow"],
             }
             builder.extra_flags.extend(silent.get(self.sanitize, []))
+        paths = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/native/*.cpp"))
         programs = [
-            Library(f"native-test-{path.stem}", (path,), compile_flags=("-I", str(CSRC)))
-            for path in sorted(
-                path.relative_to(ROOT) for path in ROOT.glob("tests/native/test_*.cpp")
-            )
+            Library(f"native-test-{path.stem}", (path,))
+            for path in paths
+            if path.stem.startswith("test_")
         ]
+        support = Library("native-test-support", (Path("tests/native/transport_inproc.cpp"),))
         core = core_library()
         with locked(builder.objects):
-            builder.compile_sources([core, *programs])
+            builder.compile_sources([core, support, *programs])
             for program in programs:
-                builder.link_program(program, core)
+                builder.link_program(program, support, core)
 
 
 class FaultPointBuilder(Builder):
@@ -403,7 +399,7 @@ def has_points(source: Path) -> bool:
 
 
 class BuildFaultPoints(Command):
-    """The core, its MPI part and the binding with the points of csrc/fault.hpp, for tests; installs
+    """The core, its MPI part and the binding with the points of csrc/base/fault_points.hpp, for tests; installs
     nothing.
     """
 
@@ -437,7 +433,7 @@ class BuildPackages(build_py):
 
 
 setup(
-    ext_modules=[Extension("hsgd._native", [str(CSRC / name) for name in BINDING_SOURCES])],
+    ext_modules=[Extension("hsgd._native", [str(path) for path in sources_of("binding")])],
     cmdclass={
         "build_ext": BuildNative,
         "build_py": BuildPackages,

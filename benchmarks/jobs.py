@@ -116,7 +116,7 @@ def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
     sources = [p for p in sorted((HERE / "native").glob("*.c")) if hsgd or p.stem != "hsgd"]
     words = [compiler, "-std=gnu11", "-O3", "-march=native", *map(str, sources)]
     if hsgd:
-        headers, libraries = HERE.parent / "hsgd" / "csrc", Path(package.__file__).parent
+        headers, libraries = HERE.parent / "hsgd/csrc/include", Path(package.__file__).parent
         words += ["-DWITH_HSGD", f"-I{headers}", f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
         words += ["-lhsgd_mpi", "-lhsgd_core"]
     words += ["-ldl", "-o", str(program)]

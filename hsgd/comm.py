@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["DTYPES", "OPS", "Comm"]
 
 OPS = ("sum", "mean", "min", "max", "prod")
-_OP_CODES = {op: code for code, op in enumerate(OPS)}  # as in csrc/hsgd_core.h
+_OP_CODES = {op: code for code, op in enumerate(OPS)}  # as in csrc/include/hsgd_core.h
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
-_DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/hsgd_core.h
+_DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/include/hsgd_core.h
 _ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
 _STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
 _REFUSED_S = 1.0  # ranks that refuse a communicator do so together

@@ -78,7 +78,7 @@ class Counters:
 
 
 class _NativeCounters(ctypes.Structure):
-    """struct hsgd_counters of hsgd/csrc/hsgd_core.h."""
+    """struct hsgd_counters of hsgd/csrc/include/hsgd_core.h."""
 
     _fields_ = [
         ("calls", ctypes.c_uint64),

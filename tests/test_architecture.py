@@ -1,6 +1,6 @@
 """The rooms of the design and the direction of their dependencies, read from the sources.
 
-Owns the tables below: a new file gets its place there, on purpose. Never imports what it checks.
+Owns the tables of folders below, none of files. Never imports what it checks.
 """
 
 from __future__ import annotations
@@ -18,89 +18,43 @@ ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "hsgd" / "csrc"
 IO_CSRC = ROOT / "io" / "csrc"
 
-# Components of the core, lowest layer first; each may include its own headers and lower layers.
-# A component is all files of one stem; reduce_* belong to reduce.
-CORE_LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"hsgd_core", "kernel_file", "float_mode", "page"}),
-    frozenset({"cgroup"}),
-    frozenset({"error", "wait", "cores", "fault", "signals", "hsgd_mpi", "prompt"})
-    | {"socket_frames"},
-    frozenset({"mapping_failure"}),
-    frozenset(
-        {"segment", "reduce", "record", "secret", "signature", "capi", "transport", "rma", "owner"}
-    )
-    | {"types", "lars_kernels", "mpi_handle", "mpi_deaths", "square_sums"},
-    frozenset({"change", "lars", "options", "layout", "tuning", "store_choice", "process_life"})
-    | {"transport_inproc", "parting_mpi", "mpi_threads", "unix_socket", "box_kernels"}
-    | {"socket_sender", "socket_receiver", "socket_door", "tcp_socket"},
-    frozenset({"rma_mpi", "outbox", "box_layout", "transport_mpi", "mpi_steps"})
-    | {"element_update", "listener", "meeting_wait", "socket_listener"},
-    frozenset({"rma_sockets", "box_chunks", "box_door", "meeting_messages", "mpi_agreement"}),
-    frozenset({"box", "meeting_guest", "meeting_host", "mpi_nodes"}),
-    frozenset({"bootstrap", "wire", "box_api"}),
-    frozenset({"blocks", "step_messages"}),
-    frozenset({"local", "arena"}),
-    frozenset({"pipeline", "regroup"}),
-    frozenset({"direct", "exchange_pipeline", "scatter_pipeline"}),
-    frozenset({"direct_blocks"}),
-    frozenset({"hier"}),
-    frozenset({"hier_blocks", "async", "shrink", "calls", "notify"}),
-    frozenset({"communicator", "tree"}),
-    frozenset({"core", "split", "mpi_comm", "notify_api"}),
-    frozenset({"mpi_cache", "mpi_exchange", "tree_api"}),
-)
-# Users of the core: they see its C interface and their own helpers only.
-DOORS = {
-    "bind": {"array", "gil", "request"}
-    | {"bind_box", "bind_change", "bind_exchange", "bind_lars", "bind_tree"},
-    "bind_box": {"array", "gil", "request"},
-    "bind_change": {"gil"},
-    "bind_exchange": {"array", "bind_tree", "gil", "request"},
-    "bind_lars": {"gil", "request"},
-    "bind_tree": {"gil", "request"},
-    "request": {"array", "gil"},
-    "array": set[str](),
-    "gil": set[str](),
-    "pmpi": {"pmpi_take", "pmpi_counters", "pmpi_settings"},
-    "pmpi_fortran": {"pmpi", "pmpi_messages"},
-    "pmpi_take": {"pmpi_counters", "pmpi_failure", "pmpi_settings", "pmpi_types", "pmpi_user_op"},
-    "pmpi_user_op": {"pmpi_types"},
-    "pmpi_settings": {"pmpi_counters", "pmpi_failure", "pmpi_library", "pmpi_messages"},
-    "pmpi_failure": set[str](),
-    "pmpi_library": set[str](),
-    "pmpi_messages": set[str](),
-    "pmpi_types": set[str](),
-    "pmpi_counters": set[str](),
-    # What programs preload: finds the engine by name.
-    "preload_collectives": {"preload_engine", "preload_forward"},
-    "preload_messages": {"preload_engine", "preload_forward"},
-    "preload_engine": {"preload_messages"},
-    "preload_forward": set[str](),
+# The rooms of hsgd/csrc, bottom up: each may include its own headers and those of the rooms that it
+# names. docs/architecture.md says what they hold.
+ROOMS = {
+    "include": "",
+    "base": "include",
+    "os": "base",
+    "kernels": "include base",
+    "rendezvous": "include base os",
+    "node": "include base os rendezvous",
+    "internode": "include base os kernels node",
+    "collectives": "include base os kernels rendezvous node internode",
+    "box": "include base os kernels rendezvous node",
+    "onesided": "include base os rendezvous collectives",
+    "tree": "base os kernels onesided",
+    "capi": "include base os kernels collectives box onesided tree",
+    "mpi": "include base internode onesided",
+    "mpi_setup": "include base os rendezvous capi mpi",
+    # Users of the core see its C interface only.
+    "interposer": "include",
+    "preload": "include",
+    "binding": "include",
 }
-ENGINE = {name for name in DOORS if name.startswith("pmpi")}
-C_INTERFACE = {"hsgd_core", "hsgd_mpi"}
-# libhsgd_io, which hsgd.io loads: its C interface below, what implements it above; no core.
-IO_LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"rows.h"}),
-    frozenset({"rows.cpp", "crc32c.cpp"}),
-)
-
-# Headers that only these components may include.
-FOREIGN_HEADERS = {
-    r"mpi\.h": {"mpi_handle", "parting_mpi", "mpi_comm", "mpi_cache", "mpi_exchange"}
-    | {"mpi_deaths", "mpi_steps", "mpi_threads"}
-    | {"preload_collectives", "preload_messages"}  # for its version
-    | ENGINE,
-    r"Python\.h|nanobind/.*": {"bind", "array", "request", "gil"}
-    | {"bind_box", "bind_change", "bind_exchange", "bind_lars", "bind_tree"},
-    r"torch/.*|ATen/.*|c10/.*": set[str](),
+MPI_ROOMS = {"mpi", "mpi_setup", "interposer", "preload"}
+# Headers that only these rooms may include.
+FOREIGN_HEADERS: dict[str, set[str]] = {
+    r"mpi\.h": MPI_ROOMS,
+    r"Python\.h|nanobind/.*": {"binding"},
+    r"torch/.*|ATen/.*|c10/.*": set(),
 }
-# Calls that only these components may make.
-FOREIGN_CALLS = {
-    r"\b(?:secure_)?getenv\s*\(": {"options"},
+# Calls that only these files may make.
+FOREIGN_CALLS: dict[str, set[str]] = {
+    r"\b(?:secure_)?getenv\s*\(": {"base/options.cpp"},
     r"\bMPI_(?:Init|Send|Recv|Isend|Irecv|Allreduce|Reduce_\w+|Bcast|Barrier|Gather|Allgather)"
-    r"\w*\s*\(": set[str](),
+    r"\w*\s*\(": set(),
 }
+MOST_FILES = 20  # in a room
+CROWDED = {"collectives": 25}  # until its pipelines are one
 
 # Python: what a package may import of hsgd besides itself, hsgd.closing and hsgd.errors.
 PACKAGE_IMPORTS = {
@@ -115,12 +69,8 @@ HEAVY = {"torch", "h5py", "matplotlib", "sklearn", "mpi4py", "horovod"}
 HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim", "hsgd.c10d.")}
 
 
-def component(path: Path) -> str:
-    return "reduce" if path.stem.startswith("reduce_") else path.stem
-
-
-def core_files() -> list[Path]:
-    return sorted(p for p in CSRC.iterdir() if p.suffix in (".h", ".hpp", ".cpp"))
+def files_of(room: str) -> list[Path]:
+    return sorted(p for p in (CSRC / room).iterdir() if p.suffix in (".h", ".hpp", ".cpp"))
 
 
 def code_of(path: Path) -> str:
@@ -128,11 +78,10 @@ def code_of(path: Path) -> str:
     return re.sub(r"//[^\n]*", "", text)
 
 
-def layer_of(name: str) -> int:
-    for level, names in enumerate(CORE_LAYERS):
-        if name in names:
-            return level
-    pytest.fail(f"{name} has no place in CORE_LAYERS or DOORS")
+def included(path: Path) -> list[str]:
+    """Our own headers that a file includes, as room/name."""
+    names = re.findall(r'#include\s+"([^"]+)"', code_of(path))
+    return [name if "/" in name else f"include/{name}" for name in names]
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -165,37 +114,54 @@ def _load_time(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _load_time(node)
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
-def test_includes_of_the_core_point_downwards(path: Path) -> None:
-    name = component(path)
-    for header in re.findall(r'#include\s+"([^"]+)"', code_of(path)):
-        used = component(Path(header))
-        if used == name:
-            continue
-        if name in DOORS:
-            assert used in C_INTERFACE | DOORS[name], f"{path.name} includes {header}"
-        else:
-            assert layer_of(used) < layer_of(name), f"{path.name} includes {header}, not below it"
+def test_every_source_is_in_a_room_and_no_room_is_crowded() -> None:
+    assert {path.name for path in CSRC.iterdir()} == ROOMS.keys()
+    for room in ROOMS:
+        files = [path.name for path in (CSRC / room).iterdir()]
+        assert len(files) == len(files_of(room)), f"{room} holds {files}"
+        assert len(files) <= CROWDED.get(room, MOST_FILES), f"{room} has {len(files)} files"
 
 
-@pytest.mark.parametrize("path", sorted(IO_CSRC.iterdir()), ids=lambda path: path.name)
-def test_the_library_of_the_reader_stands_alone(path: Path) -> None:
-    level = next(n for n, names in enumerate(IO_LAYERS) if path.name in names)
-    below = frozenset[str]().union(*IO_LAYERS[:level])
-    assert set(re.findall(r'#include\s+"([^"]+)"', code_of(path))) <= below
-    for pattern in FOREIGN_HEADERS:
-        assert not re.findall(rf"#include\s+[<\"]({pattern})[>\"]", code_of(path))
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_include_only_what_stands_below_them(room: str) -> None:
+    order = list(ROOMS)
+    below = ROOMS[room].split()
+    assert all(order.index(name) < order.index(room) for name in below)
+    used = {name.partition("/")[0] for path in files_of(room) for name in included(path)}
+    assert used - {room} == set(below), f"{room} includes {sorted(used)}"
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
-def test_the_core_knows_no_foreign_headers_or_calls(path: Path) -> None:
-    code = code_of(path)
-    for pattern, allowed in FOREIGN_HEADERS.items():
-        found = re.findall(rf"#include\s+[<\"]({pattern})[>\"]", code)
-        assert not found or component(path) in allowed, f"{path.name} includes {found}"
-    for pattern, allowed in FOREIGN_CALLS.items():
-        found = re.findall(pattern, code)
-        assert not found or component(path) in allowed, f"{path.name} calls {found}"
+def test_headers_include_one_another_without_cycles() -> None:
+    headers = {
+        f"{room}/{path.name}": set(included(path))
+        for room in ROOMS
+        for path in files_of(room)
+        if path.suffix != ".cpp"
+    }
+    done: set[str] = set()
+    while ready := {name for name in headers.keys() - done if headers[name] <= done}:
+        done |= ready
+    assert not headers.keys() - done, f"cycle among {sorted(headers.keys() - done)}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_core_knows_no_foreign_headers_or_calls(room: str) -> None:
+    for path in files_of(room):
+        code, name = code_of(path), f"{room}/{path.name}"
+        for pattern, rooms in FOREIGN_HEADERS.items():
+            found = re.findall(rf"#include\s+[<\"]({pattern})[>\"]", code)
+            assert not found or room in rooms, f"{name} includes {found}"
+        for pattern, files in FOREIGN_CALLS.items():
+            found = re.findall(pattern, code)
+            assert not found or name in files, f"{name} calls {found}"
+
+
+def test_the_library_of_the_reader_stands_alone() -> None:
+    """libhsgd_io, which hsgd.io loads: its C interface, and what implements it; no core."""
+    for path in IO_CSRC.iterdir():
+        assert set(re.findall(r'#include\s+"([^"]+)"', code_of(path))) <= {"rows.h"}
+        for pattern in FOREIGN_HEADERS:
+            assert not re.findall(rf"#include\s+[<\"]({pattern})[>\"]", code_of(path))
 
 
 @pytest.mark.parametrize("package", PACKAGE_IMPORTS)

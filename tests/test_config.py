@@ -27,7 +27,7 @@ NUMBERS = sorted(set(SHARED.values()) - set(WORDS))
 
 
 class NativeOptions(ctypes.Structure):
-    """hsgd_options of csrc/hsgd_core.h."""
+    """hsgd_options of csrc/include/hsgd_core.h."""
 
     _fields_ = (
         ("struct_bytes", ctypes.c_uint32),
@@ -51,7 +51,7 @@ class NativeOptions(ctypes.Structure):
 
 
 class NativeError(ctypes.Structure):
-    """hsgd_error of csrc/hsgd_core.h."""
+    """hsgd_error of csrc/include/hsgd_core.h."""
 
     _fields_ = (
         ("code", ctypes.c_int32),
@@ -106,7 +106,7 @@ def test_an_empty_environment_gives_the_same_defaults_everywhere() -> None:
 
 
 def test_the_core_reads_exactly_the_variables_that_have_a_field() -> None:
-    source = (ROOT / "hsgd/csrc/options.cpp").read_text()
+    source = (ROOT / "hsgd/csrc/base/options.cpp").read_text()
     assert set(re.findall(r'"(HSGD_\w+)"', source)) == set(SHARED.values())
 
 

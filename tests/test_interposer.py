@@ -504,10 +504,13 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     core = Path(hsgd.__file__).parent
     words = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden"]
     words += ["-Wall", "-Wextra", "-Werror", *found.compile_flags, "-shared", "-Wl,--no-undefined"]
-    engine = [*map(str, sources.glob("*mpi*.cpp")), f"-L{core}", "-lhsgd_core", *found.link_flags]
+    words += ["-I", str(sources), "-I", str(sources / "include")]
+    rooms = ("mpi", "mpi_setup", "interposer")
+    engine = [str(path) for room in rooms for path in (sources / room).glob("*.cpp")]
+    engine += [f"-L{core}", "-lhsgd_core", *found.link_flags]
     engine += [f"-Wl,-rpath,{core}:{found.library_dir}", "-o", str(folder / "libhsgd_pmpi.so")]
     subprocess.run([*words, *engine], check=True, timeout=LIMIT_S)
-    light = [*map(str, sources.glob("preload_*.cpp")), "-ldl"]
+    light = [*map(str, (sources / "preload").glob("*.cpp")), "-ldl"]
     subprocess.run(
         [*words, *light, "-o", str(folder / "interposer.so")], check=True, timeout=LIMIT_S
     )

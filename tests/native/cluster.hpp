@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "hier.hpp"
+#include "collectives/communicator.hpp"
 #include "ranks.hpp"
 #include "transport_inproc.hpp"
 

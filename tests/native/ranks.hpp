@@ -20,11 +20,11 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.hpp"
 #include "check.hpp"
-#include "error.hpp"
 #include "hsgd_core.h"
-#include "reduce.hpp"
-#include "segment.hpp"
+#include "kernels/reduce.hpp"
+#include "os/shared_memory.hpp"
 
 #if defined(__SANITIZE_THREAD__)
 namespace hsgd {

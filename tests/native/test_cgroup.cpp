@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "cgroup.hpp"
 #include "check.hpp"
-#include "cores.hpp"
-#include "segment.hpp"
+#include "os/cgroup.hpp"
+#include "os/cpu_budget.hpp"
+#include "os/shared_memory.hpp"
 
 namespace {
 

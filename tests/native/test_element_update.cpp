@@ -1,10 +1,10 @@
 // Updates without the program: as the kernel's own, and only where everything was told.
 #include <vector>
 
+#include "base/error.hpp"
 #include "check.hpp"
-#include "element_update.hpp"
-#include "error.hpp"
-#include "lars.hpp"
+#include "kernels/lars.hpp"
+#include "kernels/sgd_update.hpp"
 
 namespace {
 

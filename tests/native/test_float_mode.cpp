@@ -3,12 +3,12 @@
 #include <cstring>
 #include <vector>
 
-#include "box_kernels.hpp"
-#include "change.hpp"
+#include "base/float_mode.hpp"
 #include "check.hpp"
-#include "float_mode.hpp"
-#include "lars.hpp"
-#include "reduce.hpp"
+#include "kernels/elastic_kernels.hpp"
+#include "kernels/lars.hpp"
+#include "kernels/reduce.hpp"
+#include "kernels/weight_drift.hpp"
 
 namespace {
 

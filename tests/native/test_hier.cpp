@@ -1,8 +1,8 @@
 // Several nodes of several ranks, all of them threads, over the in-process transport.
 #include <deque>
 
+#include "capi/handles.hpp"
 #include "cluster.hpp"
-#include "communicator.hpp"
 
 namespace {
 

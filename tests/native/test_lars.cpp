@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "lars.hpp"
+#include "kernels/lars.hpp"
 
 namespace {
 

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <set>
 
+#include "capi/handles.hpp"
 #include "cluster.hpp"
-#include "communicator.hpp"
 
 namespace {
 

@@ -8,11 +8,11 @@
 #include <optional>
 #include <thread>
 
-#include "bootstrap.hpp"
-#include "listener.hpp"
 #include "ranks.hpp"
-#include "secret.hpp"
-#include "unix_socket.hpp"
+#include "rendezvous/bootstrap.hpp"
+#include "rendezvous/listener.hpp"
+#include "rendezvous/secret.hpp"
+#include "rendezvous/unix_socket.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "outbox.hpp"
+#include "onesided/put_queue.hpp"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "check.hpp"
-#include "process_life.hpp"
-#include "wait.hpp"
+#include "os/process_life.hpp"
+#include "os/wait.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "reduce.hpp"
+#include "kernels/reduce.hpp"
 
 using hsgd::Isa;
 using hsgd::ReduceArgs;

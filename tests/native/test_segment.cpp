@@ -6,8 +6,8 @@
 
 #include <fstream>
 
+#include "os/shared_memory.hpp"
 #include "ranks.hpp"
-#include "segment.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Ranks as threads agree on who goes on: for the sanitizers, which see no other process.
 #include <atomic>
 
-#include "hier.hpp"
+#include "collectives/communicator.hpp"
 #include "ranks.hpp"
 
 namespace {

@@ -26,15 +26,15 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.hpp"
 #include "check.hpp"
-#include "error.hpp"
-#include "outbox.hpp"
+#include "onesided/put_queue.hpp"
+#include "onesided/tcp_door.hpp"
+#include "onesided/tcp_frames.hpp"
+#include "onesided/tcp_listener.hpp"
+#include "onesided/tcp_rma.hpp"
+#include "onesided/tcp_sender.hpp"
 #include "ranks.hpp"
-#include "rma_sockets.hpp"
-#include "socket_door.hpp"
-#include "socket_frames.hpp"
-#include "socket_listener.hpp"
-#include "socket_sender.hpp"
 
 namespace {
 

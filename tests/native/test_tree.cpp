@@ -9,7 +9,7 @@
 
 #include "check.hpp"
 #include "cluster.hpp"
-#include "tree.hpp"
+#include "tree/gradient_tree.hpp"
 
 namespace {
 

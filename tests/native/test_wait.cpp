@@ -1,9 +1,9 @@
 // Waiting: no wake-up is lost, waits end by progress or by their watch, deadlines pass.
 #include <new>
 
-#include "cores.hpp"
+#include "os/cpu_budget.hpp"
+#include "os/wait.hpp"
 #include "ranks.hpp"
-#include "wait.hpp"
 
 namespace {
 

@@ -1,0 +1,69 @@
+// Errors of the core. Owns the exception type that carries a status code, the rank it is about and
+// one line for the user. Never aborts, except for broken invariants (HSGD_CHECK), which are bugs of
+// hsgd and not of its caller.
+#ifndef HSGD_BASE_ERROR_HPP_
+#define HSGD_BASE_ERROR_HPP_
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "hsgd_core.h"
+
+namespace hsgd {
+
+class HSGD_API Error : public std::exception {
+ public:
+  Error(hsgd_status code, int rank, std::string message)
+      : code_(code), rank_(rank), message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+  hsgd_status code() const { return code_; }
+  int rank() const { return rank_; }
+
+ private:
+  hsgd_status code_;
+  int rank_;  // world rank, or -1
+  std::string message_;
+};
+
+// HSGD_ERR_SIGNATURE: two ranks called what does not fit together.
+class HSGD_API MismatchError final : public Error {
+ public:
+  MismatchError(int rank, std::string message, const hsgd_side& one, const hsgd_side& other)
+      : Error(HSGD_ERR_SIGNATURE, rank, std::move(message)), sides_{one, other} {}
+  const hsgd_side (&sides() const)[2] { return sides_; }
+
+ private:
+  hsgd_side sides_[2];
+};
+
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+  char buffer[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(buffer, sizeof buffer, format, arguments);
+  va_end(arguments);
+  return buffer;
+}
+
+[[noreturn]] inline void fail_system(const char* what) {
+  const int code = errno;
+  throw Error(HSGD_ERR_SYSTEM, -1, text("%s failed: %s", what, std::strerror(code)));
+}
+
+}  // namespace hsgd
+
+#define HSGD_CHECK(condition)                                                           \
+  do {                                                                                  \
+    if (!(condition)) {                                                                 \
+      std::fprintf(stderr, "hsgd: broken invariant at %s:%d: %s\n", __FILE__, __LINE__, \
+                   #condition);                                                         \
+      std::abort();                                                                     \
+    }                                                                                   \
+  } while (0)
+
+#endif  // HSGD_BASE_ERROR_HPP_

@@ -1,0 +1,59 @@
+// What the binding knows of a Python array: address, dtype, shape. Part of the binding, not of the
+// core.
+//
+// Owns the checks that come before anything is sent: CPU memory, C-contiguous, native byte order,
+// supported dtype, writable where it must be. Takes NumPy and anything with the buffer protocol
+// directly, torch and others by DLPack.
+#ifndef HSGD_BINDING_ARRAY_HPP_
+#define HSGD_BINDING_ARRAY_HPP_
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "hsgd_core.h"
+
+namespace hsgd::python {
+
+namespace nb = nanobind;
+
+class Array {
+ public:
+  // Throws TypeError or ValueError, saying `what` argument is wrong and why.
+  Array(nb::handle object, const char* what, bool writable);
+  ~Array();
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  void* data() const { return data_; }
+  uint64_t count() const { return count_; }
+  hsgd_dtype dtype() const { return dtype_; }
+  const int64_t* shape() const { return shape_; }  // ndim() extents
+  int ndim() const { return ndim_; }
+  bool is_writable() const { return !holds_buffer_ || buffer_.readonly == 0; }
+  bool is_like(const Array& other) const;  // same shape and dtype
+
+  // Collectives on blocks split and join arrays along the first dimension. A 0-d array is one row.
+  uint64_t rows() const { return ndim_ == 0 ? 1 : static_cast<uint64_t>(shape_[0]); }
+  uint64_t row_elements() const;
+  bool joins(const Array& other) const;  // same dtype, and same shape but for the rows
+
+ private:
+  void take_buffer(nb::handle object, const char* what, bool writable);
+  void take_dlpack(nb::handle object, const char* what);
+
+  void* data_ = nullptr;
+  uint64_t count_ = 1;
+  hsgd_dtype dtype_ = HSGD_FLOAT32;
+  const int64_t* shape_ = nullptr;
+  int ndim_ = 0;
+  Py_buffer buffer_{};
+  bool holds_buffer_ = false;
+  std::optional<nb::ndarray<>> dlpack_;
+};
+
+}  // namespace hsgd::python
+
+#endif  // HSGD_BINDING_ARRAY_HPP_

@@ -1,0 +1,271 @@
+// Filling hsgd_call from Python's arguments, and waiting for a request.
+#include "binding/collective_call.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "binding/gil.hpp"
+
+namespace hsgd::python {
+namespace {
+
+uint64_t sum_of(const Rows& rows) { return std::accumulate(rows.begin(), rows.end(), uint64_t{0}); }
+
+void check_joins(const Array& source, const Array& target, const std::string& what) {
+  if (target.joins(source)) return;
+  throw nb::value_error(
+      (what + ": out has another dtype or other extents after the first than the input; pass one "
+              "like it but for the rows")
+          .c_str());
+}
+
+std::string wrong_rows(const std::string& what, uint64_t given, uint64_t wanted) {
+  return what + ": out has " + std::to_string(given) + " rows, but the result has " +
+         std::to_string(wanted) + "; pass one of that size, or None";
+}
+
+void check_joined(const Array& source, const Array& target, uint64_t rows,
+                  const std::string& what) {
+  check_joins(source, target, what);
+  if (target.rows() != rows) throw nb::value_error(wrong_rows(what, target.rows(), rows).c_str());
+}
+
+Rows even_rows(const Array& array, int size) {
+  const uint64_t rows = array.ndim() == 0 ? 0 : array.rows();
+  const auto ranks = static_cast<uint64_t>(size);
+  Rows counts(ranks, rows / ranks);
+  for (uint64_t rank = 0; rank < rows % ranks; ++rank) ++counts[rank];
+  return counts;
+}
+
+Rows elements_of(const Array& array, Rows rows) {
+  for (uint64_t& count : rows) count *= array.row_elements();
+  return rows;
+}
+
+// Aligned as other arrays, and with large pages where it is worth it, as NumPy's.
+std::byte* new_memory(size_t bytes) {
+  constexpr size_t kLine = 64;
+  constexpr size_t kHugePage = 2 << 20;
+  const size_t unit = bytes < 2 * kHugePage ? kLine : kHugePage;
+  void* memory = std::aligned_alloc(unit, (std::max<size_t>(bytes, 1) + unit - 1) / unit * unit);
+  if (memory != nullptr && unit == kHugePage) ::madvise(memory, bytes, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(memory);
+}
+
+void refuse(hsgd_error* err, hsgd_status code, const std::string& message) {
+  err->code = code;
+  err->rank = -1;
+  std::snprintf(err->message, sizeof err->message, "%s", message.c_str());
+}
+
+}  // namespace
+
+int python_interrupted() {
+  PyGILState_STATE state{};
+  take_gil([&] { state = PyGILState_Ensure(); });
+  const int raised = PyErr_CheckSignals();
+  PyGILState_Release(state);
+  return raised;
+}
+
+const char* text_of(nb::handle name) {
+  if (name.is_none()) return nullptr;
+  if (PyUnicode_Check(name.ptr()) == 0) {
+    const std::string type = nb::cast<std::string>(name.type().attr("__name__"));
+    throw nb::type_error(("name is of type " + type + "; give a str, or None").c_str());
+  }
+  Py_ssize_t bytes = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &bytes);
+  if (text == nullptr) throw nb::python_error();
+  if (std::strlen(text) != static_cast<size_t>(bytes)) {
+    throw nb::value_error("name has a NUL character; give one without");
+  }
+  return text;
+}
+
+// `ragged`: the number of rows may differ between ranks.
+void Collective::set_label(const Array& array, nb::handle name, bool ragged) {
+  label_ = {text_of(name), array.shape(), array.ndim()};
+  if (ragged) {
+    shape_.assign(1, -1);
+    if (array.ndim() > 1)
+      shape_.insert(shape_.end(), array.shape() + 1, array.shape() + array.ndim());
+    label_.shape = shape_.data();
+    label_.ndim = static_cast<int32_t>(shape_.size());
+  }
+  call_.label = &label_;
+}
+
+void Collective::allreduce(nb::handle in, nb::handle out, int op, nb::handle name) {
+  const Array& source = in_.emplace(in, "allreduce", false);
+  const bool in_place = in.is(out) && source.is_writable();  // to ask once costs half
+  const Array& target = in_place ? source : out_.emplace(out, "allreduce, out", true);
+  if (!source.is_like(target)) {
+    throw nb::value_error(
+        "allreduce: out has another shape or dtype than the input; pass one like it");
+  }
+  set_label(source, name);
+  call_.kind = HSGD_ALLREDUCE;
+  call_.in = source.data();
+  call_.out = target.data();
+  call_.count = source.count();
+  call_.dtype = source.dtype();
+  call_.op = static_cast<hsgd_op>(op);
+}
+
+void Collective::broadcast(nb::handle data, int root, nb::handle name) {
+  const Array& array = out_.emplace(data, "broadcast", true);
+  set_label(array, name);
+  call_.kind = HSGD_BROADCAST;
+  call_.in = call_.out = array.data();
+  call_.count = array.count();
+  call_.dtype = array.dtype();
+  call_.root = root;
+}
+
+void Collective::check_split(const Array& source, const Rows& counts,
+                             const std::string& what) const {
+  if (source.ndim() == 0) {
+    throw nb::value_error(
+        (what + ": a 0-d array has no rows to split; pass one with rows").c_str());
+  }
+  if (counts.size() == static_cast<size_t>(topology_.size) && sum_of(counts) == source.rows())
+    return;
+  throw nb::value_error((what + ": " + std::to_string(counts.size()) + " counts for " +
+                         std::to_string(sum_of(counts)) + " rows, but there are " +
+                         std::to_string(topology_.size) + " ranks and " +
+                         std::to_string(source.rows()) + " rows; give each rank its rows")
+                            .c_str());
+}
+
+void Collective::reduce_scatter(nb::handle in, nb::handle out, int op,
+                                const std::optional<Rows>& given, nb::handle name) {
+  const Array& source = in_.emplace(in, "reduce_scatter", false);
+  const Array& target = out_.emplace(out, "reduce_scatter, out", true);
+  const Rows counts = given ? *given : even_rows(source, topology_.size);
+  check_split(source, counts, "reduce_scatter");
+  check_joined(source, target, counts[static_cast<size_t>(topology_.rank)], "reduce_scatter");
+  set_label(source, name);
+  counts_ = elements_of(source, counts);
+  call_.kind = HSGD_REDUCE_SCATTER;
+  call_.in = source.data();
+  call_.out = target.data();
+  call_.counts = counts_.data();
+  call_.dtype = source.dtype();
+  call_.op = static_cast<hsgd_op>(op);
+}
+
+void Collective::allgather(nb::handle in, nb::handle out, nb::handle name) {
+  const Array& source = in_.emplace(in, "allgather", false);
+  call_.count = source.rows();
+  set_label(source, name, true);
+  expect_rows(source, out, HSGD_ALLGATHER_ROWS);
+}
+
+void Collective::alltoall(nb::handle in, nb::handle out, nb::handle name) {
+  const Array& source = in_.emplace(in, "alltoall", false);
+  const Array& target = out_.emplace(out, "alltoall, out", true);
+  const Rows counts = even_rows(source, topology_.size);
+  if (counts.front() != counts.back()) {
+    throw nb::value_error(("alltoall: " + std::to_string(source.rows()) +
+                           " rows cannot be split evenly over " + std::to_string(topology_.size) +
+                           " ranks; give send_counts")
+                              .c_str());
+  }
+  check_split(source, counts, "alltoall");
+  check_joined(source, target, source.rows(), "alltoall");
+  set_label(source, name);
+  counts_ = elements_of(source, counts);
+  call_.kind = HSGD_ALLTOALL;
+  call_.in = source.data();
+  call_.out = target.data();
+  call_.counts = call_.receive_counts = counts_.data();
+  call_.dtype = source.dtype();
+}
+
+void Collective::alltoall_rows(nb::handle in, const Rows& counts, nb::handle out, nb::handle name) {
+  const Array& source = in_.emplace(in, "alltoall", false);
+  check_split(source, counts, "alltoall");
+  counts_ = counts;
+  call_.counts = counts_.data();
+  set_label(source, name, true);
+  expect_rows(source, out, HSGD_ALLTOALL_ROWS);
+}
+
+void Collective::expect_rows(const Array& source, nb::handle out, hsgd_kind kind) {
+  const std::string what = kind == HSGD_ALLGATHER_ROWS ? "allgather" : "alltoall";
+  if (!out.is_none()) {
+    check_joins(source, out_.emplace(out, (what + ", out").c_str(), true), what);
+  }
+  call_.kind = kind;
+  call_.in = source.data();
+  call_.dtype = source.dtype();
+  call_.row_elements = source.row_elements();
+  rows_.resize(static_cast<size_t>(topology_.size));  // place_rows() must not fail for want of them
+  row_bytes_ = source.row_elements() * hsgd_dtype_bytes(source.dtype());
+  call_.context = this;
+  call_.place = [](void* self, const uint64_t* rows, hsgd_error* err) {
+    return static_cast<Collective*>(self)->place_rows(rows, err);
+  };
+}
+
+void* Collective::place_rows(const uint64_t* rows, hsgd_error* err) {
+  std::copy_n(rows, rows_.size(), rows_.begin());
+  const uint64_t total = sum_of(rows_);
+  if (!out_) {
+    memory_.reset(new_memory(total * row_bytes_));
+    if (memory_ == nullptr) {
+      refuse(err, HSGD_ERR_MEMORY,
+             "no memory for a result of " + std::to_string(total * row_bytes_) + " bytes");
+    }
+    return memory_.get();
+  }
+  if (out_->rows() == total) return out_->data();
+  const char* what = call_.kind == HSGD_ALLGATHER_ROWS ? "allgather" : "alltoall";
+  refuse(err, HSGD_ERR_ARGUMENT, wrong_rows(what, out_->rows(), total));
+  return nullptr;
+}
+
+nb::object Collective::result() {
+  if (rows_.empty()) return nb::none();
+  if (memory_ != nullptr) {
+    std::byte* memory = memory_.release();
+    const nb::capsule owner(memory, [](void* held) noexcept { std::free(held); });
+    bytes_ = nb::cast(
+        nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory, {sum_of(rows_) * row_bytes_}, owner));
+  }
+  return nb::make_tuple(bytes_.is_valid() ? bytes_ : nb::none(), nb::cast(rows_));
+}
+
+void Collective::give_arrays_back() {
+  in_.reset();
+  out_.reset();
+}
+
+bool Request::wait(double timeout_s) {
+  const std::shared_ptr<Submitted> submitted = submitted_;
+  hsgd_error error;
+  int status = 0;
+  if (submitted->done()) {  // other threads need not have the GIL in between
+    status = hsgd_request_wait(submitted->request, timeout_s, &error);
+  } else {
+    const ReleasedGil released;
+    status = hsgd_request_wait(submitted->request, timeout_s, &error);
+  }
+  if (status == HSGD_ERR_PENDING) return false;
+  // An interrupt has left a Python exception, with which no array's clean-up should run.
+  if (status != HSGD_ERR_INTERRUPTED) submitted->collective.give_arrays_back();
+  raise_on_error(status, error);
+  return true;
+}
+
+}  // namespace hsgd::python

@@ -1,0 +1,66 @@
+#include "binding/lars.hpp"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <vector>
+
+#include "binding/collective_call.hpp"
+#include "binding/gil.hpp"
+#include "hsgd_core.h"
+
+namespace nb = nanobind;
+
+namespace hsgd::python {
+namespace {
+
+// What a step leaves of a tensor's weights for the next one: their square, 0 where it is not kept,
+// and what a few of them add up to.
+using Kept = std::tuple<double, uint64_t>;
+// Addresses of weight, gradient and buffer (0: none), the number of elements, and what the last
+// step left. The caller has checked dtypes and strides, and keeps the memory until the step is
+// done.
+using Row = std::tuple<uintptr_t, uintptr_t, uintptr_t, uint64_t, double, uint64_t>;
+
+std::vector<Kept> step(const std::vector<Row>& tensors, const hsgd_lars_rule& rule, int threads) {
+  std::vector<hsgd_lars_tensor> table;
+  table.reserve(tensors.size());
+  for (const auto& [weight, gradient, buffer, count, square, sample] : tensors) {
+    table.push_back({reinterpret_cast<float*>(weight), reinterpret_cast<const float*>(gradient),
+                     reinterpret_cast<float*>(buffer), count, square, sample});
+  }
+  hsgd_error error{};
+  int status = HSGD_OK;
+  {
+    const ReleasedGil released;
+    status = hsgd_lars_step(table.data(), table.size(), &rule, threads, &error);
+  }
+  raise_on_error(status, error);
+  std::vector<Kept> kept;
+  kept.reserve(table.size());
+  for (const hsgd_lars_tensor& tensor : table) kept.emplace_back(tensor.square, tensor.sample);
+  return kept;
+}
+
+}  // namespace
+
+void bind_lars(nb::module_& module) {
+  nb::class_<hsgd_lars_rule>(module, "LarsRule")
+      .def(
+          "__init__",
+          [](hsgd_lars_rule* self, double lr, double momentum, double weight_decay,
+             double trust_coefficient, double eps, bool adapt, int norm_of, bool lr_in_momentum,
+             bool clip, bool plain_at_zero, bool nesterov) {
+            new (self) hsgd_lars_rule{lr,   momentum,      weight_decay, trust_coefficient,
+                                      eps,  adapt,         norm_of,      lr_in_momentum,
+                                      clip, plain_at_zero, nesterov};
+          },
+          nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("weight_decay"),
+          nb::arg("trust_coefficient"), nb::arg("eps"), nb::arg("adapt"), nb::arg("norm_of"),
+          nb::arg("lr_in_momentum"), nb::arg("clip"), nb::arg("plain_at_zero"),
+          nb::arg("nesterov"));
+  module.def("lars_step", &step, nb::arg("tensors"), nb::arg("rule"), nb::arg("threads"));
+}
+
+}  // namespace hsgd::python

@@ -1,0 +1,48 @@
+#include "binding/weight_drift.hpp"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <vector>
+
+#include "binding/gil.hpp"
+#include "hsgd_core.h"
+
+namespace nb = nanobind;
+
+namespace hsgd::python {
+namespace {
+
+// Addresses of both places, rows, their length and stride, and the weight of an element. The caller
+// has checked dtypes and shapes, and keeps the memory as long as the table.
+using Part = std::tuple<uintptr_t, uintptr_t, uint64_t, uint64_t, uint64_t, double>;
+
+class ChangeTable {
+ public:
+  explicit ChangeTable(const std::vector<Part>& parts) {
+    parts_.reserve(parts.size());
+    for (const auto& [now, last, rows, length, stride, weight] : parts) {
+      parts_.push_back({reinterpret_cast<const float*>(now), reinterpret_cast<const float*>(last),
+                        rows, length, stride, weight});
+    }
+  }
+
+  double square() const {
+    const ReleasedGil released;
+    return hsgd_change_square(parts_.data(), parts_.size());
+  }
+
+ private:
+  std::vector<hsgd_change_part> parts_;
+};
+
+}  // namespace
+
+void bind_change(nb::module_& module) {
+  nb::class_<ChangeTable>(module, "ChangeTable")
+      .def(nb::init<const std::vector<Part>&>(), nb::arg("parts"))
+      .def("square", &ChangeTable::square);
+}
+
+}  // namespace hsgd::python

@@ -1,0 +1,70 @@
+// The binding of the notified exchange. Owns the arrays of writes that are under way; no logic.
+#ifndef HSGD_BINDING_WINDOW_HPP_
+#define HSGD_BINDING_WINDOW_HPP_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "binding/array.hpp"
+#include "binding/tree.hpp"
+#include "hsgd_core.h"
+
+namespace hsgd::python {
+
+class Exchange {
+ public:
+  // Takes `exchange`; keeps the communicator that it was made on.
+  Exchange(const std::shared_ptr<hsgd_comm>& comm, hsgd_exchange* exchange)
+      : comm_(comm),
+        // A thread that waits in it when it is closed needs both until it returns.
+        exchange_(exchange, [comm](hsgd_exchange* held) { hsgd_exchange_destroy(held); }) {}
+  Exchange(Exchange&&) = default;
+  Exchange(const Exchange&) = delete;
+
+  uint64_t put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces, int target,
+                      uint32_t slot, uint64_t version, double timeout_s, uint32_t order);
+  bool done(uint64_t ticket);
+  void drain(double timeout_s);
+  std::pair<uint32_t, uint64_t> wait_any(const std::vector<uint32_t>& slots,
+                                         const std::vector<uint64_t>& seen, double timeout_s);
+  uint64_t test(uint32_t slot);
+  uint64_t reset(uint32_t slot);
+  void bind(uint32_t slot, int source);
+  nb::object segment(int rank, uint64_t bytes);
+  void end_work();
+  void abandon();
+  int descriptor() const {
+    return exchange_ == nullptr ? -1 : hsgd_exchange_descriptor(exchange_.get());
+  }
+  Tree tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options);
+  void close();
+  bool closed() const { return exchange_ == nullptr; }
+
+ private:
+  using Arrays = std::deque<Array>;  // which do not move
+
+  template <class Call>
+  void call(Call&& call);
+  void give_arrays_back();
+
+  std::shared_ptr<hsgd_comm> comm_;
+  std::shared_ptr<hsgd_exchange> exchange_;
+  // Arrays of writes that are under way: kept by each thread that is in the exchange, too, which
+  // may write them until it has left.
+  struct Open {
+    std::deque<std::pair<uint64_t, Arrays>> by_ticket;
+    std::deque<Arrays> failed;  // of writes that ended with an error: nobody knows what was sent
+  };
+  std::shared_ptr<Open> open_ = std::make_shared<Open>();
+};
+
+void bind_exchange(nb::module_& module);
+
+}  // namespace hsgd::python
+
+#endif  // HSGD_BINDING_WINDOW_HPP_

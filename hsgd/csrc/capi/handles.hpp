@@ -1,0 +1,29 @@
+// What a hsgd_comm is: for the files that implement the C interface (capi/comm.cpp,
+// mpi_setup/comm.cpp) and nobody else.
+#ifndef HSGD_CAPI_HANDLES_HPP_
+#define HSGD_CAPI_HANDLES_HPP_
+
+#include <memory>
+
+#include "collectives/communicator.hpp"
+#include "collectives/submission_queue.hpp"
+#include "hsgd_core.h"
+
+struct hsgd_comm {
+  std::unique_ptr<hsgd::Communicator> communicator;
+  std::shared_ptr<hsgd::Submissions> submissions;  // closed before the communicator goes
+};
+
+struct hsgd_buffer {
+  std::shared_ptr<hsgd::SharedBuffer> memory;
+};
+
+namespace hsgd {
+
+// Throws HSGD_ERR_ARGUMENT for values that cannot work.
+HSGD_API void check_options(const hsgd_options& options);
+HSGD_API hsgd_comm* new_comm(std::unique_ptr<Communicator> communicator);
+
+}  // namespace hsgd
+
+#endif  // HSGD_CAPI_HANDLES_HPP_

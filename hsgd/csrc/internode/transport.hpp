@@ -1,0 +1,72 @@
+// Messages between the leaders of nodes: what two-level collectives need from a network, and no
+// more.
+//
+// Owns the interface. Implementations: mpi/transport.cpp (PMPI_* only) and transport_inproc.cpp
+// (threads of one process; for tests). Never interprets the bytes. Nothing here blocks.
+#ifndef HSGD_INTERNODE_TRANSPORT_HPP_
+#define HSGD_INTERNODE_TRANSPORT_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "hsgd_core.h"
+#include "os/wait.hpp"
+
+namespace hsgd {
+
+// Messages of one channel between two nodes arrive in the order of sending.
+enum class Channel : uint8_t {
+  kHeader = 1,
+  kScatter = 2,
+  kGather = 3,
+  kBroadcast = 4,
+  kExchange = 5
+};
+
+// From which collective on a node takes part no more, and why. Fixed width, because it travels
+// between nodes.
+struct Parting {
+  static constexpr uint64_t kNever = UINT64_MAX;
+
+  Parting() = default;
+  Parting(uint64_t first_missed, int about, bool has_closed, const std::string& why)
+      : sequence(first_missed), rank(about), closed(has_closed ? 1 : 0) {
+    why.copy(line, std::min(why.size(), sizeof line - 1));
+  }
+
+  uint64_t sequence = kNever;  // the first collective without this node
+  int32_t rank = -1;           // the world rank that the line is about, or -1
+  int32_t closed = 0;          // 1: that rank closed its communicator; 0: the node gave up
+  char line[496] = {};
+};
+static_assert(sizeof(Parting) == 512, "the same on all nodes");
+
+class HSGD_API Transport {
+ public:
+  using Ticket = uint32_t;
+
+  virtual ~Transport() = default;
+  virtual int node_rank() const = 0;
+  virtual int node_count() const = 0;
+
+  // The buffer belongs to the transport until done() has said true.
+  virtual Ticket send(int node, Channel channel, const void* data, size_t bytes) = 0;
+  virtual Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) = 0;
+  // Drives progress. Says true once per ticket, which is then free for others.
+  virtual bool done(Ticket ticket) = 0;
+
+  // Tells the other nodes, as far as they can be reached. Only the first call counts: a node parts
+  // once.
+  virtual void part(const Parting& parting) noexcept = 0;
+  // True once for each other node that has parted; `parting` then says what it told.
+  virtual bool heard(Parting* parting) = 0;
+  // Ends what is under way: cancels receives and waits for sends. False when buffers may still be
+  // in use.
+  virtual bool quiesce(const Deadline& deadline) noexcept = 0;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_INTERNODE_TRANSPORT_HPP_

@@ -1,0 +1,67 @@
+// Families of MPI.
+#include "interposer/library.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+extern "C" {
+int PMPI_Get_library_version(char* version, int* length);
+int PMPI_Comm_rank(uintptr_t comm, int* rank);
+}
+
+namespace hsgd::pmpi {
+namespace {
+
+constexpr char kOpenMpi[] = "Open MPI v";
+constexpr size_t kVersionBytes = 16 << 10;  // MPICH's has 8192
+
+const char* name_of(MpiFamily family) {
+  return family == MpiFamily::kOpenMpi ? "Open MPI" : "MPICH";
+}
+
+// MPI_COMM_WORLD as the running library has it.
+uintptr_t world_of(MpiFamily family) {
+  constexpr uintptr_t kMpichWorld = 0x44000000;
+  if (family == MpiFamily::kMpich) return kMpichWorld;
+  return reinterpret_cast<uintptr_t>(::dlsym(RTLD_DEFAULT, "ompi_mpi_comm_world"));
+}
+
+}  // namespace
+
+MpiLibrary library_of(const char* line) {
+  if (std::strncmp(line, kOpenMpi, sizeof kOpenMpi - 1) == 0)
+    return {MpiFamily::kOpenMpi, std::atoi(line + sizeof kOpenMpi - 1)};
+  const char* version = std::strstr(line, "MPICH Version:");
+  if (version == nullptr) return {MpiFamily::kMpich, 0};
+  version += std::strlen("MPICH Version:");
+  return {MpiFamily::kMpich, std::atoi(version + std::strspn(version, " \t"))};
+}
+
+bool works_with_running_mpi(const MpiLibrary& built) {
+  static char line[kVersionBytes];
+  int length = 0;
+  PMPI_Get_library_version(line, &length);
+  line[std::strcspn(line, ",\n")] = '\0';
+  const MpiLibrary running = library_of(line);
+  const bool works = running.family == built.family;
+  const bool same = works && (running.major == built.major || running.major == 0);
+  int rank = 0;
+  const uintptr_t world = world_of(running.family);
+  if (!same && world != 0) PMPI_Comm_rank(world, &rank);
+  if (!same && rank == 0) {
+    std::fprintf(stderr,
+                 works
+                     ? "hsgd: warning: built for %s %d, and this program runs %s: their interfaces "
+                       "are the same, but if something is wrong install hsgd again with this MPI\n"
+                     : "hsgd: warning: built for %s %d, and this program runs %s: all its calls "
+                       "stay with MPI; install hsgd again with this MPI\n",
+                 name_of(built.family), built.major, line);
+  }
+  return works;
+}
+
+}  // namespace hsgd::pmpi

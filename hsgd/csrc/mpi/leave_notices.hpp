@@ -1,0 +1,68 @@
+// How leaders tell one another over MPI that they take part in no more collectives.
+//
+// Owns, with others, the leaders' communicator, and the question when that may be freed. MPI gives
+// its number to a later communicator, and a message that came here after the end would turn up
+// there, or take another's place in the order of messages (Open MPI's ob1; MPICH's issues 2096 and
+// 6184). So each leader parts from each other exactly once, and a line goes when it has heard from
+// all; until then it stays, and nobody waits for it. Calls PMPI_* only.
+#ifndef HSGD_MPI_LEAVE_NOTICES_HPP_
+#define HSGD_MPI_LEAVE_NOTICES_HPP_
+
+#include <mpi.h>
+
+#include <memory>
+#include <vector>
+
+#include "internode/transport.hpp"
+#include "mpi/handle.hpp"
+
+namespace hsgd {
+
+class EndedLines;
+
+// Leaders of which each node has one, in a communicator that others have, too.
+struct Line {
+  SharedComm comm;
+  std::vector<int> ranks;  // in `comm`, by node
+  int node = 0;            // this rank's
+};
+
+class PartingLine {
+ public:
+  explicit PartingLine(Line leaders);
+  ~PartingLine();
+  PartingLine(const PartingLine&) = delete;
+  PartingLine& operator=(const PartingLine&) = delete;
+
+  MPI_Comm comm() const { return leaders_.comm->get(); }
+  int rank() const { return leaders_.node; }
+  int size() const { return static_cast<int>(leaders_.ranks.size()); }
+
+  // As Transport::part() and Transport::heard().
+  void say(const Parting& parting) noexcept;
+  bool hear(Parting* parting);
+
+  // Gives the line up, without waiting: it goes when all have parted, or in MPI_Finalize.
+  static void end(std::unique_ptr<PartingLine> line) noexcept;
+
+ private:
+  friend class EndedLines;
+
+  int listen();
+  bool is_sent() noexcept;
+  bool is_over() noexcept;
+
+  std::shared_ptr<EndedLines> ended_;  // where this one goes
+  Line leaders_;
+  int heard_ = 0;  // nodes that have parted
+  bool said_ = false;
+  bool broken_ = false;  // MPI failed, as when a node died: more cannot be heard
+  Parting in_;
+  Parting out_;
+  MPI_Request receive_ = MPI_REQUEST_NULL;
+  std::vector<MPI_Request> sends_;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_MPI_LEAVE_NOTICES_HPP_

@@ -1,0 +1,218 @@
+// The steps: ranks come, compare their settings, find their nodes, and meet there.
+#include "mpi_setup/comm.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/fault_points.hpp"
+#include "base/status.hpp"
+#include "capi/handles.hpp"
+#include "hsgd_mpi.h"
+#include "mpi/threads.hpp"
+#include "mpi/transport.hpp"
+#include "mpi_setup/nodes.hpp"
+#include "mpi_setup/steps.hpp"
+
+namespace hsgd {
+namespace {
+
+// More leaders than this per node add messages, not bandwidth.
+constexpr int kMostLeaders = 8;
+constexpr const char* kMeet = "met on their nodes";
+
+// What the first rank tells all others.
+struct FirstWords {
+  uint64_t settings[8];
+  MeetingWords meeting;
+};
+
+// Ranks with different settings would cut payloads differently: refused on all alike.
+MeetingWords compare_settings(Steps& steps, const hsgd_options& options) {
+  const FirstWords own{
+      {static_cast<uint64_t>(options.oneshot_bytes), static_cast<uint64_t>(options.chunk_bytes),
+       options.wire_oneshot_bytes, options.wire_chunk_bytes, options.slots, options.nontemporal,
+       options.min_bytes, options.wire_dtype},
+      draw_meeting_words()};
+  FirstWords first = own;
+  steps.broadcast(&first, sizeof first, 0, "heard the settings of rank 0");
+  agree_on(steps, "compared their settings", [&] {
+    check_options(options);
+    if (std::equal(std::begin(own.settings), std::end(own.settings), first.settings)) return;
+    throw Error(HSGD_ERR_ARGUMENT, steps.rank(),
+                text("set-up: ranks 0 and %d have different HSGD_* settings; use the same on "
+                     "all (Open MPI on several hosts: mpirun -x NAME)",
+                     steps.rank()));
+  });
+  return first.meeting;
+}
+
+// `level`: of threads, the least of all ranks.
+void note_threads(int level, Wanted wanted, Place* place) {
+  if (level >= MPI_THREAD_MULTIPLE) return;
+  place->one_thread =
+      "MPI was initialized for less than MPI_THREAD_MULTIPLE on some rank; ask MPI_Init_thread "
+      "for it (mpi4py: mpi4py.rc.thread_level = 'multiple' before the import of MPI), or use the "
+      "blocking calls";
+  // A program's own MPI calls come from the thread that may make them.
+  if (level >= MPI_THREAD_SERIALIZED || wanted == Wanted::kBehindMpi) return;
+  place->is_foreign_thread = is_foreign_thread;
+  place->why_foreign = kForeignThread;
+}
+
+Place find_place(Steps& steps, const Nodes& nodes, Wanted wanted) {
+  Place place;
+  place.rank = steps.rank();
+  place.size = steps.size();
+  const auto me = std::find(nodes.ranks.begin(), nodes.ranks.end(), place.rank);
+  place.local_rank = static_cast<int>(me - nodes.ranks.begin());
+  place.local_size = static_cast<int>(nodes.ranks.size());
+  place.node_rank = nodes.node_of_rank[static_cast<size_t>(place.rank)];
+  place.node_count = nodes.count;
+  if (place.node_count == 1) return place;
+  place.node_of_rank = nodes.node_of_rank;
+  place.leaders = std::min(nodes.least_ranks, kMostLeaders);
+  static_assert(MPI_THREAD_MULTIPLE > MPI_THREAD_SINGLE, "levels rise");
+  const auto lacks = static_cast<uint64_t>(MPI_THREAD_MULTIPLE - thread_level());
+  const uint64_t most = steps.greatest(lacks, "told their level of threads");
+  note_threads(MPI_THREAD_MULTIPLE - static_cast<int>(most), wanted, &place);
+  return place;
+}
+
+void check_usable(MPI_Comm comm, Wanted wanted) {
+  if (!mpi_is_running()) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                "MPI is not initialized, or finalized already; call MPI_Init first");
+  }
+  if (wanted == Wanted::kByName && is_foreign_thread()) {
+    throw Error(HSGD_ERR_SYSTEM, -1, std::string("set-up over MPI: ") + kForeignThread);
+  }
+  int inter = 0;
+  if (comm != MPI_COMM_NULL) check_mpi(PMPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
+  if (comm == MPI_COMM_NULL || inter != 0) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                "MPI_COMM_NULL or an intercommunicator; give a communicator of one group of ranks");
+  }
+}
+
+// Not MPI_Comm_idup: that would call the copy functions of the program's attributes, which no
+// MPI_Allreduce does. MPI has no other nonblocking call that makes a communicator.
+OwnComm split_off(MPI_Comm comm, int rank) {
+  MPI_Comm part = MPI_COMM_NULL;
+  check_mpi(PMPI_Comm_split(comm, 0, rank, &part), "MPI_Comm_split");
+  OwnComm own(part);
+  check_mpi(PMPI_Comm_set_errhandler(own.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return own;
+}
+
+// Of ranks that meet on their nodes: who comes to a door that is shut cannot tell a rank that died
+// from one that comes later, and MPI can.
+class MpiWatch final : public Watch {
+ public:
+  MpiWatch(const Steps& steps, Turn& turn) : steps_(steps), turn_(turn) {}
+  void check() override {
+    turn_.take_for([&] {
+      int flag = 0;  // MPI learns of deaths in its calls
+      PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+      steps_.check_deaths(kMeet);
+    });
+  }
+
+ private:
+  const Steps& steps_;
+  Turn& turn_;
+};
+
+// The ranks' own communicator serves its leaders: those with one local rank are a line of their
+// own.
+std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Place place,
+                                   const hsgd_options& options, const Steps& steps, Turn& turn) {
+  std::unique_ptr<Transport> transport;
+  if (place.local_rank < place.leaders) {
+    transport = make_mpi_transport({own, nodes.ranks_at(place.local_rank), place.node_rank},
+                                   place.is_foreign_thread);
+  }
+  MpiWatch watch(steps, turn);
+  std::unique_ptr<Communicator> made;
+  turn.leave_for([&] {
+    made = std::make_unique<Communicator>(nodes.path, nodes.listener.get(), std::move(place),
+                                          std::move(transport), options, &watch);
+  });
+  return made;
+}
+
+hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wanted, Turn& turn) {
+  Steps steps(own->get(), options, turn);
+  const MeetingWords words = compare_settings(steps, options);
+  HSGD_FAULT_POINT("over MPI: settings compared");
+  Nodes nodes = find_nodes(steps, words);
+  HSGD_FAULT_POINT("over MPI: node found");
+  if (wanted == Wanted::kBehindMpi && nodes.count == steps.size()) return nullptr;
+  Place place = find_place(steps, nodes, wanted);
+  agree_on(steps, "counted their file descriptors", [&] { check_descriptors(place.local_size); });
+  HSGD_FAULT_POINT("over MPI: place found");
+  std::unique_ptr<Communicator> communicator;
+  agree_on(steps, kMeet, [&] {
+    communicator = meet(own, std::move(nodes), std::move(place), options, steps, turn);
+    HSGD_FAULT_POINT("over MPI: met");
+  });
+  return new_comm(std::move(communicator));
+}
+
+}  // namespace
+
+OwnComm duplicate(MPI_Comm comm, const hsgd_options& options) {
+  Turn turn(thread_level() == MPI_THREAD_SERIALIZED);
+  return Steps(comm, options, turn).duplicate();
+}
+
+bool mpi_is_running() {
+  int initialized = 0;
+  PMPI_Initialized(&initialized);
+  return initialized != 0 && !mpi_is_finalized();
+}
+
+hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted) {
+  check_usable(comm, wanted);
+  Turn turn(wanted == Wanted::kByName && thread_level() == MPI_THREAD_SERIALIZED);
+  const QuietErrors quiet(comm);
+  Steps steps(comm, options, turn);
+  HSGD_FAULT_POINT("over MPI: begun");
+  steps.come();
+  HSGD_FAULT_POINT("over MPI: all have come");
+  const auto own = std::make_shared<OwnComm>(
+      wanted == Wanted::kByName ? steps.duplicate() : split_off(comm, steps.rank()));
+  HSGD_FAULT_POINT("over MPI: own communicator made");
+  try {
+    return set_up(own, options, wanted, turn);
+  } catch (const AgreedError&) {
+    throw;
+  } catch (...) {
+    new SharedComm(own);  // for good: a step that was given up may still be under way there
+    throw;
+  }
+}
+
+}  // namespace hsgd
+
+int hsgd_mpi_comm_create(const void* mpi_comm, const hsgd_options* options, hsgd_comm** comm,
+                         hsgd_error* err) {
+  return hsgd::guarded(err, [&] {
+    *comm = nullptr;
+    *comm =
+        hsgd::create_over(*static_cast<const MPI_Comm*>(mpi_comm), *options, hsgd::Wanted::kByName);
+  });
+}
+
+void hsgd_mpi_library_version(char* text, size_t text_bytes) {
+  char version[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  PMPI_Get_library_version(version, &length);
+  std::string line(version, static_cast<size_t>(length));
+  line = line.substr(0, line.find('\n'));
+  std::snprintf(text, text_bytes, "%s", line.c_str());
+}

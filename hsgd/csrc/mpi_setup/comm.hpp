@@ -1,0 +1,36 @@
+// Makes communicators of the core over communicators of MPI.
+//
+// Owns the order of the steps, and who leads. Keeps nothing. Calls PMPI_* only.
+#ifndef HSGD_MPI_SETUP_COMM_HPP_
+#define HSGD_MPI_SETUP_COMM_HPP_
+
+#include <mpi.h>
+
+#include "base/error.hpp"
+#include "hsgd_core.h"
+#include "mpi/handle.hpp"
+#include "mpi_setup/agreement.hpp"
+
+namespace hsgd {
+
+// Who wants a communicator.
+enum class Wanted {
+  kByName,     // the program: it duplicates its MPI communicator, as libraries do
+  kBehindMpi,  // a caller that stands for an MPI call of the program, which must not notice
+};
+
+// Collective over an intracommunicator, blocking, each step with options.timeout_s as deadline.
+// kBehindMpi: `comm` and its attributes stay as they are; nullptr when no two ranks share a node,
+// on all ranks alike; and one step between nodes is MPI_Comm_split, which has no deadline, as the
+// MPI call has none that this stands for.
+hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted);
+
+// Collective. A communicator of our own with the same ranks, with that deadline.
+OwnComm duplicate(MPI_Comm comm, const hsgd_options& options);
+
+// Whether MPI calls are possible: between MPI_Init and MPI_Finalize.
+bool mpi_is_running();
+
+}  // namespace hsgd
+
+#endif  // HSGD_MPI_SETUP_COMM_HPP_

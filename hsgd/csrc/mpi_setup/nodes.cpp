@@ -1,0 +1,118 @@
+// Rounds: candidates, their door, and who can reach it.
+#include "mpi_setup/nodes.hpp"
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <unordered_map>
+#include <utility>
+
+#include "base/fault_points.hpp"
+#include "mpi_setup/agreement.hpp"
+
+namespace hsgd {
+namespace {
+
+// What a rank tells all others.
+struct Candidacy {
+  uint64_t candidates;  // ranks that have the same number may share a node
+  uint64_t word;        // of the name of its door, if it opens one
+};
+
+// FNV-1a (Fowler, Noll, Vo). That two numbers may be equal by chance costs a round.
+uint64_t fold(const std::string& words, uint64_t start = 0xcbf29ce484222325) {
+  uint64_t folded = start;
+  for (const char c : words) folded = (folded ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return folded;
+}
+
+// The running kernel, the network namespace, in which names of sockets live, and the host's name.
+// What cannot be read here, as in sandboxes, cannot be read by the others of the node either.
+uint64_t own_kernel() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char network[64] = {};
+  if (::readlink("/proc/self/ns/net", network, sizeof network - 1) < 0) network[0] = '\0';
+  char host[HOST_NAME_MAX + 1] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
+  return fold(boot + ' ' + network + ' ' + host);
+}
+
+std::vector<int> ranks_with(const std::vector<Candidacy>& rows, uint64_t candidates) {
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    if (rows[rank].candidates == candidates) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
+}
+
+// Of all nodes.
+void number_nodes(const std::vector<Candidacy>& rows, Nodes* nodes) {
+  std::unordered_map<uint64_t, int> numbers;
+  std::vector<int> sizes;
+  for (const Candidacy& row : rows) {
+    const auto [found, is_new] = numbers.emplace(row.candidates, static_cast<int>(sizes.size()));
+    if (is_new) sizes.push_back(0);
+    ++sizes[static_cast<size_t>(found->second)];
+    nodes->node_of_rank.push_back(found->second);
+  }
+  nodes->count = static_cast<int>(sizes.size());
+  nodes->least_ranks = *std::min_element(sizes.begin(), sizes.end());
+}
+
+// One round of those who have not found their node yet. The first of the candidates opens a door;
+// returns whether this rank can reach it.
+bool try_candidates(Steps& steps, const std::vector<Candidacy>& rows, bool searches,
+                    MeetingWords words, Nodes* nodes) {
+  const int rank = steps.rank();
+  const bool opens = searches && nodes->ranks.size() > 1 && nodes->ranks[0] == rank;
+  if (searches) {
+    words[0] = rows[static_cast<size_t>(nodes->ranks[0])].word;
+    nodes->path = meeting_path(words);
+  }
+  agree_on(steps, "opened the sockets of their nodes", [&] {
+    if (!opens) return;
+    nodes->listener = std::make_unique<Listener>(nodes->path);
+    HSGD_FAULT_POINT("over MPI: door open");
+  });
+  bool here = true;
+  agree_on(steps, "looked for their nodes", [&] {
+    if (searches && nodes->ranks[0] != rank) here = reachable(nodes->path);
+  });
+  return here;
+}
+
+}  // namespace
+
+std::vector<int> Nodes::ranks_at(int local_rank) const {
+  std::vector<int> seen(static_cast<size_t>(count), 0);
+  std::vector<int> found(static_cast<size_t>(count), -1);
+  for (size_t rank = 0; rank < node_of_rank.size(); ++rank) {
+    const auto node = static_cast<size_t>(node_of_rank[rank]);
+    if (seen[node]++ == local_rank) found[node] = static_cast<int>(rank);
+  }
+  return found;
+}
+
+// Who cannot reach the first of its candidates is a candidate for a node with others who cannot. In
+// each round the first ones are done, so the rounds end.
+Nodes find_nodes(Steps& steps, const MeetingWords& words) {
+  Nodes nodes;
+  std::vector<Candidacy> rows(static_cast<size_t>(steps.size()));
+  Candidacy own{own_kernel(), draw_meeting_words()[0]};
+  for (bool here = false;;) {
+    steps.gather(&own, rows.data(), sizeof own, "told where they are");
+    const bool searches = !here;
+    if (searches) nodes.ranks = ranks_with(rows, own.candidates);
+    here = try_candidates(steps, rows, searches, words, &nodes);
+    if (steps.greatest(here ? 0 : 1, "found their nodes") == 0) break;
+    if (!here) own = {fold("elsewhere", own.candidates), draw_meeting_words()[0]};
+  }
+  nodes.ranks = ranks_with(rows, own.candidates);
+  number_nodes(rows, &nodes);
+  return nodes;
+}
+
+}  // namespace hsgd

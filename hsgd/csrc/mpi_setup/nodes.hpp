@@ -1,0 +1,38 @@
+// Which ranks share a node.
+//
+// Owns the question, and the sockets at which the ranks of a node meet. MPI's own answer
+// (MPI_Comm_split_type) knows no deadline, and would have to be proven all the same: ranks in
+// separate containers of one host, for example, share no memory. So ranks of one kernel and network
+// namespace are candidates, and a socket under a random name proves it. Calls PMPI_* only.
+#ifndef HSGD_MPI_SETUP_NODES_HPP_
+#define HSGD_MPI_SETUP_NODES_HPP_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mpi_setup/steps.hpp"
+#include "rendezvous/listener.hpp"
+
+namespace hsgd {
+
+struct Nodes {
+  std::vector<int> node_of_rank;  // numbered in the order of their first ranks
+  int count = 0;
+  int least_ranks = 0;  // of a node
+
+  // The own one: its ranks in order, and where they meet.
+  std::vector<int> ranks;
+  std::string path;
+  std::unique_ptr<Listener> listener;  // on its first rank
+
+  // The rank with this local rank, by node.
+  std::vector<int> ranks_at(int local_rank) const;
+};
+
+// Collective. `words`: the same on all ranks, told over MPI; they make the secret of the meetings.
+Nodes find_nodes(Steps& steps, const MeetingWords& words);
+
+}  // namespace hsgd
+
+#endif  // HSGD_MPI_SETUP_NODES_HPP_

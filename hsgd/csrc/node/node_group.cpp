@@ -1,0 +1,357 @@
+// Set-up of a node's segments, the primitives of intra-node collectives, and the death watch.
+#include "node/node_group.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "base/error.hpp"
+#include "base/fault_points.hpp"
+#include "os/process_life.hpp"
+
+namespace hsgd {
+namespace {
+
+constexpr int64_t kLongNs = 100'000'000;  // a rank that waits looks at its peers more often
+
+std::string host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) return "this node";
+  return name;
+}
+
+std::byte* payload_of(CellHeader& cell, size_t bytes) {
+  return bytes <= CellHeader::kInlineBytes ? cell.payload
+                                           : reinterpret_cast<std::byte*>(&cell) + kLine;
+}
+
+Doorbell& first_bell(const Segment& segment) {
+  return reinterpret_cast<Control*>(segment.data())->bell;
+}
+
+// Ranks that share cores do not spin: the one that they wait for may need theirs.
+WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
+  WaitPolicy policy = settings.wait;
+  if (policy.spin < 0) policy.spin = settings.size <= cores ? WaitPolicy{}.spin : 0;
+  policy.may_stay_awake = settings.size <= cores;
+  return policy;
+}
+
+void write_failure(Control& control, const Error& error, uint64_t first_missed) {
+  Failure& failure = control.failure;
+  if (failure.code.load(std::memory_order_relaxed) != 0) return;  // somebody may be reading it
+  failure.rank = error.rank();
+  failure.first_missed = first_missed;
+  std::strncpy(failure.message, error.what(), sizeof failure.message - 1);
+  failure.code.store(error.code(), std::memory_order_release);  // partner: check_peers()
+}
+
+}  // namespace
+
+// The segment comes zeroed; the atomics in it start as zero, which is what every field means at the
+// beginning.
+Segment LocalGroup::new_segment(const Settings& settings) {
+  Segment segment =
+      Segment::create(segment_bytes(settings, settings.rank), static_cast<size_t>(settings.size),
+                      "lower HSGD_SLOTS or HSGD_CHUNK_BYTES");
+  auto* control = new (segment.data()) Control{};
+  control->cores = own_cores();
+  return segment;
+}
+
+LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settings& settings,
+                       const Deadline& deadline)
+    : settings_(settings),
+      node_name_(host_name()),
+      peers_([&] {
+        Segment own;
+        Member self;
+        self.pid = ::getpid();
+        self.world_rank = settings.world_rank;
+        self.settings = settings.fingerprint;
+        try {
+          own = new_segment(settings);
+          self.segment = Fd::duplicate(own.fd());
+          self.process = own_life();
+          HSGD_FAULT_POINT("set-up: segment made");
+        } catch (
+            const Error& error) {  // meet() tells the others, so that nobody waits for this rank
+          self.failed = error.code();
+          self.failure = text("rank %d: %s", settings.world_rank, error.what());
+        }
+        return meet_peers(path, listener, settings, std::move(own), std::move(self), deadline);
+      }()),
+      cores_(cores_of_node()),
+      policy_(policy_for(settings, cores_)),
+      waiter_(first_bell(peers_[static_cast<size_t>(settings.rank)].segment), policy_) {}
+
+int LocalGroup::cores_of_node() const {
+  Cores all = control(0).cores;
+  for (int peer = 1; peer < size(); ++peer) add_cores(&all, control(peer).cores);
+  return count_cores(all);
+}
+
+std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Listener* listener,
+                                                     const Settings& settings, Segment own,
+                                                     Member self, const Deadline& deadline) {
+  try {
+    std::vector<Member> members =
+        meet(path, listener, settings.rank, settings.size, std::move(self), deadline);
+    std::vector<Peer> peers(members.size());
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (static_cast<int>(i) == settings.rank) continue;
+      peers[i].segment = Segment::attach(std::move(members[i].segment),
+                                         segment_bytes(settings, static_cast<int>(i)));
+      peers[i].segment.forget_file();
+    }
+    own.forget_file();
+    peers[static_cast<size_t>(settings.rank)].segment = std::move(own);
+    for (size_t i = 0; i < members.size(); ++i) {
+      peers[i].pid = members[i].pid;
+      peers[i].world_rank = members[i].world_rank;
+      peers[i].process = std::move(members[i].process);
+    }
+    HSGD_FAULT_POINT("set-up: mapped");
+    return peers;
+  } catch (const Error& error) {  // the others may have this segment already, and go on to wait
+    if (own.data() != nullptr) {
+      auto& control = *reinterpret_cast<Control*>(own.data());
+      write_failure(control, error, 0);
+    }
+    throw;
+  }
+}
+
+LocalGroup::~LocalGroup() {
+  HSGD_FAULT_POINT("close: begun");
+  control(rank()).closed.store(1, std::memory_order_seq_cst);
+  HSGD_FAULT_POINT("close: marked");
+  wake_all();
+}
+
+void LocalGroup::wake_all() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) ring(control(peer).bell);
+  }
+}
+
+void LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
+                      const void* payload, size_t bytes, const Counts& counts, uint64_t cost) {
+  CellHeader& own = cell(rank(), sequence);
+  fill_label(label, counts, &control(rank()).labels[sequence % kCells]);
+  const bool is_inline = bytes <= CellHeader::kInlineBytes;
+  std::byte small[CellHeader::kInlineBytes] = {};
+  if (payload != nullptr && bytes > 0)
+    std::memcpy(is_inline ? small : payload_of(own, bytes), payload, bytes);
+  // All that goes into the line that peers poll is stored at a stroke: it would travel to them and
+  // back in between.
+  own.signature = signature;
+  own.note = cost;
+  if (payload != nullptr && is_inline) std::memcpy(own.payload, small, sizeof small);
+  // Partner: is_open(). Forbids that a peer sees the sequence before payload and signature;
+  // sequentially consistent because ring() must not look at `asleep` before the store is visible.
+  own.sequence.store(sequence, std::memory_order_seq_cst);
+  wake_all();
+}
+
+bool LocalGroup::is_open(int rank, uint64_t sequence) const {
+  // Partner: open(). A recycled cell holds an older or this sequence, never a later one (see
+  // kCells).
+  return cell(rank, sequence).sequence.load(std::memory_order_acquire) == sequence;
+}
+
+const Signature& LocalGroup::signature(int rank, uint64_t sequence) const {
+  return cell(rank, sequence).signature;
+}
+
+const std::byte* LocalGroup::payload(int rank, uint64_t sequence, size_t bytes) const {
+  return payload_of(cell(rank, sequence), bytes);
+}
+
+Call LocalGroup::call(int rank, uint64_t sequence) const {
+  return Call{world_rank(rank), signature(rank, sequence), control(rank).labels[sequence % kCells]};
+}
+
+std::byte* LocalGroup::result_payload(uint64_t sequence, size_t bytes) {
+  return payload_of(result(sequence), bytes);
+}
+
+void LocalGroup::publish_result(uint64_t sequence, hsgd_status status) {
+  CellHeader& cell = result(sequence);
+  cell.note = static_cast<uint64_t>(static_cast<int64_t>(status));
+  // Partner: has_result(); the same reasons as in open().
+  cell.sequence.store(sequence, std::memory_order_seq_cst);
+  wake_all();
+}
+
+bool LocalGroup::has_result(uint64_t sequence) const {
+  return result(sequence).sequence.load(std::memory_order_acquire) == sequence;
+}
+
+hsgd_status LocalGroup::result_status(uint64_t sequence) const {
+  return static_cast<hsgd_status>(static_cast<int64_t>(result(sequence).note));
+}
+
+Call (&LocalGroup::mismatch())[2] { return control(0).mismatch; }
+
+void LocalGroup::publish(std::atomic<uint64_t> Progress::* member, uint64_t value) {
+  // Partners: the acquire loads of progress() by peers. Forbids that they see the counter before
+  // the data it stands for; sequentially consistent for the sake of ring().
+  (control(rank()).progress.*member).store(value, std::memory_order_seq_cst);
+  wake_all();
+}
+
+void LocalGroup::appoint_meeting() {
+  HSGD_CHECK(rank() == 0);
+  const MeetingWords words = draw_meeting_words();
+  std::copy(words.begin(), words.end(), control(0).meeting);
+}
+
+std::string LocalGroup::next_meeting() const {
+  MeetingWords words{};
+  std::copy_n(control(0).meeting, words.size(), words.begin());
+  return meeting_path(words);
+}
+
+std::optional<uint64_t> LocalGroup::claim(uint64_t parts) {
+  std::atomic<uint64_t>& claimed = control(0).claimed;
+  uint64_t next = claimed.load(std::memory_order_relaxed);
+  while (next < claims_base_ + parts) {
+    // Relaxed: what a part is made of was published by the headers, before anybody claims.
+    if (claimed.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) {
+      return next - claims_base_;
+    }
+  }
+  return std::nullopt;
+}
+
+void LocalGroup::finish_claim(uint64_t parts) {
+  // Partner: claims_finished(). Releases the results of this part; sequentially consistent for the
+  // sake of ring().
+  const uint64_t before = control(0).finished.fetch_add(1, std::memory_order_seq_cst);
+  if (before + 1 == claims_base_ + parts) wake_all();
+}
+
+bool LocalGroup::claims_finished(uint64_t parts) const {
+  return control(0).finished.load(std::memory_order_acquire) >= claims_base_ + parts;
+}
+
+bool LocalGroup::died(int rank) const {
+  return has_ended(peers_[static_cast<size_t>(rank)].process);
+}
+
+bool LocalGroup::has_left(int rank) const {
+  return control(rank).closed.load(std::memory_order_acquire) != 0 || died(rank);
+}
+
+std::string LocalGroup::person(int rank) const {
+  const Peer& peer = peers_[static_cast<size_t>(rank)];
+  return text("rank %d (pid %d, %s)", peer.world_rank, peer.pid, node_name_.c_str());
+}
+
+void LocalGroup::see_who_waits(uint64_t sequence) {
+  const int64_t now = now_ns();
+  const bool first = sequence != waiting_in_;
+  waiting_in_ = sequence;
+  control(rank()).looks.fetch_add(1, std::memory_order_relaxed);
+  for (int peer = 0; peer < size(); ++peer) {
+    const uint32_t looks = control(peer).looks.load(std::memory_order_relaxed);
+    Peer& seen = peers_[static_cast<size_t>(peer)];
+    if (first || looks != seen.looks) seen.looked_at_ns = now;
+    seen.looks = looks;
+  }
+}
+
+// Those that have not looked at their peers for long while this rank waited: they work, or hang.
+// The one that has not looked for longest comes first.
+std::vector<int> LocalGroup::who_does_not_wait() const {
+  const int64_t now = now_ns();
+  const auto age_ns = [&](int peer) {
+    return now - peers_[static_cast<size_t>(peer)].looked_at_ns;
+  };
+  std::vector<int> peers;
+  int64_t oldest_ns = kLongNs;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    peers.push_back(peer);
+    oldest_ns = std::max(oldest_ns, age_ns(peer));
+  }
+  std::sort(peers.begin(), peers.end(), [&](int a, int b) { return age_ns(a) > age_ns(b); });
+  const auto busy = [&](int peer) { return age_ns(peer) > std::max(kLongNs, oldest_ns / 2); };
+  peers.erase(std::find_if_not(peers.begin(), peers.end(), busy), peers.end());
+  return peers;
+}
+
+bool LocalGroup::is_first_that_waits() const {
+  const int64_t now = now_ns();
+  const auto end = peers_.begin() + rank();
+  return std::none_of(peers_.begin(), end,
+                      [&](const Peer& peer) { return now - peer.looked_at_ns <= kLongNs; });
+}
+
+void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
+  // First what others gave up with: who gave up may have ended since, and is not the cause.
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const Failure& failure = control(peer).failure;
+    const int32_t code = failure.code.load(std::memory_order_acquire);  // partner: write_failure()
+    if (code == 0 || failure.first_missed > sequence) continue;  // it did its part of this one
+    throw Error(static_cast<hsgd_status>(code), failure.rank, failure.message);
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) check_alive(peer, what);
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    // A rank that closed its communicator may have finished this collective before; then it holds
+    // nobody up.
+    if (control(peer).closed.load(std::memory_order_acquire) == 0 || is_open(peer, sequence))
+      continue;
+    throw Error(HSGD_ERR_PEER_LOST, world_rank(peer), what + ": " + closing(peer));
+  }
+}
+
+void LocalGroup::check_alive(int rank, const std::string& what) const {
+  if (!died(rank)) return;
+  // Not one that closed its communicator and then ended: others may need nothing more of it. Looked
+  // at in this order: a rank that ended between the two looks had closed before.
+  if (control(rank).closed.load(std::memory_order_acquire) != 0) return;
+  throw Error(HSGD_ERR_PEER_LOST, world_rank(rank), what + ": " + person(rank) + " died");
+}
+
+std::string LocalGroup::missing(uint64_t sequence, int* first) const {
+  std::string names;
+  *first = -1;
+  const auto add = [&](int peer) {
+    if (*first < 0) *first = world_rank(peer);
+    names += (names.empty() ? "" : ", ") + person(peer);
+  };
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && !is_open(peer, sequence)) add(peer);
+  }
+  if (!names.empty()) return names + " did not call it";
+  for (const int peer : who_does_not_wait()) add(peer);
+  if (!names.empty()) return names + " did not go on with it";
+  if (settings_.one_out_ring) return "another node holds it up";
+  uint64_t least = UINT64_MAX;  // all wait for one another
+  const auto behind = [&](int peer) {
+    const Progress& progress = control(peer).progress;
+    return progress.staged.load(std::memory_order_relaxed) +
+           progress.reduced.load(std::memory_order_relaxed) +
+           progress.gathered.load(std::memory_order_relaxed);
+  };
+  for (int peer = 0; peer < size(); ++peer) least = std::min(least, behind(peer));
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && behind(peer) == least) add(peer);
+  }
+  return names + " did not go on with it";
+}
+
+void LocalGroup::fail(const Error& error, uint64_t first_missed) {
+  write_failure(control(rank()), error, first_missed);
+  wake_all();
+}
+
+}  // namespace hsgd

@@ -1,0 +1,181 @@
+// The ranks of one node: their segments, what each has published, and waiting for one another.
+//
+// Owns the shared segments, the death watch and the wording of "who is missing". Collectives are
+// built from its primitives: cells (header and small payload of one collective), progress counters
+// (chunks of large ones) and ring slots. Never touches user memory and knows nothing of other
+// nodes.
+#ifndef HSGD_NODE_NODE_GROUP_HPP_
+#define HSGD_NODE_NODE_GROUP_HPP_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/call_signature.hpp"
+#include "base/error.hpp"
+#include "node/segment_layout.hpp"
+#include "os/shared_memory.hpp"
+#include "os/wait.hpp"
+#include "rendezvous/bootstrap.hpp"
+
+namespace hsgd {
+
+class LocalGroup {
+ public:
+  struct Settings {
+    int rank = 0;  // on this node
+    int size = 1;
+    int world_rank = 0;
+    Layout layout;
+    bool one_out_ring = false;  // local rank 0 holds the out ring of the whole node
+    uint64_t fingerprint = 0;   // hash of all that must be equal on all ranks
+    WaitPolicy wait;            // spin < 0: chosen from ranks and cores
+  };
+
+  // Collective over the node, through the socket at `path` (see meet()).
+  LocalGroup(const std::string& path, Listener* listener, const Settings& settings,
+             const Deadline& deadline);
+  ~LocalGroup();
+  LocalGroup(const LocalGroup&) = delete;
+  LocalGroup& operator=(const LocalGroup&) = delete;
+
+  int rank() const { return settings_.rank; }
+  int size() const { return settings_.size; }
+  int cores() const { return cores_; }  // that the ranks of this node may use; the same on all
+  int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
+  const Layout& layout() const { return settings_.layout; }
+
+  // --- cells: the header and small payload of one collective ---
+  // Publishes this rank's header, with up to
+  // oneshot_bytes of payload (may be nullptr: the header alone). `cost`: any number for the others.
+  void open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
+            const void* payload, size_t bytes, const Counts& counts = {}, uint64_t cost = 0);
+  bool is_open(int rank, uint64_t sequence) const;
+  const Signature& signature(int rank, uint64_t sequence) const;
+  uint64_t cost(int rank, uint64_t sequence) const { return cell(rank, sequence).note; }
+  const std::byte* payload(int rank, uint64_t sequence, size_t bytes) const;
+  Call call(int rank, uint64_t sequence) const;  // for messages; the header must be open
+  // Up to oneshot_bytes besides a payload of up to CellHeader::kInlineBytes; the owner fills them
+  // before open().
+  std::byte* packet(int rank, uint64_t sequence) const {
+    return reinterpret_cast<std::byte*>(&cell(rank, sequence)) + kLine;
+  }
+
+  // --- result cells: what local rank 0 publishes for the whole node ---
+  std::byte* result_payload(uint64_t sequence, size_t bytes);
+  std::byte* result_packets(uint64_t sequence) const {  // as packet()
+    return reinterpret_cast<std::byte*>(&result(sequence)) + kLine;
+  }
+  void publish_result(uint64_t sequence, hsgd_status status);
+  bool has_result(uint64_t sequence) const;
+  hsgd_status result_status(uint64_t sequence) const;
+  Call (&mismatch())[2];  // of local rank 0
+
+  // --- progress and rings ---
+  const Progress& progress(int rank) const { return control(rank).progress; }
+  // Whether all other ranks of the node have finished so many steps. The acquire pairs with
+  // publish(): what a counter stands for is visible when the counter is.
+  bool peers_reached(std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      if ((progress(peer).*member).load(std::memory_order_acquire) < steps) return false;
+    }
+    return true;
+  }
+  // Whether the slot of `step` is free: all other ranks have finished the step that it held before.
+  bool peers_freed(std::atomic<uint64_t> Progress::* member, uint64_t step, size_t slots) const {
+    return step < slots || peers_reached(member, step + 1 - slots);
+  }
+  // Stores and wakes whoever sleeps. `member` is one of this rank's own counters.
+  void publish(std::atomic<uint64_t> Progress::* member, uint64_t value);
+  std::byte* in_slot(int rank, uint64_t step) const { return base(rank) + layout().in_slot(step); }
+  std::byte* out_slot(int rank, uint64_t step) const {
+    return base(rank) + layout().out_slot(step);
+  }
+  bool one_out_ring() const { return settings_.one_out_ring; }
+
+  // --- parts of one collective that are done by whoever comes first ---
+  // The next part of `parts` for this rank; nothing when all are taken.
+  std::optional<uint64_t> claim(uint64_t parts);
+  void finish_claim(uint64_t parts);  // wakes everybody after the last one
+  bool claims_finished(uint64_t parts) const;
+  void end_claims(uint64_t parts) { claims_base_ += parts; }
+
+  // --- meetings of the ranks of this node, at a path that nobody else can guess or has seen ---
+  // On local rank 0, before a collective after which all ranks may ask for the path; they have met
+  // before the next one is appointed.
+  void appoint_meeting();
+  std::string next_meeting() const;
+
+  // --- waiting ---
+  Waiter& waiter() { return waiter_; }
+  // How ranks of this node should wait, on doorbells of whatever kind.
+  const WaitPolicy& wait_policy() const { return policy_; }
+  // Throws PeerLost when a rank of the node died, or left before this collective, and what another
+  // rank gave up with in this one or before. `what` begins the text. kAnySequence: outside of all
+  // collectives, whoever left or gave up.
+  static constexpr uint64_t kAnySequence = UINT64_MAX;
+  void check_peers(uint64_t sequence, const std::string& what) const;
+  // Throws PeerLost when a rank of the node died without closing its communicator.
+  void check_alive(int rank, const std::string& what) const;
+  // For missing(): tells the others that this rank waits, and notes which of them do.
+  void see_who_waits(uint64_t sequence);
+  // "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; sets the first one's
+  // world rank.
+  std::string missing(uint64_t sequence, int* first) const;
+  // Whether no lower rank of this node waits, by see_who_waits().
+  bool is_first_that_waits() const;
+  std::string person(int rank) const;
+  std::string closing(int rank) const { return person(rank) + " closed its communicator"; }
+  // Its process ended, or it gave its part of the group back: it can take part in nothing any more.
+  bool has_left(int rank) const;
+  // Tells the other ranks of the node why this one takes part in no collective from `first_missed`
+  // on; only the first call counts.
+  void fail(const Error& error, uint64_t first_missed);
+
+  // --- after a failure: what node/survivors.hpp needs ---
+  Survival& survival(int rank) const { return control(rank).survival; }
+  void wake_all();
+
+ private:
+  struct Peer {
+    int32_t pid = 0;
+    int32_t world_rank = 0;
+    Fd process;
+    Segment segment;
+    uint32_t looks = 0;        // as last seen
+    int64_t looked_at_ns = 0;  // when that changed, or when the wait of this rank began
+  };
+  std::byte* base(int rank) const { return peers_[static_cast<size_t>(rank)].segment.data(); }
+  Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
+  CellHeader& cell(int rank, uint64_t sequence) const {
+    return *reinterpret_cast<CellHeader*>(base(rank) + layout().cell(sequence));
+  }
+  CellHeader& result(uint64_t sequence) const {
+    return *reinterpret_cast<CellHeader*>(base(0) + layout().result(sequence));
+  }
+  static size_t segment_bytes(const Settings& settings, int rank) {
+    return settings.layout.bytes(rank == 0 || !settings.one_out_ring);
+  }
+  static Segment new_segment(const Settings& settings);
+  static std::vector<Peer> meet_peers(const std::string& path, Listener* listener,
+                                      const Settings& settings, Segment own, Member self,
+                                      const Deadline& deadline);
+  int cores_of_node() const;
+  bool died(int rank) const;
+  std::vector<int> who_does_not_wait() const;
+
+  Settings settings_;
+  std::string node_name_;
+  std::vector<Peer> peers_;
+  int cores_;
+  WaitPolicy policy_;
+  Waiter waiter_;
+  uint64_t claims_base_ = 0;  // parts of earlier collectives
+  uint64_t waiting_in_ = 0;   // the sequence of the collective in which this rank waited last
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_NODE_NODE_GROUP_HPP_

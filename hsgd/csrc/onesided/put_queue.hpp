@@ -1,0 +1,110 @@
+// Operations to other nodes that are under way: bounded, driven by whoever calls, each with a
+// deadline.
+//
+// Owns the order "data, flush, notification, flush" of each operation and the order of
+// notifications of one slot. Never blocks, has no thread of its own, and never touches this rank's
+// segment. After the first failure all calls fail with it; over a network that drives itself only
+// those for the rank that it is about.
+#ifndef HSGD_ONESIDED_PUT_QUEUE_HPP_
+#define HSGD_ONESIDED_PUT_QUEUE_HPP_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "onesided/rma.hpp"
+
+namespace hsgd {
+
+// Where a notification goes, and where its slot lies in the target's segment.
+struct Notification {
+  int target = 0;
+  uint32_t slot = 0;
+  uint64_t version = 0;
+  size_t offset = 0;
+  uint32_t order = 0;  // of what waits for one target the least goes first; one slot, one order
+};
+
+// Bytes for the target's segment, at `offset` of it.
+struct Piece {
+  const void* data;
+  size_t bytes;
+  size_t offset;
+};
+
+class Outbox {
+ public:
+  // `forgiving`: an operation that is not delivered stays under way, and is no failure.
+  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving)
+      : rma_(std::move(rma)), capacity_(capacity), timeout_s_(timeout_s), forgiving_(forgiving) {}
+
+  // Starts an operation; `ticket` grows by one with each. False, and nothing done, when as many as
+  // fit are under way.
+  bool post(const std::vector<Piece>& pieces, const Notification& notification, uint64_t* ticket);
+  // Takes operations as far as they go without waiting, and makes arrivals visible. Returns at once
+  // when another thread does so.
+  void drive();
+  // Its memory may be used again, and the target was notified. Throws when it never will be.
+  bool done(uint64_t ticket) const;
+  bool empty() const;  // the same of all
+  // "version 4 for slot 3 of rank 2", of the oldest operation; its rank in `target`.
+  std::string oldest(int* target) const;
+  // From here on close() of a network that needs all ranks for it does nothing, and says false.
+  void abandon() { abandoned_.store(true); }
+  bool close(const Deadline& deadline) noexcept;
+  // As of Rma.
+  void start(std::function<void()> arrived) { rma_->start(std::move(arrived)); }
+  void await_tickets(int change) { rma_->await_tickets(change); }
+  int descriptor() const { return rma_->descriptor(); }
+  bool drives_itself() const { return rma_->drives_itself(); }
+  bool lost(int rank) const { return rma_->lost(rank); }
+
+ private:
+  struct Operation {
+    Notification notification;
+    uint64_t ticket;
+    int64_t since_ns;
+    std::vector<Rma::Ticket> open;
+    bool notifying;
+  };
+
+  bool nothing_new();
+  void abandon_newest(int target) noexcept;
+  void start_writes(Operation& operation, const std::vector<Piece>& pieces);
+  bool advance(Operation& operation);
+  bool settle(Operation& operation);
+  bool follows_same_slot(const Operation& operation) const;
+  void check_age(const Operation& operation) const;
+  void check_network() const;
+  void check_target(int target) const;
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<Rma> rma_;
+  size_t capacity_;
+  double timeout_s_;
+  bool forgiving_;
+  std::atomic<bool> abandoned_{false};  // partner: close(), perhaps on another thread
+  uint64_t last_ticket_ = 0;
+  std::list<Operation> operations_;  // in the order of posting; addresses stay
+  std::set<uint64_t> open_;          // their tickets
+  uint64_t news_ = 0;                // of the network, at the last look
+  int64_t looked_ns_ = 0;
+  std::optional<Error> failure_;         // of the network
+  std::map<int, Error> failures_;        // of single ranks
+  std::map<uint64_t, int> undelivered_;  // tickets, and whose failure that was
+  bool is_without_memory_ = false;       // so that a failure could not be noted
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_ONESIDED_PUT_QUEUE_HPP_

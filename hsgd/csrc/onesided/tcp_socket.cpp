@@ -1,0 +1,40 @@
+// Making them, and their options.
+#include "onesided/tcp_socket.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace hsgd {
+
+Fd new_tcp_socket() {
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) fail_system("socket");
+  return fd;
+}
+
+void set_tcp_option(int fd, int level, int name, int value) {
+  ::setsockopt(fd, level, name, &value, sizeof value);
+}
+
+void watch_host(int fd, double timeout_s, TcpEnd end) {
+  if (timeout_s <= 0) return;
+  constexpr double kMostS = 900;
+  constexpr double kLeastS = 4;
+  constexpr int kQuestions = 3;
+  const int limit_s = static_cast<int>(std::clamp(timeout_s, kLeastS, kMostS));
+  const int idle_s = std::max(1, limit_s / 4);
+  const int pause_s = std::max(1, limit_s / 12);
+  set_tcp_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_tcp_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
+  set_tcp_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, pause_s);
+  set_tcp_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
+  if (end == TcpEnd::kWrites) return;
+  set_tcp_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * (idle_s + kQuestions * pause_s));
+}
+
+}  // namespace hsgd

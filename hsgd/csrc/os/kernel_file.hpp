@@ -1,0 +1,21 @@
+// Small files of /proc and /sys, whole.
+//
+// Owns reading them: what is not there is empty. Never writes, and knows no file by name.
+#ifndef HSGD_OS_KERNEL_FILE_HPP_
+#define HSGD_OS_KERNEL_FILE_HPP_
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+
+namespace hsgd {
+
+// "" where there is no such file. No child that another thread starts meanwhile inherits it.
+std::istringstream contents_of(const std::string& path);
+
+// The first number, or `fallback` when the file is missing or begins with something else ("max").
+uint64_t number_in(const std::string& path, uint64_t fallback);
+
+}  // namespace hsgd
+
+#endif  // HSGD_OS_KERNEL_FILE_HPP_

@@ -1,0 +1,57 @@
+// Who hosts, who joins, and whether there are descriptors for it.
+#include "rendezvous/bootstrap.hpp"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/fault_points.hpp"
+#include "rendezvous/meeting_guest.hpp"
+#include "rendezvous/meeting_host.hpp"
+
+namespace hsgd {
+namespace {
+
+struct Descriptors {
+  std::vector<int> held;
+  ~Descriptors() {
+    for (const int fd : held) ::close(fd);
+  }
+};
+
+}  // namespace
+
+void check_descriptors(int local_size) {
+  constexpr size_t kForOthers = 32;
+  const size_t wanted = 3 * static_cast<size_t>(local_size) + kForOthers;
+  Descriptors free;
+  while (free.held.size() < wanted) {
+    const int fd = ::eventfd(0, EFD_CLOEXEC);
+    if (fd < 0) {
+      throw Error(HSGD_ERR_SYSTEM, -1,
+                  text("set-up: %zu file descriptors are needed and %zu are left; free unused "
+                       "communicators, or raise the limit (ulimit -n)",
+                       wanted, free.held.size()));
+    }
+    free.held.push_back(fd);
+  }
+}
+
+std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
+                         Member self, const Deadline& deadline) {
+  if (size == 1) {
+    if (self.failed != HSGD_OK) throw Error(self.failed, rank, self.failure);
+    std::vector<Member> alone;
+    alone.push_back(std::move(self));
+    return alone;
+  }
+  if (rank != 0) return join_meeting(path, rank, size, std::move(self), deadline);
+  if (listener != nullptr) return host_meeting(path, *listener, size, std::move(self), deadline);
+  Listener own(path);
+  HSGD_FAULT_POINT("set-up: door open");
+  return host_meeting(path, own, size, std::move(self), deadline);
+}
+
+}  // namespace hsgd

@@ -1,0 +1,35 @@
+// Bringing the ranks of one node together over a UNIX socket: everybody gets everybody's
+// descriptors.
+//
+// Owns the rendezvous only; the sockets are closed and the path is gone when it returns. Never maps
+// memory, never has more than a few hundred descriptors under way between processes, and neither
+// sends anything to processes of other users nor reads what they send.
+#ifndef HSGD_RENDEZVOUS_BOOTSTRAP_HPP_
+#define HSGD_RENDEZVOUS_BOOTSTRAP_HPP_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hsgd_core.h"
+#include "os/wait.hpp"
+#include "rendezvous/listener.hpp"
+#include "rendezvous/meeting_messages.hpp"
+
+namespace hsgd {
+
+// Throws when this process has not the file descriptors that a node of `local_size` ranks takes,
+// and some for the program: without them the ranks could not meet.
+HSGD_API void check_descriptors(int local_size);
+
+// Collective over the ranks 0..size-1 of the node, which all got `path` (see MeetingPoint) by a way
+// of their own. Rank 0 passes the listener when it has one already (else it is made here). Returns
+// all members by local rank. Throws CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size,
+// rank taken twice, other settings, other version, another user listens there), with the ranks in
+// the text, and what the deadline's watch throws.
+std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
+                         Member self, const Deadline& deadline);
+
+}  // namespace hsgd
+
+#endif  // HSGD_RENDEZVOUS_BOOTSTRAP_HPP_

@@ -1,0 +1,146 @@
+// Connecting, the proofs, the introduction, and taking rosters.
+#include "rendezvous/meeting_guest.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/fault_points.hpp"
+#include "rendezvous/meeting_wait.hpp"
+#include "rendezvous/unix_socket.hpp"
+
+namespace hsgd {
+namespace {
+
+constexpr int64_t kTurnMs = 50;  // of one wait in a queue for a connection
+
+class Guest {
+ public:
+  Guest(const std::string& path, int rank, int size, const Deadline& deadline)
+      : point_(meeting_point_of(path)), rank_(rank), size_(size), deadline_(deadline) {}
+
+  std::vector<Member> join(Member self) {
+    connect();
+    HSGD_FAULT_POINT("set-up: connected");
+    MeetingHead knock = words_of(Say::kKnock, rank_, size_);
+    show_proof(point_.proof_of_guest(), &knock);
+    send_until(point_.name, deadline_, [&] { return send_words(socket_.get(), knock); });
+    std::vector<Member> members;
+    const MeetingHead invitation = await(Say::kInvitation, &members);
+    if (!is_proof(invitation, point_.proof_of_host())) {
+      throw Error(HSGD_ERR_ARGUMENT, 0,
+                  text("set-up at %s: the process that listens there (pid %d) is not rank 0, whose "
+                       "secret it does not know",
+                       point_.name.c_str(), peer_of(socket_).pid));
+    }
+    introduce(std::move(self));
+    HSGD_FAULT_POINT("set-up: introduced");
+    while (static_cast<int>(members.size()) < size_) {
+      await(Say::kRoster, &members);
+      const MeetingHead received = words_of(Say::kReceived, rank_, size_);
+      send_until(point_.name, deadline_, [&] { return send_words(socket_.get(), received); });
+    }
+    return members;
+  }
+
+ private:
+  void connect() {
+    const Address address = address_of(point_.name);
+    int error = 0;
+    for (int64_t pause = 1;; pause = std::min<int64_t>(kLongestPauseMs, pause * 2)) {
+      socket_ = new_socket();
+      if (try_connect(socket_, address, kTurnMs)) break;
+      error = errno;
+      if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN && error != EINTR) {
+        fail_system(("set-up: connecting to " + point_.name).c_str());
+      }
+      look_around(deadline_);
+      if (deadline_.passed()) fail_alone(error);
+      if (error != EAGAIN) pause_ms(pause);
+    }
+    const Peer host = peer_of(socket_);
+    if (host.is_trusted()) return;
+    look_for_the_cause(deadline_);
+    throw Error(HSGD_ERR_ARGUMENT, 0,
+                text("set-up at %s: a process of another user (uid %u, pid %d) listens there, and "
+                     "not rank 0; it was told nothing; give the job a path that others cannot "
+                     "guess or take",
+                     point_.name.c_str(), host.user, host.pid));
+  }
+
+  [[noreturn]] void fail_alone(int error) const {
+    const char* why = error == EAGAIN ? "a process listens there and lets nobody in"
+                                      : "start all ranks with the same path";
+    throw Error(HSGD_ERR_TIMEOUT, 0,
+                text("set-up at %s: rank 0 did not come within %g s; %s", point_.name.c_str(),
+                     deadline_.timeout_s(), why));
+  }
+
+  void introduce(Member self) {
+    MeetingHead head = failure_words(self.failed, rank_, self.failure);
+    head.say = Say::kIntroduction;
+    head.size = size_;
+    head.settings = self.settings;
+    std::vector<Member> own;
+    own.push_back(std::move(self));
+    send_until(point_.name, deadline_,
+               [&] { return send_members(socket_.get(), head, own, 0, 1); });
+    if (own[0].failed != HSGD_OK) throw Error(own[0].failed, rank_, own[0].failure);
+  }
+
+  // The host's next message; throws the failure that it tells instead.
+  MeetingHead await(Say wanted, std::vector<Member>* members) {
+    wait_for_word();
+    MeetingHead head;
+    if (!receive_words(socket_.get(), &head, members)) {
+      look_for_the_cause(deadline_);
+      throw Error(HSGD_ERR_PEER_LOST, 0, text("set-up at %s: rank 0 left", point_.name.c_str()));
+    }
+    if (head.failed != HSGD_OK) {
+      throw Error(static_cast<hsgd_status>(head.failed), head.rank, head.message);
+    }
+    if (head.say != wanted) {
+      throw Error(HSGD_ERR_ARGUMENT, 0,
+                  text("set-up at %s: rank 0 (pid %d) does not follow the protocol",
+                       point_.name.c_str(), peer_of(socket_).pid));
+    }
+    return head;
+  }
+
+  // At the deadline rank 0, who may have come later, still may say who is missing.
+  void wait_for_word() {
+    constexpr double kAnswerS = 1.0;
+    std::vector<pollfd> watched{{socket_.get(), POLLIN, 0}};
+    if (!complained_ && wait_readable_until(watched, deadline_)) return;
+    if (!complained_) {
+      complained_ = true;
+      answer_by_ = deadline_.renewed(kAnswerS);
+      send_words(socket_.get(), failure_words(HSGD_ERR_TIMEOUT, rank_, ""));
+    }
+    if (wait_readable_until(watched, answer_by_)) return;
+    throw Error(HSGD_ERR_TIMEOUT, 0,
+                text("set-up at %s: rank 0 did not answer within %g s; it is stopped, or busy "
+                     "elsewhere",
+                     point_.name.c_str(), deadline_.timeout_s()));
+  }
+
+  const MeetingPoint point_;
+  int rank_;
+  int size_;
+  const Deadline& deadline_;
+  Fd socket_;
+  bool complained_ = false;
+  Deadline answer_by_{0.0};
+};
+
+}  // namespace
+
+std::vector<Member> join_meeting(const std::string& path, int rank, int size, Member self,
+                                 const Deadline& deadline) {
+  return Guest(path, rank, size, deadline).join(std::move(self));
+}
+
+}  // namespace hsgd

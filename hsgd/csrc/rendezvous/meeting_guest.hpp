@@ -1,0 +1,23 @@
+// The side of all ranks but 0 of a meeting.
+//
+// Owns the connection to rank 0. Never sends a descriptor before the other side is known to be of
+// the same user, and to have the secret where the path has one.
+#ifndef HSGD_RENDEZVOUS_MEETING_GUEST_HPP_
+#define HSGD_RENDEZVOUS_MEETING_GUEST_HPP_
+
+#include <string>
+#include <vector>
+
+#include "os/wait.hpp"
+#include "rendezvous/listener.hpp"
+#include "rendezvous/meeting_messages.hpp"
+
+namespace hsgd {
+
+// Collective with host_meeting() of rank 0; see meet().
+std::vector<Member> join_meeting(const std::string& path, int rank, int size, Member self,
+                                 const Deadline& deadline);
+
+}  // namespace hsgd
+
+#endif  // HSGD_RENDEZVOUS_MEETING_GUEST_HPP_

@@ -1,0 +1,23 @@
+// Rank 0's side of a meeting: it lets ranks in, and tells each of all of them.
+//
+// Owns who has come, and how much is under way. Never trusts who has not shown the secret, where
+// the path has one, and waits for nobody longer than the deadline.
+#ifndef HSGD_RENDEZVOUS_MEETING_HOST_HPP_
+#define HSGD_RENDEZVOUS_MEETING_HOST_HPP_
+
+#include <string>
+#include <vector>
+
+#include "os/wait.hpp"
+#include "rendezvous/listener.hpp"
+#include "rendezvous/meeting_messages.hpp"
+
+namespace hsgd {
+
+// Collective with join_meeting() of the ranks 1..size-1; see meet().
+std::vector<Member> host_meeting(const std::string& path, Listener& listener, int size, Member self,
+                                 const Deadline& deadline);
+
+}  // namespace hsgd
+
+#endif  // HSGD_RENDEZVOUS_MEETING_HOST_HPP_
