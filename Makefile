@@ -21,7 +21,7 @@ BIN := $(abspath $(VENV))/bin
 PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*.cpp tests/native/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c tests/mpi_programs/*.[ch] tests/foreign/*.c)
-SOURCES := setup.py pyproject.toml hsgd/launch_hook.py hsgd/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
+SOURCES := setup.py pyproject.toml hsgd/launch/launch_hook.py hsgd/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
 # The stamp changes its name with the choice of torch and MPI.
 BASE := $(VENV)/.base-$(shell echo '$(HSGD_TORCH) $(HSGD_MPI)' | cksum | cut -d ' ' -f 1)
 
@@ -110,8 +110,8 @@ $(VENV)/.dev: $(BASE) $(SOURCES)
 	$(PIP) install --no-build-isolation -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
-$(VENV)/.horovod: $(BASE) hsgd/horovod_wheel.py hsgd/mpi_compiler.py
-	$(BIN)/python hsgd/horovod_wheel.py --install
+$(VENV)/.horovod: $(BASE) hsgd/launch/horovod_wheel.py hsgd/launch/mpi_compiler.py
+	$(BIN)/python hsgd/launch/horovod_wheel.py --install
 	touch $@
 
 clean: ## remove what was built, not the environment or the cache

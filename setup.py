@@ -62,8 +62,10 @@ if platform.machine() not in ("x86_64", "AMD64"):
 
 
 def load_mpi_compiler() -> ModuleType:
-    """hsgd/mpi_compiler.py by path: the package itself cannot be imported before it is built."""
-    spec = importlib.util.spec_from_file_location("mpi_compiler", ROOT / "hsgd/mpi_compiler.py")
+    """hsgd/launch/mpi_compiler.py by path: the package cannot be imported before it is built."""
+    spec = importlib.util.spec_from_file_location(
+        "mpi_compiler", ROOT / "hsgd/launch/mpi_compiler.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -264,7 +266,7 @@ def binding_library() -> Library:
 def write_hook(site_packages: Path) -> list[Path]:
     """The start-up hook: a top-level module, so that no interpreter start imports hsgd."""
     files = {
-        f"{HOOK}.py": (ROOT / "hsgd/launch_hook.py").read_text(),
+        f"{HOOK}.py": (ROOT / "hsgd/launch/launch_hook.py").read_text(),
         f"{HOOK}.pth": f"import {HOOK}\n",
         f"{HOOK}.start": f"{HOOK}:install\n",  # Python 3.15 and later
     }
@@ -399,8 +401,8 @@ def has_points(source: Path) -> bool:
 
 
 class BuildFaultPoints(Command):
-    """The core, its MPI part and the binding with the points of csrc/base/fault_points.hpp, for tests; installs
-    nothing.
+    """The core, its MPI part and the binding with the points of csrc/base/fault_points.hpp, for
+    tests; installs nothing.
     """
 
     description = "build the core with fault points into build/fault-points, for tests"

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from hsgd.optim import RelativeChange
-from hsgd.optim.flattened import Flattened
+from hsgd.optim.flat_vectors import Flattened
 
 __all__ = ["measure", "ratios"]
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hsgd.optim.topology import Topology
-from hsgd.optim.triggers import Trigger
+from hsgd.optim.gossip.topology import Topology
+from hsgd.optim.triggers.communication_triggers import Trigger
 
 __all__ = ["SHARDS", "Case", "Outcome", "Way", "digits", "shards", "simulate"]
 

@@ -19,7 +19,12 @@ import torch
 
 import report
 from gossip_simulation import Case, Outcome, Way, simulate
-from hsgd.optim.triggers import Budget, FixedPeriod, JitteredPeriod, RelativeChange
+from hsgd.optim.triggers.communication_triggers import (
+    Budget,
+    FixedPeriod,
+    JitteredPeriod,
+    RelativeChange,
+)
 
 __all__ = ["RIVALS", "best_alike", "compare", "compare_with_curve", "ratios", "study", "ways"]
 

@@ -22,8 +22,8 @@ from typing import Any
 import jobs
 import layouts
 import report
-from hsgd import launch, mpirun, preload
-from hsgd.mpi_compiler import find_wrapper
+from hsgd.launch import launch, mpirun, preload
+from hsgd.launch.mpi_compiler import find_wrapper
 
 __all__ = ["LIMIT_NS", "run"]
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from candidates import Job
-from hsgd import launch, mpirun
-from hsgd.mpi_compiler import find_wrapper
+from hsgd.launch import launch, mpirun
+from hsgd.launch.mpi_compiler import find_wrapper
 from layouts import Layout, Place
 from peers import deepspeed_library, mpich_environment, telling_line
 

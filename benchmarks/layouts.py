@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hsgd import launch
 from hsgd.errors import LaunchError
+from hsgd.launch import launch
 from pattern import MAX_RANKS
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from hsgd.horovod_wheel import cache_folder
+from hsgd.launch.horovod_wheel import cache_folder
 
 __all__ = [
     "PeerMissing",

@@ -22,8 +22,8 @@ from typing import Any
 
 import report
 from candidates import Job
-from hsgd import launch
 from hsgd.errors import LaunchError
+from hsgd.launch import launch
 from jobs import HERE, JobFailed, Tools, WorkerJob, environment
 from layouts import Layout, Place, on_one_node, open_place, read_layout
 from steps import CASES, payload_bytes

@@ -21,10 +21,10 @@ from hsgd.errors import (
 )
 
 if TYPE_CHECKING:
-    from hsgd.box import ParameterBox
+    from hsgd.box.local import ParameterBox
     from hsgd.comm import Comm
-    from hsgd.exchange import Exchange
     from hsgd.handle import Handle
+    from hsgd.window import Exchange
     from hsgd.world import (
         cross_rank,
         cross_size,
@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
 
         return Comm
     if name == "Exchange":
-        from hsgd.exchange import Exchange
+        from hsgd.window import Exchange
 
         return Exchange
     if name == "Handle":
@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
         return Handle
     if name == "ParameterBox":
-        from hsgd.box import ParameterBox
+        from hsgd.box.local import ParameterBox
 
         return ParameterBox
     if name in _WORLD_NAMES:

@@ -2,7 +2,7 @@
 are linked with.
 
 Owns the reading of hsgd/_build.json, which setup.py writes. Never looks at the machine: what is
-found there now is for hsgd.info to compare.
+found there now is for hsgd.doctor.info to compare.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hsgd import launch
 from hsgd.config import Config
 from hsgd.errors import HsgdError, MissingExtra
-from hsgd.mpirun import MOST_RANKS
+from hsgd.launch import launch
+from hsgd.launch.mpirun import MOST_RANKS
 
 __all__ = ["main"]
 
@@ -176,7 +176,7 @@ def _run(arguments: argparse.Namespace) -> int | None:
 
 
 def _info(_: argparse.Namespace) -> int:
-    from hsgd import info
+    from hsgd.doctor import info
 
     report = info.gather()
     if report is None:
@@ -186,7 +186,7 @@ def _info(_: argparse.Namespace) -> int:
 
 
 def _preload(_: argparse.Namespace) -> int:
-    from hsgd import preload
+    from hsgd.launch import preload
 
     path = preload.library()
     preload.check_loadable(path)
@@ -195,7 +195,7 @@ def _preload(_: argparse.Namespace) -> int:
 
 
 def _clean(arguments: argparse.Namespace) -> int:
-    from hsgd import leftovers
+    from hsgd.doctor import leftovers
 
     found = leftovers.stale_sockets()
     for path in found:
@@ -216,7 +216,7 @@ def _add_trace(commands: Any) -> None:
 
 
 def _trace_summary(arguments: argparse.Namespace) -> None:
-    from hsgd import timeline
+    from hsgd.trace import timeline
 
     print(timeline.summarize(arguments.files))
 

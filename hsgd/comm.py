@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from hsgd import built, ending, job, torchrun
+from hsgd import built
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
-from hsgd.records import Record, Span
+from hsgd.job import ending, launcher_variables, torchrun
+from hsgd.trace.records import Record, Span
 
 if TYPE_CHECKING:
     from hsgd import _native
@@ -82,7 +83,7 @@ class Comm(Closing):
 
     def __init__(self, comm: Any | None = None, config: Config | None = None) -> None:
         config = Config.from_env() if config is None else config
-        worker = job.torchrun() if comm is None else None
+        worker = launcher_variables.torchrun() if comm is None else None
         if worker is not None:
             path = torchrun.meeting_point(worker, next(Comm._torchrun_meetings), config.timeout_s)
             self._keep_local(path, worker.rank, worker.size, config)
@@ -101,7 +102,9 @@ class Comm(Closing):
             )
         library = _mpi_library(MPI.Get_library_version())
         if world != MPI.COMM_SELF:
-            job.refuse_alone(MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0])
+            launcher_variables.refuse_alone(
+                MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0]
+            )
         if world.size > 1:
             ending.watch(config.abort_after_s)
         of_all = 1 < world.size == MPI.COMM_WORLD.size

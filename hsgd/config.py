@@ -1,8 +1,8 @@
 """Configuration: every HSGD_* variable is one documented field of Config.
 
-The only reader of HSGD_* variables in Python; csrc/base/options.cpp reads the same names for programs
-without Python, and a test holds the two together. Never decides anything: the values are taken as
-they are or refused.
+The only reader of HSGD_* variables in Python; csrc/base/options.cpp reads the same names for
+programs without Python, and a test holds the two together. Never decides anything: the values are
+taken as they are or refused.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hsgd.io.convert import convert_to_slabs
-    from hsgd.io.datamap import DataMap, open_map
-    from hsgd.io.dataset import PartitionedDataset
-    from hsgd.io.loader import Batch, PartitionedLoader
-    from hsgd.io.partition import EpochOrder, Share, share_of
-    from hsgd.io.ragged import Ragged
-    from hsgd.io.reader import RowReader
+    from .convert.conversion import convert_to_slabs
+    from .dataset import PartitionedDataset
+    from .format.dataset_index import DataMap, open_map
+    from .format.ragged import Ragged
+    from .loader import Batch, PartitionedLoader
+    from .order.partition import EpochOrder, Share, share_of
+    from .reading.reader import RowReader
 
 __all__ = [
     "Batch",
@@ -34,16 +34,16 @@ __all__ = [
 
 _HOMES = {
     "Batch": "loader",
-    "DataMap": "datamap",
-    "EpochOrder": "partition",
+    "DataMap": "format.dataset_index",
+    "EpochOrder": "order.partition",
     "PartitionedDataset": "dataset",
     "PartitionedLoader": "loader",
-    "Ragged": "ragged",
-    "RowReader": "reader",
-    "Share": "partition",
-    "convert_to_slabs": "convert",
-    "open_map": "datamap",
-    "share_of": "partition",
+    "Ragged": "format.ragged",
+    "RowReader": "reading.reader",
+    "Share": "order.partition",
+    "convert_to_slabs": "convert.conversion",
+    "open_map": "format.dataset_index",
+    "share_of": "order.partition",
 }
 
 

@@ -15,15 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hsgd.io.chunks import COMPRESSIONS
-from hsgd.io.convert import convert_to_slabs
-from hsgd.io.datamap import DataMap, open_map
-from hsgd.io.layout import SOURCE_ORDER
-from hsgd.io.loader import PartitionedLoader
-from hsgd.io.progress import Progress, bytes_text
-from hsgd.io.verify import find_damage
-
 from hsgd.errors import MissingExtra
+
+from .convert.conversion import convert_to_slabs
+from .convert.progress import Progress, bytes_text
+from .convert.verify import find_damage
+from .format.chunks import COMPRESSIONS
+from .format.dataset_index import DataMap, open_map
+from .format.slab_folder import SOURCE_ORDER
+from .loader import PartitionedLoader
 
 __all__ = ["add_parser", "describe"]
 
@@ -41,7 +41,7 @@ examples:
   hsgd data bench data/train                     how fast this machine reads it
 
 In a training script:
-  from hsgd.io import PartitionedLoader
+  from . import PartitionedLoader
   loader = PartitionedLoader("data/train", batch_size=64, rank=rank, world_size=size)
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hsgd.io.loader import PartitionedLoader
+from .loader import PartitionedLoader
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset

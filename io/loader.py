@@ -1,7 +1,7 @@
 """PartitionedLoader: the batches of one rank, read ahead by threads.
 
 Owns the arguments, the epoch and its state, and the memory that iterations share. Threads and
-batches are those of iteration.py and fill.py. Never talks to other ranks: rank and world_size are
+batches are those of iteration.py and reader_pool.py. Never talks to other ranks: rank and world_size are
 arguments, and equal arguments everywhere are enough for equal steps and disjoint samples.
 """
 
@@ -16,20 +16,29 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from hsgd.io.cache import EXCHANGES, CacheStats, NodeCache, NodeGroup
-from hsgd.io.datamap import DataMap, open_map
-from hsgd.io.fields import left_out_line
-from hsgd.io.fill import Filler
-from hsgd.io.iteration import Batch, Iteration, Progress, Settings
-from hsgd.io.layout import FieldSpec
-from hsgd.io.partition import Cut, EpochOrder, Share, part_of, remaining, share_of, with_cut
-from hsgd.io.policy import POLICIES, ErrorPolicy
-from hsgd.io.reader import ReadStats
-from hsgd.io.resume import EpochState, state_from
-from hsgd.io.ring import BufferRing
-from hsgd.io.schedule import Plan, staging_bytes
-from hsgd.io.seats import seats_of
-from hsgd.io.sharing import open_map_together
+
+from .batches.buffer_pool import BufferRing
+from .batches.error_policy import POLICIES, ErrorPolicy
+from .batches.iteration import Batch, Iteration, Progress, Settings
+from .batches.read_schedule import Plan, staging_bytes
+from .batches.reader_pool import Filler
+from .cache.node_ranks import seats_of
+from .cache.slab_cache import EXCHANGES, CacheStats, NodeCache, NodeGroup
+from .format.dataset_index import DataMap, open_map
+from .format.fields import left_out_line
+from .format.slab_folder import FieldSpec
+from .order.partition import (
+    Cut,
+    EpochOrder,
+    Share,
+    part_of,
+    remaining,
+    share_of,
+    with_cut,
+)
+from .order.resume import EpochState, state_from
+from .reading.reader import ReadStats
+from .reading.shared_index import open_map_together
 
 __all__ = ["Batch", "PartitionedLoader"]
 
@@ -68,8 +77,8 @@ class PartitionedLoader:
     files). seed, and the
     epoch of set_epoch(), alone determine the order; they must be equal on all ranks, and so must
     block_bytes and window_bytes, the sizes of what is shuffled.
-    drop_last, pad: see hsgd.io.partition.share_of. By default every sample comes once per epoch and
-    ranks that would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
+    drop_last, pad: see hsgd.io.share_of. By default every sample comes once per epoch; ranks that
+    would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
     last batch may then be empty on some ranks. All ranks have the same number of steps.
     fields: names to read (all by default).
     transform: called with each batch in transform_threads threads, or in the loop when that is 0;

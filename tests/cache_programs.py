@@ -14,7 +14,8 @@ import sys
 from typing import Any
 
 import numpy as np
-from hsgd.io import PartitionedLoader, datamap
+from hsgd.io import PartitionedLoader
+from hsgd.io.format import dataset_index
 
 from hdf5_samples import tokens_of
 from hsgd import Comm
@@ -56,7 +57,10 @@ def read_epochs(comm: Comm, folder: str, options: dict[str, Any]) -> list[list[i
 
 def main(folder: str) -> None:
     opened = []
-    examine, datamap.open_hdf5 = datamap.open_hdf5, lambda *a: (opened.append(a), examine(*a))[1]
+    examine, dataset_index.open_hdf5 = (
+        dataset_index.open_hdf5,
+        lambda *a: (opened.append(a), examine(*a))[1],
+    )
     comm = Comm()
     found: dict[str, Any] = {case: read_epochs(comm, folder, CASES[case]) for case in CASES}
     found["opened"] = comm.allgather(np.array([len(opened)])).tolist()

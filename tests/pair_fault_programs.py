@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hsgd import Comm
 from hsgd.config import Config
-from hsgd.optim.pairs import PairAverager
+from hsgd.optim.gossip.pair_averaging import PairAverager
 from pair_programs import complete, start_weights
 
 __all__ = ["AVERAGES", "STALLED_S"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hsgd import Comm
 from hsgd.config import Config
-from hsgd.optim.pairs import PairAverager
+from hsgd.optim.gossip.pair_averaging import PairAverager
 
 __all__ = ["average_at_random", "complete", "start_weights"]
 

@@ -56,14 +56,57 @@ FOREIGN_CALLS: dict[str, set[str]] = {
 MOST_FILES = 20  # in a room
 CROWDED = {"collectives": 25}  # until its pipelines are one
 
-# Python: what a package may import of hsgd besides itself, hsgd.closing and hsgd.errors.
-PACKAGE_IMPORTS = {
-    "hsgd.io": set[str](),
-    "hsgd.optim": {"hsgd._native", "hsgd.comm", "hsgd.box", "hsgd.exchange"},
-    "hsgd.c10d": {"hsgd.built", "hsgd.comm", "hsgd.config", "hsgd.job", "hsgd.meeting_path"},
+# Python packages, bottom up: each imports its own modules, those at the front of the packages that
+# it lies in, and those of the packages that it names.
+PACKAGES = {
+    "hsgd.trace": "",
+    "hsgd.job": "",
+    "hsgd.launch": "",
+    "hsgd.box": "",
+    "hsgd.c10d": "hsgd.job",
+    "hsgd.doctor": "hsgd.c10d hsgd.job hsgd.launch",
+    "hsgd.io.order": "",
+    "hsgd.io.format": "hsgd.io.order",
+    "hsgd.io.reading": "hsgd.io.format hsgd.io.order",
+    "hsgd.io.cache": "hsgd.io.format hsgd.io.order hsgd.io.reading",
+    "hsgd.io.batches": "hsgd.io.cache hsgd.io.format hsgd.io.order hsgd.io.reading",
+    "hsgd.io.convert": "hsgd.io.batches hsgd.io.format hsgd.io.order hsgd.io.reading",
+    "hsgd.io": (
+        "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order hsgd.io.reading"
+    ),
+    "hsgd": "hsgd.box hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.trace",
+    "hsgd.optim.triggers": "",
+    "hsgd.optim.large_batch": "",
+    "hsgd.optim.node_shared": "hsgd.optim.large_batch",
+    "hsgd.optim.notified_tree": "hsgd.optim.large_batch",
+    "hsgd.optim.gossip": "hsgd.optim.triggers",
+    "hsgd.optim.elastic_averaging": "hsgd.box hsgd.optim.triggers",
+    "hsgd.optim": (
+        "hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.large_batch "
+        "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.optim.triggers"
+    ),
+    "hsgd.torch.negotiation": "",
+    "hsgd.torch.operations": "hsgd.torch.negotiation",
+    "hsgd.torch.job": "hsgd.launch hsgd.torch.negotiation hsgd.torch.operations hsgd.trace",
+    "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
+    "hsgd.torch.elastic": "hsgd.torch.job",
+    "hsgd.torch.gradients": (
+        "hsgd.torch.collectives hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations"
+    ),
+    "hsgd.torch.strategies": (
+        "hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.node_shared "
+        "hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
+    ),
+    "hsgd.torch": (
+        "hsgd.c10d hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.torch.collectives "
+        "hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job hsgd.torch.negotiation "
+        "hsgd.torch.operations hsgd.torch.strategies"
+    ),
 }
+# All that the reader takes from the front of hsgd: it can be used without the core.
+READER_TAKES = {"hsgd.closing", "hsgd.errors"}
 # Files that run before or without the package: they may import this much when they are loaded.
-ALONE = {"launch_hook": {"sys"}, "errors": set[str]()}
+ALONE = {"launch/launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.
 HEAVY = {"torch", "h5py", "matplotlib", "sklearn", "mpi4py", "horovod"}
 HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim", "hsgd.c10d.")}
@@ -92,15 +135,27 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(part for part in parts if part != "__init__"), path
 
 
-def imported(tree: ast.AST, *, at_load: bool) -> set[str]:
-    """Modules that a module imports: all of them, or only those imported when it is loaded."""
+SOURCES = dict(modules())
+
+
+def package_of(name: str) -> str:
+    return name if SOURCES[name].name == "__init__.py" else name.rpartition(".")[0]
+
+
+def imported(name: str, *, at_load: bool) -> set[str]:
+    """What a module imports: everything, or only what is imported when it is loaded."""
     names: set[str] = set()
-    nodes = _load_time(tree) if at_load else ast.walk(tree)
-    for node in nodes:
+    tree = ast.parse(SOURCES[name].read_text())
+    for node in _load_time(tree) if at_load else ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package_of(name).split(".") if node.level else []
+            base = [*parts[: len(parts) + 1 - node.level], node.module or ""]
+            module = ".".join(part for part in base if part)
+            below = {f"{module}.{alias.name}" for alias in node.names}
+            names |= {module} if not below <= SOURCES.keys() else set()
+            names |= below & SOURCES.keys() | {n for n in below if n.startswith("hsgd._")}
     return names
 
 
@@ -164,58 +219,68 @@ def test_the_library_of_the_reader_stands_alone() -> None:
             assert not re.findall(rf"#include\s+[<\"]({pattern})[>\"]", code_of(path))
 
 
-@pytest.mark.parametrize("package", PACKAGE_IMPORTS)
-def test_packages_import_only_the_rooms_below_them(package: str) -> None:
-    allowed = PACKAGE_IMPORTS[package] | {package, "hsgd.closing", "hsgd.errors"}
-    for name, path in modules():
-        if name != package and not name.startswith(package + "."):
-            continue
-        for used in imported(ast.parse(path.read_text()), at_load=False):
-            if used.startswith("hsgd."):
-                inside = any(used == room or used.startswith(room + ".") for room in allowed)
-                assert inside, f"{name} imports {used}"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_is_allowed(package: str) -> None:
+    used = {
+        package_of(other)
+        for name in SOURCES
+        if package_of(name) == package
+        for other in imported(name, at_load=False) & SOURCES.keys()
+    }
+    fronts = {package[:end] for end, letter in enumerate(package) if letter == "."} | {package}
+    below, order = PACKAGES[package].split(), list(PACKAGES)
+    assert used - fronts == set(below), f"{package} imports {sorted(used)}"
+    assert all(order.index(name) < order.index(package) for name in below)
+
+
+def test_every_package_is_in_the_table() -> None:
+    assert {package_of(name) for name in SOURCES} == PACKAGES.keys()
+
+
+def test_the_reader_needs_nothing_of_the_core() -> None:
+    for name in SOURCES:
+        if name.startswith("hsgd.io"):
+            used = {n for n in imported(name, at_load=False) if n.startswith("hsgd")}
+            outside = {n for n in used if not n.startswith("hsgd.io")}
+            assert outside <= READER_TAKES, f"{name} imports {sorted(outside)}"
 
 
 def test_modules_import_one_another_without_cycles() -> None:
-    sources = dict(modules())
-    uses = {
-        name: imported(ast.parse(path.read_text()), at_load=True) & sources.keys() - {name}
-        for name, path in sources.items()
-    }
-    # importing a.b imports a first, and `from hsgd import x` names hsgd beside hsgd.x
+    uses = {name: imported(name, at_load=True) & SOURCES.keys() - {name} for name in SOURCES}
+    # importing a.b imports a first
     done: set[str] = set()
-    packages = {"hsgd", "hsgd.io", "hsgd.torch"}
+    packages = set(PACKAGES)
     while ready := {n for n in uses.keys() - done if uses[n] - packages <= done}:
         done |= ready
     assert not uses.keys() - done, f"cycle among {sorted(uses.keys() - done)}"
 
 
 def test_heavy_packages_are_imported_only_where_they_are_used() -> None:
-    for name, path in modules():
-        for used in imported(ast.parse(path.read_text()), at_load=True):
+    for name in SOURCES:
+        for used in imported(name, at_load=True):
             package = used.partition(".")[0]
             if package in HEAVY:
                 rooms = HEAVY_ALLOWED.get(package, ())
                 assert name.startswith(rooms) if rooms else False, f"{name} imports {used} on load"
 
 
-@pytest.mark.parametrize("stem", ALONE)
-def test_files_that_run_alone_load_nothing_of_hsgd(stem: str) -> None:
-    tree = ast.parse((ROOT / "hsgd" / f"{stem}.py").read_text())
-    used = {name.partition(".")[0] for name in imported(tree, at_load=True)} - {"__future__"}
-    assert used <= ALONE[stem]
+@pytest.mark.parametrize("file", ALONE)
+def test_files_that_run_alone_load_nothing_of_hsgd(file: str) -> None:
+    name = "hsgd." + file.replace("/", ".")
+    used = {other.partition(".")[0] for other in imported(name, at_load=True)} - {"__future__"}
+    assert used <= ALONE[file]
 
 
 def test_only_config_reads_the_variables_of_hsgd() -> None:
     # horovod_wheel runs before hsgd is installed and has one variable of its own
-    allowed = {"hsgd.config", "hsgd.launch_hook", "hsgd.horovod_wheel"}
+    allowed = {"hsgd.config", "hsgd.launch.launch_hook", "hsgd.launch.horovod_wheel"}
     pattern = re.compile(r"environ(?:\.get\(|\[)\s*[\"']HSGD_|getenv\(\s*[\"']HSGD_")
-    readers = {name for name, path in modules() if pattern.search(path.read_text())}
+    readers = {name for name, path in SOURCES.items() if pattern.search(path.read_text())}
     assert readers <= allowed
 
 
 def test_every_module_says_what_it_owns_and_what_it_exports() -> None:
-    for name, path in modules():
+    for name, path in SOURCES.items():
         tree = ast.parse(path.read_text())
         assert ast.get_docstring(tree), f"{name} has no docstring"
         targets = [

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from backend_programs import group, made
 from hsgd import Comm
-from hsgd.c10d.board import Board
+from hsgd.c10d.group_store import Board
 from hsgd.c10d.nodes import Nodes
 from ranks import Ranks, Seat
 

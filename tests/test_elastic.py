@@ -18,7 +18,7 @@ from torch.nn import functional
 from hsgd import Comm, HsgdError
 from hsgd.config import Config
 from hsgd.optim import ElasticAveraging
-from hsgd.optim.elastic_progress import COUNTERS, Progress
+from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []

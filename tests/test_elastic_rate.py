@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from hsgd import ParameterBox
-from hsgd.optim.elastic_rate import default_moving_rate, greatest_moving_rate
+from hsgd.optim.elastic_averaging.easgd_rate import (
+    default_moving_rate,
+    greatest_moving_rate,
+)
 from ranks import meeting_point
 
 __all__: list[str] = []

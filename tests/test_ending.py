@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hsgd import ending
+from hsgd.job import ending
 
 __all__: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The protocol of hsgd.optim.pairs, checked in all interleavings by spin."""
+"""The protocol of hsgd.optim.gossip.pair_averaging, checked in all interleavings by spin."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import pytest
 
 import hsgd
 from cluster import Cluster
-from hsgd import elf, launch, mpi_compiler, preload
+from hsgd.launch import elf, launch, mpi_compiler, preload
 from hsgd.metrics import CollectiveCounters, interposer_collectives, interposer_counters
 from processes import run_marked
 

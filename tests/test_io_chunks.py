@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, RowReader, convert_to_slabs, open_map, writer
-from hsgd.io.chunks import COMPRESSIONS, chunks_of
-from hsgd.io.verify import find_damage
+from hsgd.io import PartitionedLoader, RowReader, convert_to_slabs, open_map
+from hsgd.io.convert import writer
+from hsgd.io.convert.verify import find_damage
+from hsgd.io.format.chunks import COMPRESSIONS, chunks_of
 
 from hdf5_samples import arrays_of, collect, write_hdf5
 from hsgd import cli

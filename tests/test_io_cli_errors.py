@@ -259,7 +259,8 @@ KILLED = """\
 import os, sys, signal, random
 from mpi4py import MPI
 from hsgd import cli
-from hsgd.io import native, passes, writer
+from hsgd.io.reading import row_copies
+from hsgd.io.convert import shuffle_passes, writer
 
 passes.BLOCK_BYTES, passes._CHECKPOINT_BYTES, writer.CHECKSUM_BYTES = 64, 200, 200
 draw = random.Random(f"{sys.argv[1]}-{MPI.COMM_WORLD.rank}")

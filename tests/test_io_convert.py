@@ -12,9 +12,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map, passes
-from hsgd.io import convert as conversion
-from hsgd.io.writer import ALIGNMENT_BYTES, SlabFolderWriter, _writing
+from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io.convert import conversion, shuffle_passes
+from hsgd.io.convert.writer import ALIGNMENT_BYTES, SlabFolderWriter, _writing
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
@@ -98,7 +98,7 @@ def test_every_source_comes_out_with_every_sample_once(tmp_path, save, permute):
 
 
 def test_rows_larger_than_a_block_and_blocks_across_slabs_survive(tmp_path, monkeypatch):
-    monkeypatch.setattr(passes, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(shuffle_passes, "BLOCK_BYTES", 100)
     make_slabs(tmp_path / "out", 53, 11)
     assert_same_samples(read_all(tmp_path / "out"), arrays_of(53))
 
@@ -270,7 +270,7 @@ def test_a_killed_conversion_leaves_no_target(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from hsgd.io import convert_to_slabs\n"
-        "from hsgd.io.writer import SlabFolderWriter\n"
+        "from hsgd.io.convert.writer import SlabFolderWriter\n"
         "SlabFolderWriter.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "convert_to_slabs(sys.argv[1], sys.argv[2])\n"
     )

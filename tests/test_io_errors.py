@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from hsgd.io import PartitionedLoader, open_map
-from hsgd.io import writer as writing
+from hsgd.io.convert import writer as writing
 
 from hdf5_samples import arrays_of, collect, make_slabs
 from hsgd.errors import DataError
@@ -162,10 +162,13 @@ def test_policies_that_cannot_hold_are_refused(folder, options, message):
 
 def count_examinations(seat, folder, path):
     """How many files this rank opened with HDF5, and its numbers; or the text of its error."""
-    from hsgd.io import datamap
+    from hsgd.io.format import dataset_index
 
     opened = []
-    examine, datamap.open_hdf5 = datamap.open_hdf5, lambda *a: (opened.append(a), examine(*a))[1]
+    examine, dataset_index.open_hdf5 = (
+        dataset_index.open_hdf5,
+        lambda *a: (opened.append(a), examine(*a))[1],
+    )
     try:
         loader = PartitionedLoader(
             folder, 6, seat.rank, 3, as_numpy=True, comm=seat.comm(path, 3), **TINY
@@ -174,7 +177,7 @@ def count_examinations(seat, folder, path):
     except DataError as error:
         return len(opened), str(error)
     finally:
-        datamap.open_hdf5 = examine
+        dataset_index.open_hdf5 = examine
 
 
 def test_only_rank_0_parses_the_metadata_and_its_errors_reach_all(pool, original, tmp_path):

@@ -146,7 +146,7 @@ def test_a_ragged_field_of_another_folder_is_left_out(tmp_path):
 
 
 def test_groups_that_hold_one_another_many_times_end_in_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("hsgd.io.fields._MOST_AGAIN", 1000)
+    monkeypatch.setattr("hsgd.io.format.fields._MOST_AGAIN", 1000)
     with h5py.File(tmp_path / "main.h5", "w") as file:
         inner = file.create_group("leaf")
         for _ in range(12):
@@ -158,8 +158,8 @@ def test_groups_that_hold_one_another_many_times_end_in_an_error(tmp_path, monke
 
 
 def test_a_file_may_have_more_names_and_links_than_the_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr("hsgd.io.fields._MOST_AGAIN", 10)
-    monkeypatch.setattr("hsgd.io.fields._MOST_STEPS", 10)
+    monkeypatch.setattr("hsgd.io.format.fields._MOST_AGAIN", 10)
+    monkeypatch.setattr("hsgd.io.format.fields._MOST_STEPS", 10)
     with h5py.File(tmp_path / "main.h5", "w") as file:
         for sample in range(40):
             file[f"samples/{sample}"] = ROWS
@@ -168,7 +168,7 @@ def test_a_file_may_have_more_names_and_links_than_the_bounds(tmp_path, monkeypa
 
 
 def test_a_link_whose_way_has_too_many_steps_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("hsgd.io.fields._MOST_STEPS", 10)
+    monkeypatch.setattr("hsgd.io.format.fields._MOST_STEPS", 10)
     with h5py.File(tmp_path / "main.h5", "w") as file:
         file["x"] = ROWS
         file["a"] = h5py.SoftLink("/" + "/".join("b" * 11))

@@ -15,9 +15,10 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, RowReader, native
-from hsgd.io import iteration as iterating
-from hsgd.io.fill import Filler
+from hsgd.io import PartitionedLoader, RowReader
+from hsgd.io.batches import iteration as iterating
+from hsgd.io.batches.reader_pool import Filler
+from hsgd.io.reading import row_copies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -313,7 +314,7 @@ def test_threads_that_stop_helping_and_start_again_lose_no_sample(folder, monkey
 
 @pytest.mark.parametrize("slept", [0, 1])
 def test_all_threads_help_only_while_tasks_wait_for_a_disk(folder, monkeypatch, slept):
-    work, helping = native.TaskBatch.work, []
+    work, helping = row_copies.TaskBatch.work, []
 
     def of_a_disk(self, staging):
         was_last = work(self, staging)
@@ -326,7 +327,7 @@ def test_all_threads_help_only_while_tasks_wait_for_a_disk(folder, monkeypatch, 
         adapt(self, waits=waits)
         helping.append(self._wanted)
 
-    monkeypatch.setattr(native.TaskBatch, "work", of_a_disk)
+    monkeypatch.setattr(row_copies.TaskBatch, "work", of_a_disk)
     monkeypatch.setattr(Filler, "_want_threads", noted)
     numbers(PartitionedLoader(folder, 5, threads=100, **TINY))
     cores = max(2, len(os.sched_getaffinity(0)))
@@ -349,15 +350,15 @@ def test_unexpected_errors_of_the_thread_reach_the_loop_too(folder, monkeypatch)
     def fail(*_):
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(native.TaskBatch, "work", fail)
+    monkeypatch.setattr(row_copies.TaskBatch, "work", fail)
     with pytest.raises(MemoryError):
         list(PartitionedLoader(folder, 8))
 
 
 def test_a_file_system_that_hangs_is_reported_after_the_timeout(folder, monkeypatch):
     release = threading.Event()
-    work = native.TaskBatch.work
-    monkeypatch.setattr(native.TaskBatch, "work", lambda *a: (release.wait(60), work(*a))[1])
+    work = row_copies.TaskBatch.work
+    monkeypatch.setattr(row_copies.TaskBatch, "work", lambda *a: (release.wait(60), work(*a))[1])
     iteration = iter(PartitionedLoader(folder, 8, timeout_s=0.01))
     with pytest.raises(DataError, match=r"batch 0 did not arrive within 0\.01 s"):
         next(iteration)

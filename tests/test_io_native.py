@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 import pytest
-from hsgd.io import native
+from hsgd.io.reading import row_copies
 
 
 def crc_by_bits(data):
@@ -20,17 +20,17 @@ def crc_by_bits(data):
 
 
 def test_the_checksum_is_that_of_the_standard():
-    assert native.crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
-    assert native.crc32c(np.zeros(32, np.uint8)) == 0x8A9136AA  # RFC 3720, B.4
-    assert native.crc32c(np.empty(0, np.uint8)) == 0
+    assert row_copies.crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+    assert row_copies.crc32c(np.zeros(32, np.uint8)) == 0x8A9136AA  # RFC 3720, B.4
+    assert row_copies.crc32c(np.empty(0, np.uint8)) == 0
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 6143, 6144, 6145, 20_000])
 def test_checksums_of_any_length_agree_with_the_definition_and_can_go_on(count):
     data = np.random.default_rng(count).integers(0, 256, count, np.uint8)
     expected = crc_by_bits(data.tobytes())
-    assert native.crc32c(data) == expected
-    assert native.crc32c(data[count // 3 :], native.crc32c(data[: count // 3])) == expected
+    assert row_copies.crc32c(data) == expected
+    assert row_copies.crc32c(data[count // 3 :], row_copies.crc32c(data[: count // 3])) == expected
 
 
 @pytest.fixture
@@ -46,15 +46,15 @@ def table(tmp_path):
 def do(descriptor, starts, counts, places, checksums=None):
     """One task; its record, and whether this thread was the last."""
     starts, counts = np.array(starts), np.array(counts)
-    task = np.zeros(1, native.TASK)
+    task = np.zeros(1, row_copies.TASK)
     task["offset"], task["row_bytes"], task["ranges"] = 5, 7, len(starts)
     task["starts"], task["counts"] = starts.ctypes.data, counts.ctypes.data
     task["places"], task["alignment"], task["file"] = places.ctypes.data, 1, descriptor
     if checksums is not None:
         checksums = np.array(checksums, np.uint32)
         task["checksums"] = checksums.ctypes.data
-    batch = native.TaskBatch(task, None)
-    was_last = batch.work(native.Staging(8192))
+    batch = row_copies.TaskBatch(task, None)
+    was_last = batch.work(row_copies.Staging(8192))
     assert not batch.has_work()
     return task[0], was_last
 
@@ -74,7 +74,7 @@ def test_a_file_that_ends_early_and_a_bad_descriptor_are_told_with_the_byte(tabl
     out = np.zeros((4, 7), np.uint8)
     places = (out.ctypes.data + 7 * np.arange(4)).astype(np.uint64)
     task, _ = do(descriptor, [98], [4], places)
-    assert (task["status"], task["position"]) == (native.END, 5 + 700)
+    assert (task["status"], task["position"]) == (row_copies.END, 5 + 700)
     assert do(-1, [0], [4], places)[0]["status"] == errno.EBADF
 
 
@@ -82,10 +82,10 @@ def test_a_range_with_a_wrong_checksum_is_not_delivered(table):
     descriptor, rows = table
     out = np.zeros((4, 7), np.uint8)
     places = (out.ctypes.data + 7 * np.arange(4)).astype(np.uint64)
-    right = [native.crc32c(rows[0:2]), native.crc32c(rows[50:52])]
+    right = [row_copies.crc32c(rows[0:2]), row_copies.crc32c(rows[50:52])]
     assert do(descriptor, [0, 50], [2, 2], places, right)[0]["status"] == 0
     np.testing.assert_array_equal(out, rows[[0, 1, 50, 51]])
     out[:] = 0
     task, _ = do(descriptor, [0, 50], [2, 2], places, [right[0], right[1] ^ 1])
-    assert (task["status"], task["position"]) == (native.MISMATCH, 5 + 350)
+    assert (task["status"], task["position"]) == (row_copies.MISMATCH, 5 + 350)
     np.testing.assert_array_equal(out[2:], 0)

@@ -14,11 +14,10 @@ from hsgd.io import (
     RowReader,
     convert_to_slabs,
     open_map,
-    passes,
-    writer,
 )
-from hsgd.io.ragged import join, offsets_of, ragged_of
-from hsgd.io.verify import find_damage
+from hsgd.io.convert import shuffle_passes, writer
+from hsgd.io.convert.verify import find_damage
+from hsgd.io.format.ragged import join, offsets_of, ragged_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +58,7 @@ def make(folder, compress=None):
     """101 samples in 7 slabs, a checksum, and four chunks if there are any, for each few."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "CHECKSUM_BYTES", 200)
-        patch.setattr(passes, "BLOCK_BYTES", 100)
+        patch.setattr(shuffle_passes, "BLOCK_BYTES", 100)
         source = write_vlen(folder / "a.h5", 101)
         convert_to_slabs(source, folder / "data", num_slabs=7, compress=compress)
     return folder / "data"

@@ -6,8 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map, writer
-from hsgd.io.verify import find_damage
+from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io.convert import writer
+from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import make_ragged_slabs, tokens_of
 from hsgd.errors import DataError

@@ -138,7 +138,7 @@ def test_columns_of_numbers_become_fields_and_text_is_left_aside(tmp_path, suffi
 
 
 def test_a_csv_column_that_turns_into_fractions_late_keeps_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("hsgd.io.records.CsvSource._CHUNK", 4)
+    monkeypatch.setattr("hsgd.io.convert.record_sources.CsvSource._CHUNK", 4)
     (tmp_path / "t.csv").write_text("x\n" + "\n".join(map(str, [*range(10), 0.5])) + "\n")
     convert_to_slabs(tmp_path / "t.csv", tmp_path / "out", permute=False)
     found = collect(PartitionedLoader(tmp_path / "out", 20, shuffle="none", as_numpy=True))

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from hsgd.io import PartitionedLoader
-from hsgd.io.partition import Cut, part_of, remaining, share_of, with_cut
+from hsgd.io.order.partition import Cut, part_of, remaining, share_of, with_cut
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

@@ -9,10 +9,16 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import convert_to_slabs, open_map, passes, staging
-from hsgd.io.records import CsvSource, ImageFolderSource, ParquetSource, TarSource
-from hsgd.io.sources import ArraySource, Hdf5Source, NumpySource, open_source
-from hsgd.io.verify import find_damage
+from hsgd.io import convert_to_slabs, open_map
+from hsgd.io.convert import atomic_folder, shuffle_passes
+from hsgd.io.convert.record_sources import (
+    CsvSource,
+    ImageFolderSource,
+    ParquetSource,
+    TarSource,
+)
+from hsgd.io.convert.sources import ArraySource, Hdf5Source, NumpySource, open_source
+from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import arrays_of, write_hdf5
 from hsgd.errors import DataError
@@ -22,11 +28,13 @@ from hsgd.errors import DataError
 KILL = """\
 import os, random, signal, sys
 import h5py
-from hsgd.io import convert, convert_to_slabs, native, passes, sources, writer
+from hsgd.io.convert import conversion, shuffle_passes, sources, writer
+from hsgd.io import convert_to_slabs
+from hsgd.io.reading import row_copies
 
 source, target, seed, most, permute, compress = sys.argv[1:]
 draw = random.Random(int(seed))
-passes.BLOCK_BYTES, passes._CHECKPOINT_BYTES, writer.CHECKSUM_BYTES = 64, 200, 100
+shuffle_passes.BLOCK_BYTES, shuffle_passes._CHECKPOINT_BYTES, writer.CHECKSUM_BYTES = 64, 200, 100
 ends = os.open("ends", os.O_CREAT | os.O_RDWR | os.O_TRUNC)
 
 def die_at(step):
@@ -109,8 +117,8 @@ def test_a_conversion_killed_at_random_steps_gives_the_files_of_one_that_was_not
     lives, streamed = (int(word) for word in done.stdout.split())
     assert lives > 3
     assert streamed < 4 * 101  # the last one did not begin anew
-    monkeypatch.setattr(passes, "BLOCK_BYTES", 64)
-    monkeypatch.setattr("hsgd.io.writer.CHECKSUM_BYTES", 100)
+    monkeypatch.setattr(shuffle_passes, "BLOCK_BYTES", 64)
+    monkeypatch.setattr("hsgd.io.convert.writer.CHECKSUM_BYTES", 100)
     options = {"permute": permute, "compress": compress}
     convert_to_slabs(tmp_path / "a.npz", tmp_path / "whole", num_slabs=7, seed=3, **options)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -130,8 +138,8 @@ def interrupt(monkeypatch, tmp_path, **options):
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "_CHECKPOINT_BYTES", 100)
-        patch.setattr(passes.Passes, "_order_slabs", leave)
+        patch.setattr(shuffle_passes, "_CHECKPOINT_BYTES", 100)
+        patch.setattr(shuffle_passes.Passes, "_order_slabs", leave)
         with pytest.raises(Interrupted):
             convert_to_slabs(tmp_path / "a.npz", tmp_path / "out", num_slabs=7, **options)
     hidden = tmp_path / ".out.part"
@@ -170,8 +178,8 @@ def test_an_error_after_a_checkpoint_keeps_what_is_done_and_says_so(tmp_path, mo
         raise OSError(5, "Input/output error", "slab-00001.h5")
 
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "_CHECKPOINT_BYTES", 100)
-        patch.setattr(passes.Passes, "_order_slabs", fail)
+        patch.setattr(shuffle_passes, "_CHECKPOINT_BYTES", 100)
+        patch.setattr(shuffle_passes.Passes, "_order_slabs", fail)
         with pytest.raises(DataError, match=r"Input/output error; the same command goes on from"):
             convert_to_slabs(tmp_path / "a.npz", tmp_path / "out", num_slabs=7)
     left = uuid_of(tmp_path / ".out.part")
@@ -182,9 +190,9 @@ def test_an_error_after_a_checkpoint_keeps_what_is_done_and_says_so(tmp_path, mo
 
 def test_two_conversions_to_one_target_do_not_mix(tmp_path):
     with (
-        staging.staged_folder(tmp_path / "out", {}),
+        atomic_folder.staged_folder(tmp_path / "out", {}),
         pytest.raises(DataError, match=r"another process is converting to .*out; wait for it"),
-        staging.staged_folder(tmp_path / "out", {}),
+        atomic_folder.staged_folder(tmp_path / "out", {}),
     ):
         pytest.fail("not reached")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]

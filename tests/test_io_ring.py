@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, PartitionedLoader
-from hsgd.io.layout import FieldSpec
-from hsgd.io.ring import BufferRing, RingClosed
+from hsgd.io.batches.buffer_pool import BufferRing, RingClosed
+from hsgd.io.format.slab_folder import FieldSpec
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 
@@ -121,7 +121,7 @@ def test_memory_stays_when_an_epoch_follows_another(folder):
 
 
 def test_the_memory_limit_holds_and_a_loop_that_keeps_too_much_is_told(folder, monkeypatch):
-    monkeypatch.setattr("hsgd.io.iteration._RELEASE_S", 0.05)
+    monkeypatch.setattr("hsgd.io.batches.iteration._RELEASE_S", 0.05)
     limit = 2 * (1 << 20) + 30 * 4096
     loader = PartitionedLoader(folder, 1, threads=2, memory_limit=limit, **TINY)
     assert sorted(int(batch["number"]) for batch in loader) == list(range(101))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd import LaunchError, job
+from hsgd import LaunchError
+from hsgd.job import launcher_variables
 from processes import run_marked
 from torchrun_runs import JOB_S, free_port, here, said, torchrun
 
@@ -139,7 +140,7 @@ REFUSED = {
 def test_a_launcher_that_started_more_ranks_than_mpi_sees_is_named(launcher: str) -> None:
     environ, text = REFUSED[launcher]
     with pytest.raises(LaunchError, match=OPEN_MPI) as told:
-        job.refuse_alone(1, OPEN_MPI, environ)
+        launcher_variables.refuse_alone(1, OPEN_MPI, environ)
     assert text in str(told.value) and "\n" not in str(told.value)
 
 
@@ -163,15 +164,19 @@ ALONE = {
 
 @pytest.mark.parametrize("start", ALONE)
 def test_a_process_that_is_alone_on_purpose_is_left_alone(start: str) -> None:
-    job.refuse_alone(1, OPEN_MPI, ALONE[start])
+    launcher_variables.refuse_alone(1, OPEN_MPI, ALONE[start])
 
 
 def test_a_rank_whose_mpi_sees_the_others_is_left_alone() -> None:
-    job.refuse_alone(2, OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "4", "WORLD_SIZE": "4", "RANK": "0"})
+    launcher_variables.refuse_alone(
+        2, OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "4", "WORLD_SIZE": "4", "RANK": "0"}
+    )
 
 
 def test_restarts_count_where_one_agent_starts_all_workers() -> None:
     worker = {**WORKER, "TORCHELASTIC_RESTART_COUNT": "3"}
-    assert job.restarts({**worker, "LOCAL_WORLD_SIZE": "4"}) == 3
-    assert job.restarts(worker) == 0  # the agents of several nodes may have counted differently
-    assert job.restarts({"TORCHELASTIC_RESTART_COUNT": "3"}) == 0
+    assert launcher_variables.restarts({**worker, "LOCAL_WORLD_SIZE": "4"}) == 3
+    assert (
+        launcher_variables.restarts(worker) == 0
+    )  # the agents of several nodes may have counted differently
+    assert launcher_variables.restarts({"TORCHELASTIC_RESTART_COUNT": "3"}) == 0

@@ -18,7 +18,7 @@ import torch_optimizer
 from torch import nn
 
 from hsgd.optim import LARS
-from hsgd.optim.lars_presets import LARS_PRESETS
+from hsgd.optim.large_batch.lars_presets import LARS_PRESETS
 
 __all__: list[str] = []
 

@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
-from hsgd import built, mpirun
+from hsgd import built
 from hsgd.errors import LaunchError
-from hsgd.mpirun import Job, Launcher, command_line, parse_hosts
+from hsgd.launch import mpirun
+from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
 from processes import run_marked
 from site_copy import BIN, SiteCopy, fake_launcher, installed_environ
 
 pytestmark = pytest.mark.skipif(
     not (BIN / "horovodrun").exists(),
-    reason="Horovod is not installed: python -m hsgd.horovod_wheel --install",
+    reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install",
 )
 TRAIN = """
 import torch, horovod.torch as hvd
@@ -194,7 +195,7 @@ def test_another_mpi_than_horovods_is_told_and_never_ignored(
 ) -> None:
     damaged.compile_interposer_of_another_mpi()
     done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
-    assert_one_line(done, 2, "another MPI", "libmpi.so.99", "hsgd.horovod_wheel --install")
+    assert_one_line(done, 2, "another MPI", "libmpi.so.99", "hsgd.launch.horovod_wheel --install")
     worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd")
     assert_one_line(worker, 1, "another MPI", "libmpi.so.99")
 

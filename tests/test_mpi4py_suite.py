@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd import preload
-from hsgd.horovod_wheel import cache_folder
+from hsgd.launch import preload
+from hsgd.launch.horovod_wheel import cache_folder
 from tiers import short_form
 
 __all__: list[str] = []

@@ -14,9 +14,13 @@ import torch
 from torch import nn
 
 from hsgd import Comm, HsgdError, PeerLost
-from hsgd.optim import LAMB, LARS, node_shared
-from hsgd.optim.node_shared import NodeSharedOptimizer, share_parameters
-from hsgd.optim.shared_parameters import ALIGNMENT
+from hsgd.optim import LAMB, LARS
+from hsgd.optim.node_shared import node_shared_optimizer
+from hsgd.optim.node_shared.node_shared_optimizer import (
+    NodeSharedOptimizer,
+    share_parameters,
+)
+from hsgd.optim.node_shared.shared_parameters import ALIGNMENT
 from ranks import PATIENT, Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -151,7 +155,7 @@ def test_training_is_bitwise_that_of_the_same_optimizer(ranks: Ranks, size: int,
 
 def do_compare_in_batches(seat: Seat, path: str, size: int, kind: str, way: str) -> bool:
     torch.set_num_threads(1)
-    small = mock.patch.object(node_shared, "_BATCH", 2 * ALIGNMENT)
+    small = mock.patch.object(node_shared_optimizer, "_BATCH", 2 * ALIGNMENT)
     with small, Comm.local(path, seat.rank, size, PATIENT) as comm:
         model, reference = make_model(), make_model()
         optimizer = NodeSharedOptimizer(

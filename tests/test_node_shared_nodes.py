@@ -40,7 +40,10 @@ def main() -> None:
     from mpi4py import MPI
 
     from hsgd import Comm
-    from hsgd.optim.node_shared import NodeSharedOptimizer, share_parameters
+    from hsgd.optim.node_shared.node_shared_optimizer import (
+        NodeSharedOptimizer,
+        share_parameters,
+    )
     from test_node_shared import (
         MAKERS,
         groups_of,

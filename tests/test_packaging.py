@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hsgd import elf, horovod_wheel, mpi_compiler, preload
+from hsgd.launch import elf, horovod_wheel, mpi_compiler, preload
 
 __all__: list[str] = []
 
@@ -195,7 +195,7 @@ def test_the_horovod_builder_needs_torch_and_says_so_in_one_line(environment: Pa
 def test_the_horovod_builder_names_the_missing_compiler(
     variable: str, message: str, tmp_path: Path
 ) -> None:
-    command = (sys.executable, "-m", "hsgd.horovod_wheel", "--cache", tmp_path)
+    command = (sys.executable, "-m", "hsgd.launch.horovod_wheel", "--cache", tmp_path)
     done = run(*command, **{variable: str(tmp_path / "missing")})
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

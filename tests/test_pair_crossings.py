@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hsgd.errors import CollectiveTimeout
-from hsgd.optim.pairs import Averaged, PairAverager
+from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager
 from pair_programs import average_at_random, complete, conserved, start_weights
 from ranks import Ranks, Seat, meeting_point
 

@@ -17,7 +17,7 @@ import torch
 from cluster import Cluster
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout
-from hsgd.optim.pairs import PairAverager
+from hsgd.optim.gossip.pair_averaging import PairAverager
 from pair_fault_programs import AVERAGES, total
 from pair_programs import average_at_random, complete, conserved
 from ranks import Ranks, Seat, meeting_point

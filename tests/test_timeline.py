@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hsgd.errors import DataError
-from hsgd.timeline import ROWS, Timeline, summarize
+from hsgd.trace.timeline import ROWS, Timeline, summarize
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 

@@ -39,7 +39,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     pytest.importorskip(
-        "horovod", reason="Horovod is not installed: python -m hsgd.horovod_wheel --install"
+        "horovod", reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install"
     )
     return importlib.import_module("horovod.torch")
 

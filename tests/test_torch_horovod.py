@@ -14,7 +14,7 @@ from tiers import short_form
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 pytest.importorskip(
-    "horovod", reason="Horovod is not installed: python -m hsgd.horovod_wheel --install"
+    "horovod", reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install"
 )
 
 __all__: list[str] = []

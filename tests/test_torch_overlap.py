@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hsgd import Comm
-from hsgd.torch.overlap import Overlap, OverlapChoice
+from hsgd.torch.gradients.overlap import Overlap, OverlapChoice
 from ranks import PATIENT, Ranks, Seat, meeting_point
 from torch_job import job
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hsgd.torch.packing import HOT_COUNT, Packing
+from hsgd.torch.gradients.packing import HOT_COUNT, Packing
 
 __all__: list[str] = []
 

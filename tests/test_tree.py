@@ -19,9 +19,9 @@ from torch.nn import functional
 
 from hsgd import HsgdError
 from hsgd.config import Config
-from hsgd.optim import LARS, NotifiedTree, notified_tree
-from hsgd.optim.tree_parts import Part, layers_of, parts_of
-from hsgd.optim.tree_plan import (
+from hsgd.optim import LARS, NotifiedTree
+from hsgd.optim.notified_tree.tree_parts import Part, layers_of, parts_of
+from hsgd.optim.notified_tree.tree_plan import (
     Team,
     best_arity,
     gather_children,
@@ -31,7 +31,8 @@ from hsgd.optim.tree_plan import (
     spread_parent,
     teams_of,
 )
-from hsgd.optim.tree_update import Updater
+from hsgd.optim.notified_tree.tree_update import Updater
+from hsgd.torch.strategies.notified_tree_strategy import notified_tree
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hsgd.optim.tree_parts import in_order_of, layers_of, parts_of
+from hsgd.optim.notified_tree.tree_parts import in_order_of, layers_of, parts_of
 from test_tree import Folded
 
 __all__: list[str] = []

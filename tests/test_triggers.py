@@ -13,10 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hsgd.optim import Budget, FixedPeriod, JitteredPeriod, RelativeChange, Topology, Trigger
-from hsgd.optim.change import Change
-from hsgd.optim.gossip_turns import Turns
-from hsgd.optim.pairs import Averaged
+from hsgd.optim import (
+    Budget,
+    FixedPeriod,
+    JitteredPeriod,
+    RelativeChange,
+    Topology,
+    Trigger,
+)
+from hsgd.optim.gossip.gossip_turns import Turns
+from hsgd.optim.gossip.pair_averaging import Averaged
+from hsgd.optim.triggers.weight_drift import Change
 
 __all__: list[str] = []
 

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import (
     PrefixStore,
 )
 
-from hsgd.c10d.board import Board, in_global_ranks
+from hsgd.c10d.group_store import Board, in_global_ranks
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from hsgd.c10d.board import Board
+from hsgd.c10d.group_store import Board
 from hsgd.errors import CollectiveTimeout, PeerLost
 
 __all__ = ["PointToPoint"]

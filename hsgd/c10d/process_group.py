@@ -27,13 +27,13 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hsgd.c10d import NAME, lens
+from hsgd.c10d import NAME, dtypes
 from hsgd.c10d.accelerators import Accelerators
 from hsgd.c10d.backward import Backward
-from hsgd.c10d.board import Board, in_global_ranks
-from hsgd.c10d.meeting import meet
+from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
+from hsgd.c10d.group_store import Board, in_global_ranks
 from hsgd.c10d.point_to_point import PointToPoint
-from hsgd.c10d.shared_buckets import SharedBuckets, is_called_by_autograd
+from hsgd.c10d.rendezvous import meet
 from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.tracing import traced
 from hsgd.c10d.work import HsgdWork, Worker
@@ -195,16 +195,16 @@ class HsgdProcessGroup(dist.ProcessGroup):
     def _gather(self, array: Tensor) -> Tensor:
         """The flat arrays of all ranks in rank order; blocking, within a work."""
         out = array.new_empty(self.size() * array.numel())
-        self._comm.allgather(lens.as_bytes(array), out=lens.as_bytes(out))
+        self._comm.allgather(dtypes.as_bytes(array), out=dtypes.as_bytes(out))
         return out
 
     def _reduce_into(self, source: Tensor, op: Any, target: Tensor) -> None:
         """Reduce flat tensors; `target` may be `source`."""
-        if (combine := lens.bitwise(op, source.dtype)) is not None:
-            rows = lens.as_bytes(self._gather(source)).view(self.size(), -1)
+        if (combine := dtypes.bitwise(op, source.dtype)) is not None:
+            rows = dtypes.as_bytes(self._gather(source)).view(self.size(), -1)
             target.copy_(functools.reduce(combine, rows).view(source.dtype))
             return
-        view = lens.reducing(op, source.dtype)
+        view = dtypes.reducing(op, source.dtype)
         array = view.into(source)
         in_place = target.data_ptr() == source.data_ptr()
         out = array if in_place else torch.empty_like(array)
@@ -233,9 +233,9 @@ class HsgdProcessGroup(dist.ProcessGroup):
                 if tensor.layout == torch.sparse_coo:
                     allreduce_sparse(tensor, self._gather, self.size())
                     continue
-                array = lens.flat(tensor)
+                array = dtypes.flat(tensor)
                 self._reduce_into(array, op, array)
-                lens.put_back(array, tensor)
+                dtypes.put_back(array, tensor)
 
         return self._submit("all_reduce", call, tensors, opts)
 
@@ -250,7 +250,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
         def call() -> None:
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
                 alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-                joined = torch.cat([lens.flat(tensor) for tensor in alike])
+                joined = torch.cat([dtypes.flat(tensor) for tensor in alike])
                 self._reduce_into(joined, op, joined)
                 _scatter_back(joined, alike)
 
@@ -264,10 +264,10 @@ class HsgdProcessGroup(dist.ProcessGroup):
         _check_reducible(op, tensor)
 
         def call() -> None:
-            array = lens.flat(tensor)
+            array = dtypes.flat(tensor)
             if self.rank() == opts.rootRank:
                 self._reduce_into(array, op, array)
-                lens.put_back(array, tensor)
+                dtypes.put_back(array, tensor)
             else:
                 self._reduce_into(array, op, torch.empty_like(array))
 
@@ -284,7 +284,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
         def call(op: Any) -> None:
             for output, parts in pairs:
-                self._keep_own(torch.cat([lens.flat(part) for part in parts]), op, output)
+                self._keep_own(torch.cat([dtypes.flat(part) for part in parts]), op, output)
 
         return self._submit_reduction("reduce_scatter", call, outputs, opts)
 
@@ -306,7 +306,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
         def call(op: Any) -> None:
             for output, source in pairs:
-                self._keep_own(lens.flat(source), op, output)
+                self._keep_own(dtypes.flat(source), op, output)
 
         return self._submit_reduction("reduce_scatter_tensor", call, outputs, opts)
 
@@ -323,13 +323,13 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
     def _keep_own(self, source: Tensor, op: Any, output: Tensor) -> None:
         """Reduce flat `source` over all ranks into this rank's part of it."""
-        if lens.bitwise(op, source.dtype) is not None:
+        if dtypes.bitwise(op, source.dtype) is not None:
             total = torch.empty_like(source)
             self._reduce_into(source, op, total)
             own = total[self.rank() * output.numel() :][: output.numel()]
             output.detach().copy_(own.view(output.shape))
             return
-        view = lens.reducing(op, source.dtype)
+        view = dtypes.reducing(op, source.dtype)
         array = view.into(source)
         place = output.detach()
         direct = place.is_contiguous() and array.data_ptr() == source.data_ptr()
@@ -347,9 +347,9 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
         def call() -> None:
             for tensor in tensors:
-                array = lens.flat(tensor)
-                self._comm.broadcast(lens.as_bytes(array), opts.rootRank)
-                lens.put_back(array, tensor)
+                array = dtypes.flat(tensor)
+                self._comm.broadcast(dtypes.as_bytes(array), opts.rootRank)
+                dtypes.put_back(array, tensor)
 
         return self._submit("broadcast", call, tensors, opts)
 
@@ -365,7 +365,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
         def call() -> None:
             for parts, source in pairs:
-                _scatter_back(self._gather(lens.flat(source)), parts)
+                _scatter_back(self._gather(dtypes.flat(source)), parts)
 
         return self._submit("all_gather", call, [part for parts in outputs for part in parts], opts)
 
@@ -401,9 +401,9 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
         def call() -> None:
             for output, source in pairs:
-                array, place = lens.flat(source), lens.flat(output)
-                self._comm.allgather(lens.as_bytes(array), out=lens.as_bytes(place))
-                lens.put_back(place, output)
+                array, place = dtypes.flat(source), dtypes.flat(output)
+                self._comm.allgather(dtypes.as_bytes(array), out=dtypes.as_bytes(place))
+                dtypes.put_back(place, output)
 
         return self._submit("all_gather_into_tensor", call, outputs, opts)
 
@@ -420,7 +420,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
         here = [source.numel() if parts else 0] * self.size()
 
         def call() -> None:
-            array = lens.flat(source)
+            array = dtypes.flat(source)
             out = array.new_empty(sum(here))
             self._exchange(array, everything, out)
             _scatter_back(out, parts)
@@ -437,10 +437,12 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
         def call() -> None:
             sent = [part.numel() for part in parts] or [0] * self.size()
-            array = torch.cat([lens.flat(part) for part in parts]) if parts else output.new_empty(0)
-            out = lens.flat(output)
+            array = (
+                torch.cat([dtypes.flat(part) for part in parts]) if parts else output.new_empty(0)
+            )
+            out = dtypes.flat(output)
             self._exchange(array, sent, out)
-            lens.put_back(out, output)
+            dtypes.put_back(out, output)
 
         return self._submit("scatter", call, outputs, opts)
 
@@ -459,9 +461,9 @@ class HsgdProcessGroup(dist.ProcessGroup):
         _elements("output", output, output_splits, self.size())
 
         def call() -> None:
-            array, out = lens.flat(source), lens.flat(output)
+            array, out = dtypes.flat(source), dtypes.flat(output)
             self._exchange(array, sent, out)
-            lens.put_back(out, output)
+            dtypes.put_back(out, output)
 
         return self._submit("all_to_all_single", call, [output], opts)
 
@@ -478,7 +480,7 @@ class HsgdProcessGroup(dist.ProcessGroup):
             )
 
         def call() -> None:
-            array = torch.cat([lens.flat(source) for source in inputs])
+            array = torch.cat([dtypes.flat(source) for source in inputs])
             out = array.new_empty(sum(output.numel() for output in outputs))
             self._exchange(array, [source.numel() for source in inputs], out)
             _scatter_back(out, outputs)
@@ -487,10 +489,10 @@ class HsgdProcessGroup(dist.ProcessGroup):
 
     def _exchange(self, array: Tensor, sent: list[int], out: Tensor) -> None:
         """alltoall of flat tensors, `sent` elements for each rank; blocking, within a work."""
-        packed = lens.as_bytes(array)
+        packed = dtypes.as_bytes(array)
         width = 1 if packed.dtype == array.dtype else array.element_size()
         counts = [count * width for count in sent]
-        self._comm.alltoall(packed, counts, out=lens.as_bytes(out))
+        self._comm.alltoall(packed, counts, out=dtypes.as_bytes(out))
 
     @_by_device
     def barrier(self, opts: Any = None) -> HsgdWork:
@@ -552,8 +554,8 @@ def _check_reducible(op: Any, tensor: Tensor) -> None:
         if op != dist.ReduceOp.SUM:
             raise TypeError("sparse tensors can be summed only; use SUM")
         return
-    if lens.bitwise(op, tensor.dtype) is None:
-        lens.reducing(op, tensor.dtype)
+    if dtypes.bitwise(op, tensor.dtype) is None:
+        dtypes.reducing(op, tensor.dtype)
 
 
 def _check_size(what: str, tensor: Tensor, elements: int) -> None:

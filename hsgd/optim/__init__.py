@@ -4,18 +4,26 @@ Owns the public names of hsgd.optim. LARS, LAMB and the schedule never communica
 optimizer in a DistributedOptimizer to train on many ranks.
 """
 
-from hsgd.optim.elastic import ElasticAveraging, ElasticMetrics
-from hsgd.optim.elastic_strategy import elastic_averaging
-from hsgd.optim.gossip import Gossip
-from hsgd.optim.gossip_records import GossipMetrics
-from hsgd.optim.lamb import LAMB
-from hsgd.optim.lars import LARS
-from hsgd.optim.node_shared import NodeSharedOptimizer, SharedParameters, share_parameters
-from hsgd.optim.schedule import WarmupPolynomialLR
-from hsgd.optim.topology import Topology
-from hsgd.optim.tree import NotifiedTree
-from hsgd.optim.tree_strategy import notified_tree
-from hsgd.optim.triggers import Budget, FixedPeriod, JitteredPeriod, RelativeChange, Trigger
+from hsgd.optim.elastic_averaging.easgd_optimizer import ElasticAveraging, ElasticMetrics
+from hsgd.optim.gossip.gossip_optimizer import Gossip
+from hsgd.optim.gossip.gossip_records import GossipMetrics
+from hsgd.optim.gossip.topology import Topology
+from hsgd.optim.large_batch.lamb import LAMB
+from hsgd.optim.large_batch.lars import LARS
+from hsgd.optim.large_batch.learning_rate import WarmupPolynomialLR
+from hsgd.optim.node_shared.node_shared_optimizer import (
+    NodeSharedOptimizer,
+    SharedParameters,
+    share_parameters,
+)
+from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
+from hsgd.optim.triggers.communication_triggers import (
+    Budget,
+    FixedPeriod,
+    JitteredPeriod,
+    RelativeChange,
+    Trigger,
+)
 
 __all__ = [
     "LAMB",
@@ -34,7 +42,5 @@ __all__ = [
     "Topology",
     "Trigger",
     "WarmupPolynomialLR",
-    "elastic_averaging",
-    "notified_tree",
     "share_parameters",
 ]

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from hsgd.errors import MissingExtra
-from hsgd.optim.node_shared import NodeSharedOptimizer
-from hsgd.optim.tree import NotifiedTree
-from hsgd.torch import runtime
-from hsgd.torch.allgather import allgather
-from hsgd.torch.broadcast import broadcast_, broadcast_async_
+from hsgd.optim.node_shared.node_shared_optimizer import NodeSharedOptimizer
+from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
+from hsgd.torch.collectives.allgather import allgather
+from hsgd.torch.collectives.broadcast import broadcast_, broadcast_async_
+from hsgd.torch.collectives.submission import synchronize
+from hsgd.torch.job import runtime
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.optimizer import Distributed
-from hsgd.torch.process_sets import ProcessSet, global_process_set
-from hsgd.torch.submission import synchronize
 
 __all__ = [
     "allgather_object",

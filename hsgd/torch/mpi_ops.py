@@ -1,12 +1,13 @@
 """All operations under the name of the module where Horovod has them."""
 
-from hsgd.torch.allgather import (
+from hsgd.torch.barrier import barrier, join
+from hsgd.torch.collectives.allgather import (
     allgather,
     allgather_async,
     grouped_allgather,
     grouped_allgather_async,
 )
-from hsgd.torch.allreduce import (
+from hsgd.torch.collectives.allreduce import (
     allreduce,
     allreduce_,
     allreduce_async,
@@ -17,8 +18,23 @@ from hsgd.torch.allreduce import (
     grouped_allreduce_async_,
     sparse_allreduce_async,
 )
-from hsgd.torch.alltoall import alltoall, alltoall_async
-from hsgd.torch.basics import (
+from hsgd.torch.collectives.alltoall import alltoall, alltoall_async
+from hsgd.torch.collectives.broadcast import (
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+)
+from hsgd.torch.collectives.reducescatter import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from hsgd.torch.collectives.submission import poll, synchronize
+from hsgd.torch.compression import Compression
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.job.basics import (
     ccl_built,
     counters,
     cross_rank,
@@ -43,29 +59,18 @@ from hsgd.torch.basics import (
     start_timeline,
     stop_timeline,
 )
-from hsgd.torch.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
-from hsgd.torch.compression import Compression
-from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.meeting import barrier, join
-from hsgd.torch.process_sets import (
+from hsgd.torch.job.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from hsgd.torch.reducescatter import (
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
-from hsgd.torch.reductions import ADASUM as Adasum
-from hsgd.torch.reductions import AVERAGE as Average
-from hsgd.torch.reductions import MAX as Max
-from hsgd.torch.reductions import MIN as Min
-from hsgd.torch.reductions import PRODUCT as Product
-from hsgd.torch.reductions import SUM as Sum
-from hsgd.torch.submission import poll, synchronize
+from hsgd.torch.operations.reductions import ADASUM as Adasum
+from hsgd.torch.operations.reductions import AVERAGE as Average
+from hsgd.torch.operations.reductions import MAX as Max
+from hsgd.torch.operations.reductions import MIN as Min
+from hsgd.torch.operations.reductions import PRODUCT as Product
+from hsgd.torch.operations.reductions import SUM as Sum
 
 __all__ = [
     "Adasum",

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from hsgd.config import Config
-from hsgd.optim.elastic_strategy import STRATEGIES as ELASTIC
-from hsgd.torch import horovod_path, runtime
 from hsgd.torch.compression import Compression, Compressor
-from hsgd.torch.elastic_averaging import average_elastically
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.gossiping import start_gossip
-from hsgd.torch.overlap import OverlapChoice
-from hsgd.torch.process_sets import ProcessSet, global_process_set
-from hsgd.torch.reducer import GradientReducer, Options
-from hsgd.torch.reductions import ADASUM, AVERAGE
-from hsgd.torch.sharing import share_optimizer
-from hsgd.torch.trees import plant_tree
+from hsgd.torch.gradients.overlap import OverlapChoice
+from hsgd.torch.gradients.reducer import GradientReducer, Options
+from hsgd.torch.job import horovod_path, runtime
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.reductions import ADASUM, AVERAGE
+from hsgd.torch.strategies.easgd_strategy import STRATEGIES as ELASTIC
+from hsgd.torch.strategies.easgd_strategy import average_elastically
+from hsgd.torch.strategies.gossip_strategy import start_gossip
+from hsgd.torch.strategies.node_shared_strategy import share_optimizer
+from hsgd.torch.strategies.notified_tree_strategy import plant_tree
 
 __all__ = ["Distributed", "DistributedOptimizer"]
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hsgd.torch import horovod_path, runtime
-from hsgd.torch.allgather import allgather
-from hsgd.torch.allreduce import allreduce
-from hsgd.torch.reductions import SUM
+from hsgd.torch.collectives.allgather import allgather
+from hsgd.torch.collectives.allreduce import allreduce
+from hsgd.torch.job import horovod_path, runtime
+from hsgd.torch.operations.reductions import SUM
 
 __all__ = ["SyncBatchNorm"]
 

@@ -482,7 +482,7 @@ typedef enum hsgd_lars_norm {
   HSGD_LARS_UPDATE = 2    /* |what momentum makes of it| + eps */
 } hsgd_lars_norm;
 
-/* A form of LARS; see hsgd/optim/lars.py. Flags are 0 or 1. */
+/* A form of LARS; see hsgd/optim/large_batch/lars.py. Flags are 0 or 1. */
 typedef struct hsgd_lars_rule {
   double lr;
   double momentum;

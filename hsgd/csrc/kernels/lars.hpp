@@ -7,7 +7,7 @@
 // set: norms are summed in double over pieces of a fixed size, in order.
 //
 // Source of the formulas: You, Gitman, Ginsburg, arXiv:1708.03888, and the implementations that
-// hsgd/optim/lars.py names.
+// hsgd/optim/large_batch/lars.py names.
 #ifndef HSGD_KERNELS_LARS_HPP_
 #define HSGD_KERNELS_LARS_HPP_
 

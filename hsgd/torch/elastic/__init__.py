@@ -9,9 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from hsgd.torch import basics, exceptions, horovod_path
+from hsgd.torch import exceptions
 from hsgd.torch.elastic.sampler import ElasticSampler
 from hsgd.torch.elastic.state import ObjectState, State, TorchState
+from hsgd.torch.job import basics, horovod_path
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hsgd.torch import runtime
+from hsgd.torch.job import runtime
 
 __all__ = ["ElasticSampler"]
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from hsgd.torch import runtime
 from hsgd.torch.elastic.sampler import ElasticSampler
 from hsgd.torch.exceptions import HostsUpdatedInterrupt
 from hsgd.torch.functions import (
@@ -21,6 +20,7 @@ from hsgd.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hsgd.torch.job import runtime
 
 __all__ = [
     "ModelStateHandler",

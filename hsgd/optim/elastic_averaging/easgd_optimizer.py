@@ -1,0 +1,473 @@
+"""ElasticAveraging: workers that train on their own and are held together by a centre.
+
+Owns when a worker exchanges with the box and what it does there. Never computes an update: the
+wrapped optimizer does. Sources: EASGD (Zhang, Choromanska, LeCun, arXiv:1412.6651) for the rule;
+ShmCaffe (Ahn et al., ICDCS 2018) for the shared box, the push in the background and the hybrid of
+synchronous groups, known from its abstract and public descriptions: our reconstruction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from hsgd.box.local import ParameterBox
+from hsgd.comm import Comm
+from hsgd.errors import HsgdError
+from hsgd.optim.elastic_averaging.easgd_group import Group
+from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, RULES, Progress
+from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
+from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
+
+__all__ = ["MODES", "ORDERS", "ElasticAveraging", "ElasticMetrics"]
+
+MODES = ("async", "hybrid")
+ORDERS = ("shmcaffe", "easgd")
+_COMPRESSIONS = {None: torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class ElasticMetrics:
+    """What a worker did since it was made. Seconds are of the calling thread, but for push_s."""
+
+    steps: int = 0
+    exchanges: int = 0
+    wait_s: float = 0.0
+    """Waiting for the own push before, where the steps between were shorter."""
+    mix_s: float = 0.0
+    """Reading the centre and moving the weights, in one pass."""
+    follow_s: float = 0.0
+    """Hybrid: giving the move to the group, and averaging its buffers."""
+    allreduce_s: float = 0.0
+    """Hybrid: averaging gradients in the group."""
+    push_s: float = 0.0
+    """Adding to the centre, in the background."""
+    read_bytes: int = 0
+    """Of the centre."""
+    pushed_bytes: int = 0
+    """Given to the box."""
+    group_bytes: int = 0
+    """Hybrid: payload of the group's collectives."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """How many pushes had how many changes by others between their read and their end; between
+    nodes at most so many, as a read may have more than the version that it tells."""
+
+
+class ElasticAveraging(Optimizer):
+    """Wraps an optimizer: each worker steps on its own gradients, and every `update_interval` steps
+    it and the centre attract each other; made collectively, then local.
+
+    u = weights - centre; weights -= pull_rate * u at once, and centre += moving_rate * u from a
+    thread in the background, for which the next exchange waits. Workers wait for nobody else.
+
+    optimizer: any torch optimizer. params: the model, or its parameters: float32, C-contiguous, on
+        the CPU, equal in shape on all ranks; rank 0's values are where all begin. Of a model its
+        floating buffers, such as BatchNorm's statistics, are averaged too.
+    comm: the ranks: used here, by a group's steps, load_state_dict() and close().
+    mode: "async": each rank is a worker. "hybrid": each group is, in which gradients are averaged
+        in every step; its first rank exchanges and tells the others.
+    moving_rate: None is 0.9 / (workers + 1). From 2 / (workers + 1) or pi / (2 workers) on, the
+        less of them, the centre may swing ever wider (easgd_rate.py): a warning says so.
+    pull_rate: None is moving_rate, as in EASGD, where weights lose what the centre gets. 0.9 or so
+        keeps workers with data of their own near the centre, however many they are; moving_rate is
+        to be below 1 / workers then.
+    update_interval: steps between exchanges, or a trigger (hsgd.optim.triggers) that decides alike
+        on all ranks of a group.
+    group_size: ranks of a group, in rank order; None is the ranks of a node. Hybrid only.
+    order: "shmcaffe" exchanges after the optimizer's step, so that gradients are those of the moved
+        weights; "easgd" between the gradient and the step, as in the paper of that name.
+    stop_rule, max_steps: `done` turns true when worker 0 ("master"), any worker ("fastest") or the
+        average worker ("mean") has made max_steps steps; None: never.
+    compression: None, or "bfloat16": what is pushed is rounded before it is used, so that weights
+        lose what the centre gets.
+    overlap: False: push before step() returns, inside a node in the same pass over memory.
+    timeout_s: until a wait for the box gives up; None is the deadline of `comm`.
+    network: of the box, between nodes; see ParameterBox.over.
+
+    Raises CollectiveTimeout when a process was stopped within a change, and what the group's
+    collectives raise. A worker that dies leaves the centre whole and the other workers alone.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        params: nn.Module | Iterable[Tensor],
+        comm: Comm,
+        mode: str = "async",
+        moving_rate: float | None = None,
+        update_interval: int | Trigger = 1,
+        group_size: int | None = None,
+        order: str = "shmcaffe",
+        stop_rule: str = "master",
+        compression: str | None = None,
+        *,
+        pull_rate: float | None = None,
+        max_steps: int | None = None,
+        overlap: bool = True,
+        timeout_s: float | None = None,
+        network: str = "sockets",
+    ) -> None:
+        # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
+        self._optimizer, self._comm, self._order, self._overlap = optimizer, comm, order, overlap
+        self._take_over()
+        _check_choice("mode", mode, MODES)
+        _check_choice("order", order, ORDERS)
+        _check_choice("stop_rule", stop_rule, RULES)
+        _check_choice("compression", compression, tuple(_COMPRESSIONS))
+        if mode == "async" and group_size is not None:
+            raise ValueError('ElasticAveraging: group_size is for mode="hybrid"; leave it out')
+        self._trigger = _trigger_of(update_interval)
+        self._parameters, self._buffers = _split(params)
+        weights = self._weights()
+        _check_weights(weights)
+        for tensor in _everything(params, weights):
+            _broadcast(comm, tensor)
+        # A constant such as a mask of -inf has no distance from the centre's.
+        self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
+        weights = self._weights()
+        colour = comm.rank if mode == "async" else _group_of(comm, group_size)
+        self._group: Group | None = None
+        if mode == "hybrid":
+            members = comm.split(colour, key=comm.rank)
+            assert members is not None
+            self._group = Group(members, [p for p in self._parameters if p.requires_grad])
+        exchanges = self._group is None or self._group.leads
+        self.workers = int(comm.allreduce(np.array([exchanges], np.int64))[0])
+        self.moving_rate = checked_moving_rate(
+            moving_rate, self.workers, own_pull=pull_rate is not None, warn=comm.rank == 0
+        )
+        self.pull_rate = checked_pull_rate(pull_rate, self.moving_rate)
+        count = sum(weight.numel() for weight in weights)
+        dtype = _COMPRESSIONS[compression]
+        self._delta: Tensor = (
+            torch.empty(count, dtype=dtype)
+            if self._group is None
+            else self._group.comm.empty(count, dtype, name="move of the group")
+        )
+        self._box: ParameterBox | None = None
+        self._progress: Progress | None = None
+        split = self._group is not None
+        team = comm.split(0 if exchanges else None, key=comm.rank) if split else comm
+        self._team = team
+        if team is not None:
+            flat = torch.cat([weight.reshape(-1) for weight in weights])
+            self._box = ParameterBox.over(
+                team, flat, counters=COUNTERS, timeout_s=timeout_s, network=network
+            )
+            self._progress = Progress(self._box, team, stop_rule, max_steps)
+        self._pusher = ThreadPoolExecutor(1, thread_name_prefix="hsgd-push")
+        self._push: Future[None] | None = None
+        self._made = 0  # the version that the last push made
+        self._over = self._done = self._closed = False
+        self.metrics = ElasticMetrics()
+        self._trigger.reset(self._watched())
+
+    # --- what training scripts call ---
+
+    def step(self, closure: Any = None) -> Any:
+        """One step of the wrapped optimizer, and an exchange when one is due; local, but for the
+        group's collectives. A closure is called once in a group, before the gradients are averaged.
+        """
+        if self._closed:
+            raise HsgdError("this ElasticAveraging is closed")
+        value = None
+        if self._group is not None and closure is not None:
+            # Its gradients are what the group averages.
+            with torch.enable_grad():
+                value = closure()
+            closure = None
+        if self._order == "easgd" and self.metrics.steps > 0:
+            self._exchange_if_due()
+        if self._group is not None:
+            begin = time.perf_counter()
+            self._done = self._group.average_gradients(self._over)
+            self.metrics.allreduce_s += time.perf_counter() - begin
+            self.metrics.group_bytes += self._group.gradient_bytes
+        loss = self._optimizer.step(closure)
+        if loss is None:
+            loss = value
+        self.metrics.steps += 1
+        if self._order == "shmcaffe":
+            self._exchange_if_due()
+        if self._progress is not None:
+            self._over = self._progress.report(self.metrics.steps)
+        if self._group is None:
+            self._done = self._over
+        return loss
+
+    @property
+    def done(self) -> bool:
+        """Whether the stop rule has ended training, for all ranks of a group after the same step;
+        local.
+        """
+        return self._done
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; local. In a group gradients are zeroed where they are averaged."""
+        if self._group is not None:
+            self._group.zero_gradients()
+        else:
+            self._optimizer.zero_grad(set_to_none)
+
+    def finish_push(self) -> None:
+        """Return when this worker's last push is in the centre; blocking."""
+        if self._push is not None:
+            push, self._push = self._push, None
+            begin = time.perf_counter()
+            push.result()
+            self.metrics.wait_s += time.perf_counter() - begin
+
+    def consensus_distance(self) -> float:
+        """|weights - centre|, after the own push; local. NaN on ranks that do not exchange."""
+        if self._box is None:
+            return math.nan
+        self.finish_push()
+        scratch = torch.empty(self._delta.numel())
+        _, squares = self._box.elastic(self._weights(), 0.0, scratch)
+        return math.sqrt(squares)
+
+    def centre(self) -> list[Tensor]:
+        """Copies of the centre's tensors, in the order of the parameters, then buffers; local.
+
+        Raises HsgdError on ranks that do not exchange.
+        """
+        return self._read_centre()[1]
+
+    @contextlib.contextmanager
+    def at_centre(self) -> Iterator[None]:
+        """Within it the weights are the centre's, for evaluation; local, in a group collective: all
+        its ranks get what its first rank reads.
+        """
+        weights = self._weights()
+        kept = [weight.clone() for weight in weights]
+        for weight, value in zip(weights, self._centre_of_all(), strict=True):
+            weight.copy_(value)
+        try:
+            yield
+        finally:
+            for weight, value in zip(weights, kept, strict=True):
+                weight.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's, and under "elastic" the centre, its version and the trigger's
+        state; local, waits for the last push.
+        """
+        state = self._optimizer.state_dict()
+        own: dict[str, Any] = {"steps": self.metrics.steps, "trigger": self._trigger.state_dict()}
+        if self._box is not None:
+            own["version"], own["centre"] = self._read_centre()
+        return {**state, "elastic": own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load both parts; collective, blocking. Of the workers' centres the newest counts, that
+        of the highest version; of equal ones the first worker's.
+        """
+        self.finish_push()
+        own = state_dict.get("elastic", {})
+        sizes = [weight.numel() for weight in self._weights()]
+        found = [tensor.numel() for tensor in own.get("centre", [])]
+        if "centre" in own and found != sizes:
+            raise ValueError(
+                f"ElasticAveraging: the centre that is loaded has {len(found)} tensors of "
+                f"{sum(found)} values, this model {len(sizes)} of {sum(sizes)}; it is of another "
+                "model"
+            )
+        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "elastic"})
+        self._take_over()
+        self.metrics.steps = own.get("steps", self.metrics.steps)
+        if "trigger" in own:
+            self._trigger.load_state_dict(own["trigger"])
+        if self._team is not None and self._box is not None:
+            version = int(own.get("version", 0)) if "centre" in own else -1
+            versions = self._team.allgather(np.array([version], np.int64))
+            if version >= 0 and self._team.rank == int(versions.argmax()):
+                self._box.write(torch.cat([tensor.reshape(-1) for tensor in own["centre"]]))
+            self._team.barrier()
+            self._box.refresh()
+            self._team.barrier()  # nobody changes it before all have it
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the centre's tensors are fixed when this is made."""
+        raise ValueError("ElasticAveraging: parameters cannot be added; make a new one")
+
+    def close(self) -> None:
+        """Finish the last push and let go of the box; collective between nodes. A second call does
+        nothing. The weights stay.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.ExitStack() as last_first:  # each of them, whatever the others raise
+            if self._group is not None:
+                if self._team is not None:
+                    last_first.callback(self._team.close)
+                last_first.callback(self._group.close)
+            if self._box is not None:
+                last_first.callback(self._box.close)
+            if self._progress is not None:
+                last_first.callback(self._progress.close)
+            last_first.callback(self._pusher.shutdown)
+            self.finish_push()
+
+    def __repr__(self) -> str:
+        return f"ElasticAveraging({self._optimizer!r}, moving_rate={self.moving_rate:g})"
+
+    # --- an exchange ---
+
+    def _exchange_if_due(self) -> None:
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        if not self._trigger.step(self.metrics.steps, self._watched(), lr):
+            return
+        self._exchange(self._weights())
+        self._trigger.reset(self._watched())
+
+    def _watched(self) -> list[Tensor]:
+        """What the trigger sees: not the buffers, which differ between the ranks of a group."""
+        return [parameter.detach() for parameter in self._parameters]
+
+    def _exchange(self, weights: list[Tensor]) -> None:
+        metrics, group = self.metrics, self._group
+        delta: Tensor | None = None
+        version = 0
+        metrics.exchanges += 1
+        if group is not None and self._buffers:
+            group.average([buffer.detach() for buffer in self._buffers])
+        if self._box is not None:
+            self.finish_push()
+            begin = time.perf_counter()
+            alone = not self._overlap and group is None and self._delta.dtype == torch.float32
+            alone = alone and self.pull_rate == self.moving_rate
+            delta = None if alone else self._delta
+            version, _ = self._box.elastic(weights, self.pull_rate, delta)
+            metrics.mix_s += time.perf_counter() - begin
+            metrics.read_bytes += 4 * self._delta.numel()
+            metrics.pushed_bytes += self._delta.element_size() * self._delta.numel()
+        if group is not None:
+            begin = time.perf_counter()
+            group.follow(self._delta, weights)
+            metrics.follow_s += time.perf_counter() - begin
+            metrics.group_bytes += self._delta.element_size() * self._delta.numel()
+        if self._box is not None and delta is not None:
+            self._push = self._pusher.submit(self._accumulate, self._box, version)
+            if not self._overlap:
+                self.finish_push()
+
+    def _accumulate(self, box: ParameterBox, version: int) -> None:
+        begin = time.perf_counter()
+        if self.pull_rate != self.moving_rate:
+            self._delta.mul_(self.moving_rate / self.pull_rate)
+        before, self._made = self._made, box.accumulate(self._delta)
+        self.metrics.push_s += time.perf_counter() - begin
+        # A rank always reads its own push before, whichever version it is told.
+        self.metrics.staleness[self._made - 1 - version - (before > version)] += 1
+
+    def _read_centre(self) -> tuple[int, list[Tensor]]:
+        """A version that it has, and its tensors."""
+        if self._box is None:
+            raise HsgdError("ElasticAveraging.centre: this rank is not the first of its group")
+        self.finish_push()
+        flat = torch.empty(self._delta.numel())
+        self._box.refresh()
+        version = self._box.read(flat)
+        weights = self._weights()
+        parts = torch.split(flat, [weight.numel() for weight in weights])
+        return version, [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+
+    def _centre_of_all(self) -> list[Tensor]:
+        """centre() on all ranks of a group."""
+        if self._group is None:
+            return self.centre()
+        weights = self._weights()
+        flat = torch.empty(sum(weight.numel() for weight in weights))
+        self._group.share(flat, self.centre)
+        parts = torch.split(flat, [weight.numel() for weight in weights])
+        return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+
+    # --- set-up ---
+
+    def _take_over(self) -> None:
+        self.defaults = self._optimizer.defaults
+        self.param_groups = self._optimizer.param_groups
+        self.state = self._optimizer.state
+
+    def _weights(self) -> list[Tensor]:
+        """What is averaged, where it lies now."""
+        return [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
+
+
+def _split(params: nn.Module | Iterable[Tensor]) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """Trainable parameters, and floating buffers of a model."""
+    if isinstance(params, nn.Module):
+        floating = [buffer for buffer in params.buffers() if buffer.is_floating_point()]
+        return [p for p in params.parameters() if p.requires_grad], floating
+    found = list(params)
+    if any(not isinstance(p, Tensor) for p in found):
+        raise TypeError("ElasticAveraging: params is a model, or its parameters")
+    return found, []  # type: ignore[return-value]
+
+
+def _check_weights(weights: Sequence[Tensor]) -> None:
+    if not weights:
+        raise ValueError("ElasticAveraging: there are no parameters to average")
+    for index, weight in enumerate(weights):
+        if weight.dtype != torch.float32 or weight.device.type != "cpu":
+            raise TypeError(
+                f"ElasticAveraging: tensor {index} of shape {tuple(weight.shape)} is "
+                f"{weight.dtype} on {weight.device}; the box takes float32 on the CPU"
+            )
+        if not weight.is_contiguous():
+            raise ValueError(
+                f"ElasticAveraging: tensor {index} of shape {tuple(weight.shape)} is not "
+                "C-contiguous; call .contiguous() before the optimizer is made"
+            )
+
+
+def _everything(params: nn.Module | Iterable[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """What is equal on all ranks at the beginning: of a model also what is not averaged."""
+    if isinstance(params, nn.Module):
+        return [tensor.detach() for tensor in (*params.parameters(), *params.buffers())]
+    return weights
+
+
+def _broadcast(comm: Comm, tensor: Tensor) -> None:
+    """Rank 0's values, of any dtype."""
+    whole = tensor.contiguous().clone().view(-1)
+    comm.broadcast(whole.view(torch.uint8) if whole.numel() else whole, name="initial weights")
+    tensor.copy_(whole.view_as(tensor))
+
+
+def _group_of(comm: Comm, group_size: int | None) -> int:
+    if group_size is None:
+        return comm.cross_rank
+    if group_size < 1 or comm.size % group_size:
+        raise ValueError(
+            f"ElasticAveraging: group_size is {group_size}; give a divisor of {comm.size} ranks"
+        )
+    return comm.rank // group_size
+
+
+def _trigger_of(given: int | Trigger) -> Trigger:
+    if not isinstance(given, int):
+        if not callable(getattr(given, "step", None)):
+            raise TypeError("ElasticAveraging: update_interval is a number of steps or a trigger")
+        return given
+    if given < 1:
+        raise ValueError(f"ElasticAveraging: update_interval is {given}; give 1 or more")
+    return FixedPeriod(given)
+
+
+def _check_choice(what: str, given: Any, choices: Sequence[Any]) -> None:
+    if given not in choices:
+        words = ", ".join(map(repr, choices))
+        raise ValueError(f"ElasticAveraging: {what} is {given!r}; use one of {words}")

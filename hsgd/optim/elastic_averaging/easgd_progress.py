@@ -1,0 +1,101 @@
+"""Stop rules of elastic averaging: how workers without a common step learn that training is over.
+
+Owns two counters of the box and their meaning. Never waits for another node: what is counted there
+is told and asked from a thread. The rules are ShmCaffe's (Ahn et al., ICDCS 2018), after public
+descriptions.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from hsgd.box.local import ParameterBox
+from hsgd.comm import Comm
+
+__all__ = ["COUNTERS", "RULES", "Progress"]
+
+RULES = ("master", "fastest", "mean")
+COUNTERS = 2  # of the box
+_STEPS, _ENDED = range(COUNTERS)
+
+
+class Progress:
+    """One worker's view of how far all are; made collectively.
+
+    rule: training ends when worker 0 has done `target` steps ("master"), when any has ("fastest"),
+    or when the workers have on average ("mean"). When the master of this node dies, the others end
+    as with "fastest". target: None never ends.
+    """
+
+    def __init__(self, box: ParameterBox, comm: Comm, rule: str, target: int | None) -> None:
+        self._box, self._rule, self._target = box, rule, target
+        self._first, self._workers = comm.rank == 0, comm.size
+        self._told = 0  # own steps that are in the counter
+        self._over = False
+        self._master = _watch_of(comm)
+        far = target is not None and not box.counts_at_once
+        self._teller = ThreadPoolExecutor(1, thread_name_prefix="hsgd-steps") if far else None
+        self._telling: Future[bool] | None = None
+
+    def report(self, steps: int) -> bool:
+        """Tell how many steps this worker has done; whether training is over.
+
+        Of a counter on another node it says what the last answer said. Raises what the box does.
+        """
+        if self._target is None or self._over:
+            return self._over
+        decides = self._rule == "fastest" or self._first or self._master_died()
+        ends = self._rule != "mean" and decides and steps >= self._target
+        if self._teller is None:
+            self._over = self._tell(steps, ends)
+            return self._over
+        if self._telling is not None and self._telling.done():
+            self._over = self._telling.result()
+            self._telling = None
+        if ends or (self._telling is None and not self._over):
+            # One at a time, but for the last: it is told behind the one that is under way.
+            self._telling = self._teller.submit(self._tell, steps, ends)
+        self._over = self._over or ends
+        return self._over
+
+    def _tell(self, steps: int, ends: bool) -> bool:
+        assert self._target is not None
+        if self._rule == "mean":
+            new, self._told = steps - self._told, max(self._told, steps)
+            before = self._box.fetch_add(_STEPS, max(0, new))
+            return before + max(0, new) >= self._target * self._workers
+        return self._box.fetch_add(_ENDED, int(ends)) > 0 or ends
+
+    def _master_died(self) -> bool:
+        if self._master < 0:
+            return False
+        ended = select.poll()
+        ended.register(self._master, select.POLLIN)
+        return bool(ended.poll(0))
+
+    def close(self) -> None:
+        """Return when all is told, and stop watching the master. Raises what the box does."""
+        if self._teller is not None:
+            self._teller.shutdown()
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+        if self._telling is not None:
+            self._telling.result()
+
+
+def _watch_of(comm: Comm) -> int:
+    """A pidfd of rank 0 where it can be seen from here, else -1."""
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    own = np.array([[os.getpid(), namespace, comm.cross_rank]], np.int64)
+    master = comm.allgather(own)[0]
+    if comm.rank == 0 or (master[1:] != own[0, 1:]).any():
+        return -1
+    try:
+        return os.pidfd_open(int(master[0]))
+    except OSError:
+        return -1

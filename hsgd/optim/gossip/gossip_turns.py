@@ -1,0 +1,130 @@
+"""Whom a rank of Gossip asks, step by step: the trigger says when, the topology with whom.
+
+Owns the rank's place in its order of peers, and what it remembers of calls that came to nothing.
+Never communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hsgd.optim.gossip.pair_averaging import Averaged
+from hsgd.optim.gossip.topology import Topology
+from hsgd.optim.triggers.communication_triggers import Trigger
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """The calls of one rank; local.
+
+    place: this rank in the topology. max_interval: call at the latest after so many steps without
+    an average. remote: peers with whom requests that cross are one average, and no waste.
+
+    Where ranks choose one another, both may call in the same step, and two requests would cross. So
+    the higher rank yields, unless the other is remote: it looks for the other's request for one
+    step before it asks. And a rank whose next peer has asked it before it called itself takes that
+    as its own turn.
+    """
+
+    def __init__(
+        self,
+        trigger: Trigger,
+        topology: Topology,
+        place: int,
+        max_interval: int | None,
+        remote: Collection[int] = (),
+    ) -> None:
+        self._trigger, self._topology, self._place = trigger, topology, place
+        self._max_interval, self._remote = max_interval, remote
+        self.triggers = self.skipped = 0
+        self._turn = 0
+        self._silent = 0  # steps since the last average, or request
+        self._since_call = 0  # steps since the trigger last called
+        self._owed = False  # a request was refused
+        self._yielded: int | None = None
+        self._met_next = False  # the peer of the next turn came first
+
+    def reset(self, params: Sequence[Tensor]) -> None:
+        """The weights are new, or were sent."""
+        self._silent = 0
+        self._trigger.reset(params)
+
+    def note(self, done: Iterable[Averaged]) -> None:
+        """Take notice of averages and refusals."""
+        for entry in done:
+            if not entry.committed:
+                self._owed = self._owed or entry.asked  # the next step asks somebody else
+            elif entry.peer == self._yielded:
+                self._yielded = None
+            elif not entry.asked and self._topology.mutual:
+                next_peer = self._topology.choose(self._place, self._turn)
+                self._met_next = self._met_next or entry.peer == next_peer
+
+    def next(
+        self, step: int, params: Sequence[Tensor], lr: float, busy: Collection[int]
+    ) -> list[int]:
+        """Whom to ask after local step `step`; `busy` cannot be asked now."""
+        self._silent += 1
+        self._since_call += 1
+        due = self._trigger.step(step, params, lr)
+        if self._max_interval is not None and self._silent >= self._max_interval:
+            due = True
+        self.triggers += due
+        chosen = [] if self._yielded is None else [self._yielded]
+        self._yielded = None
+        if due and self._is_met():
+            self._turn += 1
+        elif due or self._owed:
+            chosen += self._choose({*busy, *chosen})
+        if due:
+            self._since_call, self._met_next = 0, False
+        return chosen
+
+    def _is_met(self) -> bool:
+        """Whether the peer of this turn has just asked this rank, so that the pair is done. Just:
+        less than half of the time since the last call ago.
+        """
+        return self._met_next and 2 * (self._silent - 1) < self._since_call
+
+    def _choose(self, busy: Collection[int]) -> list[int]:
+        peer = self._topology.choose(self._place, self._turn, busy)
+        if peer is None:
+            self.skipped += 1
+            return []
+        self._turn += 1
+        self._owed = False
+        if self._topology.mutual and peer < self._place and peer not in self._remote:
+            self._yielded = peer
+            return []
+        return [peer]
+
+    @property
+    def yields(self) -> bool:
+        """Whether a request is put off for a step."""
+        return self._yielded is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank is, with its trigger."""
+        return {
+            "trigger": self._trigger.state_dict(),
+            "triggers": self.triggers,
+            "skipped": self.skipped,
+            "turn": self._turn,
+            "silent": self._silent,
+            "since_call": self._since_call,
+            "owed": self._owed,
+            "yielded": self._yielded,
+            "met_next": self._met_next,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._trigger.load_state_dict(state["trigger"])
+        self.triggers, self.skipped = state["triggers"], state["skipped"]
+        self._turn, self._silent = state["turn"], state["silent"]
+        self._since_call, self._owed = state["since_call"], state["owed"]
+        self._yielded, self._met_next = state["yielded"], state["met_next"]

@@ -1,0 +1,518 @@
+"""Averaging in pairs: both sides apply their half or neither does, and nobody waits for the other.
+
+Owns the protocol and its places in an Exchange's segments. Never chooses partners, and never
+touches the weights but in poll(). Protocol: ours.
+
+    asker                                     the asked, at its own step boundary
+      copies its weights s into a lane  -->     d = (s - w) / 2 in the lane itself, w += d
+      w -= d, when it looks again       <--     "committed", or "refused": the lane means nothing
+
+Only the asked decides, and says so in one store, so there is nothing to agree on: a committed half
+waits in the asker's own segment however late it looks, and one that is not committed never was. The
+asker goes on computing meanwhile; a peer that does not answer holds a lane and nothing else.
+
+Two ranks that ask each other at once would swap their weights instead of averaging them. They know
+such a request by its stamp, which says how many of the other's were answered before it was made.
+Inside a node the lower rank refuses it. Between nodes each has what the other sent, so that nothing
+has to go back: the higher rank adds half of the difference of the two snapshots and says "crossed",
+then the lower takes the same half and says so too. Until then both snapshots stay where they are.
+
+A rank that leaves says so in the slot of its answers and repeats the last one, since a version
+overwrites the one before. tests/models/gossip.pml checks all this in all interleavings, and that it
+fails without each of these rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.optim.flat_vectors import as_memory, square
+from hsgd.window import Exchange
+
+__all__ = ["Averaged", "PairAverager", "Traffic"]
+
+_GONE = 1 << 62  # added to the last answer by a rank that answers no more
+_REFUSED, _COMMITTED, _CROSSED = range(3)  # an answer's version is 4 * the request's number + this
+_ANSWERS = 4
+_LANES = 16  # the most; a request's version is its number, its stamp of 30 bits and its lane
+_USUAL_LANES = 4
+_STAMPS = 1 << 30
+_LINE = 64
+_DEATH_CHECK_S = 0.5  # how often a peer that does not answer is looked after
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What happened with one peer."""
+
+    peer: int
+    asked: bool
+    """Whether this rank was the asker; both are where requests crossed between nodes."""
+    committed: bool
+    """False: the peer refused, left or died, and nothing changed on either side."""
+    distance: float
+    """|w_peer - w| where this rank was asked, else of the snapshot that it had sent."""
+
+
+@dataclass
+class Traffic:
+    """What this rank put into others' memory; control is counted as messages of no bytes."""
+
+    messages: int = 0
+    local_bytes: int = 0
+    remote_bytes: int = 0
+
+
+@dataclass
+class _Open:
+    number: int
+    lane: int
+    since: float
+    crossed: bool = False  # this rank has applied its half, and the peer not yet
+
+
+class PairAverager:
+    """Collective, blocking; poll(), ask() and wait() are local.
+
+    weights: contiguous 1-d CPU tensors, which poll() changes in place; shapes and dtypes equal on
+        all ranks. Integers are halved downwards, so that sums are exact.
+    neighbours: of each rank; symmetric.
+    wire_dtype: what floating weights travel as; None is their own. Both sides apply the same
+        rounded difference.
+    lanes: requests of this rank that may be open, 1 to 16, equal on all ranks; each costs a copy of
+        the weights, and a peer that does not answer holds one. A neighbour on another node costs
+        one more. None is one for each neighbour, up to 4.
+    network: what carries weights between nodes, "sockets" or "mpi"; see hsgd.Exchange. Over MPI a
+        peer on another node that dies ends the job, and one that stands still may hold up its
+        neighbours.
+    timeout_s: until close() gives up on open requests; None is the deadline of `comm`.
+    remote_only: over the network inside the node too, for tests.
+
+    Raises ValueError for weights that cannot be used.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        weights: Sequence[Tensor],
+        neighbours: Sequence[Sequence[int]],
+        *,
+        wire_dtype: torch.dtype | None = None,
+        lanes: int | None = None,
+        network: str = "sockets",
+        timeout_s: float | None = None,
+        remote_only: bool = False,
+    ) -> None:
+        if lanes is None:
+            lanes = max(1, min(_USUAL_LANES, max(map(len, neighbours))))
+        if not 1 <= lanes <= _LANES:
+            raise ValueError(f"PairAverager: lanes is {lanes}; give 1 to {_LANES}")
+        self._rank, self._size = comm.rank, comm.size
+        self._weights = [_flat(tensor) for tensor in weights]
+        self._peers = list(neighbours[comm.rank])
+        self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
+        nodes = [int(node) for node in comm.allgather(np.array([comm.cross_rank], np.int64))]
+        if remote_only:
+            nodes = list(range(comm.size))
+        self._remote = [
+            [peer for peer in neighbours[rank] if nodes[peer] != nodes[rank]]
+            for rank in range(comm.size)
+        ]
+        self._place(wire_dtype)
+        places = lanes + max(map(len, self._remote))
+        self._lanes = lanes
+        self._exchange = Exchange(
+            comm,
+            places * self._lane_bytes,
+            2 * comm.size + 1,
+            queue=8 * comm.size + 8,
+            timeout_s=timeout_s,
+            remote_only=remote_only,
+            network=network,
+            forgiving=True,  # a peer that stands still holds up nobody else
+        )
+        self._own = as_memory(self._exchange.segment())
+        self._segments = {
+            peer: as_memory(self._exchange.segment(peer))
+            for peer in self._peers
+            if peer not in self._remote[self._rank]
+        }
+        for peer in self._peers:
+            self._exchange.bind(self._request_slot(peer), peer)
+            self._exchange.bind(self._answer_slot(peer), peer)
+        self._free = list(range(lanes))
+        self._open: dict[int, _Open] = {}
+        self._asked = dict.fromkeys(self._peers, 0)  # requests made, by peer
+        self._seen = dict.fromkeys(self._peers, 0)  # the last request of each
+        self._answers = dict.fromkeys(self._peers, 0)  # the last answer to each
+        self._mixed = dict.fromkeys(self._peers, 0)  # the last request that was not refused
+        self._put_off = dict.fromkeys(self._peers, 0)  # a request that crossed an open one
+        self._halves: dict[int, int] = {}  # tickets of the last half that went to each
+        self._checked = 0.0
+        self.lost: dict[int, str] = {}
+        """Peers that died or left, and why; they are not asked any more."""
+        self.traffic = Traffic()
+        self._closed = False
+        driven = self._remote[self._rank] and network == "mpi"
+        self._driver = _Driver(self._exchange, comm) if driven else None
+
+    @property
+    def open(self) -> list[int]:
+        """Peers that have not answered yet."""
+        return list(self._open)
+
+    @property
+    def remote(self) -> frozenset[int]:
+        """Neighbours on other nodes: a request that crosses one of theirs is one average there."""
+        return frozenset(self._remote[self._rank])
+
+    @property
+    def model_bytes(self) -> int:
+        """What one copy of the weights is on its way."""
+        return sum(view.numel() * view.element_size() for view in self._views(self._own, 0))
+
+    def ask(self, peer: int) -> bool:
+        """Offer the weights as they are now to `peer`; local, not blocking.
+
+        Returns False, and does nothing, when the peer has not answered the last time, is lost, or
+        all lanes are in use.
+        """
+        if peer in self._open or peer in self.lost or not self._free:
+            return False
+        if self._left(peer):
+            self.lost[peer] = f"rank {peer} closed"
+            return False
+        lane = self._free.pop()
+        offset = lane * self._lane_bytes
+        for view, weight in zip(self._views(self._own, offset), self._weights, strict=True):
+            view.copy_(weight)
+        self._asked[peer] += 1
+        self._open[peer] = _Open(self._asked[peer], lane, time.monotonic())
+        self._mixed[peer] = self._asked[peer]
+        stamp = self._answers[peer] // _ANSWERS
+        version = (self._asked[peer] * _STAMPS + stamp) * _LANES + lane
+        self._send(peer, self._request_slot(self._rank), version, offset, self._inbox(peer))
+        return True
+
+    def poll(self) -> list[Averaged]:
+        """Apply what peers have answered, and answer those that ask; local, not blocking.
+
+        To be called where the weights may change: between optimizer.step() and the next forward
+        pass.
+        """
+        done = [entry for peer in list(self._open) for entry in self._collect(peer)]
+        for peer in self._peers:
+            version = self._exchange.test(self._request_slot(peer))
+            if version <= self._seen[peer]:
+                continue
+            done += self._collect(peer)  # what it answered before it asked, or as they crossed
+            if version <= self._seen[peer] or self._puts_off(peer, version):
+                continue
+            self._seen[peer] = version
+            if not self._left(peer):  # or else it would never apply its half
+                done.append(self._answer(peer, version))
+        return done + self._look_after()
+
+    def wait(self, limit_s: float) -> list[Averaged]:
+        """poll() until no own request is open, at most for `limit_s`; local, blocking.
+
+        Requests of others are answered meanwhile, so ranks that wait for one another do not lock.
+        """
+        deadline = time.monotonic() + limit_s
+        done = self.poll()
+        while self._open and (left := deadline - time.monotonic()) > 0:
+            live = [peer for peer in self._peers if peer not in self.lost]
+            slots = [self._request_slot(peer) for peer in live]
+            seen = [max(self._seen[peer], self._put_off[peer]) for peer in live]
+            for peer in self._open:
+                slots.append(self._answer_slot(peer))
+                seen.append(_ANSWERS * self._open[peer].number - 1)
+            try:
+                self._exchange.wait_any(slots, seen, min(left, _LOOK_S))
+            except PeerLost as error:
+                done += self._lose(error.rank, str(error))
+            except CollectiveTimeout:
+                pass
+            done += self.poll()
+        return done
+
+    def close(self) -> list[Averaged]:
+        """Wait for open requests, answer what has come, and leave; local, blocking up to the
+        deadline for answers and again for what was sent, but collective over MPI. A second call
+        does nothing.
+
+        Raises CollectiveTimeout naming peers that have not answered, of which cannot be known
+        whether they committed, and those that have not taken a half which this rank committed.
+        """
+        if self._closed:
+            return []
+        self._closed = True
+        if self._exchange.closed:  # with its communicator
+            return []
+        try:
+            done = self.wait(self._timeout_s)
+            untaken = self._leave()
+        finally:
+            if self._driver is not None and not self._exchange.closed:
+                self._driver.stop()
+            self._exchange.close()
+        late = [
+            f"rank {', '.join(map(str, peers))} has not {what} rank {self._rank}"
+            for peers, what in ((self._open, "answered"), (untaken, "taken the half of"))
+            if peers
+        ]
+        if late:
+            raise CollectiveTimeout(
+                f"PairAverager: {', '.join(late)} within {self._timeout_s:g} s, so the sum of the "
+                "weights may have changed by one half of an average; give a longer timeout_s or "
+                "end that rank"
+            )
+        return done
+
+    # --- places ---
+
+    def _place(self, wire_dtype: torch.dtype | None) -> None:
+        """Where each tensor lies in a lane."""
+        self._dtypes = [
+            w.dtype if wire_dtype is None or not w.is_floating_point() else wire_dtype
+            for w in self._weights
+        ]
+        self._offsets, end = [], 0
+        for weight, dtype in zip(self._weights, self._dtypes, strict=True):
+            self._offsets.append(end)
+            size = weight.numel() * torch.empty(0, dtype=dtype).element_size()
+            end += (size + _LINE - 1) // _LINE * _LINE
+        self._lane_bytes = max(end, _LINE)
+
+    def _views(self, memory: Tensor, offset: int) -> list[Tensor]:
+        views = []
+        for weight, dtype, place in zip(self._weights, self._dtypes, self._offsets, strict=True):
+            begin = offset + place
+            size = weight.numel() * torch.empty(0, dtype=dtype).element_size()
+            views.append(memory[begin : begin + size].view(dtype))
+        return views
+
+    def _inbox(self, peer: int) -> int:
+        """Where this rank's weights go in the segment of a peer on another node."""
+        asks = self._remote[peer]
+        return (
+            (self._lanes + asks.index(self._rank)) * self._lane_bytes if self._rank in asks else 0
+        )
+
+    def _request_slot(self, asker: int) -> int:
+        return asker
+
+    def _answer_slot(self, asked: int) -> int:
+        return self._size + asked
+
+    # --- the protocol ---
+
+    def _left(self, peer: int) -> bool:
+        return peer in self.lost or self._exchange.test(self._answer_slot(peer)) >= _GONE
+
+    def _send(self, peer: int, slot: int, version: int, here: int | None, there: int) -> int:
+        """Notify a peer; one on another node gets the lane at `here` of this segment too. Returns
+        the ticket.
+        """
+        pieces: list[tuple[Any, int]] = []
+        self.traffic.messages += 1
+        if peer in self._segments:
+            self.traffic.local_bytes += 0 if here is None else self.model_bytes
+        elif here is not None:
+            pieces = [(self._own[here : here + self._lane_bytes], there)]
+            self.traffic.remote_bytes += self._lane_bytes
+        return self._exchange.put_list_notify(pieces, peer, slot, version)
+
+    def _answer(self, peer: int, version: int) -> Averaged:
+        number, stamp, lane = _parts_of(version)
+        place = lane * self._lane_bytes
+        if peer in self._segments:
+            here, memory = place, self._segments[peer]
+        else:
+            here, memory = self._inbox_of(peer), self._own
+        blocks, mine = self._views(memory, here), self._weights
+        own = self._open.get(peer)
+        crossed = own is not None and stamp < own.number and peer not in self._segments
+        if own is not None and crossed:  # here the higher rank: the lower one has put it off
+            mine = self._views(self._own, own.lane * self._lane_bytes)
+        refused = self._rank < peer and stamp < self._mixed[peer]
+        distance = math.nan if refused else self._halve(blocks, mine)
+        committed = math.isfinite(distance)
+        if committed:
+            for weight, block in zip(self._weights, blocks, strict=True):
+                weight.add_(block)
+        crossed = crossed and committed
+        if own is not None and crossed:
+            own.crossed = True
+        answer = _CROSSED if crossed else _COMMITTED if committed else _REFUSED
+        self._answers[peer] = _ANSWERS * number + answer
+        # The half is applied here first: an asker that sees the version may ask again at once.
+        sent = here if answer == _COMMITTED else None
+        slot = self._answer_slot(self._rank)
+        ticket = self._send(peer, slot, self._answers[peer], sent, place)
+        if committed:
+            self._halves[peer] = ticket
+        return Averaged(peer, crossed, committed, distance)
+
+    def _puts_off(self, peer: int, version: int) -> bool:
+        """Whether a request has crossed an open one of this rank, the lower one, between nodes: the
+        peer's answer to that is for both.
+        """
+        stamp = _parts_of(version)[1]
+        if peer in self._segments or peer not in self._open:
+            return False
+        if self._rank > peer or stamp >= self._mixed[peer]:
+            return False
+        self._put_off[peer] = version
+        return True
+
+    def _inbox_of(self, peer: int) -> int:
+        return (self._lanes + self._remote[self._rank].index(peer)) * self._lane_bytes
+
+    def _halve(self, blocks: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+        """Make of a peer's weights half of the difference to others; its whole norm. Weights that
+        are not finite anywhere give no finite norm, and are refused.
+        """
+        squares = 0.0
+        for block, weight in zip(blocks, others, strict=True):
+            if not block.is_floating_point():
+                torch.sub(block, weight, out=block)
+                half = torch.div(block, 2, rounding_mode="floor", out=block)
+            elif block.dtype == weight.dtype:
+                half = torch.sub(block, weight, out=block).mul_(0.5)
+            else:
+                half = block.copy_((block.to(weight.dtype) - weight).mul_(0.5))
+            squares += 4 * square(half)
+        return math.sqrt(squares) if squares >= 0 else math.nan
+
+    def _collect(self, peer: int) -> list[Averaged]:
+        """Apply the peer's answer if it is there."""
+        request = self._open.get(peer)
+        if request is None:
+            return []
+        version = self._exchange.test(self._answer_slot(peer))
+        gone, answer = version >= _GONE, version % _GONE
+        answered = answer // _ANSWERS == request.number
+        if not answered and not gone:
+            return []
+        kind, distance = answer % _ANSWERS if answered else _REFUSED, math.nan
+        blocks = self._views(self._own, request.lane * self._lane_bytes)
+        if kind == _CROSSED and not request.crossed:
+            theirs = self._exchange.test(self._request_slot(peer))
+            if theirs <= self._seen[peer]:
+                return []  # its weights are still on their way
+            self._halve(blocks, self._views(self._own, self._inbox_of(peer)))
+        if kind != _REFUSED and not request.crossed:
+            squares = 0.0
+            for weight, block in zip(self._weights, blocks, strict=True):
+                weight.sub_(block)
+                squares += 4 * square(block)
+            distance = math.sqrt(squares)
+        elif kind == _REFUSED:
+            self._mixed[peer] = 0
+        if gone:
+            self.lost.setdefault(peer, f"rank {peer} closed")
+        del self._open[peer]
+        self._free.append(request.lane)
+        if request.crossed:
+            return []  # it was told when this rank had its half
+        if kind == _CROSSED:
+            self._close_crossed(peer, theirs)
+        return [Averaged(peer, True, kind != _REFUSED, distance)]
+
+    def _close_crossed(self, peer: int, version: int) -> None:
+        """Tell the peer that its request, which crossed one of this rank, has had its average."""
+        self._seen[peer] = version
+        self._answers[peer] = _ANSWERS * _parts_of(version)[0] + _CROSSED
+        if not self._left(peer):
+            slot = self._answer_slot(self._rank)
+            self._send(peer, slot, self._answers[peer], None, 0)
+
+    def _look_after(self) -> list[Averaged]:
+        """Whether peers that do not answer are alive."""
+        now, done = time.monotonic(), []
+        if now - self._checked < _DEATH_CHECK_S:
+            return []
+        self._checked = now
+        for peer, request in list(self._open.items()):
+            if now - request.since < _DEATH_CHECK_S:
+                continue
+            try:
+                seen = _ANSWERS * request.number - 1
+                self._exchange.wait_any([self._answer_slot(peer)], seen, 0.0)
+            except PeerLost as error:
+                done += self._lose(peer, str(error))
+            except CollectiveTimeout:
+                continue
+        return done
+
+    def _lose(self, peer: int, why: str) -> list[Averaged]:
+        """A peer died, or left; what it committed before counts."""
+        self.lost.setdefault(peer, f"rank {peer} closed" if self._left(peer) else why)
+        done = self._collect(peer)
+        request = self._open.pop(peer, None)
+        if request is None:
+            return done
+        self._free.append(request.lane)
+        return done if request.crossed else [*done, Averaged(peer, True, False, math.nan)]
+
+    def _leave(self) -> list[int]:
+        """Tell all that this rank answers no more; peers that have not taken their halves."""
+        for peer in self._peers:
+            if peer not in self.lost:
+                slot = self._answer_slot(self._rank)
+                self._send(peer, slot, _GONE + self._answers[peer], None, 0)
+        with contextlib.suppress(CollectiveTimeout):
+            self._exchange.drain(self._timeout_s)
+        return [peer for peer, half in self._halves.items() if not self._exchange.done(half)]
+
+
+class _Driver:
+    """A thread that lets writes between nodes go on while the program computes."""
+
+    def __init__(self, exchange: Exchange, comm: Comm) -> None:
+        self._exchange, self._rank, self._slot = exchange, comm.rank, 2 * comm.size
+        self._thread = threading.Thread(target=self._run, name="hsgd-gossip", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._exchange.wait_any([self._slot], 0, 1.0)
+                return
+            except CollectiveTimeout:
+                continue
+            except Exception:
+                return  # closed, or broken: the next poll() is told so too
+
+    def stop(self) -> None:
+        self._exchange.put_notify(None, self._rank, self._slot, 1)
+        self._thread.join()
+
+
+def _parts_of(version: int) -> tuple[int, int, int]:
+    """A request's number, stamp and lane."""
+    stamped, lane = divmod(version, _LANES)
+    return (*divmod(stamped, _STAMPS), lane)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(
+            f"PairAverager: expected a contiguous 1-d CPU tensor, got shape {tuple(tensor.shape)} "
+            f"on {tensor.device}; flatten it"
+        )
+    return tensor.detach()

@@ -1,0 +1,3 @@
+"""One copy of the parameters per node."""
+
+__all__: list[str] = []

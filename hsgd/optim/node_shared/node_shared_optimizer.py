@@ -1,0 +1,480 @@
+"""One copy of the parameters per node: the idea of HSGD carried to its end.
+
+Owns which rank of a node updates which part, and the optimizer's state, which exists once per node.
+Never computes an update: optimizers of the user's class do that on views of this rank's part.
+
+Sharded updates and shared state are our own; the source of the idea is in shared_parameters.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, StateDict
+
+from hsgd.optim.large_batch.lamb import LAMB
+from hsgd.optim.large_batch.lars import LARS
+from hsgd.optim.node_shared.node_gradients import ClusterGradients, NodeGradients
+from hsgd.optim.node_shared.shared_parameters import (
+    ALIGNMENT,
+    Piece,
+    SharedParameters,
+    aligned,
+    share_parameters,
+)
+
+__all__ = ["NodeSharedOptimizer", "SharedParameters", "share_parameters"]
+
+_BATCH = 1 << 20  # elements that are averaged together, and updated while they are in a cache
+# Whether an optimizer updates elements one by one; the others need whole tensors for their norms.
+_ELEMENTWISE: dict[type[Optimizer], bool] = {
+    torch.optim.SGD: True,
+    torch.optim.Adam: True,
+    torch.optim.AdamW: True,
+    LARS: False,
+    LAMB: False,
+}
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _reported(method: _Method) -> _Method:
+    """A method whose errors are those that reporting() makes of them."""
+
+    @functools.wraps(method)
+    def call(self: NodeSharedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        with self.reporting():
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, call)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Pieces that are updated together, by an optimizer of their own; the mean of their gradients
+    is made in `means` where it fits there, else in place.
+    """
+
+    pieces: list[Piece]
+    parts: list[nn.Parameter]
+    means: list[Tensor | None]
+    optimizer: Any
+
+
+class NodeSharedOptimizer(Optimizer):
+    """Updates shared parameters: each rank of a node reduces and updates its part of them.
+
+    With L ranks on a node, each averages 1/L of the gradients over all ranks of all nodes and
+    updates 1/L of the parameters; optimizer state exists once per node, in shared memory. Then all
+    ranks of the node wait for one another. The result is bit for bit that of the same optimizer
+    after an allreduce with op "mean".
+
+    Gradients that other ranks of the node average are moved to its memory when autograd has made
+    them, while they are in the cache; what the user puts into `parameter.grad` is moved in step().
+    On one node the mean of a few gradients is made, and used for the update while it is in the
+    cache, before that of the next ones.
+    Parameters without a gradient on all ranks are left alone; where only some ranks have one, the
+    others count as zeros.
+
+    Schedulers and users see and change `param_groups`, which are those of `optimizer`. SGD, Adam
+    and AdamW split the parameters evenly, to the element; LARS and LAMB need whole tensors, so each
+    goes to one rank, and the parts are as even as that allows.
+
+    Args:
+        optimizer: torch.optim.SGD, Adam, AdamW, hsgd.optim.LARS or LAMB, without state yet.
+        shared: what share_parameters() returned for the model; every parameter of `optimizer`
+            belongs to it.
+        sparse_as_dense: make sparse gradients dense as they come. Without it they are refused with
+            a TypeError.
+
+    Raises ValueError for other optimizers, for one with state, and for foreign parameters; also
+    when torch.amp.GradScaler is to make the step.
+    step() is collective over all ranks and blocking; it raises what collectives raise.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, shared: SharedParameters, *, sparse_as_dense: bool = False
+    ) -> None:
+        self.check_kind(optimizer)
+        self._shared = shared
+        self._comm = shared.comm
+        self._kind: Any = type(optimizer)
+        self._index = {parameter: i for i, parameter in enumerate(shared.parameters)}
+        self._check(optimizer)
+        self.defaults = optimizer.defaults
+        self.param_groups = optimizer.param_groups
+        optimizer.state.clear()  # LARS makes its buffers at once; ours are shared
+        self._ranges = {dtype: self._split(dtype) for dtype in shared.counts}
+        self._gradients: NodeGradients | ClusterGradients
+        place = NodeGradients if shared.comm.cross_size == 1 else ClusterGradients
+        self._gradients = place(shared, self._ranges, sparse_as_dense)
+        self._batches = [batch for dtype in shared.counts for batch in self._make_batches(dtype)]
+        self._used = torch.zeros(len(shared.parameters), dtype=torch.uint8)
+        self._steps = [0] * len(shared.parameters)
+        self._state_flats: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._moved: set[tuple[Piece, str]] = set()  # state of pieces that lies there already
+        self._hooked: set[int] = set()
+        self._is_reduced = False
+        super().__setstate__({})  # hooks around step()
+        self.zero_grad()
+
+    def reporting(self) -> contextlib.AbstractContextManager[None]:
+        """A context around what communicates: for those whose users know other errors. Local."""
+        return contextlib.nullcontext()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:  # what GradScaler.step() asks first
+        raise ValueError(
+            "node_shared: GradScaler decides on each rank by itself whether to step, and ranks "
+            "would wait for one another; use torch.autocast with bfloat16, which needs no scaler"
+        )
+
+    @staticmethod
+    def check_kind(optimizer: Optimizer) -> None:
+        """Raise ValueError where parts of the parameters cannot be updated by themselves. Local."""
+        kind = type(optimizer)
+        if kind not in _ELEMENTWISE:
+            known = ", ".join(known.__name__ for known in _ELEMENTWISE)
+            raise ValueError(
+                f"node_shared: {kind.__name__} is not supported, its update may need more than "
+                f"this rank's part of the parameters; use {known}, or node_shared=False"
+            )
+
+    # --- which rank owns what ---
+
+    def _check(self, optimizer: Optimizer) -> None:
+        values = (value for state in optimizer.state.values() for value in state.values())
+        if any(bool(torch.as_tensor(value).any()) for value in values):
+            raise ValueError(
+                f"node_shared: the {self._kind.__name__} has state already; share the parameters "
+                "first, then load its state_dict"
+            )
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter not in self._index:
+                    raise ValueError(
+                        f"node_shared: parameter {place} of group {number}, shape "
+                        f"{tuple(parameter.shape)}, is not among the shared ones; share the whole "
+                        "model"
+                    )
+
+    def _split(self, dtype: torch.dtype) -> list[int]:
+        """Bounds of the parts of the ranks of this node in the array of a dtype."""
+        parts, count = self._comm.local_size, self._shared.counts[dtype]
+        bounds = [count * part // parts // ALIGNMENT * ALIGNMENT for part in range(parts)]
+        if not _ELEMENTWISE[self._kind]:  # move to the nearest beginning of a parameter
+            starts = [place.start for _, place in self._shared.of(dtype)] + [count]
+            bounds = [min(starts, key=lambda start: abs(start - bound)) for bound in bounds]
+        return [*bounds, count]
+
+    def _pieces(self, dtype: torch.dtype) -> Iterator[Piece]:
+        """This rank's parts, cut where that changes nothing."""
+        rank = self._comm.local_rank
+        first, last = self._ranges[dtype][rank : rank + 2]
+        for index, place in self._shared.of(dtype):
+            begin, end = max(first, place.start), min(last, place.stop)
+            most = _BATCH if _ELEMENTWISE[self._kind] else max(place.count, 1)
+            for at in range(begin, end, most):
+                yield Piece(index, at - place.start, min(at + most, end) - place.start)
+
+    def _make_batches(self, dtype: torch.dtype) -> Iterator[_Batch]:
+        """This rank's parts of a dtype, in their order."""
+        room = torch.empty(_BATCH, dtype=dtype)
+        held: list[Piece] = []
+        filled = 0
+        for piece in self._pieces(dtype):
+            size = aligned(piece.end - piece.begin)
+            if held and filled + size > _BATCH:
+                yield self._make_batch(held, room)
+                held, filled = [], 0
+            held.append(piece)
+            filled += size
+        if held:
+            yield self._make_batch(held, room)
+
+    def _make_batch(self, pieces: list[Piece], room: Tensor) -> _Batch:
+        parts: list[nn.Parameter] = []
+        means: list[Tensor | None] = []
+        begin = 0
+        for piece in pieces:
+            place = self._shared.places[piece.index]
+            part = piece.of(place.view(self._shared.flats[room.dtype]))
+            parts.append(nn.Parameter(part))
+            end = begin + part.numel()
+            means.append(room[begin:end].view(part.shape) if end <= _BATCH else None)
+            begin = aligned(end)
+        by_index: dict[int, list[nn.Parameter]] = {}
+        for piece, parameter in zip(pieces, parts, strict=True):
+            by_index.setdefault(piece.index, []).append(parameter)
+        groups = [
+            {**options, "params": [part for i in indices for part in by_index.get(i, ())]}
+            for options, indices in zip(self._options(), self._indices(), strict=True)
+        ]
+        optimizer = self._kind(groups)
+        if isinstance(optimizer, LARS):
+            optimizer.keeps_norms = False  # any rank of the node may write to the weights
+        return _Batch(pieces, parts, means, optimizer)
+
+    def _options(self) -> list[dict[str, Any]]:
+        """Those of the groups, as they are now."""
+        left_out = ("params", "param_names")
+        return [{k: v for k, v in g.items() if k not in left_out} for g in self.param_groups]
+
+    def _indices(self) -> list[list[int]]:
+        """The parameters of each group."""
+        return [[self._index[p] for p in group["params"]] for group in self.param_groups]
+
+    def _mine(self) -> Iterator[tuple[Piece, nn.Parameter, dict[str, Any]]]:
+        """This rank's parts, each with its state."""
+        for batch in self._batches:
+            for piece, part in zip(batch.pieces, batch.parts, strict=True):
+                yield piece, part, batch.optimizer.state.get(part, {})
+
+    # --- gradients ---
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or set them to zero. Local."""
+        self._is_reduced = False
+        for index, parameter in enumerate(self._shared.parameters):
+            if index not in self._hooked and parameter.requires_grad:
+                hook = _hook_of(self)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooked.add(index)
+            self._gradients.clear(index, set_to_none)
+
+    @_reported
+    def synchronize(self) -> None:
+        """Average the gradients over all ranks, each rank its part; collective, blocking.
+
+        step() does it unless it was done. `parameter.grad` is not the average afterwards: clip with
+        clip_grad_norm_().
+        """
+        self._complete()
+        self._gradients.reduce(self._used_pieces())
+        self._is_reduced = True
+
+    def _complete(self) -> None:
+        """Wait until all ranks have their gradients, and learn which parameters have one."""
+        came = torch.tensor(self._gradients.complete(), dtype=torch.uint8)
+        self._used.copy_(came)
+        self._comm.allreduce(self._used, "max", out=self._used, name="used parameters")
+
+    def _used_pieces(self) -> list[Piece]:
+        used = self._used.tolist()
+        return [piece for batch in self._batches for piece in batch.pieces if used[piece.index]]
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """For scripts that call synchronize() themselves, as with Horovod: step() does not repeat
+        it anyway.
+        """
+        yield
+
+    @_reported
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the averaged gradients so that their norm over all parameters is `max_norm` at
+        most; collective, blocking. Call it between backward() and step().
+
+        Returns the norm before, as torch.nn.utils.clip_grad_norm_ does for whole gradients.
+        """
+        if not self._is_reduced:
+            self.synchronize()
+        parts = [self._gradients.part(piece) for piece in self._used_pieces()]
+        norms = [torch.zeros((), dtype=torch.float64)]
+        norms += [torch.linalg.vector_norm(part.double(), norm_type) for part in parts]
+        if norm_type == float("inf"):
+            total = torch.stack(norms).max()
+            self._shared.local.allreduce(total, "max", out=total, name="norm")
+        else:
+            total = torch.stack([norm**norm_type for norm in norms]).sum()
+            self._shared.local.allreduce(total, "sum", out=total, name="norm")
+            total = total ** (1 / norm_type)
+        if self._comm.cross_size > 1:  # other parts on a node, another rounding
+            self._comm.broadcast(total, name="norm")
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for part in parts:
+            part.mul_(factor.to(part.dtype))
+        return total
+
+    # --- the step ---
+
+    @_reported
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Average gradients, update this rank's part, wait for the node; collective, blocking."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._shared.check()
+        if not self._is_reduced and isinstance(self._gradients, NodeGradients):
+            self._complete()
+        elif not self._is_reduced:
+            self.synchronize()
+        used = self._used.tolist()
+        options = self._options()
+        for batch in self._batches:
+            for group, inner in zip(options, batch.optimizer.param_groups, strict=True):
+                inner.update(group)
+            for piece, part, room in zip(batch.pieces, batch.parts, batch.means, strict=True):
+                part.grad = self._mean(piece, room) if used[piece.index] else None
+            batch.optimizer.step()
+            for part in batch.parts:
+                part.grad = None  # it may be a view of what the user is to free
+        for index, was_used in enumerate(used):
+            self._steps[index] += was_used
+        self._share_state()
+        self._shared.synchronize()
+        self._is_reduced = False
+        return loss
+
+    def _mean(self, piece: Piece, room: Tensor | None) -> Tensor:
+        """The average of a piece, made now unless it was made before."""
+        if isinstance(self._gradients, NodeGradients) and not self._is_reduced:
+            return self._gradients.mean(piece, room)
+        return self._gradients.part(piece)
+
+    def _share_state(self) -> None:
+        """Move state that the optimizer has just made into shared memory, so that it can be read
+        whole. Collective when there is new state; the names are the same on all ranks.
+        """
+        for name in _STATE[self._kind]:
+            for dtype in self._shared.counts:
+                self._share_named(name, dtype)
+
+    def _share_named(self, name: str, dtype: torch.dtype) -> None:
+        key = (name, dtype)
+        if key not in self._state_flats:
+            used = any(self._steps[index] for index, _ in self._shared.of(dtype))
+            if not used or not self._keeps(name):
+                return
+            wide = torch.promote_types(dtype, torch.float32) if _is_wide(self._kind) else dtype
+            count = self._shared.counts[dtype]
+            self._state_flats[key] = self._shared.local.shared(count, wide, name=name)
+        for piece, part, state in self._mine():
+            if part.dtype == dtype and (piece, name) not in self._moved and name in state:
+                place = self._shared.places[piece.index]
+                view = piece.of(place.view(self._state_flats[key]))
+                if state[name] is not None:
+                    state[name] = view.copy_(state[name])
+                    self._moved.add((piece, name))
+
+    def _keeps(self, name: str) -> bool:
+        """Whether the options of any group make the optimizer keep this state."""
+        needs = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad"}.get(name)
+        return needs is None or any(group[needs] for group in self.param_groups)
+
+    # --- state in the ordinary form ---
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+        """State of whole parameters, as the optimizer would have it in one process: a copy."""
+        found = {
+            parameter: self._state_of(index)
+            for index, parameter in enumerate(self._shared.parameters)
+            if self._steps[index]
+        }
+        return {parameter: state for parameter, state in found.items() if state}
+
+    def _state_of(self, index: int) -> dict[str, Any]:
+        dtype, place = self._shared.parameters[index].dtype, self._shared.places[index]
+        state: dict[str, Any] = {
+            name: place.view(flat).clone()
+            for (name, of), flat in self._state_flats.items()
+            if of == dtype
+        }
+        if self._kind is LAMB:
+            state["step"] = self._steps[index]
+        elif self._kind in (torch.optim.Adam, torch.optim.AdamW):
+            state["step"] = torch.tensor(float(self._steps[index]))
+        return state
+
+    def state_dict(self) -> StateDict:
+        """Options and whole state, as the optimizer has them in one process. Local.
+
+        Any number of ranks, or one process without hsgd, can load it. What is read is the state
+        after the last step of all ranks of the node.
+        """
+        order = {p: i for i, p in enumerate(p for g in self.param_groups for p in g["params"])}
+        groups = [
+            {**group, "params": [order[p] for p in group["params"]]} for group in self.param_groups
+        ]
+        state = {order[p]: value for p, value in self.state.items() if p in order}
+        return {"state": state, "param_groups": groups}
+
+    @_reported
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Take options and state of the ordinary form; collective over the node, blocking: all
+        ranks load the same.
+        """
+        whole = self._kind([{"params": group["params"]} for group in self.param_groups], lr=0.0)
+        whole.load_state_dict(state_dict)
+        for group, loaded in zip(self.param_groups, whole.param_groups, strict=True):
+            group.update({k: v for k, v in loaded.items() if k != "params"})
+        self._steps = [0] * len(self._steps)
+        for parameter, state in whole.state.items():
+            counted = state.get("step", 1 if state else 0)
+            self._steps[self._index[cast(nn.Parameter, parameter)]] = int(counted)
+        self._moved.clear()
+        for batch in self._batches:
+            batch.optimizer.state.clear()
+            for piece, part in zip(batch.pieces, batch.parts, strict=True):
+                state = whole.state.get(self._shared.parameters[piece.index], {})
+                mine = {name: self._cut(value, piece) for name, value in state.items()}
+                if mine:
+                    batch.optimizer.state[part] = mine
+        self._share_state()
+        self._shared.synchronize()
+
+    def _cut(self, value: Any, piece: Piece) -> Any:
+        """Of what belongs to a parameter, what belongs to a piece of it."""
+        if not isinstance(value, Tensor):
+            return value
+        if value.dim() and value.shape == self._shared.places[piece.index].shape:
+            return piece.of(value.contiguous()).clone()
+        return value.clone()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the division of the parameters is fixed."""
+        raise ValueError("node_shared: groups cannot be added; give all of them at the start")
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("node_shared: this optimizer cannot be pickled; save its state_dict()")
+
+    def __repr__(self) -> str:
+        return f"NodeSharedOptimizer of {self._kind.__name__}, {len(self.param_groups)} groups"
+
+
+def _hook_of(optimizer: NodeSharedOptimizer) -> Callable[[Tensor], None]:
+    """A hook that does not keep the optimizer alive."""
+    reference = weakref.ref(optimizer)
+
+    def hook(parameter: Tensor) -> None:
+        target = reference()
+        if target is not None:
+            target._gradients.take(target._index[cast(nn.Parameter, parameter)])
+
+    return hook
+
+
+_STATE: dict[type[Optimizer], tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum_buffer",),
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    LARS: ("momentum_buffer",),
+    LAMB: ("exp_avg", "exp_avg_sq"),
+}
+
+
+def _is_wide(kind: type[Optimizer]) -> bool:
+    """Whether 16-bit parameters have state in float32."""
+    return kind in (LARS, LAMB)

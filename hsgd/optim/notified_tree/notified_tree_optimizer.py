@@ -1,0 +1,535 @@
+"""NotifiedTree: synchronous SGD over one-sided, notified trees, without collectives or barriers.
+
+Owns the hooks on the model and what a training script calls. Source: CaffeGPI (arXiv:1706.00095):
+gradients layer by layer up a tree as the backward pass makes them, weights down again. Our
+reconstruction, and one step further: the next forward pass waits for each layer by itself. The
+communication is in tree_engine.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from hsgd.comm import Comm
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
+from hsgd.optim.flat_vectors import as_memory
+from hsgd.optim.notified_tree.tree_checks import (
+    check_arguments,
+    check_roots,
+    check_threads,
+)
+from hsgd.optim.notified_tree.tree_engine import Engine, reason_in
+from hsgd.optim.notified_tree.tree_parts import (
+    Layer,
+    Part,
+    Stretch,
+    in_order_of,
+    layers_of,
+    parts_of,
+)
+from hsgd.optim.notified_tree.tree_plan import Plan, teams_of
+from hsgd.optim.notified_tree.tree_state import (
+    gather_state,
+    part_of_state,
+    state_of_rank_0,
+)
+from hsgd.optim.notified_tree.tree_update import Options, Updater, updates_elements
+from hsgd.window import Exchange
+
+__all__ = ["NotifiedTree"]
+
+_MOST_QUEUE = 1 << 16  # operations, of an Exchange
+_LEAVE_S = 5.0  # that others are waited for at the end
+
+
+class NotifiedTree(Optimizer):
+    """Wraps an optimizer: roots update, layer by layer, from gradients averaged over all ranks;
+    collective.
+
+    optimizer: any torch optimizer whose step() needs no closure. Only the root of a layer runs it
+        for that layer, and only there it has state. Options of param_groups are read there when the
+        first gradient of a step is there, so set them before backward(), on all ranks alike.
+        Schedulers take this object.
+    model: weights and trainable parameters equal in shape and dtype on all ranks, on the CPU. Rank
+        0's weights and buffers are sent to all. Parameters move into the shared segment.
+    comm: the ranks. Over several nodes MPI needs MPI_THREAD_MULTIPLE, but for sockets.
+    arity: how many nodes each node passes weights to; None is the k with the least k * levels.
+    overlap_forward: step() returns at once, and each module waits for its own weights when it is
+        called. False: step() waits for all.
+    roots: "first": rank 0 is the root of all layers. "shared": layers are shared among the first
+        ranks of the nodes, so that all links carry the same; state_dict() and load_state_dict() are
+        collective then.
+    before_update: called on rank 0 with all parameters to update, which have their mean gradients,
+        before any is updated: for clipping by global norm and whatever needs all layers. Nothing
+        overlaps the backward pass then, which a warning says. Needs roots="first".
+    timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
+    network: what carries writes between nodes, "mpi" or "sockets"; see hsgd.Exchange.
+    part_bytes: layers that have more weights go up, are updated and come down in parts of about
+        that size, one behind the other. Takes torch.optim.SGD without dampening and maximize, whose
+        update needs no whole layer, no before_update, and float32; other layers stay whole. None:
+        between nodes 1 MB, or more for models above 512 MB; on one node 0, which cuts nothing.
+
+    Sums are made in a fixed order: local ranks, then child nodes. A parameter that no rank has a
+    gradient for is not updated, as without this class. Between step() and the next call of the
+    model its weights change: call wait() before reading them directly (state_dict() does).
+    A weight may change once its gradient is complete. So a second backward() before step() fails in
+    autograd ("modified by an inplace operation"): call all but the last within no_sync(). So does a
+    model that uses weight.detach() earlier in its forward pass than the weight itself.
+    A layer whose module is not called itself, but used by its parent, is waited for by the parent.
+    Buffers stay local, as BatchNorm's statistics do; average_buffers() makes them equal.
+
+    A script that ends without close() ends this with the communicator: it waits for the weights of
+    its own last step, up to the deadline as any wait, and then 5 s at most for ranks that still
+    need what it passes on.
+
+    Raises PeerLost and CollectiveTimeout, from backward(), step() or the forward pass.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        comm: Comm,
+        arity: int | None = None,
+        overlap_forward: bool = True,
+        *,
+        roots: str = "first",
+        before_update: Callable[[list[nn.Parameter]], object] | None = None,
+        timeout_s: float | None = None,
+        network: str = "mpi",
+        part_bytes: int | None = None,
+        _before_notify: Callable[[], None] | None = None,
+    ) -> None:
+        # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
+        self._optimizer, self._model, self._comm = optimizer, model, comm
+        self._overlap_forward = overlap_forward
+        self._take_over()
+        layers = layers_of(model)
+        check_arguments(optimizer, layers, arity, part_bytes)
+        check_roots(roots, before_update is not None)
+        if network == "mpi":
+            check_threads(comm)
+        if before_update is not None and comm.rank == 0:
+            warnings.warn(
+                "NotifiedTree: before_update needs the gradients of all layers, so no layer is "
+                "updated before the last gradient has come, and the sending of weights no longer "
+                "overlaps the backward pass",
+                stacklevel=2,
+            )
+        nodes = [int(node) for node in comm.allgather(np.array([comm.cross_rank], np.int64))]
+        self._shared = roots == "shared" and len(set(nodes)) > 1
+        teams = teams_of(comm.rank, nodes, arity, [layer.bytes for layer in layers], self._shared)
+        self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
+        if part_bytes is None and len(set(nodes)) == 1:
+            part_bytes = 0
+        suits = before_update is None and updates_elements(optimizer)
+        if not comm.allgather(np.array([suits], np.uint8)).all():
+            part_bytes = 0
+        parts = parts_of(layers, part_bytes)
+        self._plan = Plan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
+        sends = max(len(team.spread_to) + 1 for team in teams)
+        self._exchange = Exchange(
+            comm,
+            self._plan.segment_bytes,
+            self._plan.slots,
+            queue=min(2 * len(parts) * sends + 64, _MOST_QUEUE),
+            timeout_s=timeout_s,
+            network=network,
+        )
+        self._memory = as_memory(self._exchange.segment())
+        self._blocks = [
+            (
+                block.in_use(self._memory).numpy(),
+                block.views(self._memory, [s.of(s.parameter.detach()) for s in part.stretches]),
+            )
+            for block, part in zip(self._plan.own, parts, strict=True)
+        ]
+        self._step = 0  # steps that step() has finished
+        self._posted = [0] * len(layers)  # the step whose gradient was given to the engine
+        self._arrived = [0] * len(layers)  # the weights that are known to be here
+        self._sending = True
+        # By version. A layer that the next forward pass does not use may be updated after it, when
+        # the options of the next step are known already.
+        self._options: dict[int, Options] = {}
+        self._placing = threading.Lock()  # places are kept and used, or neither
+        self._closed = self._failed = False
+        self._move_weights()
+        if self._shared:
+            self._load_state_of_rank_0()
+        owned = [p for index in self._owned for p in layers[index].parameters]
+        self._updater = Updater(optimizer, owned, before_update, len(parts) > len(layers))
+        self._engine = Engine(
+            self._exchange,
+            self._plan,
+            teams,
+            self._update,
+            whole_step=before_update is not None,
+            before_notify=_before_notify,
+        )
+        comm.barrier()  # the last one: from here on only notifications
+        self._hook()
+        comm.before_close(self._leave)
+
+    # --- what training scripts call ---
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """End a step: gradients that are not sent yet go now; collective. Returns at once with
+        overlap_forward, else when all weights are here.
+        """
+        if closure is not None:
+            raise TypeError("NotifiedTree.step: closures are not supported; call backward() before")
+        self._check_open()
+        for layer in self._plan.layers:
+            if self._posted[layer.index] <= self._step:
+                self._post(layer)
+        if self._owned and self._options[self._step + 1] != self._updater.snapshot():
+            raise ValueError(
+                "NotifiedTree.step: options of param_groups changed between backward() and "
+                "step(), when layers were updated already; change them before backward()"
+            )
+        self._step += 1
+        if not self._overlap_forward:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the weights of the last step are here; blocking."""
+        for layer in self._plan.layers:
+            self._wait_for(layer.index)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it backward passes only add to .grad: for all but the last one of a step."""
+        self._sending = False
+        try:
+            yield
+        finally:
+            self._sending = True
+
+    def average_buffers(self) -> None:
+        """Make floating buffers the mean over ranks and the others rank 0's; collective,
+        blocking.
+        """
+        self._check_open()
+        for name, buffer in self._model.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(self._comm.allreduce(buffer.contiguous(), "mean", name=name))
+            else:
+                buffer.copy_(_broadcast(self._comm, buffer))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; local. What was sent is not affected."""
+        self._optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's; waits for the last step. With shared roots collective, and the
+        state of all parameters on all ranks. Else local, and rank 0 alone has state.
+        """
+        self.wait()
+        own = self._optimizer.state_dict()
+        return gather_state(self._comm, own) if self._shared else own
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state, of which rank 0's counts; with shared roots
+        collective, else local.
+        """
+        self.wait()
+        if self._shared:
+            state_dict = state_of_rank_0(self._comm, state_dict)
+            state_dict = part_of_state(state_dict, self._owned_numbers())
+        self._forget_places()
+        self._optimizer.load_state_dict(state_dict)
+        self._take_over()
+        self._updater.share_state()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the layers are fixed when this is made."""
+        if "_plan" in self.__dict__:
+            raise ValueError("NotifiedTree: parameters cannot be added; make a new one")
+
+    def close(self) -> None:
+        """Wait for the last step of all ranks and end the thread; collective, blocking. A second
+        call does nothing. The model goes on with its weights, unhooked.
+        """
+        if self._closed:
+            return
+        try:
+            if self._is_sound():
+                self.wait()
+                self._comm.barrier()  # others may still need what this rank has
+        finally:
+            self._end()
+
+    def _leave(self) -> None:
+        """What the end of the communicator brings where nobody called close(). The weights of the
+        last step belong to what the script did, so they have until the deadline; without them it
+        would leave with others than the other ranks have. Others may still need what this rank
+        passes on: it waits 5 s for them, no longer, since one may have failed.
+        """
+        between_steps = all(posted <= self._step for posted in self._posted)
+        try:
+            if between_steps and not self._closed and self._is_sound():
+                self.wait()
+                try:
+                    self._meet(_LEAVE_S)
+                finally:
+                    self._exchange.drain()  # else closing would not wait for others over MPI
+        except HsgdError:
+            pass  # each rank's own waits tell it what it lacks
+        finally:
+            self._end()
+
+    def _meet(self, timeout_s: float) -> None:
+        """A barrier by dissemination (Hensgen, Finkel, Manber 1988) over notifications: unlike a
+        collective that is given up, it does not keep the communicator from ending.
+        """
+        rank, size, plan = self._comm.rank, self._comm.size, self._plan
+        for turn in range(plan.leave_rounds):
+            slot = plan.leave_slot + turn
+            self._exchange.bind(slot, (rank - (1 << turn)) % size)
+            self._exchange.put_notify(None, (rank + (1 << turn)) % size, slot, 1)
+            self._exchange.wait_any([slot], timeout_s=timeout_s)
+
+    def _is_sound(self) -> bool:
+        return not (self._failed or self._engine.error or self._exchange.closed)
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._comm.not_before_close(self._leave)
+        for hook in self._hooks:
+            hook.remove()
+        try:
+            if not self._exchange.closed:
+                self._engine.stop()
+        finally:
+            self._exchange.close()
+
+    def __repr__(self) -> str:
+        return f"NotifiedTree({self._optimizer!r})"
+
+    # --- set-up ---
+
+    def _take_over(self) -> None:
+        self.defaults = self._optimizer.defaults
+        self.param_groups = self._optimizer.param_groups
+        self.state = self._optimizer.state
+
+    def _move_weights(self) -> None:
+        """Weights become views of the segment, with rank 0's values."""
+        with torch.no_grad():
+            for buffer in self._model.buffers():
+                buffer.copy_(_broadcast(self._comm, buffer))
+            for layer in self._plan.layers:
+                block = self._plan.weights[layer.index]
+                views = block.views(self._memory, layer.parameters)
+                for parameter, view in zip(layer.parameters, views, strict=True):
+                    view.copy_(parameter)
+                    parameter.data = view
+                self._comm.broadcast(block.bytes(self._memory), name=f"weights of {layer.name}")
+            for parameter in self._model.parameters():
+                if not parameter.requires_grad:
+                    parameter.copy_(_broadcast(self._comm, parameter.detach()))
+
+    def _load_state_of_rank_0(self) -> None:
+        """Each root begins with the state that rank 0's optimizer has for its layers."""
+        own = self._optimizer.state_dict()
+        state = state_of_rank_0(self._comm, own)["state"]
+        own = part_of_state({**own, "state": state}, self._owned_numbers())
+        self._optimizer.load_state_dict(own)
+        self._take_over()
+
+    def _owned_numbers(self) -> set[int]:
+        """Parameters that are updated here, by their numbers in state dictionaries."""
+        layers = self._plan.layers
+        owned = {p for index in self._owned for p in layers[index].parameters}
+        every = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return {number for number, p in enumerate(every) if p in owned}
+
+    def _hook(self) -> None:
+        """Hooks hold this object weakly, so that a model may outlive it."""
+        me = weakref.ref(self)
+        self._hooks: list[Any] = []
+        self._called: set[nn.Module] = set()
+        self._waits: dict[nn.Module, set[int]] = {}  # layers that a module waits for
+        owner: dict[Tensor, Layer] = {
+            p: layer for layer in self._plan.layers for p in layer.parameters
+        }
+        self._unready = [set(layer.parameters) for layer in self._plan.layers]
+
+        def before_forward(module: nn.Module, _: Any) -> None:
+            tree = me()
+            if tree is not None:
+                tree._called.add(module)
+                for layer in sorted(tree._waits.get(module, ())):
+                    tree._check_steady(layer)
+                    tree._wait_for(layer)
+
+        def before_state(*_: Any) -> None:
+            tree = me()
+            if tree is not None:
+                tree.wait()
+
+        def on_gradient(parameter: Tensor) -> None:
+            tree = me()
+            if tree is not None and tree._sending:
+                tree._ready(owner[parameter], parameter)
+
+        for module in self._model.modules():
+            if not any(p in owner for p in module.parameters()):
+                continue  # nor does it use a layer of a module within it
+            own = {owner[p].index for p in module.parameters(recurse=False) if p in owner}
+            self._waits[module] = own
+            self._hooks.append(module.register_forward_pre_hook(before_forward))
+        self._hooks.append(self._model.register_state_dict_pre_hook(before_state))  # type: ignore[no-untyped-call]
+        for parameter in owner:
+            hook = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+
+    # --- a step ---
+
+    def _ready(self, layer: Layer, parameter: Tensor) -> None:
+        unready = self._unready[layer.index]
+        if self._posted[layer.index] > self._step:
+            raise HsgdError(
+                f'NotifiedTree: layer "{layer.name}" has a second gradient before step(), and the '
+                "first was sent; call all backward() but the last within no_sync()"
+            )
+        if layer.module not in self._called:
+            self._delegate(layer)
+        unready.discard(parameter)
+        if not unready:
+            self._post(layer)
+
+    def _delegate(self, layer: Layer) -> None:
+        """The module is not called itself: whoever uses it is called, and waits in its place."""
+        names = layer.name.split(".")
+        above = [self._model.get_submodule(".".join(names[:n])) for n in range(len(names))]
+        user = next((m for m in reversed(above) if m in self._called), self._model)
+        self._waits[user].add(layer.index)
+
+    def _post(self, layer: Layer) -> None:
+        """Hand a layer's gradient over; afterwards its weights may change at any time."""
+        for parameter in layer.parameters:  # so that autograd refuses to use them any more
+            torch.autograd.graph.increment_version(parameter)
+        version, parts = self._step + 1, self._plan.parts_of[layer.index]
+        if version not in self._options:
+            self._begin_step(version)
+        self._wait_for(layer.index)  # who has the weights of a step may overwrite its gradient
+        self._posted[layer.index] = version
+        self._unready[layer.index] = set(layer.parameters)
+        gradients = [p.grad for p in layer.parameters]
+        for part in parts:
+            self._fill(part, gradients)
+            self._engine.notify(part.index, version)
+
+    def _fill(self, part: Part, gradients: list[Tensor | None]) -> None:
+        """Copy a part's share of a layer's gradients into its block. They are left in the order of
+        their parameters, for the next part.
+        """
+        flags, views = self._blocks[part.index]
+        with torch.no_grad():
+            for index, (stretch, view) in enumerate(zip(part.stretches, views, strict=True)):
+                gradient = gradients[stretch.index]
+                flags[index] = gradient is not None
+                if gradient is None:
+                    view.zero_()
+                    continue
+                if not stretch.is_whole:
+                    gradient = in_order_of(gradient, stretch.parameter)
+                    gradients[stretch.index] = gradient
+                view.copy_(stretch.of(gradient))
+
+    def _begin_step(self, version: int) -> None:
+        """What updates of this step need, before its first gradient is handed over."""
+        self._options.pop(version - 2, None)  # all layers have the step before the last
+        self._options[version] = options = self._updater.snapshot() if self._owned else []
+        if not self._owned:
+            return
+        if not self._updater.is_steady():
+            self._forget_places()
+        rules = self._updater.rules(options)
+        if rules is not None:
+            self._engine.set_rules(version, rules)
+
+    def _forget_places(self) -> None:
+        """The state of the wrapped optimizer lies elsewhere."""
+        with self._placing:
+            self._engine.forget_tensors()
+            self._updater.forget()
+
+    def _check_steady(self, layer: int) -> None:
+        if self._posted[layer] > self._step:
+            raise HsgdError(
+                f'NotifiedTree: layer "{self._plan.layers[layer].name}" is called between its '
+                "backward pass and step(), when its weights may change at any time; call the "
+                "model after step(), or use no_sync()"
+            )
+
+    def _wait_for(self, layer: int) -> None:
+        """Until the weights of the last step are here."""
+        if self._arrived[layer] >= self._step:
+            return
+        self._check_open()
+        for part in self._plan.parts_of[layer]:
+            self._wait_for_part(layer, part.index)
+        self._arrived[layer] = self._step
+
+    def _wait_for_part(self, layer: int, part: int) -> None:
+        slot, gone = self._plan.weights_slot(part), self._plan.gone_slot
+        try:  # weights that came before somebody gave up count
+            heard, _ = self._exchange.wait_any([slot, gone], [self._step - 1, 0])
+        except (CollectiveTimeout, PeerLost) as error:
+            self._failed = True
+            cause = self._engine.error or error
+            raise type(error)(self._describe(layer, cause)) from cause
+        if heard == gone:
+            self._failed = True
+            given_up = self._engine.error
+            why = str(given_up) if given_up is not None else reason_in(self._memory)
+            kind = type(given_up) if isinstance(given_up, HsgdError) else PeerLost
+            raise kind(self._describe(layer, why)) from given_up
+
+    def _describe(self, layer: int, why: object) -> str:
+        name, missing = self._plan.layers[layer].name, ""
+        if self._engine.error is None:
+            missing = self._engine.missing(layer, self._step)
+        line = f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}'
+        return f"{line} ({missing})" if missing else line
+
+    def _check_open(self) -> None:
+        if self._closed or self._exchange.closed:
+            raise HsgdError("this NotifiedTree is closed")
+
+    def _update(self, version: int, parts: list[int]) -> None:
+        """The step `version` of the optimizer on some parts; on their root, in the engine."""
+        gradients: list[tuple[Stretch, Tensor | None]] = []
+        for index in parts:
+            flags, views = self._blocks[index]
+            for stretch, view, flag in zip(
+                self._plan.parts[index].stretches, views, flags, strict=True
+            ):
+                gradients.append((stretch, view if flag else None))
+        places = self._updater.update(gradients, self._options[version])
+        if places is not None and len(parts) == 1:
+            with self._placing:
+                self._updater.keep(parts[0], places)
+                self._engine.set_tensors(parts[0], places.rows)
+
+
+def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:
+    """Rank 0's values, as bytes: of any dtype."""
+    whole = tensor.detach().contiguous().clone()
+    if whole.numel():
+        comm.broadcast(whole.view(-1).view(torch.uint8))
+    return whole

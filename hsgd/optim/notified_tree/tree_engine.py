@@ -1,0 +1,219 @@
+"""The thread of a NotifiedTree that sums gradients upwards and passes weights downwards.
+
+Owns the thread on leaders, what it is told of the layers, and what becomes of its errors; other
+ranks of a node need no thread, because their leader reads and writes their segments. Never touches
+the model, and does none of the work: hsgd/csrc/tree/gradient_tree.hpp does, without the GIL, and
+says why flow control needs no acknowledgements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hsgd import _native
+from hsgd.errors import HsgdError
+from hsgd.optim.notified_tree.tree_parts import Part
+from hsgd.optim.notified_tree.tree_plan import Plan, Team
+from hsgd.window import Exchange
+
+__all__ = ["GIVEN_UP", "Engine", "reason_in"]
+
+GIVEN_UP = 1 << 62  # the version that says: nothing comes any more
+
+# Names of hsgd_dtype by number, and how many of them an element is.
+_DTYPES = {
+    torch.float32: (0, 1),
+    torch.float64: (1, 1),
+    torch.float16: (2, 1),
+    torch.bfloat16: (3, 1),
+    torch.complex64: (0, 2),
+    torch.complex128: (1, 2),
+}
+
+
+class Engine:
+    """Sums, updates and forwards, part by part, in a thread of its own on leaders.
+
+    teams: this rank's neighbours, layer by layer.
+    update: called on roots with a version and parts whose mean gradients, of that version, lie in
+        `plan.own` of the root's segment; not for those that set_tensors() and set_rules() let the
+        engine update by itself. whole_step: called with all parts at once.
+    before_notify: called before each notification that the program itself makes.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        plan: Plan,
+        teams: Sequence[Team],
+        update: Callable[[int, list[int]], None],
+        *,
+        whole_step: bool = False,
+        before_notify: Callable[[], None] | None = None,
+    ) -> None:
+        self._exchange, self._plan = exchange, plan
+        self._teams = [teams[part.layer] for part in plan.parts]
+        team = self._team = teams[0]  # for what is the same of all: rank, size and node
+        self._update, self._before_notify = update, before_notify
+        self.error: BaseException | None = None
+        self._bind()
+        self._thread: threading.Thread | None = None
+        self._tree: _native.Tree | None = None
+        if not team.leads:
+            return
+        options = _native.TreeOptions(
+            divisor=team.size,
+            whole_step=whole_step,
+            stop_slot=plan.STOP,
+            given_up=GIVEN_UP,
+            reason_bytes=plan.REASON,
+        )
+        parts = [self._native_part(part) for part in plan.parts]
+        self._tree = exchange.make_tree(parts, options)
+        self._thread = threading.Thread(target=self._run, name="hsgd-tree", daemon=True)
+        self._thread.start()
+
+    def notify(self, part: int, version: int) -> None:
+        """Say that this rank's gradient of a part is in its segment."""
+        if self._before_notify is not None:
+            self._before_notify()
+        team, plan = self._team, self._plan
+        if team.leads:
+            slot = plan.own_slot(part)
+        else:
+            slot = plan.local_slot(part, team.members.index(team.rank))
+        self._exchange.put_notify(None, team.members[0], slot, version)
+
+    def set_rules(self, version: int, rules: list[_native.LarsRule]) -> None:
+        """Rules of a step, by which parts whose tensors are known are updated without `update`;
+        before the first gradient of that step.
+        """
+        if (tree := self._tree) is not None:
+            tree.set_rules(version, rules)
+
+    def set_tensors(self, part: int, places: list[tuple[int, int, int]]) -> None:
+        """Where the parameters of a part and their momenta lie, until forget_tensors()."""
+        if (tree := self._tree) is not None:
+            tree.set_tensors(part, places)
+
+    def forget_tensors(self) -> None:
+        """Call `update` again for all parts; returns when none is updated without it any more."""
+        if (tree := self._tree) is not None:
+            tree.forget_tensors()
+
+    def stop(self) -> None:
+        """End the thread; local, blocking."""
+        if self._thread is not None and self._thread.is_alive():
+            self._exchange.put_notify(None, self._team.rank, Plan.STOP, 1)
+            self._thread.join()
+
+    def sent(self) -> list[tuple[int, int, float, float]]:
+        """Layer, target rank, begin and end of what went to other nodes lately; seconds of
+        time.monotonic(). Nothing after the end.
+        """
+        sent = tree.sent() if (tree := self._tree) is not None else []
+        parts = self._plan.parts
+        return [(parts[part].layer, target, begin, end) for part, target, begin, end in sent]
+
+    def missing(self, layer: int, version: int) -> str:
+        """Which ranks hold up the gradient of a version here, as far as this rank can tell."""
+        if not self._team.leads:
+            return ""
+        late = {
+            rank: None  # in the order of the sum
+            for part in self._plan.parts_of[layer]
+            for slot, rank, _ in self._inputs(part.index)
+            if self._exchange.test(slot) < version
+        }
+        return f"no gradient from rank {', '.join(map(str, late))}" if late else ""
+
+    # --- set-up ---
+
+    def _inputs(self, part: int) -> list[tuple[int, int, tuple[int, int]]]:
+        """Slot, writer, and rank and offset of the memory of all gradients that a leader adds up,
+        in the order of the sum: local ranks, then child nodes.
+        """
+        team, plan = self._teams[part], self._plan
+        own = plan.own[part].offset
+        inputs = [(plan.own_slot(part), team.rank, (team.rank, own))]
+        for local_rank, rank in enumerate(team.members[1:], 1):
+            inputs.append((plan.local_slot(part, local_rank), rank, (rank, own)))
+        for child, rank in enumerate(team.gather_from):
+            inbox = plan.inbox[part][child].offset
+            inputs.append((plan.child_slot(part, child), rank, (team.rank, inbox)))
+        return inputs
+
+    def _bind(self) -> None:
+        plan = self._plan
+        for part, team in enumerate(self._teams):
+            above = team.members[0] if not team.leads else max(team.spread_from, -1)
+            self._exchange.bind(plan.weights_slot(part), team.rank if above < 0 else above)
+            if team.leads:
+                for slot, rank, _ in self._inputs(part):
+                    self._exchange.bind(slot, rank)
+
+    def _native_part(self, part: Part) -> _native.TreeLayer:
+        plan, index = self._plan, part.index
+        team, own = self._teams[index], plan.own[index]
+        numbers = []
+        for place, stretch in zip(own.places, part.stretches, strict=True):
+            dtype, times = _DTYPES[stretch.parameter.dtype]
+            numbers.append((place, (stretch.end - stretch.begin) * times, dtype))
+        up = []
+        if not team.is_root:
+            inbox = plan.inbox[index][team.place].offset
+            up.append((team.gather_to, plan.child_slot(index, team.place), inbox, own.size))
+        slot = plan.weights_slot(index)
+        weights, size = plan.weights_range(part)
+        # To child nodes first, whose way is longer; the program of this rank comes last.
+        ranks = (*team.spread_to, *team.members[1:])
+        down = [(rank, slot, weights, size) for rank in ranks]
+        down += [(team.rank, slot, 0, 0)] if team.is_root else []
+        return _native.TreeLayer(
+            numbers=numbers,
+            flags=own.flags,
+            gradients=[(slot, memory, offset) for slot, _, (memory, offset) in self._inputs(index)],
+            up=up,
+            weights=(slot, team.rank, weights),
+            down=down,
+        )
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            torch.set_grad_enabled(False)
+            assert self._tree is not None
+            self._exchange.work(self._tree, self._update)
+        except BaseException as error:  # told to everybody who may wait for this rank
+            self.error = error
+            self._give_up(str(error))
+        finally:
+            self._tree = None  # which keeps the memory
+
+    def _give_up(self, why: str) -> None:
+        """Tell the programs of this node and the engines of neighbours, which tell theirs."""
+        plan, team = self._plan, self._team
+        words = f"rank {team.rank} gave up: {why}".encode()[: Plan.REASON - 1]
+        reason = np.zeros(Plan.REASON, np.uint8)
+        reason[: len(words)] = np.frombuffer(words, np.uint8)
+        for rank in team.members:
+            self._tell(rank, plan.gone_slot, [(reason, 0)] if rank != team.rank else [])
+        far = {rank for its in self._teams for rank in (its.gather_to, *its.spread_to)}
+        for rank in sorted(far - {-1}):
+            self._tell(rank, plan.STOP, [(reason, 0)])
+
+    def _tell(self, rank: int, slot: int, pieces: Sequence[tuple[object, int]]) -> None:
+        with contextlib.suppress(HsgdError, ValueError):  # that way is closed; its deadline tells
+            self._exchange.put_list_notify(pieces, rank, slot, GIVEN_UP, 0.0)
+
+
+def reason_in(memory: Tensor) -> str:
+    """What another rank wrote about why it gave up."""
+    return bytes(memory[: Plan.REASON].tolist()).split(b"\0", 1)[0].decode(errors="replace")

@@ -1,0 +1,220 @@
+"""What a root of a NotifiedTree makes of mean gradients: new weights, layer by layer.
+
+Owns a second name for each parameter and a twin of the user's optimizer that knows them by it, and
+a short cut: plain SGD goes to the kernel of LARS without adaptation, which is the same formula.
+From the second update of a layer on the engine calls that kernel itself. Never communicates.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from hsgd import _native
+from hsgd.optim.large_batch.lars import suits_the_kernel
+from hsgd.optim.notified_tree.tree_parts import Stretch
+
+__all__ = ["Options", "Places", "Updater", "updates_elements"]
+
+Options = list[dict[str, Any]]  # of each group, without its parameters
+
+
+@dataclass
+class Places:
+    """Where the kernel finds what it updates."""
+
+    # Weight and momentum (addresses; 0: unknown, none) and group, one for each stretch.
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+    momenta: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # that rows point to
+
+
+class Updater:
+    """Updates some of an optimizer's parameters, from gradients that are given to it.
+
+    parameters: those that this rank updates. before_update: see NotifiedTree. cut: they come in
+        stretches; takes an optimizer that updates_elements().
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Iterable[nn.Parameter],
+        before_update: Callable[[list[nn.Parameter]], object] | None,
+        cut: bool,
+    ) -> None:
+        self._optimizer, self._before_update, self._cut = optimizer, before_update, cut
+        # On the same weights: the program may clear the gradients of the model's own at any time.
+        self._shadows = {p: nn.Parameter(p.detach()) for p in parameters}
+        self._group_of = {
+            p: index for index, group in enumerate(optimizer.param_groups) for p in group["params"]
+        }
+        self._twin = _twin(optimizer)
+        self._rules: tuple[Options, list[_native.LarsRule] | None] = ([], None)
+        # Momenta that others have the places of, by part: those of one parameter may differ.
+        self._kept: dict[int, dict[nn.Parameter, Tensor]] = {}
+        self.share_state()
+
+    def share_state(self) -> None:
+        """State has one dictionary per parameter, known by both its names."""
+        self._twin.state.clear()
+        for parameter, shadow in self._shadows.items():
+            self._twin.state[shadow] = self._optimizer.state[parameter]
+
+    def snapshot(self) -> Options:
+        """The options as they are now. Raises ValueError for what stretches cannot be updated
+        with.
+        """
+        if self._cut and not updates_elements(self._optimizer):
+            raise ValueError(
+                "NotifiedTree: dampening or maximize was set after large layers were cut into "
+                "parts, whose update does not know them; set it before, or give part_bytes=0"
+            )
+        return [
+            {name: copy.copy(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    def rules(self, options: Options) -> list[_native.LarsRule] | None:
+        """What the kernel needs to know of each group; None: it cannot do what the optimizer
+        does.
+        """
+        known = self._rules
+        if known[0] is not options:
+            rules = None if self._before_update is not None else _rules(self._optimizer, options)
+            self._rules = known = (options, rules)
+        return known[1]
+
+    def keep(self, part: int, places: Places) -> None:
+        """Somebody goes by these places for a part, no longer by those before: what they point to
+        stays in memory until forget().
+        """
+        self._kept[part] = places.momenta
+
+    def is_steady(self) -> bool:
+        """Whether all momenta that are kept are still those of the optimizer."""
+        state = self._optimizer.state
+        return all(
+            state.get(parameter, {}).get("momentum_buffer") is buffer
+            for momenta in list(self._kept.values())  # the engine's thread adds some
+            for parameter, buffer in momenta.items()
+        )
+
+    def forget(self) -> None:
+        """Nobody goes by any places any more."""
+        self._kept.clear()
+
+    def update(
+        self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
+    ) -> Places | None:
+        """One step on these stretches, from their gradients; None: there is none. Returns where the
+        kernel finds them next time, if it can do without this method.
+        """
+        places = self._update_natively(stretches, options)
+        if places is not None:
+            return places
+        gradients = {stretch.parameter: gradient for stretch, gradient in stretches}
+        for parameter, gradient in gradients.items():
+            self._shadows[parameter].grad = gradient
+        if self._before_update is not None:
+            shadows = [self._shadows[p] for p in gradients]
+            self._before_update([shadow for shadow in shadows if shadow.grad is not None])
+        self._twin.param_groups = [
+            {**its, "params": [self._shadows[p] for p in group["params"] if p in gradients]}
+            for its, group in zip(options, self._optimizer.param_groups, strict=True)
+        ]
+        self._twin.step()
+        return None
+
+    def _update_natively(
+        self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
+    ) -> Places | None:
+        """None, and nothing done, where the kernel cannot do what the optimizer does."""
+        rules = self.rules(options)
+        if rules is None:
+            return None
+        rows: dict[int, list[tuple[int, int, int, int, float, int]]] = {}
+        places = Places()
+        for stretch, gradient in stretches:
+            parameter = stretch.parameter
+            if gradient is None or parameter not in self._group_of:
+                places.rows.append((0, 0, 0))
+                continue
+            index, shadow = self._group_of[parameter], self._shadows[parameter]
+            buffer = self._buffer(parameter) if options[index]["momentum"] else None
+            if stretch.is_whole and not suits_the_kernel(shadow, gradient, buffer):
+                return None
+            skipped = stretch.begin * shadow.element_size()
+            address = 0 if buffer is None else buffer.data_ptr() + skipped
+            weight, count = shadow.data_ptr() + skipped, gradient.numel()
+            row = (weight, gradient.data_ptr(), address, count, 0.0, 0)
+            rows.setdefault(index, []).append(row)
+            places.rows.append((weight, address, index))
+            if buffer is not None:
+                places.momenta[parameter] = buffer
+        for index, table in rows.items():
+            _native.lars_step(table, rules[index], 1)
+        return places
+
+    def _buffer(self, parameter: nn.Parameter) -> Tensor:
+        """The momentum, as torch.optim.SGD keeps it; zeros at first lead to what it begins with.
+        In memory as the parameter is: stretches of both belong together.
+        """
+        state: dict[str, Tensor | None] = self._optimizer.state[parameter]
+        buffer = state.get("momentum_buffer")
+        if buffer is None:
+            buffer = state["momentum_buffer"] = torch.zeros_like(parameter.detach())
+        elif self._cut and not (
+            buffer.dtype is parameter.dtype and buffer.stride() == parameter.stride()
+        ):
+            like = torch.empty_like(parameter.detach())
+            buffer = state["momentum_buffer"] = like.copy_(buffer)
+        return buffer
+
+
+def updates_elements(optimizer: Optimizer) -> bool:
+    """Whether the kernel updates any stretch of a parameter as the optimizer would."""
+    groups = optimizer.param_groups
+    return _rules(optimizer, groups) is not None
+
+
+def _rules(optimizer: Optimizer, options: Options) -> list[_native.LarsRule] | None:
+    """What the kernel needs to know of each group; None: it has other formulas."""
+    if type(optimizer) is not torch.optim.SGD:
+        return None
+    if any(group["dampening"] or group["maximize"] for group in options):
+        return None
+    return [
+        _native.LarsRule(
+            lr=float(group["lr"]),
+            momentum=group["momentum"],
+            weight_decay=group["weight_decay"],
+            trust_coefficient=0.0,
+            eps=0.0,
+            adapt=False,
+            norm_of=0,
+            lr_in_momentum=False,
+            clip=False,
+            plain_at_zero=False,
+            nesterov=group["nesterov"],
+        )
+        for group in options
+    ]
+
+
+def _twin(optimizer: Optimizer) -> Optimizer:
+    """An optimizer of the same class and settings, with no groups, state or hooks yet."""
+    twin: Optimizer = object.__new__(type(optimizer))
+    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    twin.__dict__.update(own)
+    twin.__dict__["param_groups"] = []
+    twin.__dict__["state"] = type(optimizer.state)(dict)
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        twin.__dict__[name] = OrderedDict()
+    return twin

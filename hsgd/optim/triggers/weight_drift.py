@@ -1,0 +1,160 @@
+"""How far weights have moved since a moment: one figure, cheap enough to be taken in every step.
+
+Owns the copy of that moment, of what is looked at. Never communicates, and never changes a tensor
+that it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd import _native
+from hsgd.optim.flat_vectors import square
+
+__all__ = ["Change"]
+
+_BLOCK = 32768  # elements that are measured at a time: what fits in a core's cache
+_SAMPLE_BLOCK = 4096
+_Part = tuple[Tensor, float]  # a block, and how many elements each of its own stands for
+
+
+class Change:
+    """|w - w_last| / |w_last| over all weights, where w_last is what remember() saw.
+
+    The norm of the difference, not the difference of norms; of float32 in one pass over both, of
+    other dtypes a block at a time.
+    Of a tensor of more than 32768 elements a sample is looked at, and stands for the rest; smaller
+    ones, such as a last layer, are looked at whole. Tensors that follow one another in memory are
+    measured as one.
+    sample: share of a large tensor that is looked at, above 0 and up to 1.
+    """
+
+    def __init__(self, sample: float = 1.0) -> None:
+        if not 0 < sample <= 1:
+            raise ValueError(f"sample is {sample}; give a share above 0 and up to 1")
+        self._stride = max(1, round(1 / sample))
+        self._last: list[Tensor] = []
+        self._norm = 0.0
+        self._parts: list[_Part] = []
+        self._places: list[int] = []
+        self._table: _native.ChangeTable | None = None  # the blocks of float32
+        self._others: list[tuple[Tensor, Tensor, Tensor, float]] = []
+
+    def remember(self, params: Sequence[Tensor]) -> None:
+        """Keep a copy of what is looked at."""
+        parts = self._look_at(params)
+        if not self._last:
+            self._last = [
+                torch.empty(block.shape, dtype=block.dtype, device=block.device)
+                for block, _ in parts
+            ]
+            self._table = None
+        for last, (block, _) in zip(self._last, parts, strict=True):
+            last.copy_(block)
+        self._norm = self._norm_of_last(parts)
+
+    def measure(self, params: Sequence[Tensor]) -> float:
+        """The relative change since remember(); 0 when there was none."""
+        parts = self._look_at(params)
+        if not self._last:
+            self.remember(params)
+        if self._table is None:
+            self._table = self._prepare(parts)
+        total = self._table.square()
+        for block, last, moved, weight in self._others:
+            torch.sub(block, last, out=moved)
+            total += weight * square(moved)
+        if self._norm <= 0:
+            self._norm = self._norm_of_last(parts)  # of a state that was loaded
+        return math.sqrt(total) / self._norm if self._norm > 0 else math.inf if total else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copies."""
+        return {"last": [block.clone() for block in self._last]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        self._last = [block.contiguous().clone() for block in state["last"]]
+        self._norm, self._table = 0.0, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies look at their own tensors."""
+        return {**self.__dict__, "_parts": [], "_places": [], "_table": None, "_others": []}
+
+    def _norm_of_last(self, parts: Sequence[_Part]) -> float:
+        pairs = zip(self._last, parts, strict=True)
+        return math.sqrt(sum(weight * square(last) for last, (_, weight) in pairs))
+
+    def _look_at(self, params: Sequence[Tensor]) -> list[_Part]:
+        """What is looked at; made once, as long as the tensors stay where they are."""
+        places = [tensor.data_ptr() for tensor in params]
+        if places != self._places:
+            self._parts = _parts([tensor.detach().view(-1) for tensor in params], self._stride)
+            self._places, self._table = places, None
+        return self._parts
+
+    def _prepare(self, parts: Sequence[_Part]) -> _native.ChangeTable:
+        """Where both lie, for the kernel; what it does not take goes into `_others`."""
+        rows: list[tuple[int, int, int, int, int, float]] = []
+        scratch: dict[torch.dtype, Tensor] = {}
+        self._others = []
+        if [last.shape for last in self._last] != [block.shape for block, _ in parts]:
+            raise ValueError(
+                "Change: the state is of other weights, or of another sample; load one that was "
+                "saved with the same model and options"
+            )
+        for (block, weight), last in zip(parts, self._last, strict=True):
+            if _suits_the_kernel(block) and _suits_the_kernel(last):
+                length, stride = block.shape[-1], block.stride(0) if block.dim() > 1 else 0
+                count = block.numel() // max(1, length)
+                rows.append((block.data_ptr(), last.data_ptr(), count, length, stride, weight))
+                continue
+            room = scratch.get(block.dtype)
+            if room is None or room.numel() < block.numel():
+                room = scratch[block.dtype] = torch.empty(block.numel(), dtype=block.dtype)
+            moved = room[: block.numel()].view(block.shape)
+            self._others.append((block, last, moved, weight))
+        return _native.ChangeTable(rows)
+
+
+def _suits_the_kernel(block: Tensor) -> bool:
+    return block.dtype is torch.float32 and block.is_cpu and block.stride(-1) == 1
+
+
+def _parts(flat: Sequence[Tensor], stride: int) -> list[_Part]:
+    """Blocks of vectors: all of the small ones, and samples of the large, as rows of a matrix."""
+    parts: list[_Part] = []
+    run: list[Tensor] = []
+
+    def end_run() -> None:
+        if run:
+            whole = run[0].as_strided((sum(t.numel() for t in run),), (1,))
+            parts.extend((block, 1.0) for block in whole.split(_BLOCK))  # type: ignore[no-untyped-call]
+            run.clear()
+
+    for vector in flat:
+        if stride > 1 and vector.numel() > _BLOCK:
+            end_run()
+            rows = vector.numel() // _SAMPLE_BLOCK
+            sample = vector[: rows * _SAMPLE_BLOCK].view(rows, _SAMPLE_BLOCK)[::stride]
+            parts.append((sample, vector.numel() / sample.numel()))
+            continue
+        if run and not _follows(run[-1], vector):
+            end_run()
+        run.append(vector)
+    end_run()
+    return parts
+
+
+def _follows(one: Tensor, other: Tensor) -> bool:
+    """Whether a vector begins where another ends, in the same memory."""
+    return (
+        one.dtype == other.dtype
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        and one.storage_offset() + one.numel() == other.storage_offset()
+    )

@@ -1,0 +1,309 @@
+"""The allreduce family: plain, in place, asynchronous, grouped, sparse, differentiable.
+
+Owns Horovod's arguments and their defaults. Never runs anything itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.torch.collectives import adasum
+from hsgd.torch.collectives.allgather import allgather_async
+from hsgd.torch.collectives.submission import (
+    coordinator_of,
+    hand_over,
+    named,
+    submit,
+    synchronize,
+)
+from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.reductions import ADASUM, AVERAGE, SUM, Allreduce
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "reduce_op",
+    "sparse_allreduce_async",
+]
+
+_Scales = tuple[float, float]
+
+
+def reduce_op(op: int | None, average: bool | None) -> int:
+    """The operation that `op` and the old argument `average` ask for. Raises ValueError for
+    both.
+    """
+    if op is not None:
+        if average is not None:
+            raise ValueError(
+                "The op parameter supersedes average. Please provide only one of them."
+            )
+        return op
+    if average is None:
+        return AVERAGE
+    warnings.warn(
+        "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return AVERAGE if average else SUM
+
+
+def _start(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    scales: _Scales,
+    process_set: ProcessSet,
+    *,
+    in_place: bool = False,
+    grouped: bool = False,
+    wake: bool = True,
+) -> int:
+    kind = "grouped_allreduce" if grouped else "allreduce"
+    if op == ADASUM or any(tensor.device.type != "cpu" for tensor in tensors):
+        return _by_horovod(tensors, name, op, scales, process_set, in_place, grouped)
+    coordinator = coordinator_of(process_set, "Allreduce")
+    operation = Allreduce(
+        named(kind, name, process_set), tensors, op, scales, in_place=in_place, grouped=grouped
+    )
+    return submit(coordinator, operation, wake=wake)
+
+
+def _by_horovod(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    scales: _Scales,
+    process_set: ProcessSet,
+    in_place: bool,
+    grouped: bool,
+) -> int:
+    function = f"{'grouped_' * grouped}allreduce_async{'_' * in_place}"
+    what = list(tensors) if grouped else tensors[0]
+
+    def call(horovod: Any) -> Any:
+        start = getattr(horovod, function)
+        return start(what, name=name, op=op, prescale_factor=scales[0], postscale_factor=scales[1])
+
+    if op == ADASUM:
+        return adasum.start(call, process_set)
+    handle = hand_over(tensors, "allreduce", call)
+    assert handle is not None
+    return handle
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an allreduce into a new tensor; collective, not blocking. Arguments as for allreduce.
+
+    `tensor` must not be written before the operation is done. Returns a handle.
+    """
+    scales = (prescale_factor, postscale_factor)
+    return _start([tensor], name, reduce_op(op, average), scales, process_set)
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """allreduce_async() in place."""
+    scales = (prescale_factor, postscale_factor)
+    return _start([tensor], name, reduce_op(op, average), scales, process_set, in_place=True)
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Combine tensors over the ranks of a process set; collective, blocking, differentiable.
+
+    tensor: float32, float64, float16, bfloat16, int8, int32, int64 or uint8 in host memory,
+    contiguous; shape and dtype equal on all ranks.
+    average: old form of `op`. name: the same on all ranks; None counts the unnamed ones.
+    compression: what the tensor travels as. op: Average (default), Sum, Min, Max, Product, Adasum.
+    prescale_factor, postscale_factor: multiply before and after, equal on all ranks.
+    Returns a new tensor. Raises ValueError for unusable tensors, HorovodInternalError when ranks
+    disagree or one is lost.
+    """
+    compressed, context = compression.compress(tensor)
+    chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
+    if compressed.requires_grad and torch.is_grad_enabled():
+        reduced = _Allreduce.apply(compressed, name, chosen, scales, process_set)  # type: ignore[no-untyped-call]
+    else:
+        reduced = synchronize(_start([compressed], name, chosen, scales, process_set, wake=False))
+    return compression.decompress(reduced, context)
+
+
+def allreduce_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """allreduce() in place; not differentiable. Returns `tensor`."""
+    chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
+    handle = _start([tensor], name, chosen, scales, process_set, in_place=True, wake=False)
+    result: Tensor = synchronize(handle)
+    return result
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an allreduce of several tensors as one operation; the result is a tuple."""
+    scales = (prescale_factor, postscale_factor)
+    return _start(tensors, name, reduce_op(op, average), scales, process_set, grouped=True)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """grouped_allreduce_async() in place."""
+    chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
+    return _start(tensors, name, chosen, scales, process_set, in_place=True, grouped=True)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """allreduce() of several tensors, which travel together; collective, blocking,
+    differentiable.
+    """
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    chosen, scales = reduce_op(op, average), (prescale_factor, postscale_factor)
+    reduced = _GroupedAllreduce.apply(  # type: ignore[no-untyped-call]
+        name, chosen, scales, process_set, *(tensor for tensor, _ in pairs)
+    )
+    return [
+        compression.decompress(tensor, context)
+        for tensor, (_, context) in zip(reduced, pairs, strict=True)
+    ]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Tensor, ...]:
+    """grouped_allreduce() in place; not differentiable."""
+    handle = grouped_allreduce_async_(
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set
+    )
+    result: tuple[Tensor, ...] = synchronize(handle)
+    return result
+
+
+def sparse_allreduce_async(
+    tensor: Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], Tensor]:
+    """Start the sum (or the mean, for Average) of sparse COO tensors; collective, not blocking.
+
+    Returns a function that waits and gives the sparse result, whose entries may be there twice.
+    """
+    indices = tensor._indices().transpose(0, 1).contiguous()
+    of_indices = allgather_async(indices, f"{name}.indices", process_set)
+    of_values = allgather_async(tensor._values().contiguous(), f"{name}.values", process_set)
+
+    def finish() -> Tensor:
+        values, places = synchronize(of_values), synchronize(of_indices)
+        if op == AVERAGE:
+            values = values / process_set.size()
+        return torch.sparse_coo_tensor(
+            places.transpose(0, 1), values, tensor.size(), check_invariants=False
+        )
+
+    return finish
+
+
+class _Allreduce(torch.autograd.Function):
+    """The gradient of a reduction over ranks is the same reduction of their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, name: str | None, op: int, scales: _Scales, process_set: Any
+    ) -> Tensor:
+        ctx.arguments = (op, scales, process_set)
+        result: Tensor = synchronize(_start([tensor], name, op, scales, process_set, wake=False))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        op, scales, process_set = ctx.arguments
+        gradient = gradients[0].contiguous()
+        reduced = synchronize(_start([gradient], None, op, scales, process_set, wake=False))
+        return reduced, None, None, None, None
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, op: int, scales: _Scales, process_set: Any, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.arguments = (op, scales, process_set)
+        handle = _start(tensors, name, op, scales, process_set, grouped=True, wake=False)
+        result: tuple[Tensor, ...] = synchronize(handle)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        op, scales, process_set = ctx.arguments
+        given = [gradient.contiguous() for gradient in gradients]
+        handle = _start(given, None, op, scales, process_set, grouped=True, wake=False)
+        return (None, None, None, None, *synchronize(handle))

@@ -1,0 +1,116 @@
+"""The broadcast family. Owns Horovod's arguments and the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.torch.collectives.submission import (
+    coordinator_of,
+    hand_over,
+    local_root,
+    named,
+    submit,
+    synchronize,
+)
+from hsgd.torch.job import runtime
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.movements import Broadcast
+from hsgd.torch.operations.reductions import AVERAGE, Allreduce
+
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
+
+
+def _start(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    in_place: bool = False,
+    wake: bool = True,
+) -> int:
+    function = "broadcast_async" + "_" * in_place
+    handed = hand_over(
+        [tensor], "broadcast", lambda hvd: getattr(hvd, function)(tensor, root_rank, name)
+    )
+    if handed is not None:
+        return handed
+    coordinator = coordinator_of(process_set, "Broadcast")
+    root = local_root(process_set, root_rank)
+    full_name = named("broadcast", name, process_set)
+    operation = Broadcast(full_name, tensor, root, root_rank, in_place=in_place)
+    return submit(coordinator, operation, wake=wake)
+
+
+def broadcast_async(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a broadcast into a new tensor; collective, not blocking. Returns a handle."""
+    return _start(tensor, root_rank, name, process_set)
+
+
+def broadcast_async_(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """broadcast_async() in place."""
+    return _start(tensor, root_rank, name, process_set, in_place=True)
+
+
+def broadcast(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """A new tensor with the root's data on all ranks; collective, blocking, differentiable.
+
+    tensor: any dtype, in host memory, contiguous; shape and dtype equal on all ranks.
+    root_rank: global rank, also in process sets.
+    Raises ValueError for unusable tensors and roots, HorovodInternalError when ranks disagree or
+    one is lost.
+    """
+    result: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
+    return result
+
+
+def broadcast_(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """broadcast() in place; not differentiable. Returns `tensor`."""
+    handle = _start(tensor, root_rank, name, process_set, in_place=True, wake=False)
+    result: Tensor = synchronize(handle)
+    return result
+
+
+class _Broadcast(torch.autograd.Function):
+    """As Horovod has it, the root gets the mean of the gradients, and the others zeros."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: Any
+    ) -> Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        result: Tensor = synchronize(_start(tensor, root_rank, name, process_set, wake=False))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        coordinator = coordinator_of(ctx.process_set, "Broadcast")
+        full_name = named("broadcast_backward", None, ctx.process_set)
+        operation = Allreduce(full_name, [gradients[0].contiguous()], AVERAGE)
+        mean: Tensor = synchronize(submit(coordinator, operation, wake=False))
+        if runtime.current().comm.rank != ctx.root_rank:
+            mean = torch.zeros_like(mean)
+        return mean, None, None, None

@@ -1,0 +1,116 @@
+"""From a tensor and a name to a handle, and back to a result.
+
+Owns the numbers that stand for open operations, and the choice between hsgd's own path and
+Horovod's. Never makes results differentiable.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.job import horovod_path, runtime
+from hsgd.torch.job.process_sets import ProcessSet
+from hsgd.torch.negotiation.coordinator import Coordinator
+from hsgd.torch.operations.operation import Operation
+
+__all__ = [
+    "coordinator_of",
+    "hand_over",
+    "local_root",
+    "named",
+    "poll",
+    "submit",
+    "synchronize",
+    "take_over",
+]
+
+_numbers = itertools.count()
+_open: dict[int, tuple[Coordinator, Operation]] = {}
+
+
+def coordinator_of(process_set: ProcessSet, what: str) -> Coordinator:
+    """That of a process set; local. Raises HorovodInternalError before init(), ValueError for sets
+    that are unknown or without this rank.
+    """
+    if not runtime.is_initialized():
+        raise HorovodInternalError(runtime.UNINITIALIZED)
+    return runtime.current().coordinator(process_set.process_set_id, what)
+
+
+def named(kind: str, name: str | None, process_set: ProcessSet) -> str:
+    """The full name of an operation; unnamed ones are counted for each process set."""
+    if name is not None:
+        return f"{kind}.{name}"
+    if not runtime.is_initialized():
+        return kind
+    return f"{kind}.noname.{runtime.current().next_unnamed(process_set.process_set_id)}"
+
+
+def local_root(process_set: ProcessSet, root_rank: int) -> int:
+    """Rank in the process set of a global rank; local. Raises ValueError in Horovod's words."""
+    members = runtime.current().members(process_set.process_set_id or 0)
+    if root_rank not in members:
+        raise ValueError(
+            f"broadcast received invalid root rank {root_rank} for provided process set"
+        )
+    return members.index(root_rank)
+
+
+def submit(coordinator: Coordinator, operation: Operation, *, wake: bool = True) -> int:
+    """A handle of the operation, which is under way from here on; local."""
+    coordinator.submit(operation, wake=wake)
+    number = next(_numbers)
+    _open[number] = (coordinator, operation)
+    return number
+
+
+def hand_over(tensors: Sequence[Tensor], name: str, call: Callable[[Any], Any]) -> int | None:
+    """Let Horovod do it for tensors that are not in host memory: a handle; None where hsgd can.
+
+    call: starts the operation, given horovod.torch, and returns Horovod's handle.
+    """
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return None
+    return take_over(call(horovod_path.for_device(tensors[0].device, name)))
+
+
+def take_over(handle: Any) -> int:
+    """A handle of hsgd.torch for one of Horovod's; local."""
+    number = next(_numbers)
+    horovod_path.keep(number, handle)
+    return number
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation has ended, so that synchronize() does not block; local."""
+    if horovod_path.owns(handle):
+        return horovod_path.poll(handle)
+    found = _open.get(handle)
+    if found is None:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    coordinator, operation = found
+    return coordinator.poll(operation)
+
+
+def synchronize(handle: int) -> Any:
+    """Wait for an operation and return its result, once; blocking.
+
+    Returns None for handles that are not open. Raises HorovodInternalError, with what the core
+    raised as its cause, when the operation failed on any rank.
+    """
+    if horovod_path.owns(handle):
+        return horovod_path.synchronize(handle)
+    found = _open.get(handle)
+    if found is None:
+        return None
+    coordinator, operation = found
+    coordinator.wait(operation)
+    _open.pop(handle, None)
+    if operation.error is not None:
+        raise HorovodInternalError(str(operation.error)) from operation.error.__cause__
+    return operation.result

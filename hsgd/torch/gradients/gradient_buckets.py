@@ -1,0 +1,244 @@
+"""Bucket: gradients that travel together, in memory that all ranks of a node reach.
+
+Owns the flat array, how many of its gradients are still to come, and the collective that is under
+way on it. Never decides when it starts.
+
+Source of the idea: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
+Training", arXiv:2006.15704, section 3.2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.errors import HsgdError, SignatureMismatch
+from hsgd.handle import Handle
+from hsgd.torch.compression import (
+    BF16Compressor,
+    Compressor,
+    FP16Compressor,
+    NoneCompressor,
+)
+from hsgd.torch.gradients.packing import Packing
+from hsgd.torch.operations.reductions import AVERAGE, CORE_OPS
+
+__all__ = ["Bucket", "Collective", "fill"]
+
+_CASTS: dict[type[Compressor], torch.dtype] = {
+    FP16Compressor: torch.float16,
+    BF16Compressor: torch.bfloat16,
+}
+
+
+def fill(sizes: Sequence[tuple[torch.dtype, int]], most_bytes: int) -> list[list[int]]:
+    """Put tensors of (dtype, bytes), in their order, into buckets of one dtype and at most
+    `most_bytes`, if more than one; lists of indices.
+
+    Buckets are in the order in which they become complete.
+    """
+    done: list[list[int]] = []
+    filling: dict[torch.dtype, tuple[list[int], int]] = {}
+    for index, (dtype, size) in enumerate(sizes):
+        held, filled = filling.get(dtype, ([], 0))
+        if held and filled + size > most_bytes:
+            done.append(held)
+            held, filled = [], 0
+        held.append(index)
+        filling[dtype] = (held, filled + size)
+    done += [held for held, _ in filling.values()]
+    return sorted(done, key=lambda held: held[-1])
+
+
+@dataclass
+class Collective:
+    """What travels for a bucket, without its memory. label: ranks that call it by another do not
+    meet. dtype: on the way.
+    """
+
+    comm: Comm
+    label: str
+    count: int
+    dtype: torch.dtype
+    op: int
+    predivide: float
+    compression: type[Compressor]
+
+    def start(self, array: Tensor) -> Handle[Any]:
+        """Begin it, in place; collective, not blocking."""
+        return self.comm.allreduce_async(array, self._core_op(array), array, self.label)
+
+    def run(self, array: Tensor) -> None:
+        """Make it, in place; collective, blocking."""
+        self.comm.allreduce(array, self._core_op(array), array, self.label)
+
+    def run_with_zeros(self) -> None:
+        """Take part and add nothing; collective, blocking."""
+        zeros = torch.zeros(self.count, dtype=self.dtype)
+        if self.compression not in (NoneCompressor, *_CASTS):
+            zeros = self.compression.compress(zeros)[0].contiguous()
+        self.run(zeros)
+
+    def _core_op(self, array: Tensor) -> str:
+        mean = self.op == AVERAGE and self.predivide == 1.0 and array.is_floating_point()
+        return "mean" if mean else CORE_OPS[self.op]
+
+
+class Bucket:
+    """Collective, blocking: all ranks of `comm` make it together.
+
+    number: names it in reports. parameters: of one dtype, in the order in the array. scales:
+    factors before and after the reduction.
+    """
+
+    LABEL = "optimizer bucket"
+
+    def __init__(
+        self,
+        comm: Comm,
+        number: int,
+        label: str,
+        parameters: Sequence[Tensor],
+        op: int,
+        predivide: float,
+        compression: type[Compressor],
+        threaded: bool,
+    ) -> None:
+        self.launched_s = 0.0
+        """When the collective started, on time.monotonic(); 0 while none is under way."""
+        self._number, self._told = number, label
+        self._failed_rounds = 0
+        self._size = comm.size
+        self._op, self._predivide = op, predivide
+        self._compression = compression
+        self._threaded = threaded
+        count = sum(parameter.numel() for parameter in parameters)
+        dtype = parameters[0].dtype
+        label = self._make_label()
+        self._flat: Tensor = comm.empty(count, dtype, label)
+        self.packing = Packing(parameters, self._flat)
+        self._ids = [id(parameter) for parameter in parameters]
+        self.waiting = len(self._ids)
+        """How many gradients are still to come in this step."""
+        self._run = 0  # leading parameters whose gradients came as a run
+        wire_dtype = _CASTS.get(compression)
+        casts = wire_dtype is not None and dtype.is_floating_point and dtype != wire_dtype
+        self._wire: Tensor = comm.empty(count, wire_dtype, label) if casts else self._flat
+        self.collective = Collective(
+            comm, label, count, self._wire.dtype, op, predivide, compression
+        )
+        self._handle: Handle[Any] | None = None
+        self._mismatch: SignatureMismatch | None = None
+        self._result = self._flat
+        self._context: Any = None
+
+    @property
+    def label(self) -> str:
+        """What its collective is called now."""
+        return self.collective.label
+
+    def _make_label(self) -> str:
+        after = f", after {self._failed_rounds} failed steps" if self._failed_rounds else ""
+        return f"{self.LABEL} {self._number}{after} ({self._told})"
+
+    def take_run(self, index: int, ids: Sequence[int]) -> bool:
+        """Count gradients, by the id() of their parameters, that came in the order of the bucket,
+        the first at `index`. False, and nothing is counted, where they did not, or others before
+        did not.
+        """
+        end = index + len(ids)
+        in_order = index == self._run and self.waiting == len(self._ids) - index
+        if not in_order or self._ids[index:end] != ids:
+            return False
+        self._run = end
+        self.waiting = len(self._ids) - end
+        return True
+
+    def has_taken(self, index: int) -> bool:
+        """Whether the gradient at `index` was counted by take_run()."""
+        return index < self._run
+
+    def launch(self) -> None:
+        """Copy gradients that are elsewhere, and start the collective; collective over the ranks of
+        the bucket, not blocking.
+        """
+        self.packing.pack()
+        self.launched_s = time.monotonic()
+        if self._predivide != 1.0:
+            self._flat.mul_(1.0 / self._predivide)
+        if self._wire is not self._flat:
+            self._wire.copy_(self._flat)
+            self._result = self._wire
+        elif self._compression is not NoneCompressor:
+            compressed, self._context = self._compression.compress(self._flat)
+            self._result = compressed.contiguous()
+        self._mismatch = None
+        if self._threaded:
+            self._handle = self.collective.start(self._result)
+        else:
+            self.collective.run(self._result)
+
+    def wait(self) -> SignatureMismatch | None:
+        """Return when the collective has ended; blocking. What it has met if other ranks called
+        something else: then nothing has changed, and repeat() may follow. Else raises as
+        Handle.wait().
+        """
+        if self._handle is not None:
+            try:
+                self._handle.wait()
+            except SignatureMismatch as error:
+                self._mismatch = error
+            self._handle = None
+        return self._mismatch
+
+    def repeat(self) -> None:
+        """Make the collective of the last launch() once more; collective, blocking."""
+        self._mismatch = None
+        self.collective.run(self._result)
+
+    def finish(self) -> None:
+        """After wait(), make the gradients those of all ranks; local."""
+        if self._wire is not self._flat:
+            self._flat.copy_(self._wire)
+        elif self._compression is not NoneCompressor:
+            result = self._compression.decompress(self._result, self._context)
+            if result.data_ptr() != self._flat.data_ptr():
+                self._flat.copy_(result)
+        if self._op == AVERAGE and self._predivide != 1.0:
+            self._flat.mul_(self._predivide / self._size)
+        for parameter in self.packing.sparse:
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.to_sparse()
+        self._begin_anew()
+
+    def abandon(self, *, begun: bool) -> HsgdError | None:
+        """Forget the gradients of this step; blocking while a collective is under way on them,
+        however it ends. begun: whether all collectives of the step were started. Where they were
+        not, later ones have another label: they must not meet those of this step on ranks that
+        wait for it, and they do meet those of ranks that gave it up as well.
+        Returns what the collective that was under way has met.
+        """
+        if not begun:
+            self._failed_rounds += 1
+            self.collective.label = self._make_label()
+        handle, self._handle = self._handle, None
+        found = None
+        if handle is not None:
+            try:
+                handle.wait()
+            except HsgdError as error:
+                found = error
+        self._begin_anew()
+        return found
+
+    def _begin_anew(self) -> None:
+        self.packing.sparse.clear()
+        self.launched_s = 0.0
+        self.waiting = len(self._ids)
+        self._run = 0

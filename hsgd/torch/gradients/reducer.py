@@ -1,0 +1,420 @@
+"""GradientReducer: from gradients of one rank to gradients of all, while backward still runs.
+
+Owns the hooks of the parameters, the buckets, and the round from the first gradient of a step to
+the last collective. Bucket by bucket in one order, which the ranks agree on once, when they first
+meet; what comes later (new groups, parameters that begin to need gradients) is appended the same
+way. Never updates parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.errors import HsgdError
+from hsgd.torch.collectives.allreduce import sparse_allreduce_async
+from hsgd.torch.compression import Compressor
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.gradients.agreement import agree, split
+from hsgd.torch.gradients.gradient_buckets import Bucket
+from hsgd.torch.gradients.joined import StandIn, end_round, tells_of_join
+from hsgd.torch.gradients.overlap import Overlap, OverlapChoice
+from hsgd.torch.gradients.packing import HOT_COUNT
+from hsgd.torch.job import runtime
+from hsgd.torch.job.operation_timeline import add_levels
+from hsgd.torch.job.process_sets import ProcessSet
+
+__all__ = ["GradientReducer", "Options"]
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients travel; equal on all ranks."""
+
+    compression: type[Compressor]
+    op: int
+    predivide: float
+    groups: int | list[list[Tensor]] | None
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    bucket_cap_mb: float
+    overlap: str  # as for Overlap
+
+
+class GradientReducer:
+    """passes: backward passes per step. names: of all parameters, by id()."""
+
+    def __init__(self, options: Options, passes: int, names: dict[int, str]) -> None:
+        self.passes = passes
+        self._options = options
+        self._names = names
+        self._watched: list[int] = []  # all parameters of the optimizer, by id()
+        self._resting: list[Tensor] = []  # those of them that need no gradients
+        self._known: dict[Tensor, int] = {}  # parameters with hooks; how many passes are to come
+        self._counted = False  # some of them are fewer than at the beginning of the step
+        self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
+        self._hooks: dict[Tensor, Any] = {}
+        self._wake = _weak_hook(self)
+        self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
+        self._places: dict[Tensor, tuple[Bucket, int]] = {}
+        self._sparse: dict[Tensor, None] = {}
+        self._buckets: list[Bucket] = []
+        self._next = 0  # the bucket to launch next
+        self._begun = False  # all collectives of the round were started
+        self._touched = False  # a gradient came since the last round
+        self._overlap = Overlap(options.overlap)
+        self._job = runtime.latest()  # the one that gradients come in
+        self._alone = False  # it has no other ranks
+        self._comm: Comm | None = None
+        self._stand_in: StandIn | None = None
+        self._inspected: Callable[[], list[tuple[str, float]]] = _weak(self._pending, [])
+
+    def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        """Follow parameters that need gradients and are new; local. Called in every step: cheap
+        while the groups stay as they are.
+        """
+        ids = [number for group in groups for number in map(id, group)]
+        if ids != self._watched:
+            self._watched = ids
+            self._resting = [p for group in groups for p in group if p not in self._known]
+        if self._resting:
+            self._resting = [p for p in self._resting if not self._follow(p)]
+
+    def _follow(self, parameter: Tensor) -> bool:
+        if not (parameter.requires_grad and parameter.is_leaf):
+            return False
+        self._known[parameter] = self.passes
+        self._hook(parameter, self._wake)
+        return True
+
+    @property
+    def active(self) -> bool:
+        """Whether there are other ranks; local."""
+        members = self._options.process_set
+        if not runtime.is_initialized() or not members.included():
+            return False
+        return (members.size() or 1) > 1
+
+    @property
+    def open(self) -> bool:
+        """Whether gradients came that were not reduced."""
+        return self._touched or bool(self._arrived)
+
+    @property
+    def overlap_choice(self) -> OverlapChoice:
+        """Whether collectives start in backward; local."""
+        return self._overlap.choice
+
+    def set_passes(self, passes: int) -> None:
+        """From the next step on."""
+        self.passes = passes
+        for parameter in self._known:
+            self._known[parameter] = passes
+        self._counted = False
+
+    def reduce(self) -> None:
+        """Make all gradients those of all ranks; collective over the process set, blocking.
+
+        Parameters without a gradient count as zero. Raises HorovodInternalError when ranks
+        disagree or one is lost: gradients that came are forgotten then, and the next call makes
+        new buckets.
+        """
+        with self._ending_on_error():
+            comm = self._follow_job()
+        self._overlap.ready()
+        self._look()
+        with self._ending_on_error():
+            self._finish_round(comm)
+            self._overlap.end_step(comm)
+        self._end_round()
+
+    def close_round(self) -> None:
+        """reduce() what came and was not reduced, so that ranks stay together; collective then. In
+        another job it is forgotten: that has other ranks.
+        """
+        if self._job is not runtime.latest():
+            self._start_anew(keep=True)
+        elif self.open:
+            self.reduce()
+
+    @contextlib.contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        """A context whose errors end the round; those of the core become Horovod's."""
+        try:
+            yield
+        except (HsgdError, HorovodInternalError) as error:
+            # All ranks have it, now or soon. What is under way may wait for calls that nobody makes
+            # any more, and write to its bucket until then: nothing of it is used again.
+            self._start_anew(keep=False)
+            if isinstance(error, HorovodInternalError):
+                raise
+            raise HorovodInternalError(str(error)) from error
+        except Exception:  # of a compression; the other ranks may go on, if they miss nothing
+            begun = self._begun
+            met = [bucket.abandon(begun=begun) for bucket in self._buckets]
+            if begun and self._comm is not None:
+                with contextlib.suppress(HsgdError):  # the next step has it as well
+                    self._overlap.end_step(self._comm)
+            if not begun and any(error and not tells_of_join(error) for error in met):
+                self._start_anew(keep=False)  # others gave up earlier, and begin anew as well
+            else:
+                self._end_round()
+            raise
+        except BaseException:  # Ctrl-C: it waits for nothing more
+            self._start_anew(keep=False)
+            raise
+
+    def _end_round(self) -> None:
+        self._touched = self._begun = False
+        self._next = 0
+        if self._counted:
+            self.set_passes(self.passes)
+
+    def _hook(self, parameter: Tensor, call: Callable[[Tensor], None]) -> None:
+        """Have `call` told when autograd has added to the gradient."""
+        if parameter in self._hooks:
+            self._hooks[parameter].remove()
+        register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
+        self._hooks[parameter] = register(call)
+
+    def _came(self, parameter: Tensor) -> None:
+        """A hook of parameters that are new, complete a bucket, or are so large that they are
+        copied while in cache. That of the others is the append of a list: it costs no Python.
+        """
+        if self._job is not runtime.latest():
+            self._start_anew(keep=True)
+        if self._alone:
+            self._arrived.clear()
+            return
+        self._arrived.append(parameter)
+        self._look()
+        if self._next_is_complete():
+            self._overlap.ready()
+            if self._overlap.active:
+                with self._ending_on_error():
+                    self._launch_complete()
+
+    def _look(self) -> None:
+        """Work off what arrived."""
+        arrived = self._arrived[:]
+        del self._arrived[: len(arrived)]
+        if arrived and not self._count_run(arrived):
+            for parameter in arrived:
+                self._count(parameter)
+
+    def _count_run(self, arrived: Sequence[Tensor]) -> bool:
+        """The everyday case: neighbours in a bucket, in its order, cost no look at each."""
+        place = self._places.get(arrived[0])
+        if place is None or self.passes != 1:
+            return False
+        bucket, index = place
+        if not bucket.take_run(index, list(map(id, arrived))):
+            return False
+        self._touched = True
+        if arrived[-1].numel() >= HOT_COUNT:  # its hook led here: those before are small
+            bucket.packing.adopt(index + len(arrived) - 1)
+        return True
+
+    def _count(self, parameter: Tensor) -> None:
+        place = self._places.get(parameter)
+        left = self._known[parameter]
+        if left <= 0 or (place is not None and place[0].has_taken(place[1])):
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to "
+                "step(). Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        self._touched = self._counted = True
+        self._known[parameter] = left - 1
+        if left > 1:
+            return
+        if place is None:
+            if parameter not in self._sparse:
+                self._order[parameter] = None
+            return
+        bucket, index = place
+        bucket.waiting -= 1
+        if parameter.numel() >= HOT_COUNT:
+            bucket.packing.adopt(index)
+
+    def _next_is_complete(self) -> bool:
+        return self._next < len(self._buckets) and self._buckets[self._next].waiting == 0
+
+    def _launch_complete(self) -> None:
+        while self._next_is_complete():
+            self._launch(self._buckets[self._next])
+            self._next += 1
+
+    def _launch(self, bucket: Bucket) -> None:
+        tracer = None if self._job is None else self._job.tracer
+        begin_s = time.monotonic()
+        bucket.launch()
+        if tracer is not None:
+            tracer("pack", bucket.label, begin_s, bucket.launched_s)
+
+    def _finish_round(self, comm: Comm) -> None:
+        self._complete()
+        sparse = [(p, self._start_sparse(p)) for p in self._sparse]
+        if len(self._places) + len(self._sparse) < len(self._known):
+            # On all ranks in the same step; else they wait, and the stall inspector tells.
+            new = [p for p in self._known if p not in self._places and p not in self._sparse]
+            sparse += self._extend(new)
+        self._begun = True
+        if end_round(comm, self._buckets):
+            self._overlap.abandon()
+        self._trace_collectives()
+        for parameter, finish in sparse:
+            parameter.grad = finish()
+
+    def _trace_collectives(self) -> None:
+        tracer = None if self._job is None else self._job.tracer
+        if tracer is None or self._comm is None:
+            return
+        for record in self._comm.take_records():
+            if not record.name.startswith(Bucket.LABEL):
+                continue
+            cut = (b.label for b in self._buckets if b.label.startswith(record.name))
+            name, (begin_s, end_s, _) = next(cut, record.name), record.call
+            tracer("collective", name, begin_s, end_s, bytes=record.payload_bytes)
+            add_levels(tracer, name, record)
+
+    def _complete(self) -> None:
+        """Launch what is left, with zeros where a gradient is missing."""
+        for bucket in self._buckets[self._next :]:
+            self._launch(bucket)
+        self._next = len(self._buckets)
+
+    def _extend(self, new: Sequence[Tensor]) -> list[tuple[Tensor, Callable[[], Tensor]]]:
+        """Agree on the order of new parameters, make their buckets, and launch these."""
+        assert self._comm is not None and self._job is not None and self._stand_in is not None
+        for parameter in new:
+            self._order.setdefault(parameter)
+        names = {parameter: self._names[id(parameter)] for parameter in self._order}
+        wanted = self._overlap.wanted
+        ordered, sparse, overlap = agree(
+            self._comm, names, wanted, sparse_as_dense=self._options.sparse_as_dense
+        )
+        if overlap != wanted:
+            self._overlap = Overlap(overlap)
+        self._order.clear()
+        begun = [(parameter, self._start_sparse(parameter)) for parameter in sparse]
+        self._sparse.update(dict.fromkeys(sparse))
+        # All of them before the first is launched: a compression may fail, and must not leave out
+        # what comes after.
+        for members in split(ordered, self._options.groups, self._options.bucket_cap_mb):
+            number = len(self._buckets)
+            bucket = Bucket(
+                self._comm,
+                number,
+                self._names[id(members[0])],
+                members,
+                self._options.op,
+                self._options.predivide,
+                self._options.compression,
+                self._job.threaded,
+            )
+            for index, parameter in enumerate(members):
+                self._places[parameter] = (bucket, index)
+                if index < len(members) - 1 and parameter.numel() < HOT_COUNT:
+                    self._hook(parameter, self._arrived.append)
+            self._buckets.append(bucket)
+            self._stand_in.collectives.append(bucket.collective)
+        self._overlap.begin(len(self._buckets))
+        self._complete()
+        return begun
+
+    def _start_sparse(self, parameter: Tensor) -> Callable[[], Tensor]:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter).to_sparse()
+        options = self._options
+        name = f"sparse.{self._names[id(parameter)]}"
+        return sparse_allreduce_async(parameter.grad, name, options.op, options.process_set)
+
+    def _follow_job(self) -> Comm:
+        """The communicator of the buckets; collective when a new one is made. Raises
+        HorovodInternalError where named operations have failed: the job is over then.
+        """
+        job = runtime.current()
+        if self._job is not job:
+            self._start_anew(keep=True)
+        number = self._options.process_set.process_set_id
+        if (reason := job.coordinator(number, "optimizer").ended) is not None:
+            raise HorovodInternalError(reason)
+        if self._comm is None:
+            self._comm = job.private_comm(number, "optimizer")
+            self._alone = False
+            if self._inspected not in job.watched:
+                job.watched.append(self._inspected)
+            self._stand_in = StandIn(
+                self._comm, _weak(self._reduce_open, None), _weak(self._abandon_trial, None)
+            )
+            job.joining.append(self._stand_in)
+        return self._comm
+
+    def _start_anew(self, *, keep: bool) -> None:
+        """As if no gradient had come yet, in the job of now; local. keep: gradients their values;
+        not after an error, when those in buckets may still change.
+        """
+        for bucket in self._buckets:
+            bucket.packing.release(keep=keep)
+        if self._job is not None and self._stand_in is not None:
+            self._job.joining.remove(self._stand_in)
+        for parameter in self._known:
+            self._hook(parameter, self._wake)
+        self._arrived.clear()
+        self._order.clear()
+        self._places.clear()
+        self._sparse.clear()
+        self._buckets.clear()
+        self._overlap = Overlap(self._options.overlap)
+        self._comm = self._stand_in = None
+        self._job = runtime.latest()
+        self._alone = not self.active
+        self._counted = True
+        self._end_round()
+
+    def _reduce_open(self) -> None:
+        """Before this rank joins: gradients that came and were not used."""
+        if self._job is runtime.latest() and self.open:
+            self.reduce()
+
+    def _abandon_trial(self) -> None:
+        self._overlap.abandon()
+
+    def _pending(self) -> list[tuple[str, float]]:
+        """Collectives under way, for the stall inspector."""
+        return [(b.label, b.launched_s) for b in list(self._buckets) if b.launched_s]
+
+
+# Parameters and the job outlive an optimizer, and must not keep its buckets.
+
+
+def _weak_hook(reducer: GradientReducer) -> Callable[[Tensor], None]:
+    found = weakref.ref(reducer)
+
+    def hook(parameter: Tensor) -> None:
+        alive = found()
+        if alive is not None:
+            alive._came(parameter)
+
+    return hook
+
+
+def _weak(method: Callable[[], _Result], gone: _Result) -> Callable[[], _Result]:
+    """The method, and `gone` when its object is no more."""
+    found = weakref.WeakMethod(method)
+
+    def call() -> _Result:
+        alive = found()
+        return gone if alive is None else alive()
+
+    return call

@@ -1,0 +1,242 @@
+"""init, shutdown, ranks and sizes, and what was built: Horovod's basic names.
+
+Owns the arguments of init(). Where no job is initialized, the others raise ValueError as Horovod's
+do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hsgd import built
+from hsgd.comm import Comm
+from hsgd.metrics import Counters
+from hsgd.torch.job import operation_timeline, runtime
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.settings import Settings
+
+__all__ = [
+    "ccl_built",
+    "counters",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Set up the job; collective, blocking. A second call does nothing.
+
+    comm: an mpi4py communicator, ranks of MPI.COMM_WORLD, or an hsgd.Comm, which is then closed by
+    shutdown(); None is MPI.COMM_WORLD, or under torchrun on one node all its workers, without MPI.
+    process_sets: sets to register, the same on all ranks, or "dynamic" to add them later.
+    Raises ValueError for sets that are there twice, MissingExtra without mpi4py, LaunchError when
+    the MPI libraries do not agree, or MPI sees one rank where the launcher started more.
+    """
+    if runtime.is_initialized():
+        return
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f'process_sets is "{process_sets}"; give a list, or "dynamic"')
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+        process_sets = None
+    settings = Settings.from_env()
+    job = runtime.start(_communicator(comm), settings, _threads_supported)
+    global_process_set.ranks = job.members(0)
+    try:
+        for index, process_set in enumerate(process_sets or ()):
+            _register(job, process_set, index)
+    except BaseException:
+        runtime.stop()
+        raise
+    if settings.timeline is not None and settings.timeline.upper() != "DYNAMIC":
+        start_timeline(settings.timeline)
+
+
+def shutdown() -> None:
+    """Close the job; local. Operations that are open fail, here and on other ranks."""
+    runtime.stop()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called, and shutdown() was not; local."""
+    return runtime.is_initialized()
+
+
+def rank() -> int:
+    """Rank in the job, from 0; local."""
+    return runtime.current().comm.rank
+
+
+def size() -> int:
+    """Ranks in the job; local."""
+    return runtime.current().comm.size
+
+
+def local_rank() -> int:
+    """Rank among those of this node, from 0; local."""
+    return runtime.current().place.local_rank
+
+
+def local_size() -> int:
+    """Ranks of this node; local."""
+    return runtime.current().place.local_size
+
+
+def cross_rank() -> int:
+    """Index of this node among those that have this local rank; local."""
+    return runtime.current().place.cross_rank
+
+
+def cross_size() -> int:
+    """Nodes that have this local rank; local."""
+    return runtime.current().place.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have the same number of ranks; local."""
+    return runtime.is_initialized() and runtime.current().place.homogeneous
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI serves several threads at once; local. Raises ValueError without MPI."""
+    if not mpi_enabled():
+        raise ValueError("Horovod MPI is not enabled; Please make sure it's installed and enabled.")
+    return _mpi_threads()
+
+
+def mpi_enabled() -> bool:
+    """Whether the job runs over MPI; local."""
+    return runtime.is_initialized() and runtime.current().comm.mpi is not None
+
+
+def mpi_built() -> bool:
+    """Whether hsgd was built for an MPI; local."""
+    return bool(built.read().mpi_name)
+
+
+def gloo_enabled() -> bool:
+    """False: hsgd has no use for gloo."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: hsgd has no use for gloo."""
+    return False
+
+
+def nccl_built() -> int:
+    """0: hsgd computes on host memory."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: hsgd computes on host memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: hsgd computes on host memory."""
+    return False
+
+
+def counters() -> Counters:
+    """What this rank's collectives did since init(): calls, bytes, seconds; local.
+
+    Not a name of Horovod's.
+    """
+    return runtime.current().counters()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Write a trace of what this rank does to `file_path`, on ranks from 1 with the rank behind a
+    dot; local. `mark_cycles` is taken for Horovod's sake: there are no cycles.
+    """
+    operation_timeline.start(runtime.current(), file_path)
+
+
+def stop_timeline() -> None:
+    """End the trace, and its file; local. Does nothing when there is none."""
+    runtime.current()
+    operation_timeline.stop()
+
+
+def _communicator(comm: Any) -> Any:
+    """What hsgd.world.init() takes."""
+    if comm is None or isinstance(comm, Comm):
+        return comm
+    if not isinstance(comm, Iterable):
+        return comm
+    ranks = list(comm)
+    if not ranks:
+        return None
+    from mpi4py import MPI
+
+    part = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank in ranks else MPI.UNDEFINED)
+    if part == MPI.COMM_NULL:
+        raise ValueError(
+            f"init: rank {MPI.COMM_WORLD.rank} is not among the ranks {ranks}; call init() only "
+            "for those"
+        )
+    return part
+
+
+def _threads_supported(comm: Comm) -> bool:
+    return comm.mpi is None or _mpi_threads()
+
+
+def _mpi_threads() -> bool:
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
+
+def _register(job: runtime.Runtime, process_set: ProcessSet, index: int) -> None:
+    if process_set.ranks is not None:
+        number = job.register(process_set.ranks)
+    else:
+        number, process_set.ranks = job.register_own(_ranks_of(process_set.mpi_comm))
+    if number is None:
+        raise ValueError(
+            f"Horovod could not be initialized because process_sets entry number {index} is a "
+            f"duplicate: {process_set}"
+        )
+    process_set.process_set_id = number
+
+
+def _ranks_of(comm: Any) -> list[int]:
+    """The ranks of an mpi4py communicator in the job's, which is COMM_WORLD or as large."""
+    from mpi4py import MPI
+
+    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    return sorted(MPI.Group.Translate_ranks(group, range(group.size), world))

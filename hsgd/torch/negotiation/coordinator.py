@@ -1,0 +1,397 @@
+"""Coordinator: gives the operations of a process set one order on all its ranks.
+
+Owns the queue of what this rank submitted and has not seen done, and the thread that works on it.
+
+Every collective of the core compares what its ranks call before data moves. So ranks simply call
+what they submitted, in their order: where all submitted the same, which is the everyday case, there
+is nothing to negotiate. Where not, all get SignatureMismatch from that same call, and all turn to
+rounds: they exchange what they have submitted (one allgather: shared memory inside a node, leaders
+between nodes), each works out the same plan, and they go through it together. Rounds go on, at
+growing intervals, until no operation waits for a rank; then the first case is back.
+
+Operations that are one collective each go to the core together, as many as there are, and the core
+works off its queue without Python. When ranks turn to rounds, what is still in a queue meets what
+others call, and ends in one of the two ways as well; nobody begins a round before its own queue has
+ended.
+
+No rank can be left out: one that has nothing to do lets the others wait, as what they do first
+needs it anyway, and meets them with whatever it submits next. Never looks into tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from hsgd.comm import Comm
+from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
+from hsgd.handle import Handle
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.negotiation.objects import exchange
+from hsgd.torch.negotiation.plan import Plan, Table
+from hsgd.torch.negotiation.signature import Signature
+
+__all__ = ["ROUND", "Coordinator", "Operation"]
+
+_SHORTEST_S, _LONGEST_S = 1e-4, 5e-3  # between rounds while operations wait for a rank
+_LOOK_S = 0.1  # between looks whether the job was ended
+ROUND = "hsgd.torch round"
+"""Name of the collective in which ranks tell one another what they have submitted."""
+
+
+class Operation(Protocol):
+    """What can be submitted."""
+
+    name: str
+    submitted_s: float
+    begun_s: float
+    ended_s: float
+    done: bool
+    error: BaseException | None
+    handle: Handle[Any] | None
+    queued: bool
+    background: bool
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of this rank's input."""
+
+    @property
+    def signature(self) -> Signature:
+        """What must be equal on all ranks; asked for only when ranks differ."""
+
+    def run(self, comm: Comm) -> None:
+        """Call the core; blocking. SignatureMismatch leaves the operation as it was."""
+
+    def start(self, comm: Comm) -> Handle[Any] | None:
+        """Have the core run it, not blocking; None where run() is more than one collective."""
+
+    def finish(self, comm: Comm) -> None:
+        """What is left to do when the core has run it; local."""
+
+
+class Coordinator:
+    """Runs operations over `comm`, which it owns from here on; several threads may use it.
+
+    label: names the process set in threads and reports.
+    threaded: whether another thread may call the core; else operations run in wait().
+    endable: whether end() may be called while ranks wait for one that does not come. Those who wait
+    return then; else the core's deadline counts, and a wait costs a little less.
+    fused: runs operations that may travel together. stand_in: makes, for a rank that has joined,
+    an operation that adds nothing to that of the others.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        label: str,
+        fused: Callable[[Sequence[Operation], Comm], None],
+        stand_in: Callable[[str, Signature], Operation],
+        *,
+        threaded: bool = True,
+        endable: bool = False,
+    ) -> None:
+        self.comm = comm
+        self.label = label
+        self.observer: Callable[[Operation], None] | None = None
+        """Told of each operation that ended well."""
+        self._fused = fused
+        self._stand_in = stand_in
+        self._threaded = threaded
+        self._endable = endable
+        self._changed = threading.Condition()  # guards all that follows
+        self._pending: dict[str, Operation] = {}
+        self._negotiating = False
+        self._news = False  # something was submitted since the last round
+        self._interval_s = _SHORTEST_S
+        self._busy = False  # a thread is in _step()
+        self._sleepers = 0  # threads that wait for an operation that another thread runs
+        self._ended: str | None = None  # why nothing more is taken
+        self._thread: threading.Thread | None = None
+
+    def submit(self, operation: Operation, *, wake: bool = True) -> None:
+        """Add an operation; local, returns at once.
+
+        wake: have the thread run it; else wait() is called for it next.
+        Raises ValueError for a name that is in use, HorovodInternalError after the end.
+        """
+        operation.submitted_s = time.monotonic()
+        with self._changed:
+            if self._ended is not None:
+                raise HorovodInternalError(self._ended)
+            if operation.name in self._pending:
+                raise ValueError(
+                    "Requested to allreduce, allgather, or broadcast a tensor with the same name "
+                    "as another tensor that is currently being processed. If you want to request "
+                    f"another tensor, use a different tensor name: {operation.name}"
+                )
+            wake = wake or self._endable  # who waits must not be in the core itself
+            operation.background = wake
+            self._pending[operation.name] = operation
+            self._news = True
+            if wake:
+                self._start()
+            if wake or self._negotiating:
+                self._changed.notify_all()
+
+    def wait(self, operation: Operation) -> None:
+        """Return when the operation is done; blocking. Its error stays in it."""
+        if operation.background and not operation.done:
+            self._hand_over()
+            self._settle(operation)
+        if not operation.done:
+            self._work(lambda: operation.done, sleeper=True)
+
+    def poll(self, operation: Operation) -> bool:
+        """Whether the operation is done; local."""
+        if (handle := operation.handle) is not None and handle.done():
+            self._settle(operation)
+        return operation.done
+
+    def pending(self) -> list[tuple[str, float]]:
+        """What is submitted and not done: names, and seconds on time.monotonic(); local."""
+        with self._changed:
+            return [(op.name, op.submitted_s) for op in self._pending.values()]
+
+    @property
+    def ended(self) -> str | None:
+        """Why nothing more is taken; None while it is. Local."""
+        return self._ended
+
+    def end(self, reason: str) -> None:
+        """Fail what is open and take nothing more; local. A collective under way goes on."""
+        self._fail(HorovodInternalError(reason))
+
+    def close(self, reason: str) -> None:
+        """end(), and close the communicator; local. Ranks that wait for this one hear of it."""
+        self.end(reason)
+        thread = self._thread
+        self.comm.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _hand_over(self) -> None:
+        """Give the core what it can run by itself and nothing before it waits outside."""
+        with self._changed:
+            if self._negotiating or not self._threaded:
+                return
+            new: list[Operation] = []
+            for operation in reversed(self._pending.values()):
+                if operation.handle is not None:
+                    break
+                new.append(operation)
+            for operation in reversed(new):
+                if not operation.background:
+                    return
+                try:
+                    operation.handle = operation.start(self.comm)
+                except HsgdError as error:
+                    self._break(error)
+                    return
+                if operation.handle is None:
+                    return
+                operation.queued = True
+                operation.begun_s = operation.submitted_s
+
+    def _settle(self, operation: Operation) -> None:
+        """Return when the core has run an operation that it was given; blocking. Several threads
+        may do so.
+        """
+        handle = operation.handle
+        if handle is None:
+            return
+        meets = True
+        try:
+            if not self._wait_for(handle, operation):
+                return
+        except SignatureMismatch:
+            meets = False
+        except Exception as error:
+            for earlier in self._in_queue():  # those have ended before, and perhaps well
+                if earlier is operation:
+                    break
+                self._settle(earlier)
+            self._break(error)
+            return
+        except BaseException as error:
+            self._break(error)
+            raise
+        with self._changed:
+            if operation.handle is None or operation.done:
+                return
+            operation.handle = None
+            if not meets:
+                operation.queued = False
+                self._negotiate()
+                return
+            try:
+                operation.finish(self.comm)
+            except Exception as error:  # no memory: of no concern to the other ranks
+                operation.error = error
+            self._finish([operation])
+        self._tell([operation])
+
+    def _wait_for(self, handle: Handle[Any], operation: Operation) -> bool:
+        """Return when the core has run it, or end() was called meanwhile: then False. Raises as
+        Handle.wait().
+        """
+        while True:
+            try:
+                handle.wait(_LOOK_S if self._endable else None)
+            except CollectiveTimeout:
+                raise
+            except TimeoutError:
+                if operation.done:
+                    return False
+            else:
+                return True
+
+    def _in_queue(self) -> list[Operation]:
+        """What the core was given, in order."""
+        with self._changed:
+            return [op for op in self._pending.values() if op.handle is not None]
+
+    def _negotiate(self) -> None:
+        self._negotiating = self._news = True
+        self._interval_s = _SHORTEST_S
+        self._start()  # the other ranks count on this one in the rounds
+        self._changed.notify_all()
+
+    def _start(self) -> None:
+        if self._threaded and self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work,
+                args=(lambda: self._ended is not None,),
+                name=f"hsgd.torch {self.label}",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def _work(self, ended: Callable[[], bool], *, sleeper: bool = False) -> None:
+        """Take steps until `ended`. One thread at a time takes them, the others sleep."""
+        with self._changed:
+            while not ended():
+                if self._busy or not (self._pending or self._negotiating):
+                    self._sleepers += sleeper
+                    self._changed.wait()
+                    self._sleepers -= sleeper
+                    continue
+                self._busy = True
+                self._changed.release()
+                try:
+                    self._step()
+                finally:
+                    self._changed.acquire()
+                    self._busy = False
+                    if self._sleepers or self._pending or self._negotiating:
+                        self._changed.notify_all()
+
+    def _step(self) -> None:
+        """Run the operation that was submitted first, or one round."""
+        try:
+            if self._negotiating:
+                self._round()
+            else:
+                self._run_first()
+        except Exception as error:
+            self._break(error)
+        except BaseException as error:  # Ctrl-C breaks the communicator
+            self._break(error)
+            raise
+
+    def _run_first(self) -> None:
+        self._hand_over()
+        if given := self._in_queue():
+            handle = given[-1].handle
+            with contextlib.suppress(HsgdError):  # each operation gets its own below
+                if handle is not None:
+                    handle.wait()
+            for operation in given:
+                self._settle(operation)
+            return
+        with self._changed:
+            first = next(iter(self._pending.values()), None)
+        if first is None:
+            return
+        first.begun_s = time.monotonic()
+        try:
+            first.run(self.comm)
+        except SignatureMismatch:
+            with self._changed:
+                self._negotiate()
+        else:
+            self._finish([first])
+            self._tell([first])
+
+    def _round(self) -> None:
+        """All ranks are here together, or will be when the core's queues have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news, self._interval_s)
+            self._news = False
+        for operation in self._in_queue():
+            self._settle(operation)
+        with self._changed:
+            held = dict(self._pending)
+        mine: Table = [(operation.name, operation.signature) for operation in held.values()]
+        try:
+            tables = exchange(self.comm, mine, ROUND)
+        except SignatureMismatch:  # met what another rank's core had in its queue
+            self._news = True
+            return
+        plan = Plan(tables)
+        self._interval_s = _SHORTEST_S if plan.ready else min(2 * self._interval_s, _LONGEST_S)
+        for names in plan.batches():
+            own = [held[name] for name in names if name in held]
+            for operation in own:
+                operation.begun_s = time.monotonic()
+            if (words := plan.error(names[0])) is not None:
+                for operation in own:
+                    operation.error = HorovodInternalError(words)
+            else:
+                self._run_planned(
+                    [held.get(name) or self._stand_in(name, plan.signature(name)) for name in names]
+                )
+            self._finish(own)
+            self._tell(own)
+        with self._changed:
+            self._negotiating = plan.leftover
+
+    def _run_planned(self, operations: Sequence[Operation]) -> None:
+        if len(operations) > 1:
+            self._fused(operations, self.comm)
+        else:
+            operations[0].run(self.comm)
+
+    def _finish(self, operations: Sequence[Operation]) -> None:
+        now = time.monotonic()
+        with self._changed:
+            for operation in operations:
+                self._pending.pop(operation.name, None)
+                operation.ended_s = now
+                operation.done = True
+            if self._sleepers:
+                self._changed.notify_all()
+
+    def _tell(self, operations: Sequence[Operation]) -> None:
+        if self.observer is not None:
+            for operation in operations:
+                self.observer(operation)
+
+    def _break(self, error: BaseException) -> None:
+        """A communicator that failed once is of no more use."""
+        failure = HorovodInternalError(str(error) or type(error).__name__)
+        failure.__cause__ = error
+        self._fail(failure)
+
+    def _fail(self, error: HorovodInternalError) -> None:
+        with self._changed:
+            if self._ended is None:
+                self._ended = str(error)
+            for operation in self._pending.values():
+                operation.error, operation.done, operation.handle = error, True, None
+            self._pending.clear()
+            self._negotiating = False
+            self._changed.notify_all()

@@ -1,0 +1,107 @@
+"""Allgather, broadcast and alltoall: operations that move data and compute nothing.
+
+Owns the detour for dtypes that the core does not know: they travel as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.comm import DTYPES, Comm
+from hsgd.handle import Handle
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.operations.operation import TensorOperation, count_write, meet
+
+__all__ = ["Allgather", "Alltoall", "Broadcast"]
+
+_MOVED = frozenset(getattr(torch, name) for name in DTYPES)
+
+
+class Allgather(TensorOperation):
+    """Results have the rows of all ranks, in rank order."""
+
+    kind = "allgather"
+
+    def run(self, comm: Comm) -> None:
+        if (words := self.signature.refusal()) is not None:
+            meet(comm, self.name)  # where other ranks have rows, all learn of it in a round
+            self.error = HorovodInternalError(f"{words} ({self.name})")
+            return
+        label = self.label()
+        gathered = [comm.allgather(_as_rows(tensor), name=label) for tensor in self.inputs]
+        self.give([_from_rows(*pair) for pair in zip(gathered, self.inputs, strict=True)])
+
+
+class Broadcast(TensorOperation):
+    """root: rank in the process set; global_root is its global rank, for comparison and reports."""
+
+    kind = "broadcast"
+
+    def __init__(
+        self, name: str, tensor: Tensor, root: int, global_root: int, *, in_place: bool
+    ) -> None:
+        super().__init__(name, [tensor], grouped=False)
+        self.root = root
+        self.global_root = global_root
+        self.given = tensor if in_place else None
+
+    def parts(self) -> dict[str, Any]:
+        return {**super().parts(), "root": self.global_root}
+
+    def run(self, comm: Comm) -> None:
+        comm.broadcast(self._target(), self.root, self.label())
+        self.finish(comm)
+
+    def start(self, comm: Comm) -> Handle[Any] | None:
+        return comm.broadcast_async(self._target(), self.root, self.label())
+
+    def finish(self, comm: Comm) -> None:
+        self.result = self._made if self.given is None else self.given
+        if self.given is not None:
+            count_write([self.given])
+
+    def _target(self) -> Tensor:
+        source = self.inputs[0]
+        self._made = source if self.given is not None else source.clone()
+        return self._made if self._made.dtype in _MOVED else _bytes(self._made)
+
+
+class Alltoall(TensorOperation):
+    """splits: rows for each rank. The result is a pair: rows, and how many came from each rank."""
+
+    kind = "alltoall"
+
+    def __init__(self, name: str, tensor: Tensor, splits: Sequence[int], like: Tensor) -> None:
+        super().__init__(name, [tensor], grouped=False)
+        self.splits = list(splits)
+        self.like = like
+
+    def run(self, comm: Comm) -> None:
+        tensor = self.inputs[0]
+        sent = _as_rows(tensor)[: sum(self.splits)]
+        rows, received = comm.alltoall(sent, self.splits, name=self.label())
+        self.result = (_from_rows(rows, tensor), self.like.new_tensor(received))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    """The tensor, or its rows as bytes."""
+    if tensor.dtype in _MOVED:
+        return tensor
+    width = math.prod(tensor.shape[1:])
+    return _bytes(tensor).reshape(tensor.shape[0], width * tensor.element_size())
+
+
+def _from_rows(rows: Tensor, like: Tensor) -> Tensor:
+    """Undo _as_rows: any number of rows of the dtype and extents of `like`."""
+    if like.dtype in _MOVED:
+        return rows
+    return rows.reshape(-1).view(like.dtype).reshape(rows.shape[0], *like.shape[1:])

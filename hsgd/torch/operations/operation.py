@@ -1,0 +1,147 @@
+"""What all operations on tensors have, and those that move none: barrier and join.
+
+Owns the checks that one rank alone could fail, which are made before others wait for it. Never
+decides when an operation runs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.handle import Handle
+from hsgd.torch.negotiation.signature import Signature
+
+__all__ = ["Barrier", "Join", "Operation", "TensorOperation", "count_write", "meet"]
+
+
+class Operation:
+    """What all operations have. `result` is what synchronize() returns."""
+
+    kind = ""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.submitted_s = self.begun_s = self.ended_s = 0.0
+        self.done = False
+        self.error: BaseException | None = None
+        self.handle: Handle[Any] | None = None
+        """While the core has it in its queue."""
+        self.background = False  # nobody need wait for it to be run
+        self.queued = False  # the core has run it, or will, without Python
+        self.result: Any = None
+
+    @property
+    def signature(self) -> Signature:
+        """What must be equal on all ranks."""
+        return Signature(self.kind)
+
+    def run(self, comm: Comm) -> None:
+        """Call the core; blocking, collective."""
+        raise NotImplementedError
+
+    def start(self, comm: Comm) -> Handle[Any] | None:
+        """Have the core run it, not blocking, collective; None where only run() can."""
+        return None
+
+    def finish(self, comm: Comm) -> None:
+        """Make the result when the core has run it; local."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of this rank's input."""
+        return 0
+
+
+class TensorOperation(Operation):
+    """An operation on one tensor or on a group of them, which are results or not together."""
+
+    def __init__(self, name: str, tensors: Sequence[Tensor], grouped: bool) -> None:
+        super().__init__(name)
+        for tensor in tensors:
+            self.check(tensor)
+        # detach() lets other threads have the GIL, which costs more than all the rest.
+        self.inputs = [t.detach() if t.requires_grad else t for t in tensors]
+        self.grouped = grouped
+
+    def check(self, tensor: Tensor) -> None:
+        if tensor.layout != torch.strided:
+            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+        if not tensor.is_contiguous():
+            raise ValueError("Tensor is required to be contiguous.")
+
+    def parts(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "dtypes": tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.inputs),
+            "shapes": tuple(tuple(tensor.shape) for tensor in self.inputs),
+            "detail": "grouped" if self.grouped else "",
+        }
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(**self.parts())
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.inputs)
+
+    def label(self) -> str:
+        """Name for the core, which compares dtype and shape of one tensor by itself."""
+        if not self.grouped:
+            return self.name
+        signature = self.signature
+        told = repr((signature.dtypes, signature.compared_shapes()))
+        return f"{self.name}#{zlib.crc32(told.encode()):08x}"
+
+    def give(self, outputs: Sequence[Tensor]) -> None:
+        self.result = tuple(outputs) if self.grouped else outputs[0]
+
+
+class Barrier(Operation):
+    """Nothing moves."""
+
+    kind = "barrier"
+
+    def run(self, comm: Comm) -> None:
+        meet(comm, self.name)
+
+
+class Join(Operation):
+    """This rank has no more data. The result is the rank that said so last.
+
+    unnamed: how many operations without a name this rank has counted; when it has run, the most of
+    all ranks. Ranks that joined early have counted less.
+    """
+
+    kind = "join"
+
+    def __init__(self, name: str, now_s: float, unnamed: int) -> None:
+        super().__init__(name)
+        self.now_s = now_s
+        self.unnamed = unnamed
+
+    def run(self, comm: Comm) -> None:
+        told = torch.zeros(2, comm.size, dtype=torch.float64)
+        told[:, comm.rank] = torch.tensor([self.now_s, self.unnamed], dtype=torch.float64)
+        comm.allreduce(told, out=told, name=self.name)
+        self.result = int(told[0].argmax())
+        self.unnamed = int(told[1].max())
+
+
+def count_write(tensors: Sequence[Tensor]) -> None:
+    """Have torch count a write that the core made, as it does its own: autograd and LARS, which
+    keeps the norms of weights, look at that.
+    """
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def meet(comm: Comm, name: str) -> None:
+    """Return when all ranks called this with the same name; collective, blocking."""
+    token = bytearray(1)
+    comm.allreduce(token, "max", token, name)

@@ -1,0 +1,50 @@
+"""Arguments of Horovod's DistributedOptimizer, as strategies take them.
+
+Owns the translation, and the words for arguments that have no meaning with a strategy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.reductions import AVERAGE
+
+__all__ = ["refuse_others", "translated"]
+
+# Arguments of DistributedOptimizer, and the values with which they change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "backward_passes_per_step": (1, None),
+    "gradient_predivide_factor": (1.0, 1, None),
+    "num_groups": (0, None),
+    "groups": (None,),
+    "sparse_as_dense": (False, None),
+    "process_set": (None,),
+    "node_shared": (False, None),
+}
+
+
+def translated(
+    op: int, *, compression: type[Compressor], process_set: ProcessSet, **others: Any
+) -> dict[str, Any]:
+    """`others`, op as text, and of compression and process_set what is not the default; local."""
+    given = {**others, "op": "mean" if op == AVERAGE else str(op)}
+    if compression is not Compression.none:
+        given["compression"] = compression
+    if process_set is not global_process_set:
+        given["process_set"] = process_set
+    return given
+
+
+def refuse_others(strategy: str, others: dict[str, Any]) -> None:
+    """Raise ValueError for arguments that this strategy cannot follow; neutral values pass."""
+    for name, value in others.items():
+        if name not in _NEUTRAL or value not in _NEUTRAL[name]:
+            remedy = "leave it out"
+            if strategy == "notified_tree" and name == "backward_passes_per_step":
+                remedy = "use no_sync()"
+            raise ValueError(
+                f'strategy="{strategy}" does not know {name}={value!r}; {remedy}, or use '
+                "another strategy"
+            )

@@ -1,0 +1,61 @@
+"""strategy="elastic_async", "elastic_hybrid": from the job's ranks to ElasticAveraging.
+
+Owns the choice of the communicator, and what of Horovod's arguments has a meaning here. Never moves
+data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from hsgd.comm import Comm
+from hsgd.optim.elastic_averaging.easgd_optimizer import MODES, ElasticAveraging
+from hsgd.torch.job import runtime
+from hsgd.torch.strategies.arguments import refuse_others, translated
+
+__all__ = ["STRATEGIES", "average_elastically"]
+
+STRATEGIES = {f"elastic_{mode}": mode for mode in MODES}
+
+
+def average_elastically(
+    optimizer: torch.optim.Optimizer, strategy: str, op: int, **others: Any
+) -> ElasticAveraging:
+    """The optimizer of DistributedOptimizer(strategy="elastic_..."); collective, blocking.
+
+    Raises ValueError naming arguments that have no meaning with this strategy.
+    """
+    comm = runtime.current().private_comm(0, "elastic averaging")
+    return elastic_averaging(optimizer, comm, strategy, **translated(op, **others))
+
+
+def elastic_averaging(
+    optimizer: Optimizer,
+    comm: Comm,
+    strategy: str,
+    *,
+    model: nn.Module | None = None,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    op: str = "mean",
+    options: dict[str, Any] | None = None,
+    **others: Any,
+) -> ElasticAveraging:
+    """An ElasticAveraging for callers with DistributedOptimizer's arguments; collective.
+
+    model: its floating buffers are averaged too; None: the optimizer's parameters alone.
+    named_parameters: not needed. op: "mean", which is all there is. options: other arguments of
+    ElasticAveraging. `others`: accepted with values that change nothing.
+    Raises ValueError naming what cannot be had with this strategy.
+    """
+    if op != "mean":
+        raise ValueError(f'strategy="{strategy}" averages; op is {op!r}, give "mean"')
+    refuse_others(strategy, others)
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    return ElasticAveraging(
+        optimizer, own if model is None else model, comm, STRATEGIES[strategy], **(options or {})
+    )

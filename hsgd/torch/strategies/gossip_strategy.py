@@ -1,0 +1,53 @@
+"""strategy="gossip": from the job's ranks to hsgd.optim.Gossip.
+
+Owns the translation of Horovod's arguments. Never moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hsgd.optim.gossip.gossip_optimizer import Gossip
+from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.job import runtime
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.reductions import AVERAGE
+from hsgd.torch.strategies.arguments import refuse_others
+
+__all__ = ["start_gossip"]
+
+_WIRE = {Compression.none: None, Compression.fp16: "float16", Compression.bf16: "bfloat16"}
+
+
+def start_gossip(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    op: int,
+    options: Mapping[str, Any],
+    *,
+    compression: type[Compressor],
+    process_set: ProcessSet,
+    **others: Any,
+) -> Gossip:
+    """The optimizer of DistributedOptimizer(strategy="gossip"); collective, blocking.
+
+    model: its floating buffers are averaged too; None: the optimizer's parameters alone.
+    options: arguments of hsgd.optim.Gossip, such as trigger and topology.
+    Raises ValueError naming arguments that have no meaning with this strategy.
+    """
+    if op != AVERAGE:
+        raise ValueError(f'strategy="gossip" averages; op is {op}, give Average')
+    if process_set is not global_process_set:
+        others["process_set"] = process_set
+    if compression not in _WIRE:
+        others["compression"] = compression
+    refuse_others("gossip", others)
+    arguments = {"compression": _WIRE[compression], **options}
+    if model is not None:
+        arguments.setdefault("buffers", [b for b in model.buffers() if b.is_floating_point()])
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    comm = runtime.current().private_comm(0, "gossip")
+    return Gossip(optimizer, parameters, comm, **arguments)

@@ -1,0 +1,93 @@
+"""One copy of the parameters per node, for scripts with Horovod's API.
+
+Owns the way from the job's ranks to hsgd.optim.node_shared. Never moves data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from hsgd.errors import HsgdError
+from hsgd.optim.node_shared.node_shared_optimizer import (
+    NodeSharedOptimizer,
+    SharedParameters,
+)
+from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.exceptions import HorovodInternalError
+from hsgd.torch.job import runtime
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.reductions import AVERAGE
+
+__all__ = ["share_optimizer", "share_parameters"]
+
+
+def share_parameters(model: torch.nn.Module, root_rank: int = 0) -> SharedParameters:
+    """Make the parameters of a model views of memory that all ranks of a node share; collective
+    over all ranks, blocking. All get the root's values.
+
+    DistributedOptimizer(node_shared=True) does it for the parameters of its optimizer. See
+    hsgd.optim.share_parameters for what it means to write to them, and for errors.
+    """
+    return _share(model.parameters(), root_rank)
+
+
+class _SharedOptimizer(NodeSharedOptimizer):
+    """A NodeSharedOptimizer whose collectives fail as Horovod's do: with HorovodInternalError, of
+    which what the core raised is the __cause__.
+    """
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except HsgdError as error:
+            raise HorovodInternalError(str(error)) from error
+
+
+def share_optimizer(
+    optimizer: torch.optim.Optimizer,
+    op: int,
+    *,
+    compression: type[Compressor],
+    process_set: ProcessSet,
+    gradient_predivide_factor: float,
+    groups: int | list[list[torch.Tensor]] | None,
+    sparse_as_dense: bool,
+    **others: Any,
+) -> NodeSharedOptimizer:
+    """The optimizer of DistributedOptimizer(node_shared=True); collective, blocking.
+
+    others: backward_passes_per_step and node_shared, which change nothing here, and what is given
+    of bucket_cap_mb and strategy.
+    Raises ValueError for optimizers and options that cannot be sharded.
+    """
+    refused = [
+        name
+        for name, wrong in {
+            "compression": compression is not Compression.none,
+            "op": op != AVERAGE,
+            "process_set": process_set is not global_process_set,
+            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+            "groups": groups is not None,
+            "bucket_cap_mb": "bucket_cap_mb" in others,
+            "strategy": "strategy" in others,
+        }.items()
+        if wrong
+    ]
+    if refused:
+        raise ValueError(
+            f"node_shared: {', '.join(refused)} cannot be given; gradients are averaged over all "
+            "ranks as they are, after the backward pass, and there are no buckets"
+        )
+    NodeSharedOptimizer.check_kind(optimizer)
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return _SharedOptimizer(optimizer, _share(parameters, 0), sparse_as_dense=sparse_as_dense)
+
+
+def _share(parameters: Iterable[torch.nn.Parameter], root: int) -> SharedParameters:
+    comm = runtime.current().private_comm(0, "shared parameters")
+    return SharedParameters(parameters, comm, root)

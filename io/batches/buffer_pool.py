@@ -1,0 +1,212 @@
+"""The buffers that become batches: used again only after the last tensor over them has died.
+
+Owns memory, cut into slots of one batch each, and who has a slot: the reading threads, the training
+loop, or nobody. A slot that was handed out comes back by itself when the last array or tensor that
+looks at it dies, in whatever thread that happens. Never reads and never copies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import queue
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..format.ragged import Block, Ragged
+from ..format.slab_folder import OFFSETS, FieldSpec
+
+__all__ = ["BufferRing", "RingClosed", "Slot"]
+
+_PAGE = 4096
+_HUGE = 2 << 20
+_LINE = 64
+_OFFSET_BYTES = 8  # int64
+
+
+class RingClosed(Exception):
+    """The ring was closed while a thread waited for a slot."""
+
+
+class _Arena:
+    """One piece of memory of several slots. active: its slots are to be used again."""
+
+    def __init__(self, slot_bytes: int, slots: int, *, sparse: bool) -> None:
+        # Large pages mean fewer faults and fewer misses; they need an aligned address. Where most
+        # of a slot is never touched, they would take memory for nothing.
+        whole = slot_bytes * slots
+        slack = _HUGE if whole >= _HUGE and not sparse else 0
+        try:
+            self.memory = mmap.mmap(-1, whole + slack)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(
+                f"{slots} batches of {slot_bytes} bytes cannot be had ({error}); lower batch_size, "
+                "window_bytes or read_ahead"
+            ) from None
+        if slack and hasattr(mmap, "MADV_HUGEPAGE"):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.address = -(-address // _HUGE) * _HUGE if slack else address
+        self.nbytes = whole
+        self.active = True
+
+    def pin(self) -> None:
+        """Page-lock the memory, until it goes. Raises RuntimeError when the driver refuses."""
+        import torch
+
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        failed = int(runtime.cudaHostRegister(self.address, self.nbytes, 0))
+        if failed:
+            raise RuntimeError(f"pinning {self.nbytes} bytes failed: CUDA error {failed}")
+        weakref.finalize(self, runtime.cudaHostUnregister, self.address)
+
+
+class Slot:
+    """Memory of one batch."""
+
+    __slots__ = ("address", "arena")
+
+    def __init__(self, arena: _Arena, address: int) -> None:
+        self.arena = arena
+        self.address = address
+
+
+class BufferRing:
+    """Slots for batches of `batch_size` samples of the fields `specs`.
+
+    longest: elements of the longest sample of each ragged field. A slot has room for a batch of
+    them; memory that no batch needed is never touched. Offsets lie before the values.
+
+    pin: page-lock the memory for transfers to a CUDA device.
+    slots: how many there are from the start. memory_limit: bytes that all slots together may take,
+    None for no limit: then slots are added while the training loop keeps old batches.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[FieldSpec],
+        batch_size: int,
+        slots: int,
+        memory_limit: int | None = None,
+        *,
+        pin: bool = False,
+        longest: Mapping[str, int] | None = None,
+    ) -> None:
+        self.offsets: dict[str, int] = {}  # of fields, and of the offsets of ragged ones
+        end = 0
+        for spec in specs:
+            rows = batch_size
+            if spec.ragged:
+                self.offsets[f"{spec.name}/{OFFSETS}"] = end
+                end += -(-_OFFSET_BYTES * (batch_size + 1) // _LINE) * _LINE
+                rows = batch_size * (longest or {})[spec.name]
+            self.offsets[spec.name] = end
+            end += -(-spec.row_bytes * rows // _LINE) * _LINE
+        self.slot_bytes = max(_PAGE, -(-end // _PAGE) * _PAGE)
+        self._specs = tuple(specs)
+        self._limit, self._pin = memory_limit, pin
+        # SimpleQueue because a destructor may put into it, whatever its thread is doing.
+        self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
+        self._arenas: list[_Arena] = []
+        self._lease = _lease_type(self.slot_bytes, self._free)
+        self.base_slots = slots
+        self.grow(slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(arena.nbytes for arena in self._arenas)
+
+    def can_grow(self) -> bool:
+        """Whether one more slot stays within the limit."""
+        return self._limit is None or self.nbytes + self.slot_bytes <= self._limit
+
+    def grow(self, slots: int) -> None:
+        """Add slots, as many as the limit allows."""
+        if self._limit is not None:
+            slots = min(slots, (self._limit - self.nbytes) // self.slot_bytes)
+        if slots <= 0:
+            return
+        sparse = any(spec.ragged for spec in self._specs)
+        arena = _Arena(self.slot_bytes, slots, sparse=sparse)
+        if self._pin:
+            arena.pin()
+        self._arenas.append(arena)
+        for number in range(slots):
+            self._free.put(Slot(arena, arena.address + number * self.slot_bytes))
+
+    def trim(self) -> None:
+        """Give up what was added: memory that the loop still uses goes when the loop drops it."""
+        for arena in self._arenas[1:]:
+            arena.active = False
+        del self._arenas[1:]
+
+    def take(self, timeout_s: float | None) -> Slot:
+        """A free slot; waits for one. Raises queue.Empty after timeout_s, RingClosed by wake()."""
+        while True:
+            slot = self._free.get_nowait() if timeout_s == 0 else self._free.get(timeout=timeout_s)
+            if slot is None:
+                raise RingClosed
+            if slot.arena.active:
+                return slot
+
+    def has_free(self) -> bool:
+        """Whether take() would not wait."""
+        return not self._free.empty()
+
+    def give_back(self, slot: Slot) -> None:
+        """A slot that was taken and never handed out."""
+        self._free.put(slot)
+
+    def wake(self) -> None:
+        """Let one waiting take() raise RingClosed."""
+        self._free.put(None)
+
+    def discard_wakes(self) -> None:
+        """Forget wakes that nobody waited for, before the ring is used again."""
+        kept = []
+        while not self._free.empty():
+            slot = self._free.get_nowait()
+            if slot is not None and slot.arena.active:
+                kept.append(slot)
+        for slot in kept:
+            self._free.put(slot)
+
+    def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
+        """The first `count` samples of a filled slot, which is free again when all arrays died."""
+        lease = self._lease.from_address(slot.address)
+        lease.slot = slot
+        return {spec.name: self._array(spec, lease, count) for spec in self._specs}
+
+    def empty(self) -> dict[str, Block]:
+        """A batch without samples."""
+        found: dict[str, Block] = {}
+        for spec in self._specs:
+            values = np.empty((0, *spec.shape), spec.dtype)
+            found[spec.name] = Ragged(values, np.zeros(1, np.int64)) if spec.ragged else values
+        return found
+
+    def _array(self, spec: FieldSpec, lease: Any, count: int) -> Block:
+        start = self.offsets[spec.name]
+        if not spec.ragged:
+            rows: NDArray[Any] = np.ndarray((count, *spec.shape), spec.dtype, lease, start)
+            return rows
+        where = self.offsets[f"{spec.name}/{OFFSETS}"]
+        offsets = np.ndarray((count + 1,), np.int64, lease, where)
+        values = np.ndarray((int(offsets[-1]), *spec.shape), spec.dtype, lease, start)
+        return Ragged(values, offsets)
+
+
+def _lease_type(nbytes: int, free: queue.SimpleQueue[Slot | None]) -> Any:
+    """A ctypes array over a slot: arrays keep it alive, and its end frees the slot."""
+
+    def __del__(self: Any) -> None:
+        slot = self.slot
+        if slot.arena.active:
+            free.put(slot)
+
+    return type("_Lease", (ctypes.c_char * nbytes,), {"__del__": __del__})

@@ -1,0 +1,97 @@
+"""What becomes of a batch that could not be read: decided by all ranks together, so nobody hangs.
+
+Owns the policies raise, skip and substitute, and the one small collective per batch that makes
+ranks agree when they have a communicator. Never reads again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError
+
+from ..reading.shared_index import Group
+from .reader_pool import Filled
+
+__all__ = ["POLICIES", "ErrorPolicy"]
+
+POLICIES = ("raise", "skip", "substitute")
+
+
+class ErrorPolicy:
+    """Judges the batches of one iteration. Collective when there is a comm: one call per batch.
+
+    skipped, substituted: batches left out, and samples replaced, on this rank.
+    """
+
+    def __init__(self, on_error: str, comm: Group | None, rank: int) -> None:
+        self.on_error = on_error
+        self.skipped = 0
+        self.substituted = 0
+        self.rank = rank
+        self._comm = comm
+        self._reason = ""
+        self._good: dict[str, Any] = {}  # a sample to stand in for a whole batch
+
+    def judge(
+        self, filled: Filled | None, step: int, failure: BaseException | None, arrays: Any
+    ) -> bool:
+        """Whether batch `step` is to be delivered; all ranks with a comm get the same answer.
+
+        filled: the batch, None when `failure` came in its place. arrays: called for the arrays of
+        the batch, when rows are substituted in place. Raises the error of this rank, naming the
+        batch and the rank, or DataError naming a rank that has one.
+        """
+        if failure is None and filled is not None and filled.bad:
+            if self.on_error != "substitute" or not self._substitute(filled, arrays()):
+                failure = filled.bad[0][1]
+        elif self.on_error == "substitute" and filled is not None and filled.count:
+            self._good = self._good or {n: values[:1].copy() for n, values in arrays().items()}
+        failed_rank = self._agree(-1 if failure is None else self.rank)
+        if failed_rank < 0:
+            return True
+        if self.on_error == "skip" and (failure is None or isinstance(failure, DataError)):
+            self.skipped += 1
+            if failure is not None:
+                self._reason = self._reason or f"{failure} (batch {step} of rank {self.rank})"
+            return False
+        if isinstance(failure, DataError) and failure.rank < 0:
+            named = DataError(f"{failure} (batch {step} of rank {self.rank})")
+            named.rank = self.rank
+            raise named from failure
+        if failure is not None:
+            raise failure
+        raise DataError(
+            f"batch {step} of rank {failed_rank} could not be read, so no rank has it; "
+            "that rank's own error says why"
+        )
+
+    def take_reason(self) -> str:
+        """Why this rank first could not read a batch that was left out, told once; "" when it could
+        read all.
+        """
+        reason, self._reason = self._reason, ""
+        return reason
+
+    def _agree(self, failed_rank: int) -> int:
+        """The largest rank that has an error, -1 when there is none."""
+        if self._comm is None:
+            return failed_rank
+        return int(self._comm.allreduce(np.array([failed_rank], np.int32), op="max")[0])
+
+    def _substitute(self, filled: Filled, arrays: dict[str, NDArray[Any]]) -> bool:
+        """Put good samples in the place of bad ones; False when there has been none yet."""
+        bad = np.unique(np.concatenate([rows for rows, _ in filled.bad]))
+        good = np.setdiff1d(np.arange(filled.count), bad)
+        if not len(good) and not self._good:
+            return False
+        for name, values in arrays.items():
+            if len(good):
+                values[bad] = values[np.resize(good, len(bad))]
+            else:
+                values[bad] = self._good[name]
+        self.substituted += len(bad)
+        return True

@@ -1,0 +1,259 @@
+"""One pass over an epoch: batches out of the ring, as arrays or tensors, until it ends or is left.
+
+Owns the life of the reading threads and what the training loop sees of them: batches, errors,
+time-outs. Never reads (reader_pool.py) and never decides the order (partition.py).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hsgd.errors import DataError
+
+from ..format.ragged import Block, Ragged
+from .buffer_pool import BufferRing
+from .error_policy import ErrorPolicy
+from .reader_pool import Filled, Filler, Starved
+
+__all__ = ["Batch", "Iteration", "Progress", "Settings"]
+
+# Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
+Batch = dict[str, Any]
+_RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
+
+
+@dataclass
+class Progress:
+    """What the training loop has had of an epoch."""
+
+    batches: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    skipped: int = 0  # batches that nobody got because some rank could not read its own
+    substituted: int = 0  # samples in the place of others that could not be read
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How batches are handed out. source: the dataset and rank, for messages."""
+
+    as_torch: bool
+    timeout_s: float
+    source: str
+    transform: Callable[[Batch], Any] | None = None
+    transform_threads: int = 0
+
+
+class Iteration(Iterator[Any]):
+    """Starts the threads of `filler`, and ends them however the loop ends.
+
+    finished: called once, in the process of the threads, when they have ended.
+    """
+
+    def __init__(
+        self,
+        filler: Filler,
+        ring: BufferRing,
+        settings: Settings,
+        policy: ErrorPolicy,
+        finished: Callable[[], None],
+    ) -> None:
+        self.progress = Progress()
+        self._filler, self._ring, self._settings = filler, ring, settings
+        self._pid = os.getpid()
+        self._pool: ThreadPoolExecutor | None = None
+        self._policy = policy
+        self._ahead: deque[tuple[Future[Any], int, int]] = deque()
+        self._step = 0  # of the next batch from the threads
+        self._left_out = 0  # steps behind the last batch, which no batch counts
+        self._ended = False
+        if settings.transform is not None and settings.transform_threads:
+            self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
+        # Daemons, so that a forgotten iterator never keeps the interpreter from ending; the
+        # finalizer, which also runs at exit, lets them end by themselves.
+        self._stop = weakref.finalize(
+            self, _stop, filler, ring, self._pool, self._pid, settings.timeout_s, finished
+        )
+        filler.start()
+
+    def __next__(self) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"iteration over {self._settings.source} belongs to process {self._pid}, this is "
+                f"{os.getpid()}; call iter(loader) here"
+            )
+        began = time.perf_counter()
+        found = self._transformed() if self._pool is not None else self._plain()
+        self.progress.wait_s += time.perf_counter() - began
+        if found is None:
+            self._finish()
+            raise StopIteration
+        batch, count, steps = found
+        self.progress.batches += 1
+        self.progress.skipped += steps - 1
+        self.progress.samples += count
+        self.progress.substituted = self._policy.substituted
+        return batch
+
+    def close(self) -> None:
+        """End the reading threads; the iteration is over."""
+        self._ended = True
+        self._stop()
+
+    def _finish(self) -> None:
+        """The epoch is over: count what was left out at its end, and end the threads, which hands
+        the counts to the loader. Says in one line what this rank could not read.
+        """
+        self.progress.skipped += self._left_out
+        self._left_out = 0
+        self.progress.substituted = self._policy.substituted
+        self.close()
+        reason = self._policy.take_reason()
+        if reason:
+            skipped, steps = self.progress.skipped, self.progress.skipped + self.progress.batches
+            warnings.warn(
+                f"{self._settings.source}: {skipped} of {steps} batches of this epoch were left "
+                f'out (on_error="skip"); the first of them: {reason}',
+                stacklevel=3,
+            )
+
+    def _plain(self) -> tuple[Any, int, int] | None:
+        """The next batch, its samples, and the steps that it took; None at the end."""
+        found = self._next_batch()
+        if found is None:
+            return None
+        batch, count, steps = found
+        transform = self._settings.transform
+        return batch if transform is None else transform(batch), count, steps
+
+    def _transformed(self) -> tuple[Any, int, int] | None:
+        """The same, with transforms of the next batches under way in threads, in order."""
+        assert self._pool is not None and self._settings.transform is not None
+        while not self._ended and len(self._ahead) <= self._settings.transform_threads:
+            found = self._next_batch()
+            if found is None:
+                break
+            batch, count, steps = found
+            self._ahead.append((self._pool.submit(self._settings.transform, batch), count, steps))
+        if not self._ahead:
+            return None
+        task, count, steps = self._ahead.popleft()
+        return task.result(self._settings.timeout_s), count, steps
+
+    def _next_batch(self) -> tuple[Batch, int, int] | None:
+        """The next batch that the policy lets pass; None at the end, or an error, ends it all."""
+        steps = 0
+        while (found := self._fetch()) is not None:
+            steps += 1
+            step, self._step = self._step, self._step + 1
+            failure = found if isinstance(found, BaseException) else None
+            filled = found if isinstance(found, Filled) else None
+            arrays = None if filled is None else self._arrays(filled)
+            try:
+                delivered = self._policy.judge(filled, step, failure, lambda a=arrays: a)
+            except BaseException:
+                self.close()
+                raise
+            if delivered and filled is not None and arrays is not None:
+                batch = _as_tensors(arrays) if self._settings.as_torch else arrays
+                return batch, filled.count, steps
+        self._left_out += steps
+        return None
+
+    def _fetch(self) -> Filled | BaseException | None:
+        """The next batch from the threads, or what came in its place; None at the end."""
+        if self._ended:
+            return None
+        deadline = time.monotonic() + self._settings.timeout_s
+        try:
+            while True:
+                found = self._filler.get(max(0.0, deadline - time.monotonic()))
+                if not isinstance(found, Starved):
+                    break
+                self._make_room()
+        except queue.Empty:
+            return self._give_up()
+        except MemoryError as error:
+            return error
+        if found is None:
+            self._ended = True
+        return found
+
+    def _make_room(self) -> None:
+        """Add slots when the loop keeps so many batches that none is left to read into."""
+        if not self._filler.is_stuck():
+            return
+        if self._ring.can_grow():
+            self._ring.grow(max(1, self._ring.base_slots // 2))
+            return
+        deadline = time.monotonic() + min(_RELEASE_S, self._settings.timeout_s)
+        while self._filler.is_stuck():
+            if time.monotonic() > deadline:
+                raise MemoryError(
+                    f"{self._settings.source}: the program keeps batches of "
+                    f"{self._ring.nbytes >> 20} MiB, all that memory_limit allows; drop them "
+                    "before asking for more, or raise memory_limit"
+                )
+            time.sleep(0.01)  # a destructor in another thread tells nobody
+
+    def _give_up(self) -> DataError:
+        """Nothing came in time: leave without waiting for threads that the file system holds."""
+        self._ended = True
+        self._filler.close()
+        self._stop.detach()
+        error = DataError(
+            f"{self._settings.source}: batch {self._step} did not arrive within "
+            f"{self._settings.timeout_s} s; check the file system or raise timeout_s"
+        )
+        error.rank = self._policy.rank
+        return error
+
+    def _arrays(self, filled: Filled) -> dict[str, Block]:
+        if filled.slot is None:
+            return self._ring.empty()
+        return self._ring.arrays(filled.slot, filled.count)
+
+
+def _as_tensors(arrays: dict[str, Block]) -> Batch:
+    """The same memory as torch tensors."""
+    import torch
+
+    return {
+        name: Ragged(torch.from_numpy(block.values), torch.from_numpy(block.offsets))
+        if isinstance(block, Ragged)
+        else torch.from_numpy(block)
+        for name, block in arrays.items()
+    }
+
+
+def _stop(
+    filler: Filler,
+    ring: BufferRing,
+    pool: ThreadPoolExecutor | None,
+    pid: int,
+    timeout_s: float,
+    finished: Callable[[], None],
+) -> None:
+    """Release the threads and wait for them; a forked child has none, and locks may be held."""
+    if os.getpid() != pid:
+        return
+    filler.close()
+    deadline = time.monotonic() + timeout_s
+    for thread in filler.threads:
+        if thread is not threading.current_thread():  # the garbage collector may run anywhere
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if pool is not None:
+        pool.shutdown(wait=True, cancel_futures=True)
+    if not any(thread.is_alive() for thread in filler.threads):
+        filler.release()
+        finished()

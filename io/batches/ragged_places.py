@@ -1,0 +1,129 @@
+"""Where the elements of ragged samples go: behind one another in their batch.
+
+Owns `RaggedPlacer`: it looks up the lengths of samples, writes the offsets of batches, and says
+which bytes of a slab go to which address. Never reads elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hsgd.errors import DataError
+
+from ..format.ragged import offsets_of
+from ..format.slab_folder import FieldSpec
+from ..order.partition import IntArray, Piece
+from ..reading.reader import RowReader
+from ..reading.row_copies import Addresses
+
+__all__ = ["Placed", "RaggedPlacer"]
+
+_ITEM = 8  # bytes of an offset
+
+
+@dataclass(frozen=True)
+class Placed:
+    """starts: first byte of each range, from the first of its slab. addresses, sizes: of each row,
+    in bytes. failed: the errors of ranges whose offsets cannot be read.
+    """
+
+    starts: IntArray
+    addresses: Addresses
+    sizes: IntArray
+    failed: dict[int, DataError]
+
+
+class RaggedPlacer:
+    """For one ragged field of one iteration; pieces come in order.
+
+    values_at, offsets_at: where the values and offsets of a batch begin behind its address. held:
+    by slab, its offsets that lie in memory (NodeCache.ends). verify: ranges are whole checksum
+    blocks, and their offsets are checked.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        spec: FieldSpec,
+        batch_size: int,
+        values_at: int,
+        offsets_at: int,
+        held: Mapping[int, IntArray],
+        *,
+        verify: bool,
+    ) -> None:
+        self._reader, self._spec, self._batch_size = reader, spec, batch_size
+        self._values_at, self._offsets_at = values_at, offsets_at
+        self._held, self._verify = held, verify
+        self._carried = 0  # elements that the unfinished batch has from pieces before
+
+    def place(
+        self, piece: Piece, slabs: IntArray, starts: IntArray, skip: int, bases: Addresses
+    ) -> Placed:
+        """slabs, starts: of each range, the latter in samples from the first of the slab. skip:
+        samples that the first batch had before. bases: addresses of the batches.
+        """
+        lengths, range_starts, failed = self._read_lengths(piece, slabs, starts)
+        in_stream = np.zeros(piece.stream_rows, np.int64)
+        wanted = piece.places >= 0
+        in_stream[piece.places[wanted]] = lengths[wanted]
+        batch, row = np.divmod(np.arange(skip, skip + piece.stream_rows), self._batch_size)
+        before = offsets_of(in_stream)
+        firsts = np.maximum(np.arange(len(bases)) * self._batch_size - skip, 0)
+        base = before[np.minimum(firsts, piece.stream_rows)]
+        if len(base):
+            base[0] -= self._carried if skip else 0
+        begins = before[:-1] - base[batch]
+        ends = begins + in_stream
+        self._write_offsets(ends, row, firsts, bases)
+        if piece.stream_rows:
+            finished = (skip + piece.stream_rows) % self._batch_size == 0
+            self._carried = 0 if finished else int(ends[-1])
+        of_stream = (begins * self._spec.row_bytes).view(np.uint64)
+        of_stream += bases[batch] + np.uint64(self._values_at)
+        addresses = np.zeros(len(lengths), np.uint64)
+        addresses[wanted] = of_stream[piece.places[wanted]]
+        row_bytes = self._spec.row_bytes
+        return Placed(range_starts * row_bytes, addresses, lengths * row_bytes, failed)
+
+    def _read_lengths(
+        self, piece: Piece, slabs: IntArray, starts: IntArray
+    ) -> tuple[IntArray, IntArray, dict[int, DataError]]:
+        """Elements of each row that is read, and before each range in its slab."""
+        lengths = np.zeros(piece.buffer_rows, np.int64)
+        firsts = np.zeros(len(starts), np.int64)
+        failed = {}
+        done = 0
+        for number, (slab, start, count) in enumerate(
+            zip(slabs.tolist(), starts.tolist(), piece.counts.tolist(), strict=True)
+        ):
+            try:
+                ends = self._ends(slab, start, count)
+                firsts[number] = ends[0]
+                lengths[done : done + count] = np.diff(ends)
+            except DataError as error:
+                failed[number] = error
+            done += count
+        return lengths, firsts, failed
+
+    def _ends(self, slab: int, start: int, count: int) -> IntArray:
+        if slab in self._held:
+            return self._held[slab][start : start + count + 1]
+        return self._reader.read_offsets(slab, self._spec.name, start, count, verify=self._verify)
+
+    def _write_offsets(
+        self, ends: IntArray, rows: IntArray, firsts: IntArray, bases: Addresses
+    ) -> None:
+        """Into the memory of each batch: 0, and where each of its samples ends."""
+        stops = np.append(firsts[1:], len(ends))
+        for first, stop, base in zip(firsts.tolist(), stops.tolist(), bases.tolist(), strict=True):
+            if stop > first:
+                to = base + self._offsets_at
+                if rows[first] == 0:
+                    ctypes.c_int64.from_address(to).value = 0
+                after = to + _ITEM * (int(rows[first]) + 1)
+                ctypes.memmove(after, ends.ctypes.data + _ITEM * first, _ITEM * (stop - first))

@@ -1,0 +1,369 @@
+"""From pieces of the stream to reads: which bytes of which files go to which addresses.
+
+Owns `Plan`, what one rank reads in one iteration, and `Scheduler`, the arithmetic that turns a
+piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads and never waits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError
+
+from ..cache.slab_cache import NodeCache
+from ..format.dataset_index import DataMap
+from ..format.ragged import offsets_of
+from ..format.slab_folder import OFFSETS
+from ..order.partition import EpochOrder, IntArray, Piece, Range, Share
+from ..reading import row_copies
+from ..reading.files import SECTOR_BYTES, SlabFiles
+from ..reading.reader import RowReader
+from ..reading.row_copies import TASK, Addresses, TaskBatch
+from .ragged_places import RaggedPlacer
+
+__all__ = ["PieceReads", "Plan", "Scheduler", "SlowRead", "staging_bytes"]
+
+_STAGING_BYTES = 1 << 20  # small rows pass through so much, which stays in the cache
+_DIRECT_BYTES = 4 << 20  # one read past the page cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank reads in one iteration; holds no handle.
+
+    ranges: positions of the stream, in the order in which this rank gets them. block_samples: the
+    most rows that one task reads. direct: past the page cache. verify: check the checksums, for
+    which blocks are read whole.
+    """
+
+    data: DataMap
+    share: Share
+    order: EpochOrder
+    ranges: tuple[Range, ...]
+    block_samples: int
+    direct: bool
+    verify: bool
+    cache: NodeCache | None = None  # slabs that lie in memory
+
+    def pieces(self) -> Iterator[Piece]:
+        """All that is to be read, in order: the first batch alone where that takes no more than its
+        rows, so that the loop gets it before a whole window was read.
+        """
+        alone = self.share.batch_size if self._reads_single_rows() else 0
+        for start, count in self.ranges:
+            first = min(alone, count)
+            alone -= first
+            yield from self.order.pieces(start, first)
+            yield from self.order.pieces((start + first) % self.data.num_samples, count - first)
+
+    def _reads_single_rows(self) -> bool:
+        """Whether rows can be read without the checksum block, or chunk, that they are in."""
+        extents = (extent for slab in self.data.slabs for extent in slab.extents.values())
+        return not self.verify and all(e.chunks is None and not e.refusal for e in extents)
+
+
+@dataclass(frozen=True)
+class SlowRead:
+    """Ranges of one slab and field that libhsgd_io cannot read.
+
+    starts: samples from the first of the slab. places: in the piece, -1 for samples that nobody
+    wants. firsts, sizes: of a ragged field, the first element of each range and the bytes of each
+    sample.
+    """
+
+    name: str
+    slab: int
+    starts: IntArray
+    counts: IntArray
+    addresses: Addresses
+    places: IntArray
+    firsts: IntArray | None = None
+    sizes: IntArray | None = None
+
+
+@dataclass(frozen=True)
+class PieceReads:
+    """All reads of one piece. slabs: acquired in SlabFiles, to be released.
+
+    failed: places of the piece that cannot be read, and why. places: of the piece. portions: by
+    task, the number of its rows in row_edges, and of its slab in slab_of.
+    """
+
+    data: DataMap
+    batch: TaskBatch
+    slow: deque[SlowRead]
+    slabs: list[int]
+    nbytes: int
+    failed: list[tuple[IntArray, DataError]]
+    places: IntArray
+    portions: IntArray
+    row_edges: IntArray
+    slab_of: IntArray
+
+    def explain(self, number: int) -> tuple[IntArray, DataError]:
+        """Places and error of a task that failed."""
+        task, portion = self.batch.tasks[number], int(self.portions[number])
+        path = self.data.slabs[int(self.slab_of[portion])].path
+        rows = slice(*self.row_edges[portion : portion + 2].tolist())
+        status, position = int(task["status"]), int(task["position"])
+        if status == row_copies.END:
+            text = f"truncated, bytes from {position} on are missing; copy or convert it again"
+        elif status == row_copies.MISMATCH:
+            text = (
+                f"the checksum of the block at byte {position} is wrong, its data changed on the "
+                "disk or on the way; restore this file, see hsgd data verify"
+            )
+        else:
+            text = f"reading from byte {position} on failed: {os.strerror(status)}"
+        return self.places[rows], DataError(f"{path}: {text}")
+
+
+def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
+    """Memory that each reading thread needs besides the batches."""
+    least = _DIRECT_BYTES if direct else _STAGING_BYTES
+    chunks = [extent.chunks for slab in data.slabs for extent in slab.extents.values()]
+    least += 3 * max((mapped.nbytes for mapped in chunks if mapped is not None), default=0)
+    if not verify:
+        return least
+    longest = max((data.block_bytes(spec) for spec in data.fields), default=0)
+    return max(least, longest + 2 * SECTOR_BYTES)
+
+
+class Scheduler:
+    """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch."""
+
+    def __init__(self, plan: Plan, field_offsets: Mapping[str, int], files: SlabFiles) -> None:
+        self._plan, self._files = plan, files
+        self._field_offsets = field_offsets
+        slabs = plan.data.slabs
+        self._starts = np.array([slab.start for slab in slabs], np.int64)
+        self._stops = self._starts + np.array([slab.count for slab in slabs], np.int64)
+        self._fields = [spec for spec in plan.data.fields if spec.row_bytes]
+        # Byte offsets by slab and field; -1 where libhsgd_io cannot read.
+        self._offsets = np.array(
+            [
+                [
+                    extent.offset if not extent.refusal and extent.stored_dtype.isnative else -1
+                    for extent in (slab.extents[spec.name] for spec in self._fields)
+                ]
+                for slab in slabs
+            ],
+            np.int64,
+        ).reshape(len(slabs), len(self._fields))
+        # Where slabs lie in memory, by slab and field; it does not change during an iteration.
+        self._memory = np.zeros(self._offsets.shape, np.uint64)
+        if plan.cache is not None:
+            self._memory = plan.cache.addresses(self._fields)
+        # Nothing of these is read from a file.
+        self._held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
+        self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
+        self._reader = RowReader(plan.data)  # of offsets
+        self._placers = {
+            spec.name: RaggedPlacer(
+                self._reader,
+                spec,
+                plan.share.batch_size,
+                field_offsets[spec.name],
+                field_offsets[f"{spec.name}/{OFFSETS}"],
+                {} if plan.cache is None else plan.cache.ends(spec),
+                verify=plan.verify,
+            )
+            for spec in self._fields
+            if spec.ragged
+        }
+        if plan.verify:
+            blocks = -(-(self._stops - self._starts) // plan.data.checksum_rows)
+            self._first_blocks = np.cumsum(blocks) - blocks
+            self._checksums = [
+                np.frombuffer(b"".join(slab.extents[spec.name].checksums for slab in slabs), "u4")
+                for spec in self._fields
+            ]
+
+    def close(self) -> None:
+        """Close what was opened for offsets."""
+        self._reader.close()
+
+    def reads(self, piece: Piece, skip: int, bases: Addresses) -> PieceReads:
+        """The reads of a piece. bases: addresses of its batches; skip: samples that the first
+        batch had before.
+        """
+        if self._plan.verify:
+            piece = self._whole_blocks(piece)
+        slabs = np.searchsorted(self._stops, piece.starts, side="right")
+        ends = np.cumsum(piece.counts)
+        # One task: the ranges of one slab that follow one another, up to a block of rows.
+        portion = (ends - 1) // self._plan.block_samples
+        breaks = np.flatnonzero((np.diff(slabs) != 0) | (np.diff(portion) != 0)) + 1
+        edges = np.concatenate(([0], breaks, [len(piece.starts)]))
+        row_edges = np.concatenate(([0], ends))[edges]
+        starts = piece.starts - self._starts[slabs]
+        counts = np.ascontiguousarray(piece.counts)
+        addresses = self._addresses(piece, skip, bases)
+        placed = {
+            column: self._placers[spec.name].place(piece, slabs, starts, skip, bases)
+            for column, spec in enumerate(self._fields)
+            if spec.ragged
+        }
+        slab_of = slabs[edges[:-1]]
+        present = sorted(set(slab_of.tolist()))
+        opened, failures = self._open([slab for slab in present if slab not in self._held])
+
+        shape = (len(slab_of), len(self._fields))
+        tasks = np.zeros(shape, TASK)
+        tasks["offset"] = self._offsets[slab_of]
+        if self._plan.cache is not None:
+            tasks["memory"] = self._memory[slab_of]
+            tasks["offset"][tasks["memory"] > 0] = 0
+        tasks["ranges"] = np.diff(edges)[:, None]
+        tasks["starts"] = starts.ctypes.data + 8 * edges[:-1, None]
+        tasks["counts"] = counts.ctypes.data + 8 * edges[:-1, None]
+        handles = np.array([opened.get(slab, (-1, 1)) for slab in slab_of.tolist()])
+        tasks["file"] = handles[:, :1]
+        tasks["alignment"] = handles[:, 1:]
+        for column, spec in enumerate(self._fields):
+            tasks["row_bytes"][:, column] = spec.row_bytes
+            tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
+        nbytes = tasks["row_bytes"] * np.diff(row_edges)[:, None]
+        for column, found in placed.items():
+            tasks["row_bytes"][:, column] = 1
+            tasks["starts"][:, column] = found.starts.ctypes.data + 8 * edges[:-1]
+            tasks["places"][:, column] = found.addresses.ctypes.data + 8 * row_edges[:-1]
+            tasks["sizes"][:, column] = found.sizes.ctypes.data + 8 * row_edges[:-1]
+            nbytes[:, column] = np.diff(offsets_of(found.sizes)[row_edges])
+
+        expected = self._expected(slabs, starts)
+        for column, values in enumerate(expected):
+            tasks["checksums"][:, column] = values.ctypes.data + 4 * edges[:-1]
+        fast = tasks["offset"] >= 0
+        failed: list[tuple[IntArray, DataError]] = []
+        slow: deque[SlowRead] = deque()
+        # Planning runs on a core whose caches the reads of the last piece have emptied: each NumPy
+        # call there takes ten times what it does alone, so the common case makes few.
+        if not failures and not any(found.failed for found in placed.values()) and fast.all():
+            return PieceReads(
+                self._plan.data,
+                TaskBatch(tasks.reshape(-1), (starts, counts, addresses, expected, placed)),
+                slow,
+                list(opened),
+                int(
+                    nbytes.sum() if self._plan.cache is None else nbytes[tasks["memory"] == 0].sum()
+                ),
+                failed,
+                piece.places,
+                np.repeat(np.arange(len(slab_of)), len(self._fields)),
+                row_edges,
+                slab_of,
+            )
+        row_slices = [slice(*edge) for edge in itertools.pairwise(row_edges.tolist())]
+        readable = np.ones(len(slab_of), bool)
+        for number, slab in enumerate(slab_of.tolist()):
+            if slab in failures:
+                failed.append((piece.places[row_slices[number]], failures[slab]))
+                readable[number] = False
+        for found in placed.values():
+            for part, error in found.failed.items():
+                number = int(np.searchsorted(edges, part, side="right")) - 1
+                if readable[number]:
+                    failed.append((piece.places[row_slices[number]], error))
+                    readable[number] = False
+        fast &= readable[:, None]
+        for number, column in np.argwhere(readable[:, None] & ~fast).tolist():
+            spec, rows = self._fields[column], row_slices[number]
+            ranges = slice(*edges[number : number + 2].tolist())
+            read = SlowRead(
+                spec.name,
+                int(slab_of[number]),
+                starts[ranges],
+                counts[ranges],
+                addresses[column][rows],
+                piece.places[rows],
+            )
+            if spec.ragged:
+                found = placed[column]
+                read = replace(
+                    read,
+                    addresses=found.addresses[rows],
+                    firsts=found.starts[ranges] // spec.row_bytes,
+                    sizes=found.sizes[rows],
+                )
+            slow.append(read)
+        chosen = np.ascontiguousarray(tasks[fast])
+        return PieceReads(
+            self._plan.data,
+            TaskBatch(chosen, (starts, counts, addresses, expected, placed)),
+            slow,
+            list(opened),
+            int(nbytes[fast & (tasks["memory"] == 0)].sum()),
+            failed,
+            piece.places,
+            np.nonzero(fast)[0],
+            row_edges,
+            slab_of,
+        )
+
+    def _open(self, slabs: list[int]) -> tuple[dict[int, tuple[int, int]], dict[int, DataError]]:
+        """Descriptors and alignments of slabs, and the errors of those that cannot be opened."""
+        opened: dict[int, tuple[int, int]] = {}
+        failures: dict[int, DataError] = {}
+        for slab in slabs:
+            try:
+                opened[slab] = self._files.acquire(slab)
+            except DataError as error:
+                failures[slab] = error
+        return opened, failures
+
+    def _whole_blocks(self, piece: Piece) -> Piece:
+        """The same rows, read as all blocks with a checksum that hold some of them."""
+        rows = self._plan.data.checksum_rows
+        read = np.repeat(piece.starts - (np.cumsum(piece.counts) - piece.counts), piece.counts)
+        read += np.arange(len(read))
+        wanted = piece.places >= 0
+        read, places = read[wanted], piece.places[wanted]
+        slabs = np.searchsorted(self._stops, read, side="right")
+        in_slab = read - self._starts[slabs]
+        block = self._first_blocks[slabs] + in_slab // rows
+        blocks, first_seen, of_row = np.unique(block, return_index=True, return_inverse=True)
+        order = np.argsort(first_seen)  # as they come in the stream
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        slab = slabs[first_seen][order]
+        starts = self._starts[slab] + (blocks[order] - self._first_blocks[slab]) * rows
+        counts = np.minimum(rows, self._stops[slab] - starts)
+        spread = np.full(int(counts.sum()), -1, np.int64)
+        of_row = rank[of_row]
+        spread[(np.cumsum(counts) - counts)[of_row] + read - starts[of_row]] = places
+        return Piece(starts, counts, spread, piece.stream_rows)
+
+    def _expected(self, slabs: IntArray, starts: IntArray) -> list[NDArray[np.uint32]]:
+        """By field, the checksum of each range; nothing when they are not checked."""
+        if not self._plan.verify:
+            return []
+        blocks = self._first_blocks[slabs] + starts // self._plan.data.checksum_rows
+        return [of_field[blocks] for of_field in self._checksums]
+
+    def _addresses(self, piece: Piece, skip: int, bases: Addresses) -> list[Addresses]:
+        """By field, the address of every row that the piece reads, 0 for unwanted ones."""
+        unwanted = piece.places < 0
+        some_unwanted = bool(unwanted.any())
+        batch, row = np.divmod(piece.places + skip, self._plan.share.batch_size)
+        base = bases[batch]  # an unwanted row gets that of some batch
+        rows = row.view(np.uint64)
+        found = []
+        for spec in self._fields:
+            if spec.ragged:
+                found.append(base)  # placed elsewhere
+                continue
+            of_field = rows * np.uint64(spec.row_bytes)
+            of_field += base
+            of_field += np.uint64(self._field_offsets[spec.name])
+            if some_unwanted:
+                of_field[unwanted] = 0
+            found.append(of_field)
+        return found

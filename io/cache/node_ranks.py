@@ -1,0 +1,66 @@
+"""Which ranks share a node, and whose turn it is to read which part of the stream.
+
+Owns `Seats`, the numbering of ranks node by node. Never reads; asks the other ranks once, when it
+is made from a communicator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..order.partition import part_in_turn
+from .slab_cache import NodeGroup
+
+__all__ = ["Seats", "seats_of"]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """nodes: of each rank. numbers: of each rank, node by node. local_size: ranks of every node, 1
+    where nodes have different numbers of them.
+    """
+
+    nodes: tuple[int, ...]
+    numbers: tuple[int, ...]
+    local_size: int
+
+    def part(self, rank: int, epoch: int) -> int:
+        """The part of the stream that a rank reads when parts go round."""
+        return part_in_turn(self.numbers[rank], epoch, len(self.numbers), self.local_size)
+
+    def by_node(self) -> list[list[int]]:
+        """The ranks of each node; nodes in the order of their first ranks."""
+        found: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.nodes):
+            found.setdefault(node, []).append(rank)
+        return list(found.values())
+
+
+def seats_of(world_size: int, local_size: int | None, comm: NodeGroup | None) -> Seats:
+    """The seats of all ranks: as `comm` says (collective), else local_size ranks to a node, one
+    after the other.
+
+    Raises ValueError when that does not come out even, or comm has another number of ranks.
+    """
+    if comm is not None:
+        if comm.size != world_size:
+            raise ValueError(
+                f"world_size is {world_size} and comm has {comm.size} ranks; pass the same"
+            )
+        nodes = np.asarray(comm.allgather(np.array([comm.cross_rank], np.int64)))
+    else:
+        each = 1 if local_size is None else local_size
+        if each < 1 or world_size % each:
+            raise ValueError(
+                f"local_size={local_size} of world_size {world_size}; use a divisor of it, the "
+                "number of ranks on each node"
+            )
+        nodes = np.arange(world_size) // each
+    order = np.argsort(nodes, kind="stable")
+    numbers = np.empty(world_size, np.int64)
+    numbers[order] = np.arange(world_size)
+    sizes = np.unique(nodes, return_counts=True)[1]
+    common = int(sizes[0]) if len(set(sizes.tolist())) == 1 else 1
+    return Seats(tuple(nodes.tolist()), tuple(numbers.tolist()), common)

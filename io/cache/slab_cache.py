@@ -1,0 +1,272 @@
+"""Slabs in the shared memory of a node: each is read from its file once, by one rank of the node.
+
+Owns the memory, what is in it, and who fills it. Never decides which slabs an epoch needs
+(partition.py, loader.py) and never waits but in the collectives of its communicator. All ranks work
+out the contents of all nodes from metadata, so they need no message besides. Slabs that another
+node holds come from there on request (slab_transfer.py).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError, HsgdError
+
+from ..format.dataset_index import DataMap
+from ..format.slab_folder import OFFSETS, FieldSpec
+from ..order.partition import IntArray
+from ..reading import row_copies
+from ..reading.reader import RowReader
+from ..reading.shared_index import Group
+from .slab_transfer import Journey, Place, Postman, journeys, travel
+
+__all__ = ["EXCHANGES", "CacheStats", "NodeCache", "NodeGroup"]
+
+EXCHANGES = ("files", "comm")  # where a slab comes from that another node holds
+_LINE = 64
+_OFFSET_BYTES = 8  # int64
+
+
+class NodeGroup(Group, Postman, Protocol):
+    """What is needed of hsgd.Comm."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def cross_rank(self) -> int:
+        """The number of this node."""
+
+    def shared(self, shape: Any, dtype: Any = "float32") -> Any:
+        """An array of which each node has one, zero; collective, blocking."""
+
+    def allgather(self, array: Any) -> Any:
+        """The arrays of all ranks, one after the other; collective, blocking."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks; collective."""
+
+
+@dataclass
+class CacheStats:
+    """cached_slabs: that the node holds. cache_bytes: that this rank read from files for it, and
+    exchanged_bytes: that it got from other nodes, in all epochs.
+    """
+
+    cached_slabs: int = 0
+    cache_bytes: int = 0
+    exchanged_bytes: int = 0
+
+
+class NodeCache:
+    """Up to `limit_bytes` of slabs in the memory of this node; collective to make.
+
+    Holds all fields in the native byte order and without compression, ragged ones as values and
+    offsets. nodes: the ranks of each node. verify: check what comes in against its checksums.
+    exchange: one of EXCHANGES. A slab that cannot be read, or is damaged, is left out: who wants it
+    reads the file and gets the error.
+    Raises SharedMemoryError when the memory is not there.
+    """
+
+    def __init__(
+        self,
+        data: DataMap,
+        comm: NodeGroup,
+        limit_bytes: int,
+        *,
+        nodes: Sequence[Sequence[int]],
+        verify: bool,
+        exchange: str = "files",
+    ) -> None:
+        self._data, self._comm, self._verify = data, comm, verify
+        self._nodes, self._travels = nodes, exchange == "comm" and len(nodes) > 1
+        self._node = next(n for n, ranks in enumerate(nodes) if comm.rank in ranks)
+        self.stats = CacheStats()
+        self._specs = [spec for spec in data.fields if spec.row_bytes]
+        largest = max(data.slab_counts, default=0)
+        self._offsets: dict[
+            str, int
+        ] = {}  # in a slot: of fields, and of the offsets of ragged ones
+        end = 0
+        for spec in self._specs:
+            rows = largest
+            if spec.ragged:
+                self._offsets[f"{spec.name}/{OFFSETS}"] = end
+                end += -(-_OFFSET_BYTES * (largest + 1) // _LINE) * _LINE
+                rows = max((_elements(data, n, spec) for n in range(len(data.slabs))), default=0)
+            self._offsets[spec.name] = end
+            end += -(-spec.row_bytes * rows // _LINE) * _LINE
+        self._slot_bytes = max(_LINE, end)
+        slots = min(len(data.slabs), limit_bytes // self._slot_bytes)
+        self._contents = [[-1] * slots for _ in nodes]  # the slab in each slot of each node
+        self._memory: NDArray[np.uint8] = comm.shared((max(1, slots * self._slot_bytes),), "uint8")
+        self._good: NDArray[np.uint8] = comm.shared((max(1, slots),), "uint8")
+        self._address = self._memory.ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots of the node."""
+        return len(self._contents[self._node]) * self._slot_bytes
+
+    def prepare(self, wanted: Sequence[Sequence[int]], *, busy: bool) -> None:
+        """Let each node hold as many of its `wanted` slabs as fit; collective, blocking.
+
+        wanted: by node, the same on all ranks. busy: this rank still reads what is there; then
+        nothing changes anywhere.
+        """
+        slabs = [np.array([len(of_node), *of_node], np.int64) for of_node in wanted]
+        if self._travels:  # whoever sends must know where there is room
+            slabs.append(np.array([len(self._contents[self._node])], np.int64))
+        digest = zlib.crc32(np.concatenate(slabs).tobytes())
+        told = self._comm.allreduce(np.array([busy, digest, -digest], np.int64), op="max")
+        if told[1] != -told[2]:
+            raise HsgdError(
+                "the ranks want different slabs in the memory of their nodes; give all the same "
+                'epoch and state, and with exchange="comm" the same node_cache_bytes'
+            )
+        if told[0]:
+            return
+        coming = [
+            _refill(held, of_node) for held, of_node in zip(self._contents, wanted, strict=True)
+        ]
+        trips = self._plan_trips(coming)
+        mine = {slot: slab for slot, slab in coming[self._node].items() if self._is_mine(slot)}
+        for slot in mine:
+            self._good[slot] = 0  # until the slab is there
+        self.stats.exchanged_bytes += self._travel(trips)
+        arrived = {trip.to.slot for trip in trips if trip.to.node == self._node}
+        with RowReader(self._data) as reader:
+            for slot, slab in mine.items():
+                here = slot in arrived or self._load(reader, slab, slot)
+                self._good[slot] = here and (not self._verify or self._is_right(slab, slot))
+        for held, refill in zip(self._contents, coming, strict=True):
+            for slot, slab in refill.items():
+                held[slot] = slab
+        self._comm.barrier()
+        self.stats.cached_slabs = int(np.count_nonzero(self._good[: len(self._contents[0])]))
+
+    def addresses(self, specs: Sequence[FieldSpec]) -> NDArray[np.uint64]:
+        """By slab and field, where the first row lies; 0 for what the node does not hold."""
+        found = np.zeros((len(self._data.slabs), len(specs)), np.uint64)
+        for slot, slab in self._held():
+            base = self._address + slot * self._slot_bytes
+            for column, spec in enumerate(specs):
+                if spec.name in self._offsets:
+                    found[slab, column] = base + self._offsets[spec.name]
+        return found
+
+    def ends(self, spec: FieldSpec) -> dict[int, IntArray]:
+        """By slab that the node holds, where the samples of a ragged field begin, and where the
+        last ends, counted in elements of the slab; the memory of the node, not to be written.
+        """
+        return {slab: self._ends(slab, slot, spec) for slot, slab in self._held()}
+
+    def _held(self) -> list[tuple[int, int]]:
+        """Slots of this node with a slab that is there, and the slabs."""
+        contents = self._contents[self._node]
+        return [(n, slab) for n, slab in enumerate(contents) if slab >= 0 and self._good[n]]
+
+    def _owner(self, place: Place) -> int:
+        """The rank that fills a slot, and sends what is in it: always the same, so that the order
+        of its own steps is enough to keep the two apart.
+        """
+        ranks = self._nodes[place.node]
+        return ranks[place.slot % len(ranks)]
+
+    def _is_mine(self, slot: int) -> bool:
+        return self._owner(Place(self._node, slot)) == self._comm.rank
+
+    def _plan_trips(self, coming: Sequence[dict[int, int]]) -> list[Journey]:
+        """What comes from other nodes; the same on all ranks."""
+        if not self._travels:
+            return []
+        first_of_node = self._nodes[self._node][0] == self._comm.rank
+        told = self._good if first_of_node else self._good[:0]
+        good = self._comm.allgather(told).reshape(len(self._nodes), -1)
+        return journeys(self._contents, good, coming)
+
+    def _travel(self, trips: Sequence[Journey]) -> int:
+        """Let slabs come from other nodes; the bytes that this rank got."""
+        if not trips:
+            return 0
+        slots = len(self._contents[self._node])
+        memory = self._memory[: slots * self._slot_bytes].reshape(slots, self._slot_bytes)
+        return travel(self._comm, memory, trips, self._owner)
+
+    def _rows(self, number: int, slot: int, spec: FieldSpec) -> NDArray[Any]:
+        """The rows, or elements, of a slab in a slot."""
+        rows = (
+            _elements(self._data, number, spec) if spec.ragged else self._data.slabs[number].count
+        )
+        start = slot * self._slot_bytes + self._offsets[spec.name]
+        memory = self._memory[start : start + rows * spec.row_bytes]
+        return memory.view(spec.dtype).reshape((rows, *spec.shape))
+
+    def _ends(self, number: int, slot: int, spec: FieldSpec) -> IntArray:
+        start = slot * self._slot_bytes + self._offsets[f"{spec.name}/{OFFSETS}"]
+        nbytes = _OFFSET_BYTES * (self._data.slabs[number].count + 1)
+        return self._memory[start : start + nbytes].view(np.int64)
+
+    def _load(self, reader: RowReader, number: int, slot: int) -> bool:
+        """Read a slab into a slot; False when that fails."""
+        slab = self._data.slabs[number]
+        for spec in self._specs:
+            rows = self._rows(number, slot, spec)
+            try:
+                if spec.ragged:
+                    ends = self._ends(number, slot, spec)
+                    ends[:] = reader.read_offsets(number, spec.name, 0, slab.count)
+                    reader.read_elements(number, spec.name, 0, rows)
+                    self.stats.cache_bytes += ends.nbytes
+                else:
+                    reader.read(spec.name, slab.start, rows)
+            except DataError:
+                return False
+            self.stats.cache_bytes += rows.nbytes
+        return True
+
+    def _is_right(self, number: int, slot: int) -> bool:
+        """Whether what a slot holds of a slab has its checksums."""
+        return all(self._has_checksums(number, slot, spec) for spec in self._specs)
+
+    def _has_checksums(self, number: int, slot: int, spec: FieldSpec) -> bool:
+        slab, step = self._data.slabs[number], self._data.checksum_rows
+        extent, rows = slab.extents[spec.name], self._rows(number, slot, spec)
+        blocks = [(low, min(low + step, slab.count)) for low in range(0, slab.count, step)]
+        parts = blocks
+        if extent.offsets is not None:
+            ends = self._ends(number, slot, spec)
+            stored = ends + extent.offsets.first
+            checksums = np.frombuffer(extent.offsets.checksums, np.uint32).tolist()
+            if [row_copies.crc32c(stored[low : high + 1]) for low, high in blocks] != checksums:
+                return False
+            parts = [(int(ends[low]), int(ends[high])) for low, high in blocks]
+        checksums = np.frombuffer(extent.checksums, np.uint32).tolist()
+        found: list[int] = [row_copies.crc32c(rows[low:high]) for low, high in parts]
+        return bool(found == checksums)
+
+
+def _elements(data: DataMap, number: int, spec: FieldSpec) -> int:
+    """Elements that a slab has of a ragged field."""
+    offsets = data.slabs[number].extents[spec.name].offsets
+    assert offsets is not None
+    return offsets.elements
+
+
+def _refill(held: Sequence[int], wanted: Sequence[int]) -> dict[int, int]:
+    """Slots that get another slab, and which, so that as many of `wanted` as fit are there; empty
+    ones first.
+    """
+    kept = wanted[: len(held)]
+    present, needed = set(held), set(kept)
+    missing = [slab for slab in kept if slab not in present]
+    free = [slot for slot, slab in enumerate(held) if slab not in needed]
+    free.sort(key=lambda slot: held[slot] >= 0)
+    return dict(zip(free, missing, strict=False))

@@ -1,0 +1,3 @@
+"""From any source to slab folders, and their verification."""
+
+__all__: list[str] = []

@@ -1,0 +1,216 @@
+"""A folder that is being written: hidden beside its target until it is whole, then renamed.
+
+Owns .NAME.part beside the target NAME: data/ (what will be the target), conversion.json (what is
+being made) and one journal for each rank and part, with which a conversion that was killed goes on
+where it was. Never looks into slabs (writer.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hsgd.errors import DataError
+
+from ..format.slab_folder import is_slab_folder
+
+__all__ = ["Journal", "Position", "Staged", "staged_folder", "sync_file", "sync_folder"]
+
+_OWN_FILES = re.compile(r"(index|slab-\d{5,})\.h5")
+_JOURNALS = "journal-*.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far one rank has come with its slabs of one part.
+
+    field: fields before it are done, and digests has theirs. row: so many rows of this field were
+    appended to their slabs, and chain is their digest. ordered: so many slabs of this field have
+    their final order; those up to `touched` may be half way there.
+    """
+
+    field: int = 0
+    digests: tuple[str, ...] = ()
+    row: int = 0
+    chain: str = ""
+    ordered: int = 0
+    touched: int = 0
+
+
+class Journal:
+    """The Position of one rank, on the disk; one file, replaced whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> Position | None:
+        """What was saved last; None when nothing was."""
+        try:
+            values = json.loads(self._path.read_text())
+            return Position(**{**values, "digests": tuple(values["digests"])})
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
+
+    def save(self, position: Position) -> None:
+        """Remember a position; what it says has been brought to the disk before."""
+        _write_whole(self._path, asdict(position))
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A folder that becomes the target, and what all ranks that write into it share."""
+
+    folder: Path
+    dataset_uuid: str
+
+    def journal(self, part: str, rank: int) -> Journal:
+        """The journal of a rank for one part of the folder."""
+        return Journal(self.folder.parent / _JOURNALS.replace("*", f"{part or 'all'}-{rank}"))
+
+
+@contextmanager
+def staged_folder(
+    target: Path, settings: Mapping[str, Any], *, overwrite: bool = False
+) -> Iterator[Staged]:
+    """A hidden folder that becomes `target` when the block ends well.
+
+    settings: plain values that decide what is written. A hidden folder of equal settings, left by
+    a process that was killed, is taken up again, with its uuid and journals; any other is removed.
+    When the block fails, the hidden folder goes, unless a journal was saved: then it stays, for the
+    next attempt, and the error says so.
+
+    An existing target is refused, or with overwrite=True replaced once the new one is complete, but
+    only when it holds nothing besides slab folders. Raises DataError, also while another process
+    writes to the same target; failures to write inside the block become DataError too.
+    """
+    target = Path(target).absolute()
+    _check_target(target, overwrite)
+    hidden = target.parent / f".{target.name}.part"
+    kept = False
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _alone_in(hidden, target):
+            published = False
+            try:
+                staged = _take_up(hidden, json.loads(json.dumps(settings)))
+                yield staged
+                _publish(staged.folder, target, overwrite)
+                published = True
+            finally:
+                kept = not published and any(hidden.glob(_JOURNALS))
+                if not kept:
+                    shutil.rmtree(hidden, ignore_errors=True)
+    except OSError as error:
+        if isinstance(error, DataError) and not kept:
+            raise
+        reason = str(error)
+        if not isinstance(error, DataError):
+            remedy = "; free space or choose another disk" if error.errno == errno.ENOSPC else ""
+            reason = f"cannot write {error.filename or target}: {error.strerror or error}{remedy}"
+        if kept:
+            reason += f"; the same command goes on from here ({hidden})"
+        raise DataError(reason) from error
+
+
+@contextmanager
+def _alone_in(folder: Path, target: Path) -> Iterator[None]:
+    """The folder, made when it is missing, locked against other processes until the end."""
+    folder.mkdir(exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(
+                f"another process is converting to {target}; wait for it, or choose another name"
+            ) from None
+        except OSError:
+            pass  # not every file system has locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_up(hidden: Path, settings: Mapping[str, Any]) -> Staged:
+    """What a killed process left of the same conversion, or a fresh start."""
+    note, data = hidden / "conversion.json", hidden / "data"
+    try:
+        found = json.loads(note.read_text())
+        if found["settings"] == settings and data.is_dir():
+            return Staged(data, found["dataset_uuid"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        pass
+    for entry in hidden.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    data.mkdir()
+    dataset_uuid = uuid.uuid4().hex
+    _write_whole(note, {"settings": settings, "dataset_uuid": dataset_uuid})
+    return Staged(data, dataset_uuid)
+
+
+def _publish(data: Path, target: Path, overwrite: bool) -> None:
+    sync_folder(data)
+    old = target.parent / f".{target.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        if target.exists():
+            _check_target(target, overwrite)
+            target.rename(old)
+        data.rename(target)
+    except OSError:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise
+    sync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise DataError(f"{target} exists and is not a folder; choose another name")
+    if not any(target.iterdir()):
+        return
+    if not overwrite:
+        raise DataError(f"{target} exists; choose another name or replace it with --overwrite")
+    for entry in target.rglob("*"):
+        own = _OWN_FILES.fullmatch(entry.name) and is_slab_folder(entry.parent)
+        if not own and not entry.is_dir():
+            raise DataError(f"{target} holds {entry}, which is no slab: not replaced, move it away")
+
+
+def _write_whole(path: Path, values: Mapping[str, Any]) -> None:
+    """A small file, complete on the disk or as it was before."""
+    fresh = path.with_suffix(".new")
+    with open(fresh, "w") as file:
+        json.dump(values, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Bring what was written to a file to the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

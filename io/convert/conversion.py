@@ -1,0 +1,331 @@
+"""hsgd data convert: from any source to slab folders, shuffled on the way.
+
+Owns what is converted into how many slabs, and the ranks that do it together. The permutation is
+that of shuffle_passes.py, the files those of writer.py and atomic_folder.py.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from hsgd.errors import DataError
+
+from ..format.attributes import Attributes
+from ..format.chunks import check_compression
+from ..format.fields import left_out_line
+from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
+from ..order.partition import IntArray
+from .atomic_folder import Position, Staged, staged_folder
+from .progress import Advance, Progress
+from .shuffle_passes import BLOCK_BYTES, Order, Passes
+from .sources import Source, digits_splits, lengths_of, open_source
+from .writer import SlabFolderWriter
+
+__all__ = ["ConvertGroup", "convert_to_slabs"]
+
+_SLAB_BYTES = 128 << 20  # aim
+_MAX_SLAB_BYTES = 2 << 30  # one slab is held in memory while its rows are put in order
+_LEAST_SLABS = 16  # more slabs than ranks, also for small data
+
+
+def convert_to_slabs(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    fields: Sequence[str] | None = None,
+    num_slabs: int | None = None,
+    seed: int = 0,
+    permute: bool = True,
+    overwrite: bool = False,
+    test_fraction: float = 0.2,
+    image_size: int | None = None,
+    compress: str | None = None,
+    progress: bool = False,
+    comm: ConvertGroup | None = None,
+) -> list[Path]:
+    """Convert `source` to a slab folder `target`; the folders made.
+
+    source: .npy, .npz, HDF5, .tar (WebDataset), .csv or .parquet file, folder of .npy, .tar or HDF5
+    files or of class folders with images, "x.npy,y.npy", slab folder, or "digits" (scikit-learn's,
+    makes target/train and target/test by test_fraction). image_size: images are scaled and cut to
+    it. Attributes of HDF5 files, fields and groups go to the index; a warning names those that
+    cannot, and datasets that are no fields.
+    fields: names to take.
+    num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
+    order that `seed` decides, which block shuffling relies on; False keeps the order of the source.
+    compress: "gzip", or "lz4" or "zstd" (Blosc; hsgd[compress]): slabs in chunks of whole samples,
+    of about 4 MiB over all fields, the values of ragged fields in chunks that samples may cross.
+    Meanwhile the disk holds the slabs as they are.
+    progress: show a bar on stderr. comm: an mpi4py communicator: its ranks write slabs of their own
+    (collective; the result is the same for any number of ranks, all see one path).
+
+    The folder appears whole or not at all. After a conversion that was killed, the same call goes
+    on about where it was: what is done waits beside the target, as .NAME.part, for the same
+    arguments, number of ranks and source files (by path, size and time).
+    Raises DataError for an unreadable source, an existing target (without overwrite) and a full
+    disk, ValueError for bad arguments.
+    """
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"image_size is {image_size}; use at least 1")
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed is {seed}; use 0 to 2**63 - 1")
+    name = os.fspath(source)
+    group = comm if comm is not None else _Alone()
+    parts: list[_Part] = []
+    with _shared_errors(group):
+        if compress is not None:
+            check_compression(compress)
+        if name == "digits" and not Path(name).exists():
+            if fields is not None:
+                raise ValueError(
+                    "digits always have the fields image and label; leave out --fields"
+                )
+            sources = digits_splits(test_fraction, seed)
+        else:
+            sources = {"": open_source(name, fields, image_size)}
+        for data in sources.values():
+            _check_names(data.specs, name)
+        parts = [
+            _Part(part, data, lengths_of(data), _attributes_of(data, name, warn=group.rank == 0))
+            for part, data in sources.items()
+        ]
+        counts = [_slab_count(part, num_slabs, name) for part in parts]
+    total = sum(part.nbytes for part in parts)
+    show = progress and group.rank == 0
+    settings = {
+        "format": FORMAT_VERSION,
+        "parts": [[*part.described(), count] for part, count in zip(parts, counts, strict=True)],
+        "seed": seed if permute else None,
+        "ranks": group.size,
+        "compress": compress,
+        "block_bytes": BLOCK_BYTES,
+    }
+    with (
+        _staged_together(Path(target), settings, group, overwrite) as staged,
+        Progress(total, f"convert {name}", show=show) as advance,
+    ):
+        for part, count in zip(parts, counts, strict=True):
+            order_seed = seed if permute else None
+            _convert_part(staged, part, count, order_seed, compress, advance, group)
+    return [Path(target).absolute() / part.name for part in parts]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What becomes one slab folder. lengths: of the samples of each ragged field."""
+
+    name: str
+    source: Source
+    lengths: dict[str, IntArray]
+    attributes: Attributes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(self.field_bytes(spec) for spec in self.source.specs)
+
+    def field_bytes(self, spec: FieldSpec) -> int:
+        """Bytes of one field."""
+        lengths = self.lengths.get(spec.name)
+        rows = self.source.num_samples if lengths is None else int(lengths.sum())
+        return rows * spec.row_bytes
+
+    def described(self) -> list[Any]:
+        """Plain values that differ when the source does."""
+        specs = [[s.name, s.shape, s.dtype.str, s.ragged] for s in self.source.specs]
+        return [self.name, self.source.identity(), self.source.num_samples, specs]
+
+
+@runtime_checkable
+class _Annotated(Protocol):
+    """A source with more than samples: HDF5."""
+
+    left_out: Mapping[str, str]
+
+    def attributes(self) -> Attributes:
+        """What the user wrote beside the samples."""
+
+
+def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:
+    """The attributes to carry. Says in a line each which datasets and attributes are not."""
+    if not isinstance(source, _Annotated):
+        return Attributes()
+    found = source.attributes()
+    lines = [
+        left_out_line(name, "no fields, so", source.left_out),
+        left_out_line(name, "attributes", found.left_out),
+    ]
+    for line in lines:
+        if line and warn:
+            warnings.warn(line, stacklevel=3)
+    return found
+
+
+class ConvertGroup(Protocol):
+    """What is needed of an mpi4py communicator."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """The objects of all ranks, by rank; collective."""
+
+
+class _Alone:
+    """The communicator of a conversion by one process."""
+
+    rank, size = 0, 1
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        return [sendobj]
+
+
+@contextmanager
+def _staged_together(
+    target: Path, settings: dict[str, Any], group: ConvertGroup, overwrite: bool
+) -> Iterator[Staged]:
+    """staged_folder() of rank 0 for all ranks; an error of one is an error of all."""
+    with _shared_errors(group), ExitStack() as stack:
+        staged: Staged | None = None
+        with _shared_errors(group):
+            if group.rank == 0:
+                staged = stack.enter_context(staged_folder(target, settings, overwrite=overwrite))
+        shared = group.allgather(staged)[0]
+        with _shared_errors(group):
+            yield shared
+
+
+@contextmanager
+def _shared_errors(group: ConvertGroup) -> Iterator[None]:
+    """Collective at its end: when a rank fails inside, all do, each with the first rank's text."""
+    error: BaseException | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    texts = group.allgather(None if error is None else f"rank {group.rank}: {error}")
+    if error is not None:
+        raise error
+    failed = [text for text in texts if text is not None]
+    if failed:
+        raise DataError(f"conversion failed on {failed[0]}")
+
+
+def _convert_part(
+    staged: Staged,
+    part: _Part,
+    num_slabs: int,
+    seed: int | None,
+    compress: str | None,
+    advance: Advance,
+    group: ConvertGroup,
+) -> None:
+    """Write one slab folder; every rank its slabs, rank 0 the index when all are there.
+
+    seed: of the permutation, None to keep the order.
+    """
+    folder = staged.folder / part.name
+    folder.mkdir(exist_ok=True)
+    if group.allgather((folder / INDEX_NAME).exists())[0]:
+        return  # before it was killed
+    with _shared_errors(group):
+        journal = staged.journal(part.name, group.rank)
+        position = journal.load()
+        order = Order(part.source.num_samples, seed)
+        writer = SlabFolderWriter(
+            folder,
+            part.source.specs,
+            part.source.num_samples,
+            num_slabs,
+            SOURCE_ORDER if seed is None else seed,
+            dataset_uuid=_uuid_of(staged.dataset_uuid, part.name),
+            owned=range(group.rank, num_slabs, group.size),
+            ends={name: order.ends(lengths) for name, lengths in part.lengths.items()},
+            compress=compress,
+            resumed=position is not None,
+        )
+        passes = Passes(
+            writer,
+            part.source,
+            order,
+            part.lengths,
+            journal,
+            position or Position(),
+            _evenly(advance, part.nbytes, 1 if seed is None else 2, group.size),
+        )
+        digest = passes.run()
+        writer.seal(digest)
+    if group.rank == 0:
+        writer.write_index(digest, part.attributes)
+
+
+def _evenly(advance: Advance, total: int, passes: int, ranks: int) -> Advance:
+    """Turns the bytes that all passes of a rank move into bytes of the data, `total` at their end.
+
+    The first pass of a rank streams the whole source, the second its own slabs alone.
+    """
+    moved = total + (total // ranks if passes > 1 else 0)
+    done = told = 0
+
+    def tell(count: int) -> None:
+        nonlocal done, told
+        done += count
+        now = min(total, done * total // max(1, moved))
+        advance(now - told)
+        told = now
+
+    return tell
+
+
+def _check_names(specs: Sequence[FieldSpec], source: str) -> None:
+    """Refuse names that are not the names of datasets beside one another in HDF5."""
+    names = [spec.name for spec in specs]
+    for name in names:
+        steps = name.split("/")
+        if "" in steps or "." in steps or "\0" in name:
+            raise DataError(
+                f"{source}: HDF5 has no dataset of the name {name!r}; rename the field, or choose "
+                "others with --fields"
+            )
+        inside = [other for other in names if other.startswith(f"{name}/")]
+        if inside:
+            raise DataError(
+                f"{source}: field {name!r} cannot hold field {inside[0]!r}; rename one, or choose "
+                "others with --fields"
+            )
+
+
+def _slab_count(part: _Part, asked: int | None, name: str) -> int:
+    """How many slabs to make; refuses what cannot be split or would not fit in memory."""
+    samples = part.source.num_samples
+    if samples == 0:
+        raise DataError(f"{name}: the first dimension is 0, there are no samples to convert")
+    if not part.nbytes and not any(spec.ragged for spec in part.source.specs):
+        raise DataError(f"{name}: every field has an axis of length 0, there is nothing to convert")
+    largest_field = max(part.field_bytes(spec) for spec in part.source.specs)
+    all_fields = part.nbytes
+    if asked is None:
+        return min(samples, max(_LEAST_SLABS, -(-all_fields // _SLAB_BYTES)))
+    if not 1 <= asked <= samples:
+        raise ValueError(f"{asked} slabs for {samples} samples; use 1 to {samples}")
+    if largest_field // asked > _MAX_SLAB_BYTES:
+        least = -(-largest_field // _MAX_SLAB_BYTES)
+        raise ValueError(f"{asked} slabs would be too large to shuffle; use {least} at least")
+    return asked
+
+
+def _uuid_of(dataset_uuid: str, part: str) -> str:
+    """Of one part of a dataset (train, test): the same on all ranks, and when taken up again."""
+    return uuid.uuid5(uuid.UUID(dataset_uuid), part).hex if part else dataset_uuid

@@ -1,0 +1,67 @@
+"""Several sources as one: the files of a folder, one after the other.
+
+Owns the check that they belong together. Each part reads for itself, one at a time (sources.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hsgd.errors import DataError
+
+from ..format.attributes import Attributes, common_attributes
+from ..format.ragged import Block
+from ..format.slab_folder import FieldSpec
+
+__all__ = ["HDF5_SUFFIXES", "JoinedSource"]
+
+HDF5_SUFFIXES = frozenset({".h5", ".hdf5", ".hdf", ".he5"})
+
+
+class JoinedSource:
+    """The samples of all parts, in their order. parts: by path, sources with equal fields that have
+    attributes() and left_out.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Path, Any]]) -> None:
+        first_path, first = parts[0]
+        self._parts = [source for _, source in parts]
+        self.specs: tuple[FieldSpec, ...] = first.specs
+        self.num_samples = sum(source.num_samples for source in self._parts)
+        self.left_out: dict[str, str] = {}
+        for path, source in parts:
+            self.left_out |= {f"{path.name}:{name}": why for name, why in source.left_out.items()}
+            if source.specs != self.specs:
+                raise DataError(
+                    f"{path}: its fields are {_described(source.specs)}, those of "
+                    f"{first_path.name} {_described(self.specs)}; convert them apart, or choose "
+                    "equal ones with --fields"
+                )
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """The rows of each part from `start` on; blocks end where parts do."""
+        for source in self._parts:
+            if start < source.num_samples:
+                yield from source.stream(spec, rows, start)
+            start = max(0, start - source.num_samples)
+
+    def identity(self) -> str:
+        """Of all parts."""
+        digest = hashlib.sha256()
+        for source in self._parts:
+            digest.update(source.identity().encode())
+        return digest.hexdigest()
+
+    def attributes(self) -> Attributes:
+        """Those that all parts have alike."""
+        return common_attributes([source.attributes() for source in self._parts])
+
+
+def _described(specs: Sequence[FieldSpec]) -> str:
+    return ", ".join(
+        f"{spec.name} {spec.dtype} {'of any length' if spec.ragged else spec.shape}"
+        for spec in specs
+    )

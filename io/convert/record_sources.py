@@ -1,0 +1,369 @@
+"""Sources of single records: image folders, WebDataset tar files, CSV and Parquet tables.
+
+Owns how a record becomes arrays of fixed shape; sources.py finds out which of these a name means.
+Pillow, pandas and pyarrow are imported when they are needed. Rows are decoded block by block, so
+memory stays bounded. Never writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io as standard_io
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError, MissingExtra
+
+from ..format.dataset_index import first_line
+from ..format.ragged import Block, Ragged, offsets_of, ragged_of
+from ..format.slab_folder import FieldSpec
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "CsvSource",
+    "ImageFolderSource",
+    "ParquetSource",
+    "TarSource",
+    "identity_of_files",
+]
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
+_KINDS = "biuf"
+
+
+class ImageFolderSource:
+    """Images in one folder per class: fields image (uint8, height x width x 3) and label (int64).
+
+    Labels number the folders by their sorted names, as torchvision's ImageFolder does. image_size:
+    the shorter side is scaled to it and the middle square is taken; without it all images must have
+    one size.
+    """
+
+    def __init__(self, path: Path, fields: Sequence[str] | None, image_size: int | None) -> None:
+        classes = sorted(folder for folder in path.iterdir() if folder.is_dir())
+        self._images = [
+            (file, label)
+            for label, folder in enumerate(classes)
+            for file in sorted(folder.rglob("*"))
+            if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file()
+        ]
+        if not self._images:
+            raise DataError(f"{path}: no images in class folders, as path/class/image.png")
+        self._size = image_size
+        self.num_samples = len(self._images)
+        shape = _decode(self._images[0][0].read_bytes(), image_size, str(self._images[0][0])).shape
+        known = {
+            "image": FieldSpec("image", shape, np.dtype(np.uint8)),
+            "label": FieldSpec("label", (), np.dtype(np.int64)),
+        }
+        self.specs = _chosen(known, fields)
+
+    def identity(self) -> str:
+        """Of all images."""
+        return identity_of_files([file for file, _ in self._images])
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
+        """Images decoded in the order of their names."""
+        for row in range(start, self.num_samples, rows):
+            part = self._images[row : row + rows]
+            if spec.name == "label":
+                yield np.array([label for _, label in part], np.int64)
+            else:
+                images = (_decode(_read_file(file), self._size, str(file)) for file, _ in part)
+                names = (str(file) for file, _ in part)
+                yield _stacked(zip(names, images, strict=True), spec, len(part))
+
+
+class TarSource:
+    """Tar files in WebDataset's form: members of one sample share the name before the first dot.
+
+    The rest of the name is the field: npy (an array), cls (a number as text), jpg, png and the like
+    (an image, uint8), anything else (bytes). All samples have the same fields. Arrays and bytes of
+    different lengths make a ragged field.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], fields: Sequence[str] | None, image_size: int | None
+    ) -> None:
+        self._paths, self._size = list(paths), image_size
+        # Field -> place of each sample's member: number of the tar file, offset, length, name.
+        self._members: dict[str, list[tuple[int, int, int, str]]] = {}
+        samples = 0
+        for number, path in enumerate(self._paths):
+            samples = self._scan(number, path, samples)
+        self.num_samples = samples
+        for name, members in self._members.items():
+            if len(members) != samples:
+                raise DataError(
+                    f"{self._paths[0]}: {len(members)} of {samples} samples have .{name}; "
+                    "choose other fields with --fields"
+                )
+        known = {}
+        for name in self._members if fields is None else fields:
+            if name in self._members:
+                known[name] = self._spec(name)
+        self.specs = _chosen(known, fields, self._members)
+
+    def _spec(self, name: str) -> FieldSpec:
+        """Arrays and bytes whose members differ in size are ragged along their first axis."""
+        first = self._load(name, 0)
+        suffix = f".{name.rpartition('.')[2]}"
+        sizes = {length for _, _, length, _ in self._members[name]}
+        if len(sizes) > 1 and first.ndim and suffix not in IMAGE_SUFFIXES:
+            return FieldSpec(name, first.shape[1:], first.dtype, ragged=True)
+        return FieldSpec(name, first.shape, first.dtype)
+
+    def identity(self) -> str:
+        """Of all archives."""
+        return identity_of_files(self._paths)
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Members in the order of the archives."""
+        members = self._members[spec.name]
+        for row in range(start, self.num_samples, rows):
+            part = range(row, min(row + rows, self.num_samples))
+            values = ((members[row][3], self._load(spec.name, row)) for row in part)
+            yield _in_a_row(values, spec) if spec.ragged else _stacked(values, spec, len(part))
+
+    def _scan(self, number: int, path: Path, samples: int) -> int:
+        last = None
+        try:
+            with tarfile.open(path, "r:") as archive:
+                for member in archive:
+                    if not member.isfile():
+                        continue
+                    folder, _, base = member.name.rpartition("/")
+                    key, _, name = base.partition(".")
+                    if (folder, key) != last:
+                        last, samples = (folder, key), samples + 1
+                    place = (number, member.offset_data, member.size, f"{path}: {member.name}")
+                    self._members.setdefault(name.lower(), []).append(place)
+        except (OSError, tarfile.TarError) as error:
+            raise DataError(f"{path}: not a readable tar file: {first_line(error)}") from None
+        return samples
+
+    def _load(self, name: str, row: int) -> NDArray[Any]:
+        number, offset, length, where = self._members[name][row]
+        try:
+            with open(self._paths[number], "rb") as file:
+                file.seek(offset)
+                data = file.read(length)
+        except OSError as error:
+            raise DataError(f"{where}: cannot be read: {error.strerror}") from None
+        if len(data) < length:
+            raise DataError(f"{where} is truncated; copy the file again")
+        suffix = name.rpartition(".")[2]
+        try:
+            if suffix == "npy":
+                array: NDArray[Any] = np.load(standard_io.BytesIO(data), allow_pickle=False)
+                return array.astype(array.dtype.newbyteorder("="), copy=False)
+            if suffix in ("cls", "index"):
+                return np.array(int(data), np.int64)
+        except (ValueError, TypeError, EOFError, MemoryError) as error:  # headers claim anything
+            raise DataError(f"{where}: {first_line(error)}") from None
+        if f".{suffix}" in IMAGE_SUFFIXES:
+            return _decode(data, self._size, where)
+        return np.frombuffer(data, np.uint8)
+
+
+class CsvSource:
+    """A CSV table with a header line; every column of numbers is a field. Needs pandas."""
+
+    _CHUNK = 100_000
+
+    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+        self._path = path
+        self.num_samples = 0
+        # A column may begin with whole numbers and go on with others: the types of all parts count.
+        types: dict[str, np.dtype[Any]] = {}
+        for chunk in self._chunks(fields):
+            self.num_samples += len(chunk)
+            for name in chunk.columns:
+                dtype = np.dtype(chunk[name].dtype) if _is_plain(chunk[name].dtype) else _OBJECT
+                if name not in types:
+                    types[str(name)] = dtype
+                elif types[name] != dtype:
+                    types[name] = np.promote_types(types[name], dtype)
+        self.specs = _columns(path, types, fields)
+
+    def identity(self) -> str:
+        """Of the file."""
+        return identity_of_files([self._path])
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
+        """One column, in parts; lines before `start` are read again."""
+        before = start
+        for chunk in self._chunks([spec.name]):
+            values = chunk[spec.name].to_numpy(spec.dtype)[before:]
+            before = max(0, before - len(chunk))
+            for row in range(0, len(values), rows):
+                yield values[row : row + rows]
+
+    def _chunks(self, columns: Sequence[str] | None) -> Iterator[Any]:
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("CSV needs pandas; pip install 'hsgd[convert]'") from None
+        try:
+            yield from pandas.read_csv(self._path, usecols=columns, chunksize=self._CHUNK)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self._path}: not readable as CSV: {first_line(error)}") from None
+
+
+class ParquetSource:
+    """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow."""
+
+    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+        self._path = path
+        table = self._open()
+        self.num_samples = int(table.metadata.num_rows)
+        types, lists = {}, set()
+        for entry in table.schema_arrow:
+            kind = entry.type
+            if str(kind).startswith(("list<", "large_list<")):
+                lists.add(entry.name)
+                kind = kind.value_type
+            try:
+                types[entry.name] = np.dtype(kind.to_pandas_dtype())
+            except NotImplementedError:
+                types[entry.name] = _OBJECT
+        self.specs = tuple(
+            replace(spec, ragged=spec.name in lists) for spec in _columns(path, types, fields)
+        )
+
+    def identity(self) -> str:
+        """Of the file."""
+        return identity_of_files([self._path])
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """One column, in parts; rows before `start` are read again."""
+        before = start
+        for batch in self._batches(spec.name, rows):
+            column = batch.column(0)[before:]
+            before = max(0, before - len(batch))
+            lengths = None
+            if spec.ragged and not column.null_count:
+                lengths = column.value_lengths().to_numpy().astype(np.int64)
+                column = column.flatten()
+            if column.null_count:
+                raise DataError(f"{self._path}: column {spec.name!r} has missing values; fill them")
+            values = column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+            yield values if lengths is None else Ragged(values, offsets_of(lengths))
+
+    def _batches(self, name: str, rows: int) -> Iterator[Any]:
+        """One column, in parts."""
+        table = self._open()
+        try:
+            yield from table.iter_batches(batch_size=rows, columns=[name])
+        except (OSError, ValueError) as error:  # those of pyarrow are among these
+            raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
+
+    def _open(self) -> Any:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise MissingExtra("Parquet needs pyarrow; pip install 'hsgd[convert]'") from None
+        try:
+            return parquet.ParquetFile(self._path)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
+
+
+def identity_of_files(paths: Iterable[Path]) -> str:
+    """A digest of paths, sizes and times of change."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+_OBJECT: np.dtype[Any] = np.dtype(object)
+
+
+def _is_plain(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype) and dtype.kind in _KINDS
+
+
+def _columns(
+    path: Path, types: dict[str, np.dtype[Any]], fields: Sequence[str] | None
+) -> tuple[FieldSpec, ...]:
+    """The columns of numbers, or those asked for, which must be numbers."""
+    wanted = [name for name in types if _is_plain(types[name])] if fields is None else fields
+    odd = [name for name in wanted if name in types and not _is_plain(types[name])]
+    if odd:
+        raise DataError(f"{path}: column {odd[0]!r} holds no numbers; choose others with --fields")
+    known = {name: FieldSpec(name, (), types[name]) for name in wanted if name in types}
+    if not wanted:
+        raise DataError(f"{path}: no column of numbers; there are: {', '.join(types)}")
+    return _chosen(known, wanted, types)
+
+
+def _chosen(
+    known: dict[str, FieldSpec], fields: Sequence[str] | None, all_names: Any = None
+) -> tuple[FieldSpec, ...]:
+    names = list(known) if fields is None else list(fields)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        there = ", ".join(known if all_names is None else all_names)
+        raise ValueError(f"no field {', '.join(unknown)}; there are: {there}")
+    return tuple(known[name] for name in names)
+
+
+def _stacked(values: Any, spec: FieldSpec, count: int) -> NDArray[Any]:
+    """Rows in one array. Raises DataError naming the record whose form is another."""
+    out = np.empty((count, *spec.shape), spec.dtype)
+    for row, (where, value) in enumerate(values):
+        if value.shape != spec.shape or value.dtype != spec.dtype:
+            raise DataError(
+                f"{where} is {value.shape} {value.dtype}, the first one {spec.shape} {spec.dtype}; "
+                "all samples need one form (images: --image-size)"
+            )
+        out[row] = value
+    return out
+
+
+def _in_a_row(values: Any, spec: FieldSpec) -> Ragged:
+    """Arrays of different lengths. Raises DataError naming the record whose form is another."""
+    found = []
+    for where, value in values:
+        if value.shape[1:] != spec.shape or value.ndim == 0 or value.dtype != spec.dtype:
+            raise DataError(
+                f"{where} is {value.shape} {value.dtype}, the first one (any, "
+                f"{', '.join(map(str, spec.shape))}) {spec.dtype}; only the first axis may differ"
+            )
+        found.append(value)
+    return ragged_of(found, spec.shape, spec.dtype)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _decode(data: bytes, size: int | None, where: str) -> NDArray[np.uint8]:
+    """An image as RGB, height x width x 3; scaled and cut to size x size when that is given."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise MissingExtra("images need Pillow; pip install 'hsgd[convert]'") from None
+    try:
+        with Image.open(standard_io.BytesIO(data)) as opened:
+            image = opened.convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{where}: not a readable image: {first_line(error)}") from None
+    if size is not None:
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image, np.uint8)

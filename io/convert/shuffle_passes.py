@@ -1,0 +1,267 @@
+"""The two passes of a conversion: rows to their slabs, then slabs into their final order.
+
+Owns the global permutation in bounded memory, and how a rank that was killed goes on. Pass 1
+streams the source once and appends every row to the slab where it belongs; pass 2 puts the rows of
+one slab at a time into their final order. Both read and write in large sequential parts, and
+together they are exactly one random permutation of all rows. Memory: one field of one slab, two
+blocks, and 16 bytes per sample.
+
+Every _CHECKPOINT_BYTES the position goes to the journal. Appending again what was appended after
+that gives the same bytes. Ordering is not like that: a slab that may be half ordered is filled anew
+from the source, so the journal says which those are before they are touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hsgd.errors import DataError
+
+from ..format.ragged import (
+    Block,
+    Ragged,
+    elements,
+    join,
+    offsets_of,
+    part_of_block,
+    take,
+)
+from ..format.slab_folder import FieldSpec
+from ..order.partition import IntArray, permutation
+from .atomic_folder import Journal, Position
+from .progress import Advance
+from .sources import Source
+from .writer import SlabFolderWriter
+
+__all__ = ["BLOCK_BYTES", "Order", "Passes"]
+
+BLOCK_BYTES = 16 << 20
+_CHECKPOINT_BYTES = 1 << 30
+_PERMUTE = 4  # what the random stream is for (partition.py uses 1 to 3)
+
+
+class Order:
+    """Where the rows of the source go; seed None: where they are.
+
+    place_of: the place of each row. source_at: the row for each place. None where nothing moves.
+    """
+
+    def __init__(self, count: int, seed: int | None) -> None:
+        self.place_of: IntArray | None = None
+        self.source_at: IntArray | None = None
+        if seed is not None:
+            self.source_at = permutation(count, seed, _PERMUTE)
+            self.place_of = np.empty_like(self.source_at)
+            self.place_of[self.source_at] = np.arange(count)
+
+    def ends(self, lengths: IntArray) -> IntArray:
+        """Where the elements of each row end, in the new order."""
+        return offsets_of(lengths if self.source_at is None else lengths[self.source_at])
+
+
+class Passes:
+    """Both passes of one rank, over all fields. Writes the slabs that `writer` owns.
+
+    lengths: of the rows of each ragged field, in the order of the source. position: what the
+    journal says. advance: told the bytes that are done.
+    """
+
+    def __init__(
+        self,
+        writer: SlabFolderWriter,
+        source: Source,
+        order: Order,
+        lengths: Mapping[str, IntArray],
+        journal: Journal,
+        position: Position,
+        advance: Advance,
+    ) -> None:
+        self._writer, self._source, self._advance = writer, source, advance
+        self._order, self._lengths = order, lengths
+        self._journal = journal
+        self._bounds = np.asarray(writer.bounds)
+        self._passes = 1 if order.place_of is None else 2
+        self._at = self._saved = position
+        self._unsaved_bytes = 0
+
+    def run(self) -> str:
+        """Write all rows that are missing; the digest of the source."""
+        specs = self._source.specs
+        samples = self._source.num_samples
+        self._advance(self._passes * sum(self._bytes(s, samples) for s in specs[: self._at.field]))
+        for number in range(self._at.field, len(specs)):
+            spec = specs[number]
+            self._advance(self._bytes(spec, self._at.row))
+            if self._at.row < samples:
+                self._append(spec)
+            elif self._at.touched > self._at.ordered:
+                again = self._writer.owned[self._at.ordered : self._at.touched]
+                for _ in self._fill(spec, frozenset(again), 0):
+                    pass
+            for slab in self._writer.owned:
+                self._writer.write_offsets(slab, spec)
+            if self._order.place_of is not None:
+                self._order_slabs(spec)
+            self._at = Position(number + 1, (*self._at.digests, self._at.chain))
+            self._checkpoint()
+        if self._saved != self._at and self._saved != Position():
+            self._save()  # what is sealed next cannot be written any more
+        digest = hashlib.sha256()
+        for spec, of_field in zip(specs, self._at.digests, strict=True):
+            described = [spec.name, spec.shape, spec.dtype.str, *(["ragged"] * spec.ragged)]
+            digest.update(json.dumps(described).encode())
+            digest.update(bytes.fromhex(of_field))
+        return digest.hexdigest()
+
+    def _append(self, spec: FieldSpec) -> None:
+        """Pass 1: every row to the next free place of its slab."""
+        chain = bytes.fromhex(self._at.chain)
+        for block in self._fill(spec, frozenset(self._writer.owned), self._at.row):
+            chain = _chained(chain, block)
+            self._at = replace(self._at, row=self._at.row + len(block), chain=chain.hex())
+            nbytes = elements(block).nbytes
+            self._advance(nbytes)
+            self._unsaved_bytes += nbytes
+            self._checkpoint()
+        if self._at.row != self._source.num_samples:
+            raise DataError(
+                f"field {spec.name!r}: {self._at.row} rows came, {self._source.num_samples} were "
+                "announced"
+            )
+
+    def _fill(self, spec: FieldSpec, slabs: frozenset[int], start: int) -> Iterator[Block]:
+        """Append the rows from `start` on to those of `slabs` where they belong, by blocks; each
+        block when it was written.
+        """
+        filled = self._filled_before(spec, start)
+        row = start
+        blocks = self._source.stream(spec, self._block_rows(spec), start)
+        for block in _even_blocks(blocks, self._block_rows(spec)):
+            slab_of = self._slab_of(row, row + len(block))
+            by_slab = np.argsort(slab_of, kind="stable")
+            present, firsts = np.unique(slab_of[by_slab], return_index=True)
+            for slab, chosen in zip(present.tolist(), np.split(by_slab, firsts[1:]), strict=True):
+                if slab in slabs:
+                    self._writer.write(slab, spec, filled[slab], elements(take(block, chosen)))
+            filled += self._amounts(spec, row, row + len(block))
+            row += len(block)
+            yield block
+
+    def _slab_of(self, start: int, stop: int) -> IntArray:
+        """The slabs where rows [start, stop) of the source belong."""
+        places = np.arange(start, stop)
+        if self._order.place_of is not None:
+            places = self._order.place_of[start:stop]
+        found: IntArray = np.searchsorted(self._bounds, places, side="right") - 1
+        return found
+
+    def _filled_before(self, spec: FieldSpec, row: int) -> IntArray:
+        """Rows, or elements, that each slab has of the source's first `row` rows."""
+        step = 1 << 20  # bounds the memory
+        parts = (self._amounts(spec, low, min(low + step, row)) for low in range(0, row, step))
+        return sum(parts, np.zeros(len(self._bounds) - 1, np.int64))
+
+    def _amounts(self, spec: FieldSpec, start: int, stop: int) -> IntArray:
+        """Rows, or elements, that rows [start, stop) of the source bring to each slab."""
+        slab_of = self._slab_of(start, stop)
+        if not spec.ragged:
+            return np.bincount(slab_of, minlength=len(self._bounds) - 1)
+        found = np.zeros(len(self._bounds) - 1, np.int64)
+        np.add.at(found, slab_of, self._lengths[spec.name][start:stop])
+        return found
+
+    def _bytes(self, spec: FieldSpec, rows: int) -> int:
+        """Of the source's first `rows` rows."""
+        count = int(self._lengths[spec.name][:rows].sum()) if spec.ragged else rows
+        return count * spec.row_bytes
+
+    def _block_rows(self, spec: FieldSpec) -> int:
+        """Rows that make about a block."""
+        total = self._bytes(spec, self._source.num_samples)
+        return max(1, BLOCK_BYTES * self._source.num_samples // max(1, total))
+
+    def _order_slabs(self, spec: FieldSpec) -> None:
+        """Pass 2: the slabs that are not in their final order yet."""
+        owned = self._writer.owned
+        sizes = np.array([self._writer.slab_bytes(slab, spec) for slab in owned], np.int64)
+        self._advance(int(sizes[: self._at.ordered].sum()))
+        for number in range(self._at.ordered, len(owned)):
+            if number >= self._at.touched:
+                self._announce(number, sizes)
+            self._order_slab(spec, owned[number])
+            self._at = replace(self._at, ordered=number + 1)
+            self._unsaved_bytes += int(sizes[number])
+
+    def _announce(self, number: int, sizes: IntArray) -> None:
+        """Before slab `number` of the owned ones is ordered: say so, and of some after it.
+
+        Not needed while the journal says nothing of this field: all of it would be done again.
+        """
+        begun = self._saved.field == self._at.field and self._saved.row > 0
+        if not begun and self._unsaved_bytes < _CHECKPOINT_BYTES:
+            return
+        reached = np.cumsum(sizes[number:])
+        more = max(1, int(np.searchsorted(reached, _CHECKPOINT_BYTES, side="right")))
+        self._at = replace(self._at, touched=min(len(sizes), number + more))
+        self._save()
+
+    def _order_slab(self, spec: FieldSpec, slab: int) -> None:
+        """The rows of a slab arrived in the order of the source; put them in their places."""
+        assert self._order.place_of is not None and self._order.source_at is not None
+        start, stop = self._writer.bounds[slab], self._writer.bounds[slab + 1]
+        arrived = np.sort(self._order.source_at[start:stop])
+        arrival_at = np.empty_like(arrived)
+        arrival_at[self._order.place_of[arrived] - start] = np.arange(len(arrived))
+        values: Block = self._writer.read_back(slab, spec)
+        if spec.ragged:
+            values = Ragged(values, offsets_of(self._lengths[spec.name][arrived]))
+        rows = self._block_rows(spec)
+        position = 0
+        for first in range(0, len(values), rows):
+            block = elements(take(values, arrival_at[first : first + rows]))
+            self._writer.write(slab, spec, position, block)
+            position += len(block)
+            self._advance(block.nbytes)
+
+    def _checkpoint(self) -> None:
+        if self._unsaved_bytes >= _CHECKPOINT_BYTES:
+            self._save()
+
+    def _save(self) -> None:
+        self._writer.sync()
+        self._journal.save(self._at)
+        self._saved, self._unsaved_bytes = self._at, 0
+
+
+def _chained(chain: bytes, block: Block) -> bytes:
+    """A hash of all blocks that can be taken up in the middle: of the last one and a block."""
+    digest = hashlib.sha256(elements(block).reshape(-1).view(np.uint8).data)
+    if isinstance(block, Ragged):
+        digest.update(block.lengths.data)
+    return hashlib.sha256(chain + digest.digest()).digest()
+
+
+def _even_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
+    """The same rows in blocks of exactly `rows`, but for the last."""
+    held: list[Block] = []
+    count = 0
+    for block in blocks:
+        if not count and len(block) == rows:
+            yield block
+            continue
+        start = 0
+        while start < len(block):
+            part = part_of_block(block, start, min(len(block), start + rows - count)).copy()
+            held.append(part)
+            start += len(part)
+            count += len(part)
+            if count == rows:
+                yield join(held)
+                held, count = [], 0
+    if held:
+        yield join(held)

@@ -1,0 +1,448 @@
+"""What can be converted: arrays, HDF5, slab folders, scikit-learn's digits, and single records.
+
+Owns which kind of source a name means, and one class per kind of array, all with the same
+members (`Source`); images, tar files and tables are in record_sources.py. Each streams rows in their
+original order, so memory stays bounded whatever the source. Never writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError, MissingExtra
+
+from ..format.attributes import Attributes, read_attributes
+from ..format.chunks import load_filters
+from ..format.dataset_index import (
+    check_unique,
+    choose_fields,
+    examined,
+    first_line,
+    open_hdf5,
+    open_map,
+    supported_dtype,
+)
+from ..format.fields import find_fields, linked_file
+from ..format.ragged import Block, Ragged, ragged_of
+from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
+from ..order.partition import IntArray, permutation
+from ..reading.reader import RowReader
+from .joined_sources import HDF5_SUFFIXES, JoinedSource
+from .record_sources import (
+    IMAGE_SUFFIXES,
+    CsvSource,
+    ImageFolderSource,
+    ParquetSource,
+    TarSource,
+    identity_of_files,
+)
+
+__all__ = [
+    "ArraySource",
+    "Hdf5Source",
+    "NumpySource",
+    "Source",
+    "VlenSource",
+    "digits_splits",
+    "lengths_of",
+    "open_source",
+]
+
+# Damaged archives, also inside a compressed member; encrypted ones; unknown compression methods.
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    RuntimeError,
+    NotImplementedError,
+)
+
+_KINDS = "biufc"
+_ROWS = 1024  # of ragged samples, whose size is not known yet
+
+
+class Source(Protocol):
+    """Named fields with the same number of rows, read from the first row to the last."""
+
+    @property
+    def specs(self) -> tuple[FieldSpec, ...]:
+        """The fields, with native dtypes."""
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of every field."""
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """The rows of a field from `start` on, in blocks of at most `rows`, Ragged ones where it is
+        ragged; a block is valid until the next.
+        """
+
+    def identity(self) -> str:
+        """What changes when the source does: a digest of paths, sizes and times, or of contents."""
+
+
+def lengths_of(source: Source) -> dict[str, IntArray]:
+    """Elements of every sample of each ragged field; reads these fields once."""
+    found = {}
+    for spec in source.specs:
+        if spec.ragged:
+            parts = [np.empty(0, np.int64)]
+            for block in source.stream(spec, _ROWS):
+                assert isinstance(block, Ragged)
+                parts.append(block.lengths)
+            found[spec.name] = np.concatenate(parts)
+    return found
+
+
+class ArraySource:
+    """Arrays in memory."""
+
+    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
+        self._arrays = arrays
+        self.specs = tuple(FieldSpec(n, a.shape[1:], a.dtype) for n, a in arrays.items())
+        self.num_samples = len(next(iter(arrays.values())))
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
+        """Slices of the array."""
+        array = self._arrays[spec.name]
+        for row in range(start, len(array), rows):
+            yield array[row : row + rows]
+
+    def identity(self) -> str:
+        """A digest of all values."""
+        digest = hashlib.sha256()
+        for array in self._arrays.values():
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+
+class Hdf5Source:
+    """An HDF5 file of rectangular datasets, or a slab folder."""
+
+    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+        self._data = open_map(path, fields)
+        self._path = path
+        self.specs, self.left_out = self._data.fields, self._data.left_out
+        self.num_samples = self._data.num_samples
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Ranges of rows, in the order of the file."""
+        with RowReader(self._data) as reader:
+            for row in range(start, self.num_samples, rows):
+                count = min(rows, self.num_samples - row)
+                if spec.ragged:
+                    yield reader.read_ragged(spec.name, row, count)
+                    continue
+                block = np.empty((count, *spec.shape), spec.dtype)
+                reader.read(spec.name, row, block)
+                yield block
+
+    def identity(self) -> str:
+        """Of all files."""
+        linked = [Path(other) for other, _ in self._data.linked_files()]
+        return identity_of_files([*(Path(slab.path) for slab in self._data.slabs), *linked])
+
+    def attributes(self) -> Attributes:
+        """What the user wrote to the file and the fields."""
+        path = self._path / INDEX_NAME if self._path.is_dir() else self._path
+        with examined(path) as file:
+            return read_attributes(file, [spec.name for spec in self.specs])
+
+
+class VlenSource:
+    """An HDF5 file with fields of variable length ("vlen"), read by h5py."""
+
+    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+        self._path = path
+        with examined(path) as file:
+            chosen, self.left_out = choose_fields(file, path, fields)
+            self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
+            self.num_samples = int(file[chosen[0]].shape[0])
+            linked = {linked_file(file, file[name]) for name in chosen}
+            self._files = [path, *sorted(other for other in linked if other is not None)]
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Ranges of rows, in the order of the file."""
+        with open_hdf5(str(self._path)) as file:
+            dataset = file[spec.name]
+            load_filters(dataset)
+            for row in range(start, self.num_samples, rows):
+                try:
+                    block = dataset[row : row + rows]
+                except (OSError, RuntimeError, ValueError) as error:
+                    raise DataError(
+                        f"{self._path}: h5py cannot read rows [{row}, {row + rows}) of "
+                        f"{spec.name!r}: {first_line(error)}"
+                    ) from error
+                if spec.ragged:
+                    yield ragged_of(block, spec.shape, spec.dtype)
+                else:
+                    yield block.astype(spec.dtype, copy=False)
+
+    def identity(self) -> str:
+        """Of the file, and of those that external links lead to."""
+        return identity_of_files(self._files)
+
+    def attributes(self) -> Attributes:
+        """What the user wrote to the file and the fields."""
+        with examined(self._path) as file:
+            return read_attributes(file, [spec.name for spec in self.specs])
+
+
+def _vlen_spec(dataset: Any, path: Path, name: str) -> FieldSpec:
+    base = import_h5py().check_vlen_dtype(dataset.dtype)
+    if base is None:
+        return FieldSpec(name, dataset.shape[1:], supported_dtype(dataset, path, name))
+    dtype = np.dtype(base)
+    if dtype.kind not in _KINDS or len(dataset.shape) != 1:
+        raise DataError(
+            f"{path}: field {name!r} has shape {dataset.shape} of variable-length {base}; only one "
+            "axis, of numbers, can be converted; name other fields with --fields"
+        )
+    return FieldSpec(name, (), dtype.newbyteorder("="), ragged=True)
+
+
+def _has_vlen(path: Path, fields: Sequence[str] | None) -> bool:
+    """Whether some field of an HDF5 file has numbers of variable length."""
+    h5py = import_h5py()
+
+    with examined(path) as file:
+        wanted = None if fields is None else {name.strip("/") for name in fields}
+        items = [file[n] for n in find_fields(file).shapes if wanted is None or n in wanted]
+        return any(
+            isinstance(item, h5py.Dataset) and h5py.check_vlen_dtype(item.dtype) is not None
+            for item in items
+        )
+
+
+class NumpySource:
+    """Arrays in .npy files, or members of one .npz file: field name -> where it is."""
+
+    def __init__(self, files: dict[str, tuple[Path, str | None]], names: Sequence[str] | None):
+        unknown = [name for name in names or () if name not in files]
+        if unknown:
+            raise ValueError(f"no field {', '.join(unknown)}; there are: {', '.join(files)}")
+        chosen = list(names) if names is not None else list(files)
+        self._files = {name: files[name] for name in chosen}
+        self._stored = {}
+        counts = {}
+        specs = []
+        for name in chosen:
+            where = f"{self._files[name][0]}: {name!r}"
+            with self._open(name) as stream:
+                shape, dtype = _read_header(stream, where)
+                missing = math.prod(shape) * dtype.itemsize + stream.tell() - self._size(name)
+            if missing > 0:  # before memory is taken for what the header claims
+                raise _truncated(where, missing)
+            self._stored[name] = dtype
+            counts[name] = shape[0]
+            specs.append(FieldSpec(name, shape[1:], dtype.newbyteorder("=")))
+        if not counts:
+            raise DataError(f"no arrays to convert; there are: {', '.join(files) or 'none'}")
+        if len(set(counts.values())) != 1:
+            text = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise DataError(f"first dimensions differ: {text}; choose the fields with --fields")
+        self.specs = tuple(specs)
+        self.num_samples = counts[chosen[0]]
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
+        """Blocks read one after the other; also from inside a compressed .npz."""
+        path = self._files[spec.name][0]
+        dtype = self._stored[spec.name]
+        with self._open(spec.name) as stream:
+            _read_header(stream, f"{path}: {spec.name!r}")
+            if start:
+                stream.seek(start * spec.row_bytes, os.SEEK_CUR)
+            for row in range(start, self.num_samples, rows):
+                count = min(rows, self.num_samples - row)
+                data = _read_exactly(stream, count * spec.row_bytes, f"{path}: {spec.name!r}")
+                block = np.ndarray((count, *spec.shape), dtype, data)
+                yield block.astype(spec.dtype, copy=False)
+
+    def identity(self) -> str:
+        """Of all files."""
+        return identity_of_files([path for path, _ in self._files.values()])
+
+    def _size(self, name: str) -> int:
+        """Bytes of a file, or of a member as it is without compression."""
+        path, member = self._files[name]
+        if member is None:
+            return path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            return archive.getinfo(member).file_size
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
+        path, member = self._files[name]
+        try:
+            if member is None:
+                with open(path, "rb") as stream:
+                    yield stream
+            else:
+                with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+                    yield stream
+        except DataError:
+            raise
+        except _UNREADABLE as error:
+            raise DataError(f"{path}: cannot read {name!r}: {first_line(error)}") from error
+
+
+def open_source(
+    source: str, fields: Sequence[str] | None = None, image_size: int | None = None
+) -> Source:
+    """The source that `source` names: a file, a folder, or several .npy files with commas.
+
+    image_size: see records.ImageFolderSource.
+    """
+    check_unique(fields or ())
+    if "," in source and not Path(source).exists():
+        return NumpySource(_npy_files([Path(part.strip()) for part in source.split(",")]), fields)
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"{source}: no such file or folder, and no data set of that name")
+    if path.is_dir():
+        if is_slab_folder(path):
+            return Hdf5Source(path, fields)
+        return _open_folder(path, fields, image_size)
+    if not path.is_file():  # opening a pipe would wait for ever
+        raise DataError(f"{source}: neither a file nor a folder")
+    if path.suffix == ".tar":
+        return TarSource([path], fields, image_size)
+    if path.suffix == ".csv":
+        return CsvSource(path, fields)
+    if path.suffix in (".parquet", ".pq"):
+        return ParquetSource(path, fields)
+    if path.suffix == ".npy":
+        return NumpySource({"data": (path, None)}, fields)
+    if path.suffix == ".npz":
+        return NumpySource(_npz_members(path), fields)
+    if not import_h5py().is_hdf5(path):
+        raise DataError(
+            f"{source}: not an HDF5 file, and its name does not end in .npy, .npz, .tar, .csv, "
+            ".parquet or .pq; see hsgd data convert --help"
+        )
+    return _open_hdf5(path, fields)
+
+
+def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Source:
+    return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
+
+
+def _open_folder(path: Path, fields: Sequence[str] | None, image_size: int | None) -> Source:
+    found = sorted(path.glob("*.npy"))
+    if found:
+        return NumpySource(_npy_files(found), fields)
+    archives = sorted(path.glob("*.tar"))
+    if archives:
+        return TarSource(archives, fields, image_size)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
+    if files:
+        return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
+        return ImageFolderSource(path, fields, image_size)
+    raise DataError(
+        f"{path}: this folder holds no .npy, .tar or HDF5 files, no images in class folders, no "
+        "slabs"
+    )
+
+
+def digits_splits(test_fraction: float, seed: int) -> dict[str, Source]:
+    """scikit-learn's handwritten digits as {"train": ..., "test": ...}, stratified by label.
+
+    Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed alone.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtra(
+            "the digits come with scikit-learn, which is not installed; pip install scikit-learn"
+        ) from None
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test fraction {test_fraction}; use a number between 0 and 1")
+    digits = load_digits()
+    image = np.asarray(digits.data / 16.0, np.float32)
+    label = np.asarray(digits.target, np.int64)
+    test = np.zeros(len(label), bool)
+    for digit in np.unique(label):
+        rows = np.flatnonzero(label == digit)
+        shuffled = rows[permutation(len(rows), seed, int(digit))]
+        test[shuffled[: round(test_fraction * len(rows))]] = True
+    return {
+        name: ArraySource({"image": image[chosen], "label": label[chosen]})
+        for name, chosen in (("train", ~test), ("test", test))
+    }
+
+
+def _npy_files(paths: Sequence[Path]) -> dict[str, tuple[Path, str | None]]:
+    files: dict[str, tuple[Path, str | None]] = {}
+    for path in paths:
+        if path.suffix != ".npy":
+            raise DataError(f"{path}: only .npy files can be joined with commas")
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: not a file")
+        if path.stem in files:
+            raise DataError(f"{path}: a second file of the name {path.name}; rename one")
+        files[path.stem] = (path, None)
+    return files
+
+
+def _npz_members(path: Path) -> dict[str, tuple[Path, str | None]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a readable .npz file: {first_line(error)}") from None
+    return {member.removesuffix(".npy"): (path, member) for member in members}
+
+
+def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and stored dtype of the array that starts here; the stream is left at its first row."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f"version {version} of the .npy format")
+    except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as error:
+        raise DataError(f"{where}: not a readable .npy array: {first_line(error)}") from None
+    if min(shape, default=0) < 0:
+        raise DataError(f"{where}: not a readable .npy array: its shape is {shape}")
+    if dtype.kind not in _KINDS:
+        raise DataError(f"{where} has dtype {dtype}; only numbers and bool can be converted")
+    if not shape:
+        raise DataError(f"{where} is a single number; choose the fields with --fields")
+    if fortran and len(shape) > 1:
+        raise DataError(f"{where} is stored by columns; save it with numpy.ascontiguousarray")
+    return shape, dtype
+
+
+def _truncated(where: str, missing: int) -> DataError:
+    return DataError(f"{where} is truncated: {missing} bytes are missing; copy the file again")
+
+
+def _read_exactly(stream: IO[bytes], count: int, where: str) -> bytes:
+    """`count` bytes; a zip member may give them in parts."""
+    parts: list[bytes] = []
+    missing = count
+    while missing:
+        part = stream.read(missing)
+        if not part:
+            raise _truncated(where, missing)
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,3 @@
+"""What lies in HDF5 files and slab folders, and where."""
+
+__all__: list[str] = []

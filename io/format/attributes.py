@@ -1,0 +1,147 @@
+"""The attributes that users gave an HDF5 file: units, titles, whatever they wrote there.
+
+Owns which of them can be carried to a slab folder, and how they are written into its index. What
+hsgd writes for itself (slab_folder.py) is none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .dataset_index import first_line
+from .slab_folder import SlabHeader, import_h5py, read_header
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["Attributes", "common_attributes", "read_attributes", "write_attributes"]
+
+_OWN = frozenset(header_field.name for header_field in fields(SlabHeader))
+_LIBVER = ("v110", "v110")  # as the index has it (writer.py)
+_DIFFERS = "it differs between the files"
+_UNREADABLE = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass
+class Attributes:
+    """values: by object ("" is the file) and name, the value and its type for h5py. left_out: by
+    OBJECT@NAME, why it cannot be carried.
+    """
+
+    values: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:
+    """Those of an open file, of the datasets `names`, and of the groups that hold them."""
+    found = Attributes()
+    ours = read_header(file) is not None
+    with _scratch() as scratch:
+        for place in _with_parents(names):
+            item = file[place or "/"]
+            for name in sorted(item.attrs):
+                if not place and name in _OWN:
+                    if not ours:
+                        found.left_out[f"@{name}"] = "hsgd has an attribute of this name itself"
+                    continue
+                reason, value = _read(item, name, scratch)
+                if reason:
+                    found.left_out[f"{place}@{name}"] = reason
+                else:
+                    found.values.setdefault(place, {})[name] = value
+    return found
+
+
+def write_attributes(file: h5py.File, attributes: Attributes) -> None:
+    """Put what was read onto the objects of the same names."""
+    for place, values in attributes.values.items():
+        for name, (value, dtype) in values.items():
+            _write(file[place or "/"], name, value, dtype)
+
+
+def common_attributes(parts: Sequence[Attributes]) -> Attributes:
+    """Those that are the same in all parts; others are left out."""
+    found = Attributes()
+    for part in parts:
+        found.left_out.update(part.left_out)
+    places = {place: None for part in parts for place in part.values}
+    for place in places:
+        names = {name: None for part in parts for name in part.values.get(place, {})}
+        for name in names:
+            several = [part.values.get(place, {}).get(name) for part in parts]
+            first = several[0]
+            if first is not None and all(_are_equal(first, other) for other in several[1:]):
+                found.values.setdefault(place, {})[name] = first
+            else:
+                found.left_out.setdefault(f"{place}@{name}", _DIFFERS)
+    return found
+
+
+def _with_parents(names: Iterable[str]) -> list[str]:
+    """The file, then each name behind the groups that hold it."""
+    found = {"": None}
+    for name in names:
+        steps = name.strip("/").split("/")
+        found.update({"/".join(steps[: count + 1]): None for count in range(len(steps))})
+    return list(found)
+
+
+def _read(item: Any, name: str, scratch: h5py.File) -> tuple[str, tuple[Any, Any]]:
+    """Why an attribute cannot be carried ("" when it can), and its value and type.
+
+    Whether HDF5 takes it is seen by writing it to a file in memory.
+    """
+    nothing = (None, None)
+    try:
+        dtype = item.attrs.get_id(name).dtype
+        if _has_reference(dtype):
+            return "a reference, which leads nowhere in another file", nothing
+        value = item.attrs[name]
+        _write(scratch, name, value, dtype)
+    except _UNREADABLE as error:
+        return first_line(error), nothing
+    return "", (value, dtype)
+
+
+def _write(item: Any, name: str, value: Any, dtype: Any) -> None:
+    h5py = import_h5py()
+
+    if isinstance(value, h5py.Empty):
+        item.attrs[name] = value
+    else:
+        item.attrs.create(name, value, dtype=dtype)
+
+
+def _has_reference(dtype: np.dtype[Any]) -> bool:
+    """Whether values of this type point at other things in their file."""
+    h5py = import_h5py()
+
+    if h5py.check_ref_dtype(dtype) is not None:
+        return True
+    inside = [] if dtype.fields is None else [part[0] for part in dtype.fields.values()]
+    if dtype.subdtype is not None:
+        inside.append(dtype.subdtype[0])
+    base = h5py.check_vlen_dtype(dtype)
+    if isinstance(base, np.dtype):
+        inside.append(base)
+    return any(map(_has_reference, inside))
+
+
+def _are_equal(one: tuple[Any, Any], other: tuple[Any, Any] | None) -> bool:
+    if other is None or one[1] != other[1]:
+        return False
+    first, second = np.asarray(one[0]), np.asarray(other[0])
+    if first.dtype.hasobject or second.dtype.hasobject:
+        return bool(repr(first.tolist()) == repr(second.tolist()))
+    return first.shape == second.shape and first.tobytes() == second.tobytes()
+
+
+def _scratch() -> Any:
+    """An HDF5 file in memory."""
+    h5py = import_h5py()
+
+    return h5py.File("scratch", "w", driver="core", backing_store=False, libver=_LIBVER)

@@ -1,0 +1,322 @@
+"""Chunks of HDF5 datasets without HDF5: where they lie, and how to apply and undo their filters.
+
+Owns which pipelines of filters are known, and the codecs: gzip is Python's own, Blosc and Zstandard
+those of numcodecs, which, like gzip's, give the GIL away. HDF5 itself decompresses under one lock.
+Never opens a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError, MissingExtra
+
+from .slab_folder import import_h5py
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = [
+    "COMPRESSIONS",
+    "Chunks",
+    "Compression",
+    "Undecodable",
+    "check_compression",
+    "chunks_of",
+    "decode",
+    "load_filters",
+]
+
+COMPRESSIONS = ("gzip", "lz4", "zstd")  # what a conversion can write
+_DEFLATE, _SHUFFLE, _BLOSC, _ZSTD = 1, 2, 32001, 32015  # as registered with the HDF Group
+_NAMES = {_DEFLATE: "gzip", _SHUFFLE: "shuffle", _BLOSC: "blosc", _ZSTD: "zstd"}
+_MOST_BYTES = 4 << 30  # of one chunk; HDF5 1.x makes no larger ones
+_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
+
+_GZIP_LEVEL = 4
+_BLOSC_LEVEL = 5
+
+
+class Undecodable(ValueError):
+    """A chunk is not what its filters make."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Where the chunks of a dataset lie, each `rows` whole rows (elements of a ragged field).
+
+    offsets, sizes: int64, in bytes, of each chunk as it is stored. masks: unsigned 32-bit, bit n is
+    set where the n-th filter was left out. filters: their numbers, in the order in which they were
+    applied. nbytes: of a chunk without them. item_bytes: what the shuffle filter shuffles.
+    """
+
+    rows: int
+    offsets: bytes
+    sizes: bytes
+    masks: bytes
+    filters: tuple[int, ...]
+    nbytes: int
+    item_bytes: int
+
+    @property
+    def names(self) -> str:
+        """The filters in words."""
+        return " + ".join(_NAMES[number] for number in self.filters) or "no filter"
+
+    def applied(self, chunk: int) -> list[int]:
+        """The filters of one chunk."""
+        mask = int(np.frombuffer(self.masks, np.uint32)[chunk])
+        return [number for bit, number in enumerate(self.filters) if not mask >> bit & 1]
+
+    def place(self, chunk: int) -> tuple[int, int]:
+        """Byte and length of a chunk in the file."""
+        return (
+            int(np.frombuffer(self.offsets, np.int64)[chunk]),
+            int(np.frombuffer(self.sizes, np.int64)[chunk]),
+        )
+
+
+def chunks_of(dataset: h5py.Dataset, file_bytes: int) -> Chunks | str:
+    """Where the chunks of an open dataset lie, or why they cannot be read around HDF5.
+
+    Raises DataError for a chunk that ends beyond the file, which has `file_bytes`.
+    """
+    h5py = import_h5py()
+
+    if dataset.chunks[1:] != dataset.shape[1:]:
+        return f"chunks of {dataset.chunks} do not hold whole rows"
+    refusal = _unknown_filters(dataset)
+    if refusal:
+        return refusal
+    if not hasattr(h5py.h5d.DatasetID, "chunk_iter"):
+        return "this h5py cannot list chunks"
+    nbytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
+    if nbytes > _MOST_BYTES:
+        return f"chunks of {nbytes} bytes"
+    count = -(-dataset.shape[0] // dataset.chunks[0])
+    if dataset.id.get_num_chunks() != count:  # before memory is taken for what a file claims
+        return "chunks are missing"
+    places = _list_chunks(dataset, count, file_bytes)
+    if isinstance(places, str):
+        return places
+    create = dataset.id.get_create_plist()
+    filters = tuple(create.get_filter(n)[0] for n in range(create.get_nfilters()))
+    found = Chunks(dataset.chunks[0], *places, filters, nbytes, dataset.dtype.itemsize)
+    # HDF5 may leave the chunk at the edge as it is (H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) without
+    # saying so in its mask, and h5py cannot ask for that option.
+    edge = count - 1
+    if dataset.shape[0] % found.rows and found.applied(edge) and found.place(edge)[1] == nbytes:
+        return "the last chunk may lie there without its filters"
+    return found
+
+
+def _unknown_filters(dataset: h5py.Dataset) -> str:
+    """Why the filters of a dataset cannot be undone here; "" when they can."""
+    create = dataset.id.get_create_plist()
+    found = [create.get_filter(n) for n in range(create.get_nfilters())]
+    filters = tuple(number for number, *_ in found)
+    if not set(filters) <= _NAMES.keys() or filters.count(_SHUFFLE) > 1:
+        known = ", ".join(_NAMES.values())
+        return f"filters {filters}, only these are known: {known}"
+    for number, _, values, _ in found:
+        if number == _SHUFFLE and tuple(values) != (dataset.dtype.itemsize,):
+            return f"items of {dataset.dtype.itemsize} bytes shuffled as {tuple(values)}"
+    if set(filters) & {_BLOSC, _ZSTD}:
+        try:
+            _numcodecs()
+        except MissingExtra as error:
+            return str(error)
+    return ""
+
+
+def _list_chunks(
+    dataset: h5py.Dataset, count: int, file_bytes: int
+) -> tuple[bytes, bytes, bytes] | str:
+    """Offsets, sizes and masks of all chunks, or why they are not one for each range of rows."""
+    rows = dataset.chunks[0]
+    found: list[Any] = []
+    dataset.id.chunk_iter(found.append)
+    offsets, sizes = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+    masks = np.zeros(count, np.uint32)
+    for info in found:
+        chunk, inside = divmod(info.chunk_offset[0], rows)
+        if inside or any(info.chunk_offset[1:]) or chunk >= count or offsets[chunk] >= 0:
+            return f"a chunk at {tuple(info.chunk_offset)}, or two of them"
+        start, size = info.byte_offset, info.size
+        if start is None or start + size > file_bytes:
+            raise DataError(
+                f"{dataset.file.filename}: truncated, a chunk of {dataset.name} needs {size} bytes "
+                f"from byte {start} on and the file ends at {file_bytes}; copy or convert it again"
+            )
+        offsets[chunk], sizes[chunk], masks[chunk] = start, size, info.filter_mask
+    if offsets.min(initial=0) < 0:
+        return "chunks are missing"
+    return offsets.tobytes(), sizes.tobytes(), masks.tobytes()
+
+
+def load_filters(dataset: h5py.Dataset) -> str:
+    """Let HDF5 know the filters of an open dataset that it has to read: hdf5plugin, where it is
+    installed, brings them. Returns what is missing still, and the remedy; "" when nothing is.
+    """
+    h5py = import_h5py()
+
+    create = dataset.id.get_create_plist()
+    numbers = [create.get_filter(n)[0] for n in range(create.get_nfilters())]
+    unknown = [number for number in numbers if not h5py.h5z.filter_avail(number)]
+    if unknown:
+        with contextlib.suppress(MissingExtra):
+            _hdf5plugin()
+        unknown = [number for number in unknown if not h5py.h5z.filter_avail(number)]
+    if not unknown:
+        return ""
+    return (
+        f"HDF5 has no filter {', '.join(map(str, unknown))} here; pip install 'hsgd[compress]', or "
+        "rewrite the file with h5repack"
+    )
+
+
+def decode(chunks: Chunks, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The bytes of a chunk as they were before the filters. Raises Undecodable."""
+    data = stored
+    for number in reversed(chunks.applied(chunk)):
+        try:
+            data = _UNDO[number](data, chunks)
+        except (RuntimeError, ValueError, zlib.error) as error:
+            raise Undecodable(str(error)) from None
+    if data.nbytes != chunks.nbytes:
+        raise Undecodable(f"{data.nbytes} bytes, {chunks.nbytes} are needed")
+    return data
+
+
+def _inflate(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    # A damaged chunk must not fill the memory.
+    inflater = zlib.decompressobj()
+    found = np.frombuffer(inflater.decompress(data.data, chunks.nbytes + 1), np.uint8)
+    if not inflater.eof:
+        raise Undecodable(f"it does not end after {chunks.nbytes} bytes")
+    return found
+
+
+def _unshuffle(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    items = len(data) // chunks.item_bytes
+    whole = items * chunks.item_bytes
+    planes = data[:whole].reshape(chunks.item_bytes, items)
+    return np.concatenate([planes.T.reshape(-1), data[whole:]])
+
+
+def _unblosc(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    # Blosc's header of 16 bytes says how long the data is, and how long with its header.
+    sizes = data[:16].copy().view("<u4")
+    if len(sizes) < 4 or (sizes[1], sizes[3]) != (chunks.nbytes, len(data)):
+        raise Undecodable("its header is damaged")
+    out = np.empty(chunks.nbytes, np.uint8)
+    _numcodecs().blosc.decompress(data, out)
+    return out
+
+
+def _unzstd(data: NDArray[np.uint8], chunks: Chunks) -> NDArray[np.uint8]:
+    # numcodecs fills what the frame announces, and the rest of `out` would stay as it was.
+    announced = _zstd_announced(data)
+    if announced not in (None, chunks.nbytes):
+        raise Undecodable(f"{announced} bytes, {chunks.nbytes} are needed")
+    out = np.empty(chunks.nbytes, np.uint8)
+    _numcodecs().zstd.decompress(data, out)
+    return out
+
+
+def _zstd_announced(data: NDArray[np.uint8]) -> int | None:
+    """The size of the content that the header of a Zstandard frame announces; None without one.
+
+    Source: RFC 8878, 3.1.1.1. numcodecs itself compares where there is none.
+    """
+    head = data[:18].tobytes()
+    if head[:4] != _ZSTD_MAGIC or len(head) < 6:
+        raise Undecodable("no Zstandard frame")
+    single, flag = head[4] >> 5 & 1, head[4] >> 6
+    length = (single, 2, 4, 8)[flag]
+    if not length:
+        return None
+    start = 5 + (1 - single) + (0, 1, 2, 4)[head[4] & 3]
+    announced = int.from_bytes(head[start : start + length], "little")
+    return announced + 256 if length == 2 else announced
+
+
+_UNDO: dict[int, Callable[[NDArray[np.uint8], Chunks], NDArray[np.uint8]]] = {
+    _DEFLATE: _inflate,
+    _SHUFFLE: _unshuffle,
+    _BLOSC: _unblosc,
+    _ZSTD: _unzstd,
+}
+
+
+def check_compression(name: str) -> None:
+    """Raise ValueError for an unknown compression, MissingExtra for one that is not installed."""
+    if name not in COMPRESSIONS:
+        raise ValueError(f"compress={name!r}; use one of {', '.join(map(repr, COMPRESSIONS))}")
+    if name != "gzip":
+        _numcodecs()
+        _hdf5plugin()
+
+
+class Compression:
+    """How a conversion compresses chunks of items of `item_bytes`: gzip, or Blosc with shuffled
+    bytes around lz4 or zstd.
+    """
+
+    def __init__(self, name: str, item_bytes: int) -> None:
+        self._name, self._item_bytes = name, item_bytes
+
+    def set_filters(self, create: h5py.h5p.PropDCID) -> None:
+        """Add the filter to the properties of a dataset to be."""
+        if self._name == "gzip":
+            create.set_deflate(_GZIP_LEVEL)
+            return
+        hdf5plugin = _hdf5plugin()
+        options = hdf5plugin.Blosc(self._name, _BLOSC_LEVEL, hdf5plugin.Blosc.SHUFFLE)
+        create.set_filter(_BLOSC, 0, tuple(options.filter_options))
+
+    def encode(self, rows: NDArray[Any]) -> tuple[bytes, int]:
+        """The bytes of a chunk as they are to be stored, and their mask: 0, or 1 without the
+        filter, where that would not make them fewer.
+        """
+        data = rows.reshape(-1).view(np.uint8)
+        packed = self._packed(data)
+        return (packed, 0) if len(packed) < len(data) else (data.tobytes(), 1)
+
+    def _packed(self, data: NDArray[np.uint8]) -> bytes:
+        if self._name == "gzip":
+            return zlib.compress(data.data, _GZIP_LEVEL)
+        blosc = _numcodecs().blosc
+        whole = self._item_bytes in (1, 2, 4, 8)
+        items = data.view(f"u{self._item_bytes}") if whole else data  # whose bytes Blosc shuffles
+        return bytes(blosc.compress(items, self._name.encode(), _BLOSC_LEVEL, blosc.SHUFFLE))
+
+
+def _hdf5plugin() -> Any:
+    try:
+        import hdf5plugin
+    except ImportError as error:
+        raise MissingExtra(
+            f"Blosc in HDF5 needs hdf5plugin ({error}); pip install 'hsgd[compress]'"
+        ) from None
+    return hdf5plugin
+
+
+def _numcodecs() -> Any:
+    try:
+        import numcodecs
+        import numcodecs.blosc
+        import numcodecs.zstd
+    except ImportError as error:
+        raise MissingExtra(
+            f"Blosc and Zstandard need numcodecs ({error}); pip install 'hsgd[compress]'"
+        ) from None
+    return numcodecs

@@ -1,0 +1,579 @@
+"""Where every sample lies in HDF5 files: examined once, without reading a sample.
+
+Owns `DataMap`, the metadata of a slab folder or of an ordinary HDF5 file (immutable, picklable, no
+open handle), and the checklist that decides whether HDF5 may be bypassed. Never reads samples
+(reader.py) and never writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsgd.errors import DataError
+
+from .chunks import Chunks, chunks_of, load_filters
+from .fields import find_fields, linked_file
+from .slab_folder import (
+    CHECKSUMS,
+    INDEX_NAME,
+    LARGEST_BLOCK,
+    LONGEST,
+    OFFSETS,
+    VALUES,
+    FieldSpec,
+    SlabHeader,
+    import_h5py,
+    is_slab_folder,
+    read_header,
+    slab_name,
+)
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = [
+    "DataMap",
+    "Extent",
+    "Identity",
+    "Offsets",
+    "SlabMap",
+    "check_unique",
+    "choose_fields",
+    "examined",
+    "first_line",
+    "identity_of",
+    "open_hdf5",
+    "open_map",
+    "supported_dtype",
+]
+
+Identity = tuple[int, int, int]  # size, mtime_ns, inode
+
+_CHUNKED = "chunked layout"
+_MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
+_KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
+_TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
+# What h5py and NumPy raise for names, shapes, types and sizes that no sound file has.
+_DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class _UnknownFields(ValueError):
+    """The caller named fields that the file does not have."""
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where the offsets of a ragged field lie in one file, and what they point at.
+
+    offset: of the first, in bytes. checksums: as in Extent. first: the value of the first.
+    elements: of all samples in the file; of the longest sample; of the largest checksum block.
+    """
+
+    offset: int
+    checksums: bytes
+    first: int
+    elements: int
+    longest: int
+    largest_block: int
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where the rows of one field, or the elements of a ragged one, lie in one file.
+
+    offset: of row 0, in bytes, -1 where HDF5 is not bypassed; refusal says why not, "" where it is.
+    stored_dtype: with the byte order of the file. chunk_rows, chunk_bytes: of one HDF5 chunk.
+    checksums: unsigned 32-bit CRC-32C of each block of checksum_rows samples, empty without.
+    offsets: of a ragged field. chunks: of a field that is read by chunks, around HDF5; its offset
+    is -1. linked: the file behind an external link in which the rows lie, and what it was.
+    """
+
+    offset: int
+    stored_dtype: np.dtype[Any]
+    chunk_rows: int
+    chunk_bytes: int
+    refusal: str
+    checksums: bytes = b""
+    offsets: Offsets | None = None
+    chunks: Chunks | None = None
+    linked: tuple[str, Identity] | None = None
+
+
+@dataclass(frozen=True)
+class SlabMap:
+    """One file: its samples are rows [start, start + count) of the dataset."""
+
+    path: str
+    start: int
+    count: int
+    identity: Identity
+    extents: dict[str, Extent]
+
+
+@dataclass(frozen=True)
+class DataMap:
+    """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file.
+
+    left_out: what the caller did not choose away and is no field all the same, by name, and why.
+    """
+
+    path: str
+    fields: tuple[FieldSpec, ...]
+    slabs: tuple[SlabMap, ...]
+    num_samples: int
+    header: SlabHeader | None
+    left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample over all fields, on average where some are ragged."""
+        return -(-self.nbytes // max(1, self.num_samples))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples, without offsets."""
+        return sum(map(self.field_bytes, self.fields))
+
+    def field_bytes(self, spec: FieldSpec) -> int:
+        """Bytes of all samples of a field, without offsets."""
+        found = [slab.extents[spec.name].offsets for slab in self.slabs]
+        rows = sum(o.elements for o in found if o) if spec.ragged else self.num_samples
+        return rows * spec.row_bytes
+
+    def longest(self, spec: FieldSpec) -> int:
+        """Elements of the longest sample of a ragged field."""
+        found = [slab.extents[spec.name].offsets for slab in self.slabs]
+        return max((offsets.longest for offsets in found if offsets), default=0)
+
+    def block_bytes(self, spec: FieldSpec) -> int:
+        """The most bytes of a field, or of its offsets, that one checksum covers."""
+        if not spec.ragged:
+            return spec.row_bytes * self.checksum_rows
+        found = [slab.extents[spec.name].offsets for slab in self.slabs]
+        largest = max((o.largest_block for o in found if o), default=0)
+        return max(spec.row_bytes * largest, 8 * (self.checksum_rows + 1))
+
+    @property
+    def slab_counts(self) -> list[int]:
+        """Samples per file."""
+        return [slab.count for slab in self.slabs]
+
+    @property
+    def chunk_rows(self) -> int:
+        """Samples of the largest HDF5 chunk; 1 without chunks, and where they hold elements."""
+        extents = (extent for slab in self.slabs for extent in slab.extents.values())
+        return max((extent.chunk_rows for extent in extents if extent.offsets is None), default=1)
+
+    @property
+    def checksum_rows(self) -> int:
+        """Rows that one checksum covers; 0 when there are no checksums."""
+        return 0 if self.header is None else self.header.checksum_rows
+
+    def fingerprint(self) -> str:
+        """What tells this dataset from others, wherever its files lie: the uuid of slabs, else a
+        digest of fields and sizes.
+        """
+        if self.header is not None:
+            return self.header.dataset_uuid
+        specs = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
+        sizes = [slab.identity[0] for slab in self.slabs]
+        sizes += [identity[0] for _, identity in self.linked_files()]
+        return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
+
+    def linked_files(self) -> list[tuple[str, Identity]]:
+        """The files that external links lead to, each once."""
+        extents = (extent for slab in self.slabs for extent in slab.extents.values())
+        return sorted({extent.linked for extent in extents if extent.linked is not None})
+
+    def read_by(self) -> dict[str, str]:
+        """Field name -> "preadv", "preadv + " and the filters of chunks, or "h5py: " and why."""
+        found = {}
+        for name, refusal in self.refusals().items():
+            chunks = self.slabs[0].extents[name].chunks
+            plain = "preadv" if chunks is None else f"preadv + {chunks.names}"
+            found[name] = f"h5py: {refusal}" if refusal else plain
+        return found
+
+    def refusals(self) -> dict[str, str]:
+        """Field name -> why HDF5 is not bypassed for it; "" where it is."""
+        first: dict[str, str] = {spec.name: "" for spec in self.fields}
+        for slab in self.slabs:
+            for name, extent in slab.extents.items():
+                first[name] = first[name] or extent.refusal
+        return first
+
+
+def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> DataMap:
+    """Examine a slab folder, its index file, or an ordinary HDF5 file.
+
+    fields: names of the datasets to use; by default all of the file, which then must have the same
+    first dimension. Soft and external links are followed; single values and links that lead nowhere
+    are named in left_out.
+    Raises DataError naming the file for whatever is missing, truncated, foreign, unsealed or of a
+    type that cannot become a tensor; ValueError for unknown field names.
+    """
+    if isinstance(fields, str):
+        raise TypeError(f"fields={fields!r} is one string; use a list of names")
+    if not all(isinstance(name, str) for name in fields or ()):
+        raise TypeError(f"fields={fields!r}; use a list of names")
+    check_unique(fields or ())
+    location = Path(path).absolute()
+    if location.is_dir():
+        if not is_slab_folder(location):
+            inside = ", ".join(sorted(p.name for p in location.iterdir() if is_slab_folder(p)))
+            remedy = f"it holds {inside}" if inside else "make one: hsgd data convert SRC DST"
+            raise DataError(f"{location}: no slab folder, {INDEX_NAME} is missing; {remedy}")
+        return _map_folder(location, fields)
+    with examined(location) as file:
+        header = read_header(file)
+        if header is None or header.slab_index >= 0:
+            if header is not None and not header.sealed:
+                raise DataError(f"{location}: not sealed (writing was cut off); convert again")
+            chosen, left_out = choose_fields(file, location, fields)
+            specs, slab = _map_file(file, location, 0, chosen)
+            return DataMap(str(location), specs, (slab,), slab.count, None, left_out)
+    return _map_folder(location.parent, fields)
+
+
+def check_unique(names: Sequence[str]) -> None:
+    """Raise ValueError when a field is named twice."""
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
+
+
+def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
+    """Examine the index and every slab, and check that they belong together."""
+    index_path = folder / INDEX_NAME
+    with examined(index_path) as file:
+        index = read_header(file)
+        if index is None:
+            raise DataError(f"{index_path}: not written by hsgd; convert the data again")
+        if not index.sealed:
+            raise DataError(f"{index_path}: not sealed (writing was cut off); convert again")
+    # The virtual datasets are for others: their maps carry no checksum, and take time to load.
+    chosen: list[str] = []
+    slabs: list[SlabMap] = []
+    specs: tuple[FieldSpec, ...] = ()
+    start = 0
+    for number in range(index.num_slabs):
+        path = folder / slab_name(number)
+        if not path.is_file():
+            raise DataError(
+                f"{path}: slab {number} of {index.num_slabs} is missing; "
+                "restore it or convert again"
+            )
+        with examined(path) as file:
+            header = read_header(file)
+            _check_slab(path, header, index, number, start)
+            chosen = chosen or choose_fields(file, path, names)[0]
+            slab_specs, slab = _map_file(file, path, start, chosen, index.checksum_rows)
+            if header is not None and header.num_samples != slab.count:
+                raise DataError(
+                    f"{path}: {slab.count} samples, its header says {header.num_samples}; "
+                    f"restore slab {number}"
+                )
+        if slabs and slab_specs != specs:
+            raise DataError(f"{path}: fields differ from those of slab 0; restore slab {number}")
+        specs = slab_specs
+        slabs.append(slab)
+        start += slab.count
+    if start != index.num_samples:
+        raise DataError(
+            f"{folder}: {start} samples in the slabs, {index.num_samples} in the index; "
+            "convert again"
+        )
+    return DataMap(str(folder), specs, tuple(slabs), start, index)
+
+
+def _check_slab(
+    path: Path, header: SlabHeader | None, index: SlabHeader, number: int, start: int
+) -> None:
+    """Refuse a slab that is unsealed, or not slab `number` of this dataset."""
+    if header is None:
+        raise DataError(f"{path}: foreign file, not a slab of hsgd; restore slab {number}")
+    if not header.sealed:
+        raise DataError(f"{path}: not sealed (writing was cut off); convert again")
+    if header.dataset_uuid != index.dataset_uuid:
+        raise DataError(
+            f"{path}: slab of another dataset ({header.dataset_uuid}, the index has "
+            f"{index.dataset_uuid}); restore slab {number}"
+        )
+    if header.checksum_rows != index.checksum_rows:
+        raise DataError(
+            f"{path}: a checksum for {header.checksum_rows} rows, the index says "
+            f"{index.checksum_rows}; restore slab {number}"
+        )
+    found = (header.slab_index, header.num_slabs, header.global_start)
+    wanted = (number, index.num_slabs, start)
+    if found != wanted:
+        raise DataError(
+            f"{path}: says (slab, slabs, first sample) = {found}, expected {wanted}; "
+            "restore the original file names"
+        )
+
+
+def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
+    """Open read-only, without locking, closed on exec; DataError in one line when that fails."""
+    h5py = import_h5py()
+
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
+        raise DataError(f"{path}: not a file; name an HDF5 file or a slab folder")
+    try:
+        file = h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path, or convert the data") from None
+    except OSError as error:
+        raise DataError(_explain_open(path, error)) from None
+    if file.driver == "sec2":
+        fcntl.fcntl(int(file.id.get_vfd_handle()), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    return file
+
+
+@contextmanager
+def examined(path: Path) -> Iterator[h5py.File]:
+    """An open file; what HDF5 raises for damaged metadata inside the block becomes DataError."""
+    with open_hdf5(str(path)) as file:
+        try:
+            yield file
+        except (DataError, _UnknownFields):
+            raise
+        except _DAMAGED as error:
+            raise DataError(
+                f"{path}: damaged: {first_line(error)}; copy or convert it again"
+            ) from error
+
+
+def _explain_open(path: str, error: OSError) -> str:
+    truncated = _TRUNCATED.search(str(error))
+    if truncated:
+        have, want = truncated.groups()
+        return f"{path}: truncated, bytes [{have}, {want}) are missing; copy or convert it again"
+    if "file signature not found" in str(error):
+        return f"{path}: not an HDF5 file; convert .npz and .npy with: hsgd data convert SRC DST"
+    return f"{path}: cannot be opened as HDF5: {first_line(error)}"
+
+
+def choose_fields(
+    file: h5py.File, path: Path, names: Sequence[str] | None
+) -> tuple[list[str], dict[str, str]]:
+    """The names of the datasets to use, in the order of the file or as given, and why others that
+    nobody chose away are left out.
+    """
+    found = find_fields(file)
+    shapes = found.shapes
+    known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
+    chosen = list(shapes) if names is None else [name.strip("/") for name in names]
+    unknown = [name for name in chosen if name not in shapes]
+    if unknown:
+        reasons = [f"{name}: {found.left_out[name]}" for name in unknown if name in found.left_out]
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        raise _UnknownFields(f"{path}: no field {', '.join(unknown)}{why}; there are: {known}")
+    if not chosen:
+        reasons = [f"{name}: {why}" for name, why in list(found.left_out.items())[:5]]
+        raise DataError(
+            f"{path}: no field to read; there are: {known}"
+            + (f"; left out: {', '.join(reasons)}" if reasons else "")
+        )
+    if len({shapes[name][0] for name in chosen}) > 1:
+        raise DataError(f"{path}: first dimensions differ: {known}; name the fields to use")
+    return chosen, found.left_out if names is None else {}
+
+
+def _map_file(
+    file: h5py.File, path: Path, start: int, names: Sequence[str], checksum_rows: int = 0
+) -> tuple[tuple[FieldSpec, ...], SlabMap]:
+    """Specs and extents of the named datasets of one open file.
+
+    checksum_rows: of a slab, whose datasets then must have checksums.
+    """
+    status = path.stat()
+    specs, extents = [], {}
+    for name in names:
+        item = file[name]
+        ragged = LONGEST in item.attrs
+        dataset = item[VALUES] if ragged else item
+        dtype = supported_dtype(dataset, path, name)
+        specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
+        other = linked_file(file, dataset)
+        linked = None if other is None else (str(other), identity_of(other.stat()))
+        file_bytes = status.st_size if linked is None else linked[1][0]
+        _check_claim(dataset, dtype, file_bytes, path)
+        home = file if other is None else dataset.file
+        refusal = _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
+        mapped = None
+        if linked is not None:
+            refusal = f"external link to {linked[0]}"
+        elif refusal == _CHUNKED:
+            found = chunks_of(dataset, status.st_size)
+            refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
+        if refusal and (missing := load_filters(dataset)):
+            raise DataError(f"{path}: field {name!r}: {missing}")
+        offsets = _map_offsets(file, name, path, checksum_rows, status.st_size) if ragged else None
+        if offsets is not None:
+            if mapped is None and not dtype.isnative:
+                refusal = "its values are in another byte order"
+            if refusal and dataset.size:
+                raise DataError(
+                    f"{path}: ragged field {name!r}: {refusal}; change that, or restore this file"
+                )
+            refusal = ""
+        offset = -1 if refusal or mapped is not None else int(dataset.id.get_offset() or 0)
+        chunks = dataset.chunks or (1,)
+        chunk_bytes = math.prod(chunks) * dtype.itemsize
+        samples = dataset.shape[0] if offsets is None else file[f"{name}/{OFFSETS}"].shape[0] - 1
+        checksums = _read_checksums(dataset, path, samples, checksum_rows)
+        extents[name] = Extent(
+            offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped, linked
+        )
+    return tuple(specs), SlabMap(str(path), start, samples, identity_of(status), extents)
+
+
+def _check_claim(dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path) -> None:
+    """Refuse a shape that no file of this size can have: memory is planned by it."""
+    nbytes = dataset.shape[0] * max(1, math.prod(dataset.shape[1:]) * dtype.itemsize)
+    create = dataset.id.get_create_plist()
+    elsewhere = dataset.is_virtual or create.get_external_count()
+    if nbytes > _MOST_BYTES or (nbytes > max(1 << 40, file_bytes << 20) and not elsewhere):
+        raise DataError(
+            f"{path}: {dataset.name} claims the shape {dataset.shape}, {nbytes} bytes, in a file "
+            f"of {file_bytes}; restore this file"
+        )
+
+
+def _map_offsets(
+    file: h5py.File, name: str, path: Path, checksum_rows: int, file_bytes: int
+) -> Offsets:
+    """Where the offsets of a ragged field lie; DataError when they cannot be those of a slab."""
+    dataset, values = file[f"{name}/{OFFSETS}"], file[f"{name}/{VALUES}"]
+    refusal = _bypass_refusal(file, dataset, dataset.dtype, file_bytes, path)
+    numbers = [file[name].attrs.get(key) for key in (LONGEST, LARGEST_BLOCK)]
+    plain = all(isinstance(number, np.integer) and number >= 0 for number in numbers)
+    if refusal or dataset.dtype != np.int64 or not plain:
+        raise DataError(
+            f"{path}: ragged field {name!r}: its offsets or attributes are not those of a slab; "
+            "restore this file"
+        )
+    first, last = int(dataset[0]), int(dataset[-1])
+    elements, longest, largest = int(values.shape[0]), *(int(n) for n in numbers)
+    if last - first != elements or not longest <= largest <= elements:
+        raise DataError(
+            f"{path}: ragged field {name!r} has {elements} elements, its offsets are [{first}, "
+            f"{last}] and its longest sample and block {longest} and {largest}; restore this file"
+        )
+    checksums = _read_checksums(dataset, path, dataset.shape[0] - 1, checksum_rows)
+    return Offsets(int(dataset.id.get_offset()), checksums, first, elements, longest, largest)
+
+
+def _read_checksums(dataset: h5py.Dataset, path: Path, samples: int, rows: int) -> bytes:
+    """The checksums of a dataset, one for each `rows` of so many samples; nothing for rows 0."""
+    if not rows:
+        return b""
+    found = np.asarray(dataset.attrs[CHECKSUMS])
+    blocks = -(-samples // rows)
+    if found.dtype != np.uint32 or found.shape != (blocks,):
+        raise DataError(
+            f"{path}: {dataset.name} has {found.size} checksums of {found.dtype}, {blocks} of "
+            "uint32 are needed; restore this slab"
+        )
+    return found.tobytes()
+
+
+def supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = dataset.dtype
+    except TypeError as error:  # h5py has no dtype for some types of HDF5
+        raise DataError(f"{path}: field {name!r}: {first_line(error)}; name other fields") from None
+    if dtype.kind not in _KINDS:
+        what = "a variable-length or text type" if dtype.kind in "OSU" else f"type {dtype}"
+        raise DataError(
+            f"{path}: field {name!r} has {what}; only numbers and bool can be read, "
+            "name the fields to use"
+        )
+    plain: np.dtype[Any] = np.dtype(dtype.str)  # without h5py's metadata on enumerations
+    return plain
+
+
+def _bypass_refusal(
+    file: h5py.File, dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path
+) -> str:
+    """Why the rows cannot be read around HDF5; "" when all of these hold, _CHUNKED when only the
+    layout is another.
+
+    Driver sec2, no user block, contiguous layout without external files, a plain number or bool in
+    the file exactly as in memory up to byte order, space allocated, storage size equal to that of
+    the rows. Rows that end beyond the file are an error, not a refusal.
+    """
+    h5py = import_h5py()
+
+    if dataset.is_virtual:
+        _check_virtual_sources(dataset, path)
+        return "virtual dataset"
+    create = dataset.id.get_create_plist()
+    if create.get_layout() != h5py.h5d.CONTIGUOUS and not dataset.chunks:
+        return "compact layout"
+    if file.driver != "sec2":
+        return f"file driver {file.driver}"
+    if file.userblock_size:
+        return f"user block of {file.userblock_size} bytes"
+    if create.get_external_count():
+        return "external files"
+    exact = h5py.h5t.py_create(dtype, logical=True) == dataset.id.get_type()
+    if dtype.kind == "c" or dtype.itemsize > 8 or not exact:
+        return f"{dtype} is stored in a form of its own"
+    if dataset.shape[0] and not dataset.size:
+        return ""  # rows without bytes
+    if dataset.chunks:
+        return _CHUNKED
+    if not dataset.size or dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
+        return "no space allocated"
+    offset = dataset.id.get_offset()
+    if offset is None or dataset.id.get_storage_size() != dataset.nbytes:
+        return "storage size differs from that of the rows"
+    if offset + dataset.nbytes > file_bytes:
+        raise DataError(
+            f"{path}: truncated, {dataset.name} needs bytes [{offset}, {offset + dataset.nbytes}) "
+            f"and the file ends at {file_bytes}; copy or convert it again"
+        )
+    return ""
+
+
+def _check_virtual_sources(dataset: h5py.Dataset, path: Path) -> None:
+    """HDF5 silently gives fill values for a missing source file: refuse instead."""
+    for name in sorted({source.file_name for source in dataset.virtual_sources()} - {"."}):
+        source = path.parent / name
+        if not source.is_file():
+            raise DataError(f"{path}: {dataset.name} takes rows from {source}, which is missing")
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What must stay the same while a file is in use."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def first_line(error: BaseException) -> str:
+    """The text of an error, cut to one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

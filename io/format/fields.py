@@ -1,0 +1,195 @@
+"""Which datasets of an HDF5 file are fields: all that have samples, under each of their names.
+
+Owns the walk over groups and links, and the reasons for what is left out. Soft and external links
+are followed where that is safe: what they lead to exists, is a plain file, and does not lead back.
+Never reads samples and never decides how they are read (dataset_index.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hsgd.errors import DataError
+
+from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["FoundFields", "find_fields", "left_out_line", "linked_file"]
+
+_MOST_AGAIN = 100_000  # names of groups met before: groups that share groups could take for ever
+_MOST_STEPS = 1_000  # on the way that one link leads
+_DEEPEST = 16  # links to links, as HDF5 has it
+_SHOWN = 5
+_DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass
+class FoundFields:
+    """shapes: by name, in the order of names; the first axis is that of samples. left_out: by name,
+    why what is there is no field.
+    """
+
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def find_fields(file: h5py.File) -> FoundFields:
+    """All fields of an open file."""
+    found = FoundFields()
+    _Walk(file, found).visit(file["/"], "", frozenset())
+    return found
+
+
+def linked_file(file: h5py.File, item: Any) -> Path | None:
+    """The file that an object lies in when an external link led there; None when it is `file`."""
+    h5py = import_h5py()
+
+    if h5py.h5o.get_info(item.id).fileno == h5py.h5o.get_info(file.id).fileno:
+        return None
+    return Path(item.file.filename).absolute()
+
+
+def left_out_line(path: str | os.PathLike[str], what: str, reasons: Mapping[str, str]) -> str:
+    """One line that names what was left out, and why; "" for nothing."""
+    if not reasons:
+        return ""
+    shown = [f"{name!r} ({why})" for name, why in list(reasons.items())[:_SHOWN]]
+    more = [f"{len(reasons) - _SHOWN} more"] if len(reasons) > _SHOWN else []
+    return f"{os.fspath(path)}: {what} left out: {', '.join([*shown, *more])}"
+
+
+class _Walk:
+    """One walk over a file; `found` gets what it sees."""
+
+    def __init__(self, file: h5py.File, found: FoundFields) -> None:
+        self._file, self._found = file, found
+        self._met: set[tuple[int, int]] = set()
+        self._again = self._steps = 0
+        self._h5py = import_h5py()
+
+    def visit(self, group: Any, prefix: str, above: frozenset[tuple[int, int]]) -> None:
+        """What a group holds. above: the groups that hold it."""
+        own = self._identity(group)
+        names = sorted(group)
+        if own in self._met:
+            self._again += len(names)
+        self._met.add(own)
+        if self._again > _MOST_AGAIN:
+            raise DataError(
+                f"{self._file.filename}: its groups are held by several others, which makes more "
+                f"than {_MOST_AGAIN} names; copy the datasets into a file without such links"
+            )
+        for name in names:
+            full = f"{prefix}{name}"
+            reason, item = self._open(group, name)
+            if reason:
+                self._found.left_out[full] = reason
+            elif isinstance(item, self._h5py.Group) and LONGEST not in item.attrs:
+                if self._identity(item) in {*above, own}:
+                    self._found.left_out[full] = "a link back to a group that holds it"
+                else:
+                    self.visit(item, f"{full}/", above | {own})
+            elif not isinstance(item, self._h5py.Datatype):
+                self._take(full, item)
+
+    def _take(self, name: str, item: Any) -> None:
+        """Note a dataset, or a ragged field."""
+        if LONGEST in item.attrs and linked_file(self._file, item) is not None:
+            self._found.left_out[name] = "a ragged field of another file; convert that file"
+        elif LONGEST in item.attrs:
+            self._found.shapes[name] = (item[OFFSETS].shape[0] - 1, *item[VALUES].shape[1:])
+        elif item.shape is None:
+            self._found.left_out[name] = "it has no values"
+        elif not item.shape:
+            self._found.left_out[name] = "a single value, not one for each sample"
+        else:
+            self._found.shapes[name] = item.shape
+
+    def _open(self, group: Any, name: str) -> tuple[str, Any]:
+        """What a name of a group stands for, or why it is not followed.
+
+        Errors behind a hard link are those of a damaged file and are raised.
+        """
+        self._steps = 0
+        try:
+            link = group.get(name, getlink=True)
+        except TypeError as error:  # a kind of link that HDF5 does not have of its own
+            return str(error), None
+        if isinstance(link, self._h5py.HardLink):
+            return "", group[name]
+        try:
+            reason = self._obstacle(group, name, 0)
+            if reason:
+                return reason, None
+            return "", group[name]
+        except DataError as error:
+            return f"a link: {error}", None
+        except _DANGLING:
+            where = link.path
+            if isinstance(link, self._h5py.ExternalLink):
+                where = f"{link.filename}:{link.path}"
+            return f"a link to {where}, where nothing is", None
+
+    def _obstacle(self, group: Any, path: str, depth: int) -> str:
+        """Why HDF5 must not follow a path from a group on: "" when it may.
+
+        HDF5 opens whatever an external link names, and a pipe would let it wait for ever; so all
+        links on the way are looked at before it does.
+        """
+        if depth > _DEEPEST:
+            return "links to links without end"
+        if path.startswith("/"):
+            group = group.file["/"]
+        for step in path.split("/"):
+            if step in ("", "."):
+                continue
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                return f"a link whose way has more than {_MOST_STEPS} steps"
+            if not isinstance(group, self._h5py.Group):
+                raise KeyError(step)  # a dataset holds nothing
+            link = group.get(step, getlink=True)
+            if isinstance(link, self._h5py.SoftLink):
+                reason = self._obstacle(group, link.path, depth + 1)
+            elif isinstance(link, self._h5py.ExternalLink):
+                reason = self._external_obstacle(group, link, depth)
+            else:
+                reason = ""
+            if reason:
+                return reason
+            group = group[step]
+        return ""
+
+    def _external_obstacle(self, group: Any, link: Any, depth: int) -> str:
+        places = [p for p in _places(Path(group.file.filename), link.filename) if os.path.exists(p)]
+        if not places:
+            return f"a link to the file {link.filename}, which is missing"
+        for place in places:
+            if not os.path.isfile(place):
+                return f"a link to {place}, which is no file"
+        with self._h5py.File(places[0], "r", locking=False) as other:
+            return self._obstacle(other, link.path, depth + 1)
+
+    def _identity(self, item: Any) -> tuple[int, int]:
+        info = self._h5py.h5o.get_info(item.id)
+        return info.fileno, info.addr
+
+
+def _places(home: Path, name: str) -> Iterator[Path]:
+    """Where HDF5 looks for the file of an external link, in its order. home: who has the link."""
+    bare = name
+    if os.path.isabs(name):
+        yield Path(name)
+        bare = os.path.basename(name)
+    for prefix in os.environ.get("HDF5_EXT_PREFIX", "").split(":"):
+        if prefix:
+            yield Path(prefix) / bare
+    yield home.absolute().parent / bare
+    yield Path(bare)
+    yield home.resolve().parent / bare

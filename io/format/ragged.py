@@ -1,0 +1,121 @@
+"""Samples of different lengths, one after the other: values, and offsets that tell them apart.
+
+Owns `Ragged`, what a batch holds for such a field, and its arithmetic on NumPy arrays. Layout of
+the Arrow columnar format for lists with 64-bit offsets. Never reads or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..order.partition import IntArray, concatenate_ranges
+
+__all__ = [
+    "Block",
+    "Ragged",
+    "elements",
+    "join",
+    "offsets_of",
+    "part_of_block",
+    "ragged_of",
+    "take",
+]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sample i is values[offsets[i] : offsets[i + 1]], which is self[i].
+
+    values: (elements, ...), NumPy array or tensor. offsets: int64, one more than samples, beginning
+    with 0. For torch: torch.nested.nested_tensor_from_jagged(values, offsets).
+    """
+
+    values: Any
+    offsets: Any
+
+    def __len__(self) -> int:
+        """Samples."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, sample: int) -> Any:
+        """The value of one sample, a view."""
+        if not -len(self) <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        first = sample % len(self)
+        return self.values[int(self.offsets[first]) : int(self.offsets[first + 1])]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[sample] for sample in range(len(self)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return int(self.values.nbytes)
+
+    @property
+    def lengths(self) -> IntArray:
+        """Elements of each sample."""
+        return np.diff(np.asarray(self.offsets))
+
+    def take(self, samples: IntArray) -> Ragged:
+        """These samples, in this order; a copy, of NumPy arrays."""
+        lengths = self.lengths[samples]
+        return Ragged(
+            self.values[concatenate_ranges(self.offsets[:-1][samples], lengths)],
+            offsets_of(lengths),
+        )
+
+    def part(self, start: int, stop: int) -> Ragged:
+        """Samples [start, stop); the values are a view."""
+        offsets = self.offsets[start : stop + 1]
+        return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+
+    def copy(self) -> Ragged:
+        """The same in memory of its own."""
+        return Ragged(self.values.copy(), self.offsets.copy())
+
+
+Block = NDArray[Any] | Ragged  # rows of a field
+
+
+def elements(block: Block) -> NDArray[Any]:
+    """What lies in the file one after the other: rows, or the elements of ragged ones."""
+    return np.ascontiguousarray(block.values if isinstance(block, Ragged) else block)
+
+
+def take(block: Block, rows: IntArray) -> Block:
+    """These rows, in this order; a copy."""
+    return block.take(rows) if isinstance(block, Ragged) else block[rows]
+
+
+def part_of_block(block: Block, start: int, stop: int) -> Block:
+    """Rows [start, stop); a view."""
+    return block.part(start, stop) if isinstance(block, Ragged) else block[start:stop]
+
+
+def offsets_of(lengths: IntArray) -> IntArray:
+    """Where each sample begins, and where the last ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ragged_of(rows: Sequence[NDArray[Any]], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Ragged:
+    """Arrays of shape (any length, *shape) as one Ragged."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    values = np.concatenate([np.empty((0, *shape), dtype), *rows]).astype(dtype, copy=False)
+    return Ragged(values, offsets_of(lengths))
+
+
+def join(parts: Sequence[Block]) -> Block:
+    """The rows of all parts (at least one, all of one kind), one after the other."""
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    if not ragged:
+        return np.concatenate([elements(part) for part in parts])
+    lengths = np.concatenate([part.lengths for part in ragged])
+    return Ragged(np.concatenate([part.values for part in ragged]), offsets_of(lengths))

@@ -1,0 +1,153 @@
+"""The slab folder on disk: what its files are called and what they say of themselves.
+
+A folder holds slab-00000.h5, slab-00001.h5, ... and index.h5. Every slab is plain HDF5: one
+contiguous, 4-KiB-aligned dataset per field, space allocated early, no user block, little-endian,
+with the attributes of `SlabHeader`; compressed, a dataset lies in chunks of whole rows. The
+attribute crc32c of a dataset has the CRC-32C of each of its blocks of `checksum_rows` rows, which
+all fields together make about 4 MiB. index.h5 shows all slabs as one virtual dataset per field, so
+that any HDF5 program reads the whole.
+
+A ragged field is a group with the attributes LONGEST and LARGEST_BLOCK and two datasets: values,
+the elements of all samples one after the other, and offsets (int64): sample i of a slab is the
+elements offsets[i] to offsets[i + 1], counted from the first of the whole dataset. Block i of
+values is that of the same samples; block i of offsets has one offset more than samples.
+
+Owns names and attributes. Never writes (writer.py, atomic_folder.py) and never reads samples (reader.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hsgd.errors import DataError, MissingExtra
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = [
+    "CHECKSUMS",
+    "FORMAT_VERSION",
+    "INDEX_NAME",
+    "LARGEST_BLOCK",
+    "LONGEST",
+    "OFFSETS",
+    "SOURCE_ORDER",
+    "VALUES",
+    "WHOLE",
+    "FieldSpec",
+    "SlabHeader",
+    "import_h5py",
+    "is_slab_folder",
+    "read_header",
+    "slab_name",
+]
+
+FORMAT_VERSION = 2
+INDEX_NAME = "index.h5"
+CHECKSUMS = "crc32c"  # attribute of a dataset: unsigned 32-bit, one for each block
+SOURCE_ORDER = -1  # permutation_seed of a folder that keeps the order of its source
+WHOLE = -1  # slab_index of index.h5
+VALUES, OFFSETS = "values", "offsets"  # the datasets of a ragged field, in a group of its name
+# Attributes of that group, in elements: of the longest sample and of the largest block.
+LONGEST, LARGEST_BLOCK = "longest_sample", "largest_block"
+_TEXTS = frozenset({"dataset_uuid", "source_digest"})
+_LEAST = {
+    "slab_index": WHOLE,
+    "permutation_seed": SOURCE_ORDER,
+    "num_slabs": 1,
+    "checksum_rows": 1,
+}
+
+
+def import_h5py() -> Any:
+    """The h5py module, imported when it is first needed."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingExtra(f"hsgd.io needs h5py ({error}); pip install 'hsgd[io]'") from None
+    return h5py
+
+
+def slab_name(slab: int) -> str:
+    """File name of slab number `slab`."""
+    return f"slab-{slab:05d}.h5"
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One field of every sample: its name, shape without the sample axis, and dtype.
+
+    ragged: a sample has any number of elements of this shape and dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    ragged: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample's value, or of one of its elements where the field is ragged."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class SlabHeader:
+    """The root attributes of a slab, and of the index (slab_index -1, all samples)."""
+
+    format_version: int
+    dataset_uuid: str
+    slab_index: int
+    num_slabs: int
+    global_start: int
+    num_samples: int
+    permutation_seed: int
+    source_digest: str
+    checksum_rows: int
+    sealed: bool
+
+
+def read_header(file: h5py.File) -> SlabHeader | None:
+    """The header of an open file; None when the file was not written by hsgd.
+
+    Raises DataError for another format_version.
+    """
+    attrs = file.attrs  # h5py makes it anew each time
+    if "format_version" not in attrs or "dataset_uuid" not in attrs:
+        return None
+    version = _read_attribute(file.filename, attrs, "format_version")
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"{file.filename}: format_version {version}, this hsgd reads {FORMAT_VERSION}; "
+            "convert the data again or install the matching hsgd"
+        )
+    path = file.filename
+    values = {f.name: _read_attribute(path, attrs, f.name) for f in fields(SlabHeader)}
+    values["sealed"] = bool(values["sealed"])
+    return SlabHeader(**values)
+
+
+def _read_attribute(path: str, attrs: h5py.AttributeManager, name: str) -> Any:
+    """An attribute as text or number, as its name asks."""
+    if name not in attrs:
+        raise DataError(f"{path}: attribute {name} is missing; convert again")
+    value = attrs[name]
+    if name in _TEXTS:
+        if isinstance(value, bytes) and value.isascii():
+            return value.decode()
+    elif isinstance(value, np.integer) and value >= _LEAST.get(name, 0):
+        return int(value)
+    raise DataError(
+        f"{path}: attribute {name} is {str(value)[:40]!r}, which hsgd never writes; "
+        "restore this file or convert again"
+    )
+
+
+def is_slab_folder(path: Path) -> bool:
+    """True when `path` is a folder with an index file."""
+    return (path / INDEX_NAME).is_file()

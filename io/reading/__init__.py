@@ -1,0 +1,3 @@
+"""Rows from files to memory."""
+
+__all__: list[str] = []

@@ -1,0 +1,138 @@
+"""The open files of a dataset: descriptors for preadv, shared by threads, few at a time.
+
+Owns the descriptors, the check that a file is still the one that was examined, and whether reads go
+past the page cache. Never reads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hsgd.errors import DataError
+
+from ..format.dataset_index import DataMap, Identity, SlabMap, identity_of
+
+__all__ = ["SECTOR_BYTES", "SlabFiles", "check_unchanged"]
+
+SECTOR_BYTES = 4096  # what O_DIRECT asks for, on any disk
+_OPEN_FILES = 64  # besides those in use
+
+
+@dataclass
+class _File:
+    descriptor: int
+    alignment: int
+    users: int = 0
+
+
+class SlabFiles:
+    """Descriptors by slab number. Safe to use from several threads; a forked child starts empty.
+
+    direct: open past the page cache (O_DIRECT); direct_refusal says why some file was not.
+    """
+
+    def __init__(self, data: DataMap, *, direct: bool = False) -> None:
+        self.data = data
+        self.direct_refusal = ""
+        self._direct = direct
+        self._forget()
+        _live.add(self)
+
+    def acquire(self, number: int) -> tuple[int, int]:
+        """Descriptor of a slab and the alignment that reading it needs; release() it later.
+
+        Raises DataError when the file cannot be opened or has changed since it was examined.
+        """
+        slab = self.data.slabs[number]
+        with self._lock:
+            file = self._files.get(number)
+            if file is None:
+                self._make_room()
+                file = self._files[number] = self._open(slab)
+            self._files.move_to_end(number)
+            check_unchanged(slab.path, slab.identity, os.fstat(file.descriptor))
+            file.users += 1
+            return file.descriptor, file.alignment
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """Descriptors that were acquired are not used any more."""
+        with self._lock:
+            for number in numbers:
+                if number in self._files:
+                    self._files[number].users -= 1
+
+    def leave_direct(self, reason: str) -> None:
+        """Read through the page cache from now on, also with descriptors that are in use."""
+        with self._lock:
+            self._direct = False
+            self.direct_refusal = self.direct_refusal or reason
+            for file in self._files.values():
+                flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
+                fcntl.fcntl(file.descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+                file.alignment = 1
+
+    def close(self) -> None:
+        """Close all; nobody reads any more."""
+        with self._lock:
+            while self._files:
+                os.close(self._files.popitem()[1].descriptor)
+
+    def _make_room(self) -> None:
+        unused = [number for number, file in self._files.items() if not file.users]
+        for number in unused[: len(self._files) - _OPEN_FILES + 1]:
+            os.close(self._files.pop(number).descriptor)
+
+    def _open(self, slab: SlabMap) -> _File:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        if self._direct:
+            try:
+                return _File(os.open(slab.path, flags | os.O_DIRECT), SECTOR_BYTES)
+            except OSError as error:
+                self._direct = False
+                self.direct_refusal = f"{slab.path}: {error.strerror}"
+        try:
+            return _File(os.open(slab.path, flags), 1)
+        except OSError as error:
+            raise DataError(f"{slab.path}: cannot be opened: {error.strerror}") from error
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, _File] = OrderedDict()
+
+    def abandon(self) -> None:
+        """After fork, in the child: close the copies; the parent's lock may be held."""
+        for file in self._files.values():
+            os.close(file.descriptor)
+        self._forget()
+
+
+def check_unchanged(path: str, identity: Identity, status: os.stat_result) -> None:
+    """Raise DataError when a file is not what it was when it was examined."""
+    size = identity[0]
+    if status.st_size < size:
+        raise DataError(
+            f"{path}: truncated since it was opened, bytes [{status.st_size}, {size}) are "
+            "missing; copy or convert it again"
+        )
+    if identity_of(status) != identity:
+        raise DataError(
+            f"{path}: changed since it was opened (size, mtime_ns, inode: {identity}, "
+            f"now {identity_of(status)}); open the dataset again"
+        )
+
+
+_live: weakref.WeakSet[SlabFiles] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for files in list(_live):
+        files.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

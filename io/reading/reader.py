@@ -1,0 +1,396 @@
+"""Reading ranges of rows from the places that a DataMap names.
+
+Owns `RowReader`: large preadv calls straight into the caller's array where the DataMap allows to
+bypass HDF5, h5py elsewhere. Never decides who reads what (partition.py), and never trusts a file
+that changed since it was examined (files.py). Batches of rows in shuffled order go another way
+(reader_pool.py, row_copies.py), which comes here for what needs h5py or another byte order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.closing import Closing
+from hsgd.errors import DataError
+
+from ..format.chunks import Undecodable, decode, load_filters
+from ..format.dataset_index import (
+    DataMap,
+    Extent,
+    Identity,
+    Offsets,
+    first_line,
+    open_hdf5,
+)
+from ..format.ragged import Ragged, join
+from ..order.partition import IntArray
+from . import row_copies
+from .files import SlabFiles, check_unchanged
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["ReadStats", "RowReader", "check_offsets"]
+
+_READ_BYTES = 16 << 20  # per preadv call
+_OPEN_FILES = 64  # kept open by one RowReader
+
+
+@dataclass
+class ReadStats:
+    """What was read so far. Written by the reading thread."""
+
+    bytes_read: int = 0
+    preadv_calls: int = 0
+    h5py_calls: int = 0
+    read_s: float = 0.0
+    direct_refusal: str = ""  # why some file was read through the page cache although asked not to
+
+
+class RowReader(Closing):
+    """Reads ranges of rows. Belongs to one thread of one process; opens files when needed.
+
+    A forked child closes its copies of the descriptors at once, and opens its own when it reads.
+    """
+
+    def __init__(self, data: DataMap, stats: ReadStats | None = None) -> None:
+        self.data = data
+        self.stats = stats if stats is not None else ReadStats()
+        self._files = SlabFiles(data)
+        self._hdf5: OrderedDict[int, h5py.File] = OrderedDict()
+        self._inherited = self._hdf5  # after a fork: the parent's, kept so that nothing closes them
+        self._specs = {spec.name: spec for spec in data.fields}
+        self._last_chunk: tuple[tuple[int, str, int], NDArray[Any]] | None = None
+        self._stops = list(itertools.accumulate(data.slab_counts))
+        _live_readers.add(self)
+
+    def close(self) -> None:
+        """Close all files; a later read opens them again."""
+        self._files.close()
+        while self._hdf5:
+            self._hdf5.popitem()[1].close()
+
+    def read(self, name: str, start: int, out: NDArray[Any]) -> None:
+        """Fill `out` with rows [start, start + len(out)) of field `name`.
+
+        out: C-contiguous, of the native dtype of the field.
+        Raises DataError, naming the file and the byte range, when it cannot be read or changed
+        since it was examined.
+        """
+        began = time.perf_counter()
+        done = 0
+        while done < len(out):
+            number = bisect.bisect_right(self._stops, start + done)
+            slab = self.data.slabs[number]
+            row = start + done - slab.start
+            rows = min(len(out) - done, slab.count - row)
+            part = out[done : done + rows]
+            extent = slab.extents[name]
+            if extent.refusal:
+                self._read_h5py(number, name, row, part)
+            elif extent.chunks is not None:
+                self._read_chunks(number, name, row, part)
+            else:
+                self._read_direct(number, extent, row * self._specs[name].row_bytes, part)
+            done += rows
+        self.stats.bytes_read += out.nbytes
+        self.stats.read_s += time.perf_counter() - began
+
+    def read_ragged(self, name: str, start: int, count: int) -> Ragged:
+        """Samples [start, start + count) of a ragged field, as NumPy arrays; raises as read()."""
+        spec = self._specs[name]
+        parts = [Ragged(np.empty((0, *spec.shape), spec.dtype), np.zeros(1, np.int64))]
+        while count:
+            number = bisect.bisect_right(self._stops, start)
+            slab = self.data.slabs[number]
+            samples = min(count, slab.start + slab.count - start)
+            ends = self.read_offsets(number, name, start - slab.start, samples)
+            values = np.empty((int(ends[-1] - ends[0]), *spec.shape), spec.dtype)
+            self.read_elements(number, name, int(ends[0]), values)
+            parts.append(Ragged(values, ends - ends[0]))
+            start, count = start + samples, count - samples
+        joined = join(parts)
+        assert isinstance(joined, Ragged)
+        return joined
+
+    def read_elements(self, number: int, name: str, first: int, out: NDArray[Any]) -> None:
+        """Fill `out` with elements of a ragged field of a slab, from its `first` on, as read()."""
+        extent = self.data.slabs[number].extents[name]
+        if extent.chunks is not None:
+            self._read_chunks(number, name, first, out)
+        else:
+            self._read_direct(number, extent, first * self._specs[name].row_bytes, out)
+        self.stats.bytes_read += out.nbytes
+
+    def read_offsets(
+        self, number: int, name: str, start: int, count: int, *, verify: bool = False
+    ) -> IntArray:
+        """Where samples [start, start + count) of a slab begin, and where the last ends, counted in
+        elements of the slab. Raises DataError also when that cannot be.
+
+        verify: the samples are one checksum block, whose checksum must be right.
+        """
+        slab = self.data.slabs[number]
+        extent = slab.extents[name]
+        offsets = extent.offsets
+        assert offsets is not None
+        ends = np.empty(count + 1, np.int64)
+        self._read_bytes(number, offsets.offset + ends.itemsize * start, ends)
+        self.stats.bytes_read += ends.nbytes
+        if verify:
+            block = start // self.data.checksum_rows
+            (expected,) = np.frombuffer(offsets.checksums, np.uint32)[block : block + 1]
+            if row_copies.crc32c(ends) != expected:
+                raise DataError(
+                    f"{slab.path}: the checksum of the offsets at byte "
+                    f"{offsets.offset + ends.itemsize * start} is wrong; restore this file, see "
+                    "hsgd data verify"
+                )
+        ends -= offsets.first
+        check_offsets(slab.path, name, start, ends, offsets)
+        return ends
+
+    def scatter(
+        self,
+        name: str,
+        number: int,
+        start: int,
+        places: row_copies.Addresses,
+        *,
+        first: int | None = None,
+        sizes: IntArray | None = None,
+        verify: bool = False,
+    ) -> None:
+        """Samples of slab `number` from its sample `start` on, each to an address of its own.
+
+        places: one address per sample, 0 for one that nobody wants. Memory there is of the native
+        dtype of the field. first, sizes: of a ragged field, its first element and the bytes of
+        each sample. verify: the samples are one checksum block; when it is not right, DataError
+        comes after the memory was written. Raises DataError as read() does.
+        """
+        began = time.perf_counter()
+        spec = self._specs[name]
+        extent = self.data.slabs[number].extents[name]
+        row, rows = start, len(places)
+        if first is not None and sizes is not None:
+            row, rows = first, int(sizes.sum()) // spec.row_bytes
+        crc = 0
+        for low, block in self._parts(number, name, row, rows):
+            if verify:
+                crc = row_copies.crc32c(block, crc)
+            if sizes is None:
+                row_copies.move_rows(block, places[low : low + len(block)])
+            else:
+                _move_parts(block, low * spec.row_bytes, places, sizes)
+        if extent.chunks is not None:  # read() counts for itself
+            self.stats.read_s += time.perf_counter() - began
+        if verify:
+            index = start // self.data.checksum_rows
+            if crc != np.frombuffer(extent.checksums, np.uint32)[index]:
+                raise DataError(
+                    f"{self.data.slabs[number].path}: the checksum of the block "
+                    f"{_place_of(extent, row)} of {name!r} is wrong; restore this file, see hsgd "
+                    "data verify"
+                )
+
+    def _parts(
+        self, number: int, name: str, row: int, rows: int
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Rows, or elements, of a slab that are not read straight to their places, in parts, each
+        with the number of rows before it; a part is valid until the next.
+        """
+        slab, spec = self.data.slabs[number], self._specs[name]
+        if slab.extents[name].chunks is None:
+            block = np.empty((rows, *spec.shape), spec.dtype)
+            self.read(name, slab.start + row, block)
+            yield 0, block
+            return
+        for low, block in self._chunk_rows(number, name, row, rows):
+            self.stats.bytes_read += block.nbytes
+            yield low, block
+
+    def _read_chunks(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
+        """Fill `out` with rows, or elements, of a slab that lie in chunks."""
+        for low, block in self._chunk_rows(number, name, row, len(out)):
+            out[low : low + len(block)] = block
+
+    def _chunk_rows(
+        self, number: int, name: str, start: int, count: int
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Rows [start, start + count) of a slab in parts, in the native dtype, with the number of
+        rows before each; a part is valid until the next.
+        """
+        chunks = self.data.slabs[number].extents[name].chunks
+        assert chunks is not None
+        row = start
+        while row < start + count:
+            index = row // chunks.rows
+            rows = self._read_chunk(number, name, index)
+            first = row - index * chunks.rows
+            part = rows[first : first + start + count - row]
+            yield row - start, part
+            row += len(part)
+
+    def _read_chunk(self, number: int, name: str, index: int) -> NDArray[Any]:
+        """The rows of one chunk in the native dtype; the last one stays, for the next range in it.
+
+        Raises DataError when it cannot be read or decompressed.
+        """
+        key, slab = (number, name, index), self.data.slabs[number]
+        if self._last_chunk is not None and self._last_chunk[0] == key:
+            _check_file(slab.path, slab.identity)
+            return self._last_chunk[1]
+        spec = self._specs[name]
+        extent = slab.extents[name]
+        chunks = extent.chunks
+        assert chunks is not None
+        position, nbytes = chunks.place(index)
+        stored = np.empty(nbytes, np.uint8)
+        self._read_bytes(number, position, stored)
+        try:
+            flat = decode(chunks, index, stored)
+        except Undecodable as error:
+            raise DataError(
+                f"{slab.path}: the chunk at byte {position} of {name!r} cannot be decompressed: "
+                f"{error}; restore this file"
+            ) from None
+        count = slab.count if extent.offsets is None else extent.offsets.elements
+        rows = flat.view(extent.stored_dtype).reshape((chunks.rows, *spec.shape))
+        rows = rows[: count - index * chunks.rows].astype(spec.dtype, copy=False)
+        self._last_chunk = (key, rows)
+        return rows
+
+    def _read_direct(self, number: int, extent: Extent, skip: int, out: NDArray[Any]) -> None:
+        """preadv straight into `out`, then fix the byte order."""
+        self._read_bytes(number, extent.offset + skip, out)
+        if extent.stored_dtype != out.dtype:
+            out.byteswap(inplace=True)
+
+    def _read_bytes(self, number: int, position: int, out: NDArray[Any]) -> None:
+        """Fill `out` with bytes of a slab from `position` on."""
+        slab = self.data.slabs[number]
+        descriptor, _ = self._files.acquire(number)
+        self._files.release([number])
+        view = out.reshape(-1).view(np.uint8).data
+        while view:
+            wanted = view[:_READ_BYTES]
+            try:
+                got = os.preadv(descriptor, [wanted], position)
+            except OSError as error:
+                raise DataError(
+                    f"{slab.path}: reading bytes [{position}, {position + len(wanted)}) failed: "
+                    f"{error.strerror}"
+                ) from error
+            if got == 0:
+                raise DataError(
+                    f"{slab.path}: truncated, bytes [{position}, {position + len(view)}) are "
+                    "missing; copy or convert it again"
+                )
+            self.stats.preadv_calls += 1
+            view = view[got:]
+            position += got
+
+    def _read_h5py(self, number: int, name: str, row: int, out: NDArray[Any]) -> None:
+        slab = self.data.slabs[number]
+        try:
+            file = self._hdf5_file(number)
+            _check_file(slab.path, slab.identity)
+            if (linked := slab.extents[name].linked) is not None:
+                _check_file(*linked)
+            file[name].read_direct(out, np.s_[row : row + len(out)])
+        except DataError:
+            raise
+        except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{slab.path}: h5py cannot read rows [{row}, {row + len(out)}) of {name!r}: "
+                f"{first_line(error)}"
+            ) from error
+        self.stats.h5py_calls += 1
+
+    def _hdf5_file(self, number: int) -> h5py.File:
+        """A slab opened by h5py; the least recently used ones give way."""
+        if number in self._hdf5:
+            self._hdf5.move_to_end(number)
+            return self._hdf5[number]
+        if len(self._hdf5) >= _OPEN_FILES:
+            self._hdf5.popitem(last=False)[1].close()
+        slab = self.data.slabs[number]
+        cache = max(1 << 20, *(2 * extent.chunk_bytes for extent in slab.extents.values()))
+        file = self._hdf5[number] = open_hdf5(slab.path, cache)
+        for name, extent in slab.extents.items():
+            if extent.refusal and extent.offsets is None:
+                load_filters(file[name])  # this process may not be the one that examined it
+        return file
+
+    def _abandon(self) -> None:
+        """After fork, in the child: forget h5py files without closing them.
+
+        Closing takes h5py's lock, which a thread of the parent may have held (h5py before 3.14).
+        """
+        self._inherited = self._hdf5
+        self._hdf5 = OrderedDict()
+
+
+def _check_file(path: str, identity: Identity) -> None:
+    check_unchanged(path, identity, Path(path).stat())
+
+
+def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Offsets) -> None:
+    """Raise DataError when samples from `start` on cannot end at these elements of their slab."""
+    lengths = np.diff(ends)
+    inside = ends[0] >= 0 and ends[-1] <= offsets.elements
+    if not inside or lengths.min(initial=0) < 0 or lengths.max(initial=0) > offsets.longest:
+        raise DataError(
+            f"{path}: the offsets of samples [{start}, {start + len(lengths)}) of {name!r} are "
+            "damaged; restore this file"
+        )
+
+
+def _move_parts(
+    block: NDArray[Any], before: int, places: row_copies.Addresses, sizes: IntArray
+) -> None:
+    """Bytes of samples of different lengths to their places: `block` begins `before` bytes behind
+    the first of them, and may begin and end in the midst of one.
+    """
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    after = before + block.nbytes
+    chosen = slice(
+        int(np.searchsorted(ends, before, side="right")),
+        int(np.searchsorted(starts, after, side="left")),
+    )
+    lows, highs = np.maximum(starts[chosen], before), np.minimum(ends[chosen], after)
+    skipped = (lows - starts[chosen]).astype(np.uint64)
+    to = np.where(places[chosen] > 0, places[chosen] + skipped, np.uint64(0))
+    row_copies.move_rows(block, to, highs - lows)
+
+
+def _place_of(extent: Extent, row: int) -> str:
+    """Where a row, or element, lies, in words."""
+    chunks = extent.chunks
+    if chunks is None or row // chunks.rows * 8 >= len(chunks.offsets):
+        return f"at row {row}"
+    return f"at byte {chunks.place(row // chunks.rows)[0]}"
+
+
+_live_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for reader in list(_live_readers):
+        reader._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

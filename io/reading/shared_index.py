@@ -1,0 +1,60 @@
+"""One parse of the metadata per job: rank 0 examines the files, the others get what it found.
+
+Owns that broadcast. Opening thousands of files with HDF5 from thousands of ranks at once is what
+brings metadata servers down; the others only open(2) what they read.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from hsgd.errors import DataError
+
+from ..format.dataset_index import DataMap, open_map
+
+__all__ = ["Group", "open_map_together"]
+
+
+class Group(Protocol):
+    """What is needed of hsgd.Comm."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    def allreduce(self, array: Any, op: str = "sum") -> Any:
+        """Combine `array` over all ranks; collective, blocking."""
+
+    def broadcast(self, array: Any, root: int = 0) -> Any:
+        """Overwrite `array` on all ranks by the root's; collective, blocking, in place."""
+
+
+def open_map_together(
+    path: str | os.PathLike[str], fields: Sequence[str] | None, comm: Group
+) -> DataMap:
+    """open_map() on rank 0, and its result, or its error, on all ranks; collective, blocking.
+
+    All ranks see the files under the same path. Raises what open_map() raises, on every rank.
+    """
+    found: DataMap | Exception | None = None
+    if comm.rank == 0:
+        try:
+            found = open_map(path, fields)
+        except (DataError, ValueError, TypeError, ImportError) as error:
+            found = error
+    message = np.frombuffer(pickle.dumps(found), np.uint8)
+    length = np.array([len(message)], np.int64)
+    comm.broadcast(length)
+    data = message.copy() if comm.rank == 0 else np.empty(int(length[0]), np.uint8)
+    comm.broadcast(data)
+    result = pickle.loads(data.tobytes())
+    if isinstance(result, Exception):
+        raise result
+    if not isinstance(result, DataMap):
+        raise TypeError(f"rank 0 sent {type(result).__name__}; use the same hsgd on all ranks")
+    return result
