@@ -1,8 +1,8 @@
 """A stream of bytes each way between the first and the last rank: the most that a network and the
 cores behind it can do with as many bytes.
 
-Owns two connections, one for each direction, as those of hsgd.Exchange are. Never looks at the
-bytes, and uses nothing but sockets.
+Owns two connections, one for each direction, as those of hsgd.NotifiedWindow are. Never looks at
+the bytes, and uses nothing but sockets.
 """
 
 from __future__ import annotations

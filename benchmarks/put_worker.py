@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hsgd import Comm, Exchange
+from hsgd import Comm, NotifiedWindow
 
 __all__: list[str] = []
 
@@ -24,7 +24,7 @@ PINGS = 50
 ROUNDS = 7
 
 
-def pings(exchange: Exchange, rank: int, first: int, buffer: Any) -> float:
+def pings(exchange: NotifiedWindow, rank: int, first: int, buffer: Any) -> float:
     """Seconds of PINGS round trips, whose versions begin at `first`."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
@@ -42,7 +42,7 @@ def main() -> None:
     comm = Comm()
     kinds = {"shared memory": False, "mpi": True}
     exchanges = {
-        kind: Exchange(comm, max(SIZES), 1, remote_only=far) for kind, far in kinds.items()
+        kind: NotifiedWindow(comm, max(SIZES), 1, remote_only=far) for kind, far in kinds.items()
     }
     rows, first = [], 1
     for size in SIZES:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hsgd.box.local import ParameterBox
     from hsgd.comm import Comm
     from hsgd.handle import Handle
-    from hsgd.window import Exchange
+    from hsgd.window import NotifiedWindow
     from hsgd.world import (
         cross_rank,
         cross_size,
@@ -43,11 +43,11 @@ __all__ = [
     "CollectiveTimeout",
     "Comm",
     "DataError",
-    "Exchange",
     "Handle",
     "HsgdError",
     "LaunchError",
     "MissingExtra",
+    "NotifiedWindow",
     "ParameterBox",
     "PeerLost",
     "QueueFull",
@@ -74,10 +74,10 @@ def __getattr__(name: str) -> Any:
         from hsgd.comm import Comm
 
         return Comm
-    if name == "Exchange":
-        from hsgd.window import Exchange
+    if name == "NotifiedWindow":
+        from hsgd.window import NotifiedWindow
 
-        return Exchange
+        return NotifiedWindow
     if name == "Handle":
         from hsgd.handle import Handle
 

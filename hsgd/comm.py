@@ -497,8 +497,8 @@ class Comm(Closing):
         self.close()
         return shrunk
 
-    def make_exchange(self, owner: Any, options: _native.ExchangeOptions) -> _native.Exchange:
-        """What hsgd.Exchange is made of; collective, blocking. `owner` is closed with this."""
+    def make_window(self, owner: Any, options: _native.WindowOptions) -> _native.NotifiedWindow:
+        """What NotifiedWindow is made of; collective, blocking. `owner` is closed with this."""
         near = self.cross_size == 1 and not options.remote_only
         if self._mpi is None or near or options.sockets:
             native = self._native.exchange(options)

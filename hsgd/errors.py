@@ -39,8 +39,8 @@ class CollectiveTimeout(HsgdError, TimeoutError):
 
 
 class QueueFull(CollectiveTimeout):
-    """An Exchange had no room for another operation within the time given. Nothing was sent, and
-    the Exchange stays usable.
+    """A NotifiedWindow had no room for another operation within the time given. Nothing was sent,
+    and the NotifiedWindow stays usable.
     """
 
 

@@ -1,4 +1,4 @@
-"""Exchange: one-sided, notified writes between ranks, without collectives and barriers.
+"""NotifiedWindow: one-sided, notified writes between ranks, without collectives and barriers.
 
 Owns the Python face of segments and slots, with the vocabulary of GASPI as CaffeGPI uses it
 (arXiv:1706.00095, our reconstruction). Never decides what is sent to whom: hsgd.optim.NotifiedTree
@@ -22,10 +22,10 @@ from hsgd.comm import Comm
 if TYPE_CHECKING:
     from hsgd import _native
 
-__all__ = ["Exchange"]
+__all__ = ["NotifiedWindow"]
 
 
-class Exchange(Closing):
+class NotifiedWindow(Closing):
     """A segment of memory and a row of slots on every rank, that all ranks write into; collective.
 
     comm: the ranks that take part. Closing it closes this.
@@ -33,7 +33,7 @@ class Exchange(Closing):
     slots: notification slots of each rank, equal on all ranks. A slot has one writer.
     queue: operations to other nodes that may be under way.
     timeout_s: until a wait gives up, and until a write that its target does not take breaks the
-        Exchange; None is the deadline of `comm`.
+        NotifiedWindow; None is the deadline of `comm`.
     remote_only: write over the network inside the node too; for measurements and tests.
     network: what carries writes between nodes: "mpi", or "sockets", which is TCP between the nodes'
         IPv4 addresses, where that is what MPI would use as well.
@@ -50,16 +50,16 @@ class Exchange(Closing):
     1 and grow, and say what is there, never how often something happened.
 
     Inside a node a write is done when put_notify returns. Over MPI (MPI-3 one-sided; one window,
-    one lock_all) it goes on while threads of both ranks are in methods of the Exchange, so a
+    one lock_all) it goes on while threads of both ranks are in methods of the NotifiedWindow, so a
     program that computes for long lets a thread wait in one. Over sockets it goes on by itself.
     Methods release the GIL and may be called by several threads (with MPI_THREAD_MULTIPLE); up to
     four may wait.
 
-    A peer of the node that died or closed its Exchange is PeerLost within a second, if the slot
-    that is waited for was given to it with `bind`; over sockets so is a peer of another node that
-    this rank has written to, or that has written here. Everything else ends at the deadline with
-    CollectiveTimeout. MPI's one-sided calls do not survive a death on another node: the Exchange is
-    of no use then.
+    A peer of the node that died or closed its NotifiedWindow is PeerLost within a second, if the
+    slot that is waited for was given to it with `bind`; over sockets so is a peer of another node
+    that this rank has written to, or that has written here. Everything else ends at the deadline
+    with CollectiveTimeout. MPI's one-sided calls do not survive a death on another node: the
+    NotifiedWindow is of no use then.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class Exchange(Closing):
         from hsgd import _native
 
         if network not in ("mpi", "sockets"):
-            raise ValueError(f'Exchange: network is "{network}"; give "mpi" or "sockets"')
+            raise ValueError(f'NotifiedWindow: network is "{network}"; give "mpi" or "sockets"')
         self._timeout_s = comm.timeout_s if timeout_s is None else float(timeout_s)
-        self._segment_bytes = natural("Exchange: segment_bytes", segment_bytes)
-        options = _native.ExchangeOptions(
+        self._segment_bytes = natural("NotifiedWindow: segment_bytes", segment_bytes)
+        options = _native.WindowOptions(
             segment_bytes=self._segment_bytes,
-            slots=natural("Exchange: slots", slots, UINT32_MAX),
-            queue=natural("Exchange: queue", queue, UINT32_MAX),
+            slots=natural("NotifiedWindow: slots", slots, UINT32_MAX),
+            queue=natural("NotifiedWindow: queue", queue, UINT32_MAX),
             timeout_s=self._timeout_s,
             remote_only=remote_only,
             sockets=network == "sockets",
             forgiving=forgiving,
-            slice_bytes=natural("Exchange: slice_bytes", slice_bytes),
+            slice_bytes=natural("NotifiedWindow: slice_bytes", slice_bytes),
         )
-        self._native: _native.Exchange = comm.make_exchange(self, options)
+        self._native: _native.NotifiedWindow = comm.make_window(self, options)
         self._rank, self._slots = comm.rank, slots
         self._workers: list[threading.Thread] = []
         if self._native.descriptor() >= 0:
@@ -101,10 +101,10 @@ class Exchange(Closing):
         """The bytes of a segment as a NumPy array (uint8); local.
 
         rank: a rank of this node; None is this one. What another rank wrote is there once the
-        version that tells of it was seen. The memory outlives the Exchange.
+        version that tells of it was seen. The memory outlives the NotifiedWindow.
         Raises ValueError for ranks of other nodes, whose memory cannot be reached.
         """
-        which = self._rank if rank is None else c_int("Exchange: rank", rank)
+        which = self._rank if rank is None else c_int("NotifiedWindow: rank", rank)
         memory = self._native.segment(which, self._segment_bytes)
         if memory is None:
             raise ValueError(
@@ -149,20 +149,20 @@ class Exchange(Closing):
         order: over sockets, of what waits for one target the least goes first, between slices of
         what is on its way; the same in all writes for a slot.
         """
-        placed = [(buffer, natural("Exchange: offset", offset)) for buffer, offset in pieces]
+        placed = [(buffer, natural("NotifiedWindow: offset", offset)) for buffer, offset in pieces]
         limit_s = self._limit(timeout_s)
         return self._native.put_notify(
             placed,
-            c_int("Exchange: target", target),
-            natural("Exchange: slot", slot, UINT32_MAX),
-            natural("Exchange: version", version),
+            c_int("NotifiedWindow: target", target),
+            natural("NotifiedWindow: slot", slot, UINT32_MAX),
+            natural("NotifiedWindow: version", version),
             limit_s,
-            natural("Exchange: order", order, UINT32_MAX),
+            natural("NotifiedWindow: order", order, UINT32_MAX),
         )
 
     def done(self, ticket: int) -> bool:
         """Whether the operation was delivered; local, not blocking."""
-        return self._native.done(natural("Exchange: ticket", ticket))
+        return self._native.done(natural("NotifiedWindow: ticket", ticket))
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Return when all that this rank has put was delivered; local, blocking.
@@ -191,26 +191,27 @@ class Exchange(Closing):
                 f"wait_any: {len(slots)} slots but {len(known)} versions seen; give one for each"
             )
         return self._native.wait_any(
-            [natural("Exchange: slot", slot, UINT32_MAX) for slot in slots],
-            [natural("Exchange: seen", version) for version in known],
+            [natural("NotifiedWindow: slot", slot, UINT32_MAX) for slot in slots],
+            [natural("NotifiedWindow: seen", version) for version in known],
             self._limit(timeout_s),
         )
 
     def test(self, slot: int) -> int:
         """The version in a slot of this rank, 0 if none; local, not blocking."""
-        return self._native.test(natural("Exchange: slot", slot, UINT32_MAX))
+        return self._native.test(natural("NotifiedWindow: slot", slot, UINT32_MAX))
 
     def reset(self, slot: int) -> int:
         """Make a slot of this rank 0, and return the version it had; local, not blocking.
 
         The writer's next version still has to be above its last.
         """
-        return self._native.reset(natural("Exchange: slot", slot, UINT32_MAX))
+        return self._native.reset(natural("NotifiedWindow: slot", slot, UINT32_MAX))
 
     def bind(self, slot: int, source: int) -> None:
         """Say that only `source` notifies this slot, for errors and the death watch; local."""
         self._native.bind(
-            natural("Exchange: slot", slot, UINT32_MAX), c_int("Exchange: source", source)
+            natural("NotifiedWindow: slot", slot, UINT32_MAX),
+            c_int("NotifiedWindow: source", source),
         )
 
     def make_tree(
@@ -256,14 +257,18 @@ class Exchange(Closing):
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._segment_bytes} bytes, {self._slots} slots"
-        return f"<hsgd.Exchange rank {self._rank}, {state}>"
+        return f"<hsgd.NotifiedWindow rank {self._rank}, {state}>"
 
     def _limit(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else seconds("Exchange: timeout_s", timeout_s)
+        return (
+            self._timeout_s
+            if timeout_s is None
+            else seconds("NotifiedWindow: timeout_s", timeout_s)
+        )
 
 
 # Those with connections to other nodes.
-_CONNECTED: weakref.WeakSet[Exchange] = weakref.WeakSet()
+_CONNECTED: weakref.WeakSet[NotifiedWindow] = weakref.WeakSet()
 
 
 def _leave_connections() -> None:

@@ -1,8 +1,9 @@
 """PartitionedLoader: the batches of one rank, read ahead by threads.
 
 Owns the arguments, the epoch and its state, and the memory that iterations share. Threads and
-batches are those of iteration.py and reader_pool.py. Never talks to other ranks: rank and world_size are
-arguments, and equal arguments everywhere are enough for equal steps and disjoint samples.
+batches are those of iteration.py and reader_pool.py. Never talks to other ranks: rank and
+world_size are arguments, and equal arguments everywhere are enough for equal steps and disjoint
+samples.
 """
 
 from __future__ import annotations

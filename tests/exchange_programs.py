@@ -1,4 +1,4 @@
-"""What an Exchange promises, as one list of checks for shared memory and for MPI alike.
+"""What a NotifiedWindow promises, as one list of checks for shared memory and for MPI alike.
 
 Run under mpirun, this file is the program of the ranks: `python exchange_programs.py
 mpi|sockets|remote_only` runs all checks, `python exchange_programs.py stalled|killed` ends one rank
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hsgd import Comm, Exchange, HsgdError
+from hsgd import Comm, HsgdError, NotifiedWindow
 from hsgd.config import Config
 
 __all__ = ["CHECKS", "check_all", "told_by"]
@@ -37,7 +37,7 @@ def told_by(call: Callable[[], Any]) -> tuple[str, str]:
     raise AssertionError("no error")
 
 
-def meet(comm: Comm, exchange: Exchange) -> None:
+def meet(comm: Comm, exchange: NotifiedWindow) -> None:
     """A barrier within which writes of others go on: MPI may need the target's help for them."""
     here = comm.barrier_async()
     while not here.done():
@@ -49,7 +49,7 @@ def meet(comm: Comm, exchange: Exchange) -> None:
 def versions_never_come_before_their_data(comm: Comm, **options: Any) -> None:
     """A ring: each rank writes to the next, which acknowledges before it is overwritten."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    with Exchange(comm, max(SIZES), 2, **options) as exchange:
+    with NotifiedWindow(comm, max(SIZES), 2, **options) as exchange:
         exchange.bind(0, before)
         exchange.bind(1, after)
         memory = exchange.segment()
@@ -66,7 +66,7 @@ def versions_never_come_before_their_data(comm: Comm, **options: Any) -> None:
 
 
 def a_list_is_told_of_once_and_as_a_whole(comm: Comm, **options: Any) -> None:
-    with Exchange(comm, 1000, comm.size, **options) as exchange:
+    with NotifiedWindow(comm, 1000, comm.size, **options) as exchange:
         pieces = [
             (np.full(20, comm.rank, np.uint8), 100 * comm.rank),
             (np.full(10, 7.0 + comm.rank, np.float32), 100 * comm.rank + 20),
@@ -84,7 +84,7 @@ def a_list_is_told_of_once_and_as_a_whole(comm: Comm, **options: Any) -> None:
 
 
 def later_versions_overwrite_earlier_ones(comm: Comm, **options: Any) -> None:
-    with Exchange(comm, 8, 3, **options) as exchange:
+    with NotifiedWindow(comm, 8, 3, **options) as exchange:
         peer = comm.size - 1 - comm.rank
         for version in (1, 2, 9):
             exchange.put_notify(None, peer, 1, version)
@@ -101,7 +101,7 @@ def later_versions_overwrite_earlier_ones(comm: Comm, **options: Any) -> None:
 
 
 def misuse_is_refused_by_name(comm: Comm, **options: Any) -> None:
-    with Exchange(comm, 64, 4, **options) as exchange:
+    with NotifiedWindow(comm, 64, 4, **options) as exchange:
         data, me = np.zeros(16, np.float32), comm.rank
         last = comm.size - 1
 
@@ -130,11 +130,11 @@ def misuse_is_refused_by_name(comm: Comm, **options: Any) -> None:
         exchange.drain()
         meet(comm, exchange)
     kind, text = told_by(lambda: exchange.test(0))
-    assert kind == "HsgdError" and text == "this Exchange is closed"
+    assert kind == "HsgdError" and text == "this NotifiedWindow is closed"
 
 
 def two_writers_of_a_slot_are_noticed(comm: Comm, **options: Any) -> None:
-    with Exchange(comm, 8, 1, **options) as exchange:
+    with NotifiedWindow(comm, 8, 1, **options) as exchange:
         if comm.rank == 1:
             exchange.put_notify(None, 0, 0, 7)
             exchange.drain()
@@ -149,7 +149,7 @@ def two_writers_of_a_slot_are_noticed(comm: Comm, **options: Any) -> None:
 
 
 def a_wait_that_ends_names_slot_and_writer_and_breaks_nothing(comm: Comm, **options: Any) -> None:
-    with Exchange(comm, 8, 2, **options) as exchange:
+    with NotifiedWindow(comm, 8, 2, **options) as exchange:
         before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         exchange.bind(1, before)
         for limit_s in (0.0, 0.05):
@@ -165,7 +165,7 @@ def a_wait_that_ends_names_slot_and_writer_and_breaks_nothing(comm: Comm, **opti
 
 
 def threads_wait_beside_one_another(comm: Comm, **options: Any) -> None:
-    with Exchange(comm, 8, 4, **options) as exchange:
+    with NotifiedWindow(comm, 8, 4, **options) as exchange:
         after, seen = (comm.rank + 1) % comm.size, []
 
         def wait(slot: int) -> None:
@@ -194,7 +194,7 @@ def _other_node(comm: Comm) -> set[int]:
 
 
 def segments_of_this_node_can_be_reached(comm: Comm, **options: Any) -> None:
-    with Exchange(comm, 16, 1, **options) as exchange:
+    with NotifiedWindow(comm, 16, 1, **options) as exchange:
         exchange.segment()[:] = comm.rank + 1
         meet(comm, exchange)
         far = _other_node(comm)
@@ -228,7 +228,7 @@ def check_all(comm: Comm, **options: Any) -> list[str]:
 def _fault(how: str) -> None:
     """The last rank falls; rank 0 says what it is told by a wait and by a write, then ends."""
     comm = Comm(config=Config(timeout_s=20.0))
-    exchange = Exchange(comm, 1 << 20, 3, queue=1, timeout_s=FAULT_TIMEOUT_S)
+    exchange = NotifiedWindow(comm, 1 << 20, 3, queue=1, timeout_s=FAULT_TIMEOUT_S)
     victim = comm.size - 1
     exchange.bind(0, victim)
     comm.barrier()

@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from hsgd import Comm, Exchange, ParameterBox
+from hsgd import Comm, NotifiedWindow, ParameterBox
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 
@@ -54,7 +54,7 @@ def arrays_of_the_node(comm: Comm) -> None:
 
 def one_sided(comm: Comm) -> None:
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    with Exchange(comm, 10_000, 1) as exchange:
+    with NotifiedWindow(comm, 10_000, 1) as exchange:
         exchange.bind(0, before)
         exchange.put_notify(np.full(10_000, comm.rank, np.uint8), after, 0, 1)
         exchange.wait_any([0], 0)

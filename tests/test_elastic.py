@@ -133,7 +133,7 @@ def test_the_centre_may_pull_more_than_it_is_moved(overlap: bool) -> None:
 
 
 def exchange_only(seat: Seat, path: str, size: int, options: dict[str, Any]) -> Any:
-    """Exchanges of weights that no gradient moves: what these lose the centre gets."""
+    """NotifiedWindows of weights that no gradient moves: what these lose the centre gets."""
     with comm_of(seat, path, size) as comm:
         model = nn.Linear(40, 50)
         sgd = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -1,4 +1,4 @@
-"""Exchange: the same promises over shared memory and over MPI, and an end to faults."""
+"""NotifiedWindow: the same promises over shared memory and over MPI, and an end to faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import pytest
 import exchange_programs
 from cluster import Cluster
 from exchange_programs import CHECKS, FAULT_TIMEOUT_S, check_all, told_by
-from hsgd import Comm, Exchange, HsgdError, QueueFull
+from hsgd import Comm, HsgdError, NotifiedWindow, QueueFull
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -76,7 +76,7 @@ def test_an_exchange_between_nodes_keeps_the_same_promises(
 def wait_for_a_far_rank(seat: Seat, path: str) -> tuple[str, str]:
     """What a rank is told that waits over sockets for one that wrote once, and then dies."""
     comm = seat.comm(path, 2)
-    exchange = Exchange(comm, 64, 2, timeout_s=30.0, **SOCKETS)
+    exchange = NotifiedWindow(comm, 64, 2, timeout_s=30.0, **SOCKETS)
     exchange.bind(0, 1 - seat.rank)
     exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
     assert exchange.wait_any([0]) == (0, 1)
@@ -92,7 +92,9 @@ def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
         pool.signal(1, signal.SIGKILL)
         (outcome,) = pool.finish(on=(0,))
         kind, line = outcome.value
-        assert kind == "PeerLost" and "rank 1 " in line and "died or closed its Exchange" in line
+        assert (
+            kind == "PeerLost" and "rank 1 " in line and "died or closed its NotifiedWindow" in line
+        )
 
 
 def tcp_sockets() -> list[tuple[tuple[str, int], bool]]:
@@ -123,10 +125,10 @@ def listening() -> set[tuple[str, int]]:
 
 
 def stay_away(seat: Seat, path: str) -> int:
-    """Strangers at the port of an Exchange: their bytes reach nobody, and the ranks go on."""
+    """Strangers at the port of a NotifiedWindow: their bytes reach nobody, and the ranks go on."""
     comm = seat.comm(path, 2)
     before = listening()
-    exchange = Exchange(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
+    exchange = NotifiedWindow(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
     refused = 0
     for address in listening() - before:
         with socket.create_connection(address, timeout=10) as stranger:
@@ -151,7 +153,7 @@ def test_strangers_cannot_write_over_sockets() -> None:
 
 def open_a_queue_of_one(seat: Seat, path: str) -> None:
     comm = seat.comm(path, 2)
-    exchange = Exchange(comm, 64 << 20, 2, queue=1, timeout_s=30.0, **SOCKETS)
+    exchange = NotifiedWindow(comm, 64 << 20, 2, queue=1, timeout_s=30.0, **SOCKETS)
     seat.kept["exchange"] = exchange
     if seat.rank == 0:
         exchange.put_notify(None, 1, 0, 5)
@@ -161,7 +163,7 @@ def open_a_queue_of_one(seat: Seat, path: str) -> None:
 
 def put_into_a_full_queue(seat: Seat) -> list[tuple[str, str]]:
     """The other rank stands still, so a large write fills the queue until it goes on."""
-    exchange: Exchange = seat.kept["exchange"]
+    exchange: NotifiedWindow = seat.kept["exchange"]
     exchange.put_notify(np.ones(64 << 20, np.uint8), 1, 1, 1)
     full = told_by(lambda: exchange.put_notify(None, 1, 0, 9, timeout_s=0.0))
     used = told_by(lambda: exchange.put_notify(None, 1, 0, 5, timeout_s=0.0))
@@ -191,7 +193,7 @@ STRANGERS = 1100  # more than a process may have files open, with the usual limi
 def exchange_among_strangers(seat: Seat, path: str) -> int:
     """Both ranks connect to each other, behind the strangers; files that this rank has open."""
     comm = seat.comm(path, 2)
-    exchange: Exchange = seat.kept["exchange"]
+    exchange: NotifiedWindow = seat.kept["exchange"]
     exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
     assert exchange.wait_any([0]) == (0, 1)
     exchange.drain()
@@ -204,7 +206,7 @@ def open_the_exchange(seat: Seat, path: str) -> tuple[list[tuple[str, int]], int
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     before = listening()
     comm = seat.comm(path, 2)
-    seat.kept["exchange"] = Exchange(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
+    seat.kept["exchange"] = NotifiedWindow(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
     comm.barrier()
     return list(listening() - before), len(os.listdir("/proc/self/fd"))
 
@@ -256,7 +258,7 @@ def test_a_rank_that_dies_on_another_node_ends_the_job(cluster: Callable[..., Cl
 def wait_for_the_last(seat: Seat, path: str, size: int, limit_s: float) -> tuple[str, str, float]:
     """Wait for a slot that the last rank notifies; the last rank waits for the first."""
     comm = seat.comm(path, size)
-    exchange = Exchange(comm, 64, 1, timeout_s=limit_s)
+    exchange = NotifiedWindow(comm, 64, 1, timeout_s=limit_s)
     exchange.bind(0, size - 1 if seat.rank != size - 1 else 0)
     comm.barrier()
     seat.tell("waits")
@@ -292,9 +294,9 @@ def test_a_local_rank_that_is_stopped_ends_waits_at_the_deadline() -> None:
 
 
 def use_in_a_fork(seat: Seat, path: str) -> list[str]:
-    """What a forked child is told by an Exchange that it inherited."""
+    """What a forked child is told by a NotifiedWindow that it inherited."""
     comm = seat.comm(path, 1)
-    exchange = Exchange(comm, 64, 1)
+    exchange = NotifiedWindow(comm, 64, 1)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -318,7 +320,7 @@ def test_a_forked_child_may_not_use_an_exchange() -> None:
 def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
     """TCP sockets of a rank that exchanges over them, and of its child."""
     comm = seat.comm(path, 2)
-    exchange = Exchange(comm, 64, 1, timeout_s=30.0, **SOCKETS)
+    exchange = NotifiedWindow(comm, 64, 1, timeout_s=30.0, **SOCKETS)
     exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
     exchange.wait_any([0])
     exchange.drain()
@@ -346,11 +348,11 @@ def test_a_forked_child_leaves_the_connections() -> None:
 
 
 def close_in_any_order(seat: Seat, path: str) -> list[str]:
-    """Views outlive the Exchange, which the communicator closes, and other sizes are refused."""
+    """Views outlive the window, which the communicator closes, and other sizes are refused."""
     comm = Comm.local(path, seat.rank, 2)
     with pytest.raises(HsgdError, match="exchange"):
-        Exchange(comm, 64 + seat.rank, 1)
-    exchange = Exchange(comm, 64, 1)
+        NotifiedWindow(comm, 64 + seat.rank, 1)
+    exchange = NotifiedWindow(comm, 64, 1)
     view = exchange.segment()
     view[:] = 3
     comm.close()
@@ -361,8 +363,8 @@ def close_in_any_order(seat: Seat, path: str) -> list[str]:
 def test_closing_the_communicator_closes_its_exchanges() -> None:
     with Ranks(2) as pool:
         for rank, (line, text) in enumerate(pool.run(close_in_any_order, meeting_point())):
-            assert line == "this Exchange is closed"
-            assert text == f"<hsgd.Exchange rank {rank}, closed>"
+            assert line == "this NotifiedWindow is closed"
+            assert text == f"<hsgd.NotifiedWindow rank {rank}, closed>"
 
 
 def two_threads_write_one_slot(seat: Seat, path: str) -> str:
@@ -371,7 +373,7 @@ def two_threads_write_one_slot(seat: Seat, path: str) -> str:
     the one before.
     """
     comm = seat.comm(path, 2)
-    exchange = Exchange(comm, 64 << 20, 2, queue=1, timeout_s=60.0, **SOCKETS)
+    exchange = NotifiedWindow(comm, 64 << 20, 2, queue=1, timeout_s=60.0, **SOCKETS)
     target = int(comm.allgather(np.array([os.getpid()]))[1])
     line = ""
     if seat.rank == 0:
@@ -420,7 +422,7 @@ def test_a_wait_in_vain_does_not_let_an_older_version_follow_a_later_one() -> No
 def test_values_that_cannot_work_are_refused(options: dict[str, Any], line: str) -> None:
     values = {"segment_bytes": 64, "slots": 1, **options}
     with Comm.local(meeting_point(), 0, 1) as comm, pytest.raises(ValueError, match=line):
-        Exchange(comm, values.pop("segment_bytes"), values.pop("slots"), **values)
+        NotifiedWindow(comm, values.pop("segment_bytes"), values.pop("slots"), **values)
 
 
 PUT: dict[str, Any] = {"pieces": [], "target": 0, "slot": 0, "version": 1}
@@ -429,13 +431,16 @@ PUT: dict[str, Any] = {"pieces": [], "target": 0, "slot": 0, "version": 1}
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"order": 2**32}, "Exchange: order is 4294967296; give 4294967295 or less"),
-        ({"order": -1}, "Exchange: order is -1; give 0 or more"),
-        ({"target": 2**31}, "Exchange: target is 2147483648; give -2147483647 to 2147483647"),
+        ({"order": 2**32}, "NotifiedWindow: order is 4294967296; give 4294967295 or less"),
+        ({"order": -1}, "NotifiedWindow: order is -1; give 0 or more"),
+        ({"target": 2**31}, "NotifiedWindow: target is 2147483648; give -2147483647 to 2147483647"),
         ({"target": 1}, "put_notify: rank 1 is not a rank; ranks are 0 to 0"),
-        ({"version": 2**64}, "Exchange: version is 18446744073709551616; give 9223372036854775807"),
-        ({"slot": 2**32}, "Exchange: slot is 4294967296; give 4294967295 or less"),
-        ({"timeout_s": "soon"}, "Exchange: timeout_s is 'soon'"),
+        (
+            {"version": 2**64},
+            "NotifiedWindow: version is 18446744073709551616; give 9223372036854775807",
+        ),
+        ({"slot": 2**32}, "NotifiedWindow: slot is 4294967296; give 4294967295 or less"),
+        ({"timeout_s": "soon"}, "NotifiedWindow: timeout_s is 'soon'"),
     ],
     ids=str,
 )
@@ -444,7 +449,7 @@ def test_a_write_with_values_that_cannot_work_is_refused_in_words(
 ) -> None:
     with (
         Comm.local(meeting_point(), 0, 1) as comm,
-        Exchange(comm, 64, 1) as exchange,
+        NotifiedWindow(comm, 64, 1) as exchange,
         pytest.raises((ValueError, TypeError), match=line),
     ):
         exchange.put_list_notify(**{**PUT, **values})
@@ -453,13 +458,16 @@ def test_a_write_with_values_that_cannot_work_is_refused_in_words(
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (("bind", 0, 2**31), "Exchange: source is 2147483648; give -2147483647 to 2147483647"),
+        (
+            ("bind", 0, 2**31),
+            "NotifiedWindow: source is 2147483648; give -2147483647 to 2147483647",
+        ),
         (("bind", 0, 1), "bind: rank 1"),
-        (("bind", 0, "one"), "Exchange: source is 'one' .str.; give a whole number"),
-        (("segment", 2**31), "Exchange: rank is 2147483648; give -2147483647 to 2147483647"),
-        (("done", -1), "Exchange: ticket is -1; give 0 or more"),
-        (("wait_any", [2**32]), "Exchange: slot is 4294967296; give 4294967295 or less"),
-        (("wait_any", [0], -1), "Exchange: seen is -1; give 0 or more"),
+        (("bind", 0, "one"), "NotifiedWindow: source is 'one' .str.; give a whole number"),
+        (("segment", 2**31), "NotifiedWindow: rank is 2147483648; give -2147483647 to 2147483647"),
+        (("done", -1), "NotifiedWindow: ticket is -1; give 0 or more"),
+        (("wait_any", [2**32]), "NotifiedWindow: slot is 4294967296; give 4294967295 or less"),
+        (("wait_any", [0], -1), "NotifiedWindow: seen is -1; give 0 or more"),
     ],
     ids=str,
 )
@@ -469,7 +477,7 @@ def test_other_calls_with_values_that_cannot_work_are_refused_in_words(
     name, *values = call
     with (
         Comm.local(meeting_point(), 0, 1) as comm,
-        Exchange(comm, 64, 1) as exchange,
+        NotifiedWindow(comm, 64, 1) as exchange,
         pytest.raises((ValueError, TypeError), match=line),
     ):
         getattr(exchange, name)(*values)

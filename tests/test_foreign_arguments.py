@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hsgd import Comm, Exchange, ParameterBox, SharedMemoryError, SignatureMismatch
+from hsgd import Comm, NotifiedWindow, ParameterBox, SharedMemoryError, SignatureMismatch
 from hsgd.errors import LaunchError
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
 from ranks import PATIENT, Ranks, Seat, meeting_point
@@ -46,10 +46,10 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[Comm], Any]]] = {
     "a count beyond 64 bits": (ValueError, lambda c: c.reduce_scatter(ONE, counts=[2**64])),
     "half a row": (TypeError, lambda c: c.alltoall(ONE, [0.5])),  # type: ignore[list-item]
     "records beyond 64 bits": (ValueError, lambda c: c.keep_records(2**70)),
-    "a segment that wraps": (ValueError, lambda c: Exchange(c, 2**64 - 1, 1)),
-    "a segment beyond 64 bits": (ValueError, lambda c: Exchange(c, 2**70, 1)),
-    "a segment nobody can address": (ValueError, lambda c: Exchange(c, 2**62, 1)),
-    "slots beyond 32 bits": (ValueError, lambda c: Exchange(c, 1, 2**32)),
+    "a segment that wraps": (ValueError, lambda c: NotifiedWindow(c, 2**64 - 1, 1)),
+    "a segment beyond 64 bits": (ValueError, lambda c: NotifiedWindow(c, 2**70, 1)),
+    "a segment nobody can address": (ValueError, lambda c: NotifiedWindow(c, 2**62, 1)),
+    "slots beyond 32 bits": (ValueError, lambda c: NotifiedWindow(c, 1, 2**32)),
     "values of a box that wrap": (ValueError, lambda c: ParameterBox.create("k", count=2**62 + 1)),
     "values of a box beyond 64 bits": (ValueError, lambda c: ParameterBox.create("k", count=2**70)),
     "a rank beyond C's int": (ValueError, lambda c: Comm.local("@hsgd-test-x", 2**40, 2)),

@@ -187,9 +187,9 @@ def run_request(comm: Any, leaver: int, skew: str) -> None:
 
 def run_exchange(comm: Any, leaver: int, skew: str) -> None:
     """The older communicator has an exchange, which all close together."""
-    from hsgd import Exchange
+    from hsgd import NotifiedWindow
 
-    exchange = Exchange(comm, 4096, 1)
+    exchange = NotifiedWindow(comm, 4096, 1)
     part = comm.split(0)
     leave(comm, leaver, skew)
     work(part)

@@ -604,23 +604,21 @@ def train_elastically(seat: Seat, path: str, size: int, strategy: str) -> Any:
         return told, [parameter.detach().tolist() for parameter in net.parameters()]
 
 
-@pytest.mark.parametrize("strategy", ["elastic_async", "elastic_hybrid"])
+@pytest.mark.parametrize("strategy", ["easgd_async", "easgd_hybrid"])
 def test_elastic_averaging_is_reached_by_its_strategies(ranks: Ranks, strategy: str) -> None:
     told = on(ranks, 2, train_elastically, strategy)
-    workers = 2 if strategy == "elastic_async" else 1
+    workers = 2 if strategy == "easgd_async" else 1
     assert [row[0] for row in told] == [(workers, 0.2, STEPS // 2)] * 2
-    assert (told[0][1] == told[1][1]) is (strategy == "elastic_hybrid")
+    assert (told[0][1] == told[1][1]) is (strategy == "easgd_hybrid")
 
 
 def elastic_options_that_cannot_be(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-        with pytest.raises(ValueError, match=r'^strategy="elastic_async" does not know compr'):
-            hvd.DistributedOptimizer(
-                sgd, strategy="elastic_async", compression=hvd.Compression.fp16
-            )
-        with pytest.raises(ValueError, match=r'^strategy="elastic_hybrid" averages; op is'):
-            hvd.DistributedOptimizer(sgd, strategy="elastic_hybrid", op=hvd.Sum)
+        with pytest.raises(ValueError, match=r'^strategy="easgd_async" does not know compr'):
+            hvd.DistributedOptimizer(sgd, strategy="easgd_async", compression=hvd.Compression.fp16)
+        with pytest.raises(ValueError, match=r'^strategy="easgd_hybrid" averages; op is'):
+            hvd.DistributedOptimizer(sgd, strategy="easgd_hybrid", op=hvd.Sum)
         with pytest.raises(ValueError, match=r"^strategy_options are for gossip, elastic"):
             hvd.DistributedOptimizer(sgd, strategy_options={"moving_rate": 0.5})
 
@@ -674,7 +672,7 @@ def options_that_cannot_be_shared(seat: Seat, path: str, size: int) -> None:
         words = r"^node_shared: bucket_cap_mb, strategy cannot be given; .* there are no buckets$"
         with pytest.raises(ValueError, match=words):
             hvd.DistributedOptimizer(sgd, node_shared=True, bucket_cap_mb=4.0, strategy="overlap")
-        for strategy in ("notified_tree", "gossip", "elastic_async"):
+        for strategy in ("notified_tree", "gossip", "easgd_async"):
             words = rf'^strategy="{strategy}" does not know bucket_cap_mb=4.0; leave it out'
             with pytest.raises(ValueError, match=words):
                 hvd.DistributedOptimizer(

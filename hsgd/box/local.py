@@ -145,7 +145,8 @@ class ParameterBox(Closing):
             gone. A rank that leaves by an exception, of a `with` block or of the program, waits for
             nobody; who asks it then gets PeerLost.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
-        network: what carries changes between nodes, as of hsgd.Exchange: "sockets", which needs
+        network: what carries changes between nodes, as of hsgd.NotifiedWindow: "sockets", which
+        needs
             IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
             while a rank sits in a blocking call of MPI.
         Raises what create raises, on all ranks; SignatureMismatch when arguments differ.

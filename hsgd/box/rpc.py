@@ -1,7 +1,7 @@
 """Mail between nodes for a ParameterBox: who has values of another node's box changed, and gets the
 new ones back.
 
-Owns the mailboxes in the segments of an Exchange, the thread that serves them, and the form of
+Owns the mailboxes in the segments of a NotifiedWindow, the thread that serves them, and the form of
 letters and replies. Never decides which values belong to whom. A letter is a block of values with
 what to do with them; the reply has the values of that block after it. Each worker has a few
 mailboxes at each owner, so that letters and replies are under way in both directions at a time, and
@@ -21,7 +21,7 @@ import numpy as np
 
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, QueueFull
-from hsgd.window import Exchange
+from hsgd.window import NotifiedWindow
 
 __all__ = ["Letter", "Mail", "Reply"]
 
@@ -107,7 +107,7 @@ class Mail:
 
     block_bytes: most bytes of values in a letter, as float32. serve(letter, values, out) does what
     is asked, fills `out` and returns version and value; it runs in a thread of this object, on
-    owners only. network: of the Exchange.
+    owners only. network: of the NotifiedWindow.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Mail:
         self._stop_slot = self._notes.count + self._values.count
         nbytes = behind + self._values.count * stride
         self._timeout_s, self._over_sockets = timeout_s, network == "sockets"
-        self._exchange = Exchange(
+        self._exchange = NotifiedWindow(
             comm,
             nbytes,
             self._bye_slot(comm.size),

@@ -4,7 +4,7 @@ Owns the public names of hsgd.optim. LARS, LAMB and the schedule never communica
 optimizer in a DistributedOptimizer to train on many ranks.
 """
 
-from hsgd.optim.elastic_averaging.easgd_optimizer import ElasticAveraging, ElasticMetrics
+from hsgd.optim.elastic_averaging.easgd_optimizer import EASGDMetrics, ElasticAveraging
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.optim.gossip.gossip_records import GossipMetrics
 from hsgd.optim.gossip.topology import Topology
@@ -29,8 +29,8 @@ __all__ = [
     "LAMB",
     "LARS",
     "Budget",
+    "EASGDMetrics",
     "ElasticAveraging",
-    "ElasticMetrics",
     "FixedPeriod",
     "Gossip",
     "GossipMetrics",

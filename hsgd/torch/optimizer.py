@@ -226,7 +226,7 @@ def DistributedOptimizer(
     one-sided writes and lets the next forward pass wait for its layers alone
     (hsgd.optim.NotifiedTree; needs `model`). "gossip" lets each rank step on its own gradients,
     and average its weights with one peer at a time when a trigger says so (hsgd.optim.Gossip;
-    collective); "elastic_async" and "elastic_hybrid" train ranks or nodes on their own and hold
+    collective); "easgd_async" and "easgd_hybrid" train ranks or nodes on their own and hold
     them together by a centre (hsgd.optim.ElasticAveraging; collective); with `model` all three
     average its buffers too. strategy_options: further arguments of these three, such as trigger or
     moving_rate.

@@ -1,9 +1,10 @@
 """Threads that fill batches: each block of the stream is read once, straight into its batches.
 
 Owns who plans and who reads, and the order in which finished batches come out. One thread plans the
-next piece (read_schedule.py) while the others read the last one: they take its reads one by one inside
-libhsgd_io, without the GIL, so that a busy training loop does not hold them up. Never talks to
-other ranks, and never gives up a batch in silence: rows that could not be read come with the error.
+next piece (read_schedule.py) while the others read the last one: they take its reads one by one
+inside libhsgd_io, without the GIL, so that a busy training loop does not hold them up. Never talks
+to other ranks, and never gives up a batch in silence: rows that could not be read come with the
+error.
 """
 
 from __future__ import annotations

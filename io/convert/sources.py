@@ -1,8 +1,8 @@
 """What can be converted: arrays, HDF5, slab folders, scikit-learn's digits, and single records.
 
 Owns which kind of source a name means, and one class per kind of array, all with the same
-members (`Source`); images, tar files and tables are in record_sources.py. Each streams rows in their
-original order, so memory stays bounded whatever the source. Never writes.
+members (`Source`); images, tar files and tables are in record_sources.py. Each streams rows in
+their original order, so memory stays bounded whatever the source. Never writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writing slabs: the files of one dataset, made whole in an empty folder.
 
 Owns the making of slab files and of the index, and their seal. A slab is slab-00003.h5.part until
-its rows, checksums and seal are on the disk. Knows nothing of where rows come from (shuffle_passes.py) or
-of what becomes of the folder (atomic_folder.py).
+its rows, checksums and seal are on the disk. Knows nothing of where rows come from
+(shuffle_passes.py) or of what becomes of the folder (atomic_folder.py).
 """
 
 from __future__ import annotations

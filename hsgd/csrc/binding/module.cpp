@@ -408,10 +408,10 @@ class Comm {
 
   // `create`: hsgd_exchange_create, or what has its form.
   template <class Create>
-  Exchange exchange(Create&& create, const hsgd_exchange_options& options) {
+  NotifiedWindow exchange(Create&& create, const hsgd_exchange_options& options) {
     hsgd_exchange* made = nullptr;
     call([&](hsgd_comm* comm, hsgd_error* error) { return create(comm, &options, &made, error); });
-    return Exchange(comm_, made);
+    return NotifiedWindow(comm_, made);
   }
 
   // The old one stays as it is: closing it is the caller's.

@@ -12,10 +12,10 @@
 namespace hsgd::python {
 
 template <class Call>
-void Exchange::call(Call&& call) {
+void NotifiedWindow::call(Call&& call) {
   hsgd_error error{};
   if (exchange_ == nullptr) {
-    std::snprintf(error.message, sizeof error.message, "this Exchange is closed");
+    std::snprintf(error.message, sizeof error.message, "this NotifiedWindow is closed");
     raise_on_error(HSGD_ERR_CLOSED, error);
   }
   int status = 0;
@@ -32,9 +32,9 @@ void Exchange::call(Call&& call) {
   raise_on_error(status, error);
 }
 
-uint64_t Exchange::put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces,
-                              int target, uint32_t slot, uint64_t version, double timeout_s,
-                              uint32_t order) {
+uint64_t NotifiedWindow::put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces,
+                                    int target, uint32_t slot, uint64_t version, double timeout_s,
+                                    uint32_t order) {
   Arrays arrays;
   std::vector<hsgd_piece> list;
   for (const auto& [object, offset] : pieces) {
@@ -63,7 +63,7 @@ uint64_t Exchange::put_notify(const std::vector<std::pair<nb::object, uint64_t>>
   return ticket;
 }
 
-void Exchange::give_arrays_back() {
+void NotifiedWindow::give_arrays_back() {
   const std::shared_ptr<Open> open = open_;
   auto& writes = open->by_ticket;
   while (!writes.empty()) {
@@ -88,7 +88,7 @@ void Exchange::give_arrays_back() {
   }
 }
 
-bool Exchange::done(uint64_t ticket) {
+bool NotifiedWindow::done(uint64_t ticket) {
   int done = 0;
   call([&](hsgd_exchange* exchange, hsgd_error* error) {
     return hsgd_exchange_done(exchange, ticket, &done, error);
@@ -96,16 +96,16 @@ bool Exchange::done(uint64_t ticket) {
   return done != 0;
 }
 
-void Exchange::drain(double timeout_s) {
+void NotifiedWindow::drain(double timeout_s) {
   call([&](hsgd_exchange* exchange, hsgd_error* error) {
     return hsgd_exchange_drain(exchange, timeout_s, error);
   });
   give_arrays_back();
 }
 
-std::pair<uint32_t, uint64_t> Exchange::wait_any(const std::vector<uint32_t>& slots,
-                                                 const std::vector<uint64_t>& seen,
-                                                 double timeout_s) {
+std::pair<uint32_t, uint64_t> NotifiedWindow::wait_any(const std::vector<uint32_t>& slots,
+                                                       const std::vector<uint64_t>& seen,
+                                                       double timeout_s) {
   std::pair<uint32_t, uint64_t> found{};
   call([&](hsgd_exchange* exchange, hsgd_error* error) {
     return hsgd_exchange_wait_any(exchange, slots.data(), seen.data(), slots.size(), timeout_s,
@@ -114,7 +114,7 @@ std::pair<uint32_t, uint64_t> Exchange::wait_any(const std::vector<uint32_t>& sl
   return found;
 }
 
-uint64_t Exchange::test(uint32_t slot) {
+uint64_t NotifiedWindow::test(uint32_t slot) {
   uint64_t version = 0;
   call([&](hsgd_exchange* exchange, hsgd_error* error) {
     return hsgd_exchange_test(exchange, slot, &version, error);
@@ -122,7 +122,7 @@ uint64_t Exchange::test(uint32_t slot) {
   return version;
 }
 
-uint64_t Exchange::reset(uint32_t slot) {
+uint64_t NotifiedWindow::reset(uint32_t slot) {
   uint64_t version = 0;
   call([&](hsgd_exchange* exchange, hsgd_error* error) {
     return hsgd_exchange_reset(exchange, slot, &version, error);
@@ -130,14 +130,14 @@ uint64_t Exchange::reset(uint32_t slot) {
   return version;
 }
 
-void Exchange::bind(uint32_t slot, int source) {
+void NotifiedWindow::bind(uint32_t slot, int source) {
   call([&](hsgd_exchange* exchange, hsgd_error* error) {
     return hsgd_exchange_bind(exchange, slot, source, error);
   });
 }
 
 // The bytes live as long as the array and all that is made of it; None: on another node.
-nb::object Exchange::segment(int rank, uint64_t bytes) {
+nb::object NotifiedWindow::segment(int rank, uint64_t bytes) {
   void* data = nullptr;
   hsgd_buffer* memory = nullptr;
   call([&](hsgd_exchange* exchange, hsgd_error* error) {
@@ -149,20 +149,20 @@ nb::object Exchange::segment(int rank, uint64_t bytes) {
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner));
 }
 
-void Exchange::abandon() {
+void NotifiedWindow::abandon() {
   if (exchange_ != nullptr) hsgd_exchange_abandon(exchange_.get());
 }
 
-void Exchange::end_work() {
+void NotifiedWindow::end_work() {
   if (exchange_ != nullptr) hsgd_exchange_end_work(exchange_.get());
 }
 
-Tree Exchange::tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options) {
+Tree NotifiedWindow::tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options) {
   if (exchange_ == nullptr) call([](hsgd_exchange*, hsgd_error*) { return 0; });  // says so
   return Tree(comm_, exchange_, layers, options);
 }
 
-void Exchange::close() {
+void NotifiedWindow::close() {
   std::shared_ptr<hsgd_exchange> exchange = std::move(exchange_);
   exchange_ = nullptr;
   {
@@ -174,7 +174,7 @@ void Exchange::close() {
 }
 
 void bind_exchange(nb::module_& module) {
-  nb::class_<hsgd_exchange_options>(module, "ExchangeOptions")
+  nb::class_<hsgd_exchange_options>(module, "WindowOptions")
       .def(
           "__init__",
           [](hsgd_exchange_options* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
@@ -198,21 +198,21 @@ void bind_exchange(nb::module_& module) {
           "sockets",
           [](const hsgd_exchange_options& self) { return self.network == HSGD_NETWORK_SOCKETS; })
       .def_ro("remote_only", &hsgd_exchange_options::remote_only);
-  nb::class_<Exchange>(module, "Exchange")
-      .def("put_notify", &Exchange::put_notify)
-      .def("done", &Exchange::done)
-      .def("drain", &Exchange::drain)
-      .def("wait_any", &Exchange::wait_any)
-      .def("test", &Exchange::test)
-      .def("reset", &Exchange::reset)
-      .def("bind", &Exchange::bind)
-      .def("segment", &Exchange::segment)
-      .def("end_work", &Exchange::end_work)
-      .def("abandon", &Exchange::abandon)
-      .def("descriptor", &Exchange::descriptor)
-      .def("tree", &Exchange::tree)
-      .def("close", &Exchange::close)
-      .def("closed", &Exchange::closed);
+  nb::class_<NotifiedWindow>(module, "NotifiedWindow")
+      .def("put_notify", &NotifiedWindow::put_notify)
+      .def("done", &NotifiedWindow::done)
+      .def("drain", &NotifiedWindow::drain)
+      .def("wait_any", &NotifiedWindow::wait_any)
+      .def("test", &NotifiedWindow::test)
+      .def("reset", &NotifiedWindow::reset)
+      .def("bind", &NotifiedWindow::bind)
+      .def("segment", &NotifiedWindow::segment)
+      .def("end_work", &NotifiedWindow::end_work)
+      .def("abandon", &NotifiedWindow::abandon)
+      .def("descriptor", &NotifiedWindow::descriptor)
+      .def("tree", &NotifiedWindow::tree)
+      .def("close", &NotifiedWindow::close)
+      .def("closed", &NotifiedWindow::closed);
 }
 
 }  // namespace hsgd::python

@@ -16,15 +16,15 @@
 
 namespace hsgd::python {
 
-class Exchange {
+class NotifiedWindow {
  public:
   // Takes `exchange`; keeps the communicator that it was made on.
-  Exchange(const std::shared_ptr<hsgd_comm>& comm, hsgd_exchange* exchange)
+  NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm, hsgd_exchange* exchange)
       : comm_(comm),
         // A thread that waits in it when it is closed needs both until it returns.
         exchange_(exchange, [comm](hsgd_exchange* held) { hsgd_exchange_destroy(held); }) {}
-  Exchange(Exchange&&) = default;
-  Exchange(const Exchange&) = delete;
+  NotifiedWindow(NotifiedWindow&&) = default;
+  NotifiedWindow(const NotifiedWindow&) = delete;
 
   uint64_t put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces, int target,
                       uint32_t slot, uint64_t version, double timeout_s, uint32_t order);

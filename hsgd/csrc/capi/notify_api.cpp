@@ -24,29 +24,29 @@ void check(const hsgd_exchange_options& options) {
   }
   if (options.segment_bytes > kMostSegment) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("Exchange: segment_bytes is %llu; give %llu or less",
+                text("NotifiedWindow: segment_bytes is %llu; give %llu or less",
                      static_cast<unsigned long long>(options.segment_bytes),
                      static_cast<unsigned long long>(kMostSegment)));
   }
   if (options.slots < 1 || options.slots > kMostSlots) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("Exchange: slots is %u; give 1 to 1048576", options.slots));
+                text("NotifiedWindow: slots is %u; give 1 to 1048576", options.slots));
   }
   if (options.slice_bytes < kLeastSlice || options.slice_bytes > kMostSlice) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("Exchange: slice_bytes is %llu; give %llu to %llu",
+                text("NotifiedWindow: slice_bytes is %llu; give %llu to %llu",
                      static_cast<unsigned long long>(options.slice_bytes),
                      static_cast<unsigned long long>(kLeastSlice),
                      static_cast<unsigned long long>(kMostSlice)));
   }
   if (options.queue < 1 || options.queue > kMostQueue) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("Exchange: queue is %u; give 1 to 65536", options.queue));
+                text("NotifiedWindow: queue is %u; give 1 to 65536", options.queue));
   }
   if (!(options.timeout_s > 0 && options.timeout_s <= 1e9)) {
-    throw Error(
-        HSGD_ERR_ARGUMENT, -1,
-        text("Exchange: timeout_s is %g; give seconds above 0, up to 1e9", options.timeout_s));
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("NotifiedWindow: timeout_s is %g; give seconds above 0, up to 1e9",
+                     options.timeout_s));
   }
 }
 
@@ -101,8 +101,9 @@ int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
       return;
     }
     if (far) {
-      throw hsgd::Error(HSGD_ERR_ARGUMENT, -1,
-                        "Exchange: writes between nodes go over MPI; use hsgd_mpi_exchange_create");
+      throw hsgd::Error(
+          HSGD_ERR_ARGUMENT, -1,
+          "NotifiedWindow: writes between nodes go over MPI; use hsgd_mpi_exchange_create");
     }
     *exchange = hsgd::new_exchange(comm, *options, nullptr);
   });

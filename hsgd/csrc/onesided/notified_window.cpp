@@ -136,12 +136,12 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
   Patience patience(*this, timeout_s, nullptr, what, [&] {
     int oldest = -1;
     const std::string line = outbox_->oldest(&oldest);
-    throw Error(HSGD_ERR_QUEUE_FULL, oldest,
-                what +
-                    text(": all %u operations between nodes are under way for %g s, the oldest ",
-                         settings_.queue, timeout_s) +
-                    line +
-                    "; wait longer, drain() before, or make the Exchange with a longer queue");
+    throw Error(
+        HSGD_ERR_QUEUE_FULL, oldest,
+        what +
+            text(": all %u operations between nodes are under way for %g s, the oldest ",
+                 settings_.queue, timeout_s) +
+            line + "; wait longer, drain() before, or make the NotifiedWindow with a longer queue");
   });
   const Awaiting awaiting(*outbox_);
   try {
@@ -166,14 +166,15 @@ void NotifiedExchange::give_version_back(int target, uint32_t slot, uint64_t ver
 void NotifiedExchange::check_mine() const {
   if (communicator_.is_mine()) return;
   throw Error(HSGD_ERR_CLOSED, -1,
-              "this Exchange belongs to the process that made it; a forked child is no rank");
+              "this NotifiedWindow belongs to the process that made it; a forked child is no rank");
 }
 
 void NotifiedExchange::check_slot(const char* what, uint32_t slot, int rank) const {
   if (slot < settings_.slots) return;
-  throw Error(HSGD_ERR_ARGUMENT, rank,
-              text("%s: slot %u of rank %d: there are slots 0 to %u; make the Exchange with more",
-                   what, slot, rank, settings_.slots - 1));
+  throw Error(
+      HSGD_ERR_ARGUMENT, rank,
+      text("%s: slot %u of rank %d: there are slots 0 to %u; make the NotifiedWindow with more",
+           what, slot, rank, settings_.slots - 1));
 }
 
 void NotifiedExchange::check_put(const std::vector<Piece>& pieces, int target,
@@ -267,7 +268,7 @@ NotifiedExchange::Seen NotifiedExchange::work_any(const std::vector<Seen>& slots
         if (find(slots, &found)) return Step::kDone;
         found = {kNoSlot, 0};
         if (ended_.load(std::memory_order_seq_cst)) {
-          throw Error(HSGD_ERR_CLOSED, -1, "this Exchange is closed");
+          throw Error(HSGD_ERR_CLOSED, -1, "this NotifiedWindow is closed");
         }
         return also() ? Step::kDone : Step::kIdle;
       },
@@ -364,17 +365,18 @@ void NotifiedExchange::bind(uint32_t slot, int source) {
   expected_[slot].source = source;
 }
 
-// A rank that closed its Exchange notifies nobody any more.
+// A rank that closed its NotifiedWindow notifies nobody any more.
 void NotifiedExchange::check_source(int source, const std::string& what) const {
   const int peer = communicator_.local_rank_of(source);
   if (outbox_ != nullptr && outbox_->lost(source)) {
     throw Error(HSGD_ERR_PEER_LOST, source,
-                what + ": " + person(source) + " died or closed its Exchange");
+                what + ": " + person(source) + " died or closed its NotifiedWindow");
   }
   if (peer < 0) return;
   if (peer != own()) communicator_.node().check_alive(peer, what);
   if (header(peer).closed.load(std::memory_order_acquire) == 0) return;
-  throw Error(HSGD_ERR_PEER_LOST, source, what + ": " + person(source) + " closed its Exchange");
+  throw Error(HSGD_ERR_PEER_LOST, source,
+              what + ": " + person(source) + " closed its NotifiedWindow");
 }
 
 std::string NotifiedExchange::person(int rank) const {
@@ -399,10 +401,11 @@ size_t NotifiedExchange::take_bell() {
     // Threads of this process only: forbids that one clears the `asleep` of another.
     if (!bell_taken_[bell].exchange(true, std::memory_order_acquire)) return bell;
   }
-  throw Error(HSGD_ERR_ARGUMENT, -1,
-              text("%zu threads wait on this Exchange already; wait for several slots in one of "
-                   "them",
-                   bell_taken_.size()));
+  throw Error(
+      HSGD_ERR_ARGUMENT, -1,
+      text("%zu threads wait on this NotifiedWindow already; wait for several slots in one of "
+           "them",
+           bell_taken_.size()));
 }
 
 template <class StepFunction>

@@ -13,7 +13,7 @@ constexpr int64_t kAgesNs = 10'000'000;
 
 Error out_of_memory(int rank) {
   return Error(HSGD_ERR_MEMORY, rank,
-               "put_notify: out of memory in an earlier write; make a new Exchange");
+               "put_notify: out of memory in an earlier write; make a new NotifiedWindow");
 }
 
 std::string describe(const Notification& notification) {

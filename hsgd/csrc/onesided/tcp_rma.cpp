@@ -303,7 +303,7 @@ class SocketRma final : public Rma {
 
   static Error ended(int rank, const char* why) {
     return Error(HSGD_ERR_PEER_LOST, rank,
-                 text("rank %d on another node died or closed its Exchange (%s)", rank, why));
+                 text("rank %d on another node died or closed its NotifiedWindow (%s)", rank, why));
   }
   // Before there was a connection, which a rank that is known to be lost has had.
   Error unreachable(int rank, int error) const {
@@ -314,7 +314,7 @@ class SocketRma final : public Rma {
     return Error(
         HSGD_ERR_PEER_LOST, rank,
         text("rank %d on another node takes no connection at %s, TCP port %d (%s): it died "
-             "or closed its Exchange, or a route or a firewall keeps it away",
+             "or closed its NotifiedWindow, or a route or a firewall keeps it away",
              rank, words, ntohs(address.sin_port), std::strerror(error)));
   }
 
@@ -530,9 +530,10 @@ class SocketRma final : public Rma {
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
   std::atomic<bool> broken_{false};
-  const Error why_broken_{HSGD_ERR_MEMORY, -1,
-                          "Exchange: out of memory in the thread that serves TCP connections; the "
-                          "Exchange is of no use any more"};
+  const Error why_broken_{
+      HSGD_ERR_MEMORY, -1,
+      "NotifiedWindow: out of memory in the thread that serves TCP connections; the "
+      "NotifiedWindow is of no use any more"};
   std::atomic<uint64_t> news_{0};
   std::atomic<int> awaiting_{0};
 

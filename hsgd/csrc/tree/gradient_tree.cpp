@@ -22,7 +22,7 @@ constexpr uint64_t kLeastWindow = 4 << 20;
 constexpr uint64_t kMostWindow = 64 << 20;
 constexpr int64_t kSlowNs = 50'000'000;
 constexpr size_t kMostNoted = 1024;
-constexpr size_t kMostFlights = 16;  // to one target; the Exchange bounds those to all
+constexpr size_t kMostFlights = 16;  // to one target; the NotifiedWindow bounds those to all
 
 }  // namespace
 

@@ -30,7 +30,7 @@ from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, RULES, Progres
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
 
-__all__ = ["MODES", "ORDERS", "ElasticAveraging", "ElasticMetrics"]
+__all__ = ["MODES", "ORDERS", "EASGDMetrics", "ElasticAveraging"]
 
 MODES = ("async", "hybrid")
 ORDERS = ("shmcaffe", "easgd")
@@ -38,7 +38,7 @@ _COMPRESSIONS = {None: torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass
-class ElasticMetrics:
+class EASGDMetrics:
     """What a worker did since it was made. Seconds are of the calling thread, but for push_s."""
 
     steps: int = 0
@@ -170,7 +170,7 @@ class ElasticAveraging(Optimizer):
         self._push: Future[None] | None = None
         self._made = 0  # the version that the last push made
         self._over = self._done = self._closed = False
-        self.metrics = ElasticMetrics()
+        self.metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
 
     # --- what training scripts call ---

@@ -59,8 +59,8 @@ class Gossip(Optimizer):
     patience_s: how long step() waits for the answer of the peer that it asked. 0 goes on at once
         and takes the answer in a later step.
     network: what carries weights between nodes, "sockets" or "mpi", which needs
-        MPI_THREAD_MULTIPLE; see hsgd.Exchange. Over MPI a rank that dies on another node ends the
-        job, and one that stands still may hold up its neighbours.
+        MPI_THREAD_MULTIPLE; see hsgd.NotifiedWindow. Over MPI a rank that dies on another node ends
+        the job, and one that stands still may hold up its neighbours.
     seed: of random topologies, equal on all ranks.
     timeout_s: until close() and settle() give up; None is the deadline of `comm`.
 

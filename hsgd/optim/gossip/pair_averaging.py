@@ -1,6 +1,6 @@
 """Averaging in pairs: both sides apply their half or neither does, and nobody waits for the other.
 
-Owns the protocol and its places in an Exchange's segments. Never chooses partners, and never
+Owns the protocol and its places in a NotifiedWindow's segments. Never chooses partners, and never
 touches the weights but in poll(). Protocol: ours.
 
     asker                                     the asked, at its own step boundary
@@ -39,7 +39,7 @@ from torch import Tensor
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.optim.flat_vectors import as_memory, square
-from hsgd.window import Exchange
+from hsgd.window import NotifiedWindow
 
 __all__ = ["Averaged", "PairAverager", "Traffic"]
 
@@ -95,7 +95,8 @@ class PairAverager:
     lanes: requests of this rank that may be open, 1 to 16, equal on all ranks; each costs a copy of
         the weights, and a peer that does not answer holds one. A neighbour on another node costs
         one more. None is one for each neighbour, up to 4.
-    network: what carries weights between nodes, "sockets" or "mpi"; see hsgd.Exchange. Over MPI a
+    network: what carries weights between nodes, "sockets" or "mpi"; see hsgd.NotifiedWindow. Over
+    MPI a
         peer on another node that dies ends the job, and one that stands still may hold up its
         neighbours.
     timeout_s: until close() gives up on open requests; None is the deadline of `comm`.
@@ -134,7 +135,7 @@ class PairAverager:
         self._place(wire_dtype)
         places = lanes + max(map(len, self._remote))
         self._lanes = lanes
-        self._exchange = Exchange(
+        self._exchange = NotifiedWindow(
             comm,
             places * self._lane_bytes,
             2 * comm.size + 1,
@@ -483,7 +484,7 @@ class PairAverager:
 class _Driver:
     """A thread that lets writes between nodes go on while the program computes."""
 
-    def __init__(self, exchange: Exchange, comm: Comm) -> None:
+    def __init__(self, exchange: NotifiedWindow, comm: Comm) -> None:
         self._exchange, self._rank, self._slot = exchange, comm.rank, 2 * comm.size
         self._thread = threading.Thread(target=self._run, name="hsgd-gossip", daemon=True)
         self._thread.start()

@@ -44,11 +44,11 @@ from hsgd.optim.notified_tree.tree_state import (
     state_of_rank_0,
 )
 from hsgd.optim.notified_tree.tree_update import Options, Updater, updates_elements
-from hsgd.window import Exchange
+from hsgd.window import NotifiedWindow
 
 __all__ = ["NotifiedTree"]
 
-_MOST_QUEUE = 1 << 16  # operations, of an Exchange
+_MOST_QUEUE = 1 << 16  # operations, of a NotifiedWindow
 _LEAVE_S = 5.0  # that others are waited for at the end
 
 
@@ -73,7 +73,7 @@ class NotifiedTree(Optimizer):
         before any is updated: for clipping by global norm and whatever needs all layers. Nothing
         overlaps the backward pass then, which a warning says. Needs roots="first".
     timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
-    network: what carries writes between nodes, "mpi" or "sockets"; see hsgd.Exchange.
+    network: what carries writes between nodes, "mpi" or "sockets"; see hsgd.NotifiedWindow.
     part_bytes: layers that have more weights go up, are updated and come down in parts of about
         that size, one behind the other. Takes torch.optim.SGD without dampening and maximize, whose
         update needs no whole layer, no before_update, and float32; other layers stay whole. None:
@@ -138,7 +138,7 @@ class NotifiedTree(Optimizer):
         parts = parts_of(layers, part_bytes)
         self._plan = Plan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
         sends = max(len(team.spread_to) + 1 for team in teams)
-        self._exchange = Exchange(
+        self._exchange = NotifiedWindow(
             comm,
             self._plan.segment_bytes,
             self._plan.slots,

@@ -20,7 +20,7 @@ from hsgd import _native
 from hsgd.errors import HsgdError
 from hsgd.optim.notified_tree.tree_parts import Part
 from hsgd.optim.notified_tree.tree_plan import Plan, Team
-from hsgd.window import Exchange
+from hsgd.window import NotifiedWindow
 
 __all__ = ["GIVEN_UP", "Engine", "reason_in"]
 
@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: NotifiedWindow,
         plan: Plan,
         teams: Sequence[Team],
         update: Callable[[int, list[int]], None],

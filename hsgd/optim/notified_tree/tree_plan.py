@@ -1,8 +1,8 @@
 """Who sends what to whom in a NotifiedTree, and where it lies: arithmetic only.
 
-Owns the shape of the two trees and the places of gradients and weights in an Exchange's segments.
-What is sent is in tree_parts.py. Never communicates. Gradient tree: the binomial
-tree of CaffeGPI (arXiv:1706.00095); weights: a k-ary tree.
+Owns the shape of the two trees and the places of gradients and weights in a NotifiedWindow's
+segments. What is sent is in tree_parts.py. Never communicates. Gradient tree: the binomial tree of
+CaffeGPI (arXiv:1706.00095); weights: a k-ary tree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""strategy="elastic_async", "elastic_hybrid": from the job's ranks to ElasticAveraging.
+"""strategy="easgd_async", "easgd_hybrid": from the job's ranks to ElasticAveraging.
 
 Owns the choice of the communicator, and what of Horovod's arguments has a meaning here. Never moves
 data.
@@ -20,7 +20,7 @@ from hsgd.torch.strategies.arguments import refuse_others, translated
 
 __all__ = ["STRATEGIES", "average_elastically"]
 
-STRATEGIES = {f"elastic_{mode}": mode for mode in MODES}
+STRATEGIES = {f"easgd_{mode}": mode for mode in MODES}
 
 
 def average_elastically(
