@@ -23,7 +23,6 @@ CANDIDATES = (
     *("budget-6.5", "budget-6.5-bf16", "budget-13", "budget-13-bf16"),
 )
 _HERE = Path(__file__).resolve().parent
-_TESTS = _HERE.parent / "tests"  # tests/cluster.py makes the nodes
 _TURN_LIMIT_S = 150.0
 
 
@@ -39,9 +38,7 @@ def measure(
     """Rows of results on `nodes` nodes of one rank, whose links have `rate`: those of all turns so
     far, after each. Raises LaunchError.
     """
-    if str(_TESTS) not in sys.path:
-        sys.path.append(str(_TESTS))
-    from cluster import Cluster
+    from hsgd.testing.cluster import Cluster
 
     reason = Cluster.reason_unavailable()
     if reason:

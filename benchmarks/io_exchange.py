@@ -24,7 +24,6 @@ from hsgd.errors import LaunchError
 
 __all__ = ["main"]
 
-_TESTS = Path(__file__).resolve().parents[1] / "tests"  # tests/cluster.py makes the nodes
 _JOB_LIMIT_S = 300.0
 _ROW_BYTES = 64 << 10
 _SLABS = 32
@@ -86,9 +85,7 @@ def measure(nodes: int, rate: str, total: int, turns: int, cold: bool) -> list[d
     """Rows of results on `nodes` virtual nodes. Raises LaunchError."""
     from hsgd.io import convert_to_slabs
 
-    if str(_TESTS) not in sys.path:
-        sys.path.append(str(_TESTS))
-    from cluster import Cluster
+    from hsgd.testing.cluster import Cluster
 
     reason = Cluster.reason_unavailable()
     if reason:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hsgd.errors import LaunchError
@@ -19,11 +17,9 @@ from hsgd.launch import launch
 from pattern import MAX_RANKS
 
 if TYPE_CHECKING:
-    from cluster import Cluster
+    from hsgd.testing.cluster import Cluster
 
 __all__ = ["Layout", "Place", "on_one_node", "open_place", "read_layout"]
-
-_TESTS = str(Path(__file__).resolve().parents[1] / "tests")  # tests/cluster.py makes the nodes
 
 
 @dataclass(frozen=True)
@@ -125,12 +121,8 @@ def open_place(layout: Layout) -> Iterator[Place]:
     if layout.nodes == 1:
         yield Place(layout)
         return
-    if _TESTS not in sys.path:
-        sys.path.append(_TESTS)
-    try:
-        from cluster import Cluster, ClusterError
-    except ImportError as error:
-        raise LaunchError(f"virtual nodes need tests/cluster.py ({error})") from None
+    from hsgd.testing.cluster import Cluster, ClusterError
+
     reason = Cluster.reason_unavailable()
     if reason:
         raise LaunchError(reason)

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster
-from processes import end_marked, marked, outliving, run_marked
+from hsgd.testing.cluster import Cluster
+from hsgd.testing.processes import end_marked, marked, outliving, run_marked
 
 __all__: list[str] = []
 
+SUPPORT = Path(__file__).with_name("support")
+# Programs that tests start, on virtual nodes too, find there what tests share.
+os.environ["PYTHONPATH"] = str(SUPPORT)
 GRACE_S = 10.0  # daemons of mpirun may end a little after it
 _clusters: dict[tuple[int, str | None, bool], Cluster] = {}
 

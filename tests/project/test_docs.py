@@ -1,0 +1,182 @@
+"""Every block of code in README.md and docs/ works as it stands.
+
+A page is like a notebook: its Python blocks run in order in one namespace, on two ranks under
+mpirun, all pages in one job. A comment before a block may say `run on one rank: REASON`, or `not
+run: REASON`. Commands are not run (they measure for minutes, or install), but their programs have
+the options that the page gives them. Run under mpirun, this file is the program of the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LANGUAGES = {"python", "sh", "text"}
+MARK = re.compile(r"<!-- (run on one rank|not run): (.+) -->")
+RANKS = 2
+JOB_S = 300.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where its first line is, and what the comment before it says."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(*languages: str) -> Iterator[Block]:
+    for page in PAGES:
+        lines = page.read_text().split("\n")
+        fences = [number for number, line in enumerate(lines) if line.startswith("```")]
+        assert len(fences) % 2 == 0, f"{page.name}: a block has no end"
+        for begin, end in zip(fences[::2], fences[1::2], strict=True):
+            language = lines[begin][3:].strip()
+            mark = MARK.fullmatch(lines[begin - 1])
+            text = "\n".join(lines[begin + 1 : end]) + "\n"
+            if not languages or language in languages:
+                yield Block(page, begin + 2, language, text, mark[1] if mark else "")
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert {
+        str(block): block.language for block in blocks() if block.language not in LANGUAGES
+    } == {}
+
+
+# --- Python ---
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    from hdf5_samples import make_ragged_slabs
+    from hsgd.testing.processes import launch_environ, run_marked
+
+    folder = tmp_path_factory.mktemp("pages")
+    convert = [sys.executable, "-m", "hsgd.cli", "data", "convert", "digits", "data"]
+    subprocess.run(convert, cwd=folder, check=True, capture_output=True, timeout=JOB_S)
+    make_ragged_slabs(folder / "data" / "text", 200, 4)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = launch_environ(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        HSGD_TIMEOUT_S="120",
+        HSGD_ABORT_AFTER_S="5",
+    )
+    ranks = ["mpirun", "-n", str(RANKS), sys.executable, __file__]
+    return run_marked(["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *ranks], environ, JOB_S)
+
+
+@pytest.mark.parametrize("block", [*blocks("python")], ids=str)
+def test_a_block_of_python_runs(block: Block, done: subprocess.CompletedProcess[str]) -> None:
+    assert done.stdout.count(f"\n{block} ran\n") == RANKS, done.stderr[-3000:]
+
+
+def test_the_ranks_that_ran_the_blocks_end_well(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def main() -> None:
+    """One rank: as a launcher for torch sets them, RANK and WORLD_SIZE are there."""
+    from mpi4py import MPI
+
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    namespaces: dict[Path, dict[str, Any]] = {}
+    for block in blocks("python"):
+        names = namespaces.setdefault(block.page, {"__name__": block.page.stem})
+        code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+        if not block.mark or (block.mark == "run on one rank" and rank == 0):
+            exec(code, names)
+        MPI.COMM_WORLD.Barrier()
+        sys.stdout.write(f"\n{block} ran\n")
+        sys.stdout.flush()
+
+
+# --- commands ---
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    for block in blocks("sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            yield str(block), shlex.split(line, comments=True)
+
+
+Check = Callable[[list[str]], None]
+
+
+def check_python(words: list[str]) -> None:
+    """The program is there, and its help has the options."""
+    if words[0] == "-m":
+        program, options = [*words[:2]], words[2:]
+    else:
+        assert (ROOT / words[0]).is_file(), f"{words[0]} is not there"
+        program, options = [words[0]], words[1:]
+    command = [sys.executable, *program, "--help"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=JOB_S)
+    assert told.returncode == 0, told.stderr
+    for option in options:
+        if option.startswith("--"):
+            assert re.search(rf"{option.split('=')[0]}\b", told.stdout), (
+                f"{program} has no {option}"
+            )
+
+
+def check_make(words: list[str]) -> None:
+    for target in words:
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+
+
+CHECKS: dict[str, Check] = {"python": check_python, "make": check_make}
+NOT_CHECKED = {"pip": "downloads; .ci/run installs the same way"}
+
+
+def merged() -> dict[tuple[str, str], list[str]]:
+    """Per program and file all options that any page gives it: one --help serves all."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for _, words in commands():
+        if not words:
+            continue
+        if words[0] == "chrt":
+            words = words[3:]
+        program, first = Path(words[0]).name, words[1]
+        take = 3 if first == "-m" else 2
+        options = found.setdefault((program, " ".join(words[1:take])), [])
+        options += [word for word in words[take:] if word not in options]
+    return found
+
+
+@pytest.mark.parametrize(("program", "what"), [*merged()], ids=str)
+def test_a_command_has_the_options_that_the_pages_give_it(program: str, what: str) -> None:
+    if program not in NOT_CHECKED:
+        CHECKS[program]([*what.split(), *merged()[program, what]])
+
+
+if __name__ == "__main__":
+    main()

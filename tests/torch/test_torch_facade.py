@@ -1,0 +1,155 @@
+"""import hsgd.torch as hvd: every public name of horovod.torch, native or with a clear error."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+import hsgd.torch as hvd
+from hsgd.torch import names
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBMODULES = (
+    "mpi_ops",
+    "compression",
+    "functions",
+    "optimizer",
+    "sync_batch_norm",
+    "elastic",
+    "elastic.state",
+    "elastic.sampler",
+)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    pytest.importorskip(
+        "horovod", reason="Horovod is not installed: python -m hsgd.launch.horovod_wheel --install"
+    )
+    return importlib.import_module("horovod.torch")
+
+
+def public(module: Any) -> list[str]:
+    inner = {"check_extension", "mpi_lib_v2"}  # of Horovod's build
+    return [name for name in dir(module) if not name.startswith("_") and name not in inner]
+
+
+def test_every_public_name_of_horovod_torch_is_there(theirs: Any) -> None:
+    missing = set(public(theirs)) - set(dir(hvd))
+    assert not missing
+    assert set(hvd.__all__) <= set(dir(hvd))
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_submodules_have_what_horovods_have(theirs: Any, name: str) -> None:
+    ours = importlib.import_module(f"hsgd.torch.{name}")
+    their = importlib.import_module(f"horovod.torch.{name}")
+    own = [
+        n
+        for n in public(their)
+        if getattr(getattr(their, n), "__module__", "").startswith(f"horovod.torch.{name}")
+    ]
+    inner = {n for n in own if n.startswith("Horovod") and n != "HorovodInternalError"}
+    assert not set(own) - inner - set(dir(ours))
+
+
+def test_functions_take_horovods_arguments_in_its_order(theirs: Any) -> None:
+    compared = 0
+    for name in public(theirs):
+        their, our = getattr(theirs, name), getattr(hvd, name)
+        if not inspect.isfunction(their) or name in ("init", "shutdown"):
+            continue
+        expected = list(inspect.signature(their).parameters)
+        given = list(inspect.signature(our).parameters)
+        assert given[: len(expected)] == expected, name
+        compared += 1
+    assert compared > 25
+
+
+def test_importing_needs_no_horovod_and_loads_none() -> None:
+    done = run("import sys, hsgd.torch; raise SystemExit('horovod' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"hsgd\.torch.*nothing"):
+        _ = hvd.nothing
+
+
+def test_a_missing_torch_is_named_with_its_remedy() -> None:
+    code = (
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda n, *a: None if n == 'torch' else find(n, *a)\n"
+        "import hsgd.torch\n"
+    )
+    assert "hsgd.torch needs PyTorch, which is not installed; pip install torch" in run(code).stderr
+
+
+def test_before_init_names_that_need_a_job_say_so() -> None:
+    import torch
+
+    for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+        with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
+            getattr(hvd, name)()
+    assert hvd.is_initialized() is False
+    with pytest.raises(hvd.HorovodInternalError, match=r"use hvd\.init\(\)"):
+        hvd.allreduce(torch.ones(1))
+    with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
+        hvd.stop_timeline()
+
+
+def test_the_table_of_the_docs_is_the_generated_one() -> None:
+    assert names.table() in (ROOT / "docs/torch.md").read_text(), (
+        "python -m hsgd.torch.names prints it"
+    )
+
+
+def test_the_table_has_every_name() -> None:
+    table = names.table()
+    missing = [name for name in hvd.__all__ if f"`{name}`" not in table]
+    assert set(missing) <= {"Adasum", "elastic"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "soon"),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "-1"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_named(variable: str, text: str) -> None:
+    from hsgd.torch.settings import Settings
+
+    with pytest.raises(ValueError, match=f"{variable}={text}: expected seconds from 0"):
+        Settings.from_env({variable: text})
+
+
+def test_variables_have_horovods_defaults() -> None:
+    from hsgd.torch.settings import Settings
+
+    assert Settings.from_env({}) == Settings(True, 60.0, 0.0, None, False)
+    read = Settings.from_env(
+        {
+            "HOROVOD_STALL_CHECK_DISABLE": "1",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
+            "HOROVOD_TIMELINE": "/tmp/t",
+            "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+        }
+    )
+    assert read == Settings(False, 5.0, 0.0, "/tmp/t", True)
