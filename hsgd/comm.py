@@ -321,6 +321,22 @@ class Comm(Closing):
         given = self._native.allgather(array, out, name)
         return _joiner(array, None)(given)[0] if out is None else out
 
+    def allgather_object(self, mine: Any, name: str | None = None) -> list[Any]:
+        """An object of every rank, in rank order; collective, blocking.
+
+        mine: what pickle takes; ranks may give objects of different kinds and sizes. It is loaded
+        by pickle on the other ranks: for objects of the program's own making.
+        name: compared between ranks and shown in errors. Raises as allgather, and what pickle does.
+        """
+        import io
+        import pickle
+
+        import numpy as np
+
+        packed = np.frombuffer(pickle.dumps(mine), np.uint8)
+        reader = io.BytesIO(self.allgather(packed, name=name).tobytes())
+        return [pickle.load(reader) for _ in range(self.size)]  # each knows its end
+
     def allgather_async(
         self, array: Array, out: Array | None = None, name: str | None = None
     ) -> Handle[Array]:
@@ -619,6 +635,11 @@ class Comm(Closing):
     def cross_size(self) -> int:
         """Nodes of this communicator."""
         return self._place.node_count
+
+    @property
+    def nodes(self) -> list[int]:
+        """The node of each rank, as `cross_rank` there, in rank order; local."""
+        return self._native.nodes()
 
     @property
     def timeout_s(self) -> float:

@@ -231,9 +231,10 @@ class SpreadBox(ParameterBox):
 
 def _leaders(comm: Comm) -> list[int]:
     """The first rank of each node, by node."""
-    places = comm.allgather(np.array([[comm.cross_rank, comm.local_rank]], np.int64))
-    found = {int(node): rank for rank, (node, local) in enumerate(places) if local == 0}
-    return [found[node] for node in sorted(found)]
+    first: dict[int, int] = {}
+    for rank, node in enumerate(comm.nodes):
+        first.setdefault(node, rank)
+    return [first[node] for node in sorted(first)]
 
 
 def _shares(count: int, chunk: int, owners: int) -> list[int]:

@@ -410,12 +410,19 @@ def do_facts(seat: Seat, path: str) -> list[Any]:
         comm.cross_size,
     ]
     facts += [comm.leaders, counters.calls, counters.payload_bytes, counters.inter_bytes_sent]
+    assert comm.nodes == [0, 0]
+    assert comm.allgather_object((seat.rank, "x" * seat.rank)) == [(0, ""), (1, "x")]
     assert counters.total_ns >= counters.wait_ns and counters.intra_bytes > 0
     assert repr(comm) == f"<hsgd.Comm rank {seat.rank} of 2, node 0 of 1>"
     comm.close()
     comm.close()
     assert comm.closed and "closed" in repr(comm)
-    for call in (comm.barrier, comm.counters, lambda: comm.allreduce(np.ones(3))):
+    for call in (
+        comm.barrier,
+        comm.counters,
+        lambda: comm.nodes,
+        lambda: comm.allreduce(np.ones(3)),
+    ):
         with pytest.raises(HsgdError, match="closed"):
             call()
     return facts

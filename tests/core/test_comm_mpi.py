@@ -337,6 +337,11 @@ def run_blocks(world: Any) -> list[str]:
             nodes: list[list[int]] = [[] for _ in range(comm.cross_size)]
             for node, _, rank in sorted(places):
                 nodes[node].append(rank)
+            if comm.nodes != [node for node, *_ in sorted(places, key=lambda place: place[2])]:
+                wrong.append(f"nodes of ranks are {comm.nodes}")
+            objects = comm.allgather_object({"rank": comm.rank, "more": "x" * comm.rank})
+            if objects != [{"rank": rank, "more": "x" * rank} for rank in range(comm.size)]:
+                wrong.append(f"objects are {objects}")
             dtypes = [dtype for dtype in DTYPES if dtype != "bfloat16"]  # it needs torch
             for later in (False, True):
                 seed, calls = comm.size + 10 * later, 20 if later else 40

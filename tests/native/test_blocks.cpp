@@ -443,8 +443,8 @@ TEST("many ranks share small chunks") {
   hsgd_options options = ranks::small_steps();
   options.chunk_bytes = options.wire_chunk_bytes = 512;
   options.oneshot_bytes = 64;
-  random_program({{24}, options, {}}, 3, 20);
-  random_program({{12, 1}, options, {}, true}, 4, 20);
+  random_program({{24}, options, {}}, 3, ranks::kCrowdedCalls);
+  random_program({{12, 1}, options, {}, true}, 4, ranks::kCrowdedCalls);
 }
 
 TEST("when a rank leaves, the others learn it in each of the collectives") {

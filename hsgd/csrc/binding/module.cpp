@@ -466,6 +466,13 @@ class Comm {
     return !open_.empty();
   }
   const hsgd_topology& topology() const { return topology_; }
+  std::vector<int> nodes() const {
+    check_open();
+    std::vector<int> nodes;
+    for (int rank = 0; rank < topology_.size; ++rank)
+      nodes.push_back(hsgd_comm_node_of(comm_.get(), rank));
+    return nodes;
+  }
 
   hsgd_counters counters() const {
     check_open();
@@ -623,6 +630,7 @@ NB_MODULE(_native, module) {
       .def("closed", &Comm::closed)
       .def("has_open", &Comm::has_open)
       .def("topology", &Comm::topology, nb::rv_policy::copy)
+      .def("nodes", &Comm::nodes)
       .def("counters", &Comm::counters)
       .def("keep_records", &Comm::keep_records, nb::arg("capacity"))
       .def("take_records", &Comm::take_records);

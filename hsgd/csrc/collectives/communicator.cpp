@@ -683,6 +683,11 @@ void Communicator::lead_small(const Operation& operation) {
       });
 }
 
+int Communicator::node_of(int world_rank) const {
+  if (world_rank < 0 || world_rank >= place_.size) return -1;
+  return place_.node_of_rank.empty() ? 0 : place_.node_of_rank[static_cast<size_t>(world_rank)];
+}
+
 int Communicator::local_rank_of(int world_rank) const {
   for (int rank = 0; rank < place_.local_size; ++rank) {
     if (local_.world_rank(rank) == world_rank) return rank;

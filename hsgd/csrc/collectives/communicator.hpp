@@ -99,6 +99,7 @@ class HSGD_API Communicator final : private Watch {
   // The ranks of this node, for what is built beside collectives.
   const LocalGroup& node() const { return local_; }
   int local_rank_of(int world_rank) const;  // -1: on another node
+  int node_of(int world_rank) const;        // -1: no rank of this communicator
   const hsgd_options& options() const { return options_; }
   hsgd_topology topology() const;
   hsgd_counters counters() const;

@@ -155,6 +155,8 @@ HSGD_API int hsgd_comm_create_local(const char* path, int rank, int size,
 HSGD_API void hsgd_comm_destroy(hsgd_comm* comm);
 
 HSGD_API void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology);
+/* Local. The node of a rank, as node_rank of its topology; -1 where there is no such rank. */
+HSGD_API int hsgd_comm_node_of(const hsgd_comm* comm, int rank);
 HSGD_API void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters);
 
 /* When this rank worked on something: steps of several levels alternate, so that in between it did

@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -32,6 +31,7 @@
 #include "onesided/tcp_sender.hpp"
 #include "onesided/tcp_socket.hpp"
 #include "os/sched_slice.hpp"
+#include "os/signal_mask.hpp"
 #include "os/wait.hpp"
 
 namespace hsgd {
@@ -84,13 +84,9 @@ class SocketRma final : public Rma {
 
   void start(std::function<void()> arrived) override {
     arrived_ = std::move(arrived);
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's threads
+    const SignalsBlocked blocked;
     thread_ = std::thread([this] { serve(); });
     ::pthread_setname_np(thread_.native_handle(), "hsgd-sockets");
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t order) override {

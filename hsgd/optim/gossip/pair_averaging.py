@@ -32,7 +32,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,9 +124,7 @@ class PairAverager:
         self._weights = [_flat(tensor) for tensor in weights]
         self._peers = list(neighbours[comm.rank])
         self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
-        nodes = [int(node) for node in comm.allgather(np.array([comm.cross_rank], np.int64))]
-        if remote_only:
-            nodes = list(range(comm.size))
+        nodes = list(range(comm.size)) if remote_only else comm.nodes
         self._remote = [
             [peer for peer in neighbours[rank] if nodes[peer] != nodes[rank]]
             for rank in range(comm.size)

@@ -7,6 +7,7 @@ is whose.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -177,9 +178,8 @@ class ClusterGradients(Gradients):
         self, shared: SharedParameters, bounds: Bounds, sparse_as_dense: bool = False
     ) -> None:
         self._comm, self._local = shared.comm, shared.local
-        sizes = self._comm.allgather(torch.tensor([self._comm.local_size]), name="ranks per node")
         self._cross: Comm | None = None
-        if len(set(sizes.tolist())) == 1:  # the ranks that own the same part on all nodes
+        if len(set(Counter(self._comm.nodes).values())) == 1:  # the ranks that own the same part on all nodes
             self._cross = self._comm.split(self._comm.local_rank, self._comm.rank)
         self._bounds = bounds
         self._flats = {

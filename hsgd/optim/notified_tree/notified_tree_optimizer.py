@@ -126,7 +126,7 @@ class NotifiedTree(Optimizer):
                 "overlaps the backward pass",
                 stacklevel=2,
             )
-        nodes = [int(node) for node in comm.allgather(np.array([comm.cross_rank], np.int64))]
+        nodes = comm.nodes
         self._shared = roots == "shared" and len(set(nodes)) > 1
         teams = teams_of(comm.rank, nodes, arity, [layer.bytes for layer in layers], self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]

@@ -5,29 +5,28 @@ Owns the exchange of state dictionaries, which is collective. Never updates anyt
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Collection
 from typing import Any
-
-import numpy as np
 
 from hsgd.comm import Comm
 
 __all__ = ["gather_state", "part_of_state", "state_of_rank_0"]
 
+_NAME = "state of NotifiedTree, which all ranks get or load together"
+
 
 def gather_state(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
     """The state of all ranks' parameters, with this rank's options; collective, blocking."""
     merged: dict[Any, Any] = {}
-    for state in _exchange(comm, state_dict["state"]):
+    for state in comm.allgather_object(state_dict["state"], _NAME):
         merged.update(state)
     return {**state_dict, "state": dict(sorted(merged.items()))}
 
 
 def state_of_rank_0(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Rank 0's argument; collective, blocking."""
-    first: dict[str, Any] = _exchange(comm, state_dict if comm.rank == 0 else None)[0]
+    mine = state_dict if comm.rank == 0 else None
+    first: dict[str, Any] = comm.allgather_object(mine, _NAME)[0]
     return first
 
 
@@ -35,10 +34,3 @@ def part_of_state(state_dict: dict[str, Any], owned: Collection[int]) -> dict[st
     """The same with the state of some parameters only, by their numbers in state dictionaries."""
     state = {number: its for number, its in state_dict["state"].items() if number in owned}
     return {**state_dict, "state": state}
-
-
-def _exchange(comm: Comm, mine: Any) -> list[Any]:
-    packed = np.frombuffer(pickle.dumps(mine), np.uint8)
-    name = "state of NotifiedTree, which all ranks get or load together"
-    reader = io.BytesIO(comm.allgather(packed, name=name).tobytes())
-    return [pickle.load(reader) for _ in range(comm.size)]  # each knows its end

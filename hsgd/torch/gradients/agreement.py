@@ -14,7 +14,6 @@ from torch import Tensor
 from hsgd.comm import Comm
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.gradient_buckets import fill
-from hsgd.torch.negotiation.objects import exchange
 
 __all__ = ["agree", "split"]
 
@@ -31,7 +30,7 @@ def agree(
     gradient is on one. Raises HorovodInternalError where ranks have different parameters.
     """
     own = [_describe(parameter, name, sparse_as_dense) for parameter, name in names.items()]
-    told = exchange(comm, (overlap, own), "optimizer layout")
+    told = comm.allgather_object((overlap, own), "optimizer layout")
     tables = [table for _, table in told]
     first = {name: (shape, dtype) for name, shape, dtype, _ in tables[0]}
     for rank, table in enumerate(tables):

@@ -17,7 +17,6 @@ from hsgd.comm import Comm
 from hsgd.errors import HsgdError, SignatureMismatch
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.gradient_buckets import Bucket, Collective
-from hsgd.torch.negotiation.objects import exchange
 from hsgd.torch.operations.operation import meet
 
 __all__ = ["StandIn", "end_round", "standing_in", "tells_of_join"]
@@ -46,7 +45,7 @@ def end_round(comm: Comm, buckets: Sequence[Bucket]) -> bool:
     if mismatch is None:
         return False
     try:
-        joined = exchange(comm, False, _WHO)
+        joined = comm.allgather_object(False, _WHO)
     except SignatureMismatch:
         raise mismatch from None
     if not any(joined):
@@ -87,7 +86,7 @@ class StandIn:
             while not self._all_joined():
                 for _ in self.collectives[1:]:
                     self._all_joined()
-                exchange(self._comm, True, _WHO)
+                self._comm.allgather_object(True, _WHO)
                 for collective in self.collectives:
                     collective.run_with_zeros()
                 self._taken_part()

@@ -18,7 +18,6 @@ from hsgd.comm import Comm
 from hsgd.metrics import Counters
 from hsgd.torch.negotiation.coordinator import ROUND, Coordinator
 from hsgd.torch.negotiation.coordinator import Operation as Submitted
-from hsgd.torch.negotiation.objects import exchange
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.negotiation.stall import Open, StallInspector, ages
 from hsgd.torch.operations.operation import Barrier, Operation, meet
@@ -195,7 +194,7 @@ class Runtime:
         Returns the number and the ranks of this rank's.
         """
         wanted = sorted(ranks)
-        named = exchange(self.comm, wanted, "hsgd.torch process sets")
+        named = self.comm.allgather_object(wanted, "hsgd.torch process sets")
         numbers = {}
         for one in sorted({tuple(other) for other in named}):
             numbers[one] = self._add(one)
@@ -300,7 +299,7 @@ class Runtime:
 
 def _place(comm: Comm) -> Place:
     own = (comm.cross_rank, comm.local_rank, comm.local_size)
-    everybody: list[tuple[int, int, int]] = exchange(comm, own, "hsgd.torch init")
+    everybody: list[tuple[int, int, int]] = comm.allgather_object(own, "hsgd.torch init")
     peers = sorted(node for node, local_rank, _ in everybody if local_rank == comm.local_rank)
     return Place(
         comm.local_rank,

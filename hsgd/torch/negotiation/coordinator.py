@@ -30,7 +30,6 @@ from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
 from hsgd.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.negotiation.objects import exchange
 from hsgd.torch.negotiation.plan import Plan, Table
 from hsgd.torch.negotiation.signature import Signature
 
@@ -337,7 +336,7 @@ class Coordinator:
             held = dict(self._pending)
         mine: Table = [(operation.name, operation.signature) for operation in held.values()]
         try:
-            tables = exchange(self.comm, mine, ROUND)
+            tables = self.comm.allgather_object(mine, ROUND)
         except SignatureMismatch:  # met what another rank's core had in its queue
             self._news = True
             return

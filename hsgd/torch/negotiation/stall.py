@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
-from hsgd.torch.negotiation.objects import exchange
 from hsgd.torch.negotiation.plan import JOIN
 from hsgd.torch.settings import Settings
 
@@ -102,7 +101,7 @@ class StallInspector:
         period_s = min([_PERIOD_S, *(seconds / 4 for seconds in thresholds)])
         while not self._stop.wait(period_s):
             try:
-                tables: list[Open] = exchange(self._comm, self._opened(), "hsgd.torch stall")
+                tables: list[Open] = self._comm.allgather_object(self._opened(), "hsgd.torch stall")
             except HsgdError:
                 return  # a rank left, or is lost: operations hear of it by themselves
             self._inspect(tables)
