@@ -32,6 +32,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 CSRC = Path("hsgd/csrc")
 IO_CSRC = Path("io/csrc")
+NATIVE_TESTS = Path("tests/native")
 HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
 # The rooms of hsgd/csrc that each library is made of; docs/architecture.md says what is in them.
@@ -335,7 +336,7 @@ class BuildNative(build_ext):
 
 
 class BuildNativeTests(Command):
-    """Each tests/native/test_*.cpp as a program, with the objects of the core."""
+    """Each tests/native/*/test_*.cpp as a program, with the objects of the core."""
 
     description = "build the native tests"
     user_options = [("sanitize=", None, "thread, address or undefined")]  # noqa: RUF012
@@ -362,13 +363,11 @@ class BuildNativeTests(Command):
                 "address": ["-Wno-array-bounds", "-Wno-stringop-overflow"],
             }
             builder.extra_flags.extend(silent.get(self.sanitize, []))
-        paths = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/native/*.cpp"))
-        programs = [
-            Library(f"native-test-{path.stem}", (path,))
-            for path in paths
-            if path.stem.startswith("test_")
-        ]
-        support = Library("native-test-support", (Path("tests/native/transport_inproc.cpp"),))
+        paths = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/native/*/test_*.cpp"))
+        shared = ("-I", str(NATIVE_TESTS))
+        programs = [Library(f"native-test-{path.stem}", (path,), shared) for path in paths]
+        source = NATIVE_TESTS / "support" / "transport_inproc.cpp"
+        support = Library("native-test-support", (source,), shared)
         core = core_library()
         with locked(builder.objects):
             builder.compile_sources([core, support, *programs])

@@ -27,14 +27,14 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "check.hpp"
 #include "onesided/put_queue.hpp"
 #include "onesided/tcp_door.hpp"
 #include "onesided/tcp_frames.hpp"
 #include "onesided/tcp_listener.hpp"
 #include "onesided/tcp_rma.hpp"
 #include "onesided/tcp_sender.hpp"
-#include "ranks.hpp"
+#include "support/check.hpp"
+#include "support/ranks.hpp"
 
 namespace {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "collectives/communicator.hpp"
-#include "ranks.hpp"
-#include "transport_inproc.hpp"
+#include "support/ranks.hpp"
+#include "support/transport_inproc.hpp"
 
 namespace ranks {
 

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "os/shared_memory.hpp"
-#include "ranks.hpp"
+#include "support/ranks.hpp"
 
 namespace {
 

@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "base/float_mode.hpp"
-#include "check.hpp"
 #include "kernels/elastic_kernels.hpp"
 #include "kernels/lars.hpp"
 #include "kernels/reduce.hpp"
 #include "kernels/weight_drift.hpp"
+#include "support/check.hpp"
 
 namespace {
 

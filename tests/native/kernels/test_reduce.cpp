@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "check.hpp"
 #include "kernels/reduce.hpp"
+#include "support/check.hpp"
 
 using hsgd::Isa;
 using hsgd::ReduceArgs;

@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "check.hpp"
 #include "os/cgroup.hpp"
 #include "os/cpu_budget.hpp"
 #include "os/shared_memory.hpp"
+#include "support/check.hpp"
 
 namespace {
 

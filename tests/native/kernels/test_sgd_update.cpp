@@ -2,9 +2,9 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "check.hpp"
 #include "kernels/lars.hpp"
 #include "kernels/sgd_update.hpp"
+#include "support/check.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Which kind of store is taken: learnt from costs alone, so it is tested with made-up ones.
-#include "check.hpp"
 #include "collectives/store_tuner.hpp"
+#include "support/check.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // The in-process implementation of Transport: queues under one mutex.
-#include "transport_inproc.hpp"
+#include "support/transport_inproc.hpp"
 
 #include <cstring>
 #include <deque>

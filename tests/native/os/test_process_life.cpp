@@ -7,9 +7,9 @@
 
 #include <string>
 
-#include "check.hpp"
 #include "os/process_life.hpp"
 #include "os/wait.hpp"
+#include "support/check.hpp"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "check.hpp"
 #include "onesided/put_queue.hpp"
+#include "support/check.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "ranks.hpp"
+#include "support/ranks.hpp"
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "check.hpp"
 #include "kernels/lars.hpp"
+#include "support/check.hpp"
 
 namespace {
 

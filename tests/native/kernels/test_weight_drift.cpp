@@ -2,9 +2,9 @@
 #include <cmath>
 #include <vector>
 
-#include "check.hpp"
 #include "hsgd_core.h"
 #include "kernels/weight_drift.hpp"
+#include "support/check.hpp"
 
 namespace {
 

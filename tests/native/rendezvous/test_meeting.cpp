@@ -8,11 +8,11 @@
 #include <optional>
 #include <thread>
 
-#include "ranks.hpp"
 #include "rendezvous/bootstrap.hpp"
 #include "rendezvous/listener.hpp"
 #include "rendezvous/secret.hpp"
 #include "rendezvous/unix_socket.hpp"
+#include "support/ranks.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include <atomic>
 
 #include "collectives/communicator.hpp"
-#include "ranks.hpp"
+#include "support/ranks.hpp"
 
 namespace {
 

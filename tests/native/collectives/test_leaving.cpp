@@ -4,7 +4,7 @@
 #include <set>
 
 #include "capi/handles.hpp"
-#include "cluster.hpp"
+#include "support/cluster.hpp"
 
 namespace {
 

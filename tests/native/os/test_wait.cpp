@@ -3,7 +3,7 @@
 
 #include "os/cpu_budget.hpp"
 #include "os/wait.hpp"
-#include "ranks.hpp"
+#include "support/ranks.hpp"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "check.hpp"
-#include "cluster.hpp"
+#include "support/check.hpp"
+#include "support/cluster.hpp"
 #include "tree/gradient_tree.hpp"
 
 namespace {

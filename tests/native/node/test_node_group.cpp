@@ -1,6 +1,6 @@
 // One node with its ranks as threads: the C interface on random programs, mismatches and
 // departures.
-#include "ranks.hpp"
+#include "support/ranks.hpp"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Collectives whose ranks have different parts, on one node and several, all ranks threads.
 #include <numeric>
 
-#include "cluster.hpp"
+#include "support/cluster.hpp"
 
 namespace {
 

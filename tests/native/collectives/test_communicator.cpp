@@ -2,7 +2,7 @@
 #include <deque>
 
 #include "capi/handles.hpp"
-#include "cluster.hpp"
+#include "support/cluster.hpp"
 
 namespace {
 

@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "check.hpp"
 #include "hsgd_core.h"
 #include "kernels/reduce.hpp"
 #include "os/shared_memory.hpp"
+#include "support/check.hpp"
 
 #if defined(__SANITIZE_THREAD__)
 namespace hsgd {
