@@ -23,18 +23,14 @@ from hsgd.torch.gradients.reducer import GradientReducer, Options
 from hsgd.torch.job import horovod_path, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE
-from hsgd.torch.strategies.easgd_strategy import STRATEGIES as ELASTIC
-from hsgd.torch.strategies.easgd_strategy import average_elastically
-from hsgd.torch.strategies.gossip_strategy import start_gossip
-from hsgd.torch.strategies.node_shared_strategy import share_optimizer
-from hsgd.torch.strategies.notified_tree_strategy import plant_tree
+from hsgd.torch.strategies.arguments import refuse_options
+from hsgd.torch.strategies.table import NODE_SHARED, STRATEGIES
 
 __all__ = ["Distributed", "DistributedOptimizer"]
 
-_WITH_OPTIONS = ("gossip", *ELASTIC)
 _OVERLAP = {"overlap": "always", "after_backward": "never"}
 _BUCKET_CAP_MB = 25.0
-_STRATEGIES = ("auto", *_OVERLAP, "notified_tree", *_WITH_OPTIONS)
+_KNOWN = ("auto", *_OVERLAP, *STRATEGIES)
 
 
 class Distributed(torch.optim.Optimizer):
@@ -248,8 +244,8 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    if strategy not in _STRATEGIES:
-        raise ValueError(f'strategy is "{strategy}"; use one of {", ".join(_STRATEGIES)}')
+    if strategy not in _KNOWN:
+        raise ValueError(f'strategy is "{strategy}"; use one of {", ".join(_KNOWN)}')
     if not bucket_cap_mb > 0:
         raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; give MiB above 0")
     size = runtime.current().comm.size
@@ -266,11 +262,12 @@ def DistributedOptimizer(
         )
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
-    if strategy_options is not None and strategy not in _WITH_OPTIONS:
-        raise ValueError(
-            f'strategy_options are for {", ".join(_WITH_OPTIONS)}; strategy is "{strategy}"'
-        )
+    own = STRATEGIES.get(strategy, NODE_SHARED if node_shared else None)
     others: dict[str, Any] = {
+        "op": op,
+        "model": model,
+        "named_parameters": named_parameters,
+        "options": strategy_options,
         "compression": compression,
         "backward_passes_per_step": backward_passes_per_step,
         "gradient_predivide_factor": gradient_predivide_factor,
@@ -281,18 +278,9 @@ def DistributedOptimizer(
     }
     if bucket_cap_mb != _BUCKET_CAP_MB:
         others["bucket_cap_mb"] = bucket_cap_mb
-    if strategy == "notified_tree":
-        return plant_tree(optimizer, model, named_parameters, op, **others)
-    if strategy == "gossip":
-        return start_gossip(optimizer, model, op, strategy_options or {}, **others)
-    if strategy in ELASTIC:
-        return average_elastically(
-            optimizer, strategy, op, model=model, options=strategy_options, **others
-        )
-    if node_shared:
-        if strategy == "overlap":
-            others["strategy"] = strategy
-        return share_optimizer(optimizer, op, **others)
+    if own is not None:
+        return own(optimizer, strategy, **others)
+    refuse_options(strategy, strategy_options)
     options = Options(
         compression,
         op,

@@ -1,8 +1,8 @@
 // Messages between the leaders of nodes: what two-level collectives need from a network, and no
 // more.
 //
-// Owns the interface. Implementations: mpi/transport.cpp (PMPI_* only) and transport_inproc.cpp
-// (threads of one process; for tests). Never interprets the bytes. Nothing here blocks.
+// Owns the interface. Implementations: mpi/transport.cpp (PMPI_* only) and
+// tests/native/support/transport_inproc.cpp (threads of one process). Never interprets the bytes. Nothing here blocks.
 #ifndef HSGD_INTERNODE_TRANSPORT_HPP_
 #define HSGD_INTERNODE_TRANSPORT_HPP_
 

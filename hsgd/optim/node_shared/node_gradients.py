@@ -179,7 +179,8 @@ class ClusterGradients(Gradients):
     ) -> None:
         self._comm, self._local = shared.comm, shared.local
         self._cross: Comm | None = None
-        if len(set(Counter(self._comm.nodes).values())) == 1:  # the ranks that own the same part on all nodes
+        if len(set(Counter(self._comm.nodes).values())) == 1:
+            # the ranks that own the same part on all nodes
             self._cross = self._comm.split(self._comm.local_rank, self._comm.rank)
         self._bounds = bounds
         self._flats = {

@@ -5,13 +5,16 @@ Owns the translation, and the words for arguments that have no meaning with a st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
 
-__all__ = ["refuse_others", "translated"]
+__all__ = ["WITH_OPTIONS", "refuse_options", "refuse_others", "translated"]
+
+WITH_OPTIONS = ("gossip", "easgd_async", "easgd_hybrid")
 
 # Arguments of DistributedOptimizer, and the values with which they change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -35,6 +38,14 @@ def translated(
     if process_set is not global_process_set:
         given["process_set"] = process_set
     return given
+
+
+def refuse_options(strategy: str, options: Mapping[str, Any] | None) -> None:
+    """Raise ValueError where strategy_options are given to a strategy that has none."""
+    if options is not None:
+        raise ValueError(
+            f'strategy_options are for {", ".join(WITH_OPTIONS)}; strategy is "{strategy}"'
+        )
 
 
 def refuse_others(strategy: str, others: dict[str, Any]) -> None:

@@ -24,9 +24,9 @@ STRATEGIES = {f"easgd_{mode}": mode for mode in MODES}
 
 
 def average_elastically(
-    optimizer: torch.optim.Optimizer, strategy: str, op: int, **others: Any
+    optimizer: torch.optim.Optimizer, strategy: str, *, op: int, **others: Any
 ) -> ElasticAveraging:
-    """The optimizer of DistributedOptimizer(strategy="elastic_..."); collective, blocking.
+    """The optimizer of DistributedOptimizer(strategy="easgd_..."); collective, blocking.
 
     Raises ValueError naming arguments that have no meaning with this strategy.
     """

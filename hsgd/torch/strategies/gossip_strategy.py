@@ -5,7 +5,7 @@ Owns the translation of Horovod's arguments. Never moves data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,10 +24,12 @@ _WIRE = {Compression.none: None, Compression.fp16: "float16", Compression.bf16: 
 
 def start_gossip(
     optimizer: torch.optim.Optimizer,
-    model: torch.nn.Module | None,
-    op: int,
-    options: Mapping[str, Any],
+    strategy: str,
     *,
+    op: int,
+    model: torch.nn.Module | None,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    options: Mapping[str, Any] | None,
     compression: type[Compressor],
     process_set: ProcessSet,
     **others: Any,
@@ -35,17 +37,18 @@ def start_gossip(
     """The optimizer of DistributedOptimizer(strategy="gossip"); collective, blocking.
 
     model: its floating buffers are averaged too; None: the optimizer's parameters alone.
-    options: arguments of hsgd.optim.Gossip, such as trigger and topology.
+    named_parameters: not needed. options: arguments of hsgd.optim.Gossip, such as trigger and
+    topology.
     Raises ValueError naming arguments that have no meaning with this strategy.
     """
     if op != AVERAGE:
-        raise ValueError(f'strategy="gossip" averages; op is {op}, give Average')
+        raise ValueError(f'strategy="{strategy}" averages; op is {op}, give Average')
     if process_set is not global_process_set:
         others["process_set"] = process_set
     if compression not in _WIRE:
         others["compression"] = compression
-    refuse_others("gossip", others)
-    arguments = {"compression": _WIRE[compression], **options}
+    refuse_others(strategy, others)
+    arguments = {"compression": _WIRE[compression], **(options or {})}
     if model is not None:
         arguments.setdefault("buffers", [b for b in model.buffers() if b.is_floating_point()])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

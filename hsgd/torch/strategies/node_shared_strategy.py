@@ -6,7 +6,7 @@ Owns the way from the job's ranks to hsgd.optim.node_shared. Never moves data.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
+from hsgd.torch.strategies.arguments import refuse_options
 
 __all__ = ["share_optimizer", "share_parameters"]
 
@@ -50,8 +51,10 @@ class _SharedOptimizer(NodeSharedOptimizer):
 
 def share_optimizer(
     optimizer: torch.optim.Optimizer,
-    op: int,
+    strategy: str,
     *,
+    op: int,
+    options: Mapping[str, Any] | None,
     compression: type[Compressor],
     process_set: ProcessSet,
     gradient_predivide_factor: float,
@@ -61,10 +64,11 @@ def share_optimizer(
 ) -> NodeSharedOptimizer:
     """The optimizer of DistributedOptimizer(node_shared=True); collective, blocking.
 
-    others: backward_passes_per_step and node_shared, which change nothing here, and what is given
-    of bucket_cap_mb and strategy.
+    strategy: "auto" or "after_backward", which change nothing here. others: model, named_parameters
+    and backward_passes_per_step, which change nothing, and bucket_cap_mb where it is given.
     Raises ValueError for optimizers and options that cannot be sharded.
     """
+    refuse_options(strategy, options)
     refused = [
         name
         for name, wrong in {
@@ -74,7 +78,7 @@ def share_optimizer(
             "gradient_predivide_factor": gradient_predivide_factor != 1.0,
             "groups": groups is not None,
             "bucket_cap_mb": "bucket_cap_mb" in others,
-            "strategy": "strategy" in others,
+            "strategy": strategy == "overlap",
         }.items()
         if wrong
     ]

@@ -6,7 +6,7 @@ data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,22 +16,26 @@ from torch.optim.optimizer import Optimizer
 from hsgd.comm import Comm
 from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
 from hsgd.torch.job import runtime
-from hsgd.torch.strategies.arguments import refuse_others, translated
+from hsgd.torch.strategies.arguments import refuse_options, refuse_others, translated
 
 __all__ = ["notified_tree", "plant_tree"]
 
 
 def plant_tree(
     optimizer: torch.optim.Optimizer,
+    strategy: str,
+    *,
+    op: int,
     model: torch.nn.Module | None,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-    op: int,
+    options: Mapping[str, Any] | None,
     **others: Any,
 ) -> NotifiedTree:
     """The optimizer of DistributedOptimizer(strategy="notified_tree"); collective, blocking.
 
     Raises ValueError naming arguments that have no meaning with this strategy.
     """
+    refuse_options(strategy, options)
     job = runtime.current()
     if model is None:  # before a communicator is made
         return notified_tree(optimizer, job.comm, model=None)
