@@ -20,7 +20,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 BIN := $(abspath $(VENV))/bin
 PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*.cpp tests/native/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c tests/mpi_programs/*.[ch] tests/foreign/*.c)
+CHANGED := $(BIN)/python tests/changed.py
+CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c tests/mpi_programs/*.[ch] tests/foreign/*.c)
 SOURCES := setup.py pyproject.toml hsgd/launch/launch_hook.py hsgd/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
 # The stamp changes its name with the choice of torch and MPI.
 BASE := $(VENV)/.base-$(shell echo '$(HSGD_TORCH) $(HSGD_MPI)' | cksum | cut -d ' ' -f 1)
@@ -31,7 +32,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test bench lint format typecheck native-test sanitized-test pytest chaos test-torch test-bench suites test-all prepare prepare-test clean distclean
+.PHONY: help demo test check bench lint format typecheck native-test sanitized-test pytest chaos test-torch test-bench suites test-all prepare prepare-test clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +47,16 @@ demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data with horovodrun --plu
 
 test: export WERROR := 1
 test: prepare-test lint typecheck native-test sanitized-test pytest ## everything: lint, types, native and Python tests
+
+check: export WERROR := 1
+check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of what changed, under two minutes
+	$(CHANGED) python | xargs -r $(BIN)/ruff check
+	$(CHANGED) python | xargs -r $(BIN)/ruff format --check
+	$(CHANGED) cpp | xargs -r $(BIN)/clang-format --dry-run -Werror
+	$(MAKE) --no-print-directory typecheck
+	[ -z "$$($(CHANGED) native)" ] || $(BIN)/python setup.py --quiet native_test
+	for program in $$($(CHANGED) native); do echo "$$program"; timeout 300 "build/native-test/$$program"; done
+	$(CHANGED) pytest | xargs -r $(PYTEST) -m 'not (chaos or torch or bench or suites)' $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Horovod and DeepSpeed
 	$(BIN)/python benchmarks/allreduce.py
@@ -65,7 +76,7 @@ typecheck: $(VENV)/.dev ## mypy --strict, on an installed copy: at the root io/ 
 	$(BIN)/python setup.py --quiet build_py --build-lib build/installed
 	cd build/installed && $(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p hsgd
 
-native-test: $(VENV)/.dev ## build and run tests/native/test_*.cpp
+native-test: $(VENV)/.dev ## build and run tests/native/*/test_*.cpp
 	$(BIN)/python setup.py --quiet native_test --sanitize='$(SANITIZE)'
 	for program in build/native-test/test_*; do echo "$$program"; timeout 300 "$$program"; done
 

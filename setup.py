@@ -331,7 +331,7 @@ class BuildNative(build_ext):
         return {}
 
     def get_source_files(self) -> list[str]:
-        files = (p for folder in (CSRC, IO_CSRC) for p in sorted((ROOT / folder).iterdir()))
+        files = (p for folder in (CSRC, IO_CSRC) for p in sorted((ROOT / folder).rglob("*")))
         return [str(p.relative_to(ROOT)) for p in files if p.is_file()]
 
 

@@ -146,9 +146,8 @@ class ParameterBox(Closing):
             nobody; who asks it then gets PeerLost.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
         network: what carries changes between nodes, as of hsgd.NotifiedWindow: "sockets", which
-        needs
-            IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
-            while a rank sits in a blocking call of MPI.
+            needs IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands
+            still while a rank sits in a blocking call of MPI.
         Raises what create raises, on all ranks; SignatureMismatch when arguments differ.
         """
         from hsgd.box.terms import agree

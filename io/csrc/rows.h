@@ -1,7 +1,7 @@
 // The C interface of libhsgd_io: rows of a file go to where a batch wants them, in one call.
 //
-// Owns the prototypes that io/reading/row_copies.py repeats for ctypes, which gives the GIL away for the
-// length of a call. No state, no thread, no allocation: any thread may call anything.
+// Owns the prototypes that io/reading/row_copies.py repeats for ctypes, which gives the GIL away
+// for the length of a call. No state, no thread, no allocation: any thread may call anything.
 #ifndef HSGD_IO_ROWS_H_
 #define HSGD_IO_ROWS_H_
 

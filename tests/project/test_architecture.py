@@ -91,9 +91,7 @@ PACKAGES = {
     "hsgd.torch.job": "hsgd.launch hsgd.torch.negotiation hsgd.torch.operations hsgd.trace",
     "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
     "hsgd.torch.elastic": "hsgd.torch.job",
-    "hsgd.torch.gradients": (
-        "hsgd.torch.collectives hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations"
-    ),
+    "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
     "hsgd.torch.strategies": (
         "hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.node_shared "
         "hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
@@ -292,3 +290,11 @@ def test_every_module_says_what_it_owns_and_what_it_exports() -> None:
             if isinstance(target, ast.Name)
         ]
         assert "__all__" in targets, f"{name} has no __all__"
+
+
+def test_the_page_lists_exactly_the_folders() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.findall(r"^\| `([^`]+)` \|", page, re.M)
+    folders = {f"hsgd/csrc/{room}" for room in ROOMS} | PACKAGES.keys()
+    assert {name for name in listed if name.startswith(("hsgd/csrc/", "hsgd"))} == folders
+    assert len(listed) == len(set(listed))

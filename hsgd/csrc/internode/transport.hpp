@@ -2,7 +2,8 @@
 // more.
 //
 // Owns the interface. Implementations: mpi/transport.cpp (PMPI_* only) and
-// tests/native/support/transport_inproc.cpp (threads of one process). Never interprets the bytes. Nothing here blocks.
+// tests/native/support/transport_inproc.cpp (threads of one process). Never interprets the bytes.
+// Nothing here blocks.
 #ifndef HSGD_INTERNODE_TRANSPORT_HPP_
 #define HSGD_INTERNODE_TRANSPORT_HPP_
 

@@ -95,9 +95,8 @@ class PairAverager:
         the weights, and a peer that does not answer holds one. A neighbour on another node costs
         one more. None is one for each neighbour, up to 4.
     network: what carries weights between nodes, "sockets" or "mpi"; see hsgd.NotifiedWindow. Over
-    MPI a
-        peer on another node that dies ends the job, and one that stands still may hold up its
-        neighbours.
+        MPI a peer on another node that dies ends the job, and one that stands still may hold up
+        its neighbours.
     timeout_s: until close() gives up on open requests; None is the deadline of `comm`.
     remote_only: over the network inside the node too, for tests.
 

@@ -16,10 +16,10 @@ from hsgd.optim.node_shared.node_shared_optimizer import (
     NodeSharedOptimizer,
     SharedParameters,
 )
-from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.compression import Compression
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job import runtime
-from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.job.process_sets import global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
 from hsgd.torch.strategies.arguments import refuse_options
 
@@ -53,35 +53,27 @@ def share_optimizer(
     optimizer: torch.optim.Optimizer,
     strategy: str,
     *,
-    op: int,
     options: Mapping[str, Any] | None,
-    compression: type[Compressor],
-    process_set: ProcessSet,
-    gradient_predivide_factor: float,
-    groups: int | list[list[torch.Tensor]] | None,
     sparse_as_dense: bool,
     **others: Any,
 ) -> NodeSharedOptimizer:
     """The optimizer of DistributedOptimizer(node_shared=True); collective, blocking.
 
-    strategy: "auto" or "after_backward", which change nothing here. others: model, named_parameters
-    and backward_passes_per_step, which change nothing, and bucket_cap_mb where it is given.
+    strategy: "auto" or "after_backward", which change nothing here. others: what else was given;
+    model, named_parameters and backward_passes_per_step change nothing.
     Raises ValueError for optimizers and options that cannot be sharded.
     """
     refuse_options(strategy, options)
-    refused = [
-        name
-        for name, wrong in {
-            "compression": compression is not Compression.none,
-            "op": op != AVERAGE,
-            "process_set": process_set is not global_process_set,
-            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
-            "groups": groups is not None,
-            "bucket_cap_mb": "bucket_cap_mb" in others,
-            "strategy": strategy == "overlap",
-        }.items()
-        if wrong
-    ]
+    neutral = {
+        "compression": Compression.none,
+        "op": AVERAGE,
+        "process_set": global_process_set,
+        "gradient_predivide_factor": 1.0,
+        "groups": None,
+    }
+    refused = [name for name, value in neutral.items() if others[name] != value]
+    refused += ["bucket_cap_mb"] if "bucket_cap_mb" in others else []
+    refused += ["strategy"] if strategy == "overlap" else []
     if refused:
         raise ValueError(
             f"node_shared: {', '.join(refused)} cannot be given; gradients are averaged over all "

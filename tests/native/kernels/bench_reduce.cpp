@@ -1,10 +1,10 @@
 // GB/s of the kernels of hsgd/csrc/kernels, beside memcpy and a naive loop over the same streams.
 //
 // Build by hand, with the four reduce*.o of the library: g++ -std=c++17 -O3 -march=native
-// -ffp-contract=off -Ihsgd/csrc -Ihsgd/csrc/include tests/native/kernels/bench_reduce.cpp reduce*.o.
-// Candidates take turns in one run on the same buffers, and each shows its median; a byte counts
-// once per read or write, without the read that an ordinary store causes. Results are compared
-// before anything is timed.
+// -ffp-contract=off -Ihsgd/csrc -Ihsgd/csrc/include tests/native/kernels/bench_reduce.cpp
+// reduce*.o. Candidates take turns in one run on the same buffers, and each shows its median; a
+// byte counts once per read or write, without the read that an ordinary store causes. Results are
+// compared before anything is timed.
 #include <time.h>
 
 #include <algorithm>
