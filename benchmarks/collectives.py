@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from command import Benchmark, run
+from harness.command import Benchmark, run
 
 __all__ = ["COLLECTIVES"]
 

@@ -23,9 +23,9 @@ import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 import hsgd.c10d
-import report
+from harness import report
+from harness.stopping import Stopped, keeping
 from lars import MODELS, Shapes
-from stopping import Stopped, keeping
 
 __all__ = ["main"]
 

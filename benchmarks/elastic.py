@@ -18,10 +18,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-import report
-from layouts import Layout, on_one_node, read_layout
-from shapes import MODELS
-from worker_jobs import WorkerJobs
+from harness import report
+from harness.layouts import Layout, on_one_node, read_layout
+from harness.shapes import MODELS
+from harness.worker_jobs import WorkerJobs
 
 __all__ = ["main", "ratios"]
 
@@ -64,7 +64,7 @@ examples:
   python benchmarks/elastic.py --parts study --seeds 20 --workers 2 4 8
 """
 
-WORKER = Path(__file__).resolve().with_name("elastic_worker.py")
+WORKER = "elastic_worker"
 PARTS = ("box", "push", "steps", "models", "slow", "study")
 SLOW_PARTS = ("steps", "study")  # for --quick
 BESIDE = ("compute", "two_level", "async", "hybrid")

@@ -18,13 +18,11 @@ from typing import Any
 
 import torch
 
-import gossip_cost
-import gossip_links
-import gossip_study
-import report
-from gossip_simulation import SHARDS, Case
+from harness import report
+from harness.stopping import keeping
 from hsgd.errors import LaunchError
-from stopping import keeping
+from studies import gossip_cost, gossip_links, gossip_study
+from studies.gossip_simulation import SHARDS, Case
 
 __all__ = ["main"]
 

@@ -19,9 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jobs
-import layouts
-import report
+from harness import jobs, layouts, report
 from hsgd.launch import launch, mpirun, preload
 from hsgd.launch.mpi_compiler import find_wrapper
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-import report
+from harness import report
 from hsgd.errors import LaunchError
 
 __all__ = ["main"]
@@ -48,7 +48,7 @@ def run_rank(folder: str, turns: int, total: int, cold: bool) -> None:
     from hsgd.io import PartitionedLoader
 
     from hsgd import Comm
-    from io_files import can_drop_caches, drop_caches
+    from studies.io_files import can_drop_caches, drop_caches
 
     comm = Comm()
     loaders = {

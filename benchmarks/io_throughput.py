@@ -20,10 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import report
-from io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
-from io_files import PACKAGES, SMALL, DataSet, available, can_drop_caches, drop_caches, make, warm
-from io_ranks import Ranks
+from harness import report
+from studies.io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
+from studies.io_files import (
+    PACKAGES,
+    SMALL,
+    DataSet,
+    available,
+    can_drop_caches,
+    drop_caches,
+    make,
+    warm,
+)
+from workers.io_ranks import Ranks
 
 __all__ = ["main"]
 

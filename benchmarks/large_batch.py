@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-import report
+from harness import report
+from harness.stopping import keeping
 from hsgd.optim import LARS, WarmupPolynomialLR
 from shuffle_quality import digits
-from stopping import keeping
 
 __all__ = ["OPTIMIZERS", "main"]
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-import report
-from peers import PeerMissing, timm_lars_file
-from steps import bert, resnet50
-from stopping import keeping
+from harness import report
+from harness.peers import PeerMissing, timm_lars_file
+from harness.steps import bert, resnet50
+from harness.stopping import keeping
 
 __all__ = ["MODELS", "main"]
 

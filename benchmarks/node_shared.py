@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import report
 import training
-from layouts import Layout, Place, on_one_node, read_layout
-from steps import UPDATES, payload_bytes
+from harness import report
+from harness.layouts import Layout, Place, on_one_node, read_layout
+from harness.steps import UPDATES, payload_bytes
 from training import Effort, Samples, Way
 
 __all__ = ["WAYS", "main", "ratios"]

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import report
-from layouts import Layout, on_one_node, read_layout
-from worker_jobs import WorkerJobs
+from harness import report
+from harness.layouts import Layout, on_one_node, read_layout
+from harness.rank_command import BENCHMARKS
+from harness.worker_jobs import WorkerJobs
 
 __all__ = ["main", "ratios"]
 
@@ -61,9 +62,8 @@ examples:
   python benchmarks/overlap.py --json overlap.json --png overlap.png
 """
 
-WORKER = Path(__file__).resolve().with_name("overlap_worker.py")
-PUT_WORKER = WORKER.with_name("put_worker.py")
-COUNTER = WORKER.parents[1] / "tests" / "mpi_programs" / "count_collectives.c"
+WORKER, PUT_WORKER = "overlap_worker", "put_worker"
+COUNTER = BENCHMARKS.parent / "tests" / "mpi_programs" / "count_collectives.c"
 TREES = ("tree", "tree_overlap", "tree_mpi", "tree_shared", "tree_parts")
 BETWEEN_NODES = ("compute", "ddp", "two_level", *TREES)
 ON_ONE_NODE = ("compute", "ddp", "two_level", "tree", "tree_overlap")

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from hsgd.io import PartitionedLoader, convert_to_slabs
 
-import report
-import stopping
+from harness import report, stopping
 
 __all__ = ["Models", "digits", "entropies", "extend", "main"]
 

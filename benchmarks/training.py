@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import report
-from candidates import Job
+from harness import report
+from harness.candidates import Job
+from harness.jobs import JobFailed, Tools, WorkerJob, environment
+from harness.layouts import Layout, Place, on_one_node, open_place, read_layout
+from harness.rank_command import rank_command
+from harness.steps import CASES, payload_bytes
+from harness.stopping import Stopped, keeping
 from hsgd.errors import LaunchError
 from hsgd.launch import launch
-from jobs import HERE, JobFailed, Tools, WorkerJob, environment
-from layouts import Layout, Place, on_one_node, open_place, read_layout
-from steps import CASES, payload_bytes
-from stopping import Stopped, keeping
 
 __all__ = [
     "WAYS",
@@ -246,7 +247,7 @@ def _fit(case: str, ranks: int) -> bool:
 def worker_job(way: Way, place: Place, folder: Path, stack: contextlib.ExitStack) -> WorkerJob:
     """The ranks of one way, started in a folder of their own; ended with the stack."""
     launcher = launch.find_launcher(_environ(place))
-    words = (sys.executable, str(HERE / "training_worker.py"), way.worker)
+    words = tuple(rank_command("training_worker", way.worker))
     own = folder / way.name
     own.mkdir(parents=True)
     tools = Tools(launcher, words, Path(sys.executable).parent)

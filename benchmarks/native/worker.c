@@ -1,10 +1,11 @@
-/* One rank of a C job: does what the parent orders, like ../worker.py, whose protocol it speaks.
+/* One rank of a C job: does what the parent orders, like ../workers/worker.py, whose protocol it
+ * speaks.
  *
  * Owns one rank's buffers, the timed loop and the check of the results. Never decides how often or
  * in which order anything is measured: the parent orders, one line each way on a UNIX socket.
- * Between orders the rank sleeps in a read. The numbers that are sent are those of ../pattern.py,
- * the sizes of buffers those of ../operations.py. Compiled by
- * ../jobs.py when a benchmark starts, without hsgd.c for an MPI that hsgd was not built for.
+ * Between orders the rank sleeps in a read. The numbers that are sent are those of
+ * ../harness/pattern.py, the sizes of buffers those of ../harness/operations.py. Compiled by
+ * ../harness/jobs.py when a benchmark starts, without hsgd.c for an MPI that hsgd was not built for.
  */
 #include "worker.h"
 

@@ -18,13 +18,12 @@ import torch
 
 import ddp
 import gossip
-import gossip_cost
-import gossip_links
 import large_batch
 import lars
 import node_shared
-import stopping
 import training
+from harness import stopping
+from studies import gossip_cost, gossip_links
 
 __all__: list[str] = []
 

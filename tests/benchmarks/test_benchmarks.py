@@ -20,20 +20,22 @@ import numpy as np
 import pytest
 
 import allreduce
-import candidates
-import command
-import jobs
-import layouts
 import node_shared
-import operations
-import pattern
-import peers
-import ratios
-import report
-import turns
-import worker
+from harness import (
+    candidates,
+    command,
+    jobs,
+    layouts,
+    operations,
+    pattern,
+    peers,
+    ratios,
+    report,
+    turns,
+)
 from hsgd.testing import cluster
 from hsgd.testing.processes import run_marked
+from workers import worker
 
 __all__: list[str] = []
 

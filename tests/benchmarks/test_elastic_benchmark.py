@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import elastic
-import elastic_study
+from harness.shapes import MODELS
 from hsgd.testing.processes import run_marked
-from shapes import MODELS
+from studies import elastic_study
 
 __all__: list[str] = []
 

@@ -13,12 +13,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-import gossip_links
-import gossip_simulation
-import gossip_study
-from gossip_simulation import SHARDS, Case, Way, digits, shards, simulate
 from hsgd.optim import FixedPeriod, RelativeChange
 from hsgd.testing.processes import run_marked
+from studies import gossip_links, gossip_simulation, gossip_study
+from studies.gossip_simulation import SHARDS, Case, Way, digits, shards, simulate
 
 __all__: list[str] = []
 

@@ -13,11 +13,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-import candidates
-import jobs
-import layouts
-import steps
 import training
+from harness import candidates, jobs, layouts, steps
 from hsgd.testing.processes import run_marked
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""A rank of gossip_links.py: `python gossip_worker.py TARGET STEPS WAY...`, under mpirun.
+"""A rank of gossip_links.py: `python rank.py gossip_worker TARGET STEPS WAY...`, under mpirun.
 
 Trains one model after the other, one per way, until the mean accuracy of the ranks' own models
 reaches TARGET percent, or for STEPS steps. Rank 0 prints one line of JSON for each. The clock runs
@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gossip_simulation import digits, shards
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import Budget, FixedPeriod, Gossip, RelativeChange
+from studies.gossip_simulation import digits, shards
 
 __all__ = ["WAYS"]
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import report
-from candidates import CANDIDATES, HOROVOD_CYCLE_S, select
-from jobs import environment
-from layouts import Layout, on_one_node, read_layout
-from operations import OPERATIONS
-from ratios import SHOWN, ratios
-from stopping import keeping
-from turns import BATCH_S, BUFFERS, CYCLE_CALLS, SLOW_S, Plan, Run, measure
+from harness import report
+from harness.candidates import CANDIDATES, HOROVOD_CYCLE_S, select
+from harness.jobs import environment
+from harness.layouts import Layout, on_one_node, read_layout
+from harness.operations import OPERATIONS
+from harness.ratios import SHOWN, ratios
+from harness.stopping import keeping
+from harness.turns import BATCH_S, BUFFERS, CYCLE_CALLS, SLOW_S, Plan, Run, measure
 
 __all__ = ["Benchmark", "document", "run", "tables"]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import report
-from candidates import CANDIDATES, JOBS
+from harness import report
+from harness.candidates import CANDIDATES, JOBS
 
 __all__ = ["SHOWN", "SUBJECTS", "Subject", "ratios"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pattern import Floats, Pattern
+from harness.pattern import Floats, Pattern
 
 __all__ = ["OPERATIONS", "Operation"]
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from candidates import Job
+from harness.candidates import Job
+from harness.layouts import Layout, Place
+from harness.peers import deepspeed_library, mpich_environment, telling_line
+from harness.rank_command import BENCHMARKS, rank_command
 from hsgd.launch import launch, mpirun
 from hsgd.launch.mpi_compiler import find_wrapper
-from layouts import Layout, Place
-from peers import deepspeed_library, mpich_environment, telling_line
 
 __all__ = ["JobFailed", "Tools", "WorkerJob", "compile_native", "environment", "prepare"]
 
-HERE = Path(__file__).resolve().parent
 START_LIMIT_S = 180.0  # importing torch in all jobs at once on a busy machine
 ORDER_LIMIT_S = 300.0
 END_LIMIT_S = 20.0
@@ -90,12 +90,12 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
         path = home / "bin" / "mpirun"
         launcher = launch.identify(str(path))
         compiler = str(home / "bin" / "mpicc")
-        worker = [str(home / "bin" / "python"), str(HERE / "worker.py")]
+        worker = rank_command("worker", python=str(home / "bin" / "python"))
         if job.native:
             worker = [str(compile_native(folder, compiler, hsgd=False))]
         return Tools(launcher, tuple(worker), path.parent)
     word = str(deepspeed_library(install)) if job.peer == "deepspeed" else ""
-    worker = [sys.executable, str(HERE / "worker.py")]
+    worker = rank_command("worker")
     if job.native:
         worker = [str(compile_native(folder, find_wrapper("mpicc"), hsgd=True))]
     beside = Path(sys.executable).parent
@@ -113,10 +113,10 @@ def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
     program = folder / ("worker-hsgd" if hsgd else "worker")
     if program.exists():
         return program
-    sources = [p for p in sorted((HERE / "native").glob("*.c")) if hsgd or p.stem != "hsgd"]
+    sources = [p for p in sorted((BENCHMARKS / "native").glob("*.c")) if hsgd or p.stem != "hsgd"]
     words = [compiler, "-std=gnu11", "-O3", "-march=native", *map(str, sources)]
     if hsgd:
-        headers, libraries = HERE.parent / "hsgd/csrc/include", Path(package.__file__).parent
+        headers, libraries = BENCHMARKS.parent / "hsgd/csrc/include", Path(package.__file__).parent
         words += ["-DWITH_HSGD", f"-I{headers}", f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
         words += ["-lhsgd_mpi", "-lhsgd_core"]
     words += ["-ldl", "-o", str(program)]

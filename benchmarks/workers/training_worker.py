@@ -23,8 +23,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor, nn
 
-import steps
-from training_limit import Link, Transfer
+from harness import steps
+from workers.training_limit import Link, Transfer
 
 __all__: list[str] = []
 

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from io_candidates import BATCH, CANDIDATES
-from io_files import DataSet
+from studies.io_candidates import BATCH, CANDIDATES
+from studies.io_files import DataSet
 
 __all__ = ["Ranks"]
 

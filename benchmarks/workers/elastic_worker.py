@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastic_study import METHODS, study
+from harness.shapes import MODELS
 from hsgd import Comm, ParameterBox
 from hsgd.optim import ElasticAveraging
-from plain_tcp import PlainTcp
-from shapes import MODELS
+from studies.elastic_study import METHODS, study
+from workers.plain_tcp import PlainTcp
 
 __all__: list[str] = []
 

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.layouts import Layout, Place, open_place
+from harness.rank_command import rank_command
 from hsgd.errors import LaunchError
-from layouts import Layout, Place, open_place
 
 __all__ = ["WorkerJobs"]
 
@@ -25,7 +26,7 @@ END_S = 20.0  # mpirun needs a while to end its ranks
 class WorkerJobs:
     """Runs `worker OUT WORDS...` on layouts; what fails becomes a line, not an end."""
 
-    def __init__(self, worker: Path, folder: Path, limit_s: float) -> None:
+    def __init__(self, worker: str, folder: Path, limit_s: float) -> None:
         self.worker, self.folder, self.limit_s = worker, folder, limit_s
         self.failures: list[str] = []
 
@@ -33,7 +34,7 @@ class WorkerJobs:
         self,
         layout: Layout,
         words: Sequence[str],
-        worker: Path | None = None,
+        worker: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> Any:
         """What rank 0 wrote; None when the job failed. `worker`: in place of the usual one.
@@ -43,7 +44,7 @@ class WorkerJobs:
         out.unlink(missing_ok=True)
         try:
             with open_place(layout) as place:
-                command = [str(worker or self.worker), str(out), *words]
+                command = rank_command(worker or self.worker, str(out), *words)
                 code, said = self._finish(place, command, environment or {})
             if code == 0:
                 return json.loads(out.read_text())
@@ -90,7 +91,7 @@ def _mpirun(layout: Layout, hosts: str, more: Mapping[str, str]) -> list[str]:
     words += ["-x", "OMP_NUM_THREADS=1", "-x", "PATH"]
     for name, value in more.items():
         words += ["-x", f"{name}={value}"]
-    return [*words, sys.executable]
+    return words
 
 
 def _environment() -> dict[str, str]:

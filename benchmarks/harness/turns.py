@@ -21,13 +21,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-import report
-from candidates import JOBS, Candidate
+from harness import report
+from harness.candidates import JOBS, Candidate
+from harness.jobs import JobFailed, WorkerJob, prepare
+from harness.layouts import Layout, Place, open_place
+from harness.operations import OPERATIONS
+from harness.peers import PeerMissing
 from hsgd.errors import LaunchError
-from jobs import JobFailed, WorkerJob, prepare
-from layouts import Layout, Place, open_place
-from operations import OPERATIONS
-from peers import PeerMissing
 
 __all__ = [
     "BATCH_S",

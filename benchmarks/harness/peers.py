@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from harness.rank_command import BENCHMARKS
 from hsgd.launch.horovod_wheel import cache_folder
 
 __all__ = [
@@ -37,7 +38,7 @@ DEEPSPEED = "0.19.8"
 TIMM = "1.0.31"
 DEEPSPEED_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-w")
 LIMIT_S = 600
-_GLUE = Path(__file__).resolve().parent / "native" / "deepspeed.cpp"
+_GLUE = BENCHMARKS / "native" / "deepspeed.cpp"
 # DeepSpeed's file includes all of torch with Python; tensors are all that it uses.
 _EXTENSION_H = "#include <ATen/ATen.h>\nnamespace torch { using at::Tensor; }\n"
 

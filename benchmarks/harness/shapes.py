@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from steps import resnet50
+from harness.steps import resnet50
 
 __all__ = ["MODELS"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from layouts import Layout  # not at run time: workers may have no hsgd beside them
+    from harness.layouts import Layout  # not at run time: workers may have no hsgd beside them
 
 __all__ = [
     "CANDIDATES",

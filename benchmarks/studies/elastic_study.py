@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossip_simulation import CLASSES, HIDDEN, PIXELS, TRAIN, digits
 from hsgd import Comm
 from hsgd.optim import ElasticAveraging
+from studies.gossip_simulation import CLASSES, HIDDEN, PIXELS, TRAIN, digits
 
 __all__ = ["METHODS", "best_rate", "study"]
 

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from hsgd.io import PartitionedLoader
 
-from io_files import DataSet, import_streaming
+from studies.io_files import DataSet, import_streaming
 
 __all__ = ["BATCH", "CANDIDATES", "MEMORY_LIMIT", "Candidate", "fio_rate"]
 

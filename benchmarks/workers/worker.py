@@ -1,7 +1,7 @@
 """One rank of a worker job: does what the parent orders, one line each way on a UNIX socket.
 
 Owns the buffers, the timed loop and the check of the results on this rank. Never decides how often
-or in which order anything is measured. Started by mpirun: worker.py SOCKET.
+or in which order anything is measured. Started by mpirun: rank.py worker SOCKET.
 
 Orders: `setup NAME [WORD]`, `measure NAME COLLECTIVE BYTES CALLS BATCHES BUFFERS`, `release`,
 `end`. Answers are JSON objects; {"error": ...} says why a candidate cannot be measured, {"missing":
@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from bindings import BINDINGS, Binding, Call
-from candidates import CANDIDATES
-from operations import OPERATIONS, Operation
-from pattern import Floats, Pattern, difference, digest
+from harness.candidates import CANDIDATES
+from harness.operations import OPERATIONS, Operation
+from harness.pattern import Floats, Pattern, difference, digest
+from workers.bindings import BINDINGS, Binding, Call
 
 __all__ = ["Bench", "main"]
 

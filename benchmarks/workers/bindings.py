@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pattern import Floats, aligned
+from harness.pattern import Floats, aligned
 
 __all__ = ["BINDINGS", "Binding", "Call"]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harness.pattern import MAX_RANKS
 from hsgd.errors import LaunchError
 from hsgd.launch import launch
-from pattern import MAX_RANKS
 
 if TYPE_CHECKING:
     from hsgd.testing.cluster import Cluster

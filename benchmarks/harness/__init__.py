@@ -1,0 +1,3 @@
+"""What the benchmarks share: jobs, layouts, turns, ratios, reports."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Parts of larger benchmarks: simulations, peers and files that are compared."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""What the ranks of benchmarks run; rank.py starts them."""
+
+__all__: list[str] = []
