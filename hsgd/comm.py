@@ -151,7 +151,7 @@ class Comm(Closing):
         self._native = native
         self._place = native.topology()
         self._serial = Comm._serials
-        self._exchanges: list[weakref.ref[Any]] = []
+        self._windows: list[weakref.ref[Any]] = []
         self._before_close: list[Callable[[], object]] = []
         Comm._serials += 1
         _open.add(self)
@@ -517,13 +517,13 @@ class Comm(Closing):
         """What NotifiedWindow is made of; collective, blocking. `owner` is closed with this."""
         near = self.cross_size == 1 and not options.remote_only
         if self._mpi is None or near or options.sockets:
-            native = self._native.exchange(options)
+            native = self._native.window(options)
         else:
             from mpi4py import MPI
 
             library = _mpi_library(MPI.Get_library_version())
-            native = library.exchange(MPI._addressof(self._mpi), self._native, options)
-        self._exchanges.append(weakref.ref(owner))
+            native = library.window(MPI._addressof(self._mpi), self._native, options)
+        self._windows.append(weakref.ref(owner))
         return native
 
     def counters(self) -> _native.Counters:
@@ -558,9 +558,9 @@ class Comm(Closing):
 
     def _may_wait(self) -> bool:
         """Whether close() may wait for other ranks."""
-        exchanges = [exchange() for exchange in self._exchanges]
+        windows = [window() for window in self._windows]
         return self._native.has_open() or any(
-            exchange is not None and not exchange.closed for exchange in exchanges
+            window is not None and not window.closed for window in windows
         )
 
     def close(self) -> None:
@@ -575,11 +575,11 @@ class Comm(Closing):
             for function in functions:
                 function()
         finally:
-            for exchange in self._exchanges:  # in the order of creation, the same on all ranks
-                owner = exchange()
+            for window in self._windows:  # in the order of creation, the same on all ranks
+                owner = window()
                 if owner is not None:
                     owner.close()
-            self._exchanges.clear()
+            self._windows.clear()
             self._native.close()
             if self._frees_mpi:
                 self._frees_mpi = False

@@ -14,5 +14,5 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 def rank_command(name: str, *words: str, python: str = sys.executable) -> list[str]:
-    """The command of a rank that runs workers/NAME.py with these words."""
+    """The command of a rank that runs workers.NAME with these words."""
     return [python, str(BENCHMARKS / "rank.py"), name, *words]

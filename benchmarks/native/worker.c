@@ -5,7 +5,7 @@
  * in which order anything is measured: the parent orders, one line each way on a UNIX socket.
  * Between orders the rank sleeps in a read. The numbers that are sent are those of
  * ../harness/pattern.py, the sizes of buffers those of ../harness/operations.py. Compiled by
- * ../harness/jobs.py when a benchmark starts, without hsgd.c for an MPI that hsgd was not built for.
+ * ../harness/jobs.py when a benchmark starts, without hsgd.c where hsgd was not built for the MPI.
  */
 #include "worker.h"
 

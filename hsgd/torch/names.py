@@ -12,16 +12,22 @@ import importlib
 __all__ = ["FAMILIES", "HOROVODS_OWN", "table"]
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "job": ("basics", "process_sets", "meeting"),
+    "job": ("job.basics", "job.process_sets", "barrier"),
     "operations": (
-        "allreduce",
-        "allgather",
-        "broadcast",
-        "alltoall",
-        "reducescatter",
-        "submission",
+        "collectives.allreduce",
+        "collectives.allgather",
+        "collectives.broadcast",
+        "collectives.alltoall",
+        "collectives.reducescatter",
+        "collectives.submission",
     ),
-    "models": ("functions", "optimizer", "sharing", "sync_batch_norm", "compression"),
+    "models": (
+        "functions",
+        "optimizer",
+        "strategies.node_shared_strategy",
+        "sync_batch_norm",
+        "compression",
+    ),
     "elastic": ("elastic", "elastic.state"),
     "constants and errors": ("exceptions",),
 }

@@ -318,7 +318,7 @@ def test_every_point_of_the_sources_has_a_scenario() -> None:
 def test_only_the_build_for_tests_has_points() -> None:
     import hsgd
 
-    traces = [b"fault_point", *(name.encode() for name in fault_points.named_in_sources())]
+    traces = [b"reach_fault_point", *(name.encode() for name in fault_points.named_in_sources())]
     binaries = sorted(Path(hsgd.__file__).parent.glob("*.so"))
     assert len(binaries) >= 2
     for path in binaries:

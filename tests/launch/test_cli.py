@@ -101,7 +101,7 @@ def test_a_launcher_of_another_mpi_is_not_used(damaged: SiteCopy, tmp_path: Path
     path = fake_launcher(tmp_path / "fake", "Open MPI 4.1.6")
     code = (
         "import sys; sys.executable = '/nowhere/python'\n"
-        "from hsgd import launch; launch.find_launcher({'PATH': sys.argv[1]})"
+        "from hsgd.launch import launch; launch.find_launcher({'PATH': sys.argv[1]})"
     )
     done = damaged.python(code, path)
     assert "mpirun is Open MPI 4.1.6" in done.stderr

@@ -111,7 +111,7 @@ def test_plain_mpirun_with_the_variable_works_even_when_mpi4py_came_first(
 
 
 def test_without_flag_and_variable_nothing_is_loaded(site: SiteCopy) -> None:
-    code = "import horovod.torch; from hsgd import preload; print(preload.is_active())"
+    code = "import horovod.torch; from hsgd.launch import preload; print(preload.is_active())"
     assert site.python(code).stdout == "False\n"
     assert site.python(code, HOROVOD_PLUGIN="hsgd").stdout == "True\n"
 
@@ -124,7 +124,7 @@ def test_horovod_run_works_with_the_variable_and_keeps_its_default_cycle_time(
         "import os, horovod\n"
         "def job():\n"
         "    import horovod.torch as hvd\n"
-        "    from hsgd import preload\n"
+        "    from hsgd.launch import preload\n"
         "    hvd.init()\n"
         "    names = ('HOROVOD_CYCLE_TIME', 'HOROVOD_CACHE_CAPACITY')\n"
         "    return hvd.rank(), preload.is_active(), [os.environ.get(name) for name in names]\n"
@@ -231,7 +231,7 @@ def test_an_interposer_behind_a_global_libmpi_stops_the_worker(
     file.write_text(
         "import ctypes\n"
         "from pathlib import Path\n"
-        "from hsgd import elf, preload\n"
+        "from hsgd.launch import elf, preload\n"
         "ours = ctypes.CDLL(str(preload.library()))\n"
         "mpi = next(path for path in elf.loaded_libraries() if '/libmpi.so' in path)\n"
         "ctypes.CDLL(mpi, mode=ctypes.RTLD_GLOBAL)\n" + TRAIN
@@ -254,7 +254,7 @@ def test_no_mpi_launcher_is_told_with_what_to_install(damaged: SiteCopy, tmp_pat
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     code = (
-        "import sys; from hsgd import launch; from hsgd.errors import LaunchError\n"
+        "import sys; from hsgd.launch import launch; from hsgd.errors import LaunchError\n"
         f"sys.executable = {str(python)!r}\n"
         "try: launch.find_launcher({'PATH': '/nowhere'})\n"
         "except LaunchError as error: print(error)\n"

@@ -139,7 +139,7 @@ def test_the_metadata_has_the_promised_extras_and_a_changelog_section() -> None:
 
 
 def test_the_interposer_finds_libmpi_without_help() -> None:
-    folder = Path(horovod_wheel.__file__).parent
+    folder = Path(horovod_wheel.__file__).parents[1]
     for name in ("libhsgd_mpi.so", "libhsgd_pmpi.so"):
         listed = run("ldd", folder / name)
         assert "libmpi" in listed.stdout
@@ -183,7 +183,7 @@ def test_the_mpi_of_this_environment_is_named_from_its_header() -> None:
 
 
 def test_the_horovod_builder_needs_torch_and_says_so_in_one_line(environment: Path) -> None:
-    done = run(environment, ROOT / "hsgd" / "horovod_wheel.py")
+    done = run(environment, ROOT / "hsgd" / "launch" / "horovod_wheel.py")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "install torch first" in done.stderr

@@ -351,7 +351,7 @@ def test_a_forked_child_leaves_the_connections() -> None:
 def close_in_any_order(seat: Seat, path: str) -> list[str]:
     """Views outlive the window, which the communicator closes, and other sizes are refused."""
     comm = Comm.local(path, seat.rank, 2)
-    with pytest.raises(HsgdError, match="exchange"):
+    with pytest.raises(HsgdError, match="window"):
         NotifiedWindow(comm, 64 + seat.rank, 1)
     exchange = NotifiedWindow(comm, 64, 1)
     view = exchange.segment()

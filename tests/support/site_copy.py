@@ -93,7 +93,7 @@ class SiteCopy:
             *("csrc", "__pycache__", "libhsgd_preload.so", "libhsgd_pmpi.so", "_build.json")
         )
         shutil.copytree(package, root / "hsgd", ignore=ignored)
-        shutil.copy(package / "launch_hook.py", root / "hsgd_horovod_hook.py")
+        shutil.copy(package / "launch" / "launch_hook.py", root / "hsgd_horovod_hook.py")
         (root / "sitecustomize.py").write_text("import hsgd_horovod_hook\n")
         copy = SiteCopy(root)
         Path(copy.command).write_text("from hsgd.cli import main\n\nraise SystemExit(main())\n")

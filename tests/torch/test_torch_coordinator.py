@@ -17,6 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hsgd.config import Config
+from hsgd.torch.job import runtime
 from ranks import Ranks, Seat, meeting_point
 from tiers import short_form
 from torch_job import job
@@ -179,7 +180,7 @@ def test_an_operation_that_waits_does_not_hold_up_others(ranks: Ranks) -> None:
 
 def same_orders(seat: Seat, path: str, size: int) -> int:
     with job(seat, path, size) as hvd:
-        comm = hvd.runtime.current().comm
+        comm = runtime.current().comm
         hvd.barrier()
         before = comm.counters().calls
         handles = [hvd.allreduce_async(torch.ones(4), name=f"t.{n}") for n in range(100)]

@@ -286,7 +286,7 @@ class MpiLibrary {
     }
     create_ = reinterpret_cast<decltype(create_)>(::dlsym(handle_, "hsgd_mpi_comm_create"));
     version_ = reinterpret_cast<decltype(version_)>(::dlsym(handle_, "hsgd_mpi_library_version"));
-    exchange_ = reinterpret_cast<decltype(exchange_)>(::dlsym(handle_, "hsgd_mpi_exchange_create"));
+    window_ = reinterpret_cast<decltype(window_)>(::dlsym(handle_, "hsgd_mpi_window_create"));
   }
   // Never unloaded: MPI keeps callbacks into it until the process ends.
 
@@ -308,11 +308,11 @@ class MpiLibrary {
     return comm;
   }
 
-  // In the form of hsgd_exchange_create.
-  auto exchange(uintptr_t address) const {
-    return [this, address](hsgd_comm* comm, const hsgd_exchange_options* options,
-                           hsgd_exchange** made, hsgd_error* error) {
-      return exchange_(reinterpret_cast<const void*>(address), comm, options, made, error);
+  // In the form of hsgd_window_create.
+  auto window(uintptr_t address) const {
+    return [this, address](hsgd_comm* comm, const hsgd_window_options* options, hsgd_window** made,
+                           hsgd_error* error) {
+      return window_(reinterpret_cast<const void*>(address), comm, options, made, error);
     };
   }
 
@@ -320,7 +320,7 @@ class MpiLibrary {
   void* handle_;
   decltype(&hsgd_mpi_comm_create) create_;
   decltype(&hsgd_mpi_library_version) version_;
-  decltype(&hsgd_mpi_exchange_create) exchange_;
+  decltype(&hsgd_mpi_window_create) window_;
 };
 
 // --- communicators ---
@@ -406,10 +406,10 @@ class Comm {
     return Comm(part);
   }
 
-  // `create`: hsgd_exchange_create, or what has its form.
+  // `create`: hsgd_window_create, or what has its form.
   template <class Create>
-  NotifiedWindow exchange(Create&& create, const hsgd_exchange_options& options) {
-    hsgd_exchange* made = nullptr;
+  NotifiedWindow window(Create&& create, const hsgd_window_options& options) {
+    hsgd_window* made = nullptr;
     call([&](hsgd_comm* comm, hsgd_error* error) { return create(comm, &options, &made, error); });
     return NotifiedWindow(comm_, made);
   }
@@ -621,9 +621,9 @@ NB_MODULE(_native, module) {
            nb::arg("once_per_node"), nb::arg("name").none())
       .def("split", &Comm::split)
       .def("shrink", &Comm::shrink, nb::arg("timeout_s"))
-      .def("exchange",
-           [](Comm& self, const hsgd_exchange_options& options) {
-             return self.exchange(hsgd_exchange_create, options);
+      .def("window",
+           [](Comm& self, const hsgd_window_options& options) {
+             return self.window(hsgd_window_create, options);
            })
       .def("leave", &Comm::leave)
       .def("close", &Comm::close)
@@ -647,14 +647,14 @@ NB_MODULE(_native, module) {
            [](const MpiLibrary& self, uintptr_t address, const hsgd_options& options) {
              return Comm(self.create(address, options));
            })
-      .def("exchange", [](const MpiLibrary& self, uintptr_t address, Comm& comm,
-                          const hsgd_exchange_options& options) {
-        return comm.exchange(self.exchange(address), options);
+      .def("window", [](const MpiLibrary& self, uintptr_t address, Comm& comm,
+                        const hsgd_window_options& options) {
+        return comm.window(self.window(address), options);
       });
 
   hsgd::python::bind_box(module);
   hsgd::python::bind_tree(module);
-  hsgd::python::bind_exchange(module);
+  hsgd::python::bind_window(module);
   hsgd::python::bind_lars(module);
   hsgd::python::bind_change(module);
   // Addresses: the caller has checked the arrays, and keeps them.

@@ -73,9 +73,9 @@ int call_update(void* context, uint64_t version, const uint32_t* layers, uint32_
 
 }  // namespace
 
-Tree::Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_exchange> exchange,
+Tree::Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_window> window,
            const std::vector<Layer>& layers, const Options& options)
-    : comm_(std::move(comm)), exchange_(std::move(exchange)) {
+    : comm_(std::move(comm)), window_(std::move(window)) {
   std::deque<Lists> lists;
   std::vector<hsgd_tree_layer> list;
   for (const Layer& layer : layers) list.push_back(lists.emplace_back(layer).layer(layer));
@@ -89,7 +89,7 @@ Tree::Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_exchange> excha
                                options.reason_bytes};
   hsgd_tree* tree = nullptr;
   hsgd_error error{};
-  raise_on_error(hsgd_tree_create(exchange_.get(), &made, &tree, &error), error);
+  raise_on_error(hsgd_tree_create(window_.get(), &made, &tree, &error), error);
   tree_.reset(tree, hsgd_tree_destroy);
 }
 

@@ -36,8 +36,8 @@ class Tree {
     uint64_t reason_bytes;
   };
 
-  // Keeps both, so whoever closes the exchange waits for run() and drops this.
-  Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_exchange> exchange,
+  // Keeps both, so whoever closes the window waits for run() and drops this.
+  Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_window> window,
        const std::vector<Layer>& layers, const Options& options);
   // Blocks without the GIL; calls update(version, layers) with it.
   void run(nb::object update);
@@ -52,7 +52,7 @@ class Tree {
 
  private:
   std::shared_ptr<hsgd_comm> comm_;
-  std::shared_ptr<hsgd_exchange> exchange_;
+  std::shared_ptr<hsgd_window> window_;
   std::shared_ptr<hsgd_tree> tree_;
 };
 

@@ -14,19 +14,19 @@ namespace hsgd::python {
 template <class Call>
 void NotifiedWindow::call(Call&& call) {
   hsgd_error error{};
-  if (exchange_ == nullptr) {
+  if (window_ == nullptr) {
     std::snprintf(error.message, sizeof error.message, "this NotifiedWindow is closed");
     raise_on_error(HSGD_ERR_CLOSED, error);
   }
   int status = 0;
   // Another thread may close it meanwhile, and the communicator, which goes last.
   std::shared_ptr<hsgd_comm> comm = comm_;
-  std::shared_ptr<hsgd_exchange> exchange = exchange_;
+  std::shared_ptr<hsgd_window> window = window_;
   const std::shared_ptr<Open> open = open_;
   {
     const ReleasedGil released;
-    status = call(exchange.get(), &error);
-    exchange.reset();
+    status = call(window.get(), &error);
+    window.reset();
     comm.reset();
   }
   raise_on_error(status, error);
@@ -44,9 +44,9 @@ uint64_t NotifiedWindow::put_notify(const std::vector<std::pair<nb::object, uint
   uint64_t ticket = 0;
   const std::shared_ptr<Open> open = open_;
   int status = HSGD_OK;
-  const auto put = [&](hsgd_exchange* exchange, hsgd_error* error) {
-    status = hsgd_exchange_put_notify(exchange, list.data(), list.size(), target, slot, version,
-                                      timeout_s, order, &ticket, error);
+  const auto put = [&](hsgd_window* window, hsgd_error* error) {
+    status = hsgd_window_put_notify(window, list.data(), list.size(), target, slot, version,
+                                    timeout_s, order, &ticket, error);
     return status;
   };
   try {
@@ -90,15 +90,15 @@ void NotifiedWindow::give_arrays_back() {
 
 bool NotifiedWindow::done(uint64_t ticket) {
   int done = 0;
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_done(exchange, ticket, &done, error);
+  call([&](hsgd_window* window, hsgd_error* error) {
+    return hsgd_window_done(window, ticket, &done, error);
   });
   return done != 0;
 }
 
 void NotifiedWindow::drain(double timeout_s) {
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_drain(exchange, timeout_s, error);
+  call([&](hsgd_window* window, hsgd_error* error) {
+    return hsgd_window_drain(window, timeout_s, error);
   });
   give_arrays_back();
 }
@@ -107,32 +107,32 @@ std::pair<uint32_t, uint64_t> NotifiedWindow::wait_any(const std::vector<uint32_
                                                        const std::vector<uint64_t>& seen,
                                                        double timeout_s) {
   std::pair<uint32_t, uint64_t> found{};
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_wait_any(exchange, slots.data(), seen.data(), slots.size(), timeout_s,
-                                  &found.first, &found.second, error);
+  call([&](hsgd_window* window, hsgd_error* error) {
+    return hsgd_window_wait_any(window, slots.data(), seen.data(), slots.size(), timeout_s,
+                                &found.first, &found.second, error);
   });
   return found;
 }
 
 uint64_t NotifiedWindow::test(uint32_t slot) {
   uint64_t version = 0;
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_test(exchange, slot, &version, error);
+  call([&](hsgd_window* window, hsgd_error* error) {
+    return hsgd_window_test(window, slot, &version, error);
   });
   return version;
 }
 
 uint64_t NotifiedWindow::reset(uint32_t slot) {
   uint64_t version = 0;
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_reset(exchange, slot, &version, error);
+  call([&](hsgd_window* window, hsgd_error* error) {
+    return hsgd_window_reset(window, slot, &version, error);
   });
   return version;
 }
 
 void NotifiedWindow::bind(uint32_t slot, int source) {
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_bind(exchange, slot, source, error);
+  call([&](hsgd_window* window, hsgd_error* error) {
+    return hsgd_window_bind(window, slot, source, error);
   });
 }
 
@@ -140,8 +140,8 @@ void NotifiedWindow::bind(uint32_t slot, int source) {
 nb::object NotifiedWindow::segment(int rank, uint64_t bytes) {
   void* data = nullptr;
   hsgd_buffer* memory = nullptr;
-  call([&](hsgd_exchange* exchange, hsgd_error* error) {
-    return hsgd_exchange_segment(exchange, rank, &data, &memory, error);
+  call([&](hsgd_window* window, hsgd_error* error) {
+    return hsgd_window_segment(window, rank, &data, &memory, error);
   });
   if (data == nullptr) return nb::none();
   const nb::capsule owner(
@@ -150,38 +150,38 @@ nb::object NotifiedWindow::segment(int rank, uint64_t bytes) {
 }
 
 void NotifiedWindow::abandon() {
-  if (exchange_ != nullptr) hsgd_exchange_abandon(exchange_.get());
+  if (window_ != nullptr) hsgd_window_abandon(window_.get());
 }
 
 void NotifiedWindow::end_work() {
-  if (exchange_ != nullptr) hsgd_exchange_end_work(exchange_.get());
+  if (window_ != nullptr) hsgd_window_end_work(window_.get());
 }
 
 Tree NotifiedWindow::tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options) {
-  if (exchange_ == nullptr) call([](hsgd_exchange*, hsgd_error*) { return 0; });  // says so
-  return Tree(comm_, exchange_, layers, options);
+  if (window_ == nullptr) call([](hsgd_window*, hsgd_error*) { return 0; });  // says so
+  return Tree(comm_, window_, layers, options);
 }
 
 void NotifiedWindow::close() {
-  std::shared_ptr<hsgd_exchange> exchange = std::move(exchange_);
-  exchange_ = nullptr;
+  std::shared_ptr<hsgd_window> window = std::move(window_);
+  window_ = nullptr;
   {
     const ReleasedGil released;
-    exchange.reset();
+    window.reset();
   }
   open_ = std::make_shared<Open>();
   comm_.reset();
 }
 
-void bind_exchange(nb::module_& module) {
-  nb::class_<hsgd_exchange_options>(module, "WindowOptions")
+void bind_window(nb::module_& module) {
+  nb::class_<hsgd_window_options>(module, "WindowOptions")
       .def(
           "__init__",
-          [](hsgd_exchange_options* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
+          [](hsgd_window_options* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
              double timeout_s, bool remote_only, bool sockets, bool forgiving,
              uint64_t slice_bytes) {
-            new (self) hsgd_exchange_options{
-                sizeof(hsgd_exchange_options),
+            new (self) hsgd_window_options{
+                sizeof(hsgd_window_options),
                 slots,
                 segment_bytes,
                 queue,
@@ -196,8 +196,8 @@ void bind_exchange(nb::module_& module) {
           nb::arg("slice_bytes"))
       .def_prop_ro(
           "sockets",
-          [](const hsgd_exchange_options& self) { return self.network == HSGD_NETWORK_SOCKETS; })
-      .def_ro("remote_only", &hsgd_exchange_options::remote_only);
+          [](const hsgd_window_options& self) { return self.network == HSGD_NETWORK_SOCKETS; })
+      .def_ro("remote_only", &hsgd_window_options::remote_only);
   nb::class_<NotifiedWindow>(module, "NotifiedWindow")
       .def("put_notify", &NotifiedWindow::put_notify)
       .def("done", &NotifiedWindow::done)

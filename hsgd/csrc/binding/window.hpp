@@ -1,4 +1,4 @@
-// The binding of the notified exchange. Owns the arrays of writes that are under way; no logic.
+// The binding of the notified window. Owns the arrays of writes that are under way; no logic.
 #ifndef HSGD_BINDING_WINDOW_HPP_
 #define HSGD_BINDING_WINDOW_HPP_
 
@@ -18,11 +18,11 @@ namespace hsgd::python {
 
 class NotifiedWindow {
  public:
-  // Takes `exchange`; keeps the communicator that it was made on.
-  NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm, hsgd_exchange* exchange)
+  // Takes `window`; keeps the communicator that it was made on.
+  NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm, hsgd_window* window)
       : comm_(comm),
         // A thread that waits in it when it is closed needs both until it returns.
-        exchange_(exchange, [comm](hsgd_exchange* held) { hsgd_exchange_destroy(held); }) {}
+        window_(window, [comm](hsgd_window* held) { hsgd_window_destroy(held); }) {}
   NotifiedWindow(NotifiedWindow&&) = default;
   NotifiedWindow(const NotifiedWindow&) = delete;
 
@@ -38,12 +38,10 @@ class NotifiedWindow {
   nb::object segment(int rank, uint64_t bytes);
   void end_work();
   void abandon();
-  int descriptor() const {
-    return exchange_ == nullptr ? -1 : hsgd_exchange_descriptor(exchange_.get());
-  }
+  int descriptor() const { return window_ == nullptr ? -1 : hsgd_window_descriptor(window_.get()); }
   Tree tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options);
   void close();
-  bool closed() const { return exchange_ == nullptr; }
+  bool closed() const { return window_ == nullptr; }
 
  private:
   using Arrays = std::deque<Array>;  // which do not move
@@ -53,8 +51,8 @@ class NotifiedWindow {
   void give_arrays_back();
 
   std::shared_ptr<hsgd_comm> comm_;
-  std::shared_ptr<hsgd_exchange> exchange_;
-  // Arrays of writes that are under way: kept by each thread that is in the exchange, too, which
+  std::shared_ptr<hsgd_window> window_;
+  // Arrays of writes that are under way: kept by each thread that is in the window, too, which
   // may write them until it has left.
   struct Open {
     std::deque<std::pair<uint64_t, Arrays>> by_ticket;
@@ -63,7 +61,7 @@ class NotifiedWindow {
   std::shared_ptr<Open> open_ = std::make_shared<Open>();
 };
 
-void bind_exchange(nb::module_& module);
+void bind_window(nb::module_& module);
 
 }  // namespace hsgd::python
 

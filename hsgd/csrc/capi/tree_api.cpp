@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/status.hpp"
-#include "capi/notify_api.hpp"
+#include "capi/window_api.hpp"
 #include "tree/gradient_tree.hpp"
 
 struct hsgd_tree {
@@ -70,11 +70,11 @@ Tree::Settings settings_of(const hsgd_tree_options& options) {
 
 using hsgd::guarded;
 
-int hsgd_tree_create(hsgd_exchange* exchange, const hsgd_tree_options* options, hsgd_tree** tree,
+int hsgd_tree_create(hsgd_window* window, const hsgd_tree_options* options, hsgd_tree** tree,
                      hsgd_error* err) {
   return guarded(err, [&] {
     *tree = nullptr;
-    *tree = new hsgd_tree{{exchange->exchange, hsgd::settings_of(*options)}};
+    *tree = new hsgd_tree{{window->window, hsgd::settings_of(*options)}};
   });
 }
 

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define HSGD_ABI_VERSION 2
+#define HSGD_ABI_VERSION 3
 #define HSGD_API __attribute__((visibility("default")))
 
 typedef struct hsgd_comm hsgd_comm;
@@ -31,7 +31,7 @@ typedef enum hsgd_status {
   HSGD_ERR_CLOSED = -7,      /* the communicator was closed, or broken by an earlier error */
   HSGD_ERR_INTERRUPTED = -8, /* options->interrupted said so; the communicator is broken */
   HSGD_ERR_PENDING = -9,     /* hsgd_request_wait only: not done in time, and goes on */
-  HSGD_ERR_QUEUE_FULL = -10  /* hsgd_exchange_put_notify only: no room for it in time */
+  HSGD_ERR_QUEUE_FULL = -10  /* hsgd_window_put_notify only: no room for it in time */
 } hsgd_status;
 
 typedef enum hsgd_dtype {
@@ -325,28 +325,28 @@ HSGD_API int hsgd_reduce(const void* const* in, int inputs, void* out, uint64_t 
  * read from memory first. No overlap. */
 HSGD_API void hsgd_stream_copy(void* to, const void* from, uint64_t bytes);
 
-/* --- notified exchange: one-sided writes, without a barrier --- */
+/* --- notified window: one-sided writes, without a barrier --- */
 
 /* Each rank has a segment that all ranks may write into, and slots that tell it what was written.
  * A slot has one writer and holds the last version that it was notified of, 0 at the beginning. */
-typedef struct hsgd_exchange hsgd_exchange;
+typedef struct hsgd_window hsgd_window;
 
 typedef enum hsgd_network { HSGD_NETWORK_MPI = 0, HSGD_NETWORK_SOCKETS = 1 } hsgd_network;
 
 /* The same on all ranks. */
-typedef struct hsgd_exchange_options {
-  uint32_t struct_bytes; /* sizeof(hsgd_exchange_options), for versioning */
+typedef struct hsgd_window_options {
+  uint32_t struct_bytes; /* sizeof(hsgd_window_options), for versioning */
   uint32_t slots;        /* of each rank */
   uint64_t segment_bytes;
   uint32_t queue;       /* operations to other nodes that may be under way */
   uint32_t remote_only; /* 1: writes inside the node take the network; for measurements, tests */
-  double timeout_s;     /* until an operation that was not delivered breaks the exchange */
+  double timeout_s;     /* until an operation that was not delivered breaks the window */
   uint32_t network;     /* hsgd_network */
   uint32_t forgiving;   /* 1: what a target does not take stays under way, or goes with the target
                          * where its death is known, and breaks nothing */
   uint64_t slice_bytes; /* over sockets: a write goes in slices of so many; the kernel is given up
                          * to four ahead of what it has sent */
-} hsgd_exchange_options;
+} hsgd_window_options;
 
 /* Bytes for the target's segment, at `offset` of it. */
 typedef struct hsgd_piece {
@@ -356,54 +356,51 @@ typedef struct hsgd_piece {
 } hsgd_piece;
 
 /* Collective over the ranks of `comm`, blocking. Between nodes over sockets, if options->network
- * says so; over MPI: hsgd_mpi_exchange_create. Goes before `comm` is destroyed. */
-HSGD_API int hsgd_exchange_create(hsgd_comm* comm, const hsgd_exchange_options* options,
-                                  hsgd_exchange** exchange, hsgd_error* err);
+ * says so; over MPI: hsgd_mpi_window_create. Goes before `comm` is destroyed. */
+HSGD_API int hsgd_window_create(hsgd_comm* comm, const hsgd_window_options* options,
+                                hsgd_window** window, hsgd_error* err);
 /* Local on one node; over MPI collective, and bounded by the deadline. */
-HSGD_API void hsgd_exchange_destroy(hsgd_exchange* exchange);
-/* Local, never blocks: hsgd_exchange_destroy will wait for nobody. Over MPI memory and window stay
+HSGD_API void hsgd_window_destroy(hsgd_window* window);
+/* Local, never blocks: hsgd_window_destroy will wait for nobody. Over MPI memory and window stay
  * until the process ends, and the other ranks wait in theirs up to the deadline. */
-HSGD_API void hsgd_exchange_abandon(hsgd_exchange* exchange);
+HSGD_API void hsgd_window_abandon(hsgd_window* window);
 /* Local, never blocks: a hsgd_tree_run on it returns HSGD_ERR_CLOSED, now or when it begins. */
-HSGD_API void hsgd_exchange_end_work(hsgd_exchange* exchange);
+HSGD_API void hsgd_window_end_work(hsgd_window* window);
 /* Local: the epoll descriptor that all its connections belong to, -1 if it has none. A child of
  * fork should close what /proc/self/fdinfo lists for it: while anybody has a connection, the other
  * side does not learn that this process ended. */
-HSGD_API int hsgd_exchange_descriptor(const hsgd_exchange* exchange);
+HSGD_API int hsgd_window_descriptor(const hsgd_window* window);
 
 /* Local. Writes `count` pieces into the segment of `target`, and then `version` into its slot; the
  * target sees the version only with the data. `version` is above what this rank sent to the slot
  * before. Inside the node all is done on return, and *ticket is 0. Between nodes it goes on
- * whenever this rank is in a function of the exchange, and the data stays as it is until
- * hsgd_exchange_done; when the queue is full, waits up to `timeout_s` for room. `order`: over
+ * whenever this rank is in a function of the window, and the data stays as it is until
+ * hsgd_window_done; when the queue is full, waits up to `timeout_s` for room. `order`: over
  * sockets, of what waits for one target the least goes first; one for each slot. */
-HSGD_API int hsgd_exchange_put_notify(hsgd_exchange* exchange, const hsgd_piece* pieces,
-                                      uint64_t count, int target, uint32_t slot, uint64_t version,
-                                      double timeout_s, uint32_t order, uint64_t* ticket,
-                                      hsgd_error* err);
+HSGD_API int hsgd_window_put_notify(hsgd_window* window, const hsgd_piece* pieces, uint64_t count,
+                                    int target, uint32_t slot, uint64_t version, double timeout_s,
+                                    uint32_t order, uint64_t* ticket, hsgd_error* err);
 /* Local, never blocks: whether the operation was delivered. */
-HSGD_API int hsgd_exchange_done(hsgd_exchange* exchange, uint64_t ticket, int* done,
-                                hsgd_error* err);
+HSGD_API int hsgd_window_done(hsgd_window* window, uint64_t ticket, int* done, hsgd_error* err);
 /* Blocks until everything this rank has put is delivered. */
-HSGD_API int hsgd_exchange_drain(hsgd_exchange* exchange, double timeout_s, hsgd_error* err);
+HSGD_API int hsgd_window_drain(hsgd_window* window, double timeout_s, hsgd_error* err);
 /* Blocks until a slot of this rank has a version above its entry of `seen`: the first such one, in
  * the order given. Up to 4 threads wait at a time. After HSGD_ERR_TIMEOUT it may be called again.
  */
-HSGD_API int hsgd_exchange_wait_any(hsgd_exchange* exchange, const uint32_t* slots,
-                                    const uint64_t* seen, uint64_t count, double timeout_s,
-                                    uint32_t* slot, uint64_t* version, hsgd_error* err);
+HSGD_API int hsgd_window_wait_any(hsgd_window* window, const uint32_t* slots, const uint64_t* seen,
+                                  uint64_t count, double timeout_s, uint32_t* slot,
+                                  uint64_t* version, hsgd_error* err);
 /* Local, never block: the version of a slot of this rank; reset makes it 0. */
-HSGD_API int hsgd_exchange_test(hsgd_exchange* exchange, uint32_t slot, uint64_t* version,
-                                hsgd_error* err);
-HSGD_API int hsgd_exchange_reset(hsgd_exchange* exchange, uint32_t slot, uint64_t* version,
-                                 hsgd_error* err);
+HSGD_API int hsgd_window_test(hsgd_window* window, uint32_t slot, uint64_t* version,
+                              hsgd_error* err);
+HSGD_API int hsgd_window_reset(hsgd_window* window, uint32_t slot, uint64_t* version,
+                               hsgd_error* err);
 /* Local: only `source` will notify this slot. Errors name it, and its death ends a wait. */
-HSGD_API int hsgd_exchange_bind(hsgd_exchange* exchange, uint32_t slot, int source,
-                                hsgd_error* err);
+HSGD_API int hsgd_window_bind(hsgd_window* window, uint32_t slot, int source, hsgd_error* err);
 /* Local: where the segment of a rank of this node lies, and what keeps it there, for
  * hsgd_buffer_free; NULL: on another node. */
-HSGD_API int hsgd_exchange_segment(hsgd_exchange* exchange, int rank, void** data,
-                                   hsgd_buffer** memory, hsgd_error* err);
+HSGD_API int hsgd_window_segment(hsgd_window* window, int rank, void** data, hsgd_buffer** memory,
+                                 hsgd_error* err);
 
 /* --- parameter box: float32 values in shared memory, found by a key --- */
 
@@ -517,7 +514,7 @@ typedef struct hsgd_lars_tensor {
 HSGD_API int hsgd_lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
                             int threads, hsgd_error* err);
 
-/* --- layers that flow through an exchange: sums up one tree, weights down another --- */
+/* --- layers that flow through a window: sums up one tree, weights down another --- */
 
 /* A gradient block: the slot that tells of it, and where it lies. */
 typedef struct hsgd_tree_input {
@@ -567,8 +564,8 @@ typedef struct hsgd_tree hsgd_tree;
 typedef int (*hsgd_tree_update)(void* context, uint64_t version, const uint32_t* layers,
                                 uint32_t count);
 
-/* Local. Everything is copied. `exchange` stays until hsgd_tree_destroy. */
-HSGD_API int hsgd_tree_create(hsgd_exchange* exchange, const hsgd_tree_options* options,
+/* Local. Everything is copied. `window` stays until hsgd_tree_destroy. */
+HSGD_API int hsgd_tree_create(hsgd_window* window, const hsgd_tree_options* options,
                               hsgd_tree** tree, hsgd_error* err);
 HSGD_API void hsgd_tree_destroy(hsgd_tree* tree);
 /* Local, blocks until the stop slot is notified: sums, updates and forwards what comes. One thread

@@ -21,39 +21,39 @@ constexpr WaitPolicy kAtOnce{0, 0};
 unsigned long long number(uint64_t value) { return value; }
 
 std::shared_ptr<SharedBuffer> allocate(Communicator& communicator,
-                                       const NotifiedExchange::Settings& settings, size_t bytes) {
+                                       const NotifiedWindow::Settings& settings, size_t bytes) {
   const int64_t shape[] = {static_cast<int64_t>(settings.segment_bytes), settings.slots};
-  const hsgd_label label = {"exchange", shape, 2};
+  const hsgd_label label = {"window", shape, 2};
   return communicator.allocate(bytes, HSGD_UINT8, false, &label);
 }
 
 }  // namespace
 
 // What ends a wait besides what is waited for.
-class NotifiedExchange::Patience final : public Watch {
+class NotifiedWindow::Patience final : public Watch {
  public:
   using Explain = std::function<void()>;  // throws
 
-  Patience(const NotifiedExchange& exchange, double timeout_s, const std::vector<Seen>* slots,
+  Patience(const NotifiedWindow& window, double timeout_s, const std::vector<Seen>* slots,
            std::string what, Explain explain)
-      : exchange_(exchange),
-        deadline_(timeout_s, exchange.communicator_.options().interrupted),
+      : window_(window),
+        deadline_(timeout_s, window.communicator_.options().interrupted),
         slots_(slots),
         what_(std::move(what)),
         explain_(std::move(explain)) {}
 
   void check() override {
-    for (const int source : exchange_.sources_of(slots_)) exchange_.check_source(source, what_);
+    for (const int source : window_.sources_of(slots_)) window_.check_source(source, what_);
     if (deadline_.interrupted()) {
       throw Error(HSGD_ERR_INTERRUPTED, -1,
-                  what_ + text(": rank %d was interrupted", exchange_.place_.rank));
+                  what_ + text(": rank %d was interrupted", window_.place_.rank));
     }
     if (deadline_.passed()) explain_();
   }
   bool passed() const { return deadline_.passed(); }
 
  private:
-  const NotifiedExchange& exchange_;
+  const NotifiedWindow& window_;
   Deadline deadline_;
   const std::vector<Seen>* slots_;  // nullptr: none
   std::string what_;
@@ -61,7 +61,7 @@ class NotifiedExchange::Patience final : public Watch {
 };
 
 // While it lives somebody waits for tickets, and shall be woken for them.
-class NotifiedExchange::Awaiting {
+class NotifiedWindow::Awaiting {
  public:
   explicit Awaiting(Outbox& outbox) : outbox_(outbox) { outbox_.await_tickets(1); }
   ~Awaiting() { outbox_.await_tickets(-1); }
@@ -72,8 +72,8 @@ class NotifiedExchange::Awaiting {
   Outbox& outbox_;
 };
 
-NotifiedExchange::NotifiedExchange(Communicator& communicator, const Settings& settings,
-                                   const MakeRma& make)
+NotifiedWindow::NotifiedWindow(Communicator& communicator, const Settings& settings,
+                               const MakeRma& make)
     : communicator_(communicator),
       settings_(settings),
       place_(communicator.topology()),
@@ -88,7 +88,7 @@ NotifiedExchange::NotifiedExchange(Communicator& communicator, const Settings& s
   communicator_.barrier();
 }
 
-NotifiedExchange::~NotifiedExchange() {
+NotifiedWindow::~NotifiedWindow() {
   header(own()).closed.store(1, std::memory_order_seq_cst);  // partner: check_source()
   for (int peer = 0; peer < place_.local_size; ++peer) {
     for (Doorbell& bell : header(peer).bells) ring(bell);
@@ -98,19 +98,19 @@ NotifiedExchange::~NotifiedExchange() {
   new std::shared_ptr<SharedBuffer>(memory_);
 }
 
-size_t NotifiedExchange::data_offset() const {
+size_t NotifiedWindow::data_offset() const {
   return round_up(slot_offset(settings_.slots), kPartUnit);
 }
 
-std::byte* NotifiedExchange::segment(int rank) const {
+std::byte* NotifiedWindow::segment(int rank) const {
   const int peer = communicator_.local_rank_of(rank);
   return peer < 0 ? nullptr : memory_->data(peer) + data_offset();
 }
 
 // --- writing ---
 
-uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int target, uint32_t slot,
-                                      uint64_t version, double timeout_s, uint32_t order) {
+uint64_t NotifiedWindow::put_notify(const std::vector<Piece>& pieces, int target, uint32_t slot,
+                                    uint64_t version, double timeout_s, uint32_t order) {
   check_mine();
   check_put(pieces, target, slot);
   const uint64_t before = claim_version(target, slot, version);
@@ -156,20 +156,20 @@ uint64_t NotifiedExchange::put_notify(const std::vector<Piece>& pieces, int targ
 
 // Nothing was sent: the version may be used again, unless another thread has claimed a later one,
 // which none below may follow.
-void NotifiedExchange::give_version_back(int target, uint32_t slot, uint64_t version,
-                                         uint64_t before) {
+void NotifiedWindow::give_version_back(int target, uint32_t slot, uint64_t version,
+                                       uint64_t before) {
   const std::lock_guard<std::mutex> lock(sent_mutex_);
   uint64_t& last = sent_[static_cast<uint64_t>(target) << 32 | slot];
   if (last == version) last = before;
 }
 
-void NotifiedExchange::check_mine() const {
+void NotifiedWindow::check_mine() const {
   if (communicator_.is_mine()) return;
   throw Error(HSGD_ERR_CLOSED, -1,
               "this NotifiedWindow belongs to the process that made it; a forked child is no rank");
 }
 
-void NotifiedExchange::check_slot(const char* what, uint32_t slot, int rank) const {
+void NotifiedWindow::check_slot(const char* what, uint32_t slot, int rank) const {
   if (slot < settings_.slots) return;
   throw Error(
       HSGD_ERR_ARGUMENT, rank,
@@ -177,8 +177,7 @@ void NotifiedExchange::check_slot(const char* what, uint32_t slot, int rank) con
            what, slot, rank, settings_.slots - 1));
 }
 
-void NotifiedExchange::check_put(const std::vector<Piece>& pieces, int target,
-                                 uint32_t slot) const {
+void NotifiedWindow::check_put(const std::vector<Piece>& pieces, int target, uint32_t slot) const {
   if (target < 0 || target >= place_.size) {
     throw Error(
         HSGD_ERR_ARGUMENT, target,
@@ -198,7 +197,7 @@ void NotifiedExchange::check_put(const std::vector<Piece>& pieces, int target,
 }
 
 // Returns the version before.
-uint64_t NotifiedExchange::claim_version(int target, uint32_t slot, uint64_t version) {
+uint64_t NotifiedWindow::claim_version(int target, uint32_t slot, uint64_t version) {
   const std::lock_guard<std::mutex> lock(sent_mutex_);
   uint64_t& last = sent_[static_cast<uint64_t>(target) << 32 | slot];
   if (version <= last) {
@@ -212,14 +211,14 @@ uint64_t NotifiedExchange::claim_version(int target, uint32_t slot, uint64_t ver
   return std::exchange(last, version);
 }
 
-bool NotifiedExchange::done(uint64_t ticket) {
+bool NotifiedWindow::done(uint64_t ticket) {
   check_mine();
   if (outbox_ == nullptr) return true;
   outbox_->drive();
   return ticket == 0 || outbox_->done(ticket);
 }
 
-void NotifiedExchange::drain(double timeout_s) {
+void NotifiedWindow::drain(double timeout_s) {
   check_mine();
   if (outbox_ == nullptr) return;
   Patience patience(*this, timeout_s, nullptr, "drain", [&] {
@@ -236,8 +235,7 @@ void NotifiedExchange::drain(double timeout_s) {
 
 // --- waiting ---
 
-NotifiedExchange::Seen NotifiedExchange::wait_any(const std::vector<Seen>& slots,
-                                                  double timeout_s) {
+NotifiedWindow::Seen NotifiedWindow::wait_any(const std::vector<Seen>& slots, double timeout_s) {
   check_slots("wait_any", slots);
   Seen found{};
   const bool network = outbox_ != nullptr && !worked_.load(std::memory_order_relaxed);
@@ -257,8 +255,8 @@ NotifiedExchange::Seen NotifiedExchange::wait_any(const std::vector<Seen>& slots
   return found;
 }
 
-NotifiedExchange::Seen NotifiedExchange::work_any(const std::vector<Seen>& slots,
-                                                  const std::function<bool()>& also, bool calm) {
+NotifiedWindow::Seen NotifiedWindow::work_any(const std::vector<Seen>& slots,
+                                              const std::function<bool()>& also, bool calm) {
   constexpr double kForever = 1e9;  // seconds
   check_slots("work_any", slots);
   Seen found{kNoSlot, 0};
@@ -276,22 +274,22 @@ NotifiedExchange::Seen NotifiedExchange::work_any(const std::vector<Seen>& slots
   return found;
 }
 
-void NotifiedExchange::abandon() {
+void NotifiedWindow::abandon() {
   if (outbox_ != nullptr) outbox_->abandon();
 }
 
-void NotifiedExchange::end_work() {
+void NotifiedWindow::end_work() {
   ended_.store(true, std::memory_order_seq_cst);
   wake();
 }
 
-void NotifiedExchange::wake() {
+void NotifiedWindow::wake() {
   // Orders what the caller read from the network before the look at `asleep`; see ring().
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (Doorbell& bell : header(own()).bells) ring(bell);
 }
 
-void NotifiedExchange::check_slots(const char* what, const std::vector<Seen>& slots) const {
+void NotifiedWindow::check_slots(const char* what, const std::vector<Seen>& slots) const {
   check_mine();
   if (slots.empty()) {
     throw Error(HSGD_ERR_ARGUMENT, -1, text("%s: no slots; give at least one", what));
@@ -299,7 +297,7 @@ void NotifiedExchange::check_slots(const char* what, const std::vector<Seen>& sl
   for (const Seen& entry : slots) check_slot(what, entry.slot, place_.rank);
 }
 
-std::set<int> NotifiedExchange::sources_of(const std::vector<Seen>* slots) const {
+std::set<int> NotifiedWindow::sources_of(const std::vector<Seen>* slots) const {
   std::set<int> sources;
   if (slots == nullptr) return sources;
   for (const Seen& entry : *slots) {
@@ -309,7 +307,7 @@ std::set<int> NotifiedExchange::sources_of(const std::vector<Seen>* slots) const
   return sources;
 }
 
-bool NotifiedExchange::find(const std::vector<Seen>& slots, Seen* found) {
+bool NotifiedWindow::find(const std::vector<Seen>& slots, Seen* found) {
   for (const Seen& entry : slots) {
     *found = {entry.slot, look(entry.slot)};
     if (found->version > entry.version) return true;
@@ -317,17 +315,17 @@ bool NotifiedExchange::find(const std::vector<Seen>& slots, Seen* found) {
   return false;
 }
 
-uint64_t NotifiedExchange::test(uint32_t slot) {
+uint64_t NotifiedWindow::test(uint32_t slot) {
   check_mine();
   check_slot("test", slot, place_.rank);
   if (outbox_ != nullptr) outbox_->drive();
   return look(slot);
 }
 
-uint64_t NotifiedExchange::look(uint32_t slot) {
+uint64_t NotifiedWindow::look(uint32_t slot) {
   Expected& expected = expected_[slot];
   for (;;) {
-    // Partner: the exchange below, by another thread. Before the version, which is then as new as
+    // Partner: the window below, by another thread. Before the version, which is then as new as
     // the one that the other thread saw.
     uint64_t last = expected.last.load(std::memory_order_acquire);
     // Partner: the store in put_notify(), or MPI's replacement. The acquire forbids that the data
@@ -346,7 +344,7 @@ uint64_t NotifiedExchange::look(uint32_t slot) {
   }
 }
 
-uint64_t NotifiedExchange::reset(uint32_t slot) {
+uint64_t NotifiedWindow::reset(uint32_t slot) {
   check_mine();
   check_slot("reset", slot, place_.rank);
   if (outbox_ != nullptr) outbox_->drive();
@@ -356,7 +354,7 @@ uint64_t NotifiedExchange::reset(uint32_t slot) {
   return slot_of(own(), slot).version.exchange(0, std::memory_order_acq_rel);
 }
 
-void NotifiedExchange::bind(uint32_t slot, int source) {
+void NotifiedWindow::bind(uint32_t slot, int source) {
   check_slot("bind", slot, place_.rank);
   if (source < 0 || source >= place_.size) {
     throw Error(HSGD_ERR_ARGUMENT, source,
@@ -366,7 +364,7 @@ void NotifiedExchange::bind(uint32_t slot, int source) {
 }
 
 // A rank that closed its NotifiedWindow notifies nobody any more.
-void NotifiedExchange::check_source(int source, const std::string& what) const {
+void NotifiedWindow::check_source(int source, const std::string& what) const {
   const int peer = communicator_.local_rank_of(source);
   if (outbox_ != nullptr && outbox_->lost(source)) {
     throw Error(HSGD_ERR_PEER_LOST, source,
@@ -379,12 +377,12 @@ void NotifiedExchange::check_source(int source, const std::string& what) const {
               what + ": " + person(source) + " closed its NotifiedWindow");
 }
 
-std::string NotifiedExchange::person(int rank) const {
+std::string NotifiedWindow::person(int rank) const {
   const int peer = communicator_.local_rank_of(rank);
   return peer < 0 ? text("rank %d on another node", rank) : communicator_.node().person(peer);
 }
 
-std::string NotifiedExchange::missing(const std::vector<Seen>& slots) const {
+std::string NotifiedWindow::missing(const std::vector<Seen>& slots) const {
   std::string words;
   for (const Seen& entry : slots) {
     const int source = expected_[entry.slot].source;
@@ -396,7 +394,7 @@ std::string NotifiedExchange::missing(const std::vector<Seen>& slots) const {
   return words;
 }
 
-size_t NotifiedExchange::take_bell() {
+size_t NotifiedWindow::take_bell() {
   for (size_t bell = 0; bell < bell_taken_.size(); ++bell) {
     // Threads of this process only: forbids that one clears the `asleep` of another.
     if (!bell_taken_[bell].exchange(true, std::memory_order_acquire)) return bell;
@@ -409,8 +407,8 @@ size_t NotifiedExchange::take_bell() {
 }
 
 template <class StepFunction>
-void NotifiedExchange::wait(StepFunction&& step, Watch& watch, int64_t network_ns,
-                            const WaitPolicy& policy) {
+void NotifiedWindow::wait(StepFunction&& step, Watch& watch, int64_t network_ns,
+                          const WaitPolicy& policy) {
   struct Taken {
     std::atomic<bool>& taken;
     ~Taken() { taken.store(false, std::memory_order_release); }

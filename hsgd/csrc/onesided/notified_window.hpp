@@ -1,4 +1,4 @@
-// Notified exchange: every rank has a segment that others write into, and slots that tell it so.
+// Notified window: every rank has a segment that others write into, and slots that tell it so.
 //
 // Owns the segments, the slots and waiting for them. A write is the data, then a version number in
 // a slot of the target, which overwrites the one before: inside a node memcpy, store and doorbell,
@@ -37,7 +37,7 @@ struct alignas(64) NotifySlot {
 static_assert(sizeof(NotifySlot) == 64 && std::atomic<uint64_t>::is_always_lock_free,
               "MPI replaces the version as a plain 64-bit integer");
 
-class HSGD_API NotifiedExchange final {
+class HSGD_API NotifiedWindow final {
  public:
   struct Settings {
     uint64_t segment_bytes;
@@ -52,11 +52,11 @@ class HSGD_API NotifiedExchange final {
   using MakeRma = std::function<std::unique_ptr<Rma>(void* base, size_t bytes)>;
 
   // Collective. `communicator` outlives this object.
-  NotifiedExchange(Communicator& communicator, const Settings& settings, const MakeRma& make);
+  NotifiedWindow(Communicator& communicator, const Settings& settings, const MakeRma& make);
   // Collective over MPI, unless abandoned.
-  ~NotifiedExchange();
-  NotifiedExchange(const NotifiedExchange&) = delete;
-  NotifiedExchange& operator=(const NotifiedExchange&) = delete;
+  ~NotifiedWindow();
+  NotifiedWindow(const NotifiedWindow&) = delete;
+  NotifiedWindow& operator=(const NotifiedWindow&) = delete;
 
   // Writes the pieces, then the version. The ticket is 0 when it is done at once. `order`: of what
   // waits for one target the least goes first, where the network keeps an order; one for each slot.

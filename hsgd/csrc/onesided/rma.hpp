@@ -1,4 +1,4 @@
-// One-sided writes into the segments of ranks on other nodes: what a notified exchange needs from a
+// One-sided writes into the segments of ranks on other nodes: what a notified window needs from a
 // network, and no more.
 //
 // Owns the interface. Implementations: mpi/rma.cpp (PMPI_* only), onesided/tcp_rma.cpp (TCP). Never

@@ -131,7 +131,7 @@ void SocketReceiver::end_slice() {
   header_got_ = 0;
   further_ = header_.further;
   if (header_.version == 0) return;
-  // Partner: look() of the exchange. Forbids that the version is seen before the data, which this
+  // Partner: look() of the window. Forbids that the version is seen before the data, which this
   // thread has written; sequentially consistent for the sake of ring(), as in put_notify().
   reinterpret_cast<std::atomic<uint64_t>*>(target_.base + header_.offset)
       ->store(header_.version, std::memory_order_seq_cst);

@@ -26,10 +26,10 @@ constexpr size_t kMostFlights = 16;  // to one target; the NotifiedWindow bounds
 
 }  // namespace
 
-Tree::Tree(NotifiedExchange& exchange, Settings settings)
-    : exchange_(exchange),
+Tree::Tree(NotifiedWindow& window, Settings settings)
+    : window_(window),
       settings_(std::move(settings)),
-      index_of_slot_(exchange.settings().slots, kNobody),
+      index_of_slot_(window.settings().slots, kNobody),
       gathered_(settings_.layers.size()),
       arrived_(settings_.layers.size()) {
   seen_.push_back({settings_.stop_slot, 0});
@@ -52,7 +52,7 @@ Tree::Tree(NotifiedExchange& exchange, Settings settings)
 }
 
 void Tree::watch(uint32_t layer, const Input& input, bool weights) {
-  if (input.slot >= index_of_slot_.size() || exchange_.segment(input.memory) == nullptr) {
+  if (input.slot >= index_of_slot_.size() || window_.segment(input.memory) == nullptr) {
     throw Error(HSGD_ERR_ARGUMENT, input.memory,
                 text("Tree: layer %u: slot %u, or the memory of rank %d, cannot be reached here",
                      layer, input.slot, input.memory));
@@ -64,40 +64,40 @@ void Tree::watch(uint32_t layer, const Input& input, bool weights) {
 
 void Tree::run(const Update& update) {
   struct Working {
-    NotifiedExchange& exchange;
-    explicit Working(NotifiedExchange& e) : exchange(e) { exchange.set_worked(true); }
-    ~Working() { exchange.set_worked(false); }
+    NotifiedWindow& window;
+    explicit Working(NotifiedWindow& e) : window(e) { window.set_worked(true); }
+    ~Working() { window.set_worked(false); }
   };
-  const Working working(exchange_);
+  const Working working(window_);
   ask_for_short_turns();
   ::pthread_setname_np(::pthread_self(), "hsgd-tree");
   bool stops = false;
   while (!stops || has_parcels()) {
-    const auto seen = exchange_.work_any(seen_, [&] { return has_landed(); }, calm());
+    const auto seen = window_.work_any(seen_, [&] { return has_landed(); }, calm());
     if (seen.version >= settings_.given_up) throw Error(HSGD_ERR_PEER_LOST, -1, reason());
     if (seen.slot == settings_.stop_slot) {
       stops = true;  // but what others wait for goes first
       seen_.front().version = seen.version;
-    } else if (seen.slot != NotifiedExchange::kNoSlot) {
+    } else if (seen.slot != NotifiedWindow::kNoSlot) {
       take(seen, update);
     }
     send_all();
   }
-  exchange_.drain(exchange_.settings().timeout_s);
+  window_.drain(window_.settings().timeout_s);
 }
 
-void Tree::take(const NotifiedExchange::Seen& seen, const Update& update) {
+void Tree::take(const NotifiedWindow::Seen& seen, const Update& update) {
   const uint32_t index = index_of_slot_[seen.slot];
   const Watched& watched = watched_[index];
   seen_[index].version = seen.version;
   if (!watched.weights) return gather(watched.layer, update);
   pass_on(watched.layer, seen.version);
-  exchange_.wake();  // MPI has brought them, which does not ring
+  window_.wake();  // MPI has brought them, which does not ring
 }
 
 std::string Tree::reason() const {
   const Input& own = settings_.layers.front().gradients.front();
-  const auto* words = reinterpret_cast<const char*>(exchange_.segment(own.memory));
+  const auto* words = reinterpret_cast<const char*>(window_.segment(own.memory));
   const std::string told(words, ::strnlen(words, settings_.reason_bytes));
   return told.empty() ? "another rank gave up" : told;
 }
@@ -191,7 +191,7 @@ bool Tree::has_parcels() const {
 }
 
 bool Tree::has_room(const Lane& lane) const {
-  if (lane.flights.empty() || exchange_.keeps_order()) return true;
+  if (lane.flights.empty() || window_.keeps_order()) return true;
   return lane.flights.size() < kMostFlights && lane.flying_bytes < lane.window_bytes;
 }
 
@@ -207,8 +207,8 @@ bool Tree::send_from(Lane& lane) {
   std::vector<Piece> pieces;
   if (output.bytes > 0) pieces.push_back({parcel.data, output.bytes, output.offset});
   if (before_notify_) before_notify_();
-  const uint64_t ticket = exchange_.put_notify(pieces, output.target, output.slot, parcel.version,
-                                               exchange_.settings().timeout_s, parcel.layer);
+  const uint64_t ticket = window_.put_notify(pieces, output.target, output.slot, parcel.version,
+                                             window_.settings().timeout_s, parcel.layer);
   if (ticket == 0) return true;
   lane.flights.push_back({ticket, output.bytes, {parcel.layer, output.target, now_ns(), 0}});
   lane.flying_bytes += output.bytes;
@@ -219,7 +219,7 @@ bool Tree::send_from(Lane& lane) {
 void Tree::land(Lane& lane) {
   if (lane.flights.empty()) return;
   const auto landed = [&](Flight& flight) {
-    if (!exchange_.delivered(flight.ticket)) return false;
+    if (!window_.delivered(flight.ticket)) return false;
     flight.sent.end_ns = now_ns();
     lane.flying_bytes -= flight.bytes;
     if (flight.sent.end_ns - flight.sent.begin_ns > kSlowNs) {
@@ -247,7 +247,7 @@ std::vector<Tree::Sent> Tree::sent() const {
 bool Tree::has_landed() {
   return std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
     return std::any_of(lane.flights.begin(), lane.flights.end(),
-                       [&](const Flight& flight) { return exchange_.delivered(flight.ticket); });
+                       [&](const Flight& flight) { return window_.delivered(flight.ticket); });
   });
 }
 
@@ -267,7 +267,7 @@ bool Tree::calm() const {
 uint64_t Tree::version_at(uint32_t slot) const { return seen_[index_of_slot_[slot]].version; }
 
 std::byte* Tree::block(const Input& input) const {
-  return exchange_.segment(input.memory) + input.offset;
+  return window_.segment(input.memory) + input.offset;
 }
 
 }  // namespace hsgd

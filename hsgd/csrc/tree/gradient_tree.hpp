@@ -1,4 +1,4 @@
-// Layers that flow through a notified exchange: gradients up a tree, weights down another.
+// Layers that flow through a notified window: gradients up a tree, weights down another.
 //
 // Owns what a rank does when a notification arrives: sum what has come in a fixed order, pass the
 // sum on or have it made into weights, pass weights on. A layer is whatever goes up and comes down
@@ -67,8 +67,8 @@ class HSGD_API Tree final {
   // Makes weights of these layers' sums, in place, where elements() cannot. May throw.
   using Update = std::function<void(uint64_t version, const std::vector<uint32_t>& layers)>;
 
-  // Local. `exchange` outlives this object.
-  Tree(NotifiedExchange& exchange, Settings settings);
+  // Local. `window` outlives this object.
+  Tree(NotifiedWindow& window, Settings settings);
 
   // Blocks until the stop slot is notified. Throws what ends the tree: HSGD_ERR_PEER_LOST with what
   // another rank wrote when it gave up, or the death of a rank of this node; HSGD_ERR_TIMEOUT when
@@ -116,7 +116,7 @@ class HSGD_API Tree final {
   };
 
   void watch(uint32_t layer, const Input& input, bool weights);
-  void take(const NotifiedExchange::Seen& seen, const Update& update);
+  void take(const NotifiedWindow::Seen& seen, const Update& update);
   void gather(uint32_t layer, const Update& update);
   void sum_up(const Layer& layer, double divisor) const;
   void make_weights(uint32_t layer, uint64_t version, const Update& update);
@@ -135,11 +135,11 @@ class HSGD_API Tree final {
   std::byte* block(const Input& input) const;
   std::string reason() const;
 
-  NotifiedExchange& exchange_;
+  NotifiedWindow& window_;
   const Settings settings_;
   const Isa isa_ = detect_isa();
-  std::vector<NotifiedExchange::Seen> seen_;  // in the order in which they are served
-  std::vector<Watched> watched_;              // the same
+  std::vector<NotifiedWindow::Seen> seen_;  // in the order in which they are served
+  std::vector<Watched> watched_;            // the same
   std::vector<uint32_t> index_of_slot_;
   std::vector<uint64_t> gathered_;  // the version that has gone up, by layer
   std::vector<uint64_t> arrived_;   // the version of the weights here, by layer

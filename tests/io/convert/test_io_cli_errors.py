@@ -262,7 +262,7 @@ from hsgd import cli
 from hsgd.io.reading import row_copies
 from hsgd.io.convert import shuffle_passes, writer
 
-passes.BLOCK_BYTES, passes._CHECKPOINT_BYTES, writer.CHECKSUM_BYTES = 64, 200, 200
+shuffle_passes.BLOCK_BYTES, shuffle_passes._CHECKPOINT_BYTES, writer.CHECKSUM_BYTES = 64, 200, 200
 draw = random.Random(f"{sys.argv[1]}-{MPI.COMM_WORLD.rank}")
 left = [draw.randint(1, int(sys.argv[2]))]
 def dying(call):
@@ -272,7 +272,7 @@ def dying(call):
             os.kill(os.getpid(), signal.SIGKILL)
         return call(*words, **options)
     return counted
-for place, name in ((os, "pwrite"), (os, "fsync"), (os, "rename"), (native, "crc32c")):
+for place, name in ((os, "pwrite"), (os, "fsync"), (os, "rename"), (row_copies, "crc32c")):
     setattr(place, name, dying(getattr(place, name)))
 sys.exit(cli.main(["data", "convert", *sys.argv[3:], "--quiet"]))
 """

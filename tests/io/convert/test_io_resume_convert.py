@@ -47,7 +47,7 @@ def die_at(step):
             return call(*arguments, **options)
         return wrapper
     for module, name in ((os, "pwrite"), (os, "fsync"), (os, "rename"), (os, "replace"),
-                         (os, "mkdir"), (native, "crc32c")):
+                         (os, "mkdir"), (row_copies, "crc32c")):
         setattr(module, name, counted(getattr(module, name)))
 
 def convert_once(step):

@@ -14,7 +14,7 @@
 namespace {
 
 using hsgd::Communicator;
-using hsgd::NotifiedExchange;
+using hsgd::NotifiedWindow;
 using hsgd::Tree;
 
 constexpr uint32_t kLayers = 3;
@@ -91,7 +91,7 @@ class Rank {
         size_(cluster.size()),
         own_(static_cast<uint64_t>(rank) + 1),
         communicator_(communicator),
-        exchange_(communicator, settings(), [&](void* base, size_t) {
+        window_(communicator, settings(), [&](void* base, size_t) {
           const std::lock_guard<std::mutex> lock(network.mutex);
           network.bases[static_cast<size_t>(rank)] = static_cast<std::byte*>(base);
           return std::make_unique<LateRma>(network, static_cast<uint64_t>(rank) + 77);
@@ -105,7 +105,7 @@ class Rank {
       std::thread thread;
       ~Engine() {
         if (!thread.joinable()) return;
-        rank.exchange_.put_notify({}, rank.rank_, 0, 1, 10);
+        rank.window_.put_notify({}, rank.rank_, 0, 1, 10);
         thread.join();
       }
     };
@@ -134,7 +134,7 @@ class Rank {
     for (const auto& node : nodes_) most = std::max(most, node.size());
     return static_cast<uint32_t>(most);
   }
-  NotifiedExchange::Settings settings() const {
+  NotifiedWindow::Settings settings() const {
     const uint64_t blocks = 2 + nodes_.size();
     return {kReason + kLayers * blocks * kBlock, 1 + kLayers * inputs(), 64, 30, false, false};
   }
@@ -198,7 +198,7 @@ class Rank {
   void work() {
     Tree::Settings settings{{}, static_cast<double>(size_), false, 0, kGivenUp, kReason};
     for (uint32_t layer = 0; layer < kLayers; ++layer) settings.layers.push_back(layer_of(layer));
-    Tree tree(exchange_, std::move(settings));
+    Tree tree(window_, std::move(settings));
     std::mt19937_64 random(static_cast<uint64_t>(rank_) + 1000);
     tree.before_notify([&] { ranks::dawdle(random); });
     try {
@@ -211,18 +211,18 @@ class Rank {
   }
 
   void update(uint64_t version, uint32_t layer) {
-    const std::byte* block = exchange_.segment(rank_) + place(layer, 0);
+    const std::byte* block = window_.segment(rank_) + place(layer, 0);
     CHECK(block[0] == std::byte{1} && block[1] == std::byte{static_cast<unsigned char>(size_ > 1)});
     const auto* mean = reinterpret_cast<const float*>(block + kPlace);
     for (uint64_t i = 0; i < kCount; ++i) CHECK_EQ(mean[i], mean_of(version, layer, size_));
-    auto* weights = reinterpret_cast<float*>(exchange_.segment(rank_) + place(layer, 1));
+    auto* weights = reinterpret_cast<float*>(window_.segment(rank_) + place(layer, 1));
     for (uint64_t i = 0; i < kCount; ++i) weights[i] = weight(version, layer);
   }
 
   void check_weights(uint32_t layer, uint64_t version) {
-    if (version > 0) exchange_.wait_any({{slot(layer, 0), version - 1}}, 30);
+    if (version > 0) window_.wait_any({{slot(layer, 0), version - 1}}, 30);
     const auto* weights =
-        reinterpret_cast<const float*>(exchange_.segment(leader(node_)) + place(layer, 1));
+        reinterpret_cast<const float*>(window_.segment(leader(node_)) + place(layer, 1));
     const float wanted = version == 0 ? 0.0F : weight(version, layer);
     for (uint64_t i = 0; i < kCount; ++i) CHECK_EQ(weights[i], wanted);
   }
@@ -232,13 +232,13 @@ class Rank {
     ranks::dawdle(own_);
     for (uint32_t layer = kLayers; layer-- > 0;) {
       check_weights(layer, step - 1);  // still: this rank has not sent its gradient
-      std::byte* block = exchange_.segment(rank_) + place(layer, 0);
+      std::byte* block = window_.segment(rank_) + place(layer, 0);
       block[0] = std::byte{1};
       block[1] = std::byte{static_cast<unsigned char>(rank_ == size_ - 1 && size_ > 1)};
       auto* numbers = reinterpret_cast<float*>(block + kPlace);
       for (uint64_t i = 0; i < kCount; ++i) numbers[i] = gradient(step, layer);
       ranks::dawdle(own_);
-      exchange_.put_notify({}, leader(node_), own_slot(layer), step, 30);
+      window_.put_notify({}, leader(node_), own_slot(layer), step, 30);
     }
   }
 
@@ -248,7 +248,7 @@ class Rank {
   const int size_;
   std::mt19937_64 own_;
   Communicator& communicator_;
-  NotifiedExchange exchange_;
+  NotifiedWindow window_;
 };
 
 void train(const std::vector<int>& layout, uint64_t steps) {
