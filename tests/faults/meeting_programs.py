@@ -14,6 +14,7 @@ import ctypes
 import errno
 import functools
 import json
+import mmap
 import os
 import resource
 import select
@@ -40,6 +41,8 @@ BOX_NAME = f"@hsgd-box-{USER}-{KEY}"
 # Measures nothing, and takes some KB per rank.
 LIGHT = Config(chunk_bytes=4096, oneshot_bytes=256, slots=3, store="ordinary", timeout_s=60.0)
 CLONE_NEWNET = 0x40000000
+# One byte that all processes share: 1 when no stranger floods doors, or when it has been at one.
+FLOODED = mmap.mmap(-1, 1)
 
 
 def enter_namespace(somaxconn: int) -> None:
@@ -107,13 +110,16 @@ def use_box(rank: int) -> str:
 
 
 def meet_again(comm: Comm) -> None:
-    """Whatever opens another socket."""
-    for _ in range(3):
-        comm.empty(100)[:] = comm.rank
-    part = comm.split(comm.rank % 2)
-    assert part is not None
-    with part:
-        part.barrier()
+    """Whatever opens another socket, again until a flood of guests has reached one."""
+    flooded = False
+    while not flooded:
+        for _ in range(3):
+            comm.empty(100)[:] = comm.rank
+        part = comm.split(comm.rank % 2)
+        assert part is not None
+        with part:
+            part.barrier()
+        flooded = bool(comm.allreduce(np.array([FLOODED[0]], np.uint8), op="min")[0])
     with comm.shrink() as left:
         assert left.size == comm.size
         left.empty(100)[:] = 1
@@ -187,6 +193,7 @@ def flood(ready: Callable[[], None]) -> dict[str, int]:
             try:
                 guest.connect("\0" + name[1:])
                 seen["connections"] += 1
+                FLOODED[0] = 1
                 guest.send(b"garbage" * 100)
             except OSError:
                 guest.close()
@@ -239,6 +246,7 @@ def main() -> None:
     ranks, descriptors, somaxconn = map(int, sys.argv[1:4])
     enter_namespace(somaxconn)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    FLOODED[0] = sys.argv[4:5] != ["flood"]
     stranger = start_stranger(sys.argv[4]) if len(sys.argv) > 4 else None
     task = sys.argv[5] if len(sys.argv) > 5 else "comm"
     body = functools.partial(run_rank, task)
