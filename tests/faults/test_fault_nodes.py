@@ -63,7 +63,7 @@ SCENARIOS = {
     "between nodes: slice sent": Scenario("large allreduce", 3, 5),
     "between nodes: sum sent": Scenario("large allreduce", 1, 5),
     "between nodes: section sent": Scenario("large reduce_scatter", 2, 5),
-    "between nodes: section taken": Scenario("large reduce_scatter", 1, 5),
+    "pipeline: gathered, not told": Scenario("large reduce_scatter", 1, 5),
     "between nodes: block sent": Scenario("large allgather", 3, 5),
     "between nodes: chunk passed on": Scenario("large broadcast", 0, 5),
     "close: other nodes told": Scenario("close", 2, 1),

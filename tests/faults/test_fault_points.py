@@ -55,11 +55,6 @@ class Scenario:
 EITHER = ("PeerLost", "CollectiveTimeout")
 
 
-def steps(call: str, victim: int = -1) -> list[Scenario]:
-    """At the first chunk, and between chunks."""
-    return [Scenario(call, victim, visit) for visit in (1, 6)]
-
-
 SCENARIOS: dict[str, Sequence[Scenario]] = {
     "set-up: segment made": [Scenario("set-up", victim, late=True) for victim in (0, -1)],
     "set-up: door open": [Scenario("set-up", 0, late=True)],
@@ -81,24 +76,37 @@ SCENARIOS: dict[str, Sequence[Scenario]] = {
         Scenario("set-up", 0, measures=True),
     ],
     "pipeline: through": [Scenario(call, 0) for call in ("large allreduce", "large allgather")],
-    "allreduce: staged, not told": steps("large allreduce"),
-    "allreduce: staged": steps("large allreduce", 0),
-    "allreduce: reduced, not told": steps("large allreduce", 1),
-    "allreduce: reduced": steps("large allreduce"),
-    "allreduce: gathered, not told": steps("large allreduce", 0),
-    "allreduce: gathered": steps("large allreduce", 1),
-    "broadcast: staged, not told": steps("large broadcast", ROOT),
-    "broadcast: staged": steps("large broadcast", ROOT),
-    "broadcast: gathered, not told": steps("large broadcast", 0),
-    "broadcast: gathered": steps("large broadcast", 0),
-    "reduce_scatter: staged, not told": steps("large reduce_scatter"),
-    "reduce_scatter: staged": steps("large reduce_scatter", 0),
-    "reduce_scatter: reduced, not told": steps("large reduce_scatter", 1),
-    "reduce_scatter: reduced": steps("large reduce_scatter"),
-    "exchange: staged, not told": steps("large allgather"),
-    "exchange: staged": steps("large alltoall", 0),
-    "exchange: collected, not told": steps("large alltoall", 1),
-    "exchange: collected": steps("large allgather", 0),
+    # At the first chunk, and between chunks.
+    "pipeline: staged, not told": [
+        Scenario("large allreduce", visit=6),
+        Scenario("large broadcast", ROOT),
+        Scenario("large reduce_scatter", visit=6),
+        Scenario("large allgather"),
+    ],
+    "pipeline: staged": [
+        Scenario("large allreduce", 0),
+        Scenario("large broadcast", ROOT, visit=6),
+        Scenario("large reduce_scatter", 0),
+        Scenario("large alltoall", 0, visit=6),
+    ],
+    "pipeline: reduced, not told": [
+        *(Scenario("large allreduce", 1, visit) for visit in (1, 6)),
+        Scenario("large reduce_scatter", 1),
+    ],
+    "pipeline: reduced": [
+        *(Scenario("large reduce_scatter", visit=visit) for visit in (1, 6)),
+        Scenario("large allreduce"),
+    ],
+    "pipeline: gathered, not told": [
+        Scenario("large allreduce", 0),
+        Scenario("large broadcast", 0, visit=6),
+        Scenario("large alltoall", 1),
+    ],
+    "pipeline: gathered": [
+        Scenario("large allreduce", 1, visit=6),
+        Scenario("large broadcast", 0),
+        Scenario("large allgather", 0, visit=6),
+    ],
     "empty: segment made": [Scenario("empty", victim) for victim in (0, -1)],
     "empty: shared": [Scenario("empty", 1)],
     "in place: done, not told": [

@@ -19,13 +19,11 @@ __all__: list[str] = []
 ROOT = Path(__file__).resolve().parents[2]
 CODE = {".py", ".cpp", ".hpp", ".h", ".c"}
 MOST_FILES = 20  # sources in a folder
-CROWDED = {"hsgd/csrc/collectives"}
 MOST_LINES = 500  # of a file
 LONG_FILES = {
     "hsgd/c10d/process_group.py",
     "hsgd/comm.py",
     "hsgd/csrc/binding/module.cpp",
-    "hsgd/csrc/collectives/communicator.cpp",
     "hsgd/csrc/include/hsgd_core.h",
     "hsgd/csrc/onesided/tcp_rma.cpp",
     "hsgd/optim/gossip/pair_averaging.py",
@@ -92,7 +90,7 @@ FUNCTIONS = [
 
 def test_folders_hold_few_sources() -> None:
     counts = Counter(str(Path(name).parent) for name in SOURCES)
-    assert {folder for folder, count in counts.items() if count > MOST_FILES} == CROWDED
+    assert not {folder for folder, count in counts.items() if count > MOST_FILES}
 
 
 def test_files_are_short() -> None:

@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "collectives/communicator.hpp"
-#include "collectives/submission_queue.hpp"
+#include "communicator/communicator.hpp"
+#include "communicator/submission_queue.hpp"
 #include "hsgd_core.h"
 
 struct hsgd_comm {

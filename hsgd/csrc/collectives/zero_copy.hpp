@@ -1,22 +1,22 @@
 // Collectives on buffers that all ranks of a node can reach: no staging.
 //
-// Owns the state machines, and the allreduce. Its traffic is the least there is, each input read
-// once and each output written once: 2 S bytes per rank. Never blocks; the caller waits until all
-// ranks have entered, and the last step waits for the peers, because they touch this rank's buffers
-// until then.
+// Owns how ranks tell one another where their arguments lie, and the wait of each for all others,
+// who touch its buffers until they are through. On one node the traffic is the least there is: each
+// input is read once and each output written once.
 #ifndef HSGD_COLLECTIVES_ZERO_COPY_HPP_
 #define HSGD_COLLECTIVES_ZERO_COPY_HPP_
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "collectives/pipeline.hpp"
-#include "kernels/reduce.hpp"
-#include "node/node_group.hpp"
-#include "node/symmetric_memory.hpp"
+#include "base/fault_points.hpp"
+#include "context/context.hpp"
 
 namespace hsgd {
+
+// What is copied to several places, or in parts, is still in the nearest cache after the first.
+inline constexpr size_t kCacheBlockBytes = 16 << 10;
 
 // The arguments of all ranks of the node, by local rank, and what keeps them mapped.
 struct SharedArguments {
@@ -26,42 +26,35 @@ struct SharedArguments {
   std::shared_ptr<SharedBuffer> out_buffer;
 };
 
-// What this rank does by itself, and then the wait for all others to have done the same. Takes one
-// step of the pipeline's counters.
-class DirectWork {
- public:
-  using Work = std::function<void()>;
-  DirectWork(const PipelineContext& context, Work work)
-      : context_(context), work_(std::move(work)) {}
-  Step step();
+// Opens the collective for a rank whose arguments lie in private memory.
+void open_in_private(Context& context, const Operation& operation);
 
- private:
-  PipelineContext context_;
-  Work work_;  // empty once it is done
-};
+// Opens the collective when this rank's arguments lie in shared buffers: those of all ranks, if
+// theirs lie in the same ones. `out_bytes`: 0 when only the inputs need to be in reach.
+std::optional<SharedArguments> shared_arguments(Context& context, const Operation& operation,
+                                                size_t in_bytes, size_t out_bytes);
 
-class DirectAllreduce {
- public:
-  // Takes one step of the pipeline's counters. `claims`: ranks outnumber cores, so that parts are
-  // done by whoever runs; otherwise each rank does its own slice.
-  DirectAllreduce(const PipelineContext& context, const SharedArguments& arguments, uint64_t count,
-                  const Reduction& reduction, bool claims);
-  DirectAllreduce(const DirectAllreduce&) = delete;
-  Step step();
+// On one node, when all have entered: what this rank does by itself, and then the wait for all
+// others to have done the same. Takes one step of the pipeline's counters.
+template <class Work>
+void run_in_place(Context& context, Work&& work) {
+  at_level(context.record(), &hsgd_record::reduce, [&] {
+    work();
+    return true;
+  });
+  HSGD_FAULT_POINT("in place: done, not told");
+  context.local().publish(&Progress::gathered, context.base() + 1);
+  HSGD_FAULT_POINT("in place: done");
+  context.wait_until(
+      [&] { return context.local().peers_reached(&Progress::gathered, context.base() + 1); });
+  context.finish_steps(1);
+}
 
- private:
-  Step claim_parts();
-  void reduce(const Range& part);
-  void reduce_block(const Range& block);
-
-  PipelineContext context_;
-  const SharedArguments& arguments_;
-  uint64_t count_;
-  Reduction reduction_;
-  bool claims_;
-  DirectWork own_slice_;
-  std::vector<const void*> inputs_;
-};
+// The other ranks of the node, beginning with another one on each, so that not all read from the
+// same one; this rank comes last.
+inline int in_turn(const Context& context, int i) {
+  return (context.place().local_rank + 1 + i) % context.place().local_size;
+}
 
 }  // namespace hsgd
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "internode/wire.hpp"
+#include "internode/reduction.hpp"
 
 namespace hsgd {
 

@@ -18,7 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "collectives/communicator.hpp"
+#include "communicator/communicator.hpp"
 #include "onesided/put_queue.hpp"
 
 namespace hsgd {

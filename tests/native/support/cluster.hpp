@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/communicator.hpp"
+#include "communicator/communicator.hpp"
 #include "support/ranks.hpp"
 #include "support/transport_inproc.hpp"
 

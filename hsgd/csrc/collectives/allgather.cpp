@@ -1,0 +1,206 @@
+// Allgather, with a block of its own size from each rank.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "collectives/block_exchange.hpp"
+#include "collectives/collectives.hpp"
+#include "collectives/zero_copy.hpp"
+
+namespace hsgd {
+namespace {
+
+class AllgatherPipeline final : public BlockExchange {
+ public:
+  AllgatherPipeline(Context& context, const Operation& operation, const BlockTable& table,
+                    const Stages& stages)
+      : BlockExchange(context, stages),
+        in_(static_cast<const std::byte*>(operation.in)),
+        out_(static_cast<std::byte*>(operation.out)),
+        table_(table),
+        size_(operation.reduction.element_bytes),
+        copy_twice_(select_reduce(HSGD_UINT8, HSGD_SUM, context.isa())) {}
+
+ private:
+  // A sum of one input, which is written to two places in one pass, once the output may be touched.
+  void stage(uint64_t step, std::byte* slot, Permission permission) override {
+    const Range piece = table_.piece(map_.place(), step);
+    const void* from = own_input(piece);
+    std::byte* to = out_ + piece.begin * size_;
+    const size_t bytes = piece.count() * size_;
+    if (permission == Permission::kGranted && from != to && bytes > 0) {
+      copy_twice_({&from, 1, slot, to, bytes, 1.0, stages_.store, stages_.out_store});
+    } else {
+      context_.copy()(slot, from, bytes, stages_.store);
+      if (permission != Permission::kGranted) ++early_;
+    }
+    context_.intra_bytes() += bytes;
+  }
+
+  void send(uint64_t step, int place, const std::byte* slot) override {
+    for (int i = 1; i < map_.nodes(); ++i) {
+      const int to = (map_.node() + i) % map_.nodes();
+      messages_->send(to, Channel::kExchange, slot, received_bytes(step, place));
+    }
+  }
+
+  void receive(uint64_t step, int place) override {
+    messages_->receive(map_.node_at(place), Channel::kExchange, landed(step, place),
+                       received_bytes(step, place));
+  }
+
+  uint64_t received_bytes(uint64_t step, int place) override {
+    return table_.piece(place, step).count() * size_;
+  }
+
+  void gather(uint64_t step) override {
+    const int own = map_.place();
+    const int first = map_.first(map_.node());
+    for (int i = 0; i < map_.size(); ++i) {
+      const int place = (own + i) % map_.size();  // not all from the same one at once
+      const Range piece = table_.piece(place, step);
+      const std::byte* from =
+          map_.is_here(place) ? in_slot(place - first, step) : landed(step, place);
+      if (place == own) {
+        if (step >= early_) continue;  // done when it was staged
+        from = own_input(piece);
+      } else {
+        context_.intra_bytes() += piece.count() * size_;
+      }
+      context_.copy()(out_ + piece.begin * size_, from, piece.count() * size_, stages_.out_store);
+    }
+  }
+
+  const std::byte* own_input(const Range& piece) const {
+    return in_ + (piece.begin - table_.block(map_.place()).begin) * size_;
+  }
+  std::byte* landed(uint64_t step, int place) const {
+    return landing(step) + table_.offset(place, step) * size_;
+  }
+
+  const std::byte* in_;  // this rank's block, perhaps at its place in `out_`
+  std::byte* out_;
+  const BlockTable& table_;
+  const size_t size_;  // of an element
+  const ReduceFn copy_twice_;
+  uint64_t early_ = 0;  // steps staged before the output might be touched
+};
+
+// --- small ---
+
+void run_small_on_node(Context& context, const Operation& operation) {
+  const size_t size = operation.reduction.element_bytes;
+  const uint64_t* counts = operation.counts.of_rank;
+  const Place& place = context.place();
+  context.open(operation, operation.in, counts[place.rank] * size);
+  context.wait_for_headers();
+  auto* to = static_cast<std::byte*>(operation.out);
+  for (int rank = 0; rank < place.size; ++rank) {
+    const size_t bytes = counts[rank] * size;
+    const void* from = rank == place.rank
+                           ? operation.in
+                           : context.local().payload(rank, context.sequence(), bytes);
+    if (from != to && bytes > 0) std::memcpy(to, from, bytes);
+    to += bytes;
+  }
+  context.intra_bytes() += operation.bytes();
+}
+
+void run_small_between_nodes(Context& context, const Operation& operation) {
+  const size_t size = operation.reduction.element_bytes;
+  const size_t bytes = operation.bytes();
+  const NodeMap& map = context.map();
+  const LocalGroup& local = context.local();
+  const uint64_t sequence = context.sequence();
+  const auto bytes_of = [&](int place) { return operation.counts.of_rank[map.rank(place)] * size; };
+  context.open(operation, operation.in, bytes_of(map.place()));
+  if (context.place().local_rank == 0) {
+    std::byte* result = context.local().result_payload(sequence, bytes);
+    context.lead(
+        [&] {
+          std::byte* end = result;
+          for (int rank = 0; rank < context.place().local_size; ++rank) {
+            const size_t part = bytes_of(map.first(map.node()) + rank);
+            if (part > 0) std::memcpy(end, local.payload(rank, sequence, part), part);
+            end += part;
+          }
+          return Outgoing{result, static_cast<size_t>(end - result), {}};
+        },
+        [&] {
+          const std::vector<Block> blocks = blocks_of(operation.counts.of_rank, map);
+          for (int place = 0; place < map.size();) {
+            const std::byte* from = context.links().headers().payload(map.node_at(place));
+            for (const int end = map.end(map.node_at(place)); place < end; ++place) {
+              const size_t part = bytes_of(place);
+              std::memcpy(result + blocks[static_cast<size_t>(place)].begin * size, from, part);
+              from += part;
+            }
+          }
+        });
+  }
+  context.wait_for_result();
+  if (bytes > 0) {
+    std::memcpy(operation.out, context.local().result_payload(sequence, bytes), bytes);
+  }
+  context.intra_bytes() += bytes;
+}
+
+// --- in place ---
+
+void join_blocks(Context& context, const Operation& operation, const SharedArguments& arguments) {
+  const std::vector<Block> blocks = blocks_of(operation.counts.of_rank, context.map());
+  const size_t size = operation.reduction.element_bytes;
+  const Store store = context.stores().into_output(operation);
+  for (int i = 0; i < context.place().local_size; ++i) {
+    const auto peer = static_cast<size_t>(in_turn(context, i));
+    const size_t bytes = blocks[peer].count * size;
+    context.copy()(static_cast<std::byte*>(operation.out) + blocks[peer].begin * size,
+                   arguments.in[peer], bytes, store);
+    context.intra_bytes() += bytes;
+  }
+}
+
+}  // namespace
+
+Operation allgather_operation(const Context& context, const uint64_t* counts, hsgd_dtype dtype,
+                              const hsgd_label* label) {
+  Operation operation;
+  operation.counts = {counts, context.place().size};
+  operation.count = std::accumulate(counts, counts + context.place().size, uint64_t{0});
+  operation.signature = Signature::pack(Kind::kAllgather, dtype, HSGD_SUM, 0, operation.count,
+                                        hash_label(label, operation.counts));
+  operation.label = label;
+  operation.reduction = {nullptr, context.copy(), hsgd_dtype_bytes(dtype), 1.0};
+  return operation;
+}
+
+void run_allgather(Context& context, const Operation& operation) {
+  const size_t size = operation.reduction.element_bytes;
+  const uint64_t* counts = operation.counts.of_rank;
+  const bool one_node = context.one_node();
+  // Between nodes local rank 0 has one cell for the whole result.
+  const uint64_t held =
+      one_node ? *std::max_element(counts, counts + context.place().size) : operation.count;
+  // Blocks may lie in reach, from where they are copied once: that pays earlier.
+  const size_t oneshot_bytes =
+      context.sizes().oneshot_bytes() / (one_node && context.shares() ? 2 : 1);
+  if (held * size <= oneshot_bytes) {
+    return one_node ? run_small_on_node(context, operation)
+                    : run_small_between_nodes(context, operation);
+  }
+  if (one_node) {
+    const auto shared =
+        shared_arguments(context, operation, counts[context.place().rank] * size, 0);
+    if (shared) {
+      return run_in_place(context, [&] { join_blocks(context, operation, *shared); });
+    }
+  }
+  BlockTable table(counts, context.map(), size);
+  const uint64_t blocks = one_node ? 1 : static_cast<uint64_t>(context.place().size);
+  table.cut(steps_for(held, context.sizes().block_step_bytes() / size, blocks * table.line()));
+  AllgatherPipeline(context, operation, table,
+                    stages_of_exchange(context, operation, table.steps()))
+      .run(operation);
+}
+
+}  // namespace hsgd

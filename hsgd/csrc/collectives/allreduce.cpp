@@ -1,0 +1,218 @@
+// Allreduce, and the barrier, which is one of nothing.
+//
+// Inside a node its pipeline moves (5 - 2/L) bytes per byte of payload for L ranks: a rank stages
+// all but its own slice, reduces its slice from the others' slots and its own buffer, and copies
+// the other slices of the result. In place it is 2 S bytes per rank.
+#include <algorithm>
+#include <optional>
+
+#include "base/fault_points.hpp"
+#include "collectives/chunk_pipeline.hpp"
+#include "collectives/collectives.hpp"
+#include "collectives/one_shot.hpp"
+#include "collectives/zero_copy.hpp"
+
+namespace hsgd {
+namespace {
+
+class AllreducePipeline final : public ChunkPipeline {
+ public:
+  // `shared`: the inputs of all ranks of the node, by local rank, where they are in reach.
+  AllreducePipeline(Context& context, const Operation& operation, const Chunking& chunking,
+                    const Stages& stages, const std::vector<const std::byte*>* shared)
+      : ChunkPipeline(context, stages),
+        in_(static_cast<const std::byte*>(operation.in)),
+        out_(static_cast<std::byte*>(operation.out)),
+        chunking_(chunking),
+        reduction_(operation.reduction),
+        size_(reduction_.element_bytes),
+        slices_(stages.links != nullptr ? context.links().slices() : nullptr),
+        shared_(shared) {
+    if (slices_ != nullptr) slices_->start(reduction_);
+  }
+
+ private:
+  void stage(uint64_t step, std::byte* slot, Permission) override {
+    const Range chunk = chunking_.chunk(step);
+    const Range own = slice(chunk, local().rank());
+    reduction_.copy(slot, in_ + chunk.begin * size_, (own.begin - chunk.begin) * size_,
+                    stages_.store);
+    reduction_.copy(slot + (own.end - chunk.begin) * size_, in_ + own.end * size_,
+                    (chunk.end - own.end) * size_, stages_.store);
+    context_.intra_bytes() += (chunk.count() - own.count()) * size_;
+  }
+
+  void reduce(uint64_t step) override {
+    const Range chunk = chunking_.chunk(step);
+    const Range own = slice(chunk, local().rank());
+    if (own.count() == 0) return;
+    std::vector<const void*>& inputs = context_.inputs();
+    for (int rank = 0; rank < local().size(); ++rank) {
+      inputs[static_cast<size_t>(rank)] =
+          shared_ != nullptr       ? (*shared_)[static_cast<size_t>(rank)] + own.begin * size_
+          : rank == local().rank() ? in_ + own.begin * size_
+                                   : in_slot(rank, step) + (own.begin - chunk.begin) * size_;
+    }
+    const bool final = stages_.leaders == 0;
+    reduction_.reduce({inputs.data(), local().size(),
+                       reduced_slice(local().rank(), step, chunk, own),
+                       final ? out_ + own.begin * size_ : nullptr, own.count(),
+                       final ? reduction_.divisor : 1.0, stages_.store, stages_.out_store});
+    context_.intra_bytes() += static_cast<uint64_t>(local().size()) * own.count() * size_;
+  }
+
+  void begin_exchange(uint64_t step) override {
+    const Range own =
+        part_of(chunking_.chunk(step).count(), stages_.leaders, local().rank(), size_);
+    slices_->begin(out_slot(0, step) + own.begin * size_, own.count());
+  }
+
+  void gather(uint64_t step) override {
+    const Range chunk = chunking_.chunk(step);
+    if (stages_.leaders > 0) return copy_out(chunk, out_slot(0, step));
+    for (int i = 1; i < local().size(); ++i) {
+      const int peer = (local().rank() + i) % local().size();  // not all from the same one at once
+      const Range part = slice(chunk, peer);
+      copy_out(part, reduced_slice(peer, step, chunk, part));
+    }
+  }
+
+  void copy_out(const Range& part, const std::byte* from) {
+    reduction_.copy(out_ + part.begin * size_, from, part.count() * size_, stages_.out_store);
+    context_.intra_bytes() += part.count() * size_;
+  }
+
+  Range slice(const Range& chunk, int rank) const {
+    const Range part = part_of(chunk.count(), local().size(), rank, size_);
+    return {chunk.begin + part.begin, chunk.begin + part.end};
+  }
+
+  // Where the reduced `slice` of `chunk` lies: in the ring of the rank that reduced it, or, so that
+  // a leader finds a contiguous piece to send whatever the number of ranks, at its place in the
+  // node's only out ring.
+  std::byte* reduced_slice(int rank, uint64_t step, const Range& chunk, const Range& slice) const {
+    if (!local().one_out_ring()) return out_slot(rank, step);
+    return out_slot(0, step) + (slice.begin - chunk.begin) * size_;
+  }
+
+  const std::byte* in_;
+  std::byte* out_;
+  const Chunking chunking_;
+  const Reduction& reduction_;
+  const size_t size_;  // of an element
+  SliceAllreduce* slices_;
+  const std::vector<const std::byte*>* shared_;
+};
+
+Stages stages_of(Context& context, const Operation& operation, uint64_t steps, int leaders) {
+  Stages stages;
+  stages.steps = steps;
+  stages.leaders = leaders;
+  stages.reduces = true;
+  if (context.place().local_rank < leaders) stages.links = context.links().slices();
+  stages.store = context.stores().usual();
+  stages.out_store = context.stores().into_output(operation);
+  return stages;
+}
+
+// --- in place, on one node ---
+
+void reduce_block(Context& context, const Operation& operation, const SharedArguments& arguments,
+                  const Range& block) {
+  const Reduction& reduction = operation.reduction;
+  const size_t offset = block.begin * reduction.element_bytes;
+  const int size = context.place().local_size;
+  const Store store = context.stores().into_output(operation);
+  std::vector<const void*>& inputs = context.inputs();
+  for (int i = 0; i < size; ++i) {
+    inputs[static_cast<size_t>(i)] = arguments.in[static_cast<size_t>(i)] + offset;
+  }
+  const auto output = [&](int i) {
+    return arguments.out[static_cast<size_t>((context.place().local_rank + i) % size)] + offset;
+  };
+  reduction.reduce({inputs.data(), size, output(0), size > 1 ? output(1) : nullptr, block.count(),
+                    reduction.divisor, store, store});
+  for (int i = 2; i < size; ++i) {
+    reduction.copy(output(i), output(0), block.count() * reduction.element_bytes, store);
+  }
+}
+
+void reduce_part(Context& context, const Operation& operation, const SharedArguments& arguments,
+                 const Range& part) {
+  constexpr size_t kBlockBytes = kCacheBlockBytes / 2;  // several outputs are copied from one
+  const size_t size = operation.reduction.element_bytes;
+  const auto ranks = static_cast<uint64_t>(context.place().local_size);
+  // Two outputs are written in one pass: no blocks are needed then.
+  const uint64_t stride = ranks <= 2 ? std::max<uint64_t>(1, part.count()) : kBlockBytes / size;
+  for (uint64_t begin = part.begin; begin < part.end; begin += stride) {
+    reduce_block(context, operation, arguments, {begin, std::min(part.end, begin + stride)});
+  }
+  context.intra_bytes() += 2 * ranks * part.count() * size;
+}
+
+// Ranks outnumber cores: parts are done by whoever runs.
+void reduce_claimed(Context& context, const Operation& operation,
+                    const SharedArguments& arguments) {
+  // Some microseconds of work, so that nobody waits long for the last part.
+  constexpr size_t kClaimBytes = 128 << 10;
+  const uint64_t most = kClaimBytes / operation.reduction.element_bytes;
+  const uint64_t parts = (operation.count + most - 1) / most;
+  context.wait_until([&] {
+    while (const std::optional<uint64_t> part = context.local().claim(parts)) {
+      at_level(context.record(), &hsgd_record::reduce, [&] {
+        reduce_part(context, operation, arguments,
+                    {*part * most, std::min(operation.count, (*part + 1) * most)});
+        return true;
+      });
+      HSGD_FAULT_POINT("in place: claimed, not told");
+      context.local().finish_claim(parts);
+      HSGD_FAULT_POINT("in place: claim told");
+    }
+    return context.local().claims_finished(parts);
+  });
+  context.local().end_claims(parts);
+  context.finish_steps(1);
+}
+
+void reduce_in_place(Context& context, const Operation& operation,
+                     const SharedArguments& arguments) {
+  const Place& place = context.place();
+  if (place.local_size > context.local().cores())
+    return reduce_claimed(context, operation, arguments);
+  run_in_place(context, [&] {
+    reduce_part(context, operation, arguments,
+                part_of(operation.count, place.local_size, place.local_rank,
+                        operation.reduction.element_bytes));
+  });
+}
+
+}  // namespace
+
+void run_allreduce(Context& context, const Operation& operation) {
+  if (is_small(context, operation)) return run_one_shot(context, operation);
+  const size_t bytes = operation.bytes();
+  const auto shared = shared_arguments(context, operation, bytes, bytes);
+  if (shared && context.one_node()) return reduce_in_place(context, operation, *shared);
+  const WirePlan plan = context.sizes().wire_plan(bytes);
+  const Chunking chunking(operation.count, operation.reduction.element_bytes, plan.step_bytes);
+  Stages stages = stages_of(context, operation, chunking.steps, plan.leaders);
+  if (shared) {
+    stages.staging = Stages::Staging::kInReach;
+  } else {
+    stages.store = context.stores().into_ring(operation);
+  }
+  AllreducePipeline(context, operation, chunking, stages, shared ? &shared->in : nullptr)
+      .run(operation);
+}
+
+void allreduce_on_node(Context& context, const Operation& operation) {
+  if (is_small(context, operation)) return run_one_shot_on_node(context, operation);
+  const Chunking chunking(operation.count, operation.reduction.element_bytes,
+                          context.sizes().node_step_bytes());
+  Stages stages = stages_of(context, operation, chunking.steps, 0);
+  stages.store = context.sizes().tuning().store;  // of those that are compared
+  stages.out_store = Store::kOrdinary;
+  AllreducePipeline(context, operation, chunking, stages, nullptr).run_on_node(operation);
+}
+
+}  // namespace hsgd

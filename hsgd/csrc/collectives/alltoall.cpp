@@ -1,0 +1,322 @@
+// Alltoall, with counts of its own from each rank to each.
+//
+// Each rank knows only its own counts: all add up one number per count, which cancel when both
+// sides agree, and say which differ when they do not.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "collectives/alltoall_layout.hpp"
+#include "collectives/block_exchange.hpp"
+#include "collectives/collectives.hpp"
+#include "collectives/zero_copy.hpp"
+
+namespace hsgd {
+namespace {
+
+class AlltoallPipeline final : public BlockExchange {
+ public:
+  AlltoallPipeline(Context& context, const Operation& operation, const AlltoallLayout& layout,
+                   const Stages& stages)
+      : BlockExchange(context, stages),
+        in_(static_cast<const std::byte*>(operation.in)),
+        out_(static_cast<std::byte*>(operation.out)),
+        sent_(blocks_of(operation.counts.of_rank, map_)),
+        received_(blocks_of(operation.receive_counts, map_)),
+        layout_(layout),
+        size_(operation.reduction.element_bytes) {
+    for (Block& block : sent_) block.cut(stages.steps, layout.unit_bytes() / size_);
+    for (Block& block : received_) block.cut(stages.steps, layout.unit_bytes() / size_);
+  }
+
+ private:
+  void stage(uint64_t step, std::byte* slot, Permission) override {
+    uint64_t end = layout_.slot_header_bytes();
+    for (int node = 0; node < map_.nodes(); ++node) {
+      set_offset(slot, node, end);
+      end += fill_block(step, node, slot + end);
+    }
+    set_offset(slot, map_.nodes(), end);
+  }
+
+  uint64_t fill_block(uint64_t step, int node, std::byte* block) {
+    uint64_t end = layout_.block_header_bytes(node);
+    for (int place = map_.first(node); place < map_.end(node); ++place) {
+      set_offset(block, place - map_.first(node), end);
+      if (place == map_.place()) continue;  // straight from input to output, see gather()
+      const Range piece = sent_[static_cast<size_t>(place)].piece(step);
+      const size_t bytes = piece.count() * size_;
+      context_.copy()(block + end, in_ + piece.begin * size_, bytes, stages_.store);
+      context_.intra_bytes() += bytes;
+      end += round_up(bytes, layout_.unit_bytes());
+    }
+    set_offset(block, map_.ranks_on(node), end);
+    return end;
+  }
+
+  void send(uint64_t, int, const std::byte* slot) override {
+    for (int i = 1; i < map_.nodes(); ++i) {
+      const int to = (map_.node() + i) % map_.nodes();
+      const uint32_t begin = offset_at(slot, to);
+      messages_->send(to, Channel::kExchange, slot + begin, offset_at(slot, to + 1) - begin);
+    }
+  }
+
+  void receive(uint64_t step, int place) override {
+    messages_->receive(map_.node_at(place), Channel::kExchange,
+                       landing(step) + layout_.landing_offset(place),
+                       layout_.landing_bytes(map_.node()));
+  }
+
+  uint64_t received_bytes(uint64_t step, int place) override {
+    const std::byte* block = landing(step) + layout_.landing_offset(place);
+    return offset_at(block, map_.ranks_on(map_.node()));
+  }
+
+  void gather(uint64_t step) override {
+    const int own = map_.place();
+    const int node = map_.node();
+    for (int i = 0; i < map_.size(); ++i) {
+      const int place = (own + i) % map_.size();  // not all from the same one at once
+      const Range piece = received_[static_cast<size_t>(place)].piece(step);
+      const size_t bytes = piece.count() * size_;
+      std::byte* to = out_ + piece.begin * size_;
+      if (place == own) {
+        const Range sent = sent_[static_cast<size_t>(own)].piece(step);
+        context_.copy()(to, in_ + sent.begin * size_, bytes, stages_.out_store);
+        continue;
+      }
+      const std::byte* block = landing(step);
+      if (map_.is_here(place)) {
+        block = in_slot(place - map_.first(node), step);
+        block += offset_at(block, node);
+      } else {
+        block += layout_.landing_offset(place);
+      }
+      context_.copy()(to, block + offset_at(block, own - map_.first(node)), bytes,
+                      stages_.out_store);
+      context_.intra_bytes() += bytes;
+    }
+  }
+
+  const std::byte* in_;
+  std::byte* out_;
+  std::vector<Block> sent_;      // by place
+  std::vector<Block> received_;  // by place
+  const AlltoallLayout& layout_;
+  const size_t size_;  // of an element
+};
+
+// --- small: what a rank sends to all others, behind the offsets of each, is a packet ---
+
+size_t packet_bytes(const Context& context) {
+  const size_t oneshot_bytes = context.sizes().oneshot_bytes();
+  if (context.one_node()) return oneshot_bytes;
+  return oneshot_bytes / static_cast<size_t>(context.place().size) / sizeof(double) *
+         sizeof(double);
+}
+
+void fill_packet(Context& context, const Operation& operation) {
+  const Place& place = context.place();
+  std::byte* packet = context.local().packet(place.local_rank, context.sequence());
+  uint64_t begin = offsets_bytes(place.size);
+  for (int rank = 0; rank < place.size; ++rank) {
+    set_offset(packet, rank, begin);
+    begin += operation.counts.of_rank[rank] * operation.reduction.element_bytes;
+  }
+  set_offset(packet, place.size, begin);
+  if (operation.count > 0) {
+    std::memcpy(packet + offsets_bytes(place.size), operation.in, operation.bytes());
+  }
+}
+
+void take_packets(Context& context, const Operation& operation) {
+  const size_t size = operation.reduction.element_bytes;
+  const std::vector<Block> blocks = blocks_of(operation.receive_counts, context.map());
+  for (int place = 0; place < context.map().size(); ++place) {
+    const std::byte* packet = context.one_node()
+                                  ? context.local().packet(place, context.sequence())
+                                  : context.local().result_packets(context.sequence()) +
+                                        static_cast<size_t>(place) * packet_bytes(context);
+    const Block& block = blocks[static_cast<size_t>(place)];
+    if (block.count == 0) continue;
+    std::memcpy(static_cast<std::byte*>(operation.out) + block.begin * size,
+                packet + offset_at(packet, context.place().rank), block.count * size);
+    context.intra_bytes() += block.count * size;
+  }
+}
+
+// --- what all ranks must know before data moves ---
+
+ExchangeNote note_of(const Context& context, const Operation& operation,
+                     const AlltoallLayout& layout) {
+  ExchangeNote note;
+  const Place& place = context.place();
+  const auto me = static_cast<uint64_t>(place.rank);
+  for (int rank = 0; rank < place.size; ++rank) {
+    const auto other = static_cast<uint64_t>(rank);
+    note.imbalance += mix_count(me, other, operation.counts.of_rank[rank]);
+    note.imbalance -= mix_count(other, me, operation.receive_counts[rank]);
+  }
+  note.steps = layout.steps_needed(operation.counts.of_rank, operation.reduction.element_bytes);
+  const size_t whole = offsets_bytes(place.size) + operation.bytes();
+  note.at_once = whole <= packet_bytes(context) ? 1 : 0;
+  return note;
+}
+
+ExchangeNote notes_here(const Context& context) {
+  ExchangeNote all;
+  for (int rank = 0; rank < context.place().local_size; ++rank) {
+    ExchangeNote note;
+    std::memcpy(&note, context.local().payload(rank, context.sequence(), sizeof note), sizeof note);
+    all.add(note);
+  }
+  return all;
+}
+
+// Every node hears the packets of all ranks, when all are small, in the order of places.
+ExchangeNote notes_between_nodes(Context& context) {
+  const size_t stride = packet_bytes(context);
+  const Place& place = context.place();
+  const NodeMap& map = context.map();
+  LocalGroup& local = context.local();
+  const uint64_t sequence = context.sequence();
+  ExchangeNote all;
+  if (place.local_rank == 0) {
+    std::byte* packets = local.result_packets(sequence);
+    const HeaderExchange& headers = context.links().headers();
+    context.lead(
+        [&] {
+          const ExchangeNote note = notes_here(context);
+          if (note.at_once == 0) return Outgoing{nullptr, 0, note};
+          for (int rank = 0; rank < place.local_size; ++rank) {
+            const std::byte* packet = local.packet(rank, sequence);
+            std::memcpy(packets + static_cast<size_t>(rank) * stride, packet,
+                        offset_at(packet, place.size));
+          }
+          return Outgoing{packets, static_cast<size_t>(place.local_size) * stride, note};
+        },
+        [&] {
+          for (int node = 0; node < map.nodes(); ++node) all.add(headers.header(node).note);
+          std::memcpy(local.result_payload(sequence, sizeof all), &all, sizeof all);
+          if (all.at_once == 0) return;
+          for (int node = 0; node < map.nodes(); ++node) {
+            std::memcpy(packets + static_cast<size_t>(map.first(node)) * stride,
+                        headers.payload(node), static_cast<size_t>(map.ranks_on(node)) * stride);
+          }
+        });
+  }
+  context.wait_for_result();
+  std::memcpy(&all, local.result_payload(sequence, sizeof all), sizeof all);
+  return all;
+}
+
+// All ranks know that some counts differ. Now they exchange all of them, to say which.
+[[noreturn]] void fail_imbalance(Context& context, const Operation& operation) {
+  const auto size = static_cast<size_t>(context.place().size);
+  const std::string call = context.what();
+  std::vector<uint64_t> mine(operation.counts.of_rank, operation.counts.of_rank + size);
+  mine.insert(mine.end(), operation.receive_counts, operation.receive_counts + size);
+  std::vector<uint64_t> all(size * mine.size());
+  const std::vector<uint64_t> counts(size, mine.size());
+  Operation exchange = allgather_operation(context, counts.data(), HSGD_INT64, nullptr);
+  exchange.in = mine.data();
+  exchange.out = all.data();
+  context.begin(exchange.signature, operation.label);
+  run_allgather(context, exchange);
+  for (size_t from = 0; from < size; ++from) {
+    for (size_t to = 0; to < size; ++to) {
+      const uint64_t sent = all[from * mine.size() + to];
+      const uint64_t expected = all[to * mine.size() + size + from];
+      if (sent == expected) continue;
+      fail_counts(call, operation.label, static_cast<int>(from), sent, static_cast<int>(to),
+                  expected, operation.signature.dtype());
+    }
+  }
+  HSGD_CHECK(!"counts that agree cancel out");
+  std::abort();
+}
+
+// --- in place, on one node: ranks tell where in a shared buffer lies what they send to whom ---
+
+std::byte* offsets_in_slot(const Context& context, int rank) {
+  return context.local().in_slot(rank, context.base());
+}
+
+// The shared buffer that holds this rank's input; nullptr when there is none, or the others could
+// not use it.
+std::shared_ptr<SharedBuffer> tell_offsets(Context& context, const Operation& operation) {
+  if (!context.one_node() || context.arena().empty()) return nullptr;
+  std::shared_ptr<SharedBuffer> buffer = context.arena().find(operation.in, operation.bytes());
+  if (buffer == nullptr) return nullptr;
+  // The slot is this rank's when its peers have finished the step that it held before.
+  context.wait_until([&] {
+    return context.local().peers_freed(&Progress::gathered, context.base(), context.slots());
+  });
+  const std::vector<Block> sent = blocks_of(operation.counts.of_rank, context.map());
+  const auto* in = static_cast<const std::byte*>(operation.in);
+  std::byte* table = offsets_in_slot(context, context.place().local_rank);
+  for (size_t rank = 0; rank < sent.size(); ++rank) {
+    const uint64_t offset = static_cast<uint64_t>(in - buffer->own()) +
+                            sent[rank].begin * operation.reduction.element_bytes;
+    std::memcpy(table + rank * sizeof offset, &offset, sizeof offset);
+  }
+  return buffer;
+}
+
+void pick_blocks(Context& context, const Operation& operation, const SharedBuffer& buffer) {
+  const std::vector<Block> received = blocks_of(operation.receive_counts, context.map());
+  const size_t size = operation.reduction.element_bytes;
+  const Store store = context.stores().into_output(operation);
+  const auto own = static_cast<size_t>(context.place().local_rank);
+  for (int i = 0; i < context.place().local_size; ++i) {
+    const int peer = in_turn(context, i);
+    const Block& block = received[static_cast<size_t>(peer)];
+    uint64_t offset = 0;
+    std::memcpy(&offset, offsets_in_slot(context, peer) + own * sizeof offset, sizeof offset);
+    context.copy()(static_cast<std::byte*>(operation.out) + block.begin * size,
+                   buffer.data(peer) + offset, block.count * size, store);
+    context.intra_bytes() += block.count * size;
+  }
+}
+
+}  // namespace
+
+void fail_counts(const std::string& call, const hsgd_label* label, int from, uint64_t sent, int to,
+                 uint64_t expected, hsgd_dtype dtype) {
+  const char* name = hsgd_dtype_name(dtype);
+  Label known;
+  fill_label(label, {}, &known);
+  throw MismatchError(
+      to,
+      call + text(": rank %d sends %llu %s to rank %d, and rank %d expects %llu %s from it; "
+                  "give the same count on both sides",
+                  from, static_cast<unsigned long long>(sent), name, to, to,
+                  static_cast<unsigned long long>(expected), name),
+      side_of(from, known), side_of(to, known));
+}
+
+void run_alltoall(Context& context, const Operation& operation) {
+  const AlltoallLayout layout(context.map(), context.sizes().block_step_bytes());
+  ExchangeNote note = note_of(context, operation, layout);
+  const std::shared_ptr<SharedBuffer> buffer = tell_offsets(context, operation);
+  note.buffer = buffer != nullptr ? buffer->id() : 0;
+  if (note.at_once == 1) fill_packet(context, operation);
+  static_assert(sizeof note <= CellHeader::kInlineBytes, "the packet lies beside it");
+  context.open(operation, &note, sizeof note);
+  if (context.one_node()) {
+    context.wait_for_headers();
+    note = notes_here(context);
+  } else {
+    note = notes_between_nodes(context);
+  }
+  if (note.imbalance != 0) fail_imbalance(context, operation);
+  if (note.at_once == 1) return take_packets(context, operation);
+  if (note.buffer != 0) {
+    return run_in_place(context, [&] { pick_blocks(context, operation, *buffer); });
+  }
+  AlltoallPipeline(context, operation, layout, stages_of_exchange(context, operation, note.steps))
+      .run(operation);
+}
+
+}  // namespace hsgd

@@ -1,0 +1,138 @@
+// Broadcast.
+//
+// The root stages its data once, and all ranks of its node copy it; between nodes local rank 0 of
+// each receives the steps in its out ring and passes them on.
+#include "collectives/chunk_pipeline.hpp"
+#include "collectives/collectives.hpp"
+#include "collectives/one_shot.hpp"
+#include "collectives/zero_copy.hpp"
+
+namespace hsgd {
+namespace {
+
+// Broadcasts of this size and more go down a chain of nodes, which costs one transfer per link.
+constexpr uint64_t kChainBytes = 1 << 20;
+
+class BroadcastPipeline final : public ChunkPipeline {
+ public:
+  // `root`: local rank of the root, or -1 when it is on another node.
+  BroadcastPipeline(Context& context, const Operation& operation, const Chunking& chunking,
+                    const Stages& stages, int root)
+      : ChunkPipeline(context, stages),
+        data_(static_cast<std::byte*>(operation.out)),
+        chunking_(chunking),
+        size_(operation.reduction.element_bytes),
+        copy_(operation.reduction.copy),
+        root_(root),
+        tree_(context.links().tree()) {}
+
+ private:
+  // The slot must be copied by everybody here, and passed on by local rank 0.
+  bool may_stage(uint64_t step) const override {
+    if (!peers_freed(&Progress::gathered, step)) return false;
+    if (stages_.leaders == 0) return true;
+    return tree_ != nullptr ? step < exchanged() + context_.slots()
+                            : rank_freed(0, &Progress::exchanged, step);
+  }
+
+  void stage(uint64_t step, std::byte* slot, Permission) override {
+    const Range chunk = chunking_.chunk(step);
+    copy(slot, data_ + chunk.begin * size_, chunk, stages_.store);
+  }
+
+  // Receiving overwrites the slot of an earlier step: it must be copied by everybody here.
+  bool may_exchange(uint64_t step) const override {
+    if (step >= tree_->finished() + context_.slots()) return false;
+    if (!tree_->is_root()) {
+      return step < gathered() + context_.slots() && peers_freed(&Progress::gathered, step);
+    }
+    return root_ == local().rank() ? step < staged() : rank_reached(root_, &Progress::staged, step);
+  }
+
+  void begin_exchange(uint64_t step) override {
+    tree_->begin(slot(step), chunking_.chunk(step).count() * size_);
+  }
+
+  // What has arrived lies staged for all.
+  void progressed() override {
+    if (tree_->is_root() || tree_->arrived() <= arrived_) return;
+    arrived_ = tree_->arrived();
+    publish(&Progress::staged, arrived_);
+  }
+
+  bool may_gather(uint64_t step) const override {
+    if (root_ >= 0) return rank_reached(root_, &Progress::staged, step);
+    return tree_ != nullptr ? step < arrived_ : rank_reached(0, &Progress::staged, step);
+  }
+
+  void gather(uint64_t step) override {
+    const Range chunk = chunking_.chunk(step);
+    copy(data_ + chunk.begin * size_, slot(step), chunk, stages_.out_store);
+  }
+
+  void copy(std::byte* to, const std::byte* from, const Range& chunk, Store store) {
+    copy_(to, from, chunk.count() * size_, store);
+    context_.intra_bytes() += chunk.count() * size_;
+  }
+
+  // Where a step lies on this node: in the root's in ring, or where local rank 0 received it.
+  std::byte* slot(uint64_t step) const {
+    return root_ >= 0 ? in_slot(root_, step) : out_slot(0, step);
+  }
+
+  std::byte* data_;
+  const Chunking chunking_;
+  const size_t size_;  // of an element
+  const CopyFn copy_;
+  const int root_;
+  TreeBroadcast* tree_;  // only on local rank 0 of each of several nodes
+  uint64_t arrived_ = 0;
+};
+
+// Each rank copies its part from the root's buffer into those of all others.
+void copy_part(Context& context, const Operation& operation, const SharedArguments& arguments) {
+  const int size = context.place().local_size;
+  const Range part = part_of(operation.bytes(), size, context.place().local_rank, 1);
+  const Store store = context.stores().into_output(operation);
+  const int root = context.local_rank_of(operation.root);
+  const std::byte* from = arguments.out[static_cast<size_t>(root)];
+  for (size_t begin = part.begin; begin < part.end; begin += kCacheBlockBytes) {
+    const size_t length = std::min<size_t>(kCacheBlockBytes, part.end - begin);
+    for (int i = 0; i < size; ++i) {
+      const int to = in_turn(context, i);
+      if (to == root) continue;
+      context.copy()(arguments.out[static_cast<size_t>(to)] + begin, from + begin, length, store);
+    }
+  }
+  context.intra_bytes() += static_cast<uint64_t>(size) * part.count();
+}
+
+}  // namespace
+
+void run_broadcast(Context& context, const Operation& operation) {
+  if (is_small(context, operation)) return run_one_shot(context, operation);
+  const size_t bytes = operation.bytes();
+  if (context.one_node()) {
+    const auto shared = shared_arguments(context, operation, bytes, bytes);
+    if (shared) {
+      return run_in_place(context, [&] { copy_part(context, operation, *shared); });
+    }
+  }
+  const Chunking chunking(operation.count, operation.reduction.element_bytes,
+                          context.sizes().broadcast_step_bytes());
+  TreeBroadcast* tree = context.links().tree();
+  if (tree != nullptr) tree->start(context.node_of(operation.root), bytes >= kChainBytes);
+  const bool is_root = operation.root == context.place().rank;
+  Stages stages;
+  stages.steps = chunking.steps;
+  stages.leaders = context.place().leaders;
+  if (!is_root) stages.staging = Stages::Staging::kNothing;
+  stages.gathers = !is_root;
+  stages.links = tree;
+  stages.store = context.stores().into_ring(operation);
+  stages.out_store = context.stores().into_output(operation);
+  BroadcastPipeline(context, operation, chunking, stages, context.local_rank_of(operation.root))
+      .run(operation);
+}
+
+}  // namespace hsgd

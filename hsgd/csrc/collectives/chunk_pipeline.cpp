@@ -1,0 +1,165 @@
+// The state machine of all large collectives.
+#include "collectives/chunk_pipeline.hpp"
+
+#include <algorithm>
+
+#include "base/fault_points.hpp"
+#include "collectives/zero_copy.hpp"
+
+namespace hsgd {
+
+Chunking::Chunking(uint64_t count, size_t element_bytes, size_t chunk_bytes) : count(count) {
+  if (count == 0) return;
+  const uint64_t most = chunk_bytes / element_bytes;
+  steps = (count + most - 1) / most;
+  // Equal steps in whole cache lines; `most` is a multiple of a line.
+  elements = std::min(most, round_up((count + steps - 1) / steps, kLine));
+  steps = (count + elements - 1) / elements;
+}
+
+Range Chunking::chunk(uint64_t step) const {
+  return {step * elements, std::min(count, (step + 1) * elements)};
+}
+
+// Who waits for this rank finds the first step staged when it is asked to take part.
+void ChunkPipeline::open(const Operation& operation) {
+  if (context_.is_open()) return;
+  context_.wait_until([&] { return stage_first(); });
+  open_in_private(context_, operation);
+}
+
+void ChunkPipeline::run(const Operation& operation) {
+  open(operation);
+  Permission granted = Permission::kUnknown;
+  context_.wait([&] {
+    if (granted == Permission::kUnknown) granted = context_.permission();
+    return step(granted);
+  });
+  HSGD_FAULT_POINT("pipeline: through");
+  context_.finish_steps(stages_.steps);
+}
+
+void ChunkPipeline::run_on_node(const Operation& operation) {
+  open(operation);
+  context_.wait(
+      [&] { return step(context_.headers_open() ? Permission::kGranted : Permission::kUnknown); });
+  context_.finish_steps(stages_.steps);
+}
+
+bool ChunkPipeline::stage_first() {
+  return stages_.staging == Stages::Staging::kNothing || staged_ > 0 ||
+         try_stage(Permission::kUnknown);
+}
+
+Step ChunkPipeline::step(Permission permission) {
+  hsgd_record* record = context_.record();
+  bool moved = at_level(record, &hsgd_record::reduce, [&] { return try_stage(permission); });
+  if (permission == Permission::kGranted) {
+    if (stages_.reduces) {
+      moved |= at_level(record, &hsgd_record::reduce, [&] { return try_reduce(); });
+    }
+    if (stages_.links != nullptr) {
+      moved |= at_level(record, &hsgd_record::inter, [&] { return try_exchange(); });
+    }
+    if (stages_.gathers) {
+      moved |= at_level(record, &hsgd_record::gather, [&] { return try_gather(); });
+    }
+    if (is_done()) return Step::kDone;
+  }
+  return moved ? Step::kProgress : Step::kIdle;
+}
+
+bool ChunkPipeline::is_done() const {
+  const uint64_t last = stages_.gathers ? gathered_ : stages_.reduces ? reduced_ : staged_;
+  return last == stages_.steps && (stages_.links == nullptr || exchanged_ == stages_.steps);
+}
+
+// --- stage ---
+
+// A slot is free again when all ranks of the node have read the step that it held before: they
+// reduce it, or they gather it, which they do when all leaders have sent it.
+bool ChunkPipeline::may_stage(uint64_t step) const {
+  // One step ahead keeps the ring in cache; between nodes the link is slower than any cache.
+  const uint64_t ahead = stages_.leaders == 0 ? 2 : context_.slots();
+  if (step >= (stages_.reduces ? reduced_ : gathered_) + ahead) return false;
+  return peers_freed(stages_.reduces ? &Progress::reduced : &Progress::gathered, step);
+}
+
+bool ChunkPipeline::try_stage(Permission permission) {
+  if (staged_ == stages_.steps || stages_.staging == Stages::Staging::kNothing) return false;
+  if (stages_.staging == Stages::Staging::kInReach) {
+    staged_ = stages_.steps;
+    publish(&Progress::staged, staged_);
+    return true;
+  }
+  if (!may_stage(staged_)) return false;
+  stage(staged_, in_slot(local().rank(), staged_), permission);
+  HSGD_FAULT_POINT("pipeline: staged, not told");
+  publish(&Progress::staged, ++staged_);
+  HSGD_FAULT_POINT("pipeline: staged");
+  return true;
+}
+
+// --- reduce ---
+
+bool ChunkPipeline::try_reduce() {
+  if (reduced_ == staged_ || !peers_reached(&Progress::staged, reduced_)) return false;
+  if (stages_.gathers) {  // the out slot held an earlier step: everybody must have gathered that
+    if (reduced_ >= gathered_ + context_.slots()) return false;
+    if (!peers_freed(&Progress::gathered, reduced_)) return false;
+  }
+  reduce(reduced_);
+  HSGD_FAULT_POINT("pipeline: reduced, not told");
+  publish(&Progress::reduced, ++reduced_);
+  HSGD_FAULT_POINT("pipeline: reduced");
+  return true;
+}
+
+// --- exchange between nodes ---
+
+// What is sent must be ready on all ranks, and what arrives lands where an earlier step was, which
+// everybody must have gathered: who reduces has looked at that.
+bool ChunkPipeline::may_exchange(uint64_t step) const {
+  if (stages_.reduces) return step < reduced_ && peers_reached(&Progress::reduced, step);
+  return step < staged_ && peers_reached(&Progress::staged, step) &&
+         peers_freed(&Progress::gathered, step);
+}
+
+bool ChunkPipeline::try_exchange() {
+  bool moved = false;
+  StepWindow& links = *stages_.links;
+  while (links.begun() < stages_.steps && may_exchange(links.begun())) {
+    begin_exchange(links.begun());
+    moved = true;
+  }
+  moved |= links.progress();
+  progressed();
+  while (exchanged_ < links.finished()) {
+    end_exchange(exchanged_);
+    publish(&Progress::exchanged, ++exchanged_);
+  }
+  return moved;
+}
+
+// --- gather ---
+
+bool ChunkPipeline::may_gather(uint64_t step) const {
+  if (step >= (stages_.reduces ? reduced_ : staged_)) return false;
+  if (!stages_.reduces && !peers_reached(&Progress::staged, step)) return false;
+  if (stages_.leaders == 0) return !stages_.reduces || peers_reached(&Progress::reduced, step);
+  for (int leader = 0; leader < stages_.leaders; ++leader) {
+    if (!rank_reached(leader, &Progress::exchanged, step)) return false;
+  }
+  return true;
+}
+
+bool ChunkPipeline::try_gather() {
+  if (gathered_ == stages_.steps || !may_gather(gathered_)) return false;
+  gather(gathered_);
+  HSGD_FAULT_POINT("pipeline: gathered, not told");
+  publish(&Progress::gathered, ++gathered_);
+  HSGD_FAULT_POINT("pipeline: gathered");
+  return true;
+}
+
+}  // namespace hsgd

@@ -1,0 +1,122 @@
+// Communicator::allocate(): memory that all ranks of a node can reach, made on all of them or none.
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "base/error.hpp"
+#include "base/fault_points.hpp"
+#include "communicator/communicator.hpp"
+#include "os/page.hpp"
+#include "os/shared_memory.hpp"
+
+namespace hsgd {
+namespace {
+
+// While the ranks of a group meet again, a death among them is told as soon as in a collective.
+class PeerWatch final : public Watch {
+ public:
+  PeerWatch(const LocalGroup& local, const char* what) : local_(local), what_(what) {}
+  void check() override {
+    has_spoken_ = true;
+    local_.check_peers(LocalGroup::kAnySequence, what_);
+    has_spoken_ = false;
+  }
+  bool has_spoken() const { return has_spoken_; }  // what was thrown is its
+
+ private:
+  const LocalGroup& local_;
+  const char* what_;
+  bool has_spoken_ = false;
+};
+
+// Waiting failed, and nothing of this rank's own.
+bool is_of_peer(const Error& error) {
+  return error.code() == HSGD_ERR_TIMEOUT || error.code() == HSGD_ERR_PEER_LOST ||
+         error.code() == HSGD_ERR_INTERRUPTED;
+}
+
+}  // namespace
+
+// Throws on all ranks when `body` throws on one. Not asked about is the failure of a peer: who did
+// not come once would be waited for again.
+template <class Body>
+void Communicator::attempt_on_all(const char* what, Body&& body) {
+  std::optional<Error> failure;
+  try {
+    body();
+  } catch (const Error& error) {
+    failure = error;
+  }
+  if (failure && is_of_peer(*failure)) abandon(*failure);
+  int32_t failed = failure ? context_.place().rank + 1 : 0;
+  Operation vote;
+  vote.signature = Signature::pack(Kind::kAllocate, HSGD_INT32, HSGD_MAX, 0, 1, 0);
+  vote.in = vote.out = &failed;
+  vote.count = 1;
+  vote.reduction = {select_reduce(HSGD_INT32, HSGD_MAX, context_.isa()), context_.copy(),
+                    sizeof failed, 1.0};
+  run(vote);
+  if (failure) throw Error(*failure);
+  if (failed != 0) {
+    throw Error(HSGD_ERR_MEMORY, failed - 1,
+                text("%s: rank %d could not get its shared memory; it says why", what, failed - 1));
+  }
+}
+
+std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype dtype,
+                                                     bool once_per_node, const hsgd_label* label) {
+  const std::lock_guard<std::mutex> allocating(allocating_);
+  Operation agreement;
+  agreement.signature =
+      Signature::pack(Kind::kAllocate, dtype, HSGD_SUM, once_per_node, count, hash_label(label));
+  agreement.label = label;
+  const char* what = once_per_node ? "shared" : "empty";
+  const size_t available = available_memory_bytes();  // all look before anybody takes
+  run(agreement);
+  const uint64_t id = ++allocations_;
+  // An array of the node lies in parts of the same size, each with the rank that made it.
+  const size_t parts = once_per_node ? static_cast<size_t>(context_.place().local_size) : 1;
+  const size_t wanted = std::max<size_t>(1, count * hsgd_dtype_bytes(dtype));
+  const size_t each = (wanted + parts - 1) / parts;
+  // Large parts are a little larger, so that the huge pages of all of them can be mapped in a row.
+  const size_t bytes =
+      round_up(each, parts > 1 && each >= 8 * kHugePage ? kHugePage : page_bytes());
+  std::shared_ptr<SharedBuffer> buffer;
+  // Each step on all ranks or on none, so that nobody waits for one that has failed.
+  attempt_on_all(what, [&] {
+    buffer = std::make_shared<SharedBuffer>(id, context_.place().local_rank,
+                                            context_.place().local_size, bytes, available);
+    if (context_.place().local_rank == 0) context_.local().appoint_meeting();
+  });
+  HSGD_FAULT_POINT("empty: segment made");
+  attempt_on_all(what, [&] {
+    share(*buffer, once_per_node);
+    HSGD_FAULT_POINT("empty: shared");
+  });
+  if (once_per_node) return buffer;  // collectives take it for private memory
+  const std::lock_guard<std::mutex> lock(mutex_);
+  context_.arena().add(buffer);
+  return buffer;
+}
+
+// The ranks of the node meet. Where they do so, local ranks are what counts.
+void Communicator::share(SharedBuffer& buffer, bool in_a_row) {
+  const char* what = in_a_row ? "shared" : "empty";
+  PeerWatch watch(node(), what);
+  try {
+    buffer.share(node().next_meeting(), context_.place().rank, in_a_row,
+                 Deadline(options().timeout_s, options().interrupted, &watch));
+  } catch (const Error& error) {
+    const bool late = error.code() == HSGD_ERR_TIMEOUT;
+    const bool of_peer = late || error.code() == HSGD_ERR_PEER_LOST;
+    if (!of_peer || error.rank() < 0 || watch.has_spoken()) throw;
+    throw Error(error.code(), node().world_rank(error.rank()),
+                text("%s: ", what) + node().person(error.rank()) +
+                    (late ? text(" did not come to share its memory within %g s; raise "
+                                 "HSGD_TIMEOUT_S if this is expected",
+                                 options().timeout_s)
+                          : " left"));
+  }
+}
+
+}  // namespace hsgd

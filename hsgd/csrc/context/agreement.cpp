@@ -1,0 +1,137 @@
+// How ranks agree that they called the same collective: inside a node each looks at all headers;
+// between nodes local rank 0 exchanges them, and says what came of it.
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/fault_points.hpp"
+#include "context/context.hpp"
+
+namespace hsgd {
+
+// On one node: throws when ranks differ.
+void Context::wait_for_headers() {
+  wait_until([&] { return headers_open(); });
+  require_agreement();
+}
+
+void Context::require_agreement() {
+  Call sides[2];
+  if (!headers_agree(sides)) fail_mismatch(sides);
+  if (stores_.compares()) learn_cost();
+}
+
+// All ranks of the node see the same headers, and so choose alike.
+void Context::learn_cost() {
+  uint64_t most = 0;
+  for (int rank = 0; rank < place_.local_size; ++rank)
+    most = std::max(most, group_->cost(rank, call_.sequence));
+  stores_.learn(most);
+}
+
+// Between nodes: local rank 0 has heard from all nodes, and says what came of it.
+void Context::wait_for_result() {
+  wait_until([&] { return group_->has_result(call_.sequence); });
+  if (group_->result_status(call_.sequence) == HSGD_ERR_SIGNATURE)
+    fail_mismatch(group_->mismatch());
+}
+
+bool Context::headers_open() {
+  while (call_.open_seen < place_.local_size && group_->is_open(call_.open_seen, call_.sequence))
+    ++call_.open_seen;
+  return call_.open_seen == place_.local_size;
+}
+
+// All ranks of the node come to the same answer: the first rank that differs from local rank 0.
+bool Context::headers_agree(Call sides[2]) const {
+  const Signature& first = group_->signature(0, call_.sequence);
+  for (int rank = 1; rank < place_.local_size; ++rank) {
+    if (group_->signature(rank, call_.sequence) == first) continue;
+    sides[0] = group_->call(0, call_.sequence);
+    sides[1] = group_->call(rank, call_.sequence);
+    return false;
+  }
+  return true;
+}
+
+void Context::fail_mismatch(const Call sides[2]) const {
+  throw MismatchError(sides[1].rank, describe_mismatch(user_sequence(), sides[0], sides[1]),
+                      side_of(sides[0]), side_of(sides[1]));
+}
+
+// Local rank 0 tells the other nodes what this one called, or that its ranks differ.
+void Context::start_headers(Outgoing outgoing) {
+  WireHeader header{};
+  header.note = outgoing.note;
+  header.sequence = call_.sequence;
+  Call sides[2] = {group_->call(0, call_.sequence), Call{}};
+  if (!headers_agree(sides)) {
+    header.status = HSGD_ERR_SIGNATURE;
+    outgoing.bytes = 0;
+  }
+  header.call = sides[0];
+  header.other = sides[1];
+  links_->headers().start(header, outgoing.payload, outgoing.bytes);
+  call_.headers_started = true;
+}
+
+// The part of local rank 0 in a small collective between nodes: `collect` what the ranks here have
+// put into their cells, when all headers agree, exchange it together with the headers, and
+// `combine` what came into the result cell.
+void Context::lead(const std::function<Outgoing()>& collect, const std::function<void()>& combine) {
+  wait_until([&] { return headers_open(); });
+  Call sides[2];
+  const Outgoing outgoing = headers_agree(sides) ? collect() : Outgoing{};
+  at_level(record(), &hsgd_record::inter, [&] {
+    start_headers(outgoing);
+    return true;
+  });
+  wait_until([&] {
+    return at_level(record(), &hsgd_record::inter, [&] { return links_->headers().done(); });
+  });
+  const hsgd_status status = judge_headers(group_->mismatch());
+  if (status == HSGD_OK) combine();
+  HSGD_FAULT_POINT("between nodes: result not published");
+  group_->publish_result(call_.sequence, status);
+  HSGD_FAULT_POINT("between nodes: result published");
+}
+
+hsgd_status Context::judge_headers(Call sides[2]) {
+  for (int node = 0; node < place_.node_count; ++node) {
+    const WireHeader& header = links_->headers().header(node);
+    HSGD_CHECK(header.sequence == call_.sequence);
+    if (header.status == HSGD_OK) continue;
+    sides[0] = header.call;
+    sides[1] = header.other;
+    return HSGD_ERR_SIGNATURE;
+  }
+  for (int node = 1; node < place_.node_count; ++node) {
+    if (links_->headers().header(node).call.signature == links_->headers().header(0).call.signature)
+      continue;
+    sides[0] = links_->headers().header(0).call;
+    sides[1] = links_->headers().header(node).call;
+    return HSGD_ERR_SIGNATURE;
+  }
+  return HSGD_OK;
+}
+
+// May the pipeline move data? Throws when ranks differ.
+Permission Context::permission() {
+  if (!headers_open()) return Permission::kUnknown;
+  if (one_node()) {
+    require_agreement();
+    return Permission::kGranted;
+  }
+  if (place_.local_rank == 0 && !group_->has_result(call_.sequence)) {
+    if (!call_.headers_started) start_headers({});
+    if (!links_->headers().done()) return Permission::kUnknown;
+    const hsgd_status status = judge_headers(group_->mismatch());
+    group_->publish_result(call_.sequence, status);
+    HSGD_FAULT_POINT("between nodes: permission published");
+  }
+  if (!group_->has_result(call_.sequence)) return Permission::kUnknown;
+  if (group_->result_status(call_.sequence) == HSGD_ERR_SIGNATURE)
+    fail_mismatch(group_->mismatch());
+  return Permission::kGranted;
+}
+
+}  // namespace hsgd

@@ -1,0 +1,183 @@
+// Beginning, waiting and failing.
+#include "context/context.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/fault_points.hpp"
+#include "node/survivors.hpp"
+
+namespace hsgd {
+namespace {
+
+// One slot more between nodes: with four, the last of five steps, which is 1 MB on two nodes, began
+// when the first was done, and its result crossed the link alone.
+hsgd_options with_wire_slots(const Place& place, hsgd_options options) {
+  if (place.node_count > 1) ++options.slots;
+  return options;
+}
+
+// FNV-1a over whole words: a change of any one value changes it.
+uint64_t fingerprint_of(const hsgd_options& options, size_t chunk_bytes) {
+  uint64_t hash = 14695981039346656037u;
+  const uint64_t values[] = {chunk_bytes,
+                             static_cast<uint64_t>(options.oneshot_bytes),
+                             static_cast<uint64_t>(options.chunk_bytes),
+                             options.wire_oneshot_bytes,
+                             options.slots,
+                             options.nontemporal,
+                             options.wire_dtype};
+  for (const uint64_t value : values) hash = (hash ^ value) * 1099511628211u;
+  return hash;
+}
+
+LocalGroup::Settings settings_for(const Place& place, const hsgd_options& options,
+                                  const StepSizes& sizes) {
+  LocalGroup::Settings settings;
+  settings.rank = place.local_rank;
+  settings.size = place.local_size;
+  settings.world_rank = place.rank;
+  settings.layout = sizes.layout();
+  settings.one_out_ring = place.node_count > 1;
+  settings.fingerprint = fingerprint_of(options, sizes.ring_bytes());
+  settings.wait.spin = options.spin;
+  settings.wait.progress = options.progress;
+  return settings;
+}
+
+}  // namespace
+
+Context::Context(const std::string& path, Listener* listener, Place place,
+                 std::unique_ptr<Transport> transport, const hsgd_options& options, Watch* watch)
+    : place_(std::move(place)),
+      map_(place_.node_of_rank, place_.size, place_.node_rank, place_.local_rank),
+      options_(with_wire_slots(place_, options)),
+      sizes_(place_, map_, options_),
+      kernels_{detect_isa(), select_copy(detect_isa())},
+      stores_(options_, one_node(), sizes_.tuning().store),
+      group_(std::make_unique<LocalGroup>(path, listener, settings_for(place_, options_, sizes_),
+                                          Deadline(options.timeout_s, options.interrupted, watch))),
+      links_(std::make_unique<Links>(std::move(transport), place_, sizes_, options_)),
+      inputs_(static_cast<size_t>(std::max(place_.local_size, place_.node_count))),
+      setup_watch_(watch) {
+  for (int rank = 0; rank < place_.local_size; ++rank) {
+    HSGD_CHECK(group_->world_rank(rank) == map_.rank(map_.first(map_.node()) + rank));
+  }
+}
+
+// Collectives up to the last one that this rank took part in still end well elsewhere: all that it
+// had to send for them is with the transport. MPI may call a small message sent that it still
+// holds; that goes when this process calls MPI again, in MPI_Finalize at the latest.
+Context::~Context() {
+  if (!links_->leads()) return;
+  links_->part({call_.sequence + 1, place_.rank, true, group_->closing(place_.local_rank)});
+  HSGD_FAULT_POINT("close: other nodes told");
+  if (links_->quiesce(Deadline(1.0))) return;
+  // A send to a node that hangs is still under way: its buffers must outlive it, so all that may
+  // hold one stays until the process ends.
+  static_cast<void>(links_.release());
+  static_cast<void>(group_.release());
+}
+
+void Context::end_setup(uint64_t collectives) {
+  HSGD_CHECK(call_.sequence <= collectives);
+  first_sequence_ = call_.sequence = collectives;
+  statistics_.counters = {};
+  statistics_.wait_ticks = 0;
+  stores_.start_with(sizes_.tuning().store);
+  setup_watch_ = nullptr;
+}
+
+int Context::node_of(int world_rank) const {
+  if (world_rank < 0 || world_rank >= place_.size) return -1;
+  return place_.node_of_rank.empty() ? 0 : place_.node_of_rank[static_cast<size_t>(world_rank)];
+}
+
+int Context::local_rank_of(int world_rank) const {
+  for (int rank = 0; rank < place_.local_size; ++rank) {
+    if (group_->world_rank(rank) == world_rank) return rank;
+  }
+  return -1;
+}
+
+// --- one collective ---
+
+void Context::begin(const Signature& signature, const hsgd_label* label) {
+  ++call_.sequence;
+  call_.signature = signature;
+  call_.label = label;
+  call_.open_seen = 0;
+  call_.headers_started = false;
+  stores_.begin();
+}
+
+std::string Context::what() const {
+  if (first_sequence_ == 0) return "set-up";
+  return describe_call(user_sequence(), call_.signature, call_.label);
+}
+
+void Context::open(const Operation& operation, const void* payload, size_t bytes) {
+  const bool own = operation.receive_counts != nullptr;  // no counts that others have, too
+  HSGD_FAULT_POINT("header: not open yet");
+  group_->open(call_.sequence, operation.signature, operation.label, payload, bytes,
+               own ? Counts{} : operation.counts, stores_.cost());
+  HSGD_FAULT_POINT("header: open");
+}
+
+void Context::finish_steps(uint64_t steps) {
+  base_ += steps;
+  for (auto member :
+       {&Progress::staged, &Progress::reduced, &Progress::exchanged, &Progress::gathered}) {
+    group_->publish(member, base_);
+  }
+}
+
+void Context::skip_steps() {
+  constexpr uint64_t kSkippedSteps = 1024;
+  finish_steps(kSkippedSteps);
+}
+
+// --- waiting ---
+
+// Called now and then while this rank waits; the first call starts the deadline, which costs the
+// fast path nothing.
+void Context::check() {
+  if (!deadline_) {
+    const bool background = background_.load() == std::this_thread::get_id();
+    deadline_.emplace(options_.timeout_s, background ? nullptr : options_.interrupted);
+  }
+  if (stop_waiting_ || deadline_->interrupted())
+    throw Error(HSGD_ERR_INTERRUPTED, -1, what() + text(": rank %d was interrupted", place_.rank));
+  if (setup_watch_ != nullptr) setup_watch_->check();
+  check_left_out(*group_);
+  group_->see_who_waits(call_.sequence);
+  group_->check_peers(call_.sequence, what());
+  const Parting* parted = links_->parted(call_.sequence);
+  if (!deadline_->passed() && parted == nullptr) return;
+  int first = -1;
+  const std::string who = group_->missing(call_.sequence, &first);
+  // Deadlines pass on all nodes at about the same time; the cause may be a rank of this one.
+  const bool is_late = static_cast<double>(deadline_->remaining_ns()) < 1e8 * options_.timeout_s;
+  if (parted != nullptr && (parted->closed != 0 || !is_late || first < 0)) {
+    throw Error(HSGD_ERR_PEER_LOST, parted->rank,
+                what() + (parted->closed != 0 ? ": " : ": another node gave up: ") + parted->line);
+  }
+  const std::string late =
+      what() + text(": not finished within %g s: %s; ", options_.timeout_s, who.c_str());
+  if (options_.late == nullptr)
+    throw Error(HSGD_ERR_TIMEOUT, first, late + "raise HSGD_TIMEOUT_S if this is expected");
+  if (group_->is_first_that_waits()) {  // on each node: no node knows whether others wait, too
+    options_.late((late + "waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
+  }
+  deadline_ = deadline_->renewed(options_.timeout_s);
+}
+
+void Context::give_up(const Error& error, uint64_t first_missed) {
+  const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
+  const int about = interrupted ? place_.rank : error.rank();
+  const Error told(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, error.what());
+  group_->fail(told, first_missed);
+  links_->part({first_missed, about, false, error.what()});
+}
+
+}  // namespace hsgd

@@ -1,0 +1,35 @@
+// What leaders send, and who has parted.
+#include "context/links.hpp"
+
+namespace hsgd {
+
+Links::Links(std::unique_ptr<Transport> transport, const Place& place, const StepSizes& sizes,
+             const hsgd_options& options)
+    : transport_(std::move(transport)) {
+  if (transport_ == nullptr) return;
+  messages_ = std::make_unique<StepMessages>(*transport_, options.slots, counters_);
+  slices_ = std::make_unique<SliceAllreduce>(*transport_, sizes.slice_bytes(), options.slots,
+                                             options.wire_dtype != HSGD_FLOAT32, counters_);
+  if (place.local_rank != 0) return;
+  headers_ = std::make_unique<HeaderExchange>(*transport_, sizes.oneshot_bytes(), counters_);
+  tree_ = std::make_unique<TreeBroadcast>(*transport_, options.slots, counters_);
+}
+
+void Links::part(const Parting& parting) {
+  if (transport_ != nullptr) transport_->part(parting);
+}
+
+const Parting* Links::parted(uint64_t sequence) {
+  if (transport_ == nullptr) return nullptr;
+  Parting heard;
+  while (transport_->heard(&heard)) {
+    if (!parting_ || heard.sequence < parting_->sequence) parting_ = heard;
+  }
+  return parting_ && parting_->sequence <= sequence ? &*parting_ : nullptr;
+}
+
+bool Links::quiesce(const Deadline& deadline) {
+  return transport_ == nullptr || transport_->quiesce(deadline);
+}
+
+}  // namespace hsgd

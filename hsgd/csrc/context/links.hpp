@@ -1,0 +1,54 @@
+// What a leader has of the network between nodes.
+//
+// Owns the transport, what collectives send over it, and which nodes have parted. Ranks that are no
+// leaders have one without a transport. Never blocks but when it is closed.
+#ifndef HSGD_CONTEXT_LINKS_HPP_
+#define HSGD_CONTEXT_LINKS_HPP_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "context/step_sizes.hpp"
+#include "internode/header_exchange.hpp"
+#include "internode/messages.hpp"
+#include "internode/slice_allreduce.hpp"
+#include "internode/transport.hpp"
+#include "internode/tree_broadcast.hpp"
+
+namespace hsgd {
+
+class Links {
+ public:
+  // `transport`: on leaders of several nodes, else nullptr.
+  Links(std::unique_ptr<Transport> transport, const Place& place, const StepSizes& sizes,
+        const hsgd_options& options);
+  bool leads() const { return transport_ != nullptr; }
+  HeaderExchange& headers() { return *headers_; }       // on local rank 0
+  TreeBroadcast* tree() { return tree_.get(); }         // nullptr but on local rank 0
+  SliceAllreduce* slices() { return slices_.get(); }    // nullptr but on leaders
+  StepMessages* messages() { return messages_.get(); }  // as slices()
+  Mailboxes mailboxes() const { return slices_ != nullptr ? slices_->mailboxes() : Mailboxes{}; }
+  const WireCounters& counters() const { return counters_; }
+
+  // Tells the other nodes that this one takes part no more.
+  void part(const Parting& parting);
+  // A node that takes no part in the collective `sequence`; nullptr while this leader knows of
+  // none.
+  const Parting* parted(uint64_t sequence);
+  // False when messages are still under way: then this must outlive them.
+  bool quiesce(const Deadline& deadline);
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  WireCounters counters_;
+  std::unique_ptr<HeaderExchange> headers_;
+  std::unique_ptr<SliceAllreduce> slices_;
+  std::unique_ptr<TreeBroadcast> tree_;
+  std::unique_ptr<StepMessages> messages_;
+  std::optional<Parting> parting_;  // of the nodes that parted, the one that misses most
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_CONTEXT_LINKS_HPP_

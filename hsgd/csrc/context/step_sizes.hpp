@@ -1,0 +1,54 @@
+// How much a collective does at once: the limit of the small form, the bytes of a pipeline step,
+// and how many leaders carry it between nodes.
+//
+// Owns the arithmetic, whose answers are the same on all ranks, and the tuning that the start-up
+// measurement chose. Never touches data.
+#ifndef HSGD_CONTEXT_STEP_SIZES_HPP_
+#define HSGD_CONTEXT_STEP_SIZES_HPP_
+
+#include <cstddef>
+
+#include "context/place.hpp"
+#include "context/tuning.hpp"
+#include "internode/rank_blocks.hpp"
+#include "node/segment_layout.hpp"
+
+namespace hsgd {
+
+// How a payload travels between nodes.
+struct WirePlan {
+  int leaders;  // local ranks that carry it; 0 on one node
+  size_t step_bytes;
+};
+
+class StepSizes {
+ public:
+  static constexpr size_t kChunkUnit = 512;  // whole lines of every dtype
+
+  StepSizes(const Place& place, const NodeMap& map, const hsgd_options& options);
+  const Tuning& tuning() const { return tuning_; }
+  void set_tuning(const Tuning& tuning) { tuning_ = tuning; }
+
+  size_t oneshot_bytes() const { return tuning_.oneshot_bytes; }
+  size_t ring_bytes() const { return chunk_bytes_; }  // of one pipeline step at most
+  size_t slice_bytes() const;                         // of a leader in such a step, at most
+  size_t node_step_bytes() const;                     // inside a node
+  size_t step_bytes() const;
+  // The same of collectives whose ranks have different parts, each of which has its place in a
+  // step.
+  size_t block_step_bytes() const;
+  size_t broadcast_step_bytes() const;
+  WirePlan wire_plan(size_t bytes) const;
+  Layout layout() const;  // of a segment
+
+ private:
+  const Place& place_;
+  const NodeMap& map_;
+  const hsgd_options& options_;
+  size_t chunk_bytes_;
+  Tuning tuning_;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_CONTEXT_STEP_SIZES_HPP_

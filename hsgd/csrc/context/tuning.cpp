@@ -1,0 +1,66 @@
+// The candidates, and which one is taken.
+#include "context/tuning.hpp"
+
+#include <algorithm>
+
+namespace hsgd {
+namespace {
+
+// Another choice than the default must win by this much: noise shall not decide.
+constexpr double kClearly = 0.95;
+
+// The first of `tunings` is the default.
+Tuning best_of(size_t bytes, const std::vector<Tuning>& tunings, const MeasureTunings& measure) {
+  if (tunings.size() == 1) return tunings[0];
+  const std::vector<double> seconds = measure(bytes, tunings);
+  const auto best = std::min_element(seconds.begin(), seconds.end());
+  const bool wins = *best < kClearly * seconds[0];
+  return wins ? tunings[static_cast<size_t>(best - seconds.begin())] : tunings[0];
+}
+
+}  // namespace
+
+Tuning Tuning::of(const hsgd_options& options, size_t fixed_bytes) {
+  Tuning tuning;
+  tuning.oneshot_bytes =
+      options.oneshot_bytes >= 0 ? static_cast<size_t>(options.oneshot_bytes) : fixed_bytes;
+  if (options.chunk_bytes >= 0) tuning.chunk_bytes = static_cast<size_t>(options.chunk_bytes);
+  if (options.nontemporal == 1) tuning.store = Store::kNonTemporal;
+  return tuning;
+}
+
+Tuning choose_tuning(const hsgd_options& options, bool shares_cores,
+                     const MeasureTunings& measure) {
+  constexpr size_t kLargeBytes = 512 << 10;
+  Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes);
+  // With ranks that take turns on a core, caches are not shared out the way these assume.
+  if (!shares_cores) {
+    std::vector<Tuning> candidates{tuning};
+    if (options.nontemporal == 2) {
+      candidates.push_back(tuning);
+      candidates.back().store = Store::kNonTemporal;
+    }
+    tuning = best_of(kLargeBytes, candidates, measure);
+    candidates = {tuning};
+    for (const size_t bytes : {64 << 10, 32 << 10}) {
+      if (options.chunk_bytes >= 0) break;
+      candidates.push_back(tuning);
+      candidates.back().chunk_bytes = bytes;
+    }
+    tuning = best_of(kLargeBytes, candidates, measure);
+  }
+  if (options.oneshot_bytes >= 0) return tuning;
+  // Sizes grow until two steps that each move less beat one that moves all.
+  Tuning two_steps = tuning;
+  two_steps.oneshot_bytes = 0;
+  Tuning one_step = tuning;
+  one_step.oneshot_bytes = Tuning::kMostOneshotBytes;
+  for (size_t bytes = 2 * tuning.oneshot_bytes; bytes <= Tuning::kMostOneshotBytes; bytes *= 2) {
+    const std::vector<double> seconds = measure(bytes, {two_steps, one_step});
+    if (seconds[1] >= seconds[0]) break;
+    tuning.oneshot_bytes = bytes;
+  }
+  return tuning;
+}
+
+}  // namespace hsgd

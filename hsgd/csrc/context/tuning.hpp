@@ -1,0 +1,42 @@
+// What is fastest on this machine, in its present state: decided by measuring when a communicator
+// is made.
+//
+// Owns the candidates and the rules of choice. Never measures by itself: the caller does, with its
+// real collectives. Only times depend on the choice, never results.
+#ifndef HSGD_CONTEXT_TUNING_HPP_
+#define HSGD_CONTEXT_TUNING_HPP_
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "hsgd_core.h"
+#include "kernels/reduce.hpp"
+
+namespace hsgd {
+
+// How allreduces inside a node are done.
+struct Tuning {
+  // What may be chosen at most when the options leave it open; memory is reserved for it.
+  static constexpr size_t kMostOneshotBytes = 32 << 10;
+  static constexpr size_t kMostChunkBytes = 128 << 10;
+
+  size_t oneshot_bytes = 4096;  // up to this payload each rank reads everybody's whole input
+  size_t chunk_bytes = kMostChunkBytes;
+  Store store = Store::kOrdinary;  // into shared memory
+
+  // What the options say; `fixed_bytes` is the one-shot limit where they leave it open.
+  static Tuning of(const hsgd_options& options, size_t fixed_bytes);
+};
+
+// Seconds that one allreduce of `bytes` takes on the slowest rank, for each of the tunings; the
+// same answer on all ranks.
+using MeasureTunings =
+    std::function<std::vector<double>(size_t bytes, const std::vector<Tuning>& tunings)>;
+
+// Collective through `measure`. Chooses what the options leave open.
+Tuning choose_tuning(const hsgd_options& options, bool shares_cores, const MeasureTunings& measure);
+
+}  // namespace hsgd
+
+#endif  // HSGD_CONTEXT_TUNING_HPP_
