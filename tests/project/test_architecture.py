@@ -34,13 +34,13 @@ ROOMS = {
     "box": "include base os kernels rendezvous node",
     "onesided": "include base os rendezvous communicator",
     "tree": "base os kernels onesided",
-    "capi": "include base os kernels communicator box onesided tree",
+    "capi": "include base os kernels communicator",
     "mpi": "include base internode onesided",
-    "mpi_setup": "include base os rendezvous capi mpi",
-    # Users of the core see its C interface only.
+    "mpi_setup": "include base os rendezvous onesided capi mpi",
+    # Of another language, or library: they see the C interface only.
     "interposer": "include",
     "preload": "include",
-    "binding": "include",
+    "binding": "include base kernels box onesided tree capi mpi_setup",
 }
 MPI_ROOMS = {"mpi", "mpi_setup", "interposer", "preload"}
 # Headers that only these rooms may include.

@@ -23,8 +23,6 @@ MOST_LINES = 500  # of a file
 LONG_FILES = {
     "hsgd/c10d/process_group.py",
     "hsgd/comm.py",
-    "hsgd/csrc/binding/module.cpp",
-    "hsgd/csrc/include/hsgd_core.h",
     "hsgd/csrc/onesided/tcp_rma.cpp",
     "hsgd/optim/gossip/pair_averaging.py",
     "hsgd/optim/notified_tree/notified_tree_optimizer.py",

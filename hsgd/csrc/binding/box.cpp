@@ -1,10 +1,10 @@
-#include "binding/box.hpp"
+// The parameter box.
+#include "box/box.hpp"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdio>
 #include <deque>
 #include <memory>
 #include <string>
@@ -12,20 +12,23 @@
 #include <vector>
 
 #include "binding/array.hpp"
-#include "binding/collective_call.hpp"
-#include "binding/gil.hpp"
-#include "hsgd_core.h"
-
-namespace nb = nanobind;
+#include "binding/bindings.hpp"
+#include "binding/errors.hpp"
 
 namespace hsgd::python {
 namespace {
 
 class Box {
+  template <class Call>
+  auto call(Call&& call) const {
+    const std::shared_ptr<hsgd::Box> box = box_;  // another thread may close it
+    if (box == nullptr) raise_closed("ParameterBox");
+    return without_gil([&] { return call(*box); });
+  }
+
  public:
   static Box create(const std::string& key, uint64_t count, nb::handle initial,
                     uint64_t chunk_count, uint32_t counters) {
-    const hsgd_box_options options{sizeof(hsgd_box_options), counters, count, chunk_count};
     std::unique_ptr<Array> values;
     const float* data = nullptr;
     if (!initial.is_none()) {
@@ -33,46 +36,40 @@ class Box {
       check(*values, "ParameterBox", count, false);
       data = static_cast<const float*>(values->data());
     }
-    return Box([&](hsgd_box** box, hsgd_error* error) {
-      return hsgd_box_create(key.c_str(), &options, data, box, error);
-    });
+    const BoxPlan plan{count, chunk_count, counters};
+    return Box(without_gil([&] { return hsgd::Box::create(key, plan, data); }));
   }
 
   static Box attach(const std::string& key, double timeout_s) {
-    const hsgd_patience patience = patient(timeout_s);
-    return Box([&](hsgd_box** box, hsgd_error* error) {
-      return hsgd_box_attach(key.c_str(), &patience, box, error);
-    });
+    return Box(without_gil([&] { return hsgd::Box::attach(key, patience(timeout_s)); }));
   }
 
   uint64_t read(nb::handle out, uint64_t offset, double timeout_s) {
     const Array array(out, "read, out", true);
     check(array, "read, out", array.count(), false);
-    const hsgd_patience patience = patient(timeout_s);
-    uint64_t version = 0;
-    call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_read(box, static_cast<float*>(array.data()), offset, array.count(), &patience,
-                           &version, error);
+    return call([&](hsgd::Box& box) {
+      const uint64_t version = box.version();
+      box.read(static_cast<float*>(array.data()), offset, array.count(), patience(timeout_s));
+      return version;
     });
-    return version;
   }
 
   uint64_t write(nb::handle values, uint64_t offset, double timeout_s, bool finishes) {
     const Array array(values, "write", false);
     check(array, "write", array.count(), false);
-    const hsgd_patience patience = patient(timeout_s);
-    uint64_t version = 0;
-    call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_write(box, static_cast<const float*>(array.data()), offset, array.count(),
-                            finishes, &patience, &version, error);
+    return call([&](hsgd::Box& box) {
+      return box.write(static_cast<const float*>(array.data()), offset, array.count(), finishes,
+                       patience(timeout_s));
     });
-    return version;
   }
 
   uint64_t accumulate(nb::handle delta, uint64_t offset, double timeout_s) {
     const Array array(delta, "accumulate", false);
     check(array, "accumulate", array.count(), true);
-    return add(array.data(), array.dtype(), offset, array.count(), nullptr, timeout_s, true);
+    return call([&](hsgd::Box& box) {
+      return box.accumulate(array.data(), array.dtype(), offset, array.count(), nullptr, true,
+                            patience(timeout_s));
+    });
   }
 
   // What bytes hold: float32 or bfloat16. `sums`: None, or where the new values go.
@@ -87,18 +84,20 @@ class Box {
       out = std::make_unique<Array>(sums, "accumulate, sums", true);
       check(*out, "accumulate, sums", count, false);
     }
-    float* const told = out ? static_cast<float*>(out->data()) : nullptr;
-    return add(array.data(), dtype, offset, count, told, timeout_s, finishes);
+    return call([&](hsgd::Box& box) {
+      return box.accumulate(array.data(), dtype, offset, count,
+                            out ? static_cast<float*>(out->data()) : nullptr, finishes,
+                            patience(timeout_s));
+    });
   }
 
   void take_copy(nb::handle values, uint64_t offset, uint64_t stamp, uint64_t version,
                  double timeout_s) {
     const Array array(values, "take_copy", false);
     check(array, "take_copy", array.count(), false);
-    const hsgd_patience patience = patient(timeout_s);
-    call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_take_copy(box, static_cast<const float*>(array.data()), offset, array.count(),
-                                stamp, version, &patience, error);
+    call([&](hsgd::Box& box) {
+      box.take_copy(static_cast<const float*>(array.data()), offset, array.count(), stamp, version,
+                    patience(timeout_s));
     });
   }
 
@@ -106,63 +105,50 @@ class Box {
   bool check_change(const std::string& what, nb::handle values, uint64_t offset) const {
     const Array array(values, what.c_str(), false);
     check(array, what.c_str(), array.count(), what == "accumulate");
-    call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_check(box, what.c_str(), offset, array.count(), error);
-    });
+    call([&](hsgd::Box& box) { box.check_range(what.c_str(), offset, array.count()); });
     return array.dtype() == HSGD_BFLOAT16;
   }
 
   std::pair<uint64_t, double> elastic(const std::vector<nb::object>& weights, float rate,
                                       nb::handle delta, double timeout_s) {
     std::deque<Array> arrays;  // which do not move
-    std::vector<hsgd_box_tensor> table;
+    std::vector<hsgd::Box::Tensor> tensors;
     uint64_t count = 0;
     for (const nb::object& tensor : weights) {
-      const Array& made = arrays.emplace_back(tensor, "elastic", true);
-      check(made, "elastic", made.count(), false);
-      table.push_back({static_cast<float*>(made.data()), made.count()});
-      count += made.count();
+      const Array& array = arrays.emplace_back(tensor, "elastic", true);
+      check(array, "elastic", array.count(), false);
+      tensors.push_back({static_cast<float*>(array.data()), array.count()});
+      count += array.count();
     }
-    std::unique_ptr<Array> array;
+    std::unique_ptr<Array> out;
     if (!delta.is_none()) {
-      array = std::make_unique<Array>(delta, "elastic, delta", true);
-      check(*array, "elastic, delta", count, true);
+      out = std::make_unique<Array>(delta, "elastic, delta", true);
+      check(*out, "elastic, delta", count, true);
     }
-    const hsgd_patience patience = patient(timeout_s);
-    std::pair<uint64_t, double> found{};
-    call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_elastic(
-          box, table.data(), table.size(), rate, array ? array->data() : nullptr,
-          array ? array->dtype() : HSGD_FLOAT32, &patience, &found.second, &found.first, error);
+    return call([&](hsgd::Box& box) {
+      const uint64_t version = box.version();
+      const double square = box.elastic(tensors, rate, out ? out->data() : nullptr,
+                                        out ? out->dtype() : HSGD_FLOAT32, patience(timeout_s));
+      return std::pair(version, square);
     });
-    return found;
   }
 
   int64_t fetch_add(uint32_t counter, int64_t value) {
-    int64_t before = 0;
-    call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_fetch_add(box, counter, value, &before, error);
-    });
-    return before;
+    return call([&](hsgd::Box& box) { return box.fetch_add(counter, value); });
   }
 
-  hsgd_box_options describe() const {
-    hsgd_box_options options{};
-    call([&](hsgd_box* box, hsgd_error*) {
-      hsgd_box_describe(box, &options);
-      return HSGD_OK;
-    });
-    return options;
+  uint64_t count() const { return plan().count; }
+  uint64_t chunk_count() const { return plan().chunk_count; }
+  uint32_t counters() const { return plan().counters; }
+  uint64_t version() const {
+    return call([](hsgd::Box& box) { return box.version(); });
   }
-  uint64_t count() const { return describe().count; }
-  uint64_t chunk_count() const { return describe().chunk_count; }
-  uint32_t counters() const { return describe().counters; }
-
-  uint64_t version() const { return number(hsgd_box_version); }
-  uint64_t recoveries() const { return number(hsgd_box_recoveries); }
+  uint64_t recoveries() const {
+    return call([](hsgd::Box& box) { return box.recoveries(); });
+  }
 
   void close() {
-    std::shared_ptr<hsgd_box> box = std::move(box_);
+    std::shared_ptr<hsgd::Box> box = std::move(box_);
     box_ = nullptr;
     const ReleasedGil released;
     box.reset();
@@ -170,17 +156,14 @@ class Box {
   bool closed() const { return box_ == nullptr; }
 
  private:
-  template <class Open>
-  explicit Box(Open&& open) {
-    hsgd_error error{};
-    hsgd_box* box = nullptr;
-    int status = 0;
-    {
-      const ReleasedGil released;
-      status = open(&box, &error);
-    }
-    raise_on_error(status, error);
-    box_ = std::shared_ptr<hsgd_box>(box, hsgd_box_destroy);
+  // A forked child has not the thread that answers at the door.
+  explicit Box(std::unique_ptr<hsgd::Box> box)
+      : box_(box.release(), [](hsgd::Box* held) {
+          if (held->is_mine()) delete held;
+        }) {}
+
+  static Deadline patience(double timeout_s) {
+    return hsgd::Box::patience(timeout_s, python_interrupted);
   }
 
   static void check(const Array& array, const char* what, uint64_t count, bool narrow_too) {
@@ -195,45 +178,11 @@ class Box {
                               .c_str());
   }
 
-  uint64_t add(const void* delta, hsgd_dtype dtype, uint64_t offset, uint64_t count, float* sums,
-               double timeout_s, bool finishes) {
-    const hsgd_patience patience = patient(timeout_s);
-    uint64_t version = 0;
-    call([&](hsgd_box* box, hsgd_error* error) {
-      return hsgd_box_accumulate(box, delta, dtype, offset, count, sums, finishes, &patience,
-                                 &version, error);
-    });
-    return version;
+  BoxPlan plan() const {
+    return call([](hsgd::Box& box) { return box.plan(); });
   }
 
-  static hsgd_patience patient(double timeout_s) { return {timeout_s, python_interrupted}; }
-
-  template <class Call>
-  void call(Call&& call) const {
-    hsgd_error error{};
-    const std::shared_ptr<hsgd_box> box = box_;  // another thread may close it
-    if (box == nullptr) {
-      std::snprintf(error.message, sizeof error.message, "this ParameterBox is closed");
-      raise_on_error(HSGD_ERR_CLOSED, error);
-    }
-    int status = 0;
-    {
-      const ReleasedGil released;
-      status = call(box.get(), &error);
-    }
-    raise_on_error(status, error);
-  }
-
-  uint64_t number(uint64_t (*ask)(const hsgd_box*)) const {
-    uint64_t value = 0;
-    call([&](hsgd_box* box, hsgd_error*) {
-      value = ask(box);
-      return HSGD_OK;
-    });
-    return value;
-  }
-
-  std::shared_ptr<hsgd_box> box_;
+  std::shared_ptr<hsgd::Box> box_;
 };
 
 }  // namespace

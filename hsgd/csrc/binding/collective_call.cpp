@@ -12,7 +12,7 @@
 #include <numeric>
 #include <string>
 
-#include "binding/gil.hpp"
+#include "binding/errors.hpp"
 
 namespace hsgd::python {
 namespace {
@@ -68,14 +68,6 @@ void refuse(hsgd_error* err, hsgd_status code, const std::string& message) {
 }
 
 }  // namespace
-
-int python_interrupted() {
-  PyGILState_STATE state{};
-  take_gil([&] { state = PyGILState_Ensure(); });
-  const int raised = PyErr_CheckSignals();
-  PyGILState_Release(state);
-  return raised;
-}
 
 const char* text_of(nb::handle name) {
   if (name.is_none()) return nullptr;

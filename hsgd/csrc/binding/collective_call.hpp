@@ -18,13 +18,6 @@
 
 namespace hsgd::python {
 
-// Throws the exception that stands for a status of the core; nothing for HSGD_OK.
-void raise_on_error(int status, const hsgd_error& error);
-
-// Runs Python's signal handlers, which act in the main thread only. What they raise stays set in
-// this thread until raise_on_error() passes it on.
-int python_interrupted();
-
 // The characters of a string, as long as it lives; NULL for None.
 const char* text_of(nb::handle name);
 

@@ -1,4 +1,5 @@
-#include "binding/lars.hpp"
+// Steps of LARS.
+#include "kernels/lars.hpp"
 
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -6,11 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "binding/collective_call.hpp"
-#include "binding/gil.hpp"
-#include "hsgd_core.h"
-
-namespace nb = nanobind;
+#include "binding/bindings.hpp"
+#include "binding/errors.hpp"
 
 namespace hsgd::python {
 namespace {
@@ -23,38 +21,40 @@ using Kept = std::tuple<double, uint64_t>;
 // done.
 using Row = std::tuple<uintptr_t, uintptr_t, uintptr_t, uint64_t, double, uint64_t>;
 
-std::vector<Kept> step(const std::vector<Row>& tensors, const hsgd_lars_rule& rule, int threads) {
-  std::vector<hsgd_lars_tensor> table;
-  table.reserve(tensors.size());
-  for (const auto& [weight, gradient, buffer, count, square, sample] : tensors) {
-    table.push_back({reinterpret_cast<float*>(weight), reinterpret_cast<const float*>(gradient),
-                     reinterpret_cast<float*>(buffer), count, square, sample});
+std::vector<Kept> step(const std::vector<Row>& rows, const LarsRule& rule, int threads) {
+  std::vector<LarsTensor> tensors;
+  tensors.reserve(rows.size());
+  for (const auto& [weight, gradient, buffer, count, square, sample] : rows) {
+    tensors.push_back({reinterpret_cast<float*>(weight), reinterpret_cast<const float*>(gradient),
+                       reinterpret_cast<float*>(buffer), count, square, sample});
   }
-  hsgd_error error{};
-  int status = HSGD_OK;
-  {
-    const ReleasedGil released;
-    status = hsgd_lars_step(table.data(), table.size(), &rule, threads, &error);
-  }
-  raise_on_error(status, error);
+  without_gil([&] { lars_step(tensors.data(), tensors.size(), rule, threads); });
   std::vector<Kept> kept;
-  kept.reserve(table.size());
-  for (const hsgd_lars_tensor& tensor : table) kept.emplace_back(tensor.square, tensor.sample);
+  kept.reserve(tensors.size());
+  for (const LarsTensor& tensor : tensors) kept.emplace_back(tensor.square, tensor.sample);
   return kept;
 }
 
 }  // namespace
 
 void bind_lars(nb::module_& module) {
-  nb::class_<hsgd_lars_rule>(module, "LarsRule")
+  nb::class_<LarsRule>(module, "LarsRule")
       .def(
           "__init__",
-          [](hsgd_lars_rule* self, double lr, double momentum, double weight_decay,
+          [](LarsRule* self, double lr, double momentum, double weight_decay,
              double trust_coefficient, double eps, bool adapt, int norm_of, bool lr_in_momentum,
              bool clip, bool plain_at_zero, bool nesterov) {
-            new (self) hsgd_lars_rule{lr,   momentum,      weight_decay, trust_coefficient,
-                                      eps,  adapt,         norm_of,      lr_in_momentum,
-                                      clip, plain_at_zero, nesterov};
+            new (self) LarsRule{lr,
+                                momentum,
+                                weight_decay,
+                                trust_coefficient,
+                                eps,
+                                adapt,
+                                static_cast<LarsNorm>(norm_of),
+                                lr_in_momentum,
+                                clip,
+                                plain_at_zero,
+                                nesterov};
           },
           nb::kw_only(), nb::arg("lr"), nb::arg("momentum"), nb::arg("weight_decay"),
           nb::arg("trust_coefficient"), nb::arg("eps"), nb::arg("adapt"), nb::arg("norm_of"),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hsgd_core.h"
+#include "tree/gradient_tree.hpp"
 
 namespace hsgd::python {
 
@@ -17,28 +18,9 @@ namespace nb = nanobind;
 
 class Tree {
  public:
-  using Input = std::tuple<uint32_t, int, uint64_t>;             // slot, memory, offset
-  using Output = std::tuple<int, uint32_t, uint64_t, uint64_t>;  // target, slot, offset, bytes
-  using Numbers = std::tuple<uint64_t, uint64_t, int>;           // place, count, dtype
-  struct Layer {
-    std::vector<Numbers> numbers;
-    uint32_t flags;
-    std::vector<Input> gradients;
-    std::vector<Output> up;
-    Input weights;
-    std::vector<Output> down;
-  };
-  struct Options {
-    double divisor;
-    bool whole_step;
-    uint32_t stop_slot;
-    uint64_t given_up;
-    uint64_t reason_bytes;
-  };
-
   // Keeps both, so whoever closes the window waits for run() and drops this.
-  Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_window> window,
-       const std::vector<Layer>& layers, const Options& options);
+  Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd::NotifiedWindow> window,
+       hsgd::Tree::Settings settings);
   // Blocks without the GIL; calls update(version, layers) with it.
   void run(nb::object update);
   // Weight, buffer (0: none) and group of each parameter of a layer, weight 0: not told. The caller
@@ -46,17 +28,15 @@ class Tree {
   using Tensor = std::tuple<uintptr_t, uintptr_t, uint32_t>;
   void set_tensors(uint32_t layer, const std::vector<Tensor>& tensors);
   void forget_tensors();
-  void set_rules(uint64_t version, const std::vector<hsgd_lars_rule>& rules);
+  void set_rules(uint64_t version, const std::vector<LarsRule>& rules);
   // Layer, target, begin and end in seconds, of what went to other nodes lately.
   std::vector<std::tuple<uint32_t, int, double, double>> sent() const;
 
  private:
   std::shared_ptr<hsgd_comm> comm_;
-  std::shared_ptr<hsgd_window> window_;
-  std::shared_ptr<hsgd_tree> tree_;
+  std::shared_ptr<hsgd::NotifiedWindow> window_;
+  std::unique_ptr<hsgd::Tree> tree_;
 };
-
-void bind_tree(nb::module_& module);
 
 }  // namespace hsgd::python
 

@@ -1,4 +1,5 @@
-#include "binding/weight_drift.hpp"
+// How far weights have moved.
+#include "kernels/weight_drift.hpp"
 
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -6,10 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "binding/gil.hpp"
-#include "hsgd_core.h"
-
-namespace nb = nanobind;
+#include "binding/bindings.hpp"
+#include "binding/errors.hpp"
 
 namespace hsgd::python {
 namespace {
@@ -21,25 +20,22 @@ using Part = std::tuple<uintptr_t, uintptr_t, uint64_t, uint64_t, uint64_t, doub
 class ChangeTable {
  public:
   explicit ChangeTable(const std::vector<Part>& parts) {
-    parts_.reserve(parts.size());
     for (const auto& [now, last, rows, length, stride, weight] : parts) {
       parts_.push_back({reinterpret_cast<const float*>(now), reinterpret_cast<const float*>(last),
                         rows, length, stride, weight});
     }
   }
-
   double square() const {
-    const ReleasedGil released;
-    return hsgd_change_square(parts_.data(), parts_.size());
+    return without_gil([&] { return drift_square(parts_); });
   }
 
  private:
-  std::vector<hsgd_change_part> parts_;
+  std::vector<DriftPart> parts_;
 };
 
 }  // namespace
 
-void bind_change(nb::module_& module) {
+void bind_weight_drift(nb::module_& module) {
   nb::class_<ChangeTable>(module, "ChangeTable")
       .def(nb::init<const std::vector<Part>&>(), nb::arg("parts"))
       .def("square", &ChangeTable::square);

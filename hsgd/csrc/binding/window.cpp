@@ -4,55 +4,60 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdio>
-
-#include "binding/collective_call.hpp"
-#include "binding/gil.hpp"
+#include "binding/bindings.hpp"
+#include "binding/errors.hpp"
+#include "onesided/open_window.hpp"
 
 namespace hsgd::python {
 
+// A thread that waits in it when it is closed needs both until it returns.
+NotifiedWindow::NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm,
+                               std::unique_ptr<hsgd::NotifiedWindow> window)
+    : comm_(comm), window_(window.release(), [comm](hsgd::NotifiedWindow* held) {
+        if (held->is_mine()) delete held;
+      }) {}
+
 template <class Call>
-void NotifiedWindow::call(Call&& call) {
-  hsgd_error error{};
-  if (window_ == nullptr) {
-    std::snprintf(error.message, sizeof error.message, "this NotifiedWindow is closed");
-    raise_on_error(HSGD_ERR_CLOSED, error);
-  }
-  int status = 0;
+auto NotifiedWindow::call(Call&& call) {
+  if (window_ == nullptr) raise_closed("NotifiedWindow");
   // Another thread may close it meanwhile, and the communicator, which goes last.
   std::shared_ptr<hsgd_comm> comm = comm_;
-  std::shared_ptr<hsgd_window> window = window_;
+  std::shared_ptr<hsgd::NotifiedWindow> window = window_;
   const std::shared_ptr<Open> open = open_;
-  {
-    const ReleasedGil released;
-    status = call(window.get(), &error);
-    window.reset();
-    comm.reset();
-  }
-  raise_on_error(status, error);
+  return without_gil([&] {
+    struct Leave {  // without the lock, whatever happens
+      std::shared_ptr<hsgd_comm> comm;
+      std::shared_ptr<hsgd::NotifiedWindow> window;
+    } const held{std::move(comm), std::move(window)};
+    return call(*held.window);
+  });
 }
 
 uint64_t NotifiedWindow::put_notify(const std::vector<std::pair<nb::object, uint64_t>>& pieces,
                                     int target, uint32_t slot, uint64_t version, double timeout_s,
                                     uint32_t order) {
   Arrays arrays;
-  std::vector<hsgd_piece> list;
+  std::vector<Piece> list;
   for (const auto& [object, offset] : pieces) {
     const Array& array = arrays.emplace_back(object, "put_notify", false);
     list.push_back({array.data(), array.count() * hsgd_dtype_bytes(array.dtype()), offset});
   }
-  uint64_t ticket = 0;
   const std::shared_ptr<Open> open = open_;
-  int status = HSGD_OK;
-  const auto put = [&](hsgd_window* window, hsgd_error* error) {
-    status = hsgd_window_put_notify(window, list.data(), list.size(), target, slot, version,
-                                    timeout_s, order, &ticket, error);
-    return status;
-  };
+  bool refused = true;  // nothing was sent
+  uint64_t ticket = 0;
   try {
-    call(put);
+    ticket = call([&](hsgd::NotifiedWindow& window) {
+      try {
+        return window.put_notify(list, target, slot, version, timeout_s, order);
+      } catch (const Error& error) {
+        refused = error.code() == HSGD_ERR_ARGUMENT;
+        throw;
+      } catch (...) {
+        refused = false;
+        throw;
+      }
+    });
   } catch (...) {
-    const bool refused = status == HSGD_OK || status == HSGD_ERR_ARGUMENT;
     if (!refused) open->failed.push_back(std::move(arrays));
     throw;
   }
@@ -89,81 +94,66 @@ void NotifiedWindow::give_arrays_back() {
 }
 
 bool NotifiedWindow::done(uint64_t ticket) {
-  int done = 0;
-  call([&](hsgd_window* window, hsgd_error* error) {
-    return hsgd_window_done(window, ticket, &done, error);
-  });
-  return done != 0;
+  return call([&](hsgd::NotifiedWindow& window) { return window.done(ticket); });
 }
 
 void NotifiedWindow::drain(double timeout_s) {
-  call([&](hsgd_window* window, hsgd_error* error) {
-    return hsgd_window_drain(window, timeout_s, error);
-  });
+  call([&](hsgd::NotifiedWindow& window) { window.drain(timeout_s); });
   give_arrays_back();
 }
 
 std::pair<uint32_t, uint64_t> NotifiedWindow::wait_any(const std::vector<uint32_t>& slots,
                                                        const std::vector<uint64_t>& seen,
                                                        double timeout_s) {
-  std::pair<uint32_t, uint64_t> found{};
-  call([&](hsgd_window* window, hsgd_error* error) {
-    return hsgd_window_wait_any(window, slots.data(), seen.data(), slots.size(), timeout_s,
-                                &found.first, &found.second, error);
-  });
-  return found;
+  std::vector<hsgd::NotifiedWindow::Seen> list;
+  for (size_t i = 0; i < slots.size(); ++i) list.push_back({slots[i], seen[i]});
+  const auto found =
+      call([&](hsgd::NotifiedWindow& window) { return window.wait_any(list, timeout_s); });
+  return {found.slot, found.version};
 }
 
 uint64_t NotifiedWindow::test(uint32_t slot) {
-  uint64_t version = 0;
-  call([&](hsgd_window* window, hsgd_error* error) {
-    return hsgd_window_test(window, slot, &version, error);
-  });
-  return version;
+  return call([&](hsgd::NotifiedWindow& window) { return window.test(slot); });
 }
 
 uint64_t NotifiedWindow::reset(uint32_t slot) {
-  uint64_t version = 0;
-  call([&](hsgd_window* window, hsgd_error* error) {
-    return hsgd_window_reset(window, slot, &version, error);
-  });
-  return version;
+  return call([&](hsgd::NotifiedWindow& window) { return window.reset(slot); });
 }
 
 void NotifiedWindow::bind(uint32_t slot, int source) {
-  call([&](hsgd_window* window, hsgd_error* error) {
-    return hsgd_window_bind(window, slot, source, error);
-  });
+  call([&](hsgd::NotifiedWindow& window) { window.bind(slot, source); });
 }
 
 // The bytes live as long as the array and all that is made of it; None: on another node.
 nb::object NotifiedWindow::segment(int rank, uint64_t bytes) {
-  void* data = nullptr;
-  hsgd_buffer* memory = nullptr;
-  call([&](hsgd_window* window, hsgd_error* error) {
-    return hsgd_window_segment(window, rank, &data, &memory, error);
+  using Memory = std::shared_ptr<SharedBuffer>;
+  std::unique_ptr<Memory> memory;
+  std::byte* const data = call([&](hsgd::NotifiedWindow& window) {
+    memory = std::make_unique<Memory>(window.memory());
+    return window.segment(rank);
   });
   if (data == nullptr) return nb::none();
-  const nb::capsule owner(
-      memory, [](void* held) noexcept { hsgd_buffer_free(static_cast<hsgd_buffer*>(held)); });
+  const nb::capsule owner(memory.release(),
+                          [](void* held) noexcept { delete static_cast<Memory*>(held); });
   return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner));
 }
 
 void NotifiedWindow::abandon() {
-  if (window_ != nullptr) hsgd_window_abandon(window_.get());
+  if (window_ != nullptr) window_->abandon();
 }
 
 void NotifiedWindow::end_work() {
-  if (window_ != nullptr) hsgd_window_end_work(window_.get());
+  if (window_ != nullptr) window_->end_work();
 }
 
-Tree NotifiedWindow::tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options) {
-  if (window_ == nullptr) call([](hsgd_window*, hsgd_error*) { return 0; });  // says so
-  return Tree(comm_, window_, layers, options);
+Tree NotifiedWindow::tree(std::vector<hsgd::Tree::Layer> layers, hsgd::Tree::Settings settings) {
+  if (window_ == nullptr) raise_closed("NotifiedWindow");
+  settings.layers = std::move(layers);
+  return Tree(comm_, window_, std::move(settings));
 }
 
 void NotifiedWindow::close() {
-  std::shared_ptr<hsgd_window> window = std::move(window_);
+  std::shared_ptr<hsgd::NotifiedWindow> window = std::move(window_);
   window_ = nullptr;
   {
     const ReleasedGil released;
@@ -174,30 +164,23 @@ void NotifiedWindow::close() {
 }
 
 void bind_window(nb::module_& module) {
-  nb::class_<hsgd_window_options>(module, "WindowOptions")
+  nb::class_<WindowOptions>(module, "WindowOptions")
       .def(
           "__init__",
-          [](hsgd_window_options* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
+          [](WindowOptions* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
              double timeout_s, bool remote_only, bool sockets, bool forgiving,
              uint64_t slice_bytes) {
-            new (self) hsgd_window_options{
-                sizeof(hsgd_window_options),
-                slots,
-                segment_bytes,
-                queue,
-                remote_only,
-                timeout_s,
-                static_cast<uint32_t>(sockets ? HSGD_NETWORK_SOCKETS : HSGD_NETWORK_MPI),
-                forgiving,
-                slice_bytes};
+            new (self)
+                WindowOptions{{segment_bytes, slots, queue, timeout_s, remote_only, forgiving},
+                              sockets,
+                              slice_bytes};
           },
           nb::kw_only(), nb::arg("segment_bytes"), nb::arg("slots"), nb::arg("queue"),
           nb::arg("timeout_s"), nb::arg("remote_only"), nb::arg("sockets"), nb::arg("forgiving"),
           nb::arg("slice_bytes"))
-      .def_prop_ro(
-          "sockets",
-          [](const hsgd_window_options& self) { return self.network == HSGD_NETWORK_SOCKETS; })
-      .def_ro("remote_only", &hsgd_window_options::remote_only);
+      .def_ro("sockets", &WindowOptions::sockets)
+      .def_prop_ro("remote_only",
+                   [](const WindowOptions& self) { return self.settings.remote_only; });
   nb::class_<NotifiedWindow>(module, "NotifiedWindow")
       .def("put_notify", &NotifiedWindow::put_notify)
       .def("done", &NotifiedWindow::done)

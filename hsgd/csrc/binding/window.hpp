@@ -13,16 +13,15 @@
 #include "binding/array.hpp"
 #include "binding/tree.hpp"
 #include "hsgd_core.h"
+#include "onesided/notified_window.hpp"
 
 namespace hsgd::python {
 
 class NotifiedWindow {
  public:
-  // Takes `window`; keeps the communicator that it was made on.
-  NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm, hsgd_window* window)
-      : comm_(comm),
-        // A thread that waits in it when it is closed needs both until it returns.
-        window_(window, [comm](hsgd_window* held) { hsgd_window_destroy(held); }) {}
+  // Keeps the communicator that the window was made on.
+  NotifiedWindow(const std::shared_ptr<hsgd_comm>& comm,
+                 std::unique_ptr<hsgd::NotifiedWindow> window);
   NotifiedWindow(NotifiedWindow&&) = default;
   NotifiedWindow(const NotifiedWindow&) = delete;
 
@@ -38,8 +37,8 @@ class NotifiedWindow {
   nb::object segment(int rank, uint64_t bytes);
   void end_work();
   void abandon();
-  int descriptor() const { return window_ == nullptr ? -1 : hsgd_window_descriptor(window_.get()); }
-  Tree tree(const std::vector<Tree::Layer>& layers, const Tree::Options& options);
+  int descriptor() const { return window_ == nullptr ? -1 : window_->descriptor(); }
+  Tree tree(std::vector<hsgd::Tree::Layer> layers, hsgd::Tree::Settings settings);
   void close();
   bool closed() const { return window_ == nullptr; }
 
@@ -47,11 +46,11 @@ class NotifiedWindow {
   using Arrays = std::deque<Array>;  // which do not move
 
   template <class Call>
-  void call(Call&& call);
+  auto call(Call&& call);
   void give_arrays_back();
 
   std::shared_ptr<hsgd_comm> comm_;
-  std::shared_ptr<hsgd_window> window_;
+  std::shared_ptr<hsgd::NotifiedWindow> window_;
   // Arrays of writes that are under way: kept by each thread that is in the window, too, which
   // may write them until it has left.
   struct Open {
@@ -60,8 +59,6 @@ class NotifiedWindow {
   };
   std::shared_ptr<Open> open_ = std::make_shared<Open>();
 };
-
-void bind_window(nb::module_& module);
 
 }  // namespace hsgd::python
 

@@ -17,12 +17,40 @@ constexpr size_t kStreamFrom = 8 << 20;
 
 unsigned long long number(uint64_t value) { return value; }
 
+void check(const BoxPlan& plan) {
+  constexpr uint64_t kMostValues = uint64_t{1} << 40;
+  constexpr uint64_t kMostOfChunk = uint64_t{1} << 26;
+  constexpr uint32_t kMostCounters = 1 << 20;
+  if (plan.count > kMostValues) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("ParameterBox: %llu values are too many", number(plan.count)));
+  }
+  if (plan.chunk_count < 1 || plan.chunk_count > kMostOfChunk) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("ParameterBox: chunks of %llu values; give 1 to %llu",
+                     number(plan.chunk_count), number(kMostOfChunk)));
+  }
+  if (plan.counters > kMostCounters) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("ParameterBox: %u counters; give up to %u", plan.counters, kMostCounters));
+  }
+}
+
 }  // namespace
+
+Deadline Box::patience(double timeout_s, Deadline::Interrupted interrupted) {
+  if (!(timeout_s >= 0 && timeout_s <= 1e9)) {
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("ParameterBox: timeout_s is %g; give seconds from 0 to 1e9", timeout_s));
+  }
+  return Deadline(timeout_s, interrupted);
+}
 
 // --- making and finding ---
 
 std::unique_ptr<Box> Box::create(const std::string& key, const BoxPlan& plan,
                                  const float* initial) {
+  check(plan);
   Fd door = claim_box_key(key);
   Segment segment =
       Segment::create(plan.segment_bytes(), 1,
@@ -58,6 +86,8 @@ std::unique_ptr<Box> Box::attach(const std::string& key, const Deadline& deadlin
   }
   return std::unique_ptr<Box>(new Box(std::move(segment), std::move(given.door), plan));
 }
+
+Box::~Box() = default;
 
 Box::Box(Segment segment, Fd door, const BoxPlan& plan)
     : plan_(plan),

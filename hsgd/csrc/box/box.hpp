@@ -28,14 +28,18 @@
 
 namespace hsgd {
 
-class Box {
+class HSGD_API Box {
  public:
   // Local. `initial` has plan.count values, nullptr: zeros. Throws HSGD_ERR_ARGUMENT when the key
-  // is taken, HSGD_ERR_MEMORY.
+  // is taken or the plan cannot work, HSGD_ERR_MEMORY.
   static std::unique_ptr<Box> create(const std::string& key, const BoxPlan& plan,
                                      const float* initial);
   // Blocking until somebody holds the box, up to the deadline.
   static std::unique_ptr<Box> attach(const std::string& key, const Deadline& deadline);
+
+  ~Box();
+  // For the functions below. Throws HSGD_ERR_ARGUMENT.
+  static Deadline patience(double timeout_s, Deadline::Interrupted interrupted);
 
   const BoxPlan& plan() const { return plan_; }
   bool is_mine() const { return owner_.is_this_process(); }

@@ -18,13 +18,6 @@ extern "C" {
 HSGD_API int hsgd_mpi_comm_create(const void* mpi_comm, const hsgd_options* options,
                                   hsgd_comm** comm, hsgd_error* err);
 
-/* Collective over the ranks of `comm`, which was made over `mpi_comm`, blocking:
- * hsgd_window_create with a window of MPI's for ranks of other nodes. Several threads may use it
- * where MPI was initialized with MPI_THREAD_MULTIPLE. */
-HSGD_API int hsgd_mpi_window_create(const void* mpi_comm, hsgd_comm* comm,
-                                    const hsgd_window_options* options, hsgd_window** window,
-                                    hsgd_error* err);
-
 /* Local. One line, such as "Open MPI v5.0.11, ...". Valid before MPI_Init too. */
 HSGD_API void hsgd_mpi_library_version(char* text, size_t text_bytes);
 

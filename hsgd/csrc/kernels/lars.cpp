@@ -28,39 +28,39 @@ struct Norms {
   double other = 0;
 };
 
-LarsValue compared_by(const hsgd_lars_rule& rule) {
-  if (rule.norm_of == HSGD_LARS_GRADIENT) return LarsValue::kGradient;
-  return rule.norm_of == HSGD_LARS_DECAYED ? LarsValue::kDecayed : LarsValue::kMoved;
+LarsValue compared_by(const LarsRule& rule) {
+  if (rule.norm_of == LarsNorm::kGradient) return LarsValue::kGradient;
+  return rule.norm_of == LarsNorm::kDecayed ? LarsValue::kDecayed : LarsValue::kMoved;
 }
 
 // False where a norm is 0, or no number: then there is no ratio.
-bool find_ratio(const Norms& squares, const hsgd_lars_rule& rule, double* ratio) {
+bool find_ratio(const Norms& squares, const LarsRule& rule, double* ratio) {
   const double w = std::sqrt(squares.weight);
   const double other = std::sqrt(squares.other);
   if (!(w > 0) || !(other > 0)) return false;
-  const double decay = rule.norm_of == HSGD_LARS_GRADIENT ? rule.weight_decay * w : 0;
+  const double decay = rule.norm_of == LarsNorm::kGradient ? rule.weight_decay * w : 0;
   *ratio = rule.trust_coefficient * w / (other + decay + rule.eps);
   return true;
 }
 
 // `squares`: nullptr as long as, or where, the ratio is not wanted.
-LarsStep step_of(const hsgd_lars_rule& rule, const Norms* squares) {
+LarsStep step_of(const LarsRule& rule, const Norms* squares) {
   double decay = rule.weight_decay;
   double trust = 1;
   if (squares != nullptr) {
     const bool found = find_ratio(*squares, rule, &trust);
-    if (!found && rule.plain_at_zero != 0) {
+    if (!found && rule.plain_at_zero) {
       decay = 0;
-    } else if (rule.clip != 0) {
+    } else if (rule.clip) {
       trust = std::min(trust / rule.lr, 1.0);
     }
   }
-  const bool inside = rule.lr_in_momentum != 0;
-  const bool on_update = rule.norm_of == HSGD_LARS_UPDATE;  // the buffer stays free of the ratio
+  const bool inside = rule.lr_in_momentum;
+  const bool on_update = rule.norm_of == LarsNorm::kUpdate;  // the buffer stays free of the ratio
   LarsStep step;
   step.decay = static_cast<float>(decay);
   step.momentum = static_cast<float>(rule.momentum);
-  step.nesterov = rule.nesterov != 0;
+  step.nesterov = rule.nesterov;
   step.scale = static_cast<float>(on_update ? 1.0 : inside ? trust * rule.lr : trust);
   step.rate = static_cast<float>(on_update ? trust * rule.lr : inside ? 1.0 : rule.lr);
   return step;
@@ -109,27 +109,27 @@ void correct(const LarsPiece& piece, const LarsStep& done, const LarsStep& due) 
 // step, which sees whoever writes all of them; and the norm itself, summed again during the update.
 class Layer {
  public:
-  Layer(hsgd_lars_tensor& tensor, const hsgd_lars_rule& rule, const LarsKernels& kernels)
+  Layer(LarsTensor& tensor, const LarsRule& rule, const LarsKernels& kernels)
       : tensor_(tensor),
         rule_(rule),
         kernels_(kernels),
         pieces_((tensor.count + kPiece - 1) / kPiece),
-        keeps_(rule.adapt != 0 && rule.norm_of == HSGD_LARS_GRADIENT && pieces_ > 1),
+        keeps_(rule.adapt && rule.norm_of == LarsNorm::kGradient && pieces_ > 1),
         knows_(keeps_ && std::isnormal(tensor.square) && tensor.square > 0 &&
                sample() == tensor.sample),
-        norms_(rule.adapt != 0 ? pieces_ : 0),
+        norms_(rule.adapt ? pieces_ : 0),
         squares_(keeps_ ? pieces_ : 0),
         samples_(keeps_ ? pieces_ : 0),
         unmeasured_(norms_.size()),
         left_(pieces_) {
-    if (rule.adapt == 0) step_ = step_of(rule, nullptr);
+    if (!rule.adapt) step_ = step_of(rule, nullptr);
     if (!keeps_) tensor.square = 0;
   }
 
   uint64_t pieces() const { return pieces_; }
 
   void measure(uint64_t index) {
-    if (rule_.adapt == 0) return;
+    if (!rule_.adapt) return;
     const LarsStep plain = step_of(rule_, nullptr);
     Norms& norms = norms_[index];
     if (!knows_) norms.weight = kernels_.square(LarsValue::kWeight, piece(index), plain);
@@ -148,7 +148,7 @@ class Layer {
 
   void update(uint64_t index) {
     // Other threads are still computing the norms that this one did not take; they wait for nobody.
-    while (rule_.adapt != 0 && !measured_.load(std::memory_order_acquire)) {
+    while (rule_.adapt && !measured_.load(std::memory_order_acquire)) {
       std::this_thread::yield();
     }
     if (!keeps_) return kernels_.update(piece(index), step_);
@@ -191,8 +191,8 @@ class Layer {
     tensor_.sample = std::accumulate(samples_.begin(), samples_.end(), uint64_t{0});
   }
 
-  hsgd_lars_tensor& tensor_;
-  const hsgd_lars_rule& rule_;
+  LarsTensor& tensor_;
+  const LarsRule& rule_;
   const LarsKernels& kernels_;
   const uint64_t pieces_;
   const bool keeps_;  // the norm of the weights, for the next step
@@ -211,8 +211,7 @@ class Layer {
 // first: that is what the cache still holds.
 class Work {
  public:
-  Work(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule)
-      : kernels_(lars_kernels()) {
+  Work(LarsTensor* tensors, uint64_t count, const LarsRule& rule) : kernels_(lars_kernels()) {
     layers_.reserve(count);
     for (uint64_t i = 0; i < count; ++i) {
       if (tensors[i].count == 0) continue;
@@ -256,7 +255,10 @@ class Work {
 
 }  // namespace
 
-void lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule, int threads) {
+void lars_step(LarsTensor* tensors, uint64_t count, const LarsRule& rule, int threads) {
+  if (threads < 1) {
+    throw Error(HSGD_ERR_ARGUMENT, -1, text("LARS: threads is %d; give 1 or more", threads));
+  }
   const PlainFloats mode;
   Work work(tensors, count, rule);
   uint64_t elements = 0;
@@ -275,13 +277,3 @@ void lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& 
 }
 
 }  // namespace hsgd
-
-int hsgd_lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule* rule,
-                   int threads, hsgd_error* err) {
-  return hsgd::guarded(err, [&] {
-    if (threads < 1 || rule == nullptr) {
-      throw hsgd::Error(HSGD_ERR_ARGUMENT, -1, "LARS: give a rule, and one thread or more");
-    }
-    hsgd::lars_step(tensors, count, *rule, threads);
-  });
-}

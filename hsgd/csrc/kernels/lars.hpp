@@ -17,11 +17,46 @@
 
 namespace hsgd {
 
+// What the trust ratio of a step divides |weight| by.
+enum class LarsNorm {
+  kGradient = 0,  // |g| + weight_decay * |w| + eps
+  kDecayed = 1,   // |g + weight_decay * w| + eps
+  kUpdate = 2,    // |what momentum makes of it| + eps
+};
+
+// A form of LARS; see hsgd/optim/large_batch/lars.py.
+struct LarsRule {
+  double lr;
+  double momentum;
+  double weight_decay;
+  double trust_coefficient;
+  double eps;
+  bool adapt;  // false: the ratio is 1, without a look at the norms
+  LarsNorm norm_of;
+  bool lr_in_momentum;  // the buffer sums up lr * trust * g, not trust * g
+  bool clip;            // the ratio becomes min(ratio / lr, 1)
+  bool plain_at_zero;   // where a norm is 0: no decay either
+  bool nesterov;
+};
+
+// `count` float32 elements each, in the same order; buffer is nullptr without momentum. `square`
+// and `sample` are what the last step on these weights left there: |weight|^2, and what a few
+// elements add up to. 0: not known. A square that is no longer that of the weights is noticed, and
+// made up for but for rounding; 0 after any write to the weights keeps the bits as well.
+struct LarsTensor {
+  float* weight;
+  const float* gradient;
+  float* buffer;
+  uint64_t count;
+  double square;
+  uint64_t sample;
+};
+
 constexpr uint64_t kPiece = 64 * 1024;  // elements: two arrays of it fit in a second-level cache
 
-// Updates weights and buffers in place. Tensors overlap only as gradient and gradient. `threads`
-// includes the caller; fewer are used when there is little to do.
-void lars_step(hsgd_lars_tensor* tensors, uint64_t count, const hsgd_lars_rule& rule, int threads);
+// Updates weights and buffers in place. Tensors overlap only as gradient and gradient. `threads`, 1
+// or more, includes the caller; fewer are used when there is little to do.
+HSGD_API void lars_step(LarsTensor* tensors, uint64_t count, const LarsRule& rule, int threads);
 
 }  // namespace hsgd
 

@@ -19,7 +19,7 @@ void ElementUpdate::forget() {
 }
 
 void ElementUpdate::set_rules(uint64_t version, Rules rules) {
-  if (std::any_of(rules.begin(), rules.end(), [](const auto& rule) { return rule.adapt != 0; })) {
+  if (std::any_of(rules.begin(), rules.end(), [](const auto& rule) { return rule.adapt; })) {
     throw Error(HSGD_ERR_ARGUMENT, -1, "Tree: a rule with a trust ratio needs whole layers");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -47,10 +47,9 @@ bool ElementUpdate::update(uint64_t version, uint32_t layer,
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (gradients[i].numbers == nullptr) continue;
-    const hsgd_lars_rule& rule = rules->second[tensors[i].group];
+    const LarsRule& rule = rules->second[tensors[i].group];
     float* buffer = rule.momentum == 0 ? nullptr : tensors[i].buffer;
-    hsgd_lars_tensor tensor{
-        tensors[i].weight, gradients[i].numbers, buffer, gradients[i].count, 0, 0};
+    LarsTensor tensor{tensors[i].weight, gradients[i].numbers, buffer, gradients[i].count, 0, 0};
     lars_step(&tensor, 1, rule, 1);
   }
   return true;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "hsgd_core.h"
+#include "kernels/lars.hpp"
 
 namespace hsgd {
 
@@ -31,12 +32,12 @@ class HSGD_API ElementUpdate {
   void set_tensors(uint32_t layer, std::vector<Tensor> tensors);
   void forget();
   // Of the step `version`, one for each group. Throws HSGD_ERR_ARGUMENT for rules with a ratio.
-  void set_rules(uint64_t version, std::vector<hsgd_lars_rule> rules);
+  void set_rules(uint64_t version, std::vector<LarsRule> rules);
   // The step `version` of a layer, in place. False: the program has to do it.
   bool update(uint64_t version, uint32_t layer, const std::vector<Gradient>& gradients);
 
  private:
-  using Rules = std::vector<hsgd_lars_rule>;
+  using Rules = std::vector<LarsRule>;
   static bool suffices(const Tensor& tensor, const Rules& rules);
 
   std::mutex mutex_;

@@ -2,7 +2,6 @@
 #include "kernels/weight_drift.hpp"
 
 #include "base/float_mode.hpp"
-#include "hsgd_core.h"
 #include "kernels/reduce.hpp"
 #include "kernels/square_sums.hpp"
 
@@ -32,9 +31,9 @@ double square_plain(const float* now, const float* last, uint64_t count) {
 }
 #endif
 
-}  // namespace
+using SquareFn = double (*)(const float* now, const float* last, uint64_t count);
 
-ChangeFn choose_change() {
+SquareFn choose_square() {
 #if defined(__x86_64__)
   const Isa isa = detect_isa();
   if (isa == Isa::kAvx512) return square_avx512;
@@ -43,18 +42,20 @@ ChangeFn choose_change() {
   return square_plain;
 }
 
-}  // namespace hsgd
+}  // namespace
 
-double hsgd_change_square(const hsgd_change_part* parts, uint64_t count) {
-  const hsgd::PlainFloats mode;
-  const hsgd::ChangeFn square = hsgd::choose_change();
+double drift_square(const std::vector<DriftPart>& parts) {
+  const PlainFloats mode;
+  const SquareFn square = choose_square();
   double total = 0;
-  for (const hsgd_change_part* part = parts; part != parts + count; ++part) {
+  for (const DriftPart& part : parts) {
     double sum = 0;
-    for (uint64_t row = 0; row < part->rows; ++row) {
-      sum += square(part->now + row * part->stride, part->last + row * part->length, part->length);
+    for (uint64_t row = 0; row < part.rows; ++row) {
+      sum += square(part.now + row * part.stride, part.last + row * part.length, part.length);
     }
-    total += part->weight * sum;
+    total += part.weight * sum;
   }
   return total;
 }
+
+}  // namespace hsgd

@@ -8,13 +8,25 @@
 #define HSGD_KERNELS_WEIGHT_DRIFT_HPP_
 
 #include <cstdint>
+#include <vector>
+
+#include "hsgd_core.h"
 
 namespace hsgd {
 
-// The sum of (now[i] - last[i])^2.
-using ChangeFn = double (*)(const float* now, const float* last, uint64_t count);
+// `rows` rows of `length` float32 elements at two places: in `last` they follow one another, in
+// `now` each begins `stride` elements after the one before.
+struct DriftPart {
+  const float* now;
+  const float* last;
+  uint64_t rows;
+  uint64_t length;
+  uint64_t stride;
+  double weight;  // of each element
+};
 
-ChangeFn choose_change();
+// Local, never fails: the sum over parts of weight * |now - last|^2.
+HSGD_API double drift_square(const std::vector<DriftPart>& parts);
 
 }  // namespace hsgd
 

@@ -45,7 +45,8 @@ class HSGD_API NotifiedWindow final {
     uint32_t queue;    // operations between nodes that may be under way
     double timeout_s;  // until a put that was not delivered is an error
     bool remote_only;  // inside the node too: for measurements and tests
-    bool forgiving;    // a target that takes nothing breaks nothing
+    bool forgiving;    // what a target does not take stays under way, or goes with the target where
+                       // its death is known, and breaks nothing
   };
   // `make`: collective over all ranks, the network's view of this rank's whole segment; none where
   // all ranks share a node.

@@ -32,6 +32,7 @@ Tree::Tree(NotifiedWindow& window, Settings settings)
       index_of_slot_(window.settings().slots, kNobody),
       gathered_(settings_.layers.size()),
       arrived_(settings_.layers.size()) {
+  if (settings_.layers.empty()) throw Error(HSGD_ERR_ARGUMENT, -1, "Tree: there are no layers");
   seen_.push_back({settings_.stop_slot, 0});
   watched_.push_back({kNobody, false});
   for (uint32_t index = 0; index < settings_.layers.size(); ++index) {

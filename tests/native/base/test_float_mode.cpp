@@ -131,7 +131,7 @@ TEST("conversions to and from 16 bits give the same bits in every mode") {
 }
 
 TEST("steps of LARS give the same bits in every mode, with one thread and two") {
-  hsgd_lars_rule rule{};
+  hsgd::LarsRule rule{};
   rule.lr = 0.1;
   rule.momentum = 0.9;
   rule.weight_decay = 0.01;
@@ -140,7 +140,7 @@ TEST("steps of LARS give the same bits in every mode, with one thread and two") 
       std::vector<float> weight = small_values<float>(3);
       std::vector<float> gradient = small_values<float>(4);
       std::vector<float> buffer = small_values<float>(5);
-      hsgd_lars_tensor tensor{weight.data(), gradient.data(), buffer.data(), kCount, 0, 0};
+      hsgd::LarsTensor tensor{weight.data(), gradient.data(), buffer.data(), kCount, 0, 0};
       hsgd::lars_step(&tensor, 1, rule, threads);
       weight.insert(weight.end(), buffer.begin(), buffer.end());
       return bytes_of(weight);
@@ -172,7 +172,7 @@ TEST("the kernels of boxes and triggers give the same bits in every mode") {
   std::vector<float> far(kCount);
   for (uint64_t i = 0; i < kCount; ++i) far[i] = static_cast<float>(i) * 3e-21F;
   check_same([&] {
-    const hsgd_change_part part{far.data(), a.data(), 1, kCount, kCount, 1.0};
-    return bytes_of(std::vector<double>{hsgd_change_square(&part, 1)});
+    const hsgd::DriftPart part{far.data(), a.data(), 1, kCount, kCount, 1.0};
+    return bytes_of(std::vector<double>{hsgd::drift_square({part})});
   });
 }

@@ -36,15 +36,14 @@ std::vector<Layer> make_layers() {
   return layers;
 }
 
-void step(std::vector<Layer>& layers, const hsgd_lars_rule& rule, int threads) {
-  std::vector<hsgd_lars_tensor> table;
+void step(std::vector<Layer>& layers, const hsgd::LarsRule& rule, int threads) {
+  std::vector<hsgd::LarsTensor> table;
   for (Layer& layer : layers) {
     table.push_back({layer.weight.data(), layer.gradient.data(),
                      rule.momentum > 0 ? layer.buffer.data() : nullptr, layer.weight.size(),
                      layer.square, layer.sample});
   }
-  hsgd_error error{};
-  CHECK_EQ(hsgd_lars_step(table.data(), table.size(), &rule, threads, &error), 0);
+  hsgd::lars_step(table.data(), table.size(), rule, threads);
   for (size_t i = 0; i < layers.size(); ++i) {
     layers[i].square = table[i].square;
     layers[i].sample = table[i].sample;
@@ -55,14 +54,14 @@ void forget(std::vector<Layer>& layers) {
   for (Layer& layer : layers) layer.square = 0;
 }
 
-hsgd_lars_rule rule_of(int norm_of, double momentum, int nesterov) {
-  hsgd_lars_rule rule{};
+hsgd::LarsRule rule_of(hsgd::LarsNorm norm_of, double momentum, bool nesterov) {
+  hsgd::LarsRule rule{};
   rule.lr = 0.5;
   rule.momentum = momentum;
   rule.weight_decay = 0.01;
   rule.trust_coefficient = 0.02;
   rule.eps = 1e-6;
-  rule.adapt = 1;
+  rule.adapt = true;
   rule.norm_of = norm_of;
   rule.nesterov = nesterov;
   return rule;
@@ -97,19 +96,20 @@ double square_of(const std::vector<float>& values) {
 // Momentum, and whether it is Nesterov's.
 struct Momentum {
   double momentum;
-  int nesterov;
+  bool nesterov;
 };
-constexpr Momentum kMomenta[] = {{0.0, 0}, {0.9, 0}, {0.9, 1}};
+constexpr Momentum kMomenta[] = {{0.0, false}, {0.9, false}, {0.9, true}};
 
 }  // namespace
 
 TEST("any number of threads gives the same bits") {
-  for (const int norm_of : {HSGD_LARS_GRADIENT, HSGD_LARS_DECAYED, HSGD_LARS_UPDATE}) {
+  for (const auto norm_of :
+       {hsgd::LarsNorm::kGradient, hsgd::LarsNorm::kDecayed, hsgd::LarsNorm::kUpdate}) {
     std::vector<Layer> alone = make_layers();
-    step(alone, rule_of(norm_of, 0.9, 1), 1);
+    step(alone, rule_of(norm_of, 0.9, true), 1);
     for (const int threads : {2, 3, 5}) {
       std::vector<Layer> together = make_layers();
-      step(together, rule_of(norm_of, 0.9, 1), threads);
+      step(together, rule_of(norm_of, 0.9, true), threads);
       for (size_t i = 0; i < alone.size(); ++i) {
         CHECK(same_bits(together[i].weight, alone[i].weight));
         CHECK(same_bits(together[i].buffer, alone[i].buffer));
@@ -121,7 +121,7 @@ TEST("any number of threads gives the same bits") {
 TEST("a step is the formula of the norms in double") {
   std::vector<Layer> layers = make_layers();
   const std::vector<Layer> before = make_layers();
-  const hsgd_lars_rule rule = rule_of(HSGD_LARS_GRADIENT, 0.0, 0);
+  const hsgd::LarsRule rule = rule_of(hsgd::LarsNorm::kGradient, 0.0, false);
   step(layers, rule, 2);
   for (size_t k = 0; k < layers.size(); ++k) {
     double w2 = 0;
@@ -149,9 +149,9 @@ TEST("a norm that is kept has the bits of one that is read") {
       std::vector<Layer> kept = make_layers();
       std::vector<Layer> read = make_layers();
       for (int i = 0; i < 3; ++i) {
-        step(kept, rule_of(HSGD_LARS_GRADIENT, momentum, nesterov), threads);
+        step(kept, rule_of(hsgd::LarsNorm::kGradient, momentum, nesterov), threads);
         forget(read);
-        step(read, rule_of(HSGD_LARS_GRADIENT, momentum, nesterov), 1);
+        step(read, rule_of(hsgd::LarsNorm::kGradient, momentum, nesterov), 1);
         CHECK(same_bits(kept, read));
       }
       for (const Layer& layer : kept)
@@ -162,23 +162,23 @@ TEST("a norm that is kept has the bits of one that is read") {
 
 TEST("norms are kept only where the rule needs them") {
   std::vector<Layer> layers = make_layers();
-  step(layers, rule_of(HSGD_LARS_GRADIENT, 0.9, 0), 1);
-  hsgd_lars_rule unscaled = rule_of(HSGD_LARS_GRADIENT, 0.9, 0);
-  unscaled.adapt = 0;
+  step(layers, rule_of(hsgd::LarsNorm::kGradient, 0.9, false), 1);
+  hsgd::LarsRule unscaled = rule_of(hsgd::LarsNorm::kGradient, 0.9, false);
+  unscaled.adapt = false;
   step(layers, unscaled, 1);
   for (const Layer& layer : layers) CHECK_EQ(layer.square, 0.0);
 }
 
 TEST("a write to all weights is seen before the step") {
   std::vector<Layer> kept = make_layers();
-  step(kept, rule_of(HSGD_LARS_GRADIENT, 0.9, 0), 1);
+  step(kept, rule_of(hsgd::LarsNorm::kGradient, 0.9, false), 1);
   for (Layer& layer : kept) {
     for (float& w : layer.weight) w *= 0.5F;
   }
   std::vector<Layer> read = kept;
   forget(read);
-  step(kept, rule_of(HSGD_LARS_GRADIENT, 0.9, 0), 2);
-  step(read, rule_of(HSGD_LARS_GRADIENT, 0.9, 0), 1);
+  step(kept, rule_of(hsgd::LarsNorm::kGradient, 0.9, false), 2);
+  step(read, rule_of(hsgd::LarsNorm::kGradient, 0.9, false), 1);
   CHECK(same_bits(kept, read));
 }
 
@@ -186,7 +186,7 @@ TEST("a write to a few weights is made up for") {
   for (const auto& [momentum, nesterov] : kMomenta) {
     for (const int inside : {0, 1}) {
       for (const float value : {30.0F, 0.0F}) {
-        hsgd_lars_rule rule = rule_of(HSGD_LARS_GRADIENT, momentum, nesterov);
+        hsgd::LarsRule rule = rule_of(hsgd::LarsNorm::kGradient, momentum, nesterov);
         rule.lr_in_momentum = inside;
         std::vector<Layer> kept = make_layers();
         const auto write = [&](float written) {  // not to the elements that are looked at
@@ -222,8 +222,8 @@ TEST("a write to a few weights is made up for") {
 }
 
 TEST("weights that somebody set to zero take the step of zero weights") {
-  hsgd_lars_rule rule = rule_of(HSGD_LARS_GRADIENT, 0.9, 0);
-  rule.plain_at_zero = 1;
+  hsgd::LarsRule rule = rule_of(hsgd::LarsNorm::kGradient, 0.9, false);
+  rule.plain_at_zero = true;
   std::vector<Layer> kept = make_layers();
   for (Layer& layer : kept) {  // zeros where a step looks, and everywhere but in a few places
     for (size_t i = 0; i < layer.weight.size(); ++i) {
@@ -245,9 +245,7 @@ TEST("weights that somebody set to zero take the step of zero weights") {
   }
 }
 
-TEST("a step without threads or without a rule is refused") {
-  const hsgd_lars_rule rule = rule_of(HSGD_LARS_GRADIENT, 0, 0);
-  hsgd_error error{};
-  CHECK_EQ(hsgd_lars_step(nullptr, 0, &rule, 0, &error), static_cast<int>(HSGD_ERR_ARGUMENT));
-  CHECK_EQ(hsgd_lars_step(nullptr, 0, nullptr, 1, &error), static_cast<int>(HSGD_ERR_ARGUMENT));
+TEST("a step without threads is refused") {
+  const hsgd::LarsRule rule = rule_of(hsgd::LarsNorm::kGradient, 0, false);
+  CHECK_THROWS(hsgd::lars_step(nullptr, 0, rule, 0), "threads is 0; give 1 or more");
 }

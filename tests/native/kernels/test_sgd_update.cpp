@@ -12,8 +12,8 @@ using hsgd::ElementUpdate;
 
 constexpr uint64_t kCount = 101;
 
-hsgd_lars_rule rule_of(double lr, double momentum) {
-  hsgd_lars_rule rule{};
+hsgd::LarsRule rule_of(double lr, double momentum) {
+  hsgd::LarsRule rule{};
   rule.lr = lr;
   rule.momentum = momentum;
   rule.weight_decay = 0.01;
@@ -33,9 +33,9 @@ struct Parameter {
   std::vector<float> buffer = std::vector<float>(kCount);
 };
 
-void step_by_kernel(Parameter& parameter, const hsgd_lars_rule& rule) {
+void step_by_kernel(Parameter& parameter, const hsgd::LarsRule& rule) {
   float* buffer = rule.momentum == 0 ? nullptr : parameter.buffer.data();
-  hsgd_lars_tensor tensor{parameter.weight.data(), parameter.gradient.data(), buffer, kCount, 0, 0};
+  hsgd::LarsTensor tensor{parameter.weight.data(), parameter.gradient.data(), buffer, kCount, 0, 0};
   hsgd::lars_step(&tensor, 1, rule, 1);
 }
 
@@ -95,8 +95,8 @@ TEST("without all that it needs it says no and changes nothing") {
   updates.forget();
   CHECK(!updates.update(1, 0, both));
   CHECK(one.weight == same_one.weight && two.weight == same_two.weight);
-  hsgd_lars_rule adapts = rule_of(0.1, 0.9);
-  adapts.adapt = 1;
+  hsgd::LarsRule adapts = rule_of(0.1, 0.9);
+  adapts.adapt = true;
   CHECK_THROWS(updates.set_rules(2, {adapts}), "a trust ratio needs whole layers");
 }
 

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <vector>
 
-#include "hsgd_core.h"
 #include "kernels/weight_drift.hpp"
 #include "support/check.hpp"
 
@@ -33,8 +32,8 @@ bool near(double found, double sum) { return std::abs(found - sum) <= 1e-6 * sum
 TEST("one row of any length is the sum of the squares") {
   for (const uint64_t count : {1U, 7U, 63U, 64U, 65U, 4095U, 4096U, 4097U, 50001U}) {
     const std::vector<float> now = drawn(count, 1), last = drawn(count, 2);
-    const hsgd_change_part part{now.data(), last.data(), 1, count, 0, 1.0};
-    CHECK(near(hsgd_change_square(&part, 1), wanted(now.data(), last.data(), count)));
+    const hsgd::DriftPart part{now.data(), last.data(), 1, count, 0, 1.0};
+    CHECK(near(hsgd::drift_square({part}), wanted(now.data(), last.data(), count)));
   }
 }
 
@@ -45,19 +44,20 @@ TEST("rows apart count with their weight, and what lies between them does not") 
   for (uint64_t row = 0; row < kRows; ++row) {
     sum += wanted(now.data() + row * kStride, last.data() + row * kLength, kLength);
   }
-  const hsgd_change_part parts[] = {{now.data(), last.data(), kRows, kLength, kStride, 2.5},
-                                    {now.data(), last.data(), 1, kLength, 0, 1.0},
-                                    {nullptr, nullptr, 0, 0, 0, 1.0}};
+  const std::vector<hsgd::DriftPart> parts = {
+      {now.data(), last.data(), kRows, kLength, kStride, 2.5},
+      {now.data(), last.data(), 1, kLength, 0, 1.0},
+      {nullptr, nullptr, 0, 0, 0, 1.0}};
   const double first = wanted(now.data(), last.data(), kLength);
-  CHECK(near(hsgd_change_square(parts, 3), 2.5 * sum + first));
-  CHECK_EQ(hsgd_change_square(nullptr, 0), 0.0);
+  CHECK(near(hsgd::drift_square(parts), 2.5 * sum + first));
+  CHECK_EQ(hsgd::drift_square({}), 0.0);
 }
 
 TEST("what is not a number makes the sum none") {
   std::vector<float> now = drawn(5000, 5);
   const std::vector<float> last = now;
-  hsgd_change_part part{now.data(), last.data(), 1, now.size(), 0, 1.0};
-  CHECK_EQ(hsgd_change_square(&part, 1), 0.0);
+  hsgd::DriftPart part{now.data(), last.data(), 1, now.size(), 0, 1.0};
+  CHECK_EQ(hsgd::drift_square({part}), 0.0);
   now[4321] = NAN;
-  CHECK(std::isnan(hsgd_change_square(&part, 1)));
+  CHECK(std::isnan(hsgd::drift_square({part})));
 }

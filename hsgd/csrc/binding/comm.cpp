@@ -1,0 +1,347 @@
+// Communicators, their requests, and the MPI part, which is loaded when it is asked for.
+#include <dlfcn.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "binding/array.hpp"
+#include "binding/bindings.hpp"
+#include "binding/collective_call.hpp"
+#include "binding/errors.hpp"
+#include "binding/window.hpp"
+#include "capi/handles.hpp"
+#include "hsgd_core.h"
+#include "hsgd_mpi.h"
+#include "mpi_setup/window.hpp"
+#include "onesided/open_window.hpp"
+
+namespace hsgd::python {
+namespace {
+
+class MpiLibrary {
+ public:
+  explicit MpiLibrary(const std::string& path)
+      : handle_(::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+    if (handle_ == nullptr) {
+      const std::string reason = ::dlerror();
+      const nb::object type = nb::module_::import_("hsgd.errors").attr("LaunchError");
+      PyErr_SetObject(type.ptr(),
+                      nb::str(("hsgd's MPI part cannot be loaded: " + reason).c_str()).ptr());
+      throw nb::python_error();
+    }
+    create_ = reinterpret_cast<decltype(create_)>(::dlsym(handle_, "hsgd_mpi_comm_create"));
+    version_ = reinterpret_cast<decltype(version_)>(::dlsym(handle_, "hsgd_mpi_library_version"));
+    rma_ = reinterpret_cast<decltype(rma_)>(::dlsym(handle_, "hsgd_mpi_rma_create"));
+  }
+  // Never unloaded: MPI keeps callbacks into it until the process ends.
+
+  std::string version() const {
+    char text[256] = {};
+    version_(text, sizeof text);
+    return text;
+  }
+
+  hsgd_comm* create(uintptr_t address, const hsgd_options& options) const {
+    hsgd_comm* comm = nullptr;
+    call_core([&](hsgd_error* error) {
+      return create_(reinterpret_cast<const void*>(address), &options, &comm, error);
+    });
+    return comm;
+  }
+
+  // Without the lock.
+  std::unique_ptr<Rma> rma(uintptr_t address, hsgd_comm* comm, void* base, size_t bytes) const {
+    return std::unique_ptr<Rma>(rma_(reinterpret_cast<const void*>(address), comm, base, bytes));
+  }
+
+ private:
+  void* handle_;
+  decltype(&hsgd_mpi_comm_create) create_;
+  decltype(&hsgd_mpi_library_version) version_;
+  decltype(&hsgd_mpi_rma_create) rma_;
+};
+
+class Comm {
+ public:
+  explicit Comm(hsgd_comm* comm) : comm_(comm, hsgd_comm_destroy) {
+    hsgd_comm_topology(comm, &topology_);
+  }
+  Comm(Comm&&) = default;
+  ~Comm() {
+    if (comm_ == nullptr) return;
+    const nb::error_scope earlier;
+    release();
+    if (PyErr_Occurred() != nullptr) PyErr_WriteUnraisable(Py_None);  // Ctrl-C ended the wait
+  }
+
+  static Comm local(const std::string& path, int rank, int size, const hsgd_options& options) {
+    hsgd_comm* comm = nullptr;
+    call_core([&](hsgd_error* error) {
+      return hsgd_comm_create_local(path.c_str(), rank, size, &options, &comm, error);
+    });
+    return Comm(comm);
+  }
+
+  // `fill` describes the collective; see Collective.
+  template <class Fill>
+  nb::object run(Fill&& fill) {
+    Collective collective(topology_);
+    fill(collective);
+    call([&](hsgd_comm* comm, hsgd_error* error) {
+      return hsgd_comm_run(comm, &collective.call(), error);
+    });
+    return collective.result();
+  }
+
+  template <class Fill>
+  Request start(Fill&& fill) {
+    const auto submitted = std::make_shared<Submitted>(topology_);
+    fill(submitted->collective);
+    forget_done();
+    check_open();
+    hsgd_error error;
+    const int status =
+        hsgd_comm_start(comm_.get(), &submitted->collective.call(), &submitted->request, &error);
+    raise_on_error(status, error);
+    open_.push_back(submitted);
+    return Request(submitted);
+  }
+
+  // The bytes of a shared buffer, which lives as long as the array and all that is made of it.
+  nb::object allocate(int dtype, const std::vector<int64_t>& shape, bool once_per_node,
+                      nb::handle name) {
+    uint64_t count = 1;
+    for (const int64_t extent : shape) {
+      if (__builtin_mul_overflow(count, static_cast<uint64_t>(extent), &count)) {
+        throw nb::value_error("the product of the extents is too large; give smaller ones");
+      }
+    }
+    const hsgd_label label = {text_of(name), shape.data(), static_cast<int32_t>(shape.size())};
+    hsgd_buffer* buffer = nullptr;
+    call([&](hsgd_comm* comm, hsgd_error* error) {
+      const auto make = once_per_node ? hsgd_comm_allocate_shared : hsgd_comm_allocate;
+      return make(comm, count, static_cast<hsgd_dtype>(dtype), &label, &buffer, error);
+    });
+    const nb::capsule owner(
+        buffer, [](void* memory) noexcept { hsgd_buffer_free(static_cast<hsgd_buffer*>(memory)); });
+    const size_t bytes = count * hsgd_dtype_bytes(static_cast<hsgd_dtype>(dtype));
+    return nb::cast(
+        nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(hsgd_buffer_data(buffer), {bytes}, owner));
+  }
+
+  std::optional<Comm> split(int color, int key) {
+    hsgd_comm* part = nullptr;
+    call([&](hsgd_comm* comm, hsgd_error* error) {
+      return hsgd_comm_split(comm, color, key, &part, error);
+    });
+    if (part == nullptr) return std::nullopt;
+    return Comm(part);
+  }
+
+  // `mpi`: the library and the MPI communicator's address, where ranks of other nodes are reached
+  // over MPI; nullptr: they are not.
+  NotifiedWindow window(const WindowOptions& options, const MpiLibrary* mpi, uintptr_t address) {
+    check_open();
+    hsgd_comm* const comm = comm_.get();
+    hsgd::NotifiedWindow::MakeRma over_mpi;
+    if (mpi != nullptr) {
+      over_mpi = [=](void* base, size_t bytes) { return mpi->rma(address, comm, base, bytes); };
+    }
+    std::unique_ptr<hsgd::NotifiedWindow> window;
+    call([&](hsgd_comm* held, hsgd_error* error) {
+      return guarded(error, [&] {
+        held->submissions->keep_order();
+        window = open_window(*held->communicator, options, over_mpi);
+      });
+    });
+    return NotifiedWindow(comm_, std::move(window));
+  }
+
+  // The old one stays as it is: closing it is the caller's.
+  Comm shrink(double timeout_s) {
+    hsgd_comm* shrunk = nullptr;
+    call([&](hsgd_comm* comm, hsgd_error* error) {
+      return hsgd_comm_shrink(comm, timeout_s, &shrunk, error);
+    });
+    return Comm(shrunk);
+  }
+
+  // A collective of another thread keeps the communicator until it ends.
+  void close() {
+    release();
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();  // Ctrl-C ended the wait
+    forget_done();
+  }
+
+  void leave() const {
+    if (comm_ != nullptr) hsgd_comm_leave(comm_.get());
+  }
+
+  void keep_records(uint64_t capacity) const {
+    check_open();
+    hsgd_comm_keep_records(comm_.get(), capacity);
+  }
+
+  // Of each: name, bytes, and begin, end and busy time of the call and of each level.
+  nb::list take_records() const {
+    check_open();
+    constexpr uint64_t kAtOnce = 32;
+    hsgd_record records[kAtOnce];
+    nb::list taken;
+    for (;;) {
+      const uint64_t count = hsgd_comm_take_records(comm_.get(), records, kAtOnce);
+      for (const hsgd_record* record = records; record < records + count; ++record) {
+        nb::list spans;
+        for (const hsgd_span* span :
+             {&record->call, &record->reduce, &record->inter, &record->gather}) {
+          spans.append(nb::make_tuple(span->begin_ns, span->end_ns, span->busy_ns));
+        }
+        taken.append(nb::make_tuple(decoded(record->name), record->bytes, spans));
+      }
+      if (count < kAtOnce) return taken;
+    }
+  }
+
+  bool closed() const { return comm_ == nullptr; }
+  // Whether close() would wait for requests.
+  bool has_open() {
+    forget_done();
+    return !open_.empty();
+  }
+  const hsgd_topology& topology() const { return topology_; }
+  std::vector<int> nodes() const {
+    check_open();
+    std::vector<int> nodes;
+    for (int rank = 0; rank < topology_.size; ++rank)
+      nodes.push_back(hsgd_comm_node_of(comm_.get(), rank));
+    return nodes;
+  }
+
+  hsgd_counters counters() const {
+    check_open();
+    hsgd_counters counters{};
+    std::shared_ptr<hsgd_comm> comm = comm_;
+    const ReleasedGil released;  // waits for a collective of another thread
+    hsgd_comm_counters(comm.get(), &counters);
+    comm.reset();
+    return counters;
+  }
+
+ private:
+  void check_open() const {
+    if (comm_ == nullptr) raise_closed("communicator");
+  }
+
+  template <class Call>
+  void call(Call&& call) {
+    check_open();
+    std::shared_ptr<hsgd_comm> comm = comm_;
+    call_core([&](hsgd_error* error) {
+      const int status = call(comm.get(), error);
+      comm.reset();
+      return status;
+    });
+    forget_done();
+  }
+
+  // Finishes what is open.
+  void release() {
+    std::shared_ptr<hsgd_comm> comm = std::move(comm_);
+    const ReleasedGil released;
+    comm.reset();
+  }
+
+  // Giving arrays back may run any Python code, this communicator's methods included.
+  void forget_done() {
+    while (!open_.empty() && open_.front()->done()) {
+      const std::shared_ptr<Submitted> done = std::move(open_.front());
+      open_.pop_front();
+    }
+  }
+
+  std::deque<std::shared_ptr<Submitted>> open_;  // submitted, and perhaps done; in order
+  std::shared_ptr<hsgd_comm> comm_;
+  hsgd_topology topology_{};
+};
+
+// The two methods of one kind of collective, with the arguments of the function that fills it in.
+template <class... Arguments>
+auto blocking(void (Collective::*fill)(Arguments...)) {
+  return [fill](Comm& self, Arguments... arguments) {
+    return self.run([&](Collective& collective) { (collective.*fill)(arguments...); });
+  };
+}
+
+template <class... Arguments>
+auto starting(void (Collective::*fill)(Arguments...)) {
+  return [fill](Comm& self, Arguments... arguments) {
+    return self.start([&](Collective& collective) { (collective.*fill)(arguments...); });
+  };
+}
+
+}  // namespace
+
+void bind_comm(nb::module_& module) {
+  nb::class_<Comm> comm(module, "Comm");
+  // One kind of collective: NAME, which blocks, and NAME_async, which gives a Request.
+  const auto def_collective = [&](const std::string& name, auto fill, const auto&... arguments) {
+    comm.def(name.c_str(), blocking(fill), arguments...);
+    comm.def((name + "_async").c_str(), starting(fill), arguments...);
+  };
+  def_collective("allreduce", &Collective::allreduce, nb::arg("source").none(),
+                 nb::arg("out").none(), nb::arg("op"), nb::arg("name").none());
+  def_collective("broadcast", &Collective::broadcast, nb::arg("data").none(), nb::arg("root"),
+                 nb::arg("name").none());
+  def_collective("barrier", &Collective::barrier);
+  def_collective("reduce_scatter", &Collective::reduce_scatter, nb::arg("source").none(),
+                 nb::arg("out").none(), nb::arg("op"), nb::arg("counts").none(),
+                 nb::arg("name").none());
+  def_collective("allgather", &Collective::allgather, nb::arg("source").none(),
+                 nb::arg("out").none(), nb::arg("name").none());
+  def_collective("alltoall", &Collective::alltoall, nb::arg("source").none(), nb::arg("out").none(),
+                 nb::arg("name").none());
+  def_collective("alltoall_rows", &Collective::alltoall_rows, nb::arg("source").none(),
+                 nb::arg("counts"), nb::arg("out").none(), nb::arg("name").none());
+  comm.def_static("local", &Comm::local)
+      .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),
+           nb::arg("once_per_node"), nb::arg("name").none())
+      .def("split", &Comm::split)
+      .def("shrink", &Comm::shrink, nb::arg("timeout_s"))
+      .def("window", [](Comm& self,
+                        const WindowOptions& options) { return self.window(options, nullptr, 0); })
+      .def("leave", &Comm::leave)
+      .def("close", &Comm::close)
+      .def("closed", &Comm::closed)
+      .def("has_open", &Comm::has_open)
+      .def("topology", &Comm::topology, nb::rv_policy::copy)
+      .def("nodes", &Comm::nodes)
+      .def("counters", &Comm::counters)
+      .def("keep_records", &Comm::keep_records, nb::arg("capacity"))
+      .def("take_records", &Comm::take_records);
+
+  nb::class_<Request>(module, "Request")
+      .def("done", &Request::done)
+      .def("wait", &Request::wait)
+      .def("result", &Request::result);
+
+  nb::class_<MpiLibrary>(module, "MpiLibrary")
+      .def(nb::init<const std::string&>())
+      .def("version", &MpiLibrary::version)
+      .def("create",
+           [](const MpiLibrary& self, uintptr_t address, const hsgd_options& options) {
+             return Comm(self.create(address, options));
+           })
+      .def("window",
+           [](const MpiLibrary& self, uintptr_t address, Comm& comm, const WindowOptions& options) {
+             return comm.window(options, &self, address);
+           });
+}
+
+}  // namespace hsgd::python

@@ -1,0 +1,74 @@
+#include "binding/errors.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace hsgd::python {
+
+namespace {
+
+const char* class_of(int code) {
+  switch (code) {
+    case HSGD_ERR_PEER_LOST:
+      return "PeerLost";
+    case HSGD_ERR_TIMEOUT:
+      return "CollectiveTimeout";
+    case HSGD_ERR_SIGNATURE:
+      return "SignatureMismatch";
+    case HSGD_ERR_MEMORY:
+      return "SharedMemoryError";
+    case HSGD_ERR_QUEUE_FULL:
+      return "QueueFull";
+    default:
+      return "HsgdError";
+  }
+}
+
+nb::object name_of(const hsgd_side& side) {
+  return side.named != 0 ? decoded(side.name) : nb::object(nb::none());
+}
+
+}  // namespace
+
+nb::object decoded(const char* text) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace"));
+}
+
+void raise_on_error(int status, const hsgd_error& error) {
+  if (status == HSGD_OK) return;
+  const nb::object message = decoded(error.message);
+  if (status == HSGD_ERR_INTERRUPTED && PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (status == HSGD_ERR_ARGUMENT) {
+    PyErr_SetObject(PyExc_ValueError, message.ptr());
+    throw nb::python_error();
+  }
+  const nb::object type = nb::module_::import_("hsgd.errors").attr(class_of(status));
+  const nb::object exception = type(message);
+  exception.attr("rank") = error.rank;
+  if (status == HSGD_ERR_SIGNATURE) {
+    const auto& [one, other] = error.sides;
+    exception.attr("ranks") = nb::make_tuple(one.rank, other.rank);
+    exception.attr("names") = nb::make_tuple(name_of(one), name_of(other));
+  }
+  PyErr_SetObject(type.ptr(), exception.ptr());
+  throw nb::python_error();
+}
+
+void raise_closed(const char* what) {
+  hsgd_error error{};
+  report(&error, HSGD_ERR_CLOSED, -1, (std::string("this ") + what + " is closed").c_str());
+  raise_on_error(HSGD_ERR_CLOSED, error);
+  std::abort();  // it has thrown
+}
+
+int python_interrupted() {
+  PyGILState_STATE state{};
+  take_gil([&] { state = PyGILState_Ensure(); });
+  const int raised = PyErr_CheckSignals();
+  PyGILState_Release(state);
+  return raised;
+}
+
+}  // namespace hsgd::python

@@ -1,0 +1,31 @@
+// How the ranks of a communicator open a notified window, and over which network.
+//
+// Owns the choice, the bounds of the options, and how ranks tell one another their addresses. Never
+// knows MPI: who has it gives the network.
+#ifndef HSGD_ONESIDED_OPEN_WINDOW_HPP_
+#define HSGD_ONESIDED_OPEN_WINDOW_HPP_
+
+#include <memory>
+
+#include "onesided/notified_window.hpp"
+
+namespace hsgd {
+
+// The same on all ranks.
+struct WindowOptions {
+  NotifiedWindow::Settings settings;
+  bool sockets;          // between nodes over TCP, not MPI
+  uint64_t slice_bytes;  // over TCP a write goes in slices of so many; the kernel is given up to
+                         // four ahead of what it has sent
+};
+
+// Collective over the ranks of `communicator`, which outlives the window; blocking. `over_mpi`:
+// used where ranks of other nodes are to be reached over MPI. Throws HSGD_ERR_ARGUMENT for values
+// that cannot work, before anything is sent.
+HSGD_API std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
+                                                     const WindowOptions& options,
+                                                     const NotifiedWindow::MakeRma& over_mpi);
+
+}  // namespace hsgd
+
+#endif  // HSGD_ONESIDED_OPEN_WINDOW_HPP_
