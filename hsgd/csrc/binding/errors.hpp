@@ -34,7 +34,7 @@ nb::object decoded(const char* text);
 // What `body` returns, run without the lock.
 template <class Body>
 auto without_gil(Body&& body) {
-  hsgd_error error{};
+  hsgd_error error;  // some hundred bytes, which are written when there is one
   int status = HSGD_OK;
   if constexpr (std::is_void_v<decltype(body())>) {
     {
@@ -56,7 +56,7 @@ auto without_gil(Body&& body) {
 // The same for a function of the C interface, which takes where the error goes.
 template <class Call>
 void call_core(Call&& call) {
-  hsgd_error error{};
+  hsgd_error error;
   int status = HSGD_OK;
   {
     const ReleasedGil released;
