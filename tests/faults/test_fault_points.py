@@ -79,13 +79,13 @@ SCENARIOS: dict[str, Sequence[Scenario]] = {
     # At the first chunk, and between chunks.
     "pipeline: staged, not told": [
         Scenario("large allreduce", visit=6),
-        Scenario("large broadcast", ROOT),
+        *(Scenario("large broadcast", ROOT, visit) for visit in (1, 6)),
         Scenario("large reduce_scatter", visit=6),
         Scenario("large allgather"),
     ],
     "pipeline: staged": [
         Scenario("large allreduce", 0),
-        Scenario("large broadcast", ROOT, visit=6),
+        *(Scenario("large broadcast", ROOT, visit) for visit in (1, 6)),
         Scenario("large reduce_scatter", 0),
         Scenario("large alltoall", 0, visit=6),
     ],
@@ -99,12 +99,12 @@ SCENARIOS: dict[str, Sequence[Scenario]] = {
     ],
     "pipeline: gathered, not told": [
         Scenario("large allreduce", 0),
-        Scenario("large broadcast", 0, visit=6),
+        *(Scenario("large broadcast", 0, visit) for visit in (1, 6)),
         Scenario("large alltoall", 1),
     ],
     "pipeline: gathered": [
         Scenario("large allreduce", 1, visit=6),
-        Scenario("large broadcast", 0),
+        *(Scenario("large broadcast", 0, visit) for visit in (1, 6)),
         Scenario("large allgather", 0, visit=6),
     ],
     "empty: segment made": [Scenario("empty", victim) for victim in (0, -1)],

@@ -34,7 +34,7 @@ ROOMS = {
     "box": "include base os kernels rendezvous node",
     "onesided": "include base os rendezvous communicator",
     "tree": "base os kernels onesided",
-    "capi": "include base os kernels communicator",
+    "capi": "include base os kernels communicator onesided",
     "mpi": "include base internode onesided",
     "mpi_setup": "include base os rendezvous onesided capi mpi",
     # Of another language, or library: they see the C interface only.

@@ -1,4 +1,4 @@
-// The parameter box.
+// The binding of the parameter box. Owns one class of the module; no logic.
 #include "box/box.hpp"
 
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,5 @@
-// Communicators, their requests, and the MPI part, which is loaded when it is asked for.
+// The binding of communicators and their requests. Owns the arrays of collectives that are under
+// way, and the MPI part, which is loaded when it is asked for; no logic.
 #include <dlfcn.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -20,7 +21,6 @@
 #include "hsgd_core.h"
 #include "hsgd_mpi.h"
 #include "mpi_setup/window.hpp"
-#include "onesided/open_window.hpp"
 
 namespace hsgd::python {
 namespace {
@@ -29,16 +29,12 @@ class MpiLibrary {
  public:
   explicit MpiLibrary(const std::string& path)
       : handle_(::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
-    if (handle_ == nullptr) {
-      const std::string reason = ::dlerror();
-      const nb::object type = nb::module_::import_("hsgd.errors").attr("LaunchError");
-      PyErr_SetObject(type.ptr(),
-                      nb::str(("hsgd's MPI part cannot be loaded: " + reason).c_str()).ptr());
-      throw nb::python_error();
-    }
+    if (handle_ == nullptr) fail(::dlerror());
     create_ = reinterpret_cast<decltype(create_)>(::dlsym(handle_, "hsgd_mpi_comm_create"));
     version_ = reinterpret_cast<decltype(version_)>(::dlsym(handle_, "hsgd_mpi_library_version"));
     rma_ = reinterpret_cast<decltype(rma_)>(::dlsym(handle_, "hsgd_mpi_rma_create"));
+    if (create_ != nullptr && version_ != nullptr && rma_ != nullptr) return;
+    fail("it lacks functions that this version of hsgd calls; build hsgd again");
   }
   // Never unloaded: MPI keeps callbacks into it until the process ends.
 
@@ -57,11 +53,20 @@ class MpiLibrary {
   }
 
   // Without the lock.
-  std::unique_ptr<Rma> rma(uintptr_t address, hsgd_comm* comm, void* base, size_t bytes) const {
-    return std::unique_ptr<Rma>(rma_(reinterpret_cast<const void*>(address), comm, base, bytes));
+  std::unique_ptr<Rma> rma(uintptr_t address, hsgd_comm& comm, void* base, size_t bytes) const {
+    std::unique_ptr<Rma> made;
+    rma_(reinterpret_cast<const void*>(address), comm, base, bytes, made);
+    return made;
   }
 
  private:
+  [[noreturn]] static void fail(const std::string& reason) {
+    const nb::object type = nb::module_::import_("hsgd.errors").attr("LaunchError");
+    PyErr_SetObject(type.ptr(),
+                    nb::str(("hsgd's MPI part cannot be loaded: " + reason).c_str()).ptr());
+    throw nb::python_error();
+  }
+
   void* handle_;
   decltype(&hsgd_mpi_comm_create) create_;
   decltype(&hsgd_mpi_library_version) version_;
@@ -149,19 +154,12 @@ class Comm {
   // over MPI; nullptr: they are not.
   NotifiedWindow window(const WindowOptions& options, const MpiLibrary* mpi, uintptr_t address) {
     check_open();
-    hsgd_comm* const comm = comm_.get();
+    const std::shared_ptr<hsgd_comm> comm = comm_;  // another thread may close this
     hsgd::NotifiedWindow::MakeRma over_mpi;
     if (mpi != nullptr) {
-      over_mpi = [=](void* base, size_t bytes) { return mpi->rma(address, comm, base, bytes); };
+      over_mpi = [&](void* base, size_t bytes) { return mpi->rma(address, *comm, base, bytes); };
     }
-    std::unique_ptr<hsgd::NotifiedWindow> window;
-    call([&](hsgd_comm* held, hsgd_error* error) {
-      return guarded(error, [&] {
-        held->submissions->keep_order();
-        window = open_window(*held->communicator, options, over_mpi);
-      });
-    });
-    return NotifiedWindow(comm_, std::move(window));
+    return NotifiedWindow(comm, without_gil([&] { return new_window(*comm, options, over_mpi); }));
   }
 
   // The old one stays as it is: closing it is the caller's.

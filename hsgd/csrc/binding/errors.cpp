@@ -1,3 +1,4 @@
+// Exceptions of hsgd.errors, by status.
 #include "binding/errors.hpp"
 
 #include <cstdlib>

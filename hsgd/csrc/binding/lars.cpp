@@ -1,4 +1,4 @@
-// Steps of LARS.
+// The binding of steps of LARS. Owns one structure and one function of the module; no logic.
 #include "kernels/lars.hpp"
 
 #include <nanobind/stl/tuple.h>

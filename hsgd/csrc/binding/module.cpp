@@ -26,13 +26,9 @@ hsgd_options default_options() {
   return options;
 }
 
-}  // namespace
-}  // namespace hsgd::python
-
-NB_MODULE(_native, module) {
+void bind_structures(nb::module_& module) {
   nb::class_<hsgd_options>(module, "Options")
-      .def("__init__",
-           [](hsgd_options* self) { new (self) hsgd_options(hsgd::python::default_options()); })
+      .def("__init__", [](hsgd_options* self) { new (self) hsgd_options(default_options()); })
       .def_rw("nontemporal", &hsgd_options::nontemporal)
       .def_rw("timeout_s", &hsgd_options::timeout_s)
       .def_rw("oneshot_bytes", &hsgd_options::oneshot_bytes)
@@ -65,7 +61,13 @@ NB_MODULE(_native, module) {
       .def_ro("nontemporal", &hsgd_topology::nontemporal)
       .def_ro("oneshot_bytes", &hsgd_topology::oneshot_bytes)
       .def_ro("chunk_bytes", &hsgd_topology::chunk_bytes);
+}
 
+}  // namespace
+}  // namespace hsgd::python
+
+NB_MODULE(_native, module) {
+  hsgd::python::bind_structures(module);
   hsgd::python::bind_comm(module);
   hsgd::python::bind_box(module);
   hsgd::python::bind_tree(module);

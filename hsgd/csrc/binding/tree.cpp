@@ -1,3 +1,4 @@
+// Layers from tuples, and the update as a call of Python.
 #include "binding/tree.hpp"
 
 #include <nanobind/stl/tuple.h>
@@ -46,7 +47,12 @@ hsgd::Tree::Layer layer_of(const std::vector<Numbers>& numbers, uint32_t flags,
 Tree::Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd::NotifiedWindow> window,
            hsgd::Tree::Settings settings)
     : comm_(std::move(comm)), window_(std::move(window)) {
-  tree_ = without_gil([&] { return std::make_unique<hsgd::Tree>(*window_, std::move(settings)); });
+  hsgd_error error;
+  raise_on_error(guarded(&error,
+                         [&] {  // local and short: with the lock
+                           tree_ = std::make_unique<hsgd::Tree>(*window_, std::move(settings));
+                         }),
+                 error);
 }
 
 void Tree::run(nb::object update) {
@@ -62,14 +68,12 @@ void Tree::run(nb::object update) {
     PyGILState_Release(state);
     if (failure) throw Error(HSGD_ERR_SYSTEM, -1, "the update of the weights failed");
   };
-  hsgd_error error{};
-  int status = HSGD_OK;
-  {
-    const ReleasedGil released;
-    status = guarded(&error, [&] { tree_->run(call_update); });
+  try {
+    without_gil([&] { tree_->run(call_update); });
+  } catch (...) {
+    if (failure) std::rethrow_exception(failure);
+    throw;
   }
-  if (failure) std::rethrow_exception(failure);
-  raise_on_error(status, error);
 }
 
 void Tree::set_tensors(uint32_t layer, const std::vector<Tensor>& tensors) {

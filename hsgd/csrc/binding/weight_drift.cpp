@@ -1,4 +1,4 @@
-// How far weights have moved.
+// The binding of the drift of weights. Owns one class of the module; no logic.
 #include "kernels/weight_drift.hpp"
 
 #include <nanobind/stl/tuple.h>

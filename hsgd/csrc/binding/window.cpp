@@ -1,3 +1,4 @@
+// Calls without the lock, and the arrays of writes that are under way.
 #include "binding/window.hpp"
 
 #include <nanobind/ndarray.h>

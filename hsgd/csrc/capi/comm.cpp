@@ -58,6 +58,13 @@ hsgd_comm* new_comm(std::unique_ptr<Communicator> communicator) {
   return new hsgd_comm{std::move(communicator), std::move(submissions)};
 }
 
+std::unique_ptr<NotifiedWindow> new_window(hsgd_comm& comm, const WindowOptions& options,
+                                           const NotifiedWindow::MakeRma& over_mpi) {
+  check_options(options);
+  comm.submissions->keep_order();
+  return open_window(*comm.communicator, options, over_mpi);
+}
+
 }  // namespace hsgd
 
 using hsgd::guarded;

@@ -1,5 +1,4 @@
-// What a hsgd_comm is: for the files that implement the C interface (capi/comm.cpp,
-// mpi_setup/comm.cpp) and nobody else.
+// What a hsgd_comm is: for the C++ side of the C interface, here, in mpi_setup and in binding.
 #ifndef HSGD_CAPI_HANDLES_HPP_
 #define HSGD_CAPI_HANDLES_HPP_
 
@@ -8,6 +7,7 @@
 #include "communicator/communicator.hpp"
 #include "communicator/submission_queue.hpp"
 #include "hsgd_core.h"
+#include "onesided/open_window.hpp"
 
 struct hsgd_comm {
   std::unique_ptr<hsgd::Communicator> communicator;
@@ -23,6 +23,9 @@ namespace hsgd {
 // Throws HSGD_ERR_ARGUMENT for values that cannot work.
 HSGD_API void check_options(const hsgd_options& options);
 HSGD_API hsgd_comm* new_comm(std::unique_ptr<Communicator> communicator);
+// open_window(), after the asynchronous collectives before it; options are checked before.
+HSGD_API std::unique_ptr<NotifiedWindow> new_window(hsgd_comm& comm, const WindowOptions& options,
+                                                    const NotifiedWindow::MakeRma& over_mpi);
 
 }  // namespace hsgd
 

@@ -18,7 +18,7 @@ class AllgatherPipeline final : public BlockExchange {
         in_(static_cast<const std::byte*>(operation.in)),
         out_(static_cast<std::byte*>(operation.out)),
         table_(table),
-        size_(operation.reduction.element_bytes),
+        element_bytes_(operation.reduction.element_bytes),
         copy_twice_(select_reduce(HSGD_UINT8, HSGD_SUM, context.isa())) {}
 
  private:
@@ -26,8 +26,8 @@ class AllgatherPipeline final : public BlockExchange {
   void stage(uint64_t step, std::byte* slot, Permission permission) override {
     const Range piece = table_.piece(map_.place(), step);
     const void* from = own_input(piece);
-    std::byte* to = out_ + piece.begin * size_;
-    const size_t bytes = piece.count() * size_;
+    std::byte* to = out_ + piece.begin * element_bytes_;
+    const size_t bytes = piece.count() * element_bytes_;
     if (permission == Permission::kGranted && from != to && bytes > 0) {
       copy_twice_({&from, 1, slot, to, bytes, 1.0, stages_.store, stages_.out_store});
     } else {
@@ -50,7 +50,7 @@ class AllgatherPipeline final : public BlockExchange {
   }
 
   uint64_t received_bytes(uint64_t step, int place) override {
-    return table_.piece(place, step).count() * size_;
+    return table_.piece(place, step).count() * element_bytes_;
   }
 
   void gather(uint64_t step) override {
@@ -65,23 +65,24 @@ class AllgatherPipeline final : public BlockExchange {
         if (step >= early_) continue;  // done when it was staged
         from = own_input(piece);
       } else {
-        context_.intra_bytes() += piece.count() * size_;
+        context_.intra_bytes() += piece.count() * element_bytes_;
       }
-      context_.copy()(out_ + piece.begin * size_, from, piece.count() * size_, stages_.out_store);
+      context_.copy()(out_ + piece.begin * element_bytes_, from, piece.count() * element_bytes_,
+                      stages_.out_store);
     }
   }
 
   const std::byte* own_input(const Range& piece) const {
-    return in_ + (piece.begin - table_.block(map_.place()).begin) * size_;
+    return in_ + (piece.begin - table_.block(map_.place()).begin) * element_bytes_;
   }
   std::byte* landed(uint64_t step, int place) const {
-    return landing(step) + table_.offset(place, step) * size_;
+    return landing(step) + table_.offset(place, step) * element_bytes_;
   }
 
   const std::byte* in_;  // this rank's block, perhaps at its place in `out_`
   std::byte* out_;
   const BlockTable& table_;
-  const size_t size_;  // of an element
+  const size_t element_bytes_;  // of an element
   const ReduceFn copy_twice_;
   uint64_t early_ = 0;  // steps staged before the output might be touched
 };

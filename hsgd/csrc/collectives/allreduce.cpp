@@ -1,4 +1,4 @@
-// Allreduce, and the barrier, which is one of nothing.
+// Allreduce, and the barrier, which is an allreduce of no elements.
 //
 // Inside a node its pipeline moves (5 - 2/L) bytes per byte of payload for L ranks: a rank stages
 // all but its own slice, reduces its slice from the others' slots and its own buffer, and copies
@@ -25,8 +25,8 @@ class AllreducePipeline final : public ChunkPipeline {
         out_(static_cast<std::byte*>(operation.out)),
         chunking_(chunking),
         reduction_(operation.reduction),
-        size_(reduction_.element_bytes),
-        slices_(stages.links != nullptr ? context.links().slices() : nullptr),
+        element_bytes_(reduction_.element_bytes),
+        slices_(stages.window != nullptr ? context.links().slices() : nullptr),
         shared_(shared) {
     if (slices_ != nullptr) slices_->start(reduction_);
   }
@@ -35,11 +35,11 @@ class AllreducePipeline final : public ChunkPipeline {
   void stage(uint64_t step, std::byte* slot, Permission) override {
     const Range chunk = chunking_.chunk(step);
     const Range own = slice(chunk, local().rank());
-    reduction_.copy(slot, in_ + chunk.begin * size_, (own.begin - chunk.begin) * size_,
-                    stages_.store);
-    reduction_.copy(slot + (own.end - chunk.begin) * size_, in_ + own.end * size_,
-                    (chunk.end - own.end) * size_, stages_.store);
-    context_.intra_bytes() += (chunk.count() - own.count()) * size_;
+    reduction_.copy(slot, in_ + chunk.begin * element_bytes_,
+                    (own.begin - chunk.begin) * element_bytes_, stages_.store);
+    reduction_.copy(slot + (own.end - chunk.begin) * element_bytes_, in_ + own.end * element_bytes_,
+                    (chunk.end - own.end) * element_bytes_, stages_.store);
+    context_.intra_bytes() += (chunk.count() - own.count()) * element_bytes_;
   }
 
   void reduce(uint64_t step) override {
@@ -49,22 +49,23 @@ class AllreducePipeline final : public ChunkPipeline {
     std::vector<const void*>& inputs = context_.inputs();
     for (int rank = 0; rank < local().size(); ++rank) {
       inputs[static_cast<size_t>(rank)] =
-          shared_ != nullptr       ? (*shared_)[static_cast<size_t>(rank)] + own.begin * size_
-          : rank == local().rank() ? in_ + own.begin * size_
-                                   : in_slot(rank, step) + (own.begin - chunk.begin) * size_;
+          shared_ != nullptr ? (*shared_)[static_cast<size_t>(rank)] + own.begin * element_bytes_
+          : rank == local().rank()
+              ? in_ + own.begin * element_bytes_
+              : in_slot(rank, step) + (own.begin - chunk.begin) * element_bytes_;
     }
     const bool final = stages_.leaders == 0;
     reduction_.reduce({inputs.data(), local().size(),
                        reduced_slice(local().rank(), step, chunk, own),
-                       final ? out_ + own.begin * size_ : nullptr, own.count(),
+                       final ? out_ + own.begin * element_bytes_ : nullptr, own.count(),
                        final ? reduction_.divisor : 1.0, stages_.store, stages_.out_store});
-    context_.intra_bytes() += static_cast<uint64_t>(local().size()) * own.count() * size_;
+    context_.intra_bytes() += static_cast<uint64_t>(local().size()) * own.count() * element_bytes_;
   }
 
   void begin_exchange(uint64_t step) override {
     const Range own =
-        part_of(chunking_.chunk(step).count(), stages_.leaders, local().rank(), size_);
-    slices_->begin(out_slot(0, step) + own.begin * size_, own.count());
+        part_of(chunking_.chunk(step).count(), stages_.leaders, local().rank(), element_bytes_);
+    slices_->begin(out_slot(0, step) + own.begin * element_bytes_, own.count());
   }
 
   void gather(uint64_t step) override {
@@ -78,12 +79,13 @@ class AllreducePipeline final : public ChunkPipeline {
   }
 
   void copy_out(const Range& part, const std::byte* from) {
-    reduction_.copy(out_ + part.begin * size_, from, part.count() * size_, stages_.out_store);
-    context_.intra_bytes() += part.count() * size_;
+    reduction_.copy(out_ + part.begin * element_bytes_, from, part.count() * element_bytes_,
+                    stages_.out_store);
+    context_.intra_bytes() += part.count() * element_bytes_;
   }
 
   Range slice(const Range& chunk, int rank) const {
-    const Range part = part_of(chunk.count(), local().size(), rank, size_);
+    const Range part = part_of(chunk.count(), local().size(), rank, element_bytes_);
     return {chunk.begin + part.begin, chunk.begin + part.end};
   }
 
@@ -92,14 +94,14 @@ class AllreducePipeline final : public ChunkPipeline {
   // node's only out ring.
   std::byte* reduced_slice(int rank, uint64_t step, const Range& chunk, const Range& slice) const {
     if (!local().one_out_ring()) return out_slot(rank, step);
-    return out_slot(0, step) + (slice.begin - chunk.begin) * size_;
+    return out_slot(0, step) + (slice.begin - chunk.begin) * element_bytes_;
   }
 
   const std::byte* in_;
   std::byte* out_;
   const Chunking chunking_;
   const Reduction& reduction_;
-  const size_t size_;  // of an element
+  const size_t element_bytes_;  // of an element
   SliceAllreduce* slices_;
   const std::vector<const std::byte*>* shared_;
 };
@@ -109,7 +111,7 @@ Stages stages_of(Context& context, const Operation& operation, uint64_t steps, i
   stages.steps = steps;
   stages.leaders = leaders;
   stages.reduces = true;
-  if (context.place().local_rank < leaders) stages.links = context.links().slices();
+  if (context.place().local_rank < leaders) stages.window = context.links().slices();
   stages.store = context.stores().usual();
   stages.out_store = context.stores().into_output(operation);
   return stages;

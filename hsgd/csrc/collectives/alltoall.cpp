@@ -3,7 +3,11 @@
 // Each rank knows only its own counts: all add up one number per count, which cancel when both
 // sides agree, and say which differ when they do not.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "collectives/alltoall_layout.hpp"
@@ -24,9 +28,9 @@ class AlltoallPipeline final : public BlockExchange {
         sent_(blocks_of(operation.counts.of_rank, map_)),
         received_(blocks_of(operation.receive_counts, map_)),
         layout_(layout),
-        size_(operation.reduction.element_bytes) {
-    for (Block& block : sent_) block.cut(stages.steps, layout.unit_bytes() / size_);
-    for (Block& block : received_) block.cut(stages.steps, layout.unit_bytes() / size_);
+        element_bytes_(operation.reduction.element_bytes) {
+    for (Block& block : sent_) block.cut(stages.steps, layout.unit_bytes() / element_bytes_);
+    for (Block& block : received_) block.cut(stages.steps, layout.unit_bytes() / element_bytes_);
   }
 
  private:
@@ -45,8 +49,8 @@ class AlltoallPipeline final : public BlockExchange {
       set_offset(block, place - map_.first(node), end);
       if (place == map_.place()) continue;  // straight from input to output, see gather()
       const Range piece = sent_[static_cast<size_t>(place)].piece(step);
-      const size_t bytes = piece.count() * size_;
-      context_.copy()(block + end, in_ + piece.begin * size_, bytes, stages_.store);
+      const size_t bytes = piece.count() * element_bytes_;
+      context_.copy()(block + end, in_ + piece.begin * element_bytes_, bytes, stages_.store);
       context_.intra_bytes() += bytes;
       end += round_up(bytes, layout_.unit_bytes());
     }
@@ -79,11 +83,11 @@ class AlltoallPipeline final : public BlockExchange {
     for (int i = 0; i < map_.size(); ++i) {
       const int place = (own + i) % map_.size();  // not all from the same one at once
       const Range piece = received_[static_cast<size_t>(place)].piece(step);
-      const size_t bytes = piece.count() * size_;
-      std::byte* to = out_ + piece.begin * size_;
+      const size_t bytes = piece.count() * element_bytes_;
+      std::byte* to = out_ + piece.begin * element_bytes_;
       if (place == own) {
         const Range sent = sent_[static_cast<size_t>(own)].piece(step);
-        context_.copy()(to, in_ + sent.begin * size_, bytes, stages_.out_store);
+        context_.copy()(to, in_ + sent.begin * element_bytes_, bytes, stages_.out_store);
         continue;
       }
       const std::byte* block = landing(step);
@@ -104,7 +108,7 @@ class AlltoallPipeline final : public BlockExchange {
   std::vector<Block> sent_;      // by place
   std::vector<Block> received_;  // by place
   const AlltoallLayout& layout_;
-  const size_t size_;  // of an element
+  const size_t element_bytes_;  // of an element
 };
 
 // --- small: what a rank sends to all others, behind the offsets of each, is a packet ---

@@ -40,7 +40,7 @@ Stages stages_of_exchange(Context& context, const Operation& operation, uint64_t
   Stages stages;
   stages.steps = steps;
   stages.leaders = context.place().leaders;
-  stages.links = context.links().messages();
+  stages.window = context.links().messages();
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
   return stages;

@@ -2,6 +2,8 @@
 //
 // The root stages its data once, and all ranks of its node copy it; between nodes local rank 0 of
 // each receives the steps in its out ring and passes them on.
+#include <algorithm>
+
 #include "collectives/chunk_pipeline.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/one_shot.hpp"
@@ -21,7 +23,7 @@ class BroadcastPipeline final : public ChunkPipeline {
       : ChunkPipeline(context, stages),
         data_(static_cast<std::byte*>(operation.out)),
         chunking_(chunking),
-        size_(operation.reduction.element_bytes),
+        element_bytes_(operation.reduction.element_bytes),
         copy_(operation.reduction.copy),
         root_(root),
         tree_(context.links().tree()) {}
@@ -37,7 +39,7 @@ class BroadcastPipeline final : public ChunkPipeline {
 
   void stage(uint64_t step, std::byte* slot, Permission) override {
     const Range chunk = chunking_.chunk(step);
-    copy(slot, data_ + chunk.begin * size_, chunk, stages_.store);
+    copy(slot, data_ + chunk.begin * element_bytes_, chunk, stages_.store);
   }
 
   // Receiving overwrites the slot of an earlier step: it must be copied by everybody here.
@@ -50,11 +52,11 @@ class BroadcastPipeline final : public ChunkPipeline {
   }
 
   void begin_exchange(uint64_t step) override {
-    tree_->begin(slot(step), chunking_.chunk(step).count() * size_);
+    tree_->begin(slot(step), chunking_.chunk(step).count() * element_bytes_);
   }
 
   // What has arrived lies staged for all.
-  void progressed() override {
+  void after_progress() override {
     if (tree_->is_root() || tree_->arrived() <= arrived_) return;
     arrived_ = tree_->arrived();
     publish(&Progress::staged, arrived_);
@@ -67,12 +69,12 @@ class BroadcastPipeline final : public ChunkPipeline {
 
   void gather(uint64_t step) override {
     const Range chunk = chunking_.chunk(step);
-    copy(data_ + chunk.begin * size_, slot(step), chunk, stages_.out_store);
+    copy(data_ + chunk.begin * element_bytes_, slot(step), chunk, stages_.out_store);
   }
 
   void copy(std::byte* to, const std::byte* from, const Range& chunk, Store store) {
-    copy_(to, from, chunk.count() * size_, store);
-    context_.intra_bytes() += chunk.count() * size_;
+    copy_(to, from, chunk.count() * element_bytes_, store);
+    context_.intra_bytes() += chunk.count() * element_bytes_;
   }
 
   // Where a step lies on this node: in the root's in ring, or where local rank 0 received it.
@@ -82,7 +84,7 @@ class BroadcastPipeline final : public ChunkPipeline {
 
   std::byte* data_;
   const Chunking chunking_;
-  const size_t size_;  // of an element
+  const size_t element_bytes_;  // of an element
   const CopyFn copy_;
   const int root_;
   TreeBroadcast* tree_;  // only on local rank 0 of each of several nodes
@@ -128,7 +130,7 @@ void run_broadcast(Context& context, const Operation& operation) {
   stages.leaders = context.place().leaders;
   if (!is_root) stages.staging = Stages::Staging::kNothing;
   stages.gathers = !is_root;
-  stages.links = tree;
+  stages.window = tree;
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
   BroadcastPipeline(context, operation, chunking, stages, context.local_rank_of(operation.root))

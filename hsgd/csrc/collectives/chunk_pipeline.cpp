@@ -21,7 +21,8 @@ Range Chunking::chunk(uint64_t step) const {
   return {step * elements, std::min(count, (step + 1) * elements)};
 }
 
-// Who waits for this rank finds the first step staged when it is asked to take part.
+// The first step is staged before the other ranks see the header of this one: they need not wait
+// for it then.
 void ChunkPipeline::open(const Operation& operation) {
   if (context_.is_open()) return;
   context_.wait_until([&] { return stage_first(); });
@@ -58,7 +59,7 @@ Step ChunkPipeline::step(Permission permission) {
     if (stages_.reduces) {
       moved |= at_level(record, &hsgd_record::reduce, [&] { return try_reduce(); });
     }
-    if (stages_.links != nullptr) {
+    if (stages_.window != nullptr) {
       moved |= at_level(record, &hsgd_record::inter, [&] { return try_exchange(); });
     }
     if (stages_.gathers) {
@@ -71,7 +72,7 @@ Step ChunkPipeline::step(Permission permission) {
 
 bool ChunkPipeline::is_done() const {
   const uint64_t last = stages_.gathers ? gathered_ : stages_.reduces ? reduced_ : staged_;
-  return last == stages_.steps && (stages_.links == nullptr || exchanged_ == stages_.steps);
+  return last == stages_.steps && (stages_.window == nullptr || exchanged_ == stages_.steps);
 }
 
 // --- stage ---
@@ -127,14 +128,14 @@ bool ChunkPipeline::may_exchange(uint64_t step) const {
 
 bool ChunkPipeline::try_exchange() {
   bool moved = false;
-  StepWindow& links = *stages_.links;
-  while (links.begun() < stages_.steps && may_exchange(links.begun())) {
-    begin_exchange(links.begun());
+  StepWindow& window = *stages_.window;
+  while (window.begun() < stages_.steps && may_exchange(window.begun())) {
+    begin_exchange(window.begun());
     moved = true;
   }
-  moved |= links.progress();
-  progressed();
-  while (exchanged_ < links.finished()) {
+  moved |= window.progress();
+  after_progress();
+  while (exchanged_ < window.finished()) {
     end_exchange(exchanged_);
     publish(&Progress::exchanged, ++exchanged_);
   }

@@ -7,6 +7,7 @@
 #ifndef HSGD_COLLECTIVES_CHUNK_PIPELINE_HPP_
 #define HSGD_COLLECTIVES_CHUNK_PIPELINE_HPP_
 
+#include <atomic>
 #include <cstdint>
 
 #include "context/context.hpp"
@@ -26,11 +27,12 @@ struct Chunking {
 struct Stages {
   uint64_t steps = 0;
   int leaders = 0;  // local ranks that carry it between nodes; 0: on one node
-  // From private memory into its in ring; or the inputs of all ranks are read where they lie.
+  // kCopies: from private memory into the in ring of this rank. kNothing: it has nothing to stage.
+  // kInReach: the inputs of all ranks of the node are read where they lie.
   enum class Staging { kCopies, kNothing, kInReach } staging = Staging::kCopies;
   bool reduces = false;                // from the in rings of all
   bool gathers = true;                 // into the output
-  StepWindow* links = nullptr;         // on ranks that carry it between nodes
+  StepWindow* window = nullptr;        // on ranks that carry it between nodes
   Store store = Store::kOrdinary;      // into shared memory
   Store out_store = Store::kOrdinary;  // into the user's output
 };
@@ -51,7 +53,7 @@ class ChunkPipeline {
   virtual void stage(uint64_t, std::byte*, Permission) {}
   virtual void reduce(uint64_t) {}
   virtual void begin_exchange(uint64_t) {}
-  virtual void progressed() {}  // messages were looked at
+  virtual void after_progress() {}  // messages were looked at
   virtual void end_exchange(uint64_t) {}
   virtual void gather(uint64_t) {}
   // --- and when it may ---
@@ -75,14 +77,10 @@ class ChunkPipeline {
     return local().peers_freed(member, context_.base() + step, context_.slots());
   }
   bool rank_reached(int rank, std::atomic<uint64_t> Progress::* member, uint64_t step) const {
-    return (local().progress(rank).*member).load(std::memory_order_acquire) >=
-           context_.base() + step + 1;
+    return local().rank_reached(rank, member, context_.base() + step + 1);
   }
   bool rank_freed(int rank, std::atomic<uint64_t> Progress::* member, uint64_t step) const {
-    const uint64_t used = context_.base() + step;
-    return used < context_.slots() ||
-           (local().progress(rank).*member).load(std::memory_order_acquire) >=
-               used + 1 - context_.slots();
+    return local().rank_freed(rank, member, context_.base() + step, context_.slots());
   }
   void publish(std::atomic<uint64_t> Progress::* member, uint64_t steps) {
     local().publish(member, context_.base() + steps);

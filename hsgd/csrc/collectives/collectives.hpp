@@ -7,6 +7,8 @@
 #ifndef HSGD_COLLECTIVES_COLLECTIVES_HPP_
 #define HSGD_COLLECTIVES_COLLECTIVES_HPP_
 
+#include <string>
+
 #include "context/context.hpp"
 
 namespace hsgd {

@@ -32,11 +32,11 @@ class ReduceScatterPipeline final : public ChunkPipeline {
         table_(table),
         map_(table.map()),
         reduction_(operation.reduction),
-        size_(reduction_.element_bytes),
+        element_bytes_(reduction_.element_bytes),
         messages_(context.links().messages()),
         mailboxes_(context.links().mailboxes()),
         narrows_(reduction_.narrowing.active()),
-        sent_size_(narrows_ ? Narrowing::kElementBytes : size_) {
+        sent_size_(narrows_ ? Narrowing::kElementBytes : element_bytes_) {
     if (messages_ != nullptr) messages_->start();
   }
 
@@ -48,10 +48,10 @@ class ReduceScatterPipeline final : public ChunkPipeline {
       const uint64_t offset = table_.offset(place, step);
       const Range all{offset, offset + piece.count()};
       for (const Range& part : {common(all, {0, own.begin}), common(all, {own.end, all.end})}) {
-        reduction_.copy(slot + part.begin * size_,
-                        in_ + (piece.begin + part.begin - offset) * size_, part.count() * size_,
-                        stages_.store);
-        context_.intra_bytes() += part.count() * size_;
+        reduction_.copy(slot + part.begin * element_bytes_,
+                        in_ + (piece.begin + part.begin - offset) * element_bytes_,
+                        part.count() * element_bytes_, stages_.store);
+        context_.intra_bytes() += part.count() * element_bytes_;
       }
     }
   }
@@ -60,12 +60,13 @@ class ReduceScatterPipeline final : public ChunkPipeline {
     const Range own = reduced_here(step);
     if (stages_.leaders == 0) {
       const Range piece = table_.piece(map_.place(), step);
-      return reduce_part(step, map_.place(), own, out_ + (piece.begin - own_begin()) * size_,
-                         reduction_.divisor, stages_.out_store);
+      return reduce_part(step, map_.place(), own,
+                         out_ + (piece.begin - own_begin()) * element_bytes_, reduction_.divisor,
+                         stages_.out_store);
     }
     for (int place = 0; place < map_.size(); ++place) {
       const Range part = common(own, {table_.offset(place, step), table_.offset(place + 1, step)});
-      reduce_part(step, place, part, sums(step) + part.begin * size_, 1.0, stages_.store);
+      reduce_part(step, place, part, sums(step) + part.begin * element_bytes_, 1.0, stages_.store);
     }
   }
 
@@ -74,7 +75,8 @@ class ReduceScatterPipeline final : public ChunkPipeline {
     if (stages_.leaders == 0) {
       return {table_.offset(map_.place(), step), table_.offset(map_.place() + 1, step)};
     }
-    return part_of(table_.offset(map_.size(), step), local().size(), local().rank(), size_);
+    return part_of(table_.offset(map_.size(), step), local().size(), local().rank(),
+                   element_bytes_);
   }
 
   // `part` of the piece at `place`, counted from the beginning of the step, over the ranks here.
@@ -85,12 +87,13 @@ class ReduceScatterPipeline final : public ChunkPipeline {
         table_.piece(place, step).begin + part.begin - table_.offset(place, step);
     std::vector<const void*>& inputs = context_.inputs();
     for (int rank = 0; rank < local().size(); ++rank) {
-      inputs[static_cast<size_t>(rank)] =
-          rank == local().rank() ? in_ + begin * size_ : in_slot(rank, step) + part.begin * size_;
+      inputs[static_cast<size_t>(rank)] = rank == local().rank()
+                                              ? in_ + begin * element_bytes_
+                                              : in_slot(rank, step) + part.begin * element_bytes_;
     }
     reduction_.reduce({inputs.data(), local().size(), out, nullptr, part.count(), divisor, store,
                        Store::kOrdinary});
-    context_.intra_bytes() += static_cast<uint64_t>(local().size()) * part.count() * size_;
+    context_.intra_bytes() += static_cast<uint64_t>(local().size()) * part.count() * element_bytes_;
   }
 
   // --- between nodes. At most `slots` steps are reduced and not gathered: inboxes are free, too
@@ -111,7 +114,7 @@ class ReduceScatterPipeline final : public ChunkPipeline {
       const int to = (me + i) % nodes;
       const Range part = own_section(step, to);
       const std::byte* sent =
-          narrows_ ? narrowed_section(step, to) : sums(step) + part.begin * size_;
+          narrows_ ? narrowed_section(step, to) : sums(step) + part.begin * element_bytes_;
       messages_->send(to, Channel::kScatter, sent, part.count() * sent_size_);
     }
     HSGD_FAULT_POINT("between nodes: section sent");
@@ -122,7 +125,7 @@ class ReduceScatterPipeline final : public ChunkPipeline {
   void end_exchange(uint64_t step) override {
     const Range part = own_section(step, map_.node());
     if (part.count() == 0) return;
-    std::byte* result = sums(step) + part.begin * size_;
+    std::byte* result = sums(step) + part.begin * element_bytes_;
     const void* own = narrows_ ? narrowed_section(step, map_.node()) : result;
     std::vector<const void*>& inputs = context_.inputs();
     for (int node = 0; node < map_.nodes(); ++node) {
@@ -138,7 +141,7 @@ class ReduceScatterPipeline final : public ChunkPipeline {
   // What of a node's section passes through this leader.
   Range own_section(uint64_t step, int node) const {
     const Range section = table_.section(node, step);
-    const Range part = part_of(section.count(), stages_.leaders, local().rank(), size_);
+    const Range part = part_of(section.count(), stages_.leaders, local().rank(), element_bytes_);
     return {section.begin + part.begin, section.begin + part.end};
   }
 
@@ -147,16 +150,17 @@ class ReduceScatterPipeline final : public ChunkPipeline {
     const Range part = own_section(step, node);
     std::byte* narrow = outbox(step, node);
     HSGD_CHECK(part.count() * sent_size_ <= mailboxes_.out_bytes);
-    reduction_.narrowing.conversion.narrow(narrow, sums(step) + part.begin * size_, part.count());
+    reduction_.narrowing.conversion.narrow(narrow, sums(step) + part.begin * element_bytes_,
+                                           part.count());
     return narrow;
   }
 
   void gather(uint64_t step) override {
     const Range piece = table_.piece(map_.place(), step);
-    reduction_.copy(out_ + (piece.begin - own_begin()) * size_,
-                    sums(step) + table_.offset(map_.place(), step) * size_, piece.count() * size_,
-                    stages_.out_store);
-    context_.intra_bytes() += piece.count() * size_;
+    reduction_.copy(out_ + (piece.begin - own_begin()) * element_bytes_,
+                    sums(step) + table_.offset(map_.place(), step) * element_bytes_,
+                    piece.count() * element_bytes_, stages_.out_store);
+    context_.intra_bytes() += piece.count() * element_bytes_;
   }
 
   uint64_t own_begin() const { return table_.block(map_.place()).begin; }
@@ -176,8 +180,8 @@ class ReduceScatterPipeline final : public ChunkPipeline {
   const BlockTable& table_;
   const NodeMap& map_;
   const Reduction& reduction_;
-  const size_t size_;       // of an element
-  StepMessages* messages_;  // on leaders of several nodes
+  const size_t element_bytes_;  // of an element
+  StepMessages* messages_;      // on leaders of several nodes
   const Mailboxes mailboxes_;
   const bool narrows_;
   const size_t sent_size_;  // of an element between nodes
@@ -228,7 +232,7 @@ void run_reduce_scatter(Context& context, const Operation& operation) {
   stages.leaders = context.place().leaders;
   stages.reduces = true;
   stages.gathers = stages.leaders > 0;
-  stages.links = context.links().messages();
+  stages.window = context.links().messages();
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
   ReduceScatterPipeline(context, operation, table, stages).run(operation);

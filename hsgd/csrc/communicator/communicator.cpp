@@ -39,6 +39,10 @@ hsgd_counters Communicator::counters() const {
   return context_.statistics().with(context_.links().counters());
 }
 
+int Communicator::local_rank_of(int world_rank) const { return context_.local_rank_of(world_rank); }
+
+int Communicator::node_of(int world_rank) const { return context_.node_of(world_rank); }
+
 void Communicator::check_alive(int rank, const std::string& what) const {
   const int local_rank = local_rank_of(rank);
   if (local_rank != context_.place().local_rank) node().check_alive(local_rank, what);
@@ -46,8 +50,9 @@ void Communicator::check_alive(int rank, const std::string& what) const {
 
 // --- collectives ---
 
-// Half the bytes between nodes, for float32 and on request. Field by field: a struct that is stored
-// in parts and copied as a whole waits for its parts.
+// Without count and signature. With narrowing, for float32 and on request, half the bytes travel
+// between nodes. Field by field: a struct that is stored in parts and copied as a whole waits for
+// its parts.
 Operation Communicator::reduction_of(const void* in, void* out, hsgd_dtype dtype, hsgd_op op,
                                      const hsgd_label* label) const {
   Operation operation;
@@ -201,29 +206,13 @@ void Communicator::run(const Operation& operation) {
   } forget{context_};
   context_.restart_deadline();
   context_.begin(operation.signature, operation.label);
-  try {
-    run_timed(operation);
-  } catch (const Error& error) {
-    if (error.code() == HSGD_ERR_SIGNATURE) {  // seen by all ranks alike, before any data moved
-      context_.skip_steps();
-      throw;
-    }
-    give_up(error, context_.sequence());
-    throw;
-  } catch (const std::exception& error) {  // out of memory, most likely
-    give_up(Error(HSGD_ERR_SYSTEM, context_.place().rank, error.what()), context_.sequence());
-    throw;
-  }
-}
-
-void Communicator::run_timed(const Operation& operation) {
   Statistics& statistics = context_.statistics();
   Recorder& recorder = context_.recorder();
   const uint64_t weight = clock_weight(operation);
   const uint64_t start = weight > 0 ? ticks() : 0;
   const uint64_t waited = statistics.wait_ticks;
   recorder.begin(operation.label == nullptr ? nullptr : operation.label->name, operation.bytes());
-  run_collective(context_, operation);
+  run_guarded(operation);
   const uint64_t idle = statistics.wait_ticks - waited;
   if (operation.signature.kind() == Kind::kAllocate) {
     context_.set_shares();
@@ -237,6 +226,22 @@ void Communicator::run_timed(const Operation& operation) {
   const uint64_t worked = ticks() - start - idle;
   statistics.total_ticks += weight * worked;
   context_.stores().end(worked);
+}
+
+void Communicator::run_guarded(const Operation& operation) {
+  try {
+    run_collective(context_, operation);
+  } catch (const Error& error) {
+    if (error.code() == HSGD_ERR_SIGNATURE) {  // seen by all ranks alike, before any data moved
+      context_.skip_steps();
+      throw;
+    }
+    give_up(error, context_.sequence());
+    throw;
+  } catch (const std::exception& error) {  // out of memory, most likely
+    give_up(Error(HSGD_ERR_SYSTEM, context_.place().rank, error.what()), context_.sequence());
+    throw;
+  }
 }
 
 // How many collectives this one's work stands for in the counters. Reading the clock twice takes a

@@ -65,8 +65,8 @@ class HSGD_API Communicator final {
   void check_alive(int rank, const std::string& what) const;
   // The ranks of this node, for what is built beside collectives.
   const LocalGroup& node() const { return context_.local(); }
-  int local_rank_of(int world_rank) const { return context_.local_rank_of(world_rank); }
-  int node_of(int world_rank) const { return context_.node_of(world_rank); }
+  int local_rank_of(int world_rank) const;  // -1: on another node
+  int node_of(int world_rank) const;        // -1: no rank of this communicator
   const hsgd_options& options() const { return context_.options(); }
   hsgd_topology topology() const;
   hsgd_counters counters() const;
@@ -78,7 +78,7 @@ class HSGD_API Communicator final {
   Operation reduction_of(const void* in, void* out, hsgd_dtype dtype, hsgd_op op,
                          const hsgd_label* label) const;
   void run(const Operation& operation);
-  void run_timed(const Operation& operation);
+  void run_guarded(const Operation& operation);
   uint64_t clock_weight(const Operation& operation) const;
   void give_up(const Error& error, uint64_t first_missed);
 

@@ -51,7 +51,7 @@ class Request {
   std::atomic<bool> done_{false};
 };
 
-class HSGD_API Submissions {
+class Submissions {
  public:
   using Execute = void (*)(Communicator&, const hsgd_call&);  // blocks; throws Error
 

@@ -74,9 +74,6 @@ void Context::start_headers(Outgoing outgoing) {
   call_.headers_started = true;
 }
 
-// The part of local rank 0 in a small collective between nodes: `collect` what the ranks here have
-// put into their cells, when all headers agree, exchange it together with the headers, and
-// `combine` what came into the result cell.
 void Context::lead(const std::function<Outgoing()>& collect, const std::function<void()>& combine) {
   wait_until([&] { return headers_open(); });
   Call sides[2];

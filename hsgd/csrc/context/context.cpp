@@ -55,9 +55,9 @@ Context::Context(const std::string& path, Listener* listener, Place place,
       sizes_(place_, map_, options_),
       kernels_{detect_isa(), select_copy(detect_isa())},
       stores_(options_, one_node(), sizes_.tuning().store),
+      links_(std::make_unique<Links>(std::move(transport), place_, sizes_, options_)),
       group_(std::make_unique<LocalGroup>(path, listener, settings_for(place_, options_, sizes_),
                                           Deadline(options.timeout_s, options.interrupted, watch))),
-      links_(std::make_unique<Links>(std::move(transport), place_, sizes_, options_)),
       inputs_(static_cast<size_t>(std::max(place_.local_size, place_.node_count))),
       setup_watch_(watch) {
   for (int rank = 0; rank < place_.local_size; ++rank) {
@@ -70,7 +70,11 @@ Context::Context(const std::string& path, Listener* listener, Place place,
 // holds; that goes when this process calls MPI again, in MPI_Finalize at the latest.
 Context::~Context() {
   if (!links_->leads()) return;
-  links_->part({call_.sequence + 1, place_.rank, true, group_->closing(place_.local_rank)});
+  // Before that nodes count by themselves, and a set-up that failed says why in another way.
+  const bool is_set_up = first_sequence_ != 0;
+  if (is_set_up) {
+    links_->part({call_.sequence + 1, place_.rank, true, group_->closing(place_.local_rank)});
+  }
   HSGD_FAULT_POINT("close: other nodes told");
   if (links_->quiesce(Deadline(1.0))) return;
   // A send to a node that hangs is still under way: its buffers must outlive it, so all that may

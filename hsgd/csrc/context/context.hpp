@@ -3,7 +3,8 @@
 //
 // Owns the sequence of collectives, the comparison of their signatures, waiting with its deadline,
 // and the buffers that all ranks of the node can reach. Knows no collective: those are functions
-// that are given a context. Its user has one of them run at a time, and none after an error.
+// that are given a context. The communicator runs one collective at a time, and none after an
+// error.
 #ifndef HSGD_CONTEXT_CONTEXT_HPP_
 #define HSGD_CONTEXT_CONTEXT_HPP_
 
@@ -83,7 +84,6 @@ class Context final : private Watch {
   void forget_label() { call_.label = nullptr; }  // the caller's
   uint64_t sequence() const { return call_.sequence; }
   uint64_t user_sequence() const { return call_.sequence - first_sequence_; }
-  const Signature& signature() const { return call_.signature; }
   uint64_t base() const { return base_; }  // pipeline steps so far
   std::string what() const;                // for messages
   // Publishes the header, and `bytes` of payload beside it.
@@ -146,8 +146,8 @@ class Context final : private Watch {
     CopyFn copy;
   } kernels_;
   StoreTuner stores_;
-  std::unique_ptr<LocalGroup> group_;
   std::unique_ptr<Links> links_;
+  std::unique_ptr<LocalGroup> group_;  // goes first: the ranks of the node learn of it at once
   Statistics statistics_;
   Recorder recorder_;
   Arena arena_;

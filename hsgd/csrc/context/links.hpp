@@ -1,7 +1,7 @@
 // What a leader has of the network between nodes.
 //
 // Owns the transport, what collectives send over it, and which nodes have parted. Ranks that are no
-// leaders have one without a transport. Never blocks but when it is closed.
+// leaders have one without a transport. Nothing but quiesce() blocks.
 #ifndef HSGD_CONTEXT_LINKS_HPP_
 #define HSGD_CONTEXT_LINKS_HPP_
 
@@ -36,7 +36,8 @@ class Links {
   // A node that takes no part in the collective `sequence`; nullptr while this leader knows of
   // none.
   const Parting* parted(uint64_t sequence);
-  // False when messages are still under way: then this must outlive them.
+  // Ends what is under way, and waits for sends up to the deadline. False when some are still under
+  // way: then this object must stay, because they use its buffers.
   bool quiesce(const Deadline& deadline);
 
  private:

@@ -34,8 +34,7 @@ class StepSizes {
   size_t slice_bytes() const;                         // of a leader in such a step, at most
   size_t node_step_bytes() const;                     // inside a node
   size_t step_bytes() const;
-  // The same of collectives whose ranks have different parts, each of which has its place in a
-  // step.
+  // step_bytes() of collectives whose ranks have different parts, each with a place in every step.
   size_t block_step_bytes() const;
   size_t broadcast_step_bytes() const;
   WirePlan wire_plan(size_t bytes) const;

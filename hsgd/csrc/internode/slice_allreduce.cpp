@@ -37,13 +37,13 @@ Range SliceAllreduce::part_at(const Slice& slice, int node) const {
   return part_of(slice.count, transport_.node_count(), node, reduction_.element_bytes);
 }
 
-void SliceAllreduce::begin(std::byte* data, uint64_t count) {
+void SliceAllreduce::begin(std::byte* sums, uint64_t count) {
   Slice& slice = slices_[begin_step()];
-  slice.slice = slice.data = data;
+  slice.sums = slice.data = sums;
   slice.count = count;
   if (reduction_.narrowing.active()) {
     slice.data = slice.outbox;
-    reduction_.narrowing.conversion.narrow(slice.data, data, count);
+    reduction_.narrowing.conversion.narrow(slice.data, sums, count);
   }
   const int me = transport_.node_rank();
   const int nodes = transport_.node_count();
@@ -86,7 +86,7 @@ bool SliceAllreduce::scatter(Slice& slice, int& phase, bool is_first) {
 bool SliceAllreduce::gather(Slice& slice, int& phase) {
   if (!slice.results.all_done()) return slice.results.progressed();
   if (reduction_.narrowing.active()) {
-    reduction_.narrowing.conversion.widen(slice.slice, slice.data, slice.count);
+    reduction_.narrowing.conversion.widen(slice.sums, slice.data, slice.count);
   }
   phase = kFinished;
   return true;

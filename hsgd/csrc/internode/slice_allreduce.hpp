@@ -32,8 +32,8 @@ class SliceAllreduce final : public StepWindow {
   SliceAllreduce(Transport& transport, size_t slice_bytes, size_t slots, bool narrows,
                  WireCounters& counters);
   void start(const Reduction& reduction);
-  // The slice of the next step is complete on this node; it is replaced by the sum over nodes.
-  void begin(std::byte* slice, uint64_t count);
+  // The sums of this node in a slice of the next step; those over all nodes replace them.
+  void begin(std::byte* sums, uint64_t count);
   // For other exchanges while this one rests.
   Mailboxes mailboxes() const {
     return {inboxes_.get(), part_bytes_, outboxes_.get(), out_part_bytes_};
@@ -44,9 +44,9 @@ class SliceAllreduce final : public StepWindow {
   struct Slice {
     explicit Slice(Transport& transport)
         : receives(transport), sends(transport), results(transport) {}
-    std::byte* slice = nullptr;
+    std::byte* sums = nullptr;
     uint64_t count = 0;
-    std::byte* data = nullptr;    // what is sent: the slice, or it narrowed
+    std::byte* data = nullptr;    // what is sent: the sums, or they narrowed
     std::byte* inbox = nullptr;   // parts of other nodes
     std::byte* outbox = nullptr;  // for the narrowed slice
     Messages receives;

@@ -50,7 +50,7 @@ bool TreeBroadcast::advance(size_t slot, int& phase, bool is_first) {
   }
   HSGD_FAULT_POINT("between nodes: chunk passed on");
   ++arrived_;
-  phase = kPassOn;
+  phase = chunk.sends.all_done() ? kFinished : static_cast<int>(kPassOn);
   return true;
 }
 

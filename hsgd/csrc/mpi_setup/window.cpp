@@ -7,8 +7,8 @@
 #include "mpi/rma.hpp"
 #include "mpi_setup/comm.hpp"
 
-hsgd::Rma* hsgd_mpi_rma_create(const void* mpi_comm, hsgd_comm* comm, void* base, size_t bytes) {
+void hsgd_mpi_rma_create(const void* mpi_comm, hsgd_comm& comm, void* base, size_t bytes,
+                         std::unique_ptr<hsgd::Rma>& rma) {
   const MPI_Comm ranks = *static_cast<const MPI_Comm*>(mpi_comm);
-  return hsgd::make_mpi_rma(hsgd::duplicate(ranks, comm->communicator->options()), base, bytes)
-      .release();
+  rma = hsgd::make_mpi_rma(hsgd::duplicate(ranks, comm.communicator->options()), base, bytes);
 }

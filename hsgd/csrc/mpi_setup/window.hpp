@@ -6,14 +6,15 @@
 #define HSGD_MPI_SETUP_WINDOW_HPP_
 
 #include <cstddef>
+#include <memory>
 
 #include "hsgd_core.h"
 #include "onesided/rma.hpp"
 
 // Collective over the ranks of `comm`, which was made over the MPI communicator at `mpi_comm`,
-// blocking: a window of MPI's over the `bytes` bytes at `base`, for the caller to delete. Several
-// threads may use it where MPI was initialized with MPI_THREAD_MULTIPLE. Throws Error.
-extern "C" HSGD_API hsgd::Rma* hsgd_mpi_rma_create(const void* mpi_comm, hsgd_comm* comm,
-                                                   void* base, size_t bytes);
+// blocking: `rma` becomes a window of MPI's over the `bytes` bytes at `base`. Several threads may
+// use it where MPI was initialized with MPI_THREAD_MULTIPLE. Throws Error.
+extern "C" HSGD_API void hsgd_mpi_rma_create(const void* mpi_comm, hsgd_comm& comm, void* base,
+                                             size_t bytes, std::unique_ptr<hsgd::Rma>& rma);
 
 #endif  // HSGD_MPI_SETUP_WINDOW_HPP_

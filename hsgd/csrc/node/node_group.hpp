@@ -74,16 +74,23 @@ class LocalGroup {
 
   // --- progress and rings ---
   const Progress& progress(int rank) const { return control(rank).progress; }
-  // Whether all other ranks of the node have finished so many steps. The acquire pairs with
-  // publish(): what a counter stands for is visible when the counter is.
+  // Whether a rank of the node has finished so many steps. The acquire pairs with publish(): what a
+  // counter stands for is visible when the counter is.
+  bool rank_reached(int rank, std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
+    return (progress(rank).*member).load(std::memory_order_acquire) >= steps;
+  }
   bool peers_reached(std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      if ((progress(peer).*member).load(std::memory_order_acquire) < steps) return false;
+      if (peer != rank() && !rank_reached(peer, member, steps)) return false;
     }
     return true;
   }
-  // Whether the slot of `step` is free: all other ranks have finished the step that it held before.
+  // Whether the slot of `step` is free: a rank, or all others, finished the step that it held
+  // before.
+  bool rank_freed(int rank, std::atomic<uint64_t> Progress::* member, uint64_t step,
+                  size_t slots) const {
+    return step < slots || rank_reached(rank, member, step + 1 - slots);
+  }
   bool peers_freed(std::atomic<uint64_t> Progress::* member, uint64_t step, size_t slots) const {
     return step < slots || peers_reached(member, step + 1 - slots);
   }

@@ -10,7 +10,30 @@
 namespace hsgd {
 namespace {
 
-void check(const WindowOptions& options) {
+// Collective when it is called: all ranks tell all where they are. `remote_only`: ranks of one node
+// connect to one another, too.
+NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings settings,
+                                     bool remote_only) {
+  const hsgd_topology own = communicator.topology();
+  for (int rank = 0; rank < own.size; ++rank) {
+    const bool is_near = communicator.local_rank_of(rank) >= 0;
+    settings.connect.push_back(remote_only ? rank != own.rank : !is_near);
+  }
+  return [&communicator, settings](void* base, size_t bytes) {
+    const hsgd_topology place = communicator.topology();
+    SocketListener listener;
+    std::vector<SocketPlace> places(static_cast<size_t>(place.size));
+    const std::vector<uint64_t> counts(places.size(), sizeof(SocketPlace));
+    const hsgd_label label = {"window addresses", nullptr, 0};
+    communicator.allgather(&listener.place(), places.data(), counts.data(), HSGD_UINT8, &label);
+    return make_socket_rma(std::move(listener), std::move(places), place.rank, base, bytes,
+                           settings);
+  };
+}
+
+}  // namespace
+
+void check_options(const WindowOptions& options) {
   constexpr uint64_t kMostSegment = uint64_t{1} << 48;  // what processors can address
   constexpr uint64_t kMostSlots = 1 << 20;
   constexpr uint32_t kMostQueue = 1 << 16;
@@ -45,33 +68,9 @@ void check(const WindowOptions& options) {
   }
 }
 
-// Collective when it is called: all ranks tell all where they are. `remote_only`: ranks of one node
-// connect to one another, too.
-NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings settings,
-                                     bool remote_only) {
-  const hsgd_topology own = communicator.topology();
-  for (int rank = 0; rank < own.size; ++rank) {
-    const bool is_near = communicator.local_rank_of(rank) >= 0;
-    settings.connect.push_back(remote_only ? rank != own.rank : !is_near);
-  }
-  return [&communicator, settings](void* base, size_t bytes) {
-    const hsgd_topology place = communicator.topology();
-    SocketListener listener;
-    std::vector<SocketPlace> places(static_cast<size_t>(place.size));
-    const std::vector<uint64_t> counts(places.size(), sizeof(SocketPlace));
-    const hsgd_label label = {"window addresses", nullptr, 0};
-    communicator.allgather(&listener.place(), places.data(), counts.data(), HSGD_UINT8, &label);
-    return make_socket_rma(std::move(listener), std::move(places), place.rank, base, bytes,
-                           settings);
-  };
-}
-
-}  // namespace
-
 std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
                                             const WindowOptions& options,
                                             const NotifiedWindow::MakeRma& over_mpi) {
-  check(options);
   const NotifiedWindow::Settings& settings = options.settings;
   const bool far = communicator.topology().node_count > 1 || settings.remote_only;
   NotifiedWindow::MakeRma make;

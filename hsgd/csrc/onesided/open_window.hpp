@@ -19,12 +19,13 @@ struct WindowOptions {
                          // four ahead of what it has sent
 };
 
-// Collective over the ranks of `communicator`, which outlives the window; blocking. `over_mpi`:
-// used where ranks of other nodes are to be reached over MPI. Throws HSGD_ERR_ARGUMENT for values
-// that cannot work, before anything is sent.
-HSGD_API std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
-                                                     const WindowOptions& options,
-                                                     const NotifiedWindow::MakeRma& over_mpi);
+// Throws HSGD_ERR_ARGUMENT for values that cannot work.
+void check_options(const WindowOptions& options);
+// Collective over the ranks of `communicator`, which outlives the window; blocking. The caller has
+// checked the options. `over_mpi`: used where ranks of other nodes are to be reached over MPI.
+std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
+                                            const WindowOptions& options,
+                                            const NotifiedWindow::MakeRma& over_mpi);
 
 }  // namespace hsgd
 

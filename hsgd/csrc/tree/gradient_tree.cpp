@@ -40,6 +40,12 @@ Tree::Tree(NotifiedWindow& window, Settings settings)
     if (layer.gradients.empty() || layer.gradients.size() > INT32_MAX) {
       throw Error(HSGD_ERR_ARGUMENT, -1, text("Tree: layer %u has no gradient", index));
     }
+    for (const Numbers& numbers : layer.numbers) {
+      if (hsgd_dtype_bytes(numbers.dtype) != 0) continue;
+      throw Error(
+          HSGD_ERR_ARGUMENT, -1,
+          text("Tree: layer %u: dtype %d is unknown", index, static_cast<int>(numbers.dtype)));
+    }
     if (!layer.up.empty()) watch(index, layer.weights, true);
     for (const Input& input : layer.gradients) watch(index, input, false);
     for (const auto& outputs : {layer.up, layer.down}) {

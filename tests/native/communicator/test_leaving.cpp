@@ -203,3 +203,20 @@ TEST("asynchronous calls end as blocking ones when a rank leaves") {
     });
   }
 }
+
+// Nodes count their collectives alike only after it.
+TEST("a rank whose set-up ends early is not said to have closed its communicator") {
+  for (const bool ends : {false, true}) {
+    const auto network = hsgd::make_inproc_network({2, 0, 0});
+    const auto other = hsgd::make_inproc_transport(network, 0, 0);
+    const Cluster cluster{{1, 1}, ranks::small_steps(), {1, 0, 0}};
+    {
+      hsgd::Context context(ranks::meeting_point(), nullptr, cluster.place(1),
+                            hsgd::make_inproc_transport(network, 1, 0), cluster.options, nullptr);
+      if (ends) context.end_setup(4096);
+    }
+    hsgd::Parting told;
+    const bool closed = other->heard(&told) && told.closed != 0;
+    CHECK_EQ(closed, ends);
+  }
+}

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from hsgd import Comm, NotifiedWindow
 from hsgd.optim.notified_tree.tree_parts import in_order_of, layers_of, parts_of
+from ranks import meeting_point
 from test_tree import Folded
 
 __all__: list[str] = []
@@ -52,3 +54,31 @@ def test_parts_of_large_models_grow_with_them() -> None:
     assert 500 < len(parts) < 1000
     small = parts_of(layers_of(nn.Linear(256, 250, bias=False)), None)
     assert len(small) == 1  # a layer below the usual size is not cut
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [([(0, 1, 99)], "layer 0: dtype 99 is unknown"), (None, "there are no layers")],
+)
+def test_layers_that_cannot_be_are_refused_before_a_thread_meets_them(
+    numbers: list[tuple[int, int, int]] | None, message: str
+) -> None:
+    from hsgd import _native
+
+    options = _native.TreeOptions(
+        divisor=1.0, whole_step=False, stop_slot=0, given_up=1 << 62, reason_bytes=0
+    )
+    here = (1, 0, 0)  # slot, memory, offset
+    layers = []
+    if numbers is not None:
+        layers.append(
+            _native.TreeLayer(
+                numbers=numbers, flags=1, gradients=[here], up=[], weights=here, down=[]
+            )
+        )
+    with (
+        Comm.local(meeting_point(), 0, 1) as comm,
+        NotifiedWindow(comm, 64, 2) as window,
+        pytest.raises(ValueError, match=message),
+    ):
+        window.make_tree(layers, options)
