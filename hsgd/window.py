@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hsgd.checked import UINT32_MAX, c_int, natural, seconds
 from hsgd.closing import Closing
 from hsgd.comm import Comm
+from hsgd.networks import ChosenNetwork, Network, choose_network
 
 if TYPE_CHECKING:
     from hsgd import _native
@@ -35,8 +36,9 @@ class NotifiedWindow(Closing):
     timeout_s: until a wait gives up, and until a write that its target does not take breaks the
         NotifiedWindow; None is the deadline of `comm`.
     remote_only: write over the network inside the node too; for measurements and tests.
-    network: what carries writes between nodes: "mpi", or "sockets", which is TCP between the nodes'
-        IPv4 addresses, where that is what MPI would use as well.
+    network: what carries writes between nodes: "mpi"; "sockets", which is TCP between the nodes'
+        IPv4 addresses; or "auto", which is "mpi" where all nodes have an adapter for RDMA
+        (hsgd.networks) and else "sockets". `network` says what was chosen.
     forgiving: a target that does not take a write breaks nothing. The write stays under way, its
         buffer is in use until `done` says otherwise, and it needs its place in the queue; it is
         dropped, and counts as done, when its target dies. That is over sockets: over MPI a flush
@@ -71,14 +73,13 @@ class NotifiedWindow(Closing):
         queue: int = 64,
         timeout_s: float | None = None,
         remote_only: bool = False,
-        network: str = "mpi",
+        network: Network = "auto",
         forgiving: bool = False,
         slice_bytes: int = 64 << 10,
     ) -> None:
         from hsgd import _native
 
-        if network not in ("mpi", "sockets"):
-            raise ValueError(f'NotifiedWindow: network is "{network}"; give "mpi" or "sockets"')
+        self._network = choose_network(comm, network, "NotifiedWindow")
         self._timeout_s = comm.timeout_s if timeout_s is None else float(timeout_s)
         self._segment_bytes = natural("NotifiedWindow: segment_bytes", segment_bytes)
         options = _native.WindowOptions(
@@ -87,7 +88,7 @@ class NotifiedWindow(Closing):
             queue=natural("NotifiedWindow: queue", queue, UINT32_MAX),
             timeout_s=self._timeout_s,
             remote_only=remote_only,
-            sockets=network == "sockets",
+            sockets=self._network == "sockets",
             forgiving=forgiving,
             slice_bytes=natural("NotifiedWindow: slice_bytes", slice_bytes),
         )
@@ -96,6 +97,11 @@ class NotifiedWindow(Closing):
         self._workers: list[threading.Thread] = []
         if self._native.descriptor() >= 0:
             _CONNECTED.add(self)
+
+    @property
+    def network(self) -> ChosenNetwork:
+        """What carries writes between nodes."""
+        return self._network
 
     def segment(self, rank: int | None = None) -> Any:
         """The bytes of a segment as a NumPy array (uint8); local.

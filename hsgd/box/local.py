@@ -21,6 +21,7 @@ from hsgd.checked import UINT32_MAX, natural, whole
 from hsgd.closing import Closing
 from hsgd.comm import Comm  # first, so that at the end of the program boxes are closed before
 from hsgd.errors import HsgdError
+from hsgd.networks import Network, check_network
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -130,7 +131,7 @@ class ParameterBox(Closing):
         counters: int = 64,
         chunk_bytes: int = CHUNK_BYTES,
         timeout_s: float | None = None,
-        network: str = "sockets",
+        network: Network = "sockets",
     ) -> ParameterBox:
         """One box for the ranks of a communicator, without a key of the caller's; collective.
 
@@ -146,8 +147,8 @@ class ParameterBox(Closing):
             nobody; who asks it then gets PeerLost.
         timeout_s: None is the deadline of `comm`. On one node nothing of `comm` is used afterwards.
         network: what carries changes between nodes, as of hsgd.NotifiedWindow: "sockets", which
-            needs IPv4 between the nodes, or "mpi", which needs MPI_THREAD_MULTIPLE, and stands
-            still while a rank sits in a blocking call of MPI.
+            needs IPv4 between the nodes; "mpi", which needs MPI_THREAD_MULTIPLE, and stands still
+            while a rank sits in a blocking call of MPI; or "auto".
         Raises what create raises, on all ranks; SignatureMismatch when arguments differ.
         """
         from hsgd.box.terms import agree
@@ -155,8 +156,7 @@ class ParameterBox(Closing):
         limit_s = comm.timeout_s if timeout_s is None else float(timeout_s)
 
         def check() -> None:
-            if network not in ("mpi", "sockets"):
-                raise ValueError(f'ParameterBox: network is {network!r}; give "mpi" or "sockets"')
+            check_network("ParameterBox", network)
             if shards not in ("node", None):
                 raise ValueError(f'ParameterBox.over: shards is {shards!r}; use "node" or None')
             _check_numbers(counters, chunk_bytes, limit_s)
@@ -305,11 +305,13 @@ class ParameterBox(Closing):
         """How long a wait for the lock of a chunk may take, seconds."""
         return self._timeout_s
 
-    def close(self) -> None:
+    def close(self, *, waits: bool = True) -> None:
         """Let go of the box; local, but collective between nodes (see `over`). A second call does
         nothing.
+
+        waits: False for a rank that leaves by an error, and waits for no other node.
         """
-        self._leave(waits=True)
+        self._leave(waits=waits)
 
     def __exit__(
         self,

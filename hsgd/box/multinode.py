@@ -16,6 +16,7 @@ from hsgd.box.local import ParameterBox, _open
 from hsgd.box.rpc import Letter, Mail, Reply
 from hsgd.checked import natural
 from hsgd.comm import Comm
+from hsgd.networks import Network
 
 __all__ = ["SpreadBox"]
 
@@ -40,7 +41,7 @@ class SpreadBox(ParameterBox):
         counters: int,
         chunk_bytes: int,
         timeout_s: float,
-        network: str,
+        network: Network,
     ) -> None:
         start = np.array(initial, np.float32, copy=True).reshape(-1)
         comm.broadcast(start, name="initial values of the box")

@@ -21,6 +21,7 @@ import numpy as np
 
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, QueueFull
+from hsgd.networks import Network, choose_network
 from hsgd.window import NotifiedWindow
 
 __all__ = ["Letter", "Mail", "Reply"]
@@ -117,7 +118,7 @@ class Mail:
         block_bytes: int,
         serve: Serve,
         timeout_s: float,
-        network: str,
+        network: Network,
     ) -> None:
         self._comm, self._owners, self._serve = comm, list(owners), serve
         self._notes = _Lane(comm, len(owners), 1, _HEADER + _WORDS, 0, 0, order=0)
@@ -126,13 +127,13 @@ class Mail:
         self._values = _Lane(comm, len(owners), DEPTH, stride, self._notes.count, behind, order=1)
         self._stop_slot = self._notes.count + self._values.count
         nbytes = behind + self._values.count * stride
-        self._timeout_s, self._over_sockets = timeout_s, network == "sockets"
+        self._timeout_s = timeout_s
         self._exchange = NotifiedWindow(
             comm,
             nbytes,
             self._bye_slot(comm.size),
             timeout_s=timeout_s,
-            network=network,
+            network=choose_network(comm, network, "ParameterBox", any_thread=True),
             slice_bytes=_SLICE_BYTES,
         )
         self._memory: _Bytes = self._exchange.segment()
@@ -350,7 +351,7 @@ class Mail:
 
     def _knock(self, rank: int) -> bool:
         """Write to a rank, so that its end is noticed; True when there was no room for it."""
-        if not self._over_sockets or rank in self._owners:
+        if self._exchange.network == "mpi" or rank in self._owners:
             return False
         try:
             self._exchange.put_notify(None, rank, self._bye_slot(self._comm.rank), 1, timeout_s=0)
