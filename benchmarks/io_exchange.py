@@ -45,7 +45,7 @@ examples:
 
 def run_rank(folder: str, turns: int, total: int, cold: bool) -> None:
     """The program of a rank: prints seconds and bytes of each turn on rank 0."""
-    from hsgd.io import PartitionedLoader
+    from hsgd.io import CacheOptions, PartitionedLoader, ReadOptions
 
     from hsgd import Comm
     from studies.io_files import can_drop_caches, drop_caches
@@ -54,8 +54,8 @@ def run_rank(folder: str, turns: int, total: int, cold: bool) -> None:
     loaders = {
         name: PartitionedLoader(
             folder, 64, comm.rank, comm.size, "slabs", comm=comm, as_numpy=True,
-            window_bytes=total // 64, node_cache_bytes=total * 5 // 8,
-            exchange="comm" if name == "comm" else "files",
+            read=ReadOptions(window_bytes=total // 64),
+            cache=CacheOptions(total * 5 // 8, "comm" if name == "comm" else "files"),
         )
         for name in CANDIDATES
     }  # fmt: skip
@@ -64,7 +64,7 @@ def run_rank(folder: str, turns: int, total: int, cold: bool) -> None:
     for epoch in range(turns + 1):
         for name, loader in loaders.items():
             loader.set_epoch(epoch)
-            before = loader.stats()
+            before = loader.metrics()
             if name == "files-cold" and comm.rank == 0:
                 drop_caches()
             comm.barrier()
@@ -72,7 +72,8 @@ def run_rank(folder: str, turns: int, total: int, cold: bool) -> None:
             iteration = iter(loader)
             seconds = time.perf_counter() - began
             iteration.close()
-            came = [loader.stats()[key] - before[key] for key in ("cache_bytes", "exchanged_bytes")]
+            now = loader.metrics()
+            came = [now[key] - before[key] for key in ("cache_bytes", "exchanged_bytes")]
             spent = comm.allreduce(np.array([seconds]), op="max")[0]
             moved = comm.allreduce(np.array(came, np.int64))
             if comm.rank == 0 and epoch:  # in the first, all comes from the files

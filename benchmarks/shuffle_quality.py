@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hsgd.io import PartitionedLoader, convert_to_slabs
+from hsgd.io import PartitionedLoader, ReadOptions, convert_to_slabs
 
 from harness import report, stopping
 
@@ -167,9 +167,11 @@ def train(
             samples,  # at once: the order of samples does not depend on the size of a batch
             shuffle=shuffle,
             seed=seed,
-            block_bytes=samples * row_bytes // 64,
-            window_bytes=samples * row_bytes // 8,
-            threads=1,
+            read=ReadOptions(
+                block_bytes=samples * row_bytes // 64,
+                window_bytes=samples * row_bytes // 8,
+                threads=1,
+            ),
         )
         for folder, seed in zip(folders, seeds, strict=True)
     ]

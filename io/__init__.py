@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from .format.dataset_index import DataMap, open_map
     from .format.ragged import Ragged
     from .loader import Batch, PartitionedLoader
+    from .options import CacheOptions, ReadOptions
     from .order.partition import EpochOrder, Share, share_of
     from .reading.reader import RowReader
 
 __all__ = [
     "Batch",
+    "CacheOptions",
     "DataMap",
     "EpochOrder",
     "PartitionedDataset",
     "PartitionedLoader",
     "Ragged",
+    "ReadOptions",
     "RowReader",
     "Share",
     "convert_to_slabs",
@@ -34,11 +37,13 @@ __all__ = [
 
 _HOMES = {
     "Batch": "loader",
+    "CacheOptions": "options",
     "DataMap": "format.dataset_index",
     "EpochOrder": "order.partition",
     "PartitionedDataset": "dataset",
     "PartitionedLoader": "loader",
     "Ragged": "format.ragged",
+    "ReadOptions": "options",
     "RowReader": "reading.reader",
     "Share": "order.partition",
     "convert_to_slabs": "convert.conversion",

@@ -24,6 +24,7 @@ from .format.chunks import COMPRESSIONS
 from .format.dataset_index import DataMap, open_map
 from .format.slab_folder import SOURCE_ORDER
 from .loader import PartitionedLoader
+from .options import ReadOptions, Shuffle
 
 __all__ = ["add_parser", "describe"]
 
@@ -241,14 +242,15 @@ def _bench(options: argparse.Namespace) -> int:
     fields = options.fields
     if fields is None:  # info says what is left out
         fields = [spec.name for spec in open_map(options.path).fields]
-    for shuffle, title in (("none", "in order"), ("block", "shuffled")):
+    orders: tuple[tuple[Shuffle, str], ...] = (("none", "in order"), ("block", "shuffled"))
+    for shuffle, title in orders:
         loader = PartitionedLoader(
             options.path,
             options.batch_size,
             shuffle=shuffle,
             fields=fields,
             as_numpy=True,  # reads types that torch does not have
-            threads=options.threads,
+            read=ReadOptions(threads=options.threads),
         )
         began = time.perf_counter()
         first_s, samples = 0.0, 0
@@ -258,7 +260,7 @@ def _bench(options: argparse.Namespace) -> int:
             if time.perf_counter() - began > options.seconds:
                 break
         seconds = time.perf_counter() - began
-        rate = loader.stats()["bytes_read"] / seconds / 1e9
+        rate = loader.metrics()["bytes_read"] / seconds / 1e9
         rows.append((title, f"{samples / seconds:,.0f}", f"{rate:.2f}", f"{first_s * 1e3:.0f} ms"))
     _show("\n".join([str(options.path), *_table(rows)]))
     return 0

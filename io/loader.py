@@ -12,22 +12,26 @@ import importlib.util
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, fields, replace
+from typing import Any, get_args
 
 import numpy as np
 
+from hsgd.closing import Closing
+
 from .batches.buffer_pool import BufferRing
-from .batches.error_policy import POLICIES, ErrorPolicy
+from .batches.error_policy import ErrorPolicy
 from .batches.iteration import Batch, Iteration, Progress, Settings
 from .batches.read_schedule import Plan, staging_bytes
 from .batches.reader_pool import Filler
 from .cache.node_ranks import seats_of
-from .cache.slab_cache import EXCHANGES, CacheStats, NodeCache, NodeGroup
+from .cache.slab_cache import CacheStats, NodeCache, NodeGroup
 from .format.dataset_index import DataMap, open_map
 from .format.fields import left_out_line
 from .format.slab_folder import FieldSpec
+from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.partition import (
     Cut,
     EpochOrder,
@@ -44,26 +48,20 @@ from .reading.shared_index import open_map_together
 __all__ = ["Batch", "PartitionedLoader"]
 
 # Attributes that no other process gets.
-_OF_PROCESS = ("_lock", "_made", "_rings", "_used_rings", "_running", "_read", "_seen", "_pid")
+_OF_PROCESS = (
+    "_lock",
+    "_made",
+    "_rings",
+    "_used_rings",
+    "_running",
+    "_iterations",
+    "_read",
+    "_seen",
+    "_pid",
+)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """How a loader reads: its arguments, checked."""
-
-    shuffle: str
-    seed: int
-    block_samples: int
-    window_samples: int
-    read_ahead: int
-    threads: int
-    memory_limit: int | None
-    direct: bool
-    verify: bool
-    pin_memory: bool
-
-
-class PartitionedLoader:
+class PartitionedLoader(Closing):
     """Iterable of the batches of one rank in one epoch; iterate again for the same epoch again.
 
     A batch is a dict: field name -> CPU torch tensor of shape (samples, ...), or NumPy array when
@@ -77,38 +75,26 @@ class PartitionedLoader:
     first), "full" (one permutation of all samples; reads single rows) or "none" (the order of the
     files). seed, and the
     epoch of set_epoch(), alone determine the order; they must be equal on all ranks, and so must
-    block_bytes and window_bytes, the sizes of what is shuffled.
+    block_bytes and window_bytes of `read`, the sizes of what is shuffled.
     drop_last, pad: see hsgd.io.share_of. By default every sample comes once per epoch; ranks that
     would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
     last batch may then be empty on some ranks. All ranks have the same number of steps.
     fields: names to read (all by default).
-    transform: called with each batch in transform_threads threads, or in the loop when that is 0;
-    what it returns is delivered, in order.
-
-    threads: how many read, and so how many reads are under way at once. Memory: two windows and
-    read_ahead batches, and more while the loop keeps more than read_ahead old batches. With
-    memory_limit (bytes) never more than that: arguments that need more are refused, and a loop that
-    keeps too many batches gets a MemoryError. pin_memory: page-lock the buffers for a GPU.
-    direct: read past the page cache (O_DIRECT); where the file system cannot, stats() says so.
-    verify: check the checksum of everything that is read, and raise DataError naming file and byte
-    where it is wrong; blocks of checksum_rows samples are then read whole. Needs a slab folder.
+    transform: called with each batch; what it returns is delivered, in order.
     on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
     or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
     every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
     waits in a collective for a rank that failed. "skip" on several ranks needs it. With comm rank 0
     alone examines the files (collective: all ranks make the loader), which must have one path.
     local_size: ranks of each node, for "slabs", when there is no comm to ask (ranks are numbered
-    node by node). node_cache_bytes: shared memory of each node for slabs that its ranks read: each
-    is read once, before the first batch, by one of them, and stays for later epochs. Needs comm;
-    making the loader and iter() are then collective. With "slabs" a node needs its share of the
-    dataset for as many epochs as it has ranks, otherwise all of it in every epoch; what does not
-    fit is read from the files. exchange: where a slab comes from that the memory of another node
-    holds already: the "files", or that memory, by alltoall of "comm".
-    timeout_s: longest wait for one batch.
+    node by node).
+    read: how it reads: threads, memory, sizes of what is shuffled. cache: slabs in the memory of
+    the node, which needs comm; making the loader and iter() are then collective.
 
     Local: sends no message without comm. Picklable (without comm) and safe to fork; an iteration
-    that runs stays in its process. Raises DataError for files that are missing, truncated, foreign,
-    unsealed or changed, ValueError for arguments that leave a rank without samples.
+    that runs stays in its process. `with` ends iterations that run. Raises DataError for files that
+    are missing, truncated, foreign, unsealed or changed, ValueError for arguments that leave a rank
+    without samples.
     """
 
     def __init__(
@@ -117,7 +103,7 @@ class PartitionedLoader:
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
-        shuffle: str = "block",
+        shuffle: Shuffle = "block",
         seed: int = 0,
         drop_last: bool = False,
         *,
@@ -125,65 +111,40 @@ class PartitionedLoader:
         fields: Sequence[str] | None = None,
         as_numpy: bool = False,
         transform: Callable[[Batch], Any] | None = None,
-        transform_threads: int = 0,
-        read_ahead: int = 4,
-        block_bytes: int = 4 << 20,
-        window_bytes: int = 64 << 20,
-        threads: int = 4,
-        memory_limit: int | None = None,
-        pin_memory: bool = False,
-        direct: bool = False,
-        verify: bool = False,
-        on_error: str = "raise",
+        on_error: ErrorAction = "raise",
         comm: NodeGroup | None = None,
         local_size: int | None = None,
-        node_cache_bytes: int = 0,
-        exchange: str = "files",
-        timeout_s: float = 600.0,
+        read: ReadOptions | None = None,
+        cache: CacheOptions | None = None,
     ) -> None:
-        if min(read_ahead, block_bytes, window_bytes, threads) < 1 or transform_threads < 0:
-            raise ValueError(
-                f"read_ahead={read_ahead}, block_bytes={block_bytes}, window_bytes={window_bytes}, "
-                f"threads={threads}, transform_threads={transform_threads}; use at least 1 "
-                "(transform_threads 0)"
-            )
+        read = ReadOptions() if read is None else read
         self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
         self._rank = rank
         self._cut = Cut(world_size, batch_size, drop_last, pad, 0)
         # Blocks are whole HDF5 chunks where there are chunks.
         row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
-        self._reading = _Reading(
-            shuffle=shuffle,
-            seed=seed,
-            block_samples=-(-max(1, block_bytes // row_bytes) // chunk_rows) * chunk_rows,
-            window_samples=max(1, window_bytes // row_bytes),
-            read_ahead=read_ahead,
-            threads=threads,
-            memory_limit=memory_limit,
-            direct=direct,
-            verify=verify,
-            pin_memory=pin_memory,
-        )
+        self._options, self._shuffle, self._seed = read, shuffle, seed
+        self._block_samples = -(-max(1, read.block_bytes // row_bytes) // chunk_rows) * chunk_rows
+        self._window_samples = max(1, read.window_bytes // row_bytes)
         self._epoch, self._cuts = 0, ()
         self._epoch_chosen = False  # by set_epoch() or a state, or the user was told
         self._settings = Settings(
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
-            timeout_s=timeout_s,
+            timeout_s=read.timeout_s,
             source=f"{self._data.path} (rank {rank})",
             transform=transform,
-            transform_threads=transform_threads,
+            transform_threads=read.transform_threads,
         )
         _check_policy(on_error, comm, world_size, self._data.fields)
-        _check_exchange(exchange, node_cache_bytes)
         self._on_error, self._comm = on_error, comm
         self._forget_process()
-        if verify:
+        if read.verify:
             _check_verifiable(self._data, shuffle)
         share_of(  # reports bad arguments now and not in the first epoch, as the next line does
             self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
         )
         self._order()
-        in_turn = shuffle == "slabs" or node_cache_bytes > 0
+        in_turn = shuffle == "slabs" or cache is not None
         self._seats = seats_of(world_size, local_size, comm if in_turn else None)
         self._share = self._whole_share(rank)
         self._slots(self._share)
@@ -192,19 +153,19 @@ class PartitionedLoader:
             warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=2)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
-        if pin_memory:
+        if read.pin_memory:
             _check_pinning()
         self._cache: NodeCache | None = None
-        if node_cache_bytes > 0:
+        if cache is not None:
             if comm is None:
-                raise ValueError("node_cache_bytes needs comm=, a hsgd.Comm of these ranks")
+                raise ValueError("cache= needs comm=, a hsgd.Comm of these ranks")
             self._cache = NodeCache(
                 self._data,
                 comm,
-                node_cache_bytes,
+                cache.node_bytes,
                 nodes=self._seats.by_node(),
-                verify=verify,
-                exchange=exchange,
+                verify=read.verify,
+                exchange=cache.exchange,
             )
 
     _cuts: tuple[Cut, ...]  # how the epoch was left before
@@ -232,13 +193,13 @@ class PartitionedLoader:
             share,
             self._order(),
             ranges,
-            self._reading.block_samples,
-            self._reading.direct,
-            self._reading.verify,
+            self._block_samples,
+            self._options.direct,
+            self._options.verify,
             self._cache,
         )
         ring = self._take_ring(share)
-        filler = Filler(plan, ring, self._reading.threads)
+        filler = Filler(plan, ring, self._options.threads)
         counted: list[Progress] = []
         iteration = Iteration(
             filler,
@@ -250,15 +211,25 @@ class PartitionedLoader:
         counted.append(iteration.progress)
         with self._lock:
             self._running.append((filler, iteration.progress))
+        self._iterations.add(iteration)
         self._current = (self._epoch, self._cuts, iteration.progress)
         return iteration
 
     def _repeats_an_epoch(self) -> bool:
         """Whether a whole shuffled epoch was read and nobody chose another; for rank 0 to tell."""
-        if self._epoch_chosen or self._rank or self._reading.shuffle == "none":
+        if self._epoch_chosen or self._rank or self._shuffle == "none":
             return False
         progress = self._current[2]
         return 0 < self._share.steps <= progress.batches + progress.skipped
+
+    def close(self) -> None:
+        """End the iterations that run, and give back the memory of batches that nobody has; local.
+        The loader can be iterated again.
+        """
+        for iteration in list(self._iterations):
+            iteration.close()
+        with self._lock:
+            self._rings.clear()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the iterations that start from now on; same value on all ranks.
@@ -318,7 +289,7 @@ class PartitionedLoader:
         """Name, shape and dtype of what a sample holds."""
         return self._data.fields
 
-    def stats(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """What was read since construction, over all iterations in this process.
 
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
@@ -370,6 +341,7 @@ class PartitionedLoader:
         self._rings: list[BufferRing] = []
         self._used_rings: list[BufferRing] = []
         self._running: list[tuple[Filler, Progress]] = []
+        self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._read, self._seen = ReadStats(), Progress()
         self._current = (self._epoch, self._cuts, Progress())
 
@@ -392,7 +364,7 @@ class PartitionedLoader:
                     self._slot_samples(),
                     slots,
                     self._buffer_limit(),
-                    pin=self._reading.pin_memory,
+                    pin=self._options.pin_memory,
                     longest=self._longest(),
                 )
             self._used_rings.append(ring)
@@ -410,7 +382,7 @@ class PartitionedLoader:
 
     def _slots(self, share: Share) -> int:
         """Batches that the ring holds: two windows, those read ahead, and what the loop has."""
-        reading, batch_size = self._reading, share.batch_size
+        reading, batch_size = self._options, share.batch_size
         piece_samples = self._order().piece_samples
         window = -(-piece_samples // batch_size) + 1
         slots = max(1, min(2 * window + reading.read_ahead, share.steps + 1))
@@ -439,19 +411,19 @@ class PartitionedLoader:
         return {spec.name: self._data.longest(spec) for spec in self._data.fields if spec.ragged}
 
     def _buffer_limit(self) -> int | None:
-        reading = self._reading
+        reading = self._options
         if reading.memory_limit is None:
             return None
         return max(0, reading.memory_limit - self._staging_bytes())
 
     def _staging_bytes(self) -> int:
-        reading = self._reading
+        reading = self._options
         each = staging_bytes(self._data, direct=reading.direct, verify=reading.verify)
         return reading.threads * each
 
     def _part(self, rank: int) -> int:
         """The part of the stream that a rank reads in this epoch."""
-        return self._seats.part(rank, self._epoch) if self._reading.shuffle == "slabs" else rank
+        return self._seats.part(rank, self._epoch) if self._shuffle == "slabs" else rank
 
     def _whole_share(self, rank: int) -> Share:
         """The share of a rank in this epoch, when nothing of it was consumed."""
@@ -499,10 +471,10 @@ class PartitionedLoader:
         return EpochState(
             dataset=self._data.fingerprint(),
             num_samples=self._data.num_samples,
-            shuffle=self._reading.shuffle,
-            seed=self._reading.seed,
-            block_samples=self._reading.block_samples,
-            window_samples=self._reading.window_samples,
+            shuffle=self._shuffle,
+            seed=self._seed,
+            block_samples=self._block_samples,
+            window_samples=self._window_samples,
             epoch=epoch,
             cuts=cuts,
         )
@@ -511,14 +483,13 @@ class PartitionedLoader:
         """The order of the current epoch; of many samples it takes a while to make, so it stays."""
         key = (type(self._epoch), self._epoch)
         if self._made is None or self._made[0] != key:
-            reading = self._reading
             order = EpochOrder(
                 self._data.slab_counts,
-                shuffle=reading.shuffle,
-                seed=reading.seed,
+                shuffle=self._shuffle,
+                seed=self._seed,
                 epoch=self._epoch,
-                block_samples=reading.block_samples,
-                window_samples=reading.window_samples,
+                block_samples=self._block_samples,
+                window_samples=self._window_samples,
             )
             self._made = (key, order)
         return self._made[1]
@@ -548,8 +519,9 @@ def _check_torch_types(specs: Sequence[FieldSpec]) -> None:
 def _check_policy(
     on_error: str, comm: NodeGroup | None, world_size: int, specs: Sequence[FieldSpec]
 ) -> None:
-    if on_error not in POLICIES:
-        raise ValueError(f"on_error={on_error!r}; use one of {', '.join(map(repr, POLICIES))}")
+    if on_error not in get_args(ErrorAction):
+        known = ", ".join(map(repr, get_args(ErrorAction)))
+        raise ValueError(f"on_error={on_error!r}; use one of {known}")
     ragged = [spec.name for spec in specs if spec.ragged]
     if on_error == "substitute" and ragged:
         raise ValueError(
@@ -560,15 +532,6 @@ def _check_policy(
         raise ValueError(
             'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
             "batch together, or their numbers of steps would differ"
-        )
-
-
-def _check_exchange(exchange: str, node_cache_bytes: int) -> None:
-    if exchange not in EXCHANGES:
-        raise ValueError(f"exchange={exchange!r}; use one of {', '.join(map(repr, EXCHANGES))}")
-    if exchange != "files" and node_cache_bytes <= 0:
-        raise ValueError(
-            f"exchange={exchange!r} is between the memories of nodes; give node_cache_bytes too"
         )
 
 

@@ -16,9 +16,7 @@ from hsgd.errors import DataError
 from ..reading.shared_index import Group
 from .reader_pool import Filled
 
-__all__ = ["POLICIES", "ErrorPolicy"]
-
-POLICIES = ("raise", "skip", "substitute")
+__all__ = ["ErrorPolicy"]
 
 
 class ErrorPolicy:

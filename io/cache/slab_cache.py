@@ -26,9 +26,8 @@ from ..reading.reader import RowReader
 from ..reading.shared_index import Group
 from .slab_transfer import Journey, Place, Postman, journeys, travel
 
-__all__ = ["EXCHANGES", "CacheStats", "NodeCache", "NodeGroup"]
+__all__ = ["CacheStats", "NodeCache", "NodeGroup"]
 
-EXCHANGES = ("files", "comm")  # where a slab comes from that another node holds
 _LINE = 64
 _OFFSET_BYTES = 8  # int64
 
@@ -70,7 +69,7 @@ class NodeCache:
 
     Holds all fields in the native byte order and without compression, ragged ones as values and
     offsets. nodes: the ranks of each node. verify: check what comes in against its checksums.
-    exchange: one of EXCHANGES. A slab that cannot be read, or is damaged, is left out: who wants it
+    exchange: see CacheOptions. A slab that cannot be read, or is damaged, is left out: who wants it
     reads the file and gets the error.
     Raises SharedMemoryError when the memory is not there.
     """

@@ -7,13 +7,14 @@ import shutil
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import convert_to_slabs, open_map
 from hsgd.io.convert import writer as writing
 from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import arrays_of, collect, make_slabs, rewrite_attribute, write_hdf5
 from hsgd import cli
 from hsgd.errors import DataError
+from loaders import loader_of
 
 torch = pytest.importorskip("torch")
 
@@ -52,7 +53,7 @@ def test_what_h5py_reads_is_checked_too(tmp_path, monkeypatch, dtype):
     data = open_map(tmp_path / "out")
     assert "form of its own" in data.refusals()["x"]
     assert list(find_damage(data)) == []
-    loader = PartitionedLoader(tmp_path / "out", 8, as_numpy=True, verify=True, **TINY)
+    loader = loader_of(tmp_path / "out", 8, as_numpy=True, verify=True, **TINY)
     found = collect(loader)
     np.testing.assert_array_equal(found["x"], found["number"].astype(dtype))
     with h5py.File(tmp_path / "out/slab-00001.h5") as file:
@@ -63,7 +64,7 @@ def test_what_h5py_reads_is_checked_too(tmp_path, monkeypatch, dtype):
     (line,) = list(find_damage(open_map(tmp_path / "out")))
     assert "slab-00001.h5: the checksum of the block at row 0 of 'x' is wrong" in line
     with pytest.raises(DataError, match=r"slab-00001\.h5: the checksum of the block at row 0"):
-        list(PartitionedLoader(tmp_path / "out", 8, as_numpy=True, verify=True, **TINY))
+        list(loader_of(tmp_path / "out", 8, as_numpy=True, verify=True, **TINY))
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -73,7 +74,7 @@ def test_checked_reading_gives_the_same_batches(folder, world_size, shuffle, dir
     for rank in range(world_size):
         found, expected = (
             collect(
-                PartitionedLoader(
+                loader_of(
                     folder, 5, rank, world_size, shuffle, verify=verify, direct=direct, **TINY
                 )
             )
@@ -89,7 +90,7 @@ def test_a_flipped_bit_is_an_error_and_no_batch_with_it_is_delivered(folder, fie
     row_bytes = next(spec.row_bytes for spec in data.fields if spec.name == field)
     flip(data, field, 3, 9 * row_bytes)
     first = data.slabs[3].start
-    loader = PartitionedLoader(folder, 1, shuffle="none", verify=True, **TINY)
+    loader = loader_of(folder, 1, shuffle="none", verify=True, **TINY)
     delivered = []
     with pytest.raises(DataError, match=r"slab-00003\.h5: the checksum of the block at byte \d+"):
         delivered.extend(loader)
@@ -133,11 +134,11 @@ def test_verify_reports_a_slab_that_changed_meanwhile_and_goes_on(folder):
 def test_what_cannot_be_checked_is_refused(folder, tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(10)})
     with pytest.raises(ValueError, match="has no checksums; convert it"):
-        PartitionedLoader(path, 2, verify=True)
+        loader_of(path, 2, verify=True)
     with pytest.raises(ValueError, match="has no checksums; convert it"):
         list(find_damage(open_map(path)))
     with pytest.raises(ValueError, match='verify=True with shuffle="full"'):
-        PartitionedLoader(folder, 2, shuffle="full", verify=True)
+        loader_of(folder, 2, shuffle="full", verify=True)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +159,10 @@ def test_what_cannot_be_checked_is_refused(folder, tmp_path):
 @pytest.mark.parametrize("file", ["slab-00002.h5", "index.h5"])
 def test_wrong_attributes_are_refused_or_harmless(folder, original, file, name, value):
     rewrite_attribute(folder / file, name, value)
-    expected = collect(PartitionedLoader(original, 8))
+    expected = collect(loader_of(original, 8))
     message = ""
     try:
-        found = collect(PartitionedLoader(folder, 8, verify=True))
+        found = collect(loader_of(folder, 8, verify=True))
     except (DataError, ValueError) as error:
         message = str(error)
     assert len(message.splitlines()) <= 1

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, RowReader, convert_to_slabs, open_map
+from hsgd.io import RowReader, convert_to_slabs, open_map
 from hsgd.io.convert import writer
 from hsgd.io.convert.verify import find_damage
 from hsgd.io.format.chunks import COMPRESSIONS, chunks_of
@@ -22,6 +22,7 @@ from hsgd.io.format.chunks import COMPRESSIONS, chunks_of
 from hdf5_samples import arrays_of, collect, write_hdf5
 from hsgd import cli
 from hsgd.errors import DataError, MissingExtra
+from loaders import loader_of
 
 hdf5plugin = pytest.importorskip("hdf5plugin")
 torch = pytest.importorskip("torch")
@@ -55,21 +56,21 @@ def test_chunked_files_are_read_in_place_around_hdf5(tmp_path, name, byteorder, 
     assert set(open_map(tmp_path / "a.h5").read_by().values()) == {f"preadv + {words}"}
     seen = []
     for rank in range(2):
-        loader = PartitionedLoader(tmp_path / "a.h5", 8, rank, 2, shuffle, pad=False, **TINY)
+        loader = loader_of(tmp_path / "a.h5", 8, rank, 2, shuffle, pad=False, **TINY)
         found = collect(loader)
         for field, values in found.items():
             expected = zeros_and_numbers(101)[field][found["number"]]
             np.testing.assert_array_equal(values, expected)
         seen += found["number"].tolist()
-        assert loader.stats()["h5py_calls"] == 0
+        assert loader.metrics()["h5py_calls"] == 0
     assert sorted(seen) == list(range(101))
 
 
 def test_blocks_are_whole_chunks_and_each_is_read_once(tmp_path):
     write_hdf5(tmp_path / "a.h5", {"x": np.arange(84.0)}, chunks=(7,), compression="gzip")
-    loader = PartitionedLoader(tmp_path / "a.h5", 5, shuffle="block", block_bytes=10, threads=1)
+    loader = loader_of(tmp_path / "a.h5", 5, shuffle="block", block_bytes=10, threads=1)
     assert sorted(collect(loader)["x"].tolist()) == list(range(84))
-    assert loader.stats()["preadv_calls"] == 12
+    assert loader.metrics()["preadv_calls"] == 12
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_chunks_that_were_never_written_are_read_by_h5py(tmp_path):
         dataset = file.create_dataset("x", (20,), "i4", chunks=(5,), fillvalue=7)
         dataset[5:10] = 1
     assert "missing" in open_map(tmp_path / "a.h5").refusals()["x"]
-    found = collect(PartitionedLoader(tmp_path / "a.h5", 20, shuffle="none"))["x"].tolist()
+    found = collect(loader_of(tmp_path / "a.h5", 20, shuffle="none"))["x"].tolist()
     assert found == [7] * 5 + [1] * 5 + [7] * 10
 
 
@@ -123,9 +124,9 @@ def test_a_chunk_at_the_edge_that_was_left_as_it_is_comes_out_right(tmp_path, ro
         space = h5py.h5s.create_simple(array.shape)
         dataset = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, space, create)
         dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
-    loader = PartitionedLoader(tmp_path / "a.h5", rows, shuffle="none", as_numpy=True)
+    loader = loader_of(tmp_path / "a.h5", rows, shuffle="none", as_numpy=True)
     np.testing.assert_array_equal(collect(loader)["x"], array)
-    how = loader.stats()["bypass"]["x"]
+    how = loader.metrics()["bypass"]["x"]
     edge = "h5py: the last chunk may lie there without its filters"
     assert how == (edge if rows % 4 else f"preadv + {' + '.join(filters)}")
 
@@ -139,7 +140,7 @@ def with_chunk(path, chunk, **options):
 
 
 def read_all(path):
-    return collect(PartitionedLoader(path, 100, shuffle="none", as_numpy=True))["x"]
+    return collect(loader_of(path, 100, shuffle="none", as_numpy=True))["x"]
 
 
 @pytest.mark.parametrize("count", [49, 51, 0])
@@ -215,7 +216,8 @@ def test_a_shape_that_no_file_of_this_size_has_is_refused(tmp_path):
 
 COMPLEX = """\
 import pickle, sys
-from hsgd.io import PartitionedLoader, RowReader, open_map
+from hsgd.io import RowReader, open_map
+from loaders import loader_of
 
 if len(sys.argv) > 3:
     sys.modules["hdf5plugin"] = None
@@ -268,7 +270,7 @@ def folder(original, tmp_path):
 def test_compressed_slabs_give_every_sample_once(original, shuffle, verify):
     seen = []
     for rank in range(3):
-        loader = PartitionedLoader(original, 8, rank, 3, shuffle, pad=False, verify=verify, **TINY)
+        loader = loader_of(original, 8, rank, 3, shuffle, pad=False, verify=verify, **TINY)
         found = collect(loader)
         for field, values in found.items():
             expected = zeros_and_numbers(101)[field][found["number"]]
@@ -289,8 +291,8 @@ def test_stock_h5py_with_the_plugin_reads_slabs_and_index(original):
 
 def test_compressed_slabs_are_those_of_plain_ones_otherwise(original, tmp_path):
     convert_to_slabs(original, tmp_path / "plain", num_slabs=7, permute=False)
-    found = collect(PartitionedLoader(tmp_path / "plain", 101, shuffle="none"))
-    expected = collect(PartitionedLoader(original, 101, shuffle="none"))
+    found = collect(loader_of(tmp_path / "plain", 101, shuffle="none"))
+    expected = collect(loader_of(original, 101, shuffle="none"))
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
 
@@ -303,7 +305,7 @@ def test_chunks_that_do_not_get_smaller_are_stored_as_they_are(tmp_path, compres
     extents = open_map(tmp_path / "out").slabs[0].extents
     applied = {name: len(extent.chunks.applied(0)) for name, extent in extents.items()}
     assert applied == {"noise": 0, "zeros": 1}
-    loader = PartitionedLoader(tmp_path / "out", 50, shuffle="none", as_numpy=True, verify=True)
+    loader = loader_of(tmp_path / "out", 50, shuffle="none", as_numpy=True, verify=True)
     np.testing.assert_array_equal(collect(loader)["noise"], noise)
     with h5py.File(tmp_path / "out/index.h5") as file:
         np.testing.assert_array_equal(file["noise"][:], noise)
@@ -315,7 +317,7 @@ def test_slabs_whose_chunks_a_tool_has_changed_are_checked_all_the_same(folder):
         del file["wide"]
         file.create_dataset("wide", data=values, chunks=(3, 4)).attrs.update(attributes)
     assert list(find_damage(open_map(folder))) == []
-    found = collect(PartitionedLoader(folder, 8, verify=True, **TINY))
+    found = collect(loader_of(folder, 8, verify=True, **TINY))
     expected = zeros_and_numbers(101)["wide"][found["number"]]
     np.testing.assert_array_equal(found["wide"], expected)
     position, _ = open_map(folder).slabs[2].extents["wide"].chunks.place(1)
@@ -336,13 +338,13 @@ def test_damage_in_a_chunk_is_found_and_never_delivered(folder):
         damaged.replace(path)
         (line,) = list(find_damage(open_map(folder)))
         assert "the ch" in line and f"at byte {position} of 'wide'" in line
-        loader = PartitionedLoader(folder, 1, shuffle="none", verify=True, on_error="skip")
+        loader = loader_of(folder, 1, shuffle="none", verify=True, on_error="skip")
         with pytest.warns(UserWarning, match="5 of 101 batches"):
             assert len(list(loader)) == 96
         content[position + place] ^= 8
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"slab-00002\.h5"):
-        list(PartitionedLoader(_spoilt(folder, position), 4, verify=True))
+        list(loader_of(_spoilt(folder, position), 4, verify=True))
 
 
 def _spoilt(folder, position):

@@ -12,10 +12,11 @@ import tarfile
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, open_map
+from hsgd.io import open_map
 
 from hdf5_samples import arrays_of, collect, write_hdf5
 from hsgd import cli
+from loaders import loader_of
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_names_with_spaces_and_of_any_language_survive(hsgd_data, tmp_path):
     assert code == 0 and all(name in shown for name in names[:2])
     assert hsgd_data("verify", out, "--quiet")[0] == 0
     assert hsgd_data("bench", out, "--seconds", "0.01")[0] == 0
-    found = collect(PartitionedLoader(out, 7, as_numpy=True))
+    found = collect(loader_of(out, 7, as_numpy=True))
     assert {name: sorted(values.tolist()) for name, values in found.items()} == {
         name: list(range(20)) for name in names
     }
@@ -153,7 +154,7 @@ def test_one_sample_and_a_batch_beyond_the_dataset_work(hsgd_data, tmp_path):
     assert len(open_map(tmp_path / "out").slabs) == 1
     assert hsgd_data("verify", tmp_path / "out", "--quiet")[0] == 0
     assert hsgd_data("bench", tmp_path / "out", "--batch-size", 10**12)[0] == 0
-    (batch,) = PartitionedLoader(tmp_path / "out", 10**12, as_numpy=True)
+    (batch,) = loader_of(tmp_path / "out", 10**12, as_numpy=True)
     assert batch["data"].tolist() == [[0, 1, 2]]
     for threads in (1, 4):
         found = hsgd_data("bench", tmp_path / "out", "--threads", threads, "--seconds", "0")
@@ -288,7 +289,7 @@ def test_ranks_that_are_killed_go_on_together(mpirun, tmp_path):
         done = mpirun(3, tmp_path / "killed.py", str(life), str(most), *map(str, words))
         assert (done.returncode == 0) == (life == 2), done.stderr
         assert (tmp_path / "out").exists() == (life == 2)
-    found = collect(PartitionedLoader(tmp_path / "out", 7, as_numpy=True, verify=True))
+    found = collect(loader_of(tmp_path / "out", 7, as_numpy=True, verify=True))
     order = np.argsort(found["number"])
     for name, values in arrays_of(101).items():
         np.testing.assert_array_equal(found[name][order], values)
@@ -304,5 +305,5 @@ def test_a_dataset_that_cannot_be_written_is_read_all_the_same(tmp_path, hsgd_da
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = sorted(path.name for path in out.iterdir())
     assert hsgd_data("verify", out, "--quiet")[0] == 0
-    assert len(collect(PartitionedLoader(out, 8, as_numpy=True))["number"]) == 50
+    assert len(collect(loader_of(out, 8, as_numpy=True))["number"]) == 50
     assert sorted(path.name for path in out.iterdir()) == before

@@ -12,16 +12,17 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import convert_to_slabs, open_map
 from hsgd.io.convert import conversion, shuffle_passes
 from hsgd.io.convert.writer import ALIGNMENT_BYTES, SlabFolderWriter, _writing
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
+from loaders import loader_of
 
 
 def read_all(folder, **options):
-    return collect(PartitionedLoader(folder, 7, shuffle="none", as_numpy=True, **options))
+    return collect(loader_of(folder, 7, shuffle="none", as_numpy=True, **options))
 
 
 def assert_same_samples(found, wanted):

@@ -7,16 +7,17 @@ from typing import ClassVar
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import convert_to_slabs, open_map
 from hsgd.io.convert import conversion
 from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import arrays_of, collect, tokens_of, write_hdf5
 from hsgd.errors import DataError
+from loaders import loader_of
 
 
 def read_all(folder, **options):
-    return collect(PartitionedLoader(folder, 7, shuffle="none", as_numpy=True, **options))
+    return collect(loader_of(folder, 7, shuffle="none", as_numpy=True, **options))
 
 
 ATTRIBUTES = {
@@ -136,7 +137,7 @@ def test_ragged_fields_of_several_files_are_joined(tmp_path):
     convert_to_slabs(folder, tmp_path / "out", num_slabs=3, permute=False)
     found = [
         s.tolist()
-        for b in PartitionedLoader(tmp_path / "out", 7, shuffle="none", as_numpy=True)
+        for b in loader_of(tmp_path / "out", 7, shuffle="none", as_numpy=True)
         for s in b["tokens"]
     ]
     assert found == [tokens_of(number % 30).tolist() for number in range(60)]

@@ -8,11 +8,12 @@ import os
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import convert_to_slabs, open_map
 from hsgd.io.cli import add_parser
 
 from hdf5_samples import collect, make_ragged_slabs
 from hsgd.errors import DataError
+from loaders import loader_of
 
 ROWS = np.arange(20)
 
@@ -53,9 +54,9 @@ def assert_wanted(found):
 def test_fields_behind_soft_and_external_links_are_read(linked, monkeypatch, tmp_path_factory):
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     with pytest.warns(UserWarning, match="'group/home' .a link back to a group that holds it"):
-        loader = PartitionedLoader(linked, 6, as_numpy=True)
+        loader = loader_of(linked, 6, as_numpy=True)
     assert_wanted(collect(loader))
-    bypass = loader.stats()["bypass"]
+    bypass = loader.metrics()["bypass"]
     assert bypass["far"] == f"h5py: external link to {linked.parent / 'other.h5'}"
     assert bypass["x"] == bypass["soft"] == "preadv"
 
@@ -63,11 +64,11 @@ def test_fields_behind_soft_and_external_links_are_read(linked, monkeypatch, tmp
 def test_convert_follows_links_too(linked):
     with pytest.warns(UserWarning, match="group/home"):
         convert_to_slabs(linked, linked.parent / "out", num_slabs=3)
-    assert_wanted(collect(PartitionedLoader(linked.parent / "out", 6, as_numpy=True)))
+    assert_wanted(collect(loader_of(linked.parent / "out", 6, as_numpy=True)))
 
 
 def test_a_file_behind_a_link_must_not_change_while_it_is_in_use(linked):
-    loader = PartitionedLoader(linked, 6, as_numpy=True, fields=["far"])
+    loader = loader_of(linked, 6, as_numpy=True, fields=["far"])
     os.utime(linked.parent / "other.h5", ns=(1, 1))
     with pytest.raises(DataError, match=r"other\.h5: changed since it was opened"):
         list(loader)
@@ -112,12 +113,12 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path, capsys):
     with pytest.warns(
         UserWarning, match=r"main\.h5: no fields, so left out: .*, 5 more; name the fields"
     ):
-        PartitionedLoader(path, 6, as_numpy=True)
+        loader_of(path, 6, as_numpy=True)
     with pytest.raises(
         ValueError, match=r"no field missing \(missing: a link to the file gone\.h5"
     ):
         open_map(path, ["missing"])
-    assert list(PartitionedLoader(path, 6, as_numpy=True, fields=["x"]))
+    assert list(loader_of(path, 6, as_numpy=True, fields=["x"]))
     parser = argparse.ArgumentParser("hsgd")
     add_parser(parser.add_subparsers())
     options = parser.parse_args(["data", "info", str(path)])
@@ -132,7 +133,7 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path, capsys):
 def test_only_rank_0_warns(tmp_path):
     with h5py.File(tmp_path / "main.h5", "w") as file:
         file["x"], file["number"] = ROWS, 7
-    assert len(PartitionedLoader(tmp_path / "main.h5", 2, 1, 2)) == 5
+    assert len(loader_of(tmp_path / "main.h5", 2, 1, 2)) == 5
 
 
 def test_a_ragged_field_of_another_folder_is_left_out(tmp_path):

@@ -6,12 +6,13 @@ import shutil
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import convert_to_slabs, open_map
 from hsgd.io.convert import writer
 from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import make_ragged_slabs, tokens_of
 from hsgd.errors import DataError
+from loaders import loader_of
 
 hdf5plugin = pytest.importorskip("hdf5plugin")
 
@@ -63,19 +64,17 @@ def test_chunks_hold_elements_and_are_read_around_hdf5(original):
 def test_every_sample_comes_once_and_whole(original, shuffle, options, batch_size):
     seen = []
     for rank in range(3):
-        loader = PartitionedLoader(
-            original, batch_size, rank, 3, shuffle, pad=False, **TINY, **options
-        )
+        loader = loader_of(original, batch_size, rank, 3, shuffle, pad=False, **TINY, **options)
         for batch in loader:
             seen += check(batch)
-        assert loader.stats()["h5py_calls"] == 0
+        assert loader.metrics()["h5py_calls"] == 0
     assert sorted(seen) == list(range(101))
 
 
 def test_compressed_slabs_can_be_converted_anew(original, tmp_path):
     convert_to_slabs(original, tmp_path / "plain", num_slabs=3, seed=9)
     assert open_map(tmp_path / "plain").read_by()["tokens"] == "preadv"
-    seen = [number for batch in PartitionedLoader(tmp_path / "plain", 9) for number in check(batch)]
+    seen = [number for batch in loader_of(tmp_path / "plain", 9) for number in check(batch)]
     assert sorted(seen) == list(range(101))
 
 
@@ -95,7 +94,7 @@ def test_vectors_of_different_numbers_cross_chunks_too(tmp_path, monkeypatch):
     convert_to_slabs(tmp_path / "a.tar", tmp_path / "out", num_slabs=2, compress="gzip")
     assert open_map(tmp_path / "out").slabs[0].extents["v.npy"].chunks.rows == 4
     lengths = []
-    for batch in PartitionedLoader(tmp_path / "out", 7, verify=True, **TINY):
+    for batch in loader_of(tmp_path / "out", 7, verify=True, **TINY):
         for found in batch["v.npy"]:
             assert found.shape[1:] == (3,)
             assert len(found) == 0 or np.all(found == found[0, 0])
@@ -112,8 +111,8 @@ def test_damage_in_a_chunk_is_found_and_never_delivered(folder):
     lines = list(find_damage(open_map(folder)))
     assert lines and all("slab-00002.h5: the ch" in line for line in lines)
     with pytest.raises(DataError, match=r"slab-00002\.h5: the ch"):
-        list(map(check, PartitionedLoader(folder, 4, verify=True, **TINY)))
-    loader = PartitionedLoader(folder, 4, verify=True, on_error="skip", **TINY)
+        list(map(check, loader_of(folder, 4, verify=True, **TINY)))
+    loader = loader_of(folder, 4, verify=True, on_error="skip", **TINY)
     with pytest.warns(UserWarning, match="batches of this epoch were left out"):
         seen = [number for batch in loader for number in check(batch)]
     assert 60 < len(seen) < 101

@@ -7,10 +7,11 @@ import tarfile
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, convert_to_slabs
+from hsgd.io import convert_to_slabs
 
 from hdf5_samples import collect
 from hsgd.errors import DataError
+from loaders import loader_of
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -30,7 +31,7 @@ def png(array):
 
 
 def read(path):
-    return collect(PartitionedLoader(path, 5, as_numpy=True, verify=True))
+    return collect(loader_of(path, 5, as_numpy=True, verify=True))
 
 
 def write_images(folder):
@@ -141,7 +142,7 @@ def test_a_csv_column_that_turns_into_fractions_late_keeps_them(tmp_path, monkey
     monkeypatch.setattr("hsgd.io.convert.record_sources.CsvSource._CHUNK", 4)
     (tmp_path / "t.csv").write_text("x\n" + "\n".join(map(str, [*range(10), 0.5])) + "\n")
     convert_to_slabs(tmp_path / "t.csv", tmp_path / "out", permute=False)
-    found = collect(PartitionedLoader(tmp_path / "out", 20, shuffle="none", as_numpy=True))
+    found = collect(loader_of(tmp_path / "out", 20, shuffle="none", as_numpy=True))
     assert found["x"].tolist() == [*range(10), 0.5]
 
 

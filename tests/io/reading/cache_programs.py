@@ -14,11 +14,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from hsgd.io import PartitionedLoader
 from hsgd.io.format import dataset_index
 
 from hdf5_samples import tokens_of
 from hsgd import Comm
+from loaders import loader_of
 
 __all__ = ["CASES", "COUNT", "EPOCHS"]
 
@@ -26,17 +26,17 @@ COUNT = 120
 EPOCHS = 5
 ALL, FEW = 1 << 20, 6000  # bytes of memory for slabs
 CASES = {
-    "files": {"shuffle": "slabs", "node_cache_bytes": ALL},
-    "comm": {"shuffle": "slabs", "node_cache_bytes": ALL, "exchange": "comm", "verify": True},
-    "few": {"shuffle": "slabs", "node_cache_bytes": FEW, "exchange": "comm"},
-    "block": {"shuffle": "block", "node_cache_bytes": FEW, "exchange": "comm"},
+    "files": {"shuffle": "slabs", "cache_bytes": ALL},
+    "comm": {"shuffle": "slabs", "cache_bytes": ALL, "exchange": "comm", "verify": True},
+    "few": {"shuffle": "slabs", "cache_bytes": FEW, "exchange": "comm"},
+    "block": {"shuffle": "block", "cache_bytes": FEW, "exchange": "comm"},
 }
 FIGURES = ("cache_bytes", "exchanged_bytes", "bytes_read")
 
 
 def read_epochs(comm: Comm, folder: str, options: dict[str, Any]) -> list[list[int]]:
     """Figures after each epoch; all samples came once, and whole."""
-    loader = PartitionedLoader(
+    loader = loader_of(
         folder, 7, comm.rank, comm.size, comm=comm, pad=False, as_numpy=True, threads=2,
         block_bytes=100, window_bytes=300, **options,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def read_epochs(comm: Comm, folder: str, options: dict[str, Any]) -> list[list[i
                 np.testing.assert_array_equal(tokens, tokens_of(number))
         everyone = comm.allgather(np.concatenate(seen))
         np.testing.assert_array_equal(np.sort(everyone), np.arange(COUNT))
-        stats = loader.stats()
+        stats = loader.metrics()
         figures.append(comm.allreduce(np.array([stats[name] for name in FIGURES])).tolist())
     return figures
 

@@ -19,9 +19,10 @@ from typing import Any
 import h5py
 import hdf5plugin  # noqa: F401, so that stock h5py reads what was compressed
 import numpy as np
-from hsgd.io import PartitionedLoader, Ragged
+from hsgd.io import Ragged
 
 from hsgd.errors import DataError
+from loaders import loader_of
 
 __all__: list[str] = []
 
@@ -32,7 +33,7 @@ REFUSED = (DataError, ValueError, MemoryError)
 
 def batches(path: Path, **options: Any) -> Iterator[dict[str, Any]]:
     """The first batches in order, with few threads and little memory."""
-    loader = PartitionedLoader(
+    loader = loader_of(
         path, 8, as_numpy=True, threads=2, timeout_s=30, memory_limit=LIMIT_BYTES, **options
     )
     iteration = iter(loader)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedDataset, PartitionedLoader, convert_to_slabs, open_map
+from hsgd.io import PartitionedDataset, ReadOptions, convert_to_slabs, open_map
 from hsgd.io.cache.node_ranks import seats_of
 from hsgd.io.convert import writer as writing
 
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, tokens_of
+from loaders import loader_of
 from ranks import Ranks, meeting_point
 
 torch = pytest.importorskip("torch")
@@ -36,7 +37,7 @@ def pool():
 
 def read_epochs(seat, folder, path, epochs, options):
     """Numbers of each epoch, whether all fields fit them, and the figures after each epoch."""
-    loader = PartitionedLoader(
+    loader = loader_of(
         folder, 7, seat.rank, 3, comm=seat.comm(path, 3), pad=False, **TINY, **options
     )
     numbers, stats = [], []
@@ -46,13 +47,13 @@ def read_epochs(seat, folder, path, epochs, options):
         for name, values in found.items():
             np.testing.assert_array_equal(values, arrays_of(120)[name][found["number"]])
         numbers.append(found["number"].tolist())
-        stats.append(loader.stats())
+        stats.append(loader.metrics())
     return numbers, stats
 
 
 @pytest.mark.parametrize("shuffle", ["block", "slabs", "none", "full"])
 def test_each_slab_is_read_once_by_one_rank_of_the_node(pool, original, shuffle):
-    options = {"shuffle": shuffle, "node_cache_bytes": 1 << 20}
+    options = {"shuffle": shuffle, "cache_bytes": 1 << 20}
     found = pool.run(read_epochs, original, meeting_point(), 3, options)
     plain = pool.run(read_epochs, original, meeting_point(), 3, {"shuffle": shuffle})
     assert [numbers for numbers, _ in found] == [numbers for numbers, _ in plain]
@@ -66,7 +67,7 @@ def test_each_slab_is_read_once_by_one_rank_of_the_node(pool, original, shuffle)
 
 def test_what_does_not_fit_is_read_from_the_files(pool, original):
     slot = 3 * 64 + 320  # of 10 samples: fields begin on cache lines
-    options = {"shuffle": "block", "node_cache_bytes": 5 * slot + 9}
+    options = {"shuffle": "block", "cache_bytes": 5 * slot + 9}
     found = pool.run(read_epochs, original, meeting_point(), 2, options)
     for epoch in range(2):
         assert sorted(n for numbers, _ in found for n in numbers[epoch]) == list(range(120))
@@ -76,7 +77,7 @@ def test_what_does_not_fit_is_read_from_the_files(pool, original):
 
 def test_a_slab_is_given_up_for_one_that_is_needed(pool, original):
     """Without a full cache each epoch wants slabs in its own order."""
-    options = {"shuffle": "slabs", "node_cache_bytes": 1 << 20, "drop_last": True}
+    options = {"shuffle": "slabs", "cache_bytes": 1 << 20, "drop_last": True}
     found = pool.run(read_epochs, original, meeting_point(), 4, options)
     for epoch in range(4):
         seen = [n for numbers, _ in found for n in numbers[epoch]]
@@ -95,7 +96,7 @@ def damaged(original, tmp_path):
 
 
 def test_a_damaged_slab_is_left_out_and_the_policy_decides(pool, damaged):
-    options = {"shuffle": "block", "node_cache_bytes": 1 << 20, "verify": True}
+    options = {"shuffle": "block", "cache_bytes": 1 << 20, "verify": True}
     found = pool.run(read_epochs, damaged, meeting_point(), 1, {**options, "on_error": "skip"})
     assert {stats[0]["cached_slabs"] for _, stats in found} == {11}
     assert len({stats[0]["skipped"] for _, stats in found}) == 1
@@ -106,7 +107,7 @@ def test_a_damaged_slab_is_left_out_and_the_policy_decides(pool, damaged):
 
 def test_compressed_slabs_lie_decompressed_in_the_memory(pool, original, tmp_path):
     convert_to_slabs(original, tmp_path / "packed", num_slabs=5, compress="gzip")
-    options = {"shuffle": "block", "node_cache_bytes": 1 << 20}
+    options = {"shuffle": "block", "cache_bytes": 1 << 20}
     found = pool.run(read_epochs, tmp_path / "packed", meeting_point(), 2, options)
     for epoch in range(2):
         assert sorted(n for numbers, _ in found for n in numbers[epoch]) == list(range(120))
@@ -115,7 +116,7 @@ def test_compressed_slabs_lie_decompressed_in_the_memory(pool, original, tmp_pat
 
 def read_ragged(seat, folder, path, options):
     """Numbers of two epochs, whether their tokens fit them, and the figures."""
-    loader = PartitionedLoader(
+    loader = loader_of(
         folder, 7, seat.rank, 3, comm=seat.comm(path, 3), pad=False, **TINY, **options
     )
     seen = []
@@ -125,7 +126,7 @@ def read_ragged(seat, folder, path, options):
             for number, tokens in zip(batch["number"].tolist(), batch["tokens"], strict=True):
                 np.testing.assert_array_equal(tokens, tokens_of(number))
                 seen.append(number)
-    return seen, loader.stats()
+    return seen, loader.metrics()
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def ragged(tmp_path_factory):
 
 @pytest.mark.parametrize("options", [{"verify": True}, {"shuffle": "full"}, {"shuffle": "slabs"}])
 def test_ragged_fields_lie_in_the_memory_too(pool, ragged, options):
-    options = {"node_cache_bytes": 1 << 20, **options}
+    options = {"cache_bytes": 1 << 20, **options}
     found = pool.run(read_ragged, ragged, meeting_point(), options)
     assert sorted(n for seen, _ in found for n in seen) == sorted([*range(101)] * 2)
     assert {stats["bytes_read"] for _, stats in found} == {0}
@@ -148,7 +149,7 @@ def test_ragged_fields_lie_in_the_memory_too(pool, ragged, options):
 
 def test_compressed_ragged_fields_lie_decompressed_in_the_memory(pool, ragged, tmp_path):
     convert_to_slabs(ragged, tmp_path / "packed", num_slabs=5, compress="gzip")
-    options = {"node_cache_bytes": 1 << 20, "verify": True}
+    options = {"cache_bytes": 1 << 20, "verify": True}
     found = pool.run(read_ragged, tmp_path / "packed", meeting_point(), options)
     assert sorted(n for seen, _ in found for n in seen) == sorted([*range(101)] * 2)
     assert {stats["bytes_read"] for _, stats in found} == {0}
@@ -162,7 +163,7 @@ def test_a_slab_with_damaged_ragged_fields_is_left_out(pool, ragged, tmp_path, w
     with open(slab.path, "r+b") as file:
         file.seek(extent.offset + 9 if what == "values" else extent.offsets.offset + 8 * 3)
         file.write(b"\xee")
-    options = {"node_cache_bytes": 1 << 20, "verify": True, "on_error": "skip"}
+    options = {"cache_bytes": 1 << 20, "verify": True, "on_error": "skip"}
     found = pool.run(read_ragged, folder, meeting_point(), options)
     assert {stats["cached_slabs"] for _, stats in found} == {8}
     assert found[0][1]["skipped"] > 0
@@ -170,21 +171,21 @@ def test_a_slab_with_damaged_ragged_fields_is_left_out(pool, ragged, tmp_path, w
 
 def keep_one_open(seat, folder, path):
     """Rank 1 keeps an iteration open while all begin another epoch; what the cache read then."""
-    loader = PartitionedLoader(
-        folder, 5, seat.rank, 3, "slabs", comm=seat.comm(path, 3), node_cache_bytes=2000, **TINY
+    loader = loader_of(
+        folder, 5, seat.rank, 3, "slabs", comm=seat.comm(path, 3), cache_bytes=2000, **TINY
     )
     kept = iter(loader)
     begun = next(kept)["number"].tolist()
     if seat.rank != 1:
         kept.close()
     loader.set_epoch(1)
-    before = loader.stats()["cache_bytes"]
+    before = loader.metrics()["cache_bytes"]
     whole = collect(loader)["number"].tolist()
-    busy = loader.stats()["cache_bytes"] - before
+    busy = loader.metrics()["cache_bytes"] - before
     kept.close()
     loader.set_epoch(2)
     collect(loader)
-    return begun, whole, busy, loader.stats()["cache_bytes"] - before
+    return begun, whole, busy, loader.metrics()["cache_bytes"] - before
 
 
 def test_slabs_that_somebody_still_reads_stay(pool, original):
@@ -201,9 +202,7 @@ def test_ranks_take_the_parts_of_the_stream_in_turn(original, local_size):
     for epoch in range(4):
         whole = []
         for rank in range(4):
-            loader = PartitionedLoader(
-                original, 10, rank, 4, "slabs", local_size=local_size, **small
-            )
+            loader = loader_of(original, 10, rank, 4, "slabs", local_size=local_size, **small)
             loader.set_epoch(epoch)
             numbers = collect(loader)["number"].tolist()
             seen[rank] += numbers
@@ -215,7 +214,7 @@ def test_ranks_take_the_parts_of_the_stream_in_turn(original, local_size):
 
 def test_resume_holds_while_parts_go_round(original):
     seen = []
-    loaders = [PartitionedLoader(original, 6, rank, 4, "slabs", **TINY) for rank in range(4)]
+    loaders = [loader_of(original, 6, rank, 4, "slabs", **TINY) for rank in range(4)]
     for loader in loaders:
         loader.set_epoch(3)
         iteration = iter(loader)
@@ -223,7 +222,7 @@ def test_resume_holds_while_parts_go_round(original):
         state = loader.state_dict()
         iteration.close()
     for rank in range(3):
-        loader = PartitionedLoader(original, 8, rank, 3, "slabs", pad=False, **TINY)
+        loader = loader_of(original, 8, rank, 3, "slabs", pad=False, **TINY)
         loader.load_state_dict(state)
         seen += collect(loader)["number"].tolist()
     assert sorted(seen) == list(range(120))
@@ -231,7 +230,13 @@ def test_resume_holds_while_parts_go_round(original):
 
 def test_workers_of_a_dataset_take_turns_too(original):
     dataset = PartitionedDataset(
-        original, 5, 1, 2, shuffle="slabs", local_size=2, block_bytes=200, window_bytes=900
+        original,
+        5,
+        1,
+        2,
+        shuffle="slabs",
+        local_size=2,
+        read=ReadOptions(block_bytes=200, window_bytes=900),
     )
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
     assert len(collect(loader)["number"]) == 60
@@ -271,9 +276,9 @@ def test_seats_count_ranks_node_by_node_however_they_are_numbered():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"node_cache_bytes": 1000}, "node_cache_bytes needs comm="),
-        ({"exchange": "comm"}, "exchange='comm' is between the memories of nodes; give node_cache"),
-        ({"exchange": "post"}, "exchange='post'; use one of 'files', 'comm'"),
+        ({"cache_bytes": 1000}, "cache= needs comm="),
+        ({"cache_bytes": 0}, "node_bytes=0; use at least 1"),
+        ({"cache_bytes": 9, "exchange": "post"}, "exchange='post'; use one of 'files', 'comm'"),
         ({"shuffle": "slabs", "local_size": 2}, "local_size=2 of world_size 3; use a divisor"),
         ({"shuffle": "slabs", "comm": Elsewhere([0])}, "world_size is 3 and comm has 1 ranks"),
     ],
@@ -283,4 +288,4 @@ def test_arguments_that_do_not_fit_are_refused(original, monkeypatch, options, m
         "hsgd.io.loader.open_map_together", lambda path, fields, comm: open_map(path)
     )
     with pytest.raises(ValueError, match=message):
-        PartitionedLoader(original, 5, 0, 3, **TINY, **options)
+        loader_of(original, 5, 0, 3, **TINY, **options)

@@ -6,11 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, open_map
+from hsgd.io import open_map
 from hsgd.io.convert import writer as writing
 
 from hdf5_samples import arrays_of, collect, make_slabs
 from hsgd.errors import DataError
+from loaders import loader_of
 from ranks import Ranks, meeting_point
 
 torch = pytest.importorskip("torch")
@@ -40,7 +41,7 @@ def folder(original, tmp_path):
 
 def make(folder, rank=0, world_size=1, **options):
     settings = {"shuffle": "none", "verify": True, **TINY, **options}
-    return PartitionedLoader(folder, 10, rank, world_size, **settings)
+    return loader_of(folder, 10, rank, world_size, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_skip_leaves_out_the_batch_and_counts_it(folder):
     with pytest.warns(UserWarning, match=r"1 of 10 batches.*slab-00001\.h5.*\(batch 2 of rank 0\)"):
         found = collect(loader)["number"].tolist()
     assert found == [n for n in range(100) if not 20 <= n < 30]
-    assert (loader.stats()["skipped"], loader.stats()["batches"]) == (1, 9)
+    assert (loader.metrics()["skipped"], loader.metrics()["batches"]) == (1, 9)
     assert loader.state_dict()["cuts"][0]["steps"] == 10
 
 
@@ -67,7 +68,7 @@ def test_an_epoch_without_a_readable_batch_says_so_and_counts_all(folder, transf
         (folder / f"slab-{slab:05d}.h5").touch()
     with pytest.warns(UserWarning, match=r"10 of 10 batches .* left out .*slab-00000\.h5: changed"):
         assert list(loader) == []
-    assert (loader.stats()["skipped"], loader.stats()["batches"]) == (10, 0)
+    assert (loader.metrics()["skipped"], loader.metrics()["batches"]) == (10, 0)
 
 
 def test_what_was_skipped_at_the_end_counts_after_the_batches_before_it(folder):
@@ -91,12 +92,12 @@ def test_substitute_puts_good_samples_of_the_batch_in_their_place(folder):
     assert set(numbers[24:28]) <= {20, 21, 22, 23, 28, 29}
     for name, values in found.items():
         np.testing.assert_array_equal(values, arrays_of(100)[name][found["number"]])
-    assert loader.stats()["substituted"] == 4
+    assert loader.metrics()["substituted"] == 4
 
 
 def test_substitute_for_a_whole_batch_takes_an_earlier_sample_and_raises_without_one(folder):
     settings = {"shuffle": "none", "verify": True, "on_error": "substitute", **TINY}
-    loader = PartitionedLoader(folder, 4, **settings)
+    loader = loader_of(folder, 4, **settings)
     assert collect(loader)["number"].tolist()[24:28] == [0] * 4
     (folder / "slab-00000.h5").touch()
     with pytest.raises(DataError, match=r"slab-00000\.h5: changed"):
@@ -108,7 +109,7 @@ def test_a_slab_that_changes_while_it_is_read_falls_under_the_policy_too(folder)
     (folder / "slab-00004.h5").touch()
     with pytest.warns(UserWarning, match="3 of 10 batches of this epoch were left out"):
         found = collect(loader)["number"].tolist()
-    assert loader.stats()["skipped"] == 3
+    assert loader.metrics()["skipped"] == 3
     assert found == [n for n in range(80) if not 20 <= n < 30]
 
 
@@ -116,7 +117,7 @@ def read_part(seat, folder, path, on_error):
     """Numbers that a rank got, or the text of its error; then a collective, to see who is there."""
     comm = seat.comm(path, 3)
     settings = {"shuffle": "none", "verify": True, "as_numpy": True, **TINY}
-    loader = PartitionedLoader(folder, 6, seat.rank, 3, on_error=on_error, comm=comm, **settings)
+    loader = loader_of(folder, 6, seat.rank, 3, on_error=on_error, comm=comm, **settings)
     got = []
     try:
         for batch in loader:
@@ -124,7 +125,7 @@ def read_part(seat, folder, path, on_error):
     except DataError as error:
         got = str(error)
     together = int(comm.allreduce(np.ones(1, np.int32))[0])
-    return got, together, loader.stats()["skipped"]
+    return got, together, loader.metrics()["skipped"]
 
 
 def test_all_ranks_raise_in_the_same_step_and_those_without_error_name_the_rank(pool, folder):
@@ -170,9 +171,7 @@ def count_examinations(seat, folder, path):
         lambda *a: (opened.append(a), examine(*a))[1],
     )
     try:
-        loader = PartitionedLoader(
-            folder, 6, seat.rank, 3, as_numpy=True, comm=seat.comm(path, 3), **TINY
-        )
+        loader = loader_of(folder, 6, seat.rank, 3, as_numpy=True, comm=seat.comm(path, 3), **TINY)
         return len(opened), collect(loader)["number"].tolist()
     except DataError as error:
         return len(opened), str(error)

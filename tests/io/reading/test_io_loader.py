@@ -15,7 +15,7 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from hsgd.io import PartitionedLoader, RowReader
+from hsgd.io import RowReader
 from hsgd.io.batches import iteration as iterating
 from hsgd.io.batches.reader_pool import Filler
 from hsgd.io.reading import row_copies
@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
+from loaders import loader_of
 
 torch = pytest.importorskip("torch")
 
@@ -89,7 +90,7 @@ def test_every_sample_comes_exactly_once_per_epoch_besides_padding(
 ):
     seen, padded, steps = [], 0, set()
     for rank in range(world_size):
-        loader = PartitionedLoader(
+        loader = loader_of(
             folders(samples, slabs), batch_size, rank, world_size, shuffle, seed=3, **TINY
         )
         loader.set_epoch(epoch)
@@ -97,7 +98,7 @@ def test_every_sample_comes_exactly_once_per_epoch_besides_padding(
         steps.add((len(batches), len(loader)))
         found = collect(batches)
         assert_samples_are_whole(found)
-        padding = loader.stats()["padding"]
+        padding = loader.metrics()["padding"]
         padded += padding
         seen += found["number"].tolist()[: loader.samples_per_epoch - padding]
     assert sorted(seen) == list(range(samples))
@@ -108,9 +109,7 @@ def test_every_sample_comes_exactly_once_per_epoch_besides_padding(
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 7])
 def test_without_padding_no_sample_comes_twice_and_steps_stay_equal(folders, world_size):
     path = folders(101, 7)
-    ranks = [
-        PartitionedLoader(path, 10, r, world_size, pad=False, **TINY) for r in range(world_size)
-    ]
+    ranks = [loader_of(path, 10, r, world_size, pad=False, **TINY) for r in range(world_size)]
     batches = [list(loader) for loader in ranks]
     assert len({len(b) for b in batches}) == 1
     assert sorted(n for rank in batches for n in collect(rank)["number"]) == list(range(101))
@@ -118,27 +117,27 @@ def test_without_padding_no_sample_comes_twice_and_steps_stay_equal(folders, wor
 
 def test_an_exact_share_may_end_with_an_empty_batch(folders):
     path = folders(5, 1)
-    last = [list(PartitionedLoader(path, 1, r, 2, pad=False))[-1]["image"].shape for r in (0, 1)]
+    last = [list(loader_of(path, 1, r, 2, pad=False))[-1]["image"].shape for r in (0, 1)]
     assert last == [(1, 2, 3), (0, 2, 3)]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_drop_last_gives_full_batches_only(folders, world_size):
     for rank in range(world_size):
-        loader = PartitionedLoader(folders(101, 7), 8, rank, world_size, drop_last=True)
+        loader = loader_of(folders(101, 7), 8, rank, world_size, drop_last=True)
         assert [len(batch["number"]) for batch in loader] == [8] * (101 // (8 * world_size))
 
 
 def test_no_shuffle_gives_each_rank_its_contiguous_range(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", arrays_of(10))
-    parts = [numbers(PartitionedLoader(path, 3, r, 2, "none")) for r in (0, 1)]
+    parts = [numbers(loader_of(path, 3, r, 2, "none")) for r in (0, 1)]
     assert parts == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 @pytest.mark.parametrize("shuffle", ["block", "full"])
 def test_epochs_differ_and_the_same_seed_gives_the_same_order(folder, shuffle):
     def order(seed, epoch):
-        loader = PartitionedLoader(folder, 8, shuffle=shuffle, seed=seed, **TINY)
+        loader = loader_of(folder, 8, shuffle=shuffle, seed=seed, **TINY)
         loader.set_epoch(epoch)
         return numbers(loader)
 
@@ -148,10 +147,7 @@ def test_epochs_differ_and_the_same_seed_gives_the_same_order(folder, shuffle):
 
 def test_the_global_stream_does_not_depend_on_the_number_of_ranks(folder):
     def stream(world_size):
-        ranks = [
-            PartitionedLoader(folder, 8, r, world_size, pad=False, **TINY)
-            for r in range(world_size)
-        ]
+        ranks = [loader_of(folder, 8, r, world_size, pad=False, **TINY) for r in range(world_size)]
         return [n for loader in ranks for n in numbers(loader)]
 
     assert stream(1) == stream(2) == stream(5)
@@ -160,7 +156,7 @@ def test_the_global_stream_does_not_depend_on_the_number_of_ranks(folder):
 @pytest.mark.parametrize("shuffle", ["none", "block", "full"])
 def test_the_first_batch_is_read_alone_where_single_rows_can_be(folder, shuffle):
     def pieces(**options):
-        loader = PartitionedLoader(folder, 4, shuffle=shuffle, window_bytes=2000, **options)
+        loader = loader_of(folder, 4, shuffle=shuffle, window_bytes=2000, **options)
         iteration = iter(loader)
         found = list(iteration._filler._plan.pieces())
         iteration.close()
@@ -174,7 +170,7 @@ def test_the_first_batch_is_read_alone_where_single_rows_can_be(folder, shuffle)
 
 
 def test_iterating_again_without_set_epoch_repeats_the_epoch(folder):
-    loader = PartitionedLoader(folder, 8)
+    loader = loader_of(folder, 8)
     first = numbers(loader)
     with pytest.warns(UserWarning, match=r"a second epoch in the order .* call set_epoch\(epoch\)"):
         assert numbers(loader) == first
@@ -183,15 +179,15 @@ def test_iterating_again_without_set_epoch_repeats_the_epoch(folder):
 
 @pytest.mark.parametrize(("shuffle", "rank"), [("none", 0), ("block", 1)])
 def test_only_rank_0_tells_of_a_repeated_order_and_only_where_it_is_shuffled(folder, shuffle, rank):
-    loader = PartitionedLoader(folder, 8, rank, 2, shuffle)
+    loader = loader_of(folder, 8, rank, 2, shuffle)
     assert numbers(loader) == numbers(loader)
 
 
 def test_nobody_is_told_of_a_repeated_order_that_was_chosen_or_of_a_loop_that_was_left(folder):
-    chosen = PartitionedLoader(folder, 8)
+    chosen = loader_of(folder, 8)
     chosen.set_epoch(0)
     assert numbers(chosen) == numbers(chosen)
-    left = PartitionedLoader(folder, 8)
+    left = loader_of(folder, 8)
     next(iter(left))
     assert len(numbers(left)) == 101
 
@@ -212,18 +208,18 @@ def test_nobody_is_told_of_a_repeated_order_that_was_chosen_or_of_a_loop_that_wa
 def test_ordinary_files_are_read_in_place(tmp_path, shuffle, options, read_by):
     arrays = {"number": arrays_of(50)["number"]}
     path = write_hdf5(tmp_path / "a.h5", arrays, **options)
-    loader = PartitionedLoader(path, 8, shuffle=shuffle, block_bytes=32, window_bytes=100)
+    loader = loader_of(path, 8, shuffle=shuffle, block_bytes=32, window_bytes=100)
     assert sorted(numbers(loader)) == list(range(50))
-    stats = loader.stats()
+    stats = loader.metrics()
     assert stats["bypass"] == {"number": read_by}
     calls = stats["preadv_calls"] > 0, stats["h5py_calls"] > 0
     assert calls == ((False, True) if read_by.startswith("h5py") else (True, False))
 
 
 def test_stats_count_what_was_delivered(folder):
-    loader = PartitionedLoader(folder, 10, shuffle="none")
+    loader = loader_of(folder, 10, shuffle="none")
     list(loader)
-    stats = loader.stats()
+    stats = loader.metrics()
     assert (stats["batches"], stats["samples"]) == (11, 101)
     assert stats["bytes_read"] == 101 * (8 + 24 + 5 + 1)
 
@@ -232,7 +228,7 @@ def test_batches_are_tensors_that_share_the_memory_that_was_read(folder, monkeyp
     arrays = []
     convert = iterating._as_tensors
     monkeypatch.setattr(iterating, "_as_tensors", lambda a: (arrays.append(a), convert(a))[1])
-    batches = list(PartitionedLoader(folder, 8))
+    batches = list(loader_of(folder, 8))
     assert {name: values.dtype for name, values in batches[0].items()} == {
         "even": torch.bool,
         "image": torch.float32,
@@ -245,30 +241,30 @@ def test_batches_are_tensors_that_share_the_memory_that_was_read(folder, monkeyp
 
 
 def test_as_numpy_gives_arrays(folder):
-    (batch, *_) = PartitionedLoader(folder, 8, as_numpy=True)
+    (batch, *_) = loader_of(folder, 8, as_numpy=True)
     assert all(type(values) is np.ndarray for values in batch.values())
 
 
 def test_big_endian_fields_arrive_in_native_order(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(30, dtype=">f4").reshape(10, 3)})
-    found = collect(PartitionedLoader(path, 4, shuffle="none"))["x"]
+    found = collect(loader_of(path, 4, shuffle="none"))["x"]
     assert found.ravel().tolist() == list(range(30))
 
 
 def test_types_that_torch_does_not_know_are_refused_at_once(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.zeros(4, np.longdouble)})
     with pytest.raises(TypeError, match=r"'x' has dtype .*as_numpy=True"):
-        PartitionedLoader(path, 2)
-    assert len(list(PartitionedLoader(path, 2, as_numpy=True))) == 2
+        loader_of(path, 2)
+    assert len(list(loader_of(path, 2, as_numpy=True))) == 2
 
 
 def test_fields_can_be_chosen(folder):
-    (batch, *_) = PartitionedLoader(folder, 8, fields=["pixels", "number"])
+    (batch, *_) = loader_of(folder, 8, fields=["pixels", "number"])
     assert list(batch) == ["pixels", "number"]
 
 
 def test_breaking_off_ends_the_thread(folder):
-    for _ in PartitionedLoader(folder, 1, read_ahead=1, threads=3, **TINY):
+    for _ in loader_of(folder, 1, read_ahead=1, threads=3, **TINY):
         assert reading_threads()
         break
     gc.collect()
@@ -276,7 +272,7 @@ def test_breaking_off_ends_the_thread(folder):
 
 
 def test_close_ends_an_iteration_that_somebody_still_holds(folder):
-    iteration = iter(PartitionedLoader(folder, 1, read_ahead=1))
+    iteration = iter(loader_of(folder, 1, read_ahead=1))
     next(iteration)
     iteration.close()
     assert reading_threads() == []
@@ -285,7 +281,7 @@ def test_close_ends_an_iteration_that_somebody_still_holds(folder):
 
 def test_an_error_in_the_loop_ends_the_thread(folder):
     def train():
-        for _ in PartitionedLoader(folder, 1, read_ahead=1):
+        for _ in loader_of(folder, 1, read_ahead=1):
             raise KeyError("the user's own")
 
     with pytest.raises(KeyError):
@@ -293,7 +289,7 @@ def test_an_error_in_the_loop_ends_the_thread(folder):
 
 
 def test_two_iterations_at_once_do_not_disturb_each_other(folder):
-    loader = PartitionedLoader(folder, 8, **TINY)
+    loader = loader_of(folder, 8, **TINY)
     pairs = [
         (a["number"].tolist(), b["number"].tolist()) for a, b in zip(loader, loader, strict=True)
     ]
@@ -306,7 +302,7 @@ def test_threads_that_stop_helping_and_start_again_lose_no_sample(folder, monkey
     monkeypatch.setattr(
         Filler, "_want_threads", lambda self, waits: adapt(self, waits=draw.random() < 0.5)
     )
-    loader = PartitionedLoader(folder, 5, threads=7, read_ahead=1, **TINY)
+    loader = loader_of(folder, 5, threads=7, read_ahead=1, **TINY)
     for epoch in range(30):
         loader.set_epoch(epoch)
         assert sorted(numbers(loader)) == list(range(101))
@@ -329,13 +325,13 @@ def test_all_threads_help_only_while_tasks_wait_for_a_disk(folder, monkeypatch, 
 
     monkeypatch.setattr(row_copies.TaskBatch, "work", of_a_disk)
     monkeypatch.setattr(Filler, "_want_threads", noted)
-    numbers(PartitionedLoader(folder, 5, threads=100, **TINY))
+    numbers(loader_of(folder, 5, threads=100, **TINY))
     cores = max(2, len(os.sched_getaffinity(0)))
     assert set(helping) == {100 if slept else cores}
 
 
 def test_errors_of_the_thread_reach_the_loop(folder):
-    loader = PartitionedLoader(folder, 1, shuffle="none", read_ahead=1)
+    loader = loader_of(folder, 1, shuffle="none", read_ahead=1)
     path = folder / "slab-00004.h5"
     with h5py.File(path, "r+") as file:
         file["number"][0] = 5
@@ -352,14 +348,14 @@ def test_unexpected_errors_of_the_thread_reach_the_loop_too(folder, monkeypatch)
 
     monkeypatch.setattr(row_copies.TaskBatch, "work", fail)
     with pytest.raises(MemoryError):
-        list(PartitionedLoader(folder, 8))
+        list(loader_of(folder, 8))
 
 
 def test_a_file_system_that_hangs_is_reported_after_the_timeout(folder, monkeypatch):
     release = threading.Event()
     work = row_copies.TaskBatch.work
     monkeypatch.setattr(row_copies.TaskBatch, "work", lambda *a: (release.wait(60), work(*a))[1])
-    iteration = iter(PartitionedLoader(folder, 8, timeout_s=0.01))
+    iteration = iter(loader_of(folder, 8, timeout_s=0.01))
     with pytest.raises(DataError, match=r"batch 0 did not arrive within 0\.01 s"):
         next(iteration)
     release.set()
@@ -370,8 +366,8 @@ def test_a_file_system_that_hangs_is_reported_after_the_timeout(folder, monkeypa
 def test_a_forgotten_iterator_does_not_keep_the_interpreter_from_ending(folder):
     script = (
         "import sys\n"
-        "from hsgd.io import PartitionedLoader\n"
-        "iteration = iter(PartitionedLoader(sys.argv[1], 1, as_numpy=True, read_ahead=1))\n"
+        "from loaders import loader_of\n"
+        "iteration = iter(loader_of(sys.argv[1], 1, as_numpy=True, read_ahead=1))\n"
         "print(len(next(iteration)['number']))\n"
     )
     # Elsewhere than in the source tree, where `hsgd` would be the folder and not the package.
@@ -383,7 +379,7 @@ def test_a_forgotten_iterator_does_not_keep_the_interpreter_from_ending(folder):
 
 
 def test_a_pickled_loader_reads_the_same_elsewhere(folder):
-    loader = PartitionedLoader(folder, 8, 1, 2, seed=4, as_numpy=True)
+    loader = loader_of(folder, 8, 1, 2, seed=4, as_numpy=True)
     loader.set_epoch(3)
     expected = numbers(loader)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -391,7 +387,7 @@ def test_a_pickled_loader_reads_the_same_elsewhere(folder):
 
 
 def test_a_pickled_loader_refuses_files_that_changed(folder):
-    data = pickle.dumps(PartitionedLoader(folder, 8))
+    data = pickle.dumps(loader_of(folder, 8))
     os.utime(folder / "slab-00000.h5", ns=(1, 1))
     with pytest.raises(DataError, match=r"slab-00000\.h5: changed since it was opened"):
         list(pickle.loads(data))
@@ -419,7 +415,7 @@ def in_fork(action):
 @pytest.mark.parametrize("options", [{}, {"chunks": (7,)}])
 def test_a_forked_child_reads_by_itself_while_the_parent_goes_on(tmp_path, options):
     path = write_hdf5(tmp_path / "a.h5", {"number": np.arange(50)}, **options)
-    loader = PartitionedLoader(path, 1, as_numpy=True, read_ahead=1)
+    loader = loader_of(path, 1, as_numpy=True, read_ahead=1)
     expected = numbers(loader)
     iteration = iter(loader)
     first = next(iteration)["number"].tolist()
@@ -432,7 +428,7 @@ def test_a_forked_child_reads_by_itself_while_the_parent_goes_on(tmp_path, optio
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_keeps_no_descriptor_and_its_reader_opens_anew(folder):
-    loader = PartitionedLoader(folder, 101, as_numpy=True)
+    loader = loader_of(folder, 101, as_numpy=True)
     with RowReader(loader._data) as reader:
         out = np.empty(101, np.int64)
         reader.read("number", 0, out)
@@ -451,13 +447,13 @@ def test_a_forked_child_keeps_no_descriptor_and_its_reader_opens_anew(folder):
 def test_more_ranks_than_samples_is_refused_with_both_numbers(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.arange(3)})
     with pytest.raises(ValueError, match=r"3 samples for 4 ranks.*start at most 3"):
-        PartitionedLoader(path, 1, 0, 4)
+        loader_of(path, 1, 0, 4)
 
 
 def test_an_empty_dataset_is_refused(tmp_path):
     path = write_hdf5(tmp_path / "a.h5", {"x": np.zeros((0, 3), np.float32)})
     with pytest.raises(ValueError, match="the dataset is empty"):
-        PartitionedLoader(path, 1)
+        loader_of(path, 1)
 
 
 @pytest.mark.parametrize(
@@ -466,12 +462,12 @@ def test_an_empty_dataset_is_refused(tmp_path):
 )
 def test_bad_options_are_refused_at_once(folder, options):
     with pytest.raises(ValueError, match="use"):
-        PartitionedLoader(folder, **{"batch_size": 8, **options})
+        loader_of(folder, **{"batch_size": 8, **options})
 
 
 @pytest.mark.parametrize(("epoch", "error"), [(-1, ValueError), (1.5, TypeError)])
 def test_a_bad_epoch_is_refused_and_the_old_one_stays(folder, epoch, error):
-    loader = PartitionedLoader(folder, 8)
+    loader = loader_of(folder, 8)
     expected = numbers(loader)
     with pytest.raises(error, match="epoch is"):
         loader.set_epoch(epoch)
@@ -490,3 +486,14 @@ def test_importing_the_package_loads_neither_h5py_nor_torch(tmp_path):
         command, cwd=tmp_path, timeout=60, capture_output=True, text=True, check=False
     )
     assert done.stdout == "[]\nTrue\n"
+
+
+def test_with_ends_the_iterations_that_run_and_the_loader_can_be_used_again(folder):
+    with loader_of(folder, 1, as_numpy=True, threads=2) as loader:
+        iteration = iter(loader)
+        next(iteration)
+        assert [t for t in threading.enumerate() if t.name.startswith("hsgd-io")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("hsgd-io")]
+    with pytest.raises(StopIteration):
+        next(iteration)
+    assert len(list(loader)) == len(loader)

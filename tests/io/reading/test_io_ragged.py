@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hsgd.io import (
     PartitionedDataset,
-    PartitionedLoader,
     Ragged,
     RowReader,
     convert_to_slabs,
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 
 from hsgd import cli
 from hsgd.errors import DataError
+from loaders import grouped, loader_of
 
 torch = pytest.importorskip("torch")
 
@@ -112,16 +112,14 @@ def check(batch):
 def test_every_sample_comes_once_and_whole(original, shuffle, options, batch_size):
     seen = []
     for rank in range(3):
-        loader = PartitionedLoader(
-            original, batch_size, rank, 3, shuffle, pad=False, **TINY, **options
-        )
+        loader = loader_of(original, batch_size, rank, 3, shuffle, pad=False, **TINY, **options)
         for batch in loader:
             seen += check(batch)
     assert sorted(seen) == list(range(101))
 
 
 def test_batches_are_tensors_over_the_ring_that_live_as_long_as_they_are_kept(original):
-    loader = PartitionedLoader(original, 4, **TINY, memory_limit=8 << 20)
+    loader = loader_of(original, 4, **TINY, memory_limit=8 << 20)
     kept = list(loader)
     assert sorted(number for batch in kept for number in check(batch)) == list(range(101))
     values = kept[0]["tokens"].values
@@ -132,12 +130,12 @@ def test_batches_are_tensors_over_the_ring_that_live_as_long_as_they_are_kept(or
 
 
 def test_resume_gives_the_rest(original):
-    first = PartitionedLoader(original, 5, **TINY)
+    first = loader_of(original, 5, **TINY)
     iteration = iter(first)
     begun = [number for _ in range(4) for number in check(next(iteration))]
     state = first.state_dict()
     iteration.close()
-    second = PartitionedLoader(original, 5, **TINY)
+    second = loader_of(original, 5, **TINY)
     second.load_state_dict(state)
     rest = [number for batch in second for number in check(batch)]
     assert sorted(begun + rest) == list(range(101))
@@ -146,7 +144,7 @@ def test_resume_gives_the_rest(original):
 def test_single_samples_come_through_the_dataset_of_torch(original):
     found = [
         (int(item["number"]), item["tokens"].tolist())
-        for item in PartitionedDataset(original, read_batch=7, **TINY)
+        for item in PartitionedDataset(original, read_batch=7, **grouped(TINY))
     ]
     assert sorted(found) == [(number, sample(number).tolist()) for number in range(101)]
 
@@ -174,7 +172,7 @@ def test_the_reader_gives_ranges_across_chunks_and_slabs(stored):
 
 def test_slabs_with_ragged_fields_can_be_converted_anew(original, tmp_path):
     convert_to_slabs(original, tmp_path / "again", num_slabs=3, seed=9)
-    seen = [n for batch in PartitionedLoader(tmp_path / "again", 9) for n in check(batch)]
+    seen = [n for batch in loader_of(tmp_path / "again", 9) for n in check(batch)]
     assert sorted(seen) == list(range(101))
 
 
@@ -185,7 +183,7 @@ def test_samples_that_are_all_empty_are_a_field_too(tmp_path, compress):
         file.create_dataset("tokens", (40,), h5py.vlen_dtype(np.int32))
     convert_to_slabs(tmp_path / "a.h5", tmp_path / "out", num_slabs=4, compress=compress)
     assert list(find_damage(open_map(tmp_path / "out"))) == []
-    batches = list(PartitionedLoader(tmp_path / "out", 8, verify=True))
+    batches = list(loader_of(tmp_path / "out", 8, verify=True))
     assert [batch["tokens"].offsets.tolist() for batch in batches] == [[0] * 9] * 5
     with h5py.File(tmp_path / "out/index.h5") as file:
         assert file["tokens/values"].shape == (0,)
@@ -209,7 +207,7 @@ def test_members_of_different_lengths_in_a_tar_file_are_ragged(tmp_path):
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
     convert_to_slabs(tmp_path / "a.tar", tmp_path / "out", num_slabs=3)
-    for batch in PartitionedLoader(tmp_path / "out", 7, as_numpy=True):
+    for batch in loader_of(tmp_path / "out", 7, as_numpy=True):
         for number, found, text in zip(batch["cls"], batch["v.npy"], batch["txt"], strict=True):
             np.testing.assert_array_equal(found, vectors(int(number)))
             assert bytes(text) == b"x" * int(number)
@@ -223,7 +221,7 @@ def test_columns_of_lists_in_a_parquet_file_are_ragged(tmp_path):
     table = pyarrow.table({"number": np.arange(50), "tokens": rows})
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     convert_to_slabs(tmp_path / "a.parquet", tmp_path / "out", num_slabs=3)
-    for batch in PartitionedLoader(tmp_path / "out", 7, as_numpy=True):
+    for batch in loader_of(tmp_path / "out", 7, as_numpy=True):
         for number, found in zip(batch["number"], batch["tokens"], strict=True):
             np.testing.assert_array_equal(found, sample(int(number)))
 
@@ -242,8 +240,8 @@ def test_damage_is_found_and_never_delivered(folder, what):
     (line,) = list(find_damage(open_map(folder)))[:1]
     assert "slab-00002.h5" in line
     with pytest.raises(DataError, match=r"slab-00002\.h5: .*(checksum|damaged)"):
-        list(map(check, PartitionedLoader(folder, 4, verify=True, **TINY)))
-    loader = PartitionedLoader(folder, 4, verify=True, on_error="skip", **TINY)
+        list(map(check, loader_of(folder, 4, verify=True, **TINY)))
+    loader = loader_of(folder, 4, verify=True, on_error="skip", **TINY)
     with pytest.warns(UserWarning, match="batches of this epoch were left out"):
         seen = [number for batch in loader for number in check(batch)]
     assert 60 < len(seen) < 101
@@ -255,7 +253,7 @@ def test_offsets_that_point_astray_never_write_outside_of_a_batch(folder, byte):
     flip(folder / "slab-00002.h5", offsets.offset + byte)
     message = "slab-00002.h5: the offsets of samples"
     try:
-        for batch in PartitionedLoader(folder, 4, **TINY):
+        for batch in loader_of(folder, 4, **TINY):
             assert int(batch["tokens"].offsets[-1]) == len(batch["tokens"].values)
     except DataError as error:
         message = str(error)
@@ -314,7 +312,7 @@ def test_values_that_a_tool_has_put_into_chunks_are_read_and_checked(folder, opt
     store_anew(folder, **options)
     assert list(find_damage(open_map(folder))) == []
     for verify in (False, True):
-        loader = PartitionedLoader(folder, 8, verify=verify, **TINY)
+        loader = loader_of(folder, 8, verify=verify, **TINY)
         assert sorted(number for batch in loader for number in check(batch)) == list(range(101))
 
 
@@ -326,7 +324,7 @@ def test_info_and_verify_know_ragged_fields(folder, capsys):
 
 def test_what_cannot_be_done_is_refused(original, tmp_path):
     with pytest.raises(ValueError, match="another of ragged field 'in/bytes'"):
-        PartitionedLoader(original, 4, on_error="substitute")
+        loader_of(original, 4, on_error="substitute")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (2, 2), h5py.vlen_dtype(np.int32))
     with pytest.raises(DataError, match=r"'x' has shape \(2, 2\) of variable-length"):

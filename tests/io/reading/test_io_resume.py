@@ -9,12 +9,12 @@ import subprocess
 import sys
 
 import pytest
-from hsgd.io import PartitionedLoader
 from hsgd.io.order.partition import Cut, part_of, remaining, share_of, with_cut
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hdf5_samples import collect, make_slabs
+from loaders import loader_of
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 def loaders(folder, world_size, batch_size, state=None, **options):
     made = [
-        PartitionedLoader(folder, batch_size, rank, world_size, seed=5, **TINY, **options)
+        loader_of(folder, batch_size, rank, world_size, seed=5, **TINY, **options)
         for rank in range(world_size)
     ]
     for loader in made:
@@ -200,9 +200,9 @@ def test_positions_that_are_left_follow_from_the_cuts_alone():
 
 TRAIN = """\
 import json, os, sys
-from hsgd.io import PartitionedLoader
+from loaders import loader_of
 folder, state_file = sys.argv[1:]
-loader = PartitionedLoader(folder, 3, seed=5, as_numpy=True, block_bytes=200, window_bytes=900)
+loader = loader_of(folder, 3, seed=5, as_numpy=True, block_bytes=200, window_bytes=900)
 if os.path.exists(state_file):
     loader.load_state_dict(json.load(open(state_file)))
 for batch in loader:

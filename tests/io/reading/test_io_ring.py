@@ -9,11 +9,12 @@ import threading
 
 import numpy as np
 import pytest
-from hsgd.io import PartitionedDataset, PartitionedLoader
+from hsgd.io import PartitionedDataset
 from hsgd.io.batches.buffer_pool import BufferRing, RingClosed
 from hsgd.io.format.slab_folder import FieldSpec
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
+from loaders import grouped, loader_of
 
 torch = pytest.importorskip("torch")
 
@@ -92,14 +93,12 @@ def test_a_thread_that_waits_for_a_slot_can_be_woken():
 
 
 def test_batches_that_were_dropped_are_read_into_again(folder):
-    pointers = [
-        batch["number"].data_ptr() for batch in PartitionedLoader(folder, 1, read_ahead=1, **TINY)
-    ]
+    pointers = [batch["number"].data_ptr() for batch in loader_of(folder, 1, read_ahead=1, **TINY)]
     assert len(set(pointers)) < len(pointers) == 101
 
 
 def test_batches_that_are_kept_stay_as_they_were(folder):
-    loader = PartitionedLoader(folder, 3, shuffle="full", read_ahead=1, **TINY)
+    loader = loader_of(folder, 3, shuffle="full", read_ahead=1, **TINY)
     kept, seen = [], []
     for number, batch in enumerate(loader):
         seen.append(batch["number"].tolist())
@@ -110,45 +109,45 @@ def test_batches_that_are_kept_stay_as_they_were(folder):
 
 
 def test_memory_stays_when_an_epoch_follows_another(folder):
-    loader = PartitionedLoader(folder, 4, **TINY)
+    loader = loader_of(folder, 4, **TINY)
     for epoch in range(3):
         loader.set_epoch(epoch)
         numbers(loader)
         del epoch
     gc.collect()
     (ring,) = loader._rings
-    assert loader.stats()["buffer_bytes"] == ring.base_slots * ring.slot_bytes
+    assert loader.metrics()["buffer_bytes"] == ring.base_slots * ring.slot_bytes
 
 
 def test_the_memory_limit_holds_and_a_loop_that_keeps_too_much_is_told(folder, monkeypatch):
     monkeypatch.setattr("hsgd.io.batches.iteration._RELEASE_S", 0.05)
     limit = 2 * (1 << 20) + 30 * 4096
-    loader = PartitionedLoader(folder, 1, threads=2, memory_limit=limit, **TINY)
+    loader = loader_of(folder, 1, threads=2, memory_limit=limit, **TINY)
     assert sorted(int(batch["number"]) for batch in loader) == list(range(101))
-    assert loader.stats()["buffer_bytes"] <= limit
+    assert loader.metrics()["buffer_bytes"] <= limit
     with pytest.raises(MemoryError, match=r"keeps batches of 0 MiB, all that memory_limit allows"):
         list(loader)
-    assert loader.stats()["buffer_bytes"] <= limit
+    assert loader.metrics()["buffer_bytes"] <= limit
 
 
 def test_a_memory_limit_below_one_window_is_refused_with_what_it_takes(folder):
     with pytest.raises(ValueError, match=r"memory_limit=100 is too small.*need \d+ bytes"):
-        PartitionedLoader(folder, 1, memory_limit=100)
+        loader_of(folder, 1, memory_limit=100)
 
 
 def test_pinning_without_a_gpu_is_refused(folder):
     if torch.cuda.is_available():
-        assert next(iter(PartitionedLoader(folder, 8, pin_memory=True)))["number"].is_pinned()
+        assert next(iter(loader_of(folder, 8, pin_memory=True)))["number"].is_pinned()
         return
     with pytest.raises(ValueError, match="pin_memory=True needs torch with a CUDA device"):
-        PartitionedLoader(folder, 8, pin_memory=True)
+        loader_of(folder, 8, pin_memory=True)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("direct", [False, True])
 def test_the_order_does_not_depend_on_threads_or_on_the_page_cache(folder, threads, direct):
-    loader = PartitionedLoader(folder, 8, seed=3, threads=threads, direct=direct, **TINY)
-    assert numbers(loader) == numbers(PartitionedLoader(folder, 8, seed=3, **TINY))
+    loader = loader_of(folder, 8, seed=3, threads=threads, direct=direct, **TINY)
+    assert numbers(loader) == numbers(loader_of(folder, 8, seed=3, **TINY))
 
 
 @pytest.mark.parametrize("row_bytes", [1, 37, 2048, 5000, 300_001])
@@ -158,7 +157,7 @@ def test_rows_of_any_size_arrive_whole(tmp_path, row_bytes, shuffle, direct):
     count = 40
     values = np.random.default_rng(1).integers(0, 256, (count, row_bytes), np.uint8)
     path = write_hdf5(tmp_path / "a.h5", {"number": np.arange(count), "x": values})
-    loader = PartitionedLoader(
+    loader = loader_of(
         path,
         7,
         shuffle=shuffle,
@@ -169,20 +168,20 @@ def test_rows_of_any_size_arrive_whole(tmp_path, row_bytes, shuffle, direct):
     found = collect(loader)
     assert sorted(found["number"]) == list(range(count))
     np.testing.assert_array_equal(found["x"], values[found["number"]])
-    refusal = loader.stats()["direct_refusal"]
+    refusal = loader.metrics()["direct_refusal"]
     assert not refusal or direct
 
 
 def test_a_file_system_without_direct_reads_is_read_through_the_page_cache(folder, monkeypatch):
     monkeypatch.setattr("os.O_DIRECT", os.O_DIRECTORY)  # open() refuses
-    loader = PartitionedLoader(folder, 8, direct=True)
+    loader = loader_of(folder, 8, direct=True)
     assert sorted(numbers(loader)) == list(range(101))
-    assert "slab-" in loader.stats()["direct_refusal"]
+    assert "slab-" in loader.metrics()["direct_refusal"]
 
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_transforms_are_applied_in_order(folder, threads):
-    loader = PartitionedLoader(
+    loader = loader_of(
         folder,
         4,
         seed=2,
@@ -190,9 +189,9 @@ def test_transforms_are_applied_in_order(folder, threads):
         transform_threads=threads,
         **TINY,
     )
-    plain = numbers(PartitionedLoader(folder, 4, seed=2, **TINY))
+    plain = numbers(loader_of(folder, 4, seed=2, **TINY))
     assert numbers(loader) == [2 * number for number in plain]
-    stats = loader.stats()
+    stats = loader.metrics()
     assert (stats["batches"], stats["samples"]) == (26, 101)
 
 
@@ -202,7 +201,7 @@ def test_errors_of_a_transform_reach_the_loop(folder, threads):
         raise KeyError("the user's own")
 
     with pytest.raises(KeyError):
-        list(PartitionedLoader(folder, 4, transform=fail, transform_threads=threads))
+        list(loader_of(folder, 4, transform=fail, transform_threads=threads))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -212,7 +211,7 @@ def test_a_torch_data_loader_gets_every_sample_once_per_epoch(folder, workers):
 
     seen = []
     for rank in range(2):
-        dataset = PartitionedDataset(folder, rank=rank, world_size=2, pad=False, **TINY)
+        dataset = PartitionedDataset(folder, rank=rank, world_size=2, pad=False, **grouped(TINY))
         dataset.set_epoch(1)
         for batch in DataLoader(dataset, batch_size=8, num_workers=workers):
             np.testing.assert_array_equal(
@@ -225,4 +224,4 @@ def test_a_torch_data_loader_gets_every_sample_once_per_epoch(folder, workers):
 def test_a_dataset_with_a_batch_size_gives_the_batches_of_a_loader(folder):
     dataset = PartitionedDataset(folder, 8, 1, 2, seed=4)
     assert len(dataset) == 7
-    assert numbers(dataset) == numbers(PartitionedLoader(folder, 8, 1, 2, seed=4))
+    assert numbers(dataset) == numbers(loader_of(folder, 8, 1, 2, seed=4))

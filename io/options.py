@@ -1,0 +1,76 @@
+"""How a PartitionedLoader reads, and what it keeps in a node's memory: its arguments in groups.
+
+Owns their defaults and the checks that need no data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["CacheOptions", "ErrorAction", "Exchange", "ReadOptions", "Shuffle"]
+
+Shuffle = Literal["block", "slabs", "full", "none"]
+ErrorAction = Literal["raise", "skip", "substitute"]
+Exchange = Literal["files", "comm"]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a loader reads; local to each rank, but for the first two."""
+
+    block_bytes: int = 4 << 20
+    """What is shuffled as a whole with shuffle="block" or "slabs"; equal on all ranks."""
+    window_bytes: int = 64 << 20
+    """Within so much samples are shuffled, then; equal on all ranks."""
+    threads: int = 4
+    """How many read, and so how many reads are under way at once."""
+    read_ahead: int = 4
+    """Batches that are ready before the loop asks for them."""
+    memory_limit: int | None = None
+    """Bytes that the batches may take; None: two windows and read_ahead batches, and more while the
+    loop keeps more than read_ahead old batches. Arguments that need more are refused, and a loop
+    that keeps too many batches gets a MemoryError."""
+    transform_threads: int = 0
+    """Threads that call `transform`; 0: the loop does."""
+    pin_memory: bool = False
+    """Page-lock the buffers for a GPU."""
+    direct: bool = False
+    """Read past the page cache (O_DIRECT); where the file system cannot, metrics() says so."""
+    verify: bool = False
+    """Check the checksum of everything that is read, and raise DataError naming file and byte where
+    it is wrong; blocks of checksum_rows samples are then read whole. Needs a slab folder."""
+    timeout_s: float = 600.0
+    """Longest wait for one batch."""
+
+    def __post_init__(self) -> None:
+        least = min(self.read_ahead, self.block_bytes, self.window_bytes, self.threads)
+        if least < 1 or self.transform_threads < 0:
+            raise ValueError(
+                f"read_ahead={self.read_ahead}, block_bytes={self.block_bytes}, "
+                f"window_bytes={self.window_bytes}, threads={self.threads}, "
+                f"transform_threads={self.transform_threads}; use at least 1 (transform_threads 0)"
+            )
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """Slabs in the shared memory of each node: each is read once, before the first batch, by one of
+    the node's ranks, and stays for later epochs; equal on all ranks.
+
+    With shuffle="slabs" a node needs its share of the dataset for as many epochs as it has ranks,
+    otherwise all of it in every epoch; what does not fit is read from the files.
+    """
+
+    node_bytes: int
+    """Shared memory of each node."""
+    exchange: Exchange = "files"
+    """Where a slab comes from that the memory of another node holds already: the "files", or that
+    memory, by alltoall of "comm"."""
+
+    def __post_init__(self) -> None:
+        if self.node_bytes < 1:
+            raise ValueError(f"CacheOptions: node_bytes={self.node_bytes}; use at least 1")
+        if self.exchange not in get_args(Exchange):
+            known = ", ".join(map(repr, get_args(Exchange)))
+            raise ValueError(f"CacheOptions: exchange={self.exchange!r}; use one of {known}")
