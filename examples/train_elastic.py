@@ -78,7 +78,7 @@ def main() -> None:
         hits = model(images[test]).argmax(1) == labels[test]
     right = 100 * hits.float().mean().item()
     if rank == 0:
-        metrics = optimizer.metrics
+        metrics = optimizer.metrics()
         seconds = time.perf_counter() - begin
         print(
             f"{size} ranks, {optimizer.workers} workers: {right:.2f}% of test images right at the "

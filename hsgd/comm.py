@@ -27,6 +27,7 @@ from hsgd.trace.records import Record, Span
 
 if TYPE_CHECKING:
     from hsgd import _native
+    from hsgd.metrics import Counters
 
 __all__ = ["DTYPES", "OPS", "Comm"]
 
@@ -526,11 +527,13 @@ class Comm(Closing):
         self._windows.append(weakref.ref(owner))
         return native
 
-    def counters(self) -> _native.Counters:
-        """Monotonic counters of this rank: calls, bytes inside and between nodes, times in ns;
-        local.
+    def metrics(self) -> Counters:
+        """What this rank did since the communicator was made: calls, bytes inside and between
+        nodes, seconds; local, but waits for a collective of another thread.
         """
-        return self._native.counters()
+        from hsgd.metrics import Counters
+
+        return Counters.of(self._native)
 
     def leave(self) -> None:
         """Tell the other ranks, as close() does, that this one calls no collective any more; local.

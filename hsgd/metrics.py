@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hsgd.comm import Comm
+    from hsgd import _native
 
 __all__ = ["CollectiveCounters", "Counters", "interposer_collectives", "interposer_counters"]
 
@@ -50,8 +50,8 @@ class Counters:
         return cls(0, 0, 0, 0, 0, 0.0, 0.0)
 
     @classmethod
-    def of(cls, comm: Comm) -> Counters:
-        """What a communicator did on this rank since it was made; local."""
+    def of(cls, comm: _native.Comm) -> Counters:
+        """What the core counted for a communicator; local. Comm.metrics() is for users."""
         native = comm.counters()
         return cls(
             native.calls,

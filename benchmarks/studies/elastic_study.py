@@ -163,7 +163,7 @@ class Study:
     def _note(self, optimizer: Any, took_s: float) -> None:
         """How unequal the workers' speeds were, and how much others had changed meanwhile."""
         optimizer.finish_push()
-        late = optimizer.metrics.staleness
+        late = optimizer.metrics().staleness
         sums = np.array([sum(n * count for n, count in late.items()), sum(late.values())], float)
         pushes = self.comm.allreduce(sums)
         slowest, fastest = (

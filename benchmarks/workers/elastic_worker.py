@@ -258,7 +258,7 @@ def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"part": "steps", "candidate": name, "bytes": nbytes}
         row["s"] = seconds[name]
         if isinstance(stepper, Elastic):
-            told, done = stepper.optimizer.metrics, max(1, stepper.optimizer.metrics.exchanges)
+            told, done = stepper.optimizer.metrics(), max(1, stepper.optimizer.metrics().exchanges)
             row["of_an_exchange_s"] = {
                 "wait": told.wait_s / done,
                 "read_and_mix": told.mix_s / done,

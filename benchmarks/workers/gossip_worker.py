@@ -66,7 +66,7 @@ def train(comm: Comm, way: str, target: float, steps: int) -> dict[str, Any]:
         )
     draw = torch.Generator().manual_seed(comm.rank)
     seconds, curve, reached = 0.0, [], None
-    before = comm.counters().inter_bytes_sent
+    before = comm.metrics().inter_bytes_sent
     comm.barrier()
     begin = time.perf_counter()
     for step in range(1, steps + 1):
@@ -94,7 +94,7 @@ def train(comm: Comm, way: str, target: float, steps: int) -> dict[str, Any]:
             break
         comm.barrier()
         begin = time.perf_counter()
-    sent = comm.counters().inter_bytes_sent - before
+    sent = comm.metrics().inter_bytes_sent - before
     if gossip is not None:
         sent = gossip.metrics().remote_bytes
         gossip.close()

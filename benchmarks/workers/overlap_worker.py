@@ -243,13 +243,13 @@ def counted(candidate: Candidate, x: Tensor, y: Tensor, library: str) -> list[in
     comm, count = candidate.comm, ctypes.CDLL(library).collectives_counted
     candidate.step(x, y)
     candidate.finish()
-    before = (count(), comm.counters().calls)
+    before = (count(), comm.metrics().calls)
     if not before[0]:
         raise RuntimeError("the counting library counts nothing")
     for _ in range(5):
         candidate.step(x, y)
     candidate.finish()
-    own = np.array([count() - before[0], comm.counters().calls - before[1]], np.int64)
+    own = np.array([count() - before[0], comm.metrics().calls - before[1]], np.int64)
     return [int(number) for number in comm.allreduce(own)]
 
 

@@ -6,12 +6,12 @@ pass, and without copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["Flattened", "as_memory", "square"]
+__all__ = ["Flattened", "as_memory", "in_memory", "joined", "square", "views_of"]
 
 
 class Flattened:
@@ -41,9 +41,7 @@ class Flattened:
             for dtype, group in by_dtype.items():
                 vector = torch.empty(sum(t.numel() for t in group), dtype=dtype)
                 self.vectors.append(vector)
-                parts = vector.split([t.numel() for t in group])  # type: ignore[no-untyped-call]
-                for tensor, part in zip(group, parts, strict=True):
-                    view = part.view(tensor.shape)
+                for tensor, view in zip(group, views_of(vector, group), strict=True):
                     view.copy_(tensor)
                     tensor.data = view
                     self.views[tensor] = view
@@ -56,6 +54,22 @@ class Flattened:
         """Write vectors back."""
         for vector, copy in zip(self.vectors, copies, strict=True):
             vector.copy_(copy)
+
+
+def views_of(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of a 1-d tensor, one behind the other, in the shapes of `like`."""
+    parts = flat.split([tensor.numel() for tensor in like])  # type: ignore[no-untyped-call]
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """A new 1-d tensor of all elements, which views_of() takes apart."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def in_memory(memory: Tensor, offset: int, count: int, dtype: torch.dtype) -> Tensor:
+    """`count` elements at `offset` of uint8 memory, as a 1-d view."""
+    return memory[offset : offset + count * dtype.itemsize].view(dtype)
 
 
 def square(tensor: Tensor) -> float:

@@ -36,7 +36,6 @@ from hsgd.torch.compression import Compression
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.job.basics import (
     ccl_built,
-    counters,
     cross_rank,
     cross_size,
     cuda_built,
@@ -48,6 +47,7 @@ from hsgd.torch.job.basics import (
     is_initialized,
     local_rank,
     local_size,
+    metrics,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -97,7 +97,6 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "ccl_built",
-    "counters",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -119,6 +118,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "metrics",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

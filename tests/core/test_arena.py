@@ -159,9 +159,9 @@ def do_move_no_more_than_needed(seat: Seat, path: str) -> tuple[int, int]:
     shared = comm.empty(1 << 20)
     moved = []
     for array in (shared, np.zeros(1 << 20, np.float32)):
-        before = comm.counters().intra_bytes
+        before = comm.metrics().intra_bytes
         comm.allreduce(array, out=array)
-        moved.append(comm.counters().intra_bytes - before)
+        moved.append(comm.metrics().intra_bytes - before)
     comm.close()
     return moved[0], moved[1]
 

@@ -549,9 +549,9 @@ def run_everything(world: Any) -> None:
             list(pair) for pair in zip(*sums, strict=True)
         ]
     with hsgd.Comm() as comm:
-        before = comm.counters()
+        before = comm.metrics()
         comm.allreduce(np.ones(COUNTED_BYTES // 8))
-        after = comm.counters()
+        after = comm.metrics()
         moved = (
             comm.cross_rank,
             after.inter_bytes_sent - before.inter_bytes_sent,

@@ -59,7 +59,7 @@ CROSSING = {("hsgd/box/multinode.py", "_open")}  # private names used elsewhere
 ELSEWHERE = re.compile(
     r"(?:Python|mpi|mpif|ext|extension|types)\.h|crc32c\.c|shm\.cpp|nb_combined\.cpp|pan\.c"
     r"|(?:LARC|lars|lars_optimizer|mpi_run|sitecustomize|train|script|program|main|execute)\.py"
-    r"|hsgd_horovod_hook\.py|DESIGN\.md|empty\.c|stand_in\.c|allreduce\.c"
+    r"|hsgd_horovod_hook\.py|empty\.c|stand_in\.c|allreduce\.c"
     r"|(?:both|count|killed|late|locality|sum|together|hsgd_command)\.py"
 )
 

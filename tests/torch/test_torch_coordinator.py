@@ -182,11 +182,11 @@ def same_orders(seat: Seat, path: str, size: int) -> int:
     with job(seat, path, size) as hvd:
         comm = runtime.current().comm
         hvd.barrier()
-        before = comm.counters().calls
+        before = comm.metrics().calls
         handles = [hvd.allreduce_async(torch.ones(4), name=f"t.{n}") for n in range(100)]
         for handle in handles:
             hvd.synchronize(handle)
-        return int(comm.counters().calls - before)
+        return int(comm.metrics().calls - before)
 
 
 @pytest.mark.parametrize("size", [2, 4])

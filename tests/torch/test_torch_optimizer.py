@@ -599,7 +599,7 @@ def train_elastically(seat: Seat, path: str, size: int, strategy: str) -> Any:
             strategy_options={"moving_rate": 0.2, "update_interval": 2},
         )
         train_on_noise(net, optimizer, seat.rank)
-        told = optimizer.workers, optimizer.moving_rate, optimizer.metrics.exchanges
+        told = optimizer.workers, optimizer.moving_rate, optimizer.metrics().exchanges
         optimizer.close()
         return told, [parameter.detach().tolist() for parameter in net.parameters()]
 

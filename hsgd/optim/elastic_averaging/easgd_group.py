@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
+from hsgd.optim.flat_vectors import joined, views_of
 
 __all__ = ["Group"]
 
@@ -22,7 +23,7 @@ class Group:
     parameters: float32 on the CPU, equal in shape on all ranks of the group.
     """
 
-    def __init__(self, comm: Comm, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, comm: Comm, parameters: Sequence[Tensor]) -> None:
         self.comm = comm
         self._parameters = list(parameters)
         # Behind the gradients: which parameters have one, and whether the first rank wants to end.
@@ -30,8 +31,7 @@ class Group:
         self._buffer: Tensor = comm.empty(
             count + len(self._parameters) + 1, torch.float32, name="gradients of the group"
         )
-        parts = torch.split(self._buffer[:count], [p.numel() for p in self._parameters])
-        self._views = [v.view_as(p) for v, p in zip(parts, self._parameters, strict=True)]
+        self._views = views_of(self._buffer[:count], self._parameters)
         self._present = self._buffer[count:-1]
         came = self._came = [False] * len(self._parameters)
         self._hooks = []
@@ -87,21 +87,17 @@ class Group:
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Make small tensors of float32 the mean over the group; collective, blocking."""
         if tensors:
-            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            mean = self.comm.allreduce(flat, "mean", out=flat, name="buffers of the group")
-            for part, tensor in zip(
-                torch.split(mean, [t.numel() for t in tensors]), tensors, strict=True
-            ):
-                tensor.copy_(part.view_as(tensor))
+            flat = joined(tensors)
+            self.comm.allreduce(flat, "mean", out=flat, name="buffers of the group")
+            for tensor, mean in zip(tensors, views_of(flat, tensors), strict=True):
+                tensor.copy_(mean)
 
     def follow(self, delta: Tensor, weights: Sequence[Tensor]) -> None:
         """Give all ranks the leader's `delta`, by which its weights moved; collective, blocking."""
         self.comm.broadcast(delta, name="move of the group")
         if not self.leads:
-            for part, w in zip(
-                torch.split(delta, [w.numel() for w in weights]), weights, strict=True
-            ):
-                w.sub_(part.view_as(w))
+            for weight, move in zip(weights, views_of(delta, weights), strict=True):
+                weight.sub_(move)
 
     def share(self, flat: Tensor, read: Callable[[], Sequence[Tensor]]) -> None:
         """Fill `flat` on all ranks with what the leader's read() returns; collective, blocking.
@@ -111,7 +107,7 @@ class Group:
         parcel, failure = torch.zeros(flat.numel() + 1), None
         if self.leads:
             try:
-                parcel[1:] = torch.cat([part.reshape(-1) for part in read()])
+                parcel[1:] = joined(read())
                 parcel[0] = 1.0
             except Exception as error:  # whatever it is: the others stand in the broadcast
                 failure = error
@@ -124,9 +120,13 @@ class Group:
             )
         flat.copy_(parcel[1:])
 
-    def close(self) -> None:
-        """Unhook the parameters and close the communicator; local."""
+    def unhook(self) -> None:
+        """Leave the parameters alone; local."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def close(self) -> None:
+        """Unhook the parameters and close the communicator; local."""
+        self.unhook()
         self.comm.close()

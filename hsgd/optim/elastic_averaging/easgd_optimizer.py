@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,15 +25,18 @@ from torch.optim.optimizer import Optimizer
 from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
+from hsgd.networks import Network
 from hsgd.optim.elastic_averaging.easgd_group import Group
-from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, RULES, Progress
+from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
+from hsgd.optim.flat_vectors import joined, views_of
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
+from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
 
-__all__ = ["MODES", "ORDERS", "EASGDMetrics", "ElasticAveraging"]
+__all__ = ["EASGDMetrics", "ElasticAveraging", "Mode", "Order"]
 
-MODES = ("async", "hybrid")
-ORDERS = ("shmcaffe", "easgd")
+Mode = Literal["async", "hybrid"]
+Order = Literal["shmcaffe", "easgd"]
 _COMPRESSIONS = {None: torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -64,7 +67,7 @@ class EASGDMetrics:
     nodes at most so many, as a read may have more than the version that it tells."""
 
 
-class ElasticAveraging(Optimizer):
+class ElasticAveraging(WrappingOptimizer):
     """Wraps an optimizer: each worker steps on its own gradients, and every `update_interval` steps
     it and the centre attract each other; made collectively, then local.
 
@@ -104,31 +107,33 @@ class ElasticAveraging(Optimizer):
         optimizer: Optimizer,
         params: nn.Module | Iterable[Tensor],
         comm: Comm,
-        mode: str = "async",
+        mode: Mode = "async",
         moving_rate: float | None = None,
         update_interval: int | Trigger = 1,
         group_size: int | None = None,
-        order: str = "shmcaffe",
-        stop_rule: str = "master",
-        compression: str | None = None,
+        order: Order = "shmcaffe",
+        stop_rule: StopRule = "master",
+        compression: Literal["bfloat16"] | None = None,
         *,
         pull_rate: float | None = None,
         max_steps: int | None = None,
         overlap: bool = True,
         timeout_s: float | None = None,
-        network: str = "sockets",
+        network: Network = "sockets",
     ) -> None:
-        # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
-        self._optimizer, self._comm, self._order, self._overlap = optimizer, comm, order, overlap
-        self._take_over()
-        _check_choice("mode", mode, MODES)
-        _check_choice("order", order, ORDERS)
-        _check_choice("stop_rule", stop_rule, RULES)
-        _check_choice("compression", compression, tuple(_COMPRESSIONS))
+        super().__init__(optimizer)
+        self._comm, self._order, self._overlap = comm, order, overlap
+        for what, given, choices in (
+            ("mode", mode, get_args(Mode)),
+            ("order", order, get_args(Order)),
+            ("stop_rule", stop_rule, get_args(StopRule)),
+            ("compression", compression, _COMPRESSIONS),
+        ):
+            check_choice(f"ElasticAveraging: {what}", given, choices)
         if mode == "async" and group_size is not None:
             raise ValueError('ElasticAveraging: group_size is for mode="hybrid"; leave it out')
         self._trigger = _trigger_of(update_interval)
-        self._parameters, self._buffers = _split(params)
+        self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
         weights = self._weights()
         _check_weights(weights)
         for tensor in _everything(params, weights):
@@ -161,16 +166,15 @@ class ElasticAveraging(Optimizer):
         team = comm.split(0 if exchanges else None, key=comm.rank) if split else comm
         self._team = team
         if team is not None:
-            flat = torch.cat([weight.reshape(-1) for weight in weights])
             self._box = ParameterBox.over(
-                team, flat, counters=COUNTERS, timeout_s=timeout_s, network=network
+                team, joined(weights), counters=COUNTERS, timeout_s=timeout_s, network=network
             )
             self._progress = Progress(self._box, team, stop_rule, max_steps)
         self._pusher = ThreadPoolExecutor(1, thread_name_prefix="hsgd-push")
         self._push: Future[None] | None = None
         self._made = 0  # the version that the last push made
-        self._over = self._done = self._closed = False
-        self.metrics = EASGDMetrics()
+        self._over = self._done = False
+        self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
 
     # --- what training scripts call ---
@@ -179,29 +183,28 @@ class ElasticAveraging(Optimizer):
         """One step of the wrapped optimizer, and an exchange when one is due; local, but for the
         group's collectives. A closure is called once in a group, before the gradients are averaged.
         """
-        if self._closed:
-            raise HsgdError("this ElasticAveraging is closed")
+        self._check_open()
         value = None
         if self._group is not None and closure is not None:
             # Its gradients are what the group averages.
             with torch.enable_grad():
                 value = closure()
             closure = None
-        if self._order == "easgd" and self.metrics.steps > 0:
+        if self._order == "easgd" and self._metrics.steps > 0:
             self._exchange_if_due()
         if self._group is not None:
             begin = time.perf_counter()
             self._done = self._group.average_gradients(self._over)
-            self.metrics.allreduce_s += time.perf_counter() - begin
-            self.metrics.group_bytes += self._group.gradient_bytes
+            self._metrics.allreduce_s += time.perf_counter() - begin
+            self._metrics.group_bytes += self._group.gradient_bytes
         loss = self._optimizer.step(closure)
         if loss is None:
             loss = value
-        self.metrics.steps += 1
+        self._metrics.steps += 1
         if self._order == "shmcaffe":
             self._exchange_if_due()
         if self._progress is not None:
-            self._over = self._progress.report(self.metrics.steps)
+            self._over = self._progress.report(self._metrics.steps)
         if self._group is None:
             self._done = self._over
         return loss
@@ -220,13 +223,17 @@ class ElasticAveraging(Optimizer):
         else:
             self._optimizer.zero_grad(set_to_none)
 
+    def metrics(self) -> EASGDMetrics:
+        """What this worker did since it was made; local."""
+        return replace(self._metrics, staleness=self._metrics.staleness.copy())
+
     def finish_push(self) -> None:
         """Return when this worker's last push is in the centre; blocking."""
         if self._push is not None:
             push, self._push = self._push, None
             begin = time.perf_counter()
             push.result()
-            self.metrics.wait_s += time.perf_counter() - begin
+            self._metrics.wait_s += time.perf_counter() - begin
 
     def consensus_distance(self) -> float:
         """|weights - centre|, after the own push; local. NaN on ranks that do not exchange."""
@@ -264,7 +271,7 @@ class ElasticAveraging(Optimizer):
         state; local, waits for the last push.
         """
         state = self._optimizer.state_dict()
-        own: dict[str, Any] = {"steps": self.metrics.steps, "trigger": self._trigger.state_dict()}
+        own: dict[str, Any] = {"steps": self._metrics.steps, "trigger": self._trigger.state_dict()}
         if self._box is not None:
             own["version"], own["centre"] = self._read_centre()
         return {**state, "elastic": own}
@@ -285,21 +292,17 @@ class ElasticAveraging(Optimizer):
             )
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "elastic"})
         self._take_over()
-        self.metrics.steps = own.get("steps", self.metrics.steps)
+        self._metrics.steps = own.get("steps", self._metrics.steps)
         if "trigger" in own:
             self._trigger.load_state_dict(own["trigger"])
         if self._team is not None and self._box is not None:
             version = int(own.get("version", 0)) if "centre" in own else -1
             versions = self._team.allgather(np.array([version], np.int64))
             if version >= 0 and self._team.rank == int(versions.argmax()):
-                self._box.write(torch.cat([tensor.reshape(-1) for tensor in own["centre"]]))
+                self._box.write(joined(own["centre"]))
             self._team.barrier()
             self._box.refresh()
             self._team.barrier()  # nobody changes it before all have it
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the centre's tensors are fixed when this is made."""
-        raise ValueError("ElasticAveraging: parameters cannot be added; make a new one")
 
     def close(self) -> None:
         """Finish the last push and let go of the box; collective between nodes. A second call does
@@ -320,6 +323,15 @@ class ElasticAveraging(Optimizer):
             last_first.callback(self._pusher.shutdown)
             self.finish_push()
 
+    def _abandon(self) -> None:
+        """Its communicators end with the one that it was given."""
+        self._closed = True
+        self._pusher.shutdown(wait=False, cancel_futures=True)
+        if self._group is not None:
+            self._group.unhook()
+        if self._box is not None:
+            self._box.close(waits=False)
+
     def __repr__(self) -> str:
         return f"ElasticAveraging({self._optimizer!r}, moving_rate={self.moving_rate:g})"
 
@@ -327,7 +339,7 @@ class ElasticAveraging(Optimizer):
 
     def _exchange_if_due(self) -> None:
         lr = float(self._optimizer.param_groups[0]["lr"])
-        if not self._trigger.step(self.metrics.steps, self._watched(), lr):
+        if not self._trigger.step(self._metrics.steps, self._watched(), lr):
             return
         self._exchange(self._weights())
         self._trigger.reset(self._watched())
@@ -337,7 +349,7 @@ class ElasticAveraging(Optimizer):
         return [parameter.detach() for parameter in self._parameters]
 
     def _exchange(self, weights: list[Tensor]) -> None:
-        metrics, group = self.metrics, self._group
+        metrics, group = self._metrics, self._group
         delta: Tensor | None = None
         version = 0
         metrics.exchanges += 1
@@ -368,9 +380,9 @@ class ElasticAveraging(Optimizer):
         if self.pull_rate != self.moving_rate:
             self._delta.mul_(self.moving_rate / self.pull_rate)
         before, self._made = self._made, box.accumulate(self._delta)
-        self.metrics.push_s += time.perf_counter() - begin
+        self._metrics.push_s += time.perf_counter() - begin
         # A rank always reads its own push before, whichever version it is told.
-        self.metrics.staleness[self._made - 1 - version - (before > version)] += 1
+        self._metrics.staleness[self._made - 1 - version - (before > version)] += 1
 
     def _read_centre(self) -> tuple[int, list[Tensor]]:
         """A version that it has, and its tensors."""
@@ -380,9 +392,7 @@ class ElasticAveraging(Optimizer):
         flat = torch.empty(self._delta.numel())
         self._box.refresh()
         version = self._box.read(flat)
-        weights = self._weights()
-        parts = torch.split(flat, [weight.numel() for weight in weights])
-        return version, [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+        return version, views_of(flat, self._weights())
 
     def _centre_of_all(self) -> list[Tensor]:
         """centre() on all ranks of a group."""
@@ -391,30 +401,13 @@ class ElasticAveraging(Optimizer):
         weights = self._weights()
         flat = torch.empty(sum(weight.numel() for weight in weights))
         self._group.share(flat, self.centre)
-        parts = torch.split(flat, [weight.numel() for weight in weights])
-        return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
+        return views_of(flat, weights)
 
     # --- set-up ---
-
-    def _take_over(self) -> None:
-        self.defaults = self._optimizer.defaults
-        self.param_groups = self._optimizer.param_groups
-        self.state = self._optimizer.state
 
     def _weights(self) -> list[Tensor]:
         """What is averaged, where it lies now."""
         return [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
-
-
-def _split(params: nn.Module | Iterable[Tensor]) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Trainable parameters, and floating buffers of a model."""
-    if isinstance(params, nn.Module):
-        floating = [buffer for buffer in params.buffers() if buffer.is_floating_point()]
-        return [p for p in params.parameters() if p.requires_grad], floating
-    found = list(params)
-    if any(not isinstance(p, Tensor) for p in found):
-        raise TypeError("ElasticAveraging: params is a model, or its parameters")
-    return found, []  # type: ignore[return-value]
 
 
 def _check_weights(weights: Sequence[Tensor]) -> None:
@@ -465,9 +458,3 @@ def _trigger_of(given: int | Trigger) -> Trigger:
     if given < 1:
         raise ValueError(f"ElasticAveraging: update_interval is {given}; give 1 or more")
     return FixedPeriod(given)
-
-
-def _check_choice(what: str, given: Any, choices: Sequence[Any]) -> None:
-    if given not in choices:
-        words = ", ".join(map(repr, choices))
-        raise ValueError(f"ElasticAveraging: {what} is {given!r}; use one of {words}")

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import select
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 
 from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
 
-__all__ = ["COUNTERS", "RULES", "Progress"]
+__all__ = ["COUNTERS", "Progress", "StopRule"]
 
-RULES = ("master", "fastest", "mean")
+StopRule = Literal["master", "fastest", "mean"]
 COUNTERS = 2  # of the box
 _STEPS, _ENDED = range(COUNTERS)
 
@@ -31,7 +32,7 @@ class Progress:
     as with "fastest". target: None never ends.
     """
 
-    def __init__(self, box: ParameterBox, comm: Comm, rule: str, target: int | None) -> None:
+    def __init__(self, box: ParameterBox, comm: Comm, rule: StopRule, target: int | None) -> None:
         self._box, self._rule, self._target = box, rule, target
         self._first, self._workers = comm.rank == 0, comm.size
         self._told = 0  # own steps that are in the counter

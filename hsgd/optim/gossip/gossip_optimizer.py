@@ -12,36 +12,40 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout, HsgdError
+from hsgd.errors import CollectiveTimeout
+from hsgd.networks import Network
 from hsgd.optim.flat_vectors import Flattened
 from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores
 from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager
 from hsgd.optim.gossip.topology import Topology
 from hsgd.optim.triggers.communication_triggers import RelativeChange, Trigger
+from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
 
-__all__ = ["Gossip"]
+__all__ = ["Gossip", "Momentum"]
 
+Momentum = Literal["keep", "average", "reset"]
 _FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SETTLE_LOOK_S = 1e-4
 
 
-class Gossip(Optimizer):
+class Gossip(WrappingOptimizer):
     """Wraps an optimizer: each rank steps on its own gradients, and averages its weights with one
     peer at a time; collective, blocking. step() is local, and waits for nobody.
 
     optimizer: any torch optimizer. Schedulers take this object.
-    params: the tensors that are averaged: dense, floating, on the CPU, equal in shapes and dtypes
-        on all ranks. They become views of one vector. Rank 0's values are sent to all first.
+    params: the tensors that are averaged, or a model: its trainable parameters, and its floating
+        buffers as `buffers` are. Dense, floating, on the CPU, equal in shapes and dtypes on all
+        ranks. They become views of one vector. Rank 0's values are sent to all first.
     comm: the ranks.
     trigger: when to average, one object for each rank; None is RelativeChange(0.05).
     topology: "random", "ring", "exponential2", a graph or a Topology; see hsgd.optim.Topology.
@@ -58,9 +62,9 @@ class Gossip(Optimizer):
     buffers: floating tensors that are averaged too, such as BatchNorm's statistics.
     patience_s: how long step() waits for the answer of the peer that it asked. 0 goes on at once
         and takes the answer in a later step.
-    network: what carries weights between nodes, "sockets" or "mpi", which needs
-        MPI_THREAD_MULTIPLE; see hsgd.NotifiedWindow. Over MPI a rank that dies on another node ends
-        the job, and one that stands still may hold up its neighbours.
+    network: what carries weights between nodes, "sockets", "mpi", which needs
+        MPI_THREAD_MULTIPLE, or "auto"; see hsgd.NotifiedWindow. Over MPI a rank that dies on
+        another node ends the job, and one that stands still may hold up its neighbours.
     seed: of random topologies, equal on all ranks.
     timeout_s: until close() and settle() give up; None is the deadline of `comm`.
 
@@ -71,26 +75,25 @@ class Gossip(Optimizer):
     def __init__(
         self,
         optimizer: Optimizer,
-        params: Iterable[Tensor],
+        params: nn.Module | Iterable[Tensor],
         comm: Comm,
         trigger: Trigger | None = None,
         topology: Any = "random",
         *,
         max_interval: int | None = None,
         global_average_every: int | None = None,
-        momentum: str = "keep",
-        compression: str | None = None,
+        momentum: Momentum = "keep",
+        compression: Literal["bfloat16", "float16"] | None = None,
         hierarchical: bool = False,
         group_size: int | None = None,
         buffers: Iterable[Tensor] = (),
         patience_s: float = 0.0,
-        network: str = "sockets",
+        network: Network = "sockets",
         seed: int = 0,
         timeout_s: float | None = None,
     ) -> None:
-        # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
-        self._optimizer, self._comm = optimizer, comm
-        self._take_over()
+        super().__init__(optimizer)
+        self._comm = comm
         trigger = RelativeChange(0.05) if trigger is None else trigger
         _check(trigger, max_interval, global_average_every, momentum, compression)
         if group_size is not None and not hierarchical:
@@ -107,8 +110,9 @@ class Gossip(Optimizer):
                 f"Gossip: the topology is for {graph.size} ranks, but {self._places} gossip; with "
                 "hierarchical=True those are the groups"
             )
-        self._flat = Flattened(params)
-        self._extra = Flattened(buffers, "buffer")
+        parameters, own_buffers = tensors_of(params, "Gossip")
+        self._flat = Flattened(parameters)
+        self._extra = Flattened([*own_buffers, *buffers], "buffer")
         self._moments: Flattened | None = None
         if momentum == "average":
             self._moments = Flattened([torch.zeros_like(p) for p in self._flat.views])
@@ -135,7 +139,6 @@ class Gossip(Optimizer):
         self._global_bytes = np.zeros(2, np.int64)  # inside the node, and to others
         self._distance = float("nan")
         self._told: set[int] = set()
-        self._closed = False
         self._described = f"{trigger!r}, {graph!r}"
 
     # --- what training scripts call ---
@@ -144,8 +147,7 @@ class Gossip(Optimizer):
         """The optimizer's own step, and what gossip there is to do; local and not blocking, but
         for `patience_s`, `hierarchical` and `global_average_every`.
         """
-        if self._closed:
-            raise HsgdError("this Gossip is closed")
+        self._check_open()
         if self._group is not None:
             if closure is not None:
                 raise TypeError("Gossip.step: hierarchical=True takes no closure; call backward()")
@@ -164,12 +166,12 @@ class Gossip(Optimizer):
     def global_average(self) -> None:
         """Make all models the mean over ranks; collective, blocking. Settles before."""
         self.settle()
-        before = self._comm.counters()
+        before = self._comm.metrics()
         with torch.no_grad():
             for vector in self._averaged():
                 self._comm.allreduce(vector, "mean", out=vector, name="global average")
             self._mixed()
-        now = self._comm.counters()
+        now = self._comm.metrics()
         self._global_bytes += (
             now.intra_bytes - before.intra_bytes,
             now.inter_bytes_sent - before.inter_bytes_sent,
@@ -247,10 +249,6 @@ class Gossip(Optimizer):
             lost=() if pairs is None else tuple(sorted(pairs.lost)),
         )
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local."""
-        self._optimizer.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's and, under "gossip", where this rank's gossip is; local. The
         weights are the model's.
@@ -273,11 +271,6 @@ class Gossip(Optimizer):
             self._steps = gossip["steps"]
             self._counts.update(gossip["counts"])
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: what is averaged is fixed when this is made."""
-        if "_flat" in self.__dict__:
-            raise ValueError("Gossip: parameters cannot be added; make a new one")
-
     def close(self) -> None:
         """Take the last answers and leave; local, but collective between nodes and in groups. A
         second call does nothing. The weights stay as they are.
@@ -297,15 +290,16 @@ class Gossip(Optimizer):
             for comm in self._made:
                 comm.close()
 
+    def _abandon(self) -> None:
+        """Its communicators end with the one that it was given."""
+        self._closed = True
+        if self._pairs is not None:
+            self._pairs.abandon()
+
     def __repr__(self) -> str:
         return f"Gossip({self._optimizer!r}, {self._described})"
 
     # --- set-up ---
-
-    def _take_over(self) -> None:
-        self.defaults = self._optimizer.defaults
-        self.param_groups = self._optimizer.param_groups
-        self.state = self._optimizer.state
 
     def _split(self, hierarchical: bool, group_size: int | None) -> None:
         """Who gossips, and in which group this rank is."""
@@ -435,9 +429,5 @@ def _check(
     ):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"Gossip: {name} is {value!r}; give steps, 1 or more, or None")
-    if momentum not in ("keep", "average", "reset"):
-        raise ValueError(f'Gossip: momentum is {momentum!r}; use "keep", "average" or "reset"')
-    if compression not in _WIRE:
-        raise ValueError(
-            f'Gossip: compression is {compression!r}; use None, "bfloat16" or "float16"'
-        )
+    check_choice("Gossip: momentum", momentum, get_args(Momentum))
+    check_choice("Gossip: compression", compression, _WIRE)

@@ -37,7 +37,8 @@ from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, PeerLost
-from hsgd.optim.flat_vectors import as_memory, square
+from hsgd.networks import Network, choose_network
+from hsgd.optim.flat_vectors import as_memory, in_memory, square
 from hsgd.window import NotifiedWindow
 
 __all__ = ["Averaged", "PairAverager", "Traffic"]
@@ -111,7 +112,7 @@ class PairAverager:
         *,
         wire_dtype: torch.dtype | None = None,
         lanes: int | None = None,
-        network: str = "sockets",
+        network: Network = "sockets",
         timeout_s: float | None = None,
         remote_only: bool = False,
     ) -> None:
@@ -138,7 +139,7 @@ class PairAverager:
             queue=8 * comm.size + 8,
             timeout_s=timeout_s,
             remote_only=remote_only,
-            network=network,
+            network=choose_network(comm, network, "Gossip", any_thread=True),
             forgiving=True,  # a peer that stands still holds up nobody else
         )
         self._own = as_memory(self._exchange.segment())
@@ -163,7 +164,7 @@ class PairAverager:
         """Peers that died or left, and why; they are not asked any more."""
         self.traffic = Traffic()
         self._closed = False
-        driven = self._remote[self._rank] and network == "mpi"
+        driven = self._remote[self._rank] and self._exchange.network == "mpi"
         self._driver = _Driver(self._exchange, comm) if driven else None
 
     @property
@@ -246,6 +247,14 @@ class PairAverager:
             done += self.poll()
         return done
 
+    def abandon(self) -> None:
+        """Leave without waiting for anybody; local."""
+        self._closed = True
+        if not self._exchange.closed:
+            if self._driver is not None:
+                self._driver.stop()
+            self._exchange.close(waits=False)
+
     def close(self) -> list[Averaged]:
         """Wait for open requests, answer what has come, and leave; local, blocking up to the
         deadline for answers and again for what was sent, but collective over MPI. A second call
@@ -290,17 +299,16 @@ class PairAverager:
         self._offsets, end = [], 0
         for weight, dtype in zip(self._weights, self._dtypes, strict=True):
             self._offsets.append(end)
-            size = weight.numel() * torch.empty(0, dtype=dtype).element_size()
+            size = weight.numel() * dtype.itemsize
             end += (size + _LINE - 1) // _LINE * _LINE
         self._lane_bytes = max(end, _LINE)
 
     def _views(self, memory: Tensor, offset: int) -> list[Tensor]:
-        views = []
-        for weight, dtype, place in zip(self._weights, self._dtypes, self._offsets, strict=True):
-            begin = offset + place
-            size = weight.numel() * torch.empty(0, dtype=dtype).element_size()
-            views.append(memory[begin : begin + size].view(dtype))
-        return views
+        places = zip(self._weights, self._dtypes, self._offsets, strict=True)
+        return [
+            in_memory(memory, offset + place, weight.numel(), dtype)
+            for weight, dtype, place in places
+        ]
 
     def _inbox(self, peer: int) -> int:
         """Where this rank's weights go in the segment of a peer on another node."""

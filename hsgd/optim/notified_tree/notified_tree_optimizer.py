@@ -22,8 +22,10 @@ from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
+from hsgd.networks import Network, choose_network
 from hsgd.optim.flat_vectors import as_memory
 from hsgd.optim.notified_tree.tree_checks import (
+    Roots,
     check_arguments,
     check_roots,
     check_threads,
@@ -44,6 +46,7 @@ from hsgd.optim.notified_tree.tree_state import (
     state_of_rank_0,
 )
 from hsgd.optim.notified_tree.tree_update import Options, Updater, updates_elements
+from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 from hsgd.window import NotifiedWindow
 
 __all__ = ["NotifiedTree"]
@@ -52,7 +55,7 @@ _MOST_QUEUE = 1 << 16  # operations, of a NotifiedWindow
 _LEAVE_S = 5.0  # that others are waited for at the end
 
 
-class NotifiedTree(Optimizer):
+class NotifiedTree(WrappingOptimizer):
     """Wraps an optimizer: roots update, layer by layer, from gradients averaged over all ranks;
     collective.
 
@@ -73,7 +76,8 @@ class NotifiedTree(Optimizer):
         before any is updated: for clipping by global norm and whatever needs all layers. Nothing
         overlaps the backward pass then, which a warning says. Needs roots="first".
     timeout_s: until a wait for other ranks gives up; None is the deadline of `comm`.
-    network: what carries writes between nodes, "mpi" or "sockets"; see hsgd.NotifiedWindow.
+    network: what carries writes between nodes, "auto", "mpi" or "sockets"; see
+        hsgd.NotifiedWindow.
     part_bytes: layers that have more weights go up, are updated and come down in parts of about
         that size, one behind the other. Takes torch.optim.SGD without dampening and maximize, whose
         update needs no whole layer, no before_update, and float32; other layers stay whole. None:
@@ -103,20 +107,20 @@ class NotifiedTree(Optimizer):
         arity: int | None = None,
         overlap_forward: bool = True,
         *,
-        roots: str = "first",
+        roots: Roots = "first",
         before_update: Callable[[list[nn.Parameter]], object] | None = None,
         timeout_s: float | None = None,
-        network: str = "mpi",
+        network: Network = "auto",
         part_bytes: int | None = None,
         _before_notify: Callable[[], None] | None = None,
     ) -> None:
-        # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
-        self._optimizer, self._model, self._comm = optimizer, model, comm
+        super().__init__(optimizer)
+        self._model, self._comm = model, comm
         self._overlap_forward = overlap_forward
-        self._take_over()
         layers = layers_of(model)
         check_arguments(optimizer, layers, arity, part_bytes)
         check_roots(roots, before_update is not None)
+        network = choose_network(comm, network, "NotifiedTree", any_thread=True)
         if network == "mpi":
             check_threads(comm)
         if before_update is not None and comm.rank == 0:
@@ -162,7 +166,7 @@ class NotifiedTree(Optimizer):
         # the options of the next step are known already.
         self._options: dict[int, Options] = {}
         self._placing = threading.Lock()  # places are kept and used, or neither
-        self._closed = self._failed = False
+        self._failed = False
         self._move_weights()
         if self._shared:
             self._load_state_of_rank_0()
@@ -226,10 +230,6 @@ class NotifiedTree(Optimizer):
             else:
                 buffer.copy_(_broadcast(self._comm, buffer))
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local. What was sent is not affected."""
-        self._optimizer.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's; waits for the last step. With shared roots collective, and the
         state of all parameters on all ranks. Else local, and rank 0 alone has state.
@@ -251,11 +251,6 @@ class NotifiedTree(Optimizer):
         self._take_over()
         self._updater.share_state()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the layers are fixed when this is made."""
-        if "_plan" in self.__dict__:
-            raise ValueError("NotifiedTree: parameters cannot be added; make a new one")
-
     def close(self) -> None:
         """Wait for the last step of all ranks and end the thread; collective, blocking. A second
         call does nothing. The model goes on with its weights, unhooked.
@@ -268,6 +263,9 @@ class NotifiedTree(Optimizer):
                 self._comm.barrier()  # others may still need what this rank has
         finally:
             self._end()
+
+    def _abandon(self) -> None:
+        self._end(waits=False)
 
     def _leave(self) -> None:
         """What the end of the communicator brings where nobody called close(). The weights of the
@@ -302,7 +300,7 @@ class NotifiedTree(Optimizer):
     def _is_sound(self) -> bool:
         return not (self._failed or self._engine.error or self._exchange.closed)
 
-    def _end(self) -> None:
+    def _end(self, *, waits: bool = True) -> None:
         if self._closed:
             return
         self._closed = True
@@ -313,17 +311,12 @@ class NotifiedTree(Optimizer):
             if not self._exchange.closed:
                 self._engine.stop()
         finally:
-            self._exchange.close()
+            self._exchange.close(waits=waits)
 
     def __repr__(self) -> str:
         return f"NotifiedTree({self._optimizer!r})"
 
     # --- set-up ---
-
-    def _take_over(self) -> None:
-        self.defaults = self._optimizer.defaults
-        self.param_groups = self._optimizer.param_groups
-        self.state = self._optimizer.state
 
     def _move_weights(self) -> None:
         """Weights become views of the segment, with rank 0's values."""
@@ -507,9 +500,10 @@ class NotifiedTree(Optimizer):
         line = f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}'
         return f"{line} ({missing})" if missing else line
 
-    def _check_open(self) -> None:
-        if self._closed or self._exchange.closed:
-            raise HsgdError("this NotifiedTree is closed")
+    @property
+    def closed(self) -> bool:
+        """Whether it, or its communicator, was closed."""
+        return self._closed or self._exchange.closed
 
     def _update(self, version: int, parts: list[int]) -> None:
         """The step `version` of the optimizer on some parts; on their root, in the engine."""

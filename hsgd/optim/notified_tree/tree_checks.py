@@ -6,6 +6,7 @@ Owns the refusals of its arguments. Never changes anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -13,8 +14,11 @@ from torch.optim.optimizer import Optimizer
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.notified_tree.tree_parts import Layer
+from hsgd.optim.wrapping_optimizer import check_choice
 
-__all__ = ["check_arguments", "check_roots", "check_threads"]
+Roots = Literal["first", "shared"]
+
+__all__ = ["Roots", "check_arguments", "check_roots", "check_threads"]
 
 
 def check_arguments(
@@ -51,8 +55,7 @@ def check_arguments(
 
 def check_roots(roots: str, whole_step: bool) -> None:
     """Raise ValueError for roots that cannot be; whole_step: there is a before_update."""
-    if roots not in ("first", "shared"):
-        raise ValueError(f'NotifiedTree: roots is "{roots}"; give "first" or "shared"')
+    check_choice("NotifiedTree: roots", roots, get_args(Roots))
     if roots == "shared" and whole_step:
         raise ValueError(
             "NotifiedTree: before_update needs the gradients of all layers on one rank; give "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hsgd.optim.flat_vectors import in_memory
 from hsgd.optim.notified_tree.tree_parts import Layer, Part, padded
 
 __all__ = [
@@ -99,8 +100,7 @@ class Block:
         """Tensors of the shapes and strides of `like`."""
         views = []
         for place, tensor in zip(self.places, like, strict=True):
-            size = tensor.numel() * tensor.element_size()
-            flat = memory[self.offset + place : self.offset + place + size].view(tensor.dtype)
+            flat = in_memory(memory, self.offset + place, tensor.numel(), tensor.dtype)
             views.append(flat.as_strided(tensor.size(), tensor.stride()))
         return views
 

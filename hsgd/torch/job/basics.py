@@ -19,7 +19,6 @@ from hsgd.torch.settings import Settings
 
 __all__ = [
     "ccl_built",
-    "counters",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -31,6 +30,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "metrics",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -170,12 +170,12 @@ def rocm_built() -> bool:
     return False
 
 
-def counters() -> Counters:
+def metrics() -> Counters:
     """What this rank's collectives did since init(): calls, bytes, seconds; local.
 
     Not a name of Horovod's.
     """
-    return runtime.current().counters()
+    return runtime.current().metrics()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -177,9 +177,9 @@ class Runtime:
         """add_process_set() for init()."""
         return self._add(ranks)
 
-    def counters(self) -> Counters:
+    def metrics(self) -> Counters:
         """What this rank did over the job's communicators, the stall inspector's aside; local."""
-        return sum((Counters.of(comm) for comm in self._comms()), Counters.none())
+        return sum((comm.metrics() for comm in self._comms()), Counters.none())
 
     def keep_records(self, capacity: int) -> None:
         """As of all communicators of the job; local."""

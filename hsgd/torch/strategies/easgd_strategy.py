@@ -7,20 +7,20 @@ data.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
-from hsgd.optim.elastic_averaging.easgd_optimizer import MODES, ElasticAveraging
+from hsgd.optim.elastic_averaging.easgd_optimizer import ElasticAveraging, Mode
 from hsgd.torch.job import runtime
 from hsgd.torch.strategies.arguments import refuse_others, translated
 
 __all__ = ["STRATEGIES", "average_elastically"]
 
-STRATEGIES = {f"easgd_{mode}": mode for mode in MODES}
+STRATEGIES: dict[str, Mode] = {f"easgd_{mode}": mode for mode in get_args(Mode)}
 
 
 def average_elastically(

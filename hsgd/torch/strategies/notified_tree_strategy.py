@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
+from hsgd.networks import Network
 from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
+from hsgd.optim.notified_tree.tree_checks import Roots
 from hsgd.torch.job import runtime
 from hsgd.torch.strategies.arguments import refuse_options, refuse_others, translated
 
@@ -57,8 +59,8 @@ def notified_tree(
     op: str = "mean",
     arity: int | None = None,
     overlap_forward: bool = True,
-    roots: str = "first",
-    network: str = "mpi",
+    roots: Roots = "first",
+    network: Network = "auto",
     part_bytes: int | None = None,
     **others: Any,
 ) -> NotifiedTree:

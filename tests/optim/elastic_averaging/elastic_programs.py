@@ -65,8 +65,8 @@ def what_the_weights_lose_the_centre_gets(comm: Comm) -> None:
             assert start is not None
             centre = torch.cat([part.reshape(-1) for part in elastic.centre()])
             torch.testing.assert_close(centre.double() - start.double(), lost, rtol=1e-5, atol=1e-2)
-            assert elastic.metrics.exchanges == EXCHANGES
-            late = elastic.metrics.staleness
+            assert elastic.metrics().exchanges == EXCHANGES
+            late = elastic.metrics().staleness
             if options.get("overlap", True):
                 others = EXCHANGES * (elastic.workers - 1)
                 assert sum(late.values()) == EXCHANGES and all(0 <= n <= others for n in late), late
@@ -83,7 +83,7 @@ def pushes_of_a_worker_alone_are_not_late(comm: Comm) -> None:
                 step(model, elastic)
             elastic.finish_push()
             # What others had changed before came with the answer to the first.
-            late = elastic.metrics.staleness
+            late = elastic.metrics().staleness
             assert sum(late.values()) == EXCHANGES and late[0] >= EXCHANGES - 1, late
         comm.barrier()
     elastic.close()
@@ -96,7 +96,7 @@ def the_stop_rules_end_all_workers(comm: Comm) -> None:
             comm.barrier()
             while not elastic.done:
                 step(model, elastic)
-            steps = np.array([elastic.metrics.steps], np.int64)
+            steps = np.array([elastic.metrics().steps], np.int64)
             elastic.close()
             everybodys = comm.allgather(steps)
             if rule == "master" and mode == "async":

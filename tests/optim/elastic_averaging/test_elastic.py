@@ -97,7 +97,7 @@ def train_alone(seat: Seat, path: str, options: dict[str, Any]) -> tuple[Tensor,
         for step in range(STEPS):
             local_step(model, elastic, step)
         centre = torch.cat([part.reshape(-1) for part in elastic.centre()])
-        metrics = elastic.metrics
+        metrics = elastic.metrics()
         elastic.close()
     return flat(model), centre, metrics
 
@@ -150,7 +150,7 @@ def exchange_only(seat: Seat, path: str, size: int, options: dict[str, Any]) -> 
         elastic.finish_push()
         comm.barrier()
         centre = torch.cat([part.reshape(-1) for part in elastic.centre()])
-        metrics = elastic.metrics
+        metrics = elastic.metrics()
         comm.barrier()
         elastic.close()
         return before.double(), flat(model).double(), start.double(), centre.double(), metrics
@@ -218,7 +218,7 @@ def train_in_groups(
         distance = elastic.consensus_distance()
         leads = not np.isnan(distance)
         centre = torch.cat([p.reshape(-1) for p in elastic.centre()]) if leads else None
-        metrics = elastic.metrics
+        metrics = elastic.metrics()
         comm.barrier()
         elastic.close()
         return flat(model), centre, metrics, elastic.workers
@@ -318,7 +318,7 @@ def end_by_rule(
             step += 1
             if seat.rank == 1:
                 time.sleep(0.002)
-        metrics = elastic.metrics
+        metrics = elastic.metrics()
         elastic.close()
         return metrics.steps, 0.0
 
@@ -450,7 +450,7 @@ def use_a_trigger(seat: Seat, path: str) -> Any:
         told = list(trigger.told)
         elastic.load_state_dict(state)
         elastic.close()
-        return told, len(trigger.told), elastic.metrics.exchanges
+        return told, len(trigger.told), elastic.metrics().exchanges
 
 
 def test_a_trigger_decides_when_to_exchange() -> None:

@@ -57,10 +57,10 @@ def count(network: str, roots: str, part_bytes: str, library: str) -> None:
         if part.start == 5:
             tree.load_state_dict(saved)
         scheduler = torch.optim.lr_scheduler.StepLR(tree, 2, 0.5, last_epoch=part.start - 1)
-        before = (collectives(), comm.counters().calls)
+        before = (collectives(), comm.metrics().calls)
         take_steps(tree, scheduler, net, part, comm.rank)
         tree.wait()
-        counted += [collectives() - before[0], comm.counters().calls - before[1]]
+        counted += [collectives() - before[0], comm.metrics().calls - before[1]]
         saved = copy.deepcopy(tree.state_dict())
         tree.close()
     digests = comm.allgather(np.array([digest(net)], np.int64))

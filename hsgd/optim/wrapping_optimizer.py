@@ -1,0 +1,101 @@
+"""The base of optimizers that wrap one of the user's.
+
+Owns what torch's schedulers and training scripts see of the wrapped one (groups, state, defaults),
+the with statement, and checks that all of them need. Never steps and never communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+from typing_extensions import Self
+
+from hsgd.errors import HsgdError
+
+__all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
+
+
+class WrappingOptimizer(Optimizer):
+    """Wraps an optimizer, which has the groups and the state; local.
+
+    `with` closes it. Where its block raised, it leaves without waiting for other ranks, which may
+    wait for this one in vain.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
+        self._optimizer = optimizer
+        self._closed = False
+        self._take_over()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; local."""
+        self._optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: what is communicated is fixed when this is made."""
+        raise ValueError(
+            f"{type(self).__name__}: parameters cannot be added; close it and make a new one"
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called, or the with block has ended."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let go of what it has beside the optimizer."""
+        raise NotImplementedError
+
+    def _abandon(self) -> None:
+        """close(), without waiting for anybody."""
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise HsgdError(f"this {type(self).__name__} is closed")
+
+    def _take_over(self) -> None:
+        self.defaults = self._optimizer.defaults
+        self.param_groups = self._optimizer.param_groups
+        self.state = self._optimizer.state
+
+
+def tensors_of(
+    params: nn.Module | Iterable[Tensor], what: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of a model its trainable parameters and floating buffers, else the tensors given, and none;
+    local. Raises TypeError for anything else, beginning with `what`.
+    """
+    if isinstance(params, nn.Module):
+        floating = [buffer for buffer in params.buffers() if buffer.is_floating_point()]
+        return [p for p in params.parameters() if p.requires_grad], floating
+    found = list(params)
+    if any(not isinstance(tensor, Tensor) for tensor in found):
+        raise TypeError(f"{what}: params is a model, or its parameters")
+    return found, []
+
+
+def check_choice(what: str, given: object, choices: Iterable[object]) -> None:
+    """Raise ValueError where `given` is none of the choices."""
+    known = list(choices)
+    if given not in known:
+        raise ValueError(f"{what} is {given!r}; use one of {', '.join(map(repr, known))}")
