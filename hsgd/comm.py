@@ -14,7 +14,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 from hsgd import built
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from hsgd import _native
     from hsgd.metrics import Counters
 
-__all__ = ["DTYPES", "OPS", "Comm"]
+__all__ = ["DTYPES", "OPS", "Comm", "Op"]
 
-OPS = ("sum", "mean", "min", "max", "prod")
-_OP_CODES = {op: code for code, op in enumerate(OPS)}  # as in csrc/include/hsgd_core.h
+Op = Literal["sum", "mean", "min", "max", "prod"]
+OPS: tuple[Op, ...] = get_args(Op)
+_OP_CODES: dict[str, int] = {
+    op: code for code, op in enumerate(OPS)
+}  # as in csrc/include/hsgd_core.h
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/include/hsgd_core.h
 _ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
@@ -158,7 +161,7 @@ class Comm(Closing):
         _open.add(self)
 
     def allreduce(
-        self, array: Array, op: str = "sum", out: Array | None = None, name: str | None = None
+        self, array: Array, op: Op = "sum", out: Array | None = None, name: str | None = None
     ) -> Array:
         """Combine `array` over all ranks elementwise; collective, blocking.
 
@@ -178,7 +181,7 @@ class Comm(Closing):
         return target
 
     def allreduce_async(
-        self, array: Array, op: str = "sum", out: Array | None = None, name: str | None = None
+        self, array: Array, op: Op = "sum", out: Array | None = None, name: str | None = None
     ) -> Handle[Array]:
         """Start an allreduce; collective, not blocking. Arguments are those of allreduce, and are
         checked at once.
@@ -257,7 +260,7 @@ class Comm(Closing):
     def reduce_scatter(
         self,
         array: Array,
-        op: str = "sum",
+        op: Op = "sum",
         out: Array | None = None,
         counts: Sequence[int] | None = None,
         name: str | None = None,
@@ -281,7 +284,7 @@ class Comm(Closing):
     def reduce_scatter_async(
         self,
         array: Array,
-        op: str = "sum",
+        op: Op = "sum",
         out: Array | None = None,
         counts: Sequence[int] | None = None,
         name: str | None = None,

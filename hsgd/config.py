@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import types
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 __all__ = ["Config"]
 
@@ -92,7 +94,7 @@ class Config:
     """Payload of one pipeline step when there are several nodes, bytes; 0 makes it fit messages of
     a good size.
     """
-    wire_dtype: str = _variable(  # type: ignore[assignment]
+    wire_dtype: Literal["none", "bfloat16", "float16"] = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_DTYPE",
         "none",
         _one_of("none", "bfloat16", "float16"),
@@ -111,14 +113,14 @@ class Config:
     """Iterations of busy waiting before a waiting rank yields its core; -1 chooses from cores and
     ranks.
     """
-    store: str = _variable(  # type: ignore[assignment]
+    store: Literal["ordinary", "nontemporal", "auto"] = _variable(  # type: ignore[assignment]
         "HSGD_STORE",
         "auto",
         _one_of("ordinary", "nontemporal", "auto"),
         "ordinary, nontemporal or auto",
     )
     """Kind of store into shared memory; auto measures both at start-up, on one node later, too."""
-    overlap: str = _variable(  # type: ignore[assignment]
+    overlap: Literal["auto", "always", "never"] = _variable(  # type: ignore[assignment]
         "HSGD_OVERLAP", "auto", _one_of("auto", "always", "never"), "auto, always or never"
     )
     """hsgd.torch: whether gradients travel while backward runs; auto tries both at first."""
@@ -143,10 +145,12 @@ class Config:
         """Hold values given in a program to the same bounds; ValueError names the field."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value == field.default:
-                continue
+            is_text = isinstance(field.default, str | types.NoneType)
             try:
-                field.metadata["read"](str(int(value) if isinstance(value, bool) else value))
+                if isinstance(value, str) and not is_text:  # as the variable would be
+                    raise ValueError(value)
+                if value != field.default:
+                    field.metadata["read"](str(int(value) if isinstance(value, bool) else value))
             except ValueError:
                 expected = field.metadata["expected"]
                 raise ValueError(f"Config.{field.name}={value!r}: expected {expected}") from None

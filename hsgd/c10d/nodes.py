@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 )
 
 from hsgd.c10d.group_store import Board, in_global_ranks
-from hsgd.comm import Comm
+from hsgd.comm import Comm, Op
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 
 __all__ = ["Nodes"]
@@ -107,7 +107,7 @@ class Nodes:
             late = "imed out" in reason or "did not" in reason
             raise (CollectiveTimeout if late else PeerLost)(reason)
 
-    def allreduce(self, array: torch.Tensor, op: str, out: torch.Tensor) -> None:
+    def allreduce(self, array: torch.Tensor, op: Op, out: torch.Tensor) -> None:
         """See Comm.allreduce; "mean" divides the sum once."""
         options = AllreduceOptions()
         options.reduceOp = _GLOO_OPS[op]
@@ -144,7 +144,7 @@ class Nodes:
         for k, members in enumerate(self._nodes):
             by_rank[members] = by_place[k, : len(members)]
 
-    def reduce_scatter(self, array: torch.Tensor, op: str, out: torch.Tensor) -> None:
+    def reduce_scatter(self, array: torch.Tensor, op: Op, out: torch.Tensor) -> None:
         """See Comm.reduce_scatter; each rank keeps the same number of rows."""
         total = torch.empty_like(array)
         self.allreduce(array, op, total)

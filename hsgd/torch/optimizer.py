@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,11 +26,19 @@ from hsgd.torch.operations.reductions import ADASUM, AVERAGE
 from hsgd.torch.strategies.arguments import refuse_options
 from hsgd.torch.strategies.table import NODE_SHARED, STRATEGIES
 
-__all__ = ["Distributed", "DistributedOptimizer"]
+__all__ = ["Distributed", "DistributedOptimizer", "Strategy"]
 
 _OVERLAP = {"overlap": "always", "after_backward": "never"}
 _BUCKET_CAP_MB = 25.0
-_KNOWN = ("auto", *_OVERLAP, *STRATEGIES)
+Strategy = Literal[
+    "auto",
+    "overlap",
+    "after_backward",
+    "notified_tree",
+    "gossip",
+    "easgd_async",
+    "easgd_hybrid",
+]
 
 
 class Distributed(torch.optim.Optimizer):
@@ -198,7 +206,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     bucket_cap_mb: float = _BUCKET_CAP_MB,
-    strategy: str = "auto",
+    strategy: Strategy = "auto",
     node_shared: bool = False,
     model: torch.nn.Module | None = None,
     strategy_options: dict[str, Any] | None = None,
@@ -244,8 +252,9 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
-    if strategy not in _KNOWN:
-        raise ValueError(f'strategy is "{strategy}"; use one of {", ".join(_KNOWN)}')
+    if strategy not in get_args(Strategy):
+        known = ", ".join(get_args(Strategy))
+        raise ValueError(f'strategy is "{strategy}"; use one of {known}')
     if not bucket_cap_mb > 0:
         raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; give MiB above 0")
     size = runtime.current().comm.size

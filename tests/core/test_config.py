@@ -211,6 +211,8 @@ OUT_OF_BOUNDS: list[dict[str, Any]] = [
     {"store": "fast"},
     {"wire_dtype": "bf16"},
     {"overlap": True},
+    {"slots": "5"},
+    {"timeout_s": "1800.0"},
     {"wire_oneshot_bytes": 1 << 40},
     {"wire_chunk_bytes": -1},
     {"min_bytes": None},

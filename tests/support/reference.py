@@ -1,4 +1,4 @@
-"""What collectives must give, in NumPy: the fixed order of docs/architecture.md, written as plainly as can be.
+"""What collectives must give, in NumPy: sums in a fixed order, written as plainly as can be.
 
 Owns reproducible inputs (every process can make those of every rank) and the expected results.
 Arrays are raw bits where NumPy has no dtype: bfloat16 travels as uint16.

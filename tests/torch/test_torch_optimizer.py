@@ -723,3 +723,13 @@ def options_out_of_range(seat: Seat, path: str, size: int) -> None:
 
 def test_options_of_its_own_are_checked(ranks: Ranks) -> None:
     on(ranks, 1, options_out_of_range)
+
+
+def test_the_type_of_strategies_names_those_that_there_are() -> None:
+    from typing import get_args
+
+    from hsgd.torch import optimizer
+    from hsgd.torch.strategies.table import STRATEGIES
+
+    known = {"auto", *optimizer._OVERLAP, *STRATEGIES}
+    assert set(get_args(optimizer.Strategy)) == known

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsgd.comm import Comm
+from hsgd.comm import Comm, Op
 from hsgd.errors import HsgdError, SignatureMismatch
 from hsgd.handle import Handle
 from hsgd.torch.compression import (
@@ -85,7 +85,7 @@ class Collective:
             zeros = self.compression.compress(zeros)[0].contiguous()
         self.run(zeros)
 
-    def _core_op(self, array: Tensor) -> str:
+    def _core_op(self, array: Tensor) -> Op:
         mean = self.op == AVERAGE and self.predivide == 1.0 and array.is_floating_point()
         return "mean" if mean else CORE_OPS[self.op]
 

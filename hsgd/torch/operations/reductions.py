@@ -6,12 +6,12 @@ Owns scaling, averaging and packing: tensors of one dtype in a group travel as o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hsgd.comm import DTYPES, Comm
+from hsgd.comm import DTYPES, Comm, Op
 from hsgd.handle import Handle
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.operations.operation import (
@@ -36,8 +36,7 @@ __all__ = [
 ]
 
 AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)  # Horovod's ReduceOp
-_CoreOp = Literal["sum", "mean", "min", "max", "prod"]
-CORE_OPS: dict[int, _CoreOp] = {
+CORE_OPS: dict[int, Op] = {
     AVERAGE: "sum",
     SUM: "sum",
     MIN: "min",
@@ -145,7 +144,7 @@ class Allreduce(_Reduction):
         if self._core_op(output) != "mean":
             self._finish(output, size)
 
-    def _core_op(self, tensor: Tensor) -> _CoreOp:
+    def _core_op(self, tensor: Tensor) -> Op:
         """What the core does; only unscaled means of floats are means there."""
         mean = self.op == AVERAGE and self.scales == (1.0, 1.0) and tensor.is_floating_point()
         return "mean" if mean else CORE_OPS[self.op]
