@@ -1,7 +1,9 @@
-// Who has its arguments where.
+// Who has its arguments where, and the wait for those who use them.
 #include "collectives/zero_copy.hpp"
 
 #include <cstring>
+
+#include "base/fault_points.hpp"
 
 namespace hsgd {
 namespace {
@@ -49,6 +51,20 @@ std::optional<SharedArguments> shared_arguments(Context& context, const Operatio
     if (out_bytes > 0) all.out.push_back(all.out_buffer->data(rank) + theirs[1].offset);
   }
   return all;
+}
+
+// Others read this rank's input, and may write its output, until they are through as well.
+void run_in_place(Context& context, const std::function<void()>& work) {
+  at_level(context.record(), &hsgd_record::reduce, [&] {
+    work();
+    return true;
+  });
+  HSGD_FAULT_POINT("in place: done, not told");
+  context.local().publish(&Progress::gathered, context.base() + 1);
+  HSGD_FAULT_POINT("in place: done");
+  context.wait_until(
+      [&] { return context.local().peers_reached(&Progress::gathered, context.base() + 1); });
+  context.finish_steps(1);
 }
 
 }  // namespace hsgd

@@ -6,11 +6,11 @@
 #ifndef HSGD_COLLECTIVES_ZERO_COPY_HPP_
 #define HSGD_COLLECTIVES_ZERO_COPY_HPP_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "base/fault_points.hpp"
 #include "context/context.hpp"
 
 namespace hsgd {
@@ -36,19 +36,7 @@ std::optional<SharedArguments> shared_arguments(Context& context, const Operatio
 
 // On one node, when all have entered: what this rank does by itself, and then the wait for all
 // others to have done the same. Takes one step of the pipeline's counters.
-template <class Work>
-void run_in_place(Context& context, Work&& work) {
-  at_level(context.record(), &hsgd_record::reduce, [&] {
-    work();
-    return true;
-  });
-  HSGD_FAULT_POINT("in place: done, not told");
-  context.local().publish(&Progress::gathered, context.base() + 1);
-  HSGD_FAULT_POINT("in place: done");
-  context.wait_until(
-      [&] { return context.local().peers_reached(&Progress::gathered, context.base() + 1); });
-  context.finish_steps(1);
-}
+void run_in_place(Context& context, const std::function<void()>& work);
 
 // The other ranks of the node, beginning with another one on each, so that not all read from the
 // same one; this rank comes last.
