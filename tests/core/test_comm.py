@@ -353,7 +353,7 @@ def do_wait_in_a_thread(seat: Seat, path: str, then: str) -> bool:
             comm.barrier()
             return True
         threads = [threading.Thread(target=comm.barrier)]
-        threads.append(threading.Thread(target=comm.close if then == "close" else comm.counters))
+        threads.append(threading.Thread(target=comm.close if then == "close" else comm.metrics))
         for thread in threads:
             thread.start()
             while thread.is_alive() and not _sleeps(thread):
@@ -419,7 +419,7 @@ def do_facts(seat: Seat, path: str) -> list[Any]:
     assert comm.closed and "closed" in repr(comm)
     for call in (
         comm.barrier,
-        comm.counters,
+        comm.metrics,
         lambda: comm.nodes,
         lambda: comm.allreduce(np.ones(3)),
     ):

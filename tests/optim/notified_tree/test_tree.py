@@ -548,7 +548,7 @@ def misuse(seat: Seat, path: str) -> list[str]:
 
 def test_misuse_is_refused_in_one_line(pools: Callable[[int], Ranks]) -> None:
     wanted = ("arity is 0", "part_bytes is -1", "not one of the model's", "LBFGS")
-    wanted += ('roots is "last"',)
+    wanted += ("roots is 'last'",)
     wanted += ("on one rank", "closures", "cannot be added")
     wanted += ("changed between backward() and step()", "this NotifiedTree is closed")
     wanted += ("dampening or maximize was set after large layers were cut",)
