@@ -31,6 +31,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PROGRAMS = (
     "awake",
     "collectives",
+    "finalize",
     "large_types",
     "late",
     "lives",
@@ -432,6 +433,21 @@ def test_a_late_rank_is_named_on_its_node_where_ranks_alternate_between_nodes(
     assert calls(done) == (2, 0)
     assert re.search(r"warning: allreduce #2: .*: rank 0 \(pid \d+, node1\) did not", done.stderr)
     assert re.search(r"warning: allreduce #2: .*: another node holds it up", done.stderr)
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_rank_late_to_finalize_leaves_no_message_unread(
+    cluster: Callable[..., Cluster], programs: Path, late: int
+) -> None:
+    done = cluster(2).mpirun(
+        4,
+        [str(programs / "finalize"), str(late)],
+        env={"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"},
+        options=("--map-by", "slot"),  # two leaders in each node, and two communicators
+        timeout_s=LIMIT_S,
+    )
+    assert calls(done) == (2, 0)
+    assert re.search(r"^told 8 heard 8$", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_a_deadline_of_the_user_holds_for_a_rank_that_comes_late(run: Run) -> None:

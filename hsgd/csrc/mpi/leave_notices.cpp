@@ -1,41 +1,60 @@
-// One receive from any leader, one message to each, and the lines that ended here before they ended
-// everywhere.
+// One receive from any leader, one message to each, and the lines of this process.
 #include "mpi/leave_notices.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "base/error.hpp"
+#include "os/wait.hpp"
 
 namespace hsgd {
 namespace {
 
 constexpr int kPartingTag = 15;  // apart from all of Channel
+// How long MPI_Finalize waits for ranks that may never come there: those that died, of whom MPI
+// lets the others live.
+constexpr double kFinalizeS = 10.0;
+constexpr std::chrono::microseconds kBetweenLooks{50};
 
 }  // namespace
 
-// Lines that were given up here and not by all others yet.
-class EndedLines {
+// Those in use here, and those that were given up here and not by all others yet.
+class Lines {
  public:
+  void enter(PartingLine* line) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    used_.insert(line);
+    drop_finished();
+  }
+
+  void leave(PartingLine* line) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    used_.erase(line);
+  }
+
   void keep(std::unique_ptr<PartingLine> line) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    used_.erase(line.get());
+    line->kept_ = true;
     if (finishing_) return drop(std::move(line));
-    lines_.push_back(std::move(line));
+    ended_.push_back(std::move(line));
     drop_finished();
   }
 
-  void look() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    drop_finished();
-  }
-
-  // In MPI_Finalize: no communicator comes after it, so late messages cannot be mistaken.
+  // In MPI_Finalize, after which this rank has no more collectives. No communicator comes after it,
+  // so messages that come later still cannot be mistaken.
   void finish() {
     const std::lock_guard<std::mutex> lock(mutex_);
     finishing_ = true;
-    for (auto& line : lines_) drop(std::move(line));
-    lines_.clear();
+    for (PartingLine* line : used_) line->say({});
+    const Deadline deadline(kFinalizeS);
+    while (!all_over() && !deadline.passed()) std::this_thread::sleep_for(kBetweenLooks);
+    for (auto& line : ended_) drop(std::move(line));
+    ended_.clear();
   }
 
  private:
@@ -44,38 +63,53 @@ class EndedLines {
   }
 
   void drop_finished() {
-    lines_.erase(std::remove_if(lines_.begin(), lines_.end(),
+    ended_.erase(std::remove_if(ended_.begin(), ended_.end(),
                                 [](const auto& line) { return line->is_over(); }),
-                 lines_.end());
+                 ended_.end());
+  }
+
+  // Or broken, which never ends.
+  bool all_over() {
+    drop_finished();
+    bool over =
+        std::all_of(ended_.begin(), ended_.end(), [](const auto& line) { return line->broken_; });
+    for (PartingLine* line : used_) over &= line->is_over() || line->broken_;
+    return over;
   }
 
   std::mutex mutex_;  // guards all below
-  std::vector<std::unique_ptr<PartingLine>> lines_;
+  std::set<PartingLine*> used_;
+  std::vector<std::unique_ptr<PartingLine>> ended_;
   bool finishing_ = false;
 };
 
 namespace {
 
-// Those of this process. Lines hold them, too: they may end when MPI has destroyed this.
+// Those of this process. Each line holds them, too: it may end when MPI has destroyed this.
 struct ThisProcess {
-  std::shared_ptr<EndedLines> ended = std::make_shared<EndedLines>();
-  ~ThisProcess() { ended->finish(); }
+  std::shared_ptr<Lines> lines = std::make_shared<Lines>();
+  ~ThisProcess() { lines->finish(); }
 };
 
-std::shared_ptr<EndedLines> ended_lines() {
+std::shared_ptr<Lines> lines_of_process() {
   const auto* process = UntilFinalize<ThisProcess>::get();
-  return process != nullptr ? process->ended : std::make_shared<EndedLines>();
+  return process != nullptr ? process->lines : std::make_shared<Lines>();
 }
 
 }  // namespace
 
-PartingLine::PartingLine(Line leaders) : ended_(ended_lines()), leaders_(std::move(leaders)) {
-  ended_->look();
+void expect_lines() { lines_of_process(); }
+
+PartingLine::PartingLine(Line leaders) : lines_(lines_of_process()), leaders_(std::move(leaders)) {
   sends_.reserve(leaders_.ranks.size());
-  check_mpi(listen(), "MPI_Irecv");
+  lines_->enter(this);
+  const int status = listen();
+  if (status != MPI_SUCCESS) lines_->leave(this);
+  check_mpi(status, "MPI_Irecv");
 }
 
 PartingLine::~PartingLine() {
+  if (!kept_) lines_->leave(this);
   if (receive_ == MPI_REQUEST_NULL || mpi_is_finalized()) return;
   PMPI_Cancel(&receive_);
   PMPI_Wait(&receive_, MPI_STATUS_IGNORE);
@@ -140,8 +174,8 @@ void PartingLine::end(std::unique_ptr<PartingLine> line) noexcept {
     return;
   }
   line->say({});
-  const std::shared_ptr<EndedLines> ended = line->ended_;
-  ended->keep(std::move(line));
+  const std::shared_ptr<Lines> lines = line->lines_;
+  lines->keep(std::move(line));
 }
 
 }  // namespace hsgd

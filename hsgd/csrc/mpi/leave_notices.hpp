@@ -4,7 +4,9 @@
 // its number to a later communicator, and a message that came here after the end would turn up
 // there, or take another's place in the order of messages (Open MPI's ob1; MPICH's issues 2096 and
 // 6184). So each leader parts from each other exactly once, and a line goes when it has heard from
-// all; until then it stays, and nobody waits for it. Calls PMPI_* only.
+// all; until then it stays, and nobody waits for it. Only MPI_Finalize does, which waits for all
+// ranks anyway: what lies unread when Open MPI closes a connection over TCP resets that, and ends
+// the other rank by SIGPIPE. Calls PMPI_* only.
 #ifndef HSGD_MPI_LEAVE_NOTICES_HPP_
 #define HSGD_MPI_LEAVE_NOTICES_HPP_
 
@@ -18,7 +20,7 @@
 
 namespace hsgd {
 
-class EndedLines;
+class Lines;
 
 // Leaders of which each node has one, in a communicator that others have, too.
 struct Line {
@@ -46,22 +48,27 @@ class PartingLine {
   static void end(std::unique_ptr<PartingLine> line) noexcept;
 
  private:
-  friend class EndedLines;
+  friend class Lines;
 
   int listen();
   bool is_sent() noexcept;
   bool is_over() noexcept;
 
-  std::shared_ptr<EndedLines> ended_;  // where this one goes
+  std::shared_ptr<Lines> lines_;  // all of this process
   Line leaders_;
   int heard_ = 0;  // nodes that have parted
   bool said_ = false;
+  bool kept_ = false;    // by `lines_`
   bool broken_ = false;  // MPI failed, as when a node died: more cannot be heard
   Parting in_;
   Parting out_;
   MPI_Request receive_ = MPI_REQUEST_NULL;
   std::vector<MPI_Request> sends_;
 };
+
+// Objects made by UntilFinalize after the first call of this are destroyed before lines are waited
+// for: those that end lines.
+void expect_lines();
 
 }  // namespace hsgd
 

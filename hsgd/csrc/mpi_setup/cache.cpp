@@ -20,6 +20,7 @@
 #include "capi/handles.hpp"
 #include "hsgd_mpi.h"
 #include "mpi/handle.hpp"
+#include "mpi/leave_notices.hpp"
 #include "mpi_setup/comm.hpp"
 
 namespace hsgd {
@@ -48,6 +49,7 @@ struct Entry {
 // All entries of this process. In MPI_Finalize those of living communicators stay, empty.
 class Cache {
  public:
+  Cache() { expect_lines(); }
   ~Cache() {
     for (Entry* entry : live_) {
       entry->cache = nullptr;
