@@ -391,6 +391,10 @@ std::string NotifiedWindow::missing(const std::vector<Seen>& slots) const {
     words += source < 0 ? std::string() : ", which " + person(source) + " notifies,";
     words += text(" has nothing later than version %llu", number(entry.version));
   }
+  // Whom this rank waits for may itself wait for what has not arrived.
+  const int target = outbox_ == nullptr ? -1 : outbox_->oldest_target();
+  if (target >= 0)
+    words += "; the oldest put of this rank is still on its way to " + person(target);
   return words;
 }
 

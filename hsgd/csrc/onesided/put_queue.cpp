@@ -46,6 +46,7 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
   operation.ticket = last_ticket_ + 1;
   operation.since_ns = now_ns();
   operation.notifying = false;
+  note_oldest();
   try {
     open_.insert(operation.ticket);
     start_writes(operation, pieces);
@@ -63,6 +64,7 @@ void Outbox::abandon_newest(int target) noexcept {
   rma_->drop(target);
   open_.erase(operations_.back().ticket);
   operations_.pop_back();
+  note_oldest();
   try {
     try {
       throw;
@@ -107,6 +109,7 @@ void Outbox::drive() {
       if (settle(*operation)) {
         open_.erase(operation->ticket);
         operation = operations_.erase(operation);
+        note_oldest();
       } else {
         ++operation;
       }
@@ -115,6 +118,11 @@ void Outbox::drive() {
     failure_ = error;
     throw;
   }
+}
+
+void Outbox::note_oldest() noexcept {
+  const int target = operations_.empty() ? -1 : operations_.front().notification.target;
+  oldest_target_.store(target, std::memory_order_relaxed);
 }
 
 // Threads that wait look whenever they are woken, mostly for something else.

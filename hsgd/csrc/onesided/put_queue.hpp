@@ -59,6 +59,9 @@ class Outbox {
   bool empty() const;  // the same of all
   // "version 4 for slot 3 of rank 2", of the oldest operation; its rank in `target`.
   std::string oldest(int* target) const;
+  // The rank of the oldest operation, -1 where none is under way; never waits for another thread,
+  // which MPI may hold up for as long as that rank does not answer.
+  int oldest_target() const { return oldest_target_.load(std::memory_order_relaxed); }
   // From here on close() of a network that needs all ranks for it does nothing, and says false.
   void abandon() { abandoned_.store(true); }
   bool close(const Deadline& deadline) noexcept;
@@ -79,6 +82,7 @@ class Outbox {
   };
 
   bool nothing_new();
+  void note_oldest() noexcept;
   void abandon_newest(int target) noexcept;
   void start_writes(Operation& operation, const std::vector<Piece>& pieces);
   bool advance(Operation& operation);
@@ -96,6 +100,7 @@ class Outbox {
   std::atomic<bool> abandoned_{false};  // partner: close(), perhaps on another thread
   uint64_t last_ticket_ = 0;
   std::list<Operation> operations_;  // in the order of posting; addresses stay
+  std::atomic<int> oldest_target_{-1};
   std::set<uint64_t> open_;          // their tickets
   uint64_t news_ = 0;                // of the network, at the last look
   int64_t looked_ns_ = 0;

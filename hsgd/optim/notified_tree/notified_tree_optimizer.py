@@ -484,8 +484,11 @@ class NotifiedTree(WrappingOptimizer):
             heard, _ = self._exchange.wait_any([slot, gone], [self._step - 1, 0])
         except (CollectiveTimeout, PeerLost) as error:
             self._failed = True
-            cause = self._engine.error or error
-            raise type(error)(self._describe(layer, cause)) from cause
+            if (given_up := self._engine.error) is not None:
+                raise type(error)(self._describe(layer, given_up)) from given_up
+            missing = self._engine.missing(layer, self._step)
+            why = f"{error} ({missing})" if missing else str(error)
+            raise type(error)(self._describe(layer, why)) from error
         if heard == gone:
             self._failed = True
             given_up = self._engine.error
@@ -494,11 +497,8 @@ class NotifiedTree(WrappingOptimizer):
             raise kind(self._describe(layer, why)) from given_up
 
     def _describe(self, layer: int, why: object) -> str:
-        name, missing = self._plan.layers[layer].name, ""
-        if self._engine.error is None:
-            missing = self._engine.missing(layer, self._step)
-        line = f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}'
-        return f"{line} ({missing})" if missing else line
+        name = self._plan.layers[layer].name
+        return f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}'
 
     @property
     def closed(self) -> bool:

@@ -1,6 +1,7 @@
 // Operations to other nodes, over a network that a test steers step by step.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@ struct Wire {
   std::vector<bool> done;
   bool fails = false;
   bool drives_itself = false;
+  std::function<void()> in_flush = [] {};
   int lost = -1;  // the rank to which nothing goes any more
   uint64_t news = 0;
 };
@@ -41,7 +43,10 @@ class FakeRma final : public hsgd::Rma {
     if (wire_.fails) throw Error(HSGD_ERR_PEER_LOST, 1, "the wire broke");
     return wire_.done[ticket];
   }
-  void flush(int target) override { wire_.log.push_back("flush to " + std::to_string(target)); }
+  void flush(int target) override {
+    wire_.log.push_back("flush to " + std::to_string(target));
+    wire_.in_flush();
+  }
   void sync() override {}
   bool drives_itself() const override { return wire_.drives_itself; }
   uint64_t news() const override { return wire_.news; }
@@ -123,6 +128,23 @@ TEST("a full box takes nothing and names its oldest operation") {
   box.finish(0);
   box.finish(2);
   CHECK(box.post(1, 2, 1) == 3);
+}
+
+TEST("the oldest target can be asked for while the network holds up who drives it") {
+  Box box;
+  CHECK(box.outbox.oldest_target() == -1);
+  int target = -1;
+  box.wire.in_flush = [&] { target = box.outbox.oldest_target(); };  // a lock would not return
+  box.post(2, 0, 1);
+  box.post(3, 0, 1);
+  box.finish(0);
+  CHECK(target == 2);
+  box.wire.in_flush = [] {};
+  box.finish(2);  // its version
+  CHECK(box.outbox.oldest_target() == 3);
+  box.finish(1);
+  box.finish(3);
+  CHECK(box.outbox.empty() && box.outbox.oldest_target() == -1);
 }
 
 TEST("what is not delivered in time breaks the box and names the rank") {
