@@ -32,7 +32,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench lint format typecheck native-test sanitized-test pytest chaos test-torch test-bench suites test-all prepare prepare-test clean distclean
+.PHONY: help demo test check bench lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-bench suites test-all prepare prepare-test clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ format: $(VENV)/.dev ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+stub: $(VENV)/.dev ## write hsgd/_native.pyi from the native module
+	$(BIN)/python -m nanobind.stubgen -q -m hsgd._native -o hsgd/_native.pyi
+	$(BIN)/ruff format -q hsgd/_native.pyi
 
 typecheck: $(VENV)/.dev ## mypy --strict, on an installed copy: at the root io/ looks like the standard library's
 	rm -rf build/installed

@@ -226,7 +226,7 @@ class NotifiedWindow(Closing):
         """What work() needs; local. The memory stays as long as it does."""
         return self._native.tree(list(layers), options)
 
-    def work(self, tree: _native.Tree, update: Callable[[int, list[int]], None]) -> None:
+    def work(self, tree: _native.Tree, update: Callable[[int, Sequence[int]], None]) -> None:
         """Sum, update and forward layers until the tree's stop slot is notified; local, blocking.
 
         update: called here, with a version and layers, to make weights of their sums.

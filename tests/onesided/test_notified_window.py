@@ -417,7 +417,7 @@ def test_a_wait_in_vain_does_not_let_an_older_version_follow_a_later_one() -> No
         ({"timeout_s": 0.0}, "timeout_s is 0"),
         ({"slice_bytes": 100}, "slice_bytes is 100; give 4096 to"),
         ({"segment_bytes": -1}, "segment_bytes is -1"),
-        ({"network": "pigeons"}, "network is 'pigeons'; give \"auto\", \"mpi\" or \"sockets\""),
+        ({"network": "pigeons"}, 'network is \'pigeons\'; give "auto", "mpi" or "sockets"'),
     ],
 )
 def test_values_that_cannot_work_are_refused(options: dict[str, Any], line: str) -> None:

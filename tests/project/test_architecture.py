@@ -35,7 +35,7 @@ ROOMS = {
     "onesided": "include base os rendezvous communicator",
     "tree": "base os kernels onesided",
     "capi": "include base os kernels communicator onesided",
-    "mpi": "include base internode onesided",
+    "mpi": "include base os internode onesided",
     "mpi_setup": "include base os rendezvous onesided capi mpi",
     # Of another language, or library: they see the C interface only.
     "interposer": "include",

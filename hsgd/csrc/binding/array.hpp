@@ -20,6 +20,8 @@ namespace hsgd::python {
 
 namespace nb = nanobind;
 
+using Anything = nb::typed<nb::object, nb::any>;  // Any, for type checkers
+
 class Array {
  public:
   // Throws TypeError or ValueError, saying `what` argument is wrong and why.

@@ -192,16 +192,20 @@ void bind_box(nb::module_& module) {
       .def_static("create", &Box::create, nb::arg("key"), nb::arg("count"),
                   nb::arg("initial").none(), nb::arg("chunk_count"), nb::arg("counters"))
       .def_static("attach", &Box::attach, nb::arg("key"), nb::arg("timeout_s"))
-      .def("read", &Box::read)
-      .def("write", &Box::write)
-      .def("accumulate", &Box::accumulate)
+      .def("read", &Box::read, nb::arg("out"), nb::arg("offset"), nb::arg("timeout_s"))
+      .def("write", &Box::write, nb::arg("values"), nb::arg("offset"), nb::arg("timeout_s"),
+           nb::arg("finishes"))
+      .def("accumulate", &Box::accumulate, nb::arg("delta"), nb::arg("offset"),
+           nb::arg("timeout_s"))
       .def("accumulate_part", &Box::accumulate_part, nb::arg("part"), nb::arg("narrow"),
            nb::arg("offset"), nb::arg("sums").none(), nb::arg("timeout_s"), nb::arg("finishes"))
-      .def("take_copy", &Box::take_copy)
-      .def("check_change", &Box::check_change)
+      .def("take_copy", &Box::take_copy, nb::arg("values"), nb::arg("offset"), nb::arg("stamp"),
+           nb::arg("version"), nb::arg("timeout_s"))
+      .def("check_change", &Box::check_change, nb::arg("what"), nb::arg("values"),
+           nb::arg("offset"))
       .def("elastic", &Box::elastic, nb::arg("weights"), nb::arg("rate"), nb::arg("delta").none(),
            nb::arg("timeout_s"))
-      .def("fetch_add", &Box::fetch_add)
+      .def("fetch_add", &Box::fetch_add, nb::arg("counter"), nb::arg("value"))
       .def("count", &Box::count)
       .def("chunk_count", &Box::chunk_count)
       .def("counters", &Box::counters)

@@ -69,7 +69,7 @@ void refuse(hsgd_error* err, hsgd_status code, const std::string& message) {
 
 }  // namespace
 
-const char* text_of(nb::handle name) {
+const char* text_of(const Name& name) {
   if (name.is_none()) return nullptr;
   if (PyUnicode_Check(name.ptr()) == 0) {
     const std::string type = nb::cast<std::string>(name.type().attr("__name__"));
@@ -85,7 +85,7 @@ const char* text_of(nb::handle name) {
 }
 
 // `ragged`: the number of rows may differ between ranks.
-void Collective::set_label(const Array& array, nb::handle name, bool ragged) {
+void Collective::set_label(const Array& array, const Name& name, bool ragged) {
   label_ = {text_of(name), array.shape(), array.ndim()};
   if (ragged) {
     shape_.assign(1, -1);
@@ -97,7 +97,7 @@ void Collective::set_label(const Array& array, nb::handle name, bool ragged) {
   call_.label = &label_;
 }
 
-void Collective::allreduce(nb::handle in, nb::handle out, int op, nb::handle name) {
+void Collective::allreduce(nb::handle in, nb::handle out, int op, const Name& name) {
   const Array& source = in_.emplace(in, "allreduce", false);
   const bool in_place = in.is(out) && source.is_writable();  // to ask once costs half
   const Array& target = in_place ? source : out_.emplace(out, "allreduce, out", true);
@@ -114,7 +114,7 @@ void Collective::allreduce(nb::handle in, nb::handle out, int op, nb::handle nam
   call_.op = static_cast<hsgd_op>(op);
 }
 
-void Collective::broadcast(nb::handle data, int root, nb::handle name) {
+void Collective::broadcast(nb::handle data, int root, const Name& name) {
   const Array& array = out_.emplace(data, "broadcast", true);
   set_label(array, name);
   call_.kind = HSGD_BROADCAST;
@@ -140,7 +140,7 @@ void Collective::check_split(const Array& source, const Rows& counts,
 }
 
 void Collective::reduce_scatter(nb::handle in, nb::handle out, int op,
-                                const std::optional<Rows>& given, nb::handle name) {
+                                const std::optional<Rows>& given, const Name& name) {
   const Array& source = in_.emplace(in, "reduce_scatter", false);
   const Array& target = out_.emplace(out, "reduce_scatter, out", true);
   const Rows counts = given ? *given : even_rows(source, topology_.size);
@@ -156,14 +156,14 @@ void Collective::reduce_scatter(nb::handle in, nb::handle out, int op,
   call_.op = static_cast<hsgd_op>(op);
 }
 
-void Collective::allgather(nb::handle in, nb::handle out, nb::handle name) {
+void Collective::allgather(nb::handle in, nb::handle out, const Name& name) {
   const Array& source = in_.emplace(in, "allgather", false);
   call_.count = source.rows();
   set_label(source, name, true);
   expect_rows(source, out, HSGD_ALLGATHER_ROWS);
 }
 
-void Collective::alltoall(nb::handle in, nb::handle out, nb::handle name) {
+void Collective::alltoall(nb::handle in, nb::handle out, const Name& name) {
   const Array& source = in_.emplace(in, "alltoall", false);
   const Array& target = out_.emplace(out, "alltoall, out", true);
   const Rows counts = even_rows(source, topology_.size);
@@ -184,7 +184,8 @@ void Collective::alltoall(nb::handle in, nb::handle out, nb::handle name) {
   call_.dtype = source.dtype();
 }
 
-void Collective::alltoall_rows(nb::handle in, const Rows& counts, nb::handle out, nb::handle name) {
+void Collective::alltoall_rows(nb::handle in, const Rows& counts, nb::handle out,
+                               const Name& name) {
   const Array& source = in_.emplace(in, "alltoall", false);
   check_split(source, counts, "alltoall");
   counts_ = counts;

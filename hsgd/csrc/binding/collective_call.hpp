@@ -18,8 +18,10 @@
 
 namespace hsgd::python {
 
-// The characters of a string, as long as it lives; NULL for None.
-const char* text_of(nb::handle name);
+using Name = nb::typed<nb::handle, nb::str>;  // or None
+
+// The characters, as long as the string lives; NULL for None. Throws TypeError or ValueError.
+const char* text_of(const Name& name);
 
 using Rows = std::vector<uint64_t>;  // one per rank
 
@@ -32,16 +34,16 @@ class Collective {
 
   // Each throws TypeError or ValueError for arrays and counts that cannot be used. Counts are rows;
   // none: as even as can be, the first ranks get one more.
-  void allreduce(nb::handle in, nb::handle out, int op, nb::handle name);
-  void broadcast(nb::handle data, int root, nb::handle name);
+  void allreduce(nb::handle in, nb::handle out, int op, const Name& name);
+  void broadcast(nb::handle data, int root, const Name& name);
   void barrier() { call_.kind = HSGD_BARRIER; }
   void reduce_scatter(nb::handle in, nb::handle out, int op, const std::optional<Rows>& counts,
-                      nb::handle name);
-  void allgather(nb::handle in, nb::handle out, nb::handle name);  // `out` may be None
+                      const Name& name);
+  void allgather(nb::handle in, nb::handle out, const Name& name);  // `out` may be None
   // As many rows to each rank as to any other.
-  void alltoall(nb::handle in, nb::handle out, nb::handle name);
+  void alltoall(nb::handle in, nb::handle out, const Name& name);
   void alltoall_rows(nb::handle in, const Rows& counts, nb::handle out,
-                     nb::handle name);  // so, too
+                     const Name& name);  // so, too
 
   const hsgd_call& call() const { return call_; }
   void give_arrays_back();
@@ -53,7 +55,7 @@ class Collective {
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
-  void set_label(const Array& array, nb::handle name, bool ragged = false);
+  void set_label(const Array& array, const Name& name, bool ragged = false);
   void check_split(const Array& source, const Rows& counts, const std::string& what) const;
   void expect_rows(const Array& source, nb::handle out, hsgd_kind kind);
   // Without the GIL.
@@ -92,7 +94,7 @@ class Request {
   // False when it is not done within `timeout_s`, if that is not negative. Throws what the
   // collective ended with.
   bool wait(double timeout_s);
-  nb::object result() { return submitted_->collective.result(); }
+  Anything result() { return submitted_->collective.result(); }
 
  private:
   std::shared_ptr<Submitted> submitted_;

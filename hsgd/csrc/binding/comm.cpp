@@ -4,12 +4,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "binding/array.hpp"
@@ -120,8 +123,8 @@ class Comm {
   }
 
   // The bytes of a shared buffer, which lives as long as the array and all that is made of it.
-  nb::object allocate(int dtype, const std::vector<int64_t>& shape, bool once_per_node,
-                      nb::handle name) {
+  Anything allocate(int dtype, const std::vector<int64_t>& shape, bool once_per_node,
+                    const Name& name) {
     uint64_t count = 1;
     for (const int64_t extent : shape) {
       if (__builtin_mul_overflow(count, static_cast<uint64_t>(extent), &count)) {
@@ -187,21 +190,24 @@ class Comm {
     hsgd_comm_keep_records(comm_.get(), capacity);
   }
 
-  // Of each: name, bytes, and begin, end and busy time of the call and of each level.
-  nb::list take_records() const {
+  using Span = std::tuple<int64_t, int64_t, int64_t>;  // begin, end and busy time, in ns
+  using Record = std::tuple<nb::str, uint64_t, std::vector<Span>>;
+
+  // Of each: name, bytes, and the spans of the call and of each level.
+  std::vector<Record> take_records() const {
     check_open();
     constexpr uint64_t kAtOnce = 32;
     hsgd_record records[kAtOnce];
-    nb::list taken;
+    std::vector<Record> taken;
     for (;;) {
       const uint64_t count = hsgd_comm_take_records(comm_.get(), records, kAtOnce);
       for (const hsgd_record* record = records; record < records + count; ++record) {
-        nb::list spans;
+        std::vector<Span> spans;
         for (const hsgd_span* span :
              {&record->call, &record->reduce, &record->inter, &record->gather}) {
-          spans.append(nb::make_tuple(span->begin_ns, span->end_ns, span->busy_ns));
+          spans.emplace_back(span->begin_ns, span->end_ns, span->busy_ns);
         }
-        taken.append(nb::make_tuple(decoded(record->name), record->bytes, spans));
+        taken.emplace_back(nb::str(decoded(record->name)), record->bytes, spans);
       }
       if (count < kAtOnce) return taken;
     }
@@ -269,11 +275,15 @@ class Comm {
   hsgd_topology topology_{};
 };
 
+// What a kind of collective returns that gives memory of its own: see Collective::result().
+using Gathered = nb::typed<nb::tuple, Anything, Rows>;
+
 // The two methods of one kind of collective, with the arguments of the function that fills it in.
-template <class... Arguments>
+template <class Result, class... Arguments>
 auto blocking(void (Collective::*fill)(Arguments...)) {
   return [fill](Comm& self, Arguments... arguments) {
-    return self.run([&](Collective& collective) { (collective.*fill)(arguments...); });
+    nb::object result = self.run([&](Collective& collective) { (collective.*fill)(arguments...); });
+    if constexpr (!std::is_void_v<Result>) return nb::borrow<Result>(result);
   };
 }
 
@@ -289,9 +299,16 @@ auto starting(void (Collective::*fill)(Arguments...)) {
 void bind_comm(nb::module_& module) {
   nb::class_<Comm> comm(module, "Comm");
   // One kind of collective: NAME, which blocks, and NAME_async, which gives a Request.
-  const auto def_collective = [&](const std::string& name, auto fill, const auto&... arguments) {
-    comm.def(name.c_str(), blocking(fill), arguments...);
-    comm.def((name + "_async").c_str(), starting(fill), arguments...);
+  const auto def_async = [&](const char* name, auto fill, const auto&... arguments) {
+    comm.def((std::string(name) + "_async").c_str(), starting(fill), arguments...);
+  };
+  const auto def_collective = [&](const char* name, auto fill, const auto&... arguments) {
+    comm.def(name, blocking<void>(fill), arguments...);
+    def_async(name, fill, arguments...);
+  };
+  const auto def_gathering = [&](const char* name, auto fill, const auto&... arguments) {
+    comm.def(name, blocking<Gathered>(fill), arguments...);
+    def_async(name, fill, arguments...);
   };
   def_collective("allreduce", &Collective::allreduce, nb::arg("source").none(),
                  nb::arg("out").none(), nb::arg("op"), nb::arg("name").none());
@@ -301,19 +318,22 @@ void bind_comm(nb::module_& module) {
   def_collective("reduce_scatter", &Collective::reduce_scatter, nb::arg("source").none(),
                  nb::arg("out").none(), nb::arg("op"), nb::arg("counts").none(),
                  nb::arg("name").none());
-  def_collective("allgather", &Collective::allgather, nb::arg("source").none(),
-                 nb::arg("out").none(), nb::arg("name").none());
+  def_gathering("allgather", &Collective::allgather, nb::arg("source").none(),
+                nb::arg("out").none(), nb::arg("name").none());
   def_collective("alltoall", &Collective::alltoall, nb::arg("source").none(), nb::arg("out").none(),
                  nb::arg("name").none());
-  def_collective("alltoall_rows", &Collective::alltoall_rows, nb::arg("source").none(),
-                 nb::arg("counts"), nb::arg("out").none(), nb::arg("name").none());
-  comm.def_static("local", &Comm::local)
+  def_gathering("alltoall_rows", &Collective::alltoall_rows, nb::arg("source").none(),
+                nb::arg("counts"), nb::arg("out").none(), nb::arg("name").none());
+  comm.def_static("local", &Comm::local, nb::arg("path"), nb::arg("rank"), nb::arg("size"),
+                  nb::arg("options"))
       .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),
            nb::arg("once_per_node"), nb::arg("name").none())
-      .def("split", &Comm::split)
+      .def("split", &Comm::split, nb::arg("color"), nb::arg("key"))
       .def("shrink", &Comm::shrink, nb::arg("timeout_s"))
-      .def("window", [](Comm& self,
-                        const WindowOptions& options) { return self.window(options, nullptr, 0); })
+      .def(
+          "window",
+          [](Comm& self, const WindowOptions& options) { return self.window(options, nullptr, 0); },
+          nb::arg("options"))
       .def("leave", &Comm::leave)
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)
@@ -326,20 +346,24 @@ void bind_comm(nb::module_& module) {
 
   nb::class_<Request>(module, "Request")
       .def("done", &Request::done)
-      .def("wait", &Request::wait)
+      .def("wait", &Request::wait, nb::arg("timeout_s"))
       .def("result", &Request::result);
 
   nb::class_<MpiLibrary>(module, "MpiLibrary")
-      .def(nb::init<const std::string&>())
+      .def(nb::init<const std::string&>(), nb::arg("path"))
       .def("version", &MpiLibrary::version)
-      .def("create",
-           [](const MpiLibrary& self, uintptr_t address, const hsgd_options& options) {
-             return Comm(self.create(address, options));
-           })
-      .def("window",
-           [](const MpiLibrary& self, uintptr_t address, Comm& comm, const WindowOptions& options) {
-             return comm.window(options, &self, address);
-           });
+      .def(
+          "create",
+          [](const MpiLibrary& self, uintptr_t address, const hsgd_options& options) {
+            return Comm(self.create(address, options));
+          },
+          nb::arg("address"), nb::arg("options"))
+      .def(
+          "window",
+          [](const MpiLibrary& self, uintptr_t address, Comm& comm, const WindowOptions& options) {
+            return comm.window(options, &self, address);
+          },
+          nb::arg("address"), nb::arg("comm"), nb::arg("options"));
 }
 
 }  // namespace hsgd::python

@@ -55,7 +55,7 @@ Tree::Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd::NotifiedWindow
                  error);
 }
 
-void Tree::run(nb::object update) {
+void Tree::run(const Update& update) {
   std::exception_ptr failure;
   const auto call_update = [&](uint64_t version, const std::vector<uint32_t>& layers) {
     PyGILState_STATE state{};

@@ -22,7 +22,8 @@ class Tree {
   Tree(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd::NotifiedWindow> window,
        hsgd::Tree::Settings settings);
   // Blocks without the GIL; calls update(version, layers) with it.
-  void run(nb::object update);
+  using Update = nb::typed<nb::callable, void(uint64_t, std::vector<uint32_t>)>;
+  void run(const Update& update);
   // Weight, buffer (0: none) and group of each parameter of a layer, weight 0: not told. The caller
   // keeps the memory, and has checked dtypes and strides.
   using Tensor = std::tuple<uintptr_t, uintptr_t, uint32_t>;

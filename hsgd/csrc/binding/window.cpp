@@ -126,7 +126,7 @@ void NotifiedWindow::bind(uint32_t slot, int source) {
 }
 
 // The bytes live as long as the array and all that is made of it; None: on another node.
-nb::object NotifiedWindow::segment(int rank, uint64_t bytes) {
+Anything NotifiedWindow::segment(int rank, uint64_t bytes) {
   using Memory = std::shared_ptr<SharedBuffer>;
   std::unique_ptr<Memory> memory;
   std::byte* const data = call([&](hsgd::NotifiedWindow& window) {
@@ -183,18 +183,20 @@ void bind_window(nb::module_& module) {
       .def_prop_ro("remote_only",
                    [](const WindowOptions& self) { return self.settings.remote_only; });
   nb::class_<NotifiedWindow>(module, "NotifiedWindow")
-      .def("put_notify", &NotifiedWindow::put_notify)
-      .def("done", &NotifiedWindow::done)
-      .def("drain", &NotifiedWindow::drain)
-      .def("wait_any", &NotifiedWindow::wait_any)
-      .def("test", &NotifiedWindow::test)
-      .def("reset", &NotifiedWindow::reset)
-      .def("bind", &NotifiedWindow::bind)
-      .def("segment", &NotifiedWindow::segment)
+      .def("put_notify", &NotifiedWindow::put_notify, nb::arg("pieces"), nb::arg("target"),
+           nb::arg("slot"), nb::arg("version"), nb::arg("timeout_s"), nb::arg("order"))
+      .def("done", &NotifiedWindow::done, nb::arg("ticket"))
+      .def("drain", &NotifiedWindow::drain, nb::arg("timeout_s"))
+      .def("wait_any", &NotifiedWindow::wait_any, nb::arg("slots"), nb::arg("seen"),
+           nb::arg("timeout_s"))
+      .def("test", &NotifiedWindow::test, nb::arg("slot"))
+      .def("reset", &NotifiedWindow::reset, nb::arg("slot"))
+      .def("bind", &NotifiedWindow::bind, nb::arg("slot"), nb::arg("source"))
+      .def("segment", &NotifiedWindow::segment, nb::arg("rank"), nb::arg("size"))
       .def("end_work", &NotifiedWindow::end_work)
       .def("abandon", &NotifiedWindow::abandon)
       .def("descriptor", &NotifiedWindow::descriptor)
-      .def("tree", &NotifiedWindow::tree)
+      .def("tree", &NotifiedWindow::tree, nb::arg("layers"), nb::arg("options"))
       .def("close", &NotifiedWindow::close)
       .def("closed", &NotifiedWindow::closed);
 }

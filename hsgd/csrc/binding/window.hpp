@@ -34,7 +34,7 @@ class NotifiedWindow {
   uint64_t test(uint32_t slot);
   uint64_t reset(uint32_t slot);
   void bind(uint32_t slot, int source);
-  nb::object segment(int rank, uint64_t bytes);
+  Anything segment(int rank, uint64_t bytes);
   void end_work();
   void abandon();
   int descriptor() const { return window_ == nullptr ? -1 : window_->descriptor(); }

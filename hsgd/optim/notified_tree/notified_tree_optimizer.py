@@ -12,7 +12,7 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -505,7 +505,7 @@ class NotifiedTree(WrappingOptimizer):
         """Whether it, or its communicator, was closed."""
         return self._closed or self._exchange.closed
 
-    def _update(self, version: int, parts: list[int]) -> None:
+    def _update(self, version: int, parts: Sequence[int]) -> None:
         """The step `version` of the optimizer on some parts; on their root, in the engine."""
         gradients: list[tuple[Stretch, Tensor | None]] = []
         for index in parts:

@@ -52,7 +52,7 @@ class Engine:
         exchange: NotifiedWindow,
         plan: Plan,
         teams: Sequence[Team],
-        update: Callable[[int, list[int]], None],
+        update: Callable[[int, Sequence[int]], None],
         *,
         whole_step: bool = False,
         before_notify: Callable[[], None] | None = None,
