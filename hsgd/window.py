@@ -244,7 +244,8 @@ class NotifiedWindow(Closing):
     def close(self, *, waits: bool = True) -> None:
         """Give the segments back; local, but collective over MPI. A second call does nothing.
 
-        Waits for nobody inside a node; over MPI up to the deadline.
+        Waits for nobody inside a node; between nodes for puts under way, and over MPI for all
+        ranks, up to the deadline.
         waits: False for a rank that leaves by an error, which waits for nobody over MPI either:
             its segment stays until the process ends, and other ranks wait here up to the deadline.
         """

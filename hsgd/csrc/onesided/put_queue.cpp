@@ -2,7 +2,9 @@
 #include "onesided/put_queue.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <new>
+#include <thread>
 
 namespace hsgd {
 namespace {
@@ -103,6 +105,10 @@ void Outbox::drive() {
   if (!failure_) failure_ = rma_->broken();
   check_network();
   if (rma_->drives_itself() && nothing_new()) return;
+  settle_all();
+}
+
+void Outbox::settle_all() {
   try {
     rma_->sync();
     for (auto operation = operations_.begin(); operation != operations_.end();) {
@@ -117,6 +123,21 @@ void Outbox::drive() {
   } catch (const Error& error) {
     failure_ = error;
     throw;
+  }
+}
+
+// A network that drives itself does so in its own close().
+void Outbox::finish_open(const Deadline& deadline) noexcept {
+  constexpr std::chrono::microseconds kBetweenLooks{50};
+  try {
+    if (rma_->drives_itself() || failure_ || is_without_memory_) return;
+    while (!abandoned_.load()) {
+      settle_all();
+      if (operations_.empty() || deadline.passed()) return;
+      std::this_thread::sleep_for(kBetweenLooks);
+    }
+  } catch (const std::exception&) {
+    is_without_memory_ |= !failure_;
   }
 }
 
@@ -220,6 +241,7 @@ std::string Outbox::oldest(int* target) const {
 
 bool Outbox::close(const Deadline& deadline) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
+  finish_open(deadline);
   const bool unfinished =
       failure_ || is_without_memory_ || !operations_.empty() || abandoned_.load();
   if ((!unfinished || rma_->drives_itself()) && rma_->close(deadline)) return true;

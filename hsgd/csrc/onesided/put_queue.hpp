@@ -64,6 +64,8 @@ class Outbox {
   int oldest_target() const { return oldest_target_.load(std::memory_order_relaxed); }
   // From here on close() of a network that needs all ranks for it does nothing, and says false.
   void abandon() { abandoned_.store(true); }
+  // Finishes what is under way, then closes the network. False, where that could not be done: the
+  // network may still use this rank's memory.
   bool close(const Deadline& deadline) noexcept;
   // As of Rma.
   void start(std::function<void()> arrived) { rma_->start(std::move(arrived)); }
@@ -86,6 +88,8 @@ class Outbox {
   void abandon_newest(int target) noexcept;
   void start_writes(Operation& operation, const std::vector<Piece>& pieces);
   bool advance(Operation& operation);
+  void settle_all();
+  void finish_open(const Deadline& deadline) noexcept;
   bool settle(Operation& operation);
   bool follows_same_slot(const Operation& operation) const;
   void check_age(const Operation& operation) const;
@@ -101,8 +105,8 @@ class Outbox {
   uint64_t last_ticket_ = 0;
   std::list<Operation> operations_;  // in the order of posting; addresses stay
   std::atomic<int> oldest_target_{-1};
-  std::set<uint64_t> open_;          // their tickets
-  uint64_t news_ = 0;                // of the network, at the last look
+  std::set<uint64_t> open_;  // their tickets
+  uint64_t news_ = 0;        // of the network, at the last look
   int64_t looked_ns_ = 0;
   std::optional<Error> failure_;         // of the network
   std::map<int, Error> failures_;        // of single ranks

@@ -26,6 +26,7 @@ struct Wire {
   bool fails = false;
   bool drives_itself = false;
   std::function<void()> in_flush = [] {};
+  std::function<void()> in_sync = [] {};
   int lost = -1;  // the rank to which nothing goes any more
   uint64_t news = 0;
 };
@@ -47,14 +48,17 @@ class FakeRma final : public hsgd::Rma {
     wire_.log.push_back("flush to " + std::to_string(target));
     wire_.in_flush();
   }
-  void sync() override {}
+  void sync() override { wire_.in_sync(); }
   bool drives_itself() const override { return wire_.drives_itself; }
   uint64_t news() const override { return wire_.news; }
   std::optional<Error> failure(int target) const override {
     if (target != wire_.lost) return std::nullopt;
     return Error(HSGD_ERR_PEER_LOST, target, "rank " + std::to_string(target) + " is gone");
   }
-  bool close(const Deadline&) noexcept override { return true; }
+  bool close(const Deadline&) noexcept override {
+    wire_.log.push_back("close");
+    return true;
+  }
 
  private:
   Ticket note(const std::string& what, int target) {
@@ -145,6 +149,20 @@ TEST("the oldest target can be asked for while the network holds up who drives i
   box.finish(1);
   box.finish(3);
   CHECK(box.outbox.empty() && box.outbox.oldest_target() == -1);
+}
+
+TEST("close() finishes what is under way first, within the deadline") {
+  Box box;
+  int looks = 0;
+  box.wire.in_sync = [&] { box.wire.done.assign(box.wire.done.size(), ++looks > 2); };
+  box.post(2, 0, 1);
+  CHECK(box.outbox.close(Deadline(60.0)));
+  CHECK(box.wire.log ==
+        Lines({"put 16 at 64 to 2", "flush to 2", "version 1 at 0 to 2", "flush to 2", "close"}));
+  Box other;
+  other.post(2, 0, 1);
+  CHECK(!other.outbox.close(Deadline(0.01)));
+  CHECK(other.wire.log.back() != "close");
 }
 
 TEST("what is not delivered in time breaks the box and names the rank") {
