@@ -45,7 +45,7 @@ else:
     import horovod.torch as hvd
 
 # Horovod communicates through the interposer if it is there, hsgd.torch by itself.
-read_counters = hvd.counters if api.parse_known_args()[0].api == "hsgd" else interposer_counters
+read_counters = hvd.metrics if api.parse_known_args()[0].api == "hsgd" else interposer_counters
 COLUMNS = (  # title, key in the JSON, factor, format
     ("epoch", "epoch", 1, "d"),
     ("loss", "loss", 1, ".4f"),

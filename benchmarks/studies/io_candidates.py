@@ -17,7 +17,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from hsgd.io import PartitionedLoader
+from hsgd.io import PartitionedLoader, ReadOptions
 
 from studies.io_files import DataSet, import_streaming
 
@@ -51,16 +51,18 @@ _loaders: dict[tuple[Any, ...], PartitionedLoader] = {}
 
 
 def _hsgd(
-    shuffle: str, kind: str = "slabs", **options: Any
+    shuffle: str, kind: str = "slabs", how: ReadOptions | None = None
 ) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
-        key = (data.folder, kind, shuffle, rank, ranks, *sorted(options.items()))
+        key = (data.folder, kind, shuffle, rank, ranks, how)
         if key not in _loaders:
             batch = min(BATCH, max(1, data.count // ranks))
-            if "memory_limit" in options:  # some batches have to fit besides the windows
-                batch = max(1, min(batch, options["window_bytes"] // 4 // data.sample_bytes))
+            if how is not None:  # some batches have to fit besides the windows
+                batch = max(1, min(batch, how.window_bytes // 4 // data.sample_bytes))
             path = data.folder / kind
-            _loaders[key] = PartitionedLoader(path, batch, rank, ranks, shuffle, **options)
+            _loaders[key] = PartitionedLoader(
+                path, batch, rank, ranks, shuffle, read=how or ReadOptions()
+            )
         _loaders[key].set_epoch(epoch)
         return (batch["data"] for batch in _loaders[key])
 
@@ -247,13 +249,13 @@ def fio_rate(data: DataSet) -> float | None:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
-_LIMITED = {"memory_limit": MEMORY_LIMIT, "window_bytes": 16 << 20, "threads": 2}
+_LIMITED = ReadOptions(memory_limit=MEMORY_LIMIT, window_bytes=16 << 20, threads=2)
 
 CANDIDATES = (
     Candidate("hsgd", "hsgd.io", "hsgd", "block", "slabs", _hsgd("block")),
     Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
     Candidate("hsgd-limited", "hsgd.io, limited", "hsgd", "block", "slabs",
-              _hsgd("block", **_LIMITED), False, "limited"),
+              _hsgd("block", how=_LIMITED), False, "limited"),
     Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
     Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py(_sorted_selection)),
     Candidate("memmap", "np.memmap", "peer", "block", "one.h5", _memmap),
