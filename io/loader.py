@@ -155,18 +155,19 @@ class PartitionedLoader(Closing):
             _check_torch_types(self._data.fields)
         if read.pin_memory:
             _check_pinning()
-        self._cache: NodeCache | None = None
-        if cache is not None:
-            if comm is None:
-                raise ValueError("cache= needs comm=, a hsgd.Comm of these ranks")
-            self._cache = NodeCache(
-                self._data,
-                comm,
-                cache.node_bytes,
-                nodes=self._seats.by_node(),
-                verify=read.verify,
-                exchange=cache.exchange,
-            )
+        self._cache = None if cache is None else self._open_cache(cache)
+
+    def _open_cache(self, cache: CacheOptions) -> NodeCache:
+        if self._comm is None:
+            raise ValueError("cache= needs comm=, a hsgd.Comm of these ranks")
+        return NodeCache(
+            self._data,
+            self._comm,
+            cache.node_bytes,
+            nodes=self._seats.by_node(),
+            verify=self._options.verify,
+            exchange=cache.exchange,
+        )
 
     _cuts: tuple[Cut, ...]  # how the epoch was left before
     _current: tuple[

@@ -6,11 +6,11 @@ piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads an
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from ..reading import row_copies
 from ..reading.files import SECTOR_BYTES, SlabFiles
 from ..reading.reader import RowReader
 from ..reading.row_copies import TASK, Addresses, TaskBatch
-from .ragged_places import RaggedPlacer
+from .ragged_places import Placed, RaggedPlacer
 
 __all__ = ["PieceReads", "Plan", "Scheduler", "SlowRead", "staging_bytes"]
 
@@ -125,6 +125,49 @@ class PieceReads:
         return self.places[rows], DataError(f"{path}: {text}")
 
 
+@dataclass(frozen=True)
+class _Portions:
+    """The ranges of a piece, and those that one task reads: of one slab, following one another, up
+    to a block of rows.
+
+    slabs, starts (samples from the first of the slab), counts: of each range. edges, row_edges:
+    where portions begin among ranges and rows, and the end. slab_of: of each portion.
+    """
+
+    slabs: IntArray
+    starts: IntArray
+    counts: IntArray
+    edges: IntArray
+    row_edges: IntArray
+    slab_of: IntArray
+
+    def rows(self, number: int) -> slice:
+        """Of the piece."""
+        return slice(*self.row_edges[number : number + 2].tolist())
+
+
+def _failed(
+    piece: Piece,
+    portions: _Portions,
+    placed: Mapping[int, Placed],
+    failures: Mapping[int, DataError],
+) -> tuple[list[tuple[IntArray, DataError]], NDArray[np.bool_]]:
+    """Places that cannot be read, and why; and by portion, whether it can be."""
+    failed = []
+    readable = np.ones(len(portions.slab_of), bool)
+    for number, slab in enumerate(portions.slab_of.tolist()):
+        if slab in failures:
+            failed.append((piece.places[portions.rows(number)], failures[slab]))
+            readable[number] = False
+    for found in placed.values():
+        for part, error in found.failed.items():
+            number = int(np.searchsorted(portions.edges, part, side="right")) - 1
+            if readable[number]:
+                failed.append((piece.places[portions.rows(number)], error))
+                readable[number] = False
+    return failed, readable
+
+
 def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     """Memory that each reading thread needs besides the batches."""
     least = _DIRECT_BYTES if direct else _STAGING_BYTES
@@ -196,34 +239,82 @@ class Scheduler:
         """
         if self._plan.verify:
             piece = self._whole_blocks(piece)
-        slabs = np.searchsorted(self._stops, piece.starts, side="right")
-        ends = np.cumsum(piece.counts)
-        # One task: the ranges of one slab that follow one another, up to a block of rows.
-        portion = (ends - 1) // self._plan.block_samples
-        breaks = np.flatnonzero((np.diff(slabs) != 0) | (np.diff(portion) != 0)) + 1
-        edges = np.concatenate(([0], breaks, [len(piece.starts)]))
-        row_edges = np.concatenate(([0], ends))[edges]
-        starts = piece.starts - self._starts[slabs]
-        counts = np.ascontiguousarray(piece.counts)
+        portions = self._portions(piece)
+        slab_of = portions.slab_of
         addresses = self._addresses(piece, skip, bases)
         placed = {
-            column: self._placers[spec.name].place(piece, slabs, starts, skip, bases)
+            column: self._placers[spec.name].place(
+                piece, portions.slabs, portions.starts, skip, bases
+            )
             for column, spec in enumerate(self._fields)
             if spec.ragged
         }
-        slab_of = slabs[edges[:-1]]
         present = sorted(set(slab_of.tolist()))
         opened, failures = self._open([slab for slab in present if slab not in self._held])
+        tasks, nbytes = self._tasks(portions, addresses, placed, opened)
+        expected = self._expected(portions.slabs, portions.starts)
+        for column, values in enumerate(expected):
+            tasks["checksums"][:, column] = values.ctypes.data + 4 * portions.edges[:-1]
+        fast = tasks["offset"] >= 0
+        failed: list[tuple[IntArray, DataError]] = []
+        slow: deque[SlowRead] = deque()
+        # Planning runs on a core whose caches the reads of the last piece have emptied: each NumPy
+        # call there takes ten times what it does alone, so the common case makes few.
+        if not failures and not any(found.failed for found in placed.values()) and fast.all():
+            chosen, numbers = tasks.reshape(-1), np.repeat(np.arange(len(slab_of)), fast.shape[1])
+            read = nbytes if self._plan.cache is None else nbytes[tasks["memory"] == 0]
+        else:
+            failed, readable = _failed(piece, portions, placed, failures)
+            fast &= readable[:, None]
+            missed = readable[:, None] & ~fast
+            slow.extend(self._slow(piece, portions, addresses, placed, missed))
+            chosen, numbers = np.ascontiguousarray(tasks[fast]), np.nonzero(fast)[0]
+            read = nbytes[fast & (tasks["memory"] == 0)]
+        return PieceReads(
+            self._plan.data,
+            TaskBatch(chosen, (portions, addresses, expected, placed)),
+            slow,
+            list(opened),
+            int(read.sum()),
+            failed,
+            piece.places,
+            numbers,
+            portions.row_edges,
+            slab_of,
+        )
 
-        shape = (len(slab_of), len(self._fields))
-        tasks = np.zeros(shape, TASK)
+    def _portions(self, piece: Piece) -> _Portions:
+        slabs = np.searchsorted(self._stops, piece.starts, side="right")
+        ends = np.cumsum(piece.counts)
+        portion = (ends - 1) // self._plan.block_samples
+        breaks = np.flatnonzero((np.diff(slabs) != 0) | (np.diff(portion) != 0)) + 1
+        edges = np.concatenate(([0], breaks, [len(piece.starts)]))
+        return _Portions(
+            slabs,
+            piece.starts - self._starts[slabs],
+            np.ascontiguousarray(piece.counts),
+            edges,
+            np.concatenate(([0], ends))[edges],
+            slabs[edges[:-1]],
+        )
+
+    def _tasks(
+        self,
+        portions: _Portions,
+        addresses: list[Addresses],
+        placed: Mapping[int, Placed],
+        opened: Mapping[int, tuple[int, int]],
+    ) -> tuple[NDArray[Any], IntArray]:
+        """By portion and field, the task and the bytes that it reads; offset -1: not a task."""
+        slab_of, edges, row_edges = portions.slab_of, portions.edges, portions.row_edges
+        tasks = np.zeros((len(slab_of), len(self._fields)), TASK)
         tasks["offset"] = self._offsets[slab_of]
         if self._plan.cache is not None:
             tasks["memory"] = self._memory[slab_of]
             tasks["offset"][tasks["memory"] > 0] = 0
         tasks["ranges"] = np.diff(edges)[:, None]
-        tasks["starts"] = starts.ctypes.data + 8 * edges[:-1, None]
-        tasks["counts"] = counts.ctypes.data + 8 * edges[:-1, None]
+        tasks["starts"] = portions.starts.ctypes.data + 8 * edges[:-1, None]
+        tasks["counts"] = portions.counts.ctypes.data + 8 * edges[:-1, None]
         handles = np.array([opened.get(slab, (-1, 1)) for slab in slab_of.tolist()])
         tasks["file"] = handles[:, :1]
         tasks["alignment"] = handles[:, 1:]
@@ -237,51 +328,25 @@ class Scheduler:
             tasks["places"][:, column] = found.addresses.ctypes.data + 8 * row_edges[:-1]
             tasks["sizes"][:, column] = found.sizes.ctypes.data + 8 * row_edges[:-1]
             nbytes[:, column] = np.diff(offsets_of(found.sizes)[row_edges])
+        return tasks, nbytes
 
-        expected = self._expected(slabs, starts)
-        for column, values in enumerate(expected):
-            tasks["checksums"][:, column] = values.ctypes.data + 4 * edges[:-1]
-        fast = tasks["offset"] >= 0
-        failed: list[tuple[IntArray, DataError]] = []
-        slow: deque[SlowRead] = deque()
-        # Planning runs on a core whose caches the reads of the last piece have emptied: each NumPy
-        # call there takes ten times what it does alone, so the common case makes few.
-        if not failures and not any(found.failed for found in placed.values()) and fast.all():
-            return PieceReads(
-                self._plan.data,
-                TaskBatch(tasks.reshape(-1), (starts, counts, addresses, expected, placed)),
-                slow,
-                list(opened),
-                int(
-                    nbytes.sum() if self._plan.cache is None else nbytes[tasks["memory"] == 0].sum()
-                ),
-                failed,
-                piece.places,
-                np.repeat(np.arange(len(slab_of)), len(self._fields)),
-                row_edges,
-                slab_of,
-            )
-        row_slices = [slice(*edge) for edge in itertools.pairwise(row_edges.tolist())]
-        readable = np.ones(len(slab_of), bool)
-        for number, slab in enumerate(slab_of.tolist()):
-            if slab in failures:
-                failed.append((piece.places[row_slices[number]], failures[slab]))
-                readable[number] = False
-        for found in placed.values():
-            for part, error in found.failed.items():
-                number = int(np.searchsorted(edges, part, side="right")) - 1
-                if readable[number]:
-                    failed.append((piece.places[row_slices[number]], error))
-                    readable[number] = False
-        fast &= readable[:, None]
-        for number, column in np.argwhere(readable[:, None] & ~fast).tolist():
-            spec, rows = self._fields[column], row_slices[number]
-            ranges = slice(*edges[number : number + 2].tolist())
+    def _slow(
+        self,
+        piece: Piece,
+        portions: _Portions,
+        addresses: list[Addresses],
+        placed: Mapping[int, Placed],
+        wanted: NDArray[np.bool_],
+    ) -> Iterator[SlowRead]:
+        """The reads of `wanted` portions and fields."""
+        for number, column in np.argwhere(wanted).tolist():
+            spec, rows = self._fields[column], portions.rows(number)
+            ranges = slice(*portions.edges[number : number + 2].tolist())
             read = SlowRead(
                 spec.name,
-                int(slab_of[number]),
-                starts[ranges],
-                counts[ranges],
+                int(portions.slab_of[number]),
+                portions.starts[ranges],
+                portions.counts[ranges],
                 addresses[column][rows],
                 piece.places[rows],
             )
@@ -293,20 +358,7 @@ class Scheduler:
                     firsts=found.starts[ranges] // spec.row_bytes,
                     sizes=found.sizes[rows],
                 )
-            slow.append(read)
-        chosen = np.ascontiguousarray(tasks[fast])
-        return PieceReads(
-            self._plan.data,
-            TaskBatch(chosen, (starts, counts, addresses, expected, placed)),
-            slow,
-            list(opened),
-            int(nbytes[fast & (tasks["memory"] == 0)].sum()),
-            failed,
-            piece.places,
-            np.nonzero(fast)[0],
-            row_edges,
-            slab_of,
-        )
+            yield read
 
     def _open(self, slabs: list[int]) -> tuple[dict[int, tuple[int, int]], dict[int, DataError]]:
         """Descriptors and alignments of slabs, and the errors of those that cannot be opened."""

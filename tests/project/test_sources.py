@@ -31,14 +31,8 @@ LONG_FILES = {
 }
 MOST_FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
-    "hsgd/optim/elastic_averaging/easgd_optimizer.py:__init__",
-    "hsgd/optim/gossip/gossip_optimizer.py:__init__",
-    "hsgd/optim/gossip/pair_averaging.py:__init__",
-    "hsgd/optim/notified_tree/notified_tree_optimizer.py:__init__",
     "hsgd/torch/optimizer.py:DistributedOptimizer",
-    "io/batches/read_schedule.py:reads",
     "io/convert/conversion.py:convert_to_slabs",
-    "io/loader.py:__init__",
 }
 MOST_PARAMETERS = 8
 MANY_PARAMETERS = {

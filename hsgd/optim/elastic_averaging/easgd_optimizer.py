@@ -123,15 +123,7 @@ class ElasticAveraging(WrappingOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self._comm, self._order, self._overlap = comm, order, overlap
-        for what, given, choices in (
-            ("mode", mode, get_args(Mode)),
-            ("order", order, get_args(Order)),
-            ("stop_rule", stop_rule, get_args(StopRule)),
-            ("compression", compression, _COMPRESSIONS),
-        ):
-            check_choice(f"ElasticAveraging: {what}", given, choices)
-        if mode == "async" and group_size is not None:
-            raise ValueError('ElasticAveraging: group_size is for mode="hybrid"; leave it out')
+        _check(mode, order, stop_rule, compression, group_size)
         self._trigger = _trigger_of(update_interval)
         self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
         weights = self._weights()
@@ -141,41 +133,39 @@ class ElasticAveraging(WrappingOptimizer):
         # A constant such as a mask of -inf has no distance from the centre's.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
         weights = self._weights()
-        colour = comm.rank if mode == "async" else _group_of(comm, group_size)
-        self._group: Group | None = None
-        if mode == "hybrid":
-            members = comm.split(colour, key=comm.rank)
-            assert members is not None
-            self._group = Group(members, [p for p in self._parameters if p.requires_grad])
+        self._group = self._join_group(group_size) if mode == "hybrid" else None
         exchanges = self._group is None or self._group.leads
         self.workers = int(comm.allreduce(np.array([exchanges], np.int64))[0])
         self.moving_rate = checked_moving_rate(
             moving_rate, self.workers, own_pull=pull_rate is not None, warn=comm.rank == 0
         )
         self.pull_rate = checked_pull_rate(pull_rate, self.moving_rate)
-        count = sum(weight.numel() for weight in weights)
-        dtype = _COMPRESSIONS[compression]
-        self._delta: Tensor = (
-            torch.empty(count, dtype=dtype)
-            if self._group is None
-            else self._group.comm.empty(count, dtype, name="move of the group")
-        )
+        count, dtype = sum(weight.numel() for weight in weights), _COMPRESSIONS[compression]
+        if self._group is None:
+            self._delta = torch.empty(count, dtype=dtype)
+        else:
+            self._delta = self._group.comm.empty(count, dtype, name="move of the group")
+        self._team: Comm | None = comm
+        if self._group is not None:
+            self._team = comm.split(0 if exchanges else None, key=comm.rank)
         self._box: ParameterBox | None = None
         self._progress: Progress | None = None
-        split = self._group is not None
-        team = comm.split(0 if exchanges else None, key=comm.rank) if split else comm
-        self._team = team
-        if team is not None:
+        if self._team is not None:
             self._box = ParameterBox.over(
-                team, joined(weights), counters=COUNTERS, timeout_s=timeout_s, network=network
+                self._team, joined(weights), counters=COUNTERS, timeout_s=timeout_s, network=network
             )
-            self._progress = Progress(self._box, team, stop_rule, max_steps)
+            self._progress = Progress(self._box, self._team, stop_rule, max_steps)
         self._pusher = ThreadPoolExecutor(1, thread_name_prefix="hsgd-push")
         self._push: Future[None] | None = None
         self._made = 0  # the version that the last push made
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
+
+    def _join_group(self, group_size: int | None) -> Group:
+        members = self._comm.split(_group_of(self._comm, group_size), key=self._comm.rank)
+        assert members is not None
+        return Group(members, [p for p in self._parameters if p.requires_grad])
 
     # --- what training scripts call ---
 
@@ -408,6 +398,20 @@ class ElasticAveraging(WrappingOptimizer):
     def _weights(self) -> list[Tensor]:
         """What is averaged, where it lies now."""
         return [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
+
+
+def _check(
+    mode: str, order: str, stop_rule: str, compression: str | None, group_size: int | None
+) -> None:
+    for what, given, choices in (
+        ("mode", mode, get_args(Mode)),
+        ("order", order, get_args(Order)),
+        ("stop_rule", stop_rule, get_args(StopRule)),
+        ("compression", compression, _COMPRESSIONS),
+    ):
+        check_choice(f"ElasticAveraging: {what}", given, choices)
+    if mode == "async" and group_size is not None:
+        raise ValueError('ElasticAveraging: group_size is for mode="hybrid"; leave it out')
 
 
 def _check_weights(weights: Sequence[Tensor]) -> None:

@@ -102,14 +102,7 @@ class Gossip(WrappingOptimizer):
         self._patience_s, self._momentum = patience_s, momentum
         self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
         self._split(hierarchical, group_size)
-        graph = (
-            topology if isinstance(topology, Topology) else Topology(topology, self._places, seed)
-        )
-        if graph.size != self._places:
-            raise ValueError(
-                f"Gossip: the topology is for {graph.size} ranks, but {self._places} gossip; with "
-                "hierarchical=True those are the groups"
-            )
+        graph = _graph_of(topology, self._places, seed)
         parameters, own_buffers = tensors_of(params, "Gossip")
         self._flat = Flattened(parameters)
         self._extra = Flattened([*own_buffers, *buffers], "buffer")
@@ -120,11 +113,10 @@ class Gossip(WrappingOptimizer):
             comm.broadcast(vector, name="weights of Gossip")
         self._pairs: PairAverager | None = None
         if self._gossips is not None:
-            known = [graph.neighbours(rank) for rank in range(self._places)]
             self._pairs = PairAverager(
                 self._gossips,
                 self._averaged(),
-                known,
+                [graph.neighbours(rank) for rank in range(self._places)],
                 wire_dtype=_WIRE[compression],
                 network=network,
                 timeout_s=timeout_s,
@@ -409,6 +401,16 @@ class Gossip(WrappingOptimizer):
 
     def _rate(self) -> float:
         return float(self.param_groups[0].get("lr", 1.0))
+
+
+def _graph_of(topology: Any, size: int, seed: int) -> Topology:
+    graph = topology if isinstance(topology, Topology) else Topology(topology, size, seed)
+    if graph.size == size:
+        return graph
+    raise ValueError(
+        f"Gossip: the topology is for {graph.size} ranks, but {size} gossip; with "
+        "hierarchical=True those are the groups"
+    )
 
 
 def _check(

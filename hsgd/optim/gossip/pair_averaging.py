@@ -125,10 +125,7 @@ class PairAverager:
         self._peers = list(neighbours[comm.rank])
         self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
         nodes = list(range(comm.size)) if remote_only else comm.nodes
-        self._remote = [
-            [peer for peer in neighbours[rank] if nodes[peer] != nodes[rank]]
-            for rank in range(comm.size)
-        ]
+        self._remote = _on_other_nodes(neighbours, nodes)
         self._place(wire_dtype)
         places = lanes + max(map(len, self._remote))
         self._lanes = lanes
@@ -506,6 +503,14 @@ class _Driver:
     def stop(self) -> None:
         self._exchange.put_notify(None, self._rank, self._slot, 1)
         self._thread.join()
+
+
+def _on_other_nodes(neighbours: Sequence[Sequence[int]], nodes: Sequence[int]) -> list[list[int]]:
+    """By rank, its neighbours on other nodes."""
+    return [
+        [peer for peer in of_rank if nodes[peer] != nodes[rank]]
+        for rank, of_rank in enumerate(neighbours)
+    ]
 
 
 def _parts_of(version: int) -> tuple[int, int, int]:

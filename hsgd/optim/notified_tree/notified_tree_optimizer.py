@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
@@ -52,6 +53,10 @@ from hsgd.window import NotifiedWindow
 __all__ = ["NotifiedTree"]
 
 _MOST_QUEUE = 1 << 16  # operations, of a NotifiedWindow
+_NO_OVERLAP = (
+    "NotifiedTree: before_update needs the gradients of all layers, so no layer is updated before "
+    "the last gradient has come, and the sending of weights no longer overlaps the backward pass"
+)
 _LEAVE_S = 5.0  # that others are waited for at the end
 
 
@@ -115,58 +120,34 @@ class NotifiedTree(WrappingOptimizer):
         _before_notify: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self._model, self._comm = model, comm
-        self._overlap_forward = overlap_forward
+        self._model, self._comm, self._overlap_forward = model, comm, overlap_forward
         layers = layers_of(model)
         check_arguments(optimizer, layers, arity, part_bytes)
         check_roots(roots, before_update is not None)
-        network = choose_network(comm, network, "NotifiedTree", any_thread=True)
-        if network == "mpi":
-            check_threads(comm)
         if before_update is not None and comm.rank == 0:
-            warnings.warn(
-                "NotifiedTree: before_update needs the gradients of all layers, so no layer is "
-                "updated before the last gradient has come, and the sending of weights no longer "
-                "overlaps the backward pass",
-                stacklevel=2,
-            )
-        nodes = comm.nodes
-        self._shared = roots == "shared" and len(set(nodes)) > 1
-        teams = teams_of(comm.rank, nodes, arity, [layer.bytes for layer in layers], self._shared)
+            warnings.warn(_NO_OVERLAP, stacklevel=2)
+        node_count = len(set(comm.nodes))
+        self._shared = roots == "shared" and node_count > 1
+        sizes = [layer.bytes for layer in layers]
+        teams = teams_of(comm.rank, comm.nodes, arity, sizes, self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
-        if part_bytes is None and len(set(nodes)) == 1:
-            part_bytes = 0
         suits = before_update is None and updates_elements(optimizer)
-        if not comm.allgather(np.array([suits], np.uint8)).all():
+        if not _on_all(comm, suits) or (part_bytes is None and node_count == 1):
             part_bytes = 0
         parts = parts_of(layers, part_bytes)
         self._plan = Plan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
-        sends = max(len(team.spread_to) + 1 for team in teams)
-        self._exchange = NotifiedWindow(
-            comm,
-            self._plan.segment_bytes,
-            self._plan.slots,
-            queue=min(2 * len(parts) * sends + 64, _MOST_QUEUE),
-            timeout_s=timeout_s,
-            network=network,
-        )
+        sends = 2 * len(parts) * max(len(team.spread_to) + 1 for team in teams)
+        self._exchange = self._open_window(sends, timeout_s, network)
         self._memory = as_memory(self._exchange.segment())
-        self._blocks = [
-            (
-                block.in_use(self._memory).numpy(),
-                block.views(self._memory, [s.of(s.parameter.detach()) for s in part.stretches]),
-            )
-            for block, part in zip(self._plan.own, parts, strict=True)
-        ]
+        self._blocks = self._views_of_blocks()
+        self._sending, self._failed = True, False
         self._step = 0  # steps that step() has finished
         self._posted = [0] * len(layers)  # the step whose gradient was given to the engine
         self._arrived = [0] * len(layers)  # the weights that are known to be here
-        self._sending = True
         # By version. A layer that the next forward pass does not use may be updated after it, when
         # the options of the next step are known already.
         self._options: dict[int, Options] = {}
         self._placing = threading.Lock()  # places are kept and used, or neither
-        self._failed = False
         self._move_weights()
         if self._shared:
             self._load_state_of_rank_0()
@@ -183,6 +164,30 @@ class NotifiedTree(WrappingOptimizer):
         comm.barrier()  # the last one: from here on only notifications
         self._hook()
         comm.before_close(self._leave)
+
+    def _open_window(self, sends: int, timeout_s: float | None, network: Network) -> NotifiedWindow:
+        """For the plan, and so many sends under way."""
+        network = choose_network(self._comm, network, "NotifiedTree", any_thread=True)
+        if network == "mpi":
+            check_threads(self._comm)
+        return NotifiedWindow(
+            self._comm,
+            self._plan.segment_bytes,
+            self._plan.slots,
+            queue=min(sends + 64, _MOST_QUEUE),
+            timeout_s=timeout_s,
+            network=network,
+        )
+
+    def _views_of_blocks(self) -> list[tuple[NDArray[np.uint8], list[Tensor]]]:
+        """Flags and gradients of each part in this rank's segment."""
+        return [
+            (
+                block.in_use(self._memory).numpy(),
+                block.views(self._memory, [s.of(s.parameter.detach()) for s in part.stretches]),
+            )
+            for block, part in zip(self._plan.own, self._plan.parts, strict=True)
+        ]
 
     # --- what training scripts call ---
 
@@ -519,6 +524,11 @@ class NotifiedTree(WrappingOptimizer):
             with self._placing:
                 self._updater.keep(parts[0], places)
                 self._engine.set_tensors(parts[0], places.rows)
+
+
+def _on_all(comm: Comm, answer: bool) -> bool:
+    """Whether it is True on all ranks; collective."""
+    return bool(comm.allgather(np.array([answer], np.uint8)).all())
 
 
 def _broadcast(comm: Comm, tensor: Tensor) -> Tensor:
