@@ -1,4 +1,4 @@
-// The MPI implementation of Rma: one window, one lock_all, requests instead of flushes that wait.
+// Single writes over MPI: one window, one lock_all, requests instead of flushes that wait.
 //
 // The window lies on the shared segment itself (MPI_Win_create) and not on memory of MPI's
 // (MPI_Win_allocate): local ranks and remote ranks then write into the same memory, and it is as
@@ -28,9 +28,9 @@ void check_memory_model(MPI_Win window) {
               "which notifications cannot use; use one with the unified memory model");
 }
 
-class MpiRma final : public Rma {
+class MpiWindow final : public UnorderedWrites {
  public:
-  MpiRma(OwnComm world, void* base, size_t bytes) : world_(std::move(world)) {
+  MpiWindow(OwnComm world, void* base, size_t bytes) : world_(std::move(world)) {
     check_mpi(PMPI_Win_create(base, static_cast<MPI_Aint>(bytes), 1, MPI_INFO_NULL, world_.get(),
                               &window_),
               "MPI_Win_create");
@@ -41,7 +41,7 @@ class MpiRma final : public Rma {
   }
 
   void reserve(size_t tickets) override { requests_.reserve(requests_.size() + tickets); }
-  Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t) override {
+  Ticket put(int target, const void* data, size_t bytes, size_t offset) override {
     HSGD_CHECK(bytes <= INT_MAX);
     const Ticket ticket = free_ticket();
     const auto count = static_cast<int>(bytes);
@@ -51,7 +51,7 @@ class MpiRma final : public Rma {
     return ticket;
   }
 
-  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t) override {
+  Ticket replace(int target, const uint64_t* version, size_t offset) override {
     const Ticket ticket = free_ticket();
     check_mpi(PMPI_Raccumulate(version, 1, MPI_UINT64_T, target, static_cast<MPI_Aint>(offset), 1,
                                MPI_UINT64_T, MPI_REPLACE, window_, &requests_[ticket].request),
@@ -133,7 +133,7 @@ class MpiRma final : public Rma {
 }  // namespace
 
 std::unique_ptr<Rma> make_mpi_rma(OwnComm world, void* base, size_t bytes) {
-  return std::make_unique<MpiRma>(std::move(world), base, bytes);
+  return make_ordered_rma(std::make_unique<MpiWindow>(std::move(world), base, bytes));
 }
 
 }  // namespace hsgd

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "mpi/handle.hpp"
-#include "onesided/rma.hpp"
+#include "onesided/ordered_rma.hpp"
 
 namespace hsgd {
 

@@ -9,7 +9,6 @@
 namespace hsgd {
 namespace {
 
-constexpr size_t kMostBytes = 1 << 30;  // of one write: MPI counts in int
 // Where nothing has changed operations are looked at so often, for their age.
 constexpr int64_t kAgesNs = 10'000'000;
 
@@ -31,6 +30,11 @@ void Outbox::check_network() const {
   if (failure_) throw *failure_;
 }
 
+void Outbox::look_for_failure() {
+  if (!failure_) failure_ = rma_->failure(Rma::kAll);
+  check_network();
+}
+
 // A failed operation may have left its target with half the data: nothing goes there any more.
 void Outbox::check_target(int target) const {
   check_network();
@@ -43,15 +47,11 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
   const std::lock_guard<std::mutex> lock(mutex_);
   check_target(notification.target);
   if (operations_.size() >= capacity_) return false;
-  Operation& operation = operations_.emplace_back();
-  operation.notification = notification;
-  operation.ticket = last_ticket_ + 1;
-  operation.since_ns = now_ns();
-  operation.notifying = false;
+  operations_.push_back({notification, last_ticket_ + 1, now_ns(), 0});
   note_oldest();
   try {
-    open_.insert(operation.ticket);
-    start_writes(operation, pieces);
+    open_.insert(last_ticket_ + 1);
+    operations_.back().sent = rma_->post(pieces, notification);
   } catch (...) {
     abandon_newest(notification.target);
     throw;
@@ -61,9 +61,8 @@ bool Outbox::post(const std::vector<Piece>& pieces, const Notification& notifica
 }
 
 // Call while an exception of its writes is handled. Some of them may have begun, without a version
-// after them: nothing goes there any more. Nor is the caller's memory read, who has it back.
+// after them: nothing goes there any more.
 void Outbox::abandon_newest(int target) noexcept {
-  rma_->drop(target);
   open_.erase(operations_.back().ticket);
   operations_.pop_back();
   note_oldest();
@@ -81,48 +80,25 @@ void Outbox::abandon_newest(int target) noexcept {
   }
 }
 
-void Outbox::start_writes(Operation& operation, const std::vector<Piece>& pieces) {
-  const Notification& to = operation.notification;
-  size_t writes = 1;  // the version
-  for (const Piece& piece : pieces) writes += (piece.bytes + kMostBytes - 1) / kMostBytes;
-  operation.open.reserve(writes);
-  rma_->reserve(writes);
-  for (const Piece& piece : pieces) {
-    for (size_t begin = 0; begin < piece.bytes; begin += kMostBytes) {
-      operation.open.push_back(
-          rma_->put(to.target, static_cast<const std::byte*>(piece.data) + begin,
-                    std::min(kMostBytes, piece.bytes - begin), piece.offset + begin, to.order));
-    }
-  }
-  if (!rma_->drives_itself()) return;
-  operation.notifying = true;  // the network keeps the order
-  operation.open.push_back(rma_->replace(to.target, &to.version, to.offset, to.order));
-}
-
 void Outbox::drive() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
-  if (!failure_) failure_ = rma_->broken();
-  check_network();
+  look_for_failure();
   if (rma_->drives_itself() && nothing_new()) return;
   settle_all();
 }
 
 void Outbox::settle_all() {
-  try {
-    rma_->sync();
-    for (auto operation = operations_.begin(); operation != operations_.end();) {
-      if (settle(*operation)) {
-        open_.erase(operation->ticket);
-        operation = operations_.erase(operation);
-        note_oldest();
-      } else {
-        ++operation;
-      }
+  rma_->drive();
+  look_for_failure();
+  for (auto operation = operations_.begin(); operation != operations_.end();) {
+    if (settle(*operation)) {
+      open_.erase(operation->ticket);
+      operation = operations_.erase(operation);
+      note_oldest();
+    } else {
+      ++operation;
     }
-  } catch (const Error& error) {
-    failure_ = error;
-    throw;
   }
 }
 
@@ -157,65 +133,28 @@ bool Outbox::nothing_new() {
 }
 
 // True when nothing is left to do for it, delivered or not.
-bool Outbox::settle(Operation& operation) {
-  if (!rma_->drives_itself()) {
-    const bool finished = advance(operation);
-    if (!finished) check_age(operation);
-    return finished;
-  }
+bool Outbox::settle(const Operation& operation) {
   const int target = operation.notification.target;
-  try {
-    const bool finished = advance(operation);
-    if (const auto failure = rma_->failure(target)) throw Error(*failure);
-    if (!finished) check_age(operation);
-    return finished;
-  } catch (const Error& error) {
-    failures_.emplace(target, error);
-    undelivered_.emplace(operation.ticket, target);
-    return true;
+  const bool finished = rma_->done(operation.sent);
+  std::optional<Error> failure = rma_->failure(target);
+  if (!failure && !finished) failure = overdue(operation);
+  if (!failure) return finished;
+  if (!rma_->drives_itself()) {
+    failure_ = failure;
+    throw Error(*failure);
   }
+  failures_.emplace(target, *failure);
+  undelivered_.emplace(operation.ticket, target);
+  return true;
 }
 
-// One step as far as it goes; true when all is done.
-bool Outbox::advance(Operation& operation) {
-  const Notification& notification = operation.notification;
-  auto& open = operation.open;
-  open.erase(std::remove_if(open.begin(), open.end(),
-                            [&](Rma::Ticket ticket) { return rma_->done(ticket); }),
-             open.end());
-  if (!open.empty()) return false;
-  if (operation.notifying) {
-    rma_->flush(notification.target);
-    return true;
-  }
-  if (follows_same_slot(operation)) return false;
-  // Forbids that the target sees the version before the data.
-  rma_->flush(notification.target);
-  open.push_back(rma_->replace(notification.target, &notification.version, notification.offset,
-                               notification.order));
-  operation.notifying = true;
-  return false;
-}
-
-// A later version may not be overwritten by an earlier one, whose data came later.
-bool Outbox::follows_same_slot(const Operation& operation) const {
-  for (const Operation& earlier : operations_) {
-    if (earlier.ticket == operation.ticket) return false;
-    if (earlier.notification.target == operation.notification.target &&
-        earlier.notification.slot == operation.notification.slot) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void Outbox::check_age(const Operation& operation) const {
-  if (forgiving_) return;
-  if (static_cast<double>(now_ns() - operation.since_ns) < timeout_s_ * 1e9) return;
-  throw Error(HSGD_ERR_TIMEOUT, operation.notification.target,
-              "put_notify: " + describe(operation.notification) +
-                  text(" was not delivered within %g s; rank %d does not answer", timeout_s_,
-                       operation.notification.target));
+std::optional<Error> Outbox::overdue(const Operation& operation) const {
+  if (forgiving_) return std::nullopt;
+  if (static_cast<double>(now_ns() - operation.since_ns) < timeout_s_ * 1e9) return std::nullopt;
+  return Error(HSGD_ERR_TIMEOUT, operation.notification.target,
+               "put_notify: " + describe(operation.notification) +
+                   text(" was not delivered within %g s; rank %d does not answer", timeout_s_,
+                        operation.notification.target));
 }
 
 bool Outbox::done(uint64_t ticket) const {

@@ -1,10 +1,9 @@
 // Operations to other nodes that are under way: bounded, driven by whoever calls, each with a
 // deadline.
 //
-// Owns the order "data, flush, notification, flush" of each operation and the order of
-// notifications of one slot. Never blocks, has no thread of its own, and never touches this rank's
-// segment. After the first failure all calls fail with it; over a network that drives itself only
-// those for the rank that it is about.
+// Owns how many there may be, their ages, and whose failure is whose: after the first one all calls
+// fail with it; over a network that drives itself only those for the rank that it is about. Never
+// blocks but in close(), has no thread of its own, and never touches this rank's segment.
 #ifndef HSGD_ONESIDED_PUT_QUEUE_HPP_
 #define HSGD_ONESIDED_PUT_QUEUE_HPP_
 
@@ -26,22 +25,6 @@
 
 namespace hsgd {
 
-// Where a notification goes, and where its slot lies in the target's segment.
-struct Notification {
-  int target = 0;
-  uint32_t slot = 0;
-  uint64_t version = 0;
-  size_t offset = 0;
-  uint32_t order = 0;  // of what waits for one target the least goes first; one slot, one order
-};
-
-// Bytes for the target's segment, at `offset` of it.
-struct Piece {
-  const void* data;
-  size_t bytes;
-  size_t offset;
-};
-
 class Outbox {
  public:
   // `forgiving`: an operation that is not delivered stays under way, and is no failure.
@@ -51,8 +34,7 @@ class Outbox {
   // Starts an operation; `ticket` grows by one with each. False, and nothing done, when as many as
   // fit are under way.
   bool post(const std::vector<Piece>& pieces, const Notification& notification, uint64_t* ticket);
-  // Takes operations as far as they go without waiting, and makes arrivals visible. Returns at once
-  // when another thread does so.
+  // As Rma::drive(). Returns at once when another thread does so.
   void drive();
   // Its memory may be used again, and the target was notified. Throws when it never will be.
   bool done(uint64_t ticket) const;
@@ -79,21 +61,18 @@ class Outbox {
     Notification notification;
     uint64_t ticket;
     int64_t since_ns;
-    std::vector<Rma::Ticket> open;
-    bool notifying;
+    Rma::Ticket sent;  // the network's
   };
 
   bool nothing_new();
   void note_oldest() noexcept;
   void abandon_newest(int target) noexcept;
-  void start_writes(Operation& operation, const std::vector<Piece>& pieces);
-  bool advance(Operation& operation);
   void settle_all();
   void finish_open(const Deadline& deadline) noexcept;
-  bool settle(Operation& operation);
-  bool follows_same_slot(const Operation& operation) const;
-  void check_age(const Operation& operation) const;
+  bool settle(const Operation& operation);
+  std::optional<Error> overdue(const Operation& operation) const;
   void check_network() const;
+  void look_for_failure();
   void check_target(int target) const;
 
   mutable std::mutex mutex_;
@@ -103,7 +82,7 @@ class Outbox {
   bool forgiving_;
   std::atomic<bool> abandoned_{false};  // partner: close(), perhaps on another thread
   uint64_t last_ticket_ = 0;
-  std::list<Operation> operations_;  // in the order of posting; addresses stay
+  std::list<Operation> operations_;  // in the order of posting
   std::atomic<int> oldest_target_{-1};
   std::set<uint64_t> open_;  // their tickets
   uint64_t news_ = 0;        // of the network, at the last look

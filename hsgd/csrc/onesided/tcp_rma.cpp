@@ -62,7 +62,8 @@ class SocketRma final : public Rma {
  public:
   SocketRma(SocketListener listener, std::vector<SocketPlace> places, int rank, void* base,
             size_t bytes, const SocketSettings& settings)
-      : places_(std::move(places)),
+      : Rma(true),
+        places_(std::move(places)),
         rank_(rank),
         target_{static_cast<std::byte*>(base), bytes, places_[static_cast<size_t>(rank)].token,
                 static_cast<int64_t>(places_.size())},
@@ -71,6 +72,7 @@ class SocketRma final : public Rma {
         wake_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
         door_(listener.listen(places_, who_connects()), poll_.get(),
               static_cast<int64_t>(settings.hello_s * 1e9), places_.size()) {
+    set_descriptor(poll_.get());
     follow(wake_.get(), EPOLLIN);
   }
   ~SocketRma() override {
@@ -79,9 +81,6 @@ class SocketRma final : public Rma {
     for (const auto& [fd, receiver] : receivers_) part_with(fd);
   }
 
-  bool drives_itself() const override { return true; }
-  uint64_t news() const override { return news_.load(std::memory_order_acquire); }
-
   void start(std::function<void()> arrived) override {
     arrived_ = std::move(arrived);
     const SignalsBlocked blocked;
@@ -89,39 +88,33 @@ class SocketRma final : public Rma {
     ::pthread_setname_np(thread_.native_handle(), "hsgd-sockets");
   }
 
-  Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t order) override {
-    return post(target, order, {offset, bytes, 0, 0}, static_cast<const std::byte*>(data));
+  // By the caller as far as there is room, then by the thread. Where memory is short nothing more
+  // goes to the rank: some of the pieces may be on their way.
+  Ticket post(const std::vector<Piece>& pieces, const Notification& notification) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const std::optional<Error> why = failure_of(notification.target)) throw Error(*why);
+    try {
+      return post_all(pieces, notification);
+    } catch (const std::bad_alloc&) {
+      part_with_peer(notification.target);
+      throw;
+    }
   }
-  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t order) override {
-    return post(target, order, {offset, 0, *version, 0}, nullptr);
-  }
-  bool done(Ticket ticket) override {
+  void drive() override {}  // the thread does
+  bool done(Ticket ticket) const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return open_.count(ticket) == 0;
   }
-  void flush(int) override {}  // order is kept
-  void sync() override {}
-  int descriptor() const override { return poll_.get(); }
   bool lost(int rank) const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return lost_.count(rank) != 0;
   }
-  std::optional<Error> failure(int target) const override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = failures_.find(target);
-    return found == failures_.end() ? std::nullopt : std::optional<Error>(found->second);
-  }
-  std::optional<Error> broken() const override {
+  std::optional<Error> failure(int rank) const override {
     // Partner: give_up(). Says nothing about other data.
-    return broken_.load(std::memory_order_acquire) ? std::optional<Error>(why_broken_)
-                                                   : std::nullopt;
-  }
-  void await_tickets(int change) override {
-    awaiting_.fetch_add(change, std::memory_order_seq_cst);  // partner: heard()
-  }
-  void drop(int target) noexcept override {
+    if (broken_.load(std::memory_order_acquire)) return why_broken_;
+    if (rank == kAll) return std::nullopt;
     const std::lock_guard<std::mutex> lock(mutex_);
-    part_with_peer(target);
+    return failure_of(rank);
   }
   bool close(const Deadline& deadline) noexcept override {
     finish_open(deadline);
@@ -196,24 +189,36 @@ class SocketRma final : public Rma {
     thread_.join();
   }
 
-  // --- sending: by the caller as far as there is room, then by the thread ---
+  // --- sending ---
 
-  Ticket post(int target, uint32_t order, const SocketHeader& header, const std::byte* data) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (broken_.load(std::memory_order_acquire)) throw why_broken_;
-    const auto failed = failures_.find(target);
-    if (failed != failures_.end()) throw failed->second;
+  // With the mutex, as those that follow.
+  std::optional<Error> failure_of(int rank) const {
+    if (broken_.load(std::memory_order_acquire)) return why_broken_;
+    const auto found = failures_.find(rank);
+    return found == failures_.end() ? std::nullopt : std::optional<Error>(found->second);
+  }
+
+  Ticket post_all(const std::vector<Piece>& pieces, const Notification& notification) {
+    const int target = notification.target;
     // nullptr: nobody is there, which is forgiven.
     Peer* peer = settings_.forgiving && lost_.count(target) != 0 ? nullptr : peer_of(target);
-    const Ticket ticket = ++last_ticket_;
-    if (peer == nullptr) return finish({ticket}), ticket;
+    const Ticket ticket = last_ticket_ + 1;
+    if (peer == nullptr) return finish({++last_ticket_}), ticket;
     open_.insert(ticket);
     try {
-      peer->sender.add(order, {header, data, ticket});
+      for (const Piece& piece : pieces) {
+        const SocketHeader header{piece.offset, piece.bytes, 0, 0};
+        if (piece.bytes == 0) continue;
+        peer->sender.add(notification.order,
+                         {header, static_cast<const std::byte*>(piece.data), ticket});
+      }
+      const SocketHeader header{notification.offset, 0, notification.version, 0};
+      peer->sender.add(notification.order, {header, nullptr, ticket});
     } catch (...) {  // no memory
       open_.erase(ticket);
       throw;
     }
+    ++last_ticket_;
     if (peer->connected && !peer->waits_for_room) send(target, *peer);
     return ticket;
   }
@@ -263,31 +268,27 @@ class SocketRma final : public Rma {
     return address;
   }
 
-  // With the mutex, as those that follow.
   void finish(const std::vector<Ticket>& tickets) {
     if (tickets.empty()) return;
     for (const Ticket ticket : tickets) open_.erase(ticket);
     tell_of_finished();
   }
 
+  // Who sees the news takes the mutex and finds the tickets done.
   void tell_of_finished() {
-    // Partner: news(). Who sees the number takes the mutex and finds the tickets done; sequentially
-    // consistent because heard() must not look at `awaiting_` before that.
-    news_.fetch_add(1, std::memory_order_seq_cst);
+    count_news();
     if (open_.empty()) all_done_.notify_all();
   }
 
-  // Whether somebody shall be woken for tickets. Who counts itself in later sees the news.
+  // Whether somebody shall be woken for tickets.
   bool heard(const std::vector<Ticket>& tickets) {
     finish(tickets);
-    return !tickets.empty() && awaiting_.load(std::memory_order_seq_cst) > 0;
+    return !tickets.empty() && is_awaited();
   }
 
   // True when the rank is lost. That data is on its way is no news: its version follows.
   bool send(int target, Peer& peer) {
-    std::vector<Ticket> done;
-    const SocketSender::State state = peer.sender.send(&done);
-    finish(done);
+    const SocketSender::State state = peer.sender.send();
     if (state == SocketSender::State::kLost) return end_peer(target, peer, std::strerror(errno));
     const bool full = state == SocketSender::State::kNoRoom;
     if (full != peer.waits_for_room) {
@@ -378,9 +379,9 @@ class SocketRma final : public Rma {
   void give_up() noexcept {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      broken_.store(true, std::memory_order_release);  // partner: broken()
+      broken_.store(true, std::memory_order_release);  // partner: failure()
       for (const auto& [rank, peer] : peers_) ::shutdown(peer.sender.fd(), SHUT_RDWR);
-      news_.fetch_add(1, std::memory_order_seq_cst);
+      count_news();
       all_done_.notify_all();
     }
     for (const auto& [fd, receiver] : receivers_) ::shutdown(fd, SHUT_RDWR);
@@ -530,8 +531,6 @@ class SocketRma final : public Rma {
       HSGD_ERR_MEMORY, -1,
       "NotifiedWindow: out of memory in the thread that serves TCP connections; the "
       "NotifiedWindow is of no use any more"};
-  std::atomic<uint64_t> news_{0};
-  std::atomic<int> awaiting_{0};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
   std::map<int, int64_t> waiting_;  // those that wait for several bytes, since when; the same

@@ -33,7 +33,7 @@ void SocketSender::renew(Fd fd) {
   news_got_ = 0;
 }
 
-SocketSender::State SocketSender::send(std::vector<Ticket>* done) {
+SocketSender::State SocketSender::send() {
   while (hello_sent_ < sizeof hello_ || (welcome_ && !waiting_.empty())) {
     const ssize_t sent = send_slice();
     if (sent < 0) {
@@ -41,7 +41,7 @@ SocketSender::State SocketSender::send(std::vector<Ticket>* done) {
       return no_room() ? State::kNoRoom : State::kLost;
     }
     sent_ += static_cast<uint64_t>(sent);
-    end_slice(done);
+    end_slice();
   }
   return State::kSent;
 }
@@ -111,18 +111,14 @@ void SocketSender::next_slice() {
   in_slice_ = true;
 }
 
-void SocketSender::end_slice(std::vector<Ticket>* done) {
+void SocketSender::end_slice() {
   if (!in_slice_ || slice_sent_ < sizeof slice_ + slice_.bytes) return;
   in_slice_ = false;
   const auto queue = waiting_.find(order_);
   Write& write = queue->second.front();
   write.taken += slice_.bytes;
   if (write.taken < write.header.bytes) return;
-  if (write.header.version != 0) {
-    unconfirmed_.push_back(write.ticket);
-  } else {
-    done->push_back(write.ticket);
-  }
+  if (write.header.version != 0) unconfirmed_.push_back(write.ticket);
   queue->second.pop_front();
   if (queue->second.empty()) waiting_.erase(queue);
 }

@@ -24,11 +24,11 @@ namespace hsgd {
 
 class SocketSender {
  public:
-  using Ticket = uint32_t;
+  using Ticket = uint64_t;
   struct Write {
     SocketHeader header;
     const std::byte* data;
-    Ticket ticket;
+    Ticket ticket;       // of the operation that it is a part of
     uint64_t taken = 0;  // by the kernel
   };
   enum class State { kSent, kNoRoom, kLost };  // kLost: errno says why
@@ -45,9 +45,9 @@ class SocketSender {
   // Begins anew over a socket that is being connected; only before that. The old one is closed.
   void renew(Fd fd);
   void add(uint32_t order, const Write& write);
-  // As much as the kernel takes. Tickets of data go to `done` when the kernel has it all.
-  State send(std::vector<Ticket>* done);
-  // Reads what the rank has confirmed; tickets of versions go to `done`. False: the connection
+  // As much as the kernel takes.
+  State send();
+  // Reads what the rank has confirmed: its versions' tickets go to `done`. False: the connection
   // ended.
   bool hear(std::vector<Ticket>* done);
   // Grows whenever the kernel takes bytes, or the rank answers or confirms versions.
@@ -66,7 +66,7 @@ class SocketSender {
   bool goes_on(uint32_t order) const;
   void choose();
   void next_slice();
-  void end_slice(std::vector<Ticket>* done);
+  void end_slice();
 
   Fd fd_;
   SocketHello hello_;

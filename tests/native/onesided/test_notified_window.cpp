@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "onesided/ordered_rma.hpp"
 #include "onesided/put_queue.hpp"
 #include "support/check.hpp"
 
@@ -24,20 +25,18 @@ struct Wire {
   std::vector<std::string> log;
   std::vector<bool> done;
   bool fails = false;
-  bool drives_itself = false;
   std::function<void()> in_flush = [] {};
   std::function<void()> in_sync = [] {};
-  int lost = -1;  // the rank to which nothing goes any more
-  uint64_t news = 0;
 };
 
-class FakeRma final : public hsgd::Rma {
+class FakeWrites final : public hsgd::UnorderedWrites {
  public:
-  explicit FakeRma(Wire& wire) : wire_(wire) {}
-  Ticket put(int target, const void*, size_t bytes, size_t offset, uint32_t) override {
+  explicit FakeWrites(Wire& wire) : wire_(wire) {}
+  void reserve(size_t) override {}
+  Ticket put(int target, const void*, size_t bytes, size_t offset) override {
     return note("put " + std::to_string(bytes) + " at " + std::to_string(offset), target);
   }
-  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t) override {
+  Ticket replace(int target, const uint64_t* version, size_t offset) override {
     return note("version " + std::to_string(*version) + " at " + std::to_string(offset), target);
   }
   bool done(Ticket ticket) override {
@@ -49,12 +48,6 @@ class FakeRma final : public hsgd::Rma {
     wire_.in_flush();
   }
   void sync() override { wire_.in_sync(); }
-  bool drives_itself() const override { return wire_.drives_itself; }
-  uint64_t news() const override { return wire_.news; }
-  std::optional<Error> failure(int target) const override {
-    if (target != wire_.lost) return std::nullopt;
-    return Error(HSGD_ERR_PEER_LOST, target, "rank " + std::to_string(target) + " is gone");
-  }
   bool close(const Deadline&) noexcept override {
     wire_.log.push_back("close");
     return true;
@@ -69,23 +62,26 @@ class FakeRma final : public hsgd::Rma {
   Wire& wire_;
 };
 
+uint64_t post_to(Outbox& outbox, int target, uint32_t slot, uint64_t version, size_t pieces = 1) {
+  static const std::byte data[16] = {};
+  const std::vector<Piece> list(pieces, Piece{data, sizeof data, 64});
+  uint64_t ticket = 0;
+  return outbox.post(list, Notification{target, slot, version, slot * 8}, &ticket) ? ticket : 0;
+}
+
 struct Box {
   explicit Box(uint32_t capacity = 8, double timeout_s = 60.0)
-      : rma(new FakeRma(wire)),
-        outbox(std::unique_ptr<hsgd::Rma>(rma), capacity, timeout_s, false) {}
+      : network(hsgd::make_ordered_rma(std::make_unique<FakeWrites>(wire)).release()),
+        outbox(std::unique_ptr<hsgd::Rma>(network), capacity, timeout_s, false) {}
   uint64_t post(int target, uint32_t slot, uint64_t version, size_t pieces = 1) {
-    std::vector<Piece> list(pieces, Piece{data, sizeof data, 64});
-    uint64_t ticket = 0;
-    return outbox.post(list, Notification{target, slot, version, slot * 8}, &ticket) ? ticket : 0;
+    return post_to(outbox, target, slot, version, pieces);
   }
   void finish(size_t request) {
     wire.done[request] = true;
-    ++wire.news;
     outbox.drive();
   }
   Wire wire;
-  std::byte data[16] = {};
-  FakeRma* rma;  // the outbox's
+  hsgd::Rma* network;  // the outbox's
   Outbox outbox;
 };
 
@@ -164,7 +160,7 @@ TEST("close() finishes what is under way first, within the deadline") {
   Box other;
   other.post(2, 0, 1);
   CHECK(!other.outbox.close(Deadline(0.01)));
-  delete other.rma;  // given up: a network might still use this rank's memory
+  delete other.network;  // given up: a network might still use this rank's memory
   CHECK(other.wire.log.back() != "close");
 }
 
@@ -203,23 +199,47 @@ TEST("an error of the wire comes back from every call") {
   }
 }
 
+// One that goes on without calls, and of whose ranks one may be gone.
+class Switchboard final : public hsgd::Rma {
+ public:
+  Switchboard() : Rma(true) {}
+  Ticket post(const std::vector<Piece>&, const Notification&) override { return ++last_; }
+  void drive() override {}
+  bool done(Ticket ticket) const override { return ticket <= served; }
+  std::optional<Error> failure(int rank) const override {
+    if (rank == kAll || rank != gone) return std::nullopt;
+    return Error(HSGD_ERR_PEER_LOST, rank, "rank " + std::to_string(rank) + " is gone");
+  }
+  bool close(const Deadline&) noexcept override { return true; }
+  void serve(Ticket last) {
+    served = last;
+    count_news();
+  }
+
+  Ticket served = 0;
+  int gone = -1;
+
+ private:
+  Ticket last_ = 0;
+};
+
 TEST("over a network that drives itself one rank's end fails what goes to it, and no more") {
-  Box box;
-  box.wire.drives_itself = true;
-  const uint64_t to_lost = box.post(1, 0, 1);
-  const uint64_t to_other = box.post(2, 0, 1);
-  box.wire.lost = 1;
-  box.wire.done[0] = box.wire.done[1] = true;  // as done as it will ever be
-  ++box.wire.news;
-  box.outbox.drive();
-  CHECK_THROWS(box.outbox.done(to_lost), "rank 1 is gone");
-  CHECK(!box.outbox.done(to_other));
-  CHECK_THROWS(box.post(1, 1, 1), "rank 1 is gone");
-  const uint64_t later = box.post(2, 1, 1);
-  CHECK(!box.outbox.empty());
-  for (size_t request = 0; request < box.wire.done.size(); ++request) box.finish(request);
-  CHECK(box.outbox.done(to_other) && box.outbox.done(later));
-  CHECK_THROWS(box.outbox.empty(), "rank 1 is gone");  // not all that was put was delivered
+  auto* network = new Switchboard;
+  Outbox outbox(std::unique_ptr<hsgd::Rma>(network), 8, 60.0, false);
+  const uint64_t to_lost = post_to(outbox, 1, 0, 1);
+  const uint64_t to_other = post_to(outbox, 2, 0, 1);
+  network->gone = 1;
+  network->serve(1);  // as done as it will ever be
+  outbox.drive();
+  CHECK_THROWS(outbox.done(to_lost), "rank 1 is gone");
+  CHECK(!outbox.done(to_other));
+  CHECK_THROWS(post_to(outbox, 1, 1, 1), "rank 1 is gone");
+  const uint64_t later = post_to(outbox, 2, 1, 1);
+  CHECK(!outbox.empty());
+  network->serve(3);
+  outbox.drive();
+  CHECK(outbox.done(to_other) && outbox.done(later));
+  CHECK_THROWS(outbox.empty(), "rank 1 is gone");  // not all that was put was delivered
 }
 
 }  // namespace

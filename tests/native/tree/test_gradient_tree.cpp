@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "onesided/ordered_rma.hpp"
 #include "support/check.hpp"
 #include "support/cluster.hpp"
 #include "tree/gradient_tree.hpp"
@@ -31,13 +32,13 @@ struct Network {
 };
 
 // Writes arrive in any order, some looks after they were started.
-class LateRma final : public hsgd::Rma {
+class LateWrites final : public hsgd::UnorderedWrites {
  public:
-  LateRma(Network& network, uint64_t seed) : network_(network), random_(seed) {}
-  Ticket put(int target, const void* data, size_t bytes, size_t offset, uint32_t) override {
+  LateWrites(Network& network, uint64_t seed) : network_(network), random_(seed) {}
+  Ticket put(int target, const void* data, size_t bytes, size_t offset) override {
     return start({target, data, bytes, offset, false});
   }
-  Ticket replace(int target, const uint64_t* version, size_t offset, uint32_t) override {
+  Ticket replace(int target, const uint64_t* version, size_t offset) override {
     return start({target, version, sizeof *version, offset, true});
   }
   bool done(Ticket ticket) override {
@@ -53,6 +54,7 @@ class LateRma final : public hsgd::Rma {
     }
     return true;
   }
+  void reserve(size_t) override {}
   void flush(int) override {}
   void sync() override {}
   bool close(const hsgd::Deadline&) noexcept override { return true; }
@@ -94,7 +96,8 @@ class Rank {
         window_(communicator, settings(), [&](void* base, size_t) {
           const std::lock_guard<std::mutex> lock(network.mutex);
           network.bases[static_cast<size_t>(rank)] = static_cast<std::byte*>(base);
-          return std::make_unique<LateRma>(network, static_cast<uint64_t>(rank) + 77);
+          return hsgd::make_ordered_rma(
+              std::make_unique<LateWrites>(network, static_cast<uint64_t>(rank) + 77));
         }) {
     communicator.barrier();
   }
