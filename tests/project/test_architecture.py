@@ -32,9 +32,10 @@ ROOMS = {
     "collectives": "base node internode context",
     "communicator": "include base os rendezvous node context collectives",
     "box": "include base os kernels rendezvous node",
-    "onesided": "include base os rendezvous communicator",
+    "onesided": "include base os communicator",
+    "tcp": "base os rendezvous onesided",
     "tree": "base os kernels onesided",
-    "capi": "include base os kernels communicator onesided",
+    "capi": "include base os kernels communicator onesided tcp",
     "mpi": "include base os internode onesided",
     "mpi_setup": "include base os rendezvous onesided capi mpi",
     # Of another language, or library: they see the C interface only.

@@ -23,7 +23,7 @@ MOST_LINES = 500  # of a file
 LONG_FILES = {
     "hsgd/c10d/process_group.py",
     "hsgd/comm.py",
-    "hsgd/csrc/onesided/tcp_rma.cpp",
+    "hsgd/csrc/tcp/rma.cpp",
     "hsgd/optim/gossip/pair_averaging.py",
     "hsgd/optim/notified_tree/notified_tree_optimizer.py",
     "io/format/dataset_index.py",

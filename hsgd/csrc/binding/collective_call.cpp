@@ -32,23 +32,12 @@ std::string wrong_rows(const std::string& what, uint64_t given, uint64_t wanted)
          std::to_string(wanted) + "; pass one of that size, or None";
 }
 
-void check_joined(const Array& source, const Array& target, uint64_t rows,
-                  const std::string& what) {
-  check_joins(source, target, what);
-  if (target.rows() != rows) throw nb::value_error(wrong_rows(what, target.rows(), rows).c_str());
-}
-
 Rows even_rows(const Array& array, int size) {
   const uint64_t rows = array.ndim() == 0 ? 0 : array.rows();
   const auto ranks = static_cast<uint64_t>(size);
   Rows counts(ranks, rows / ranks);
   for (uint64_t rank = 0; rank < rows % ranks; ++rank) ++counts[rank];
   return counts;
-}
-
-Rows elements_of(const Array& array, Rows rows) {
-  for (uint64_t& count : rows) count *= array.row_elements();
-  return rows;
 }
 
 // Aligned as other arrays, and with large pages where it is worth it, as NumPy's.
@@ -69,6 +58,16 @@ void refuse(hsgd_error* err, hsgd_status code, const std::string& message) {
 
 }  // namespace
 
+void check_joined(const Array& source, const Array& target, uint64_t rows, const char* what) {
+  check_joins(source, target, what);
+  if (target.rows() != rows) throw nb::value_error(wrong_rows(what, target.rows(), rows).c_str());
+}
+
+Rows elements_of(const Array& array, Rows rows) {
+  for (uint64_t& count : rows) count *= array.row_elements();
+  return rows;
+}
+
 const char* text_of(const Name& name) {
   if (name.is_none()) return nullptr;
   if (PyUnicode_Check(name.ptr()) == 0) {
@@ -84,7 +83,6 @@ const char* text_of(const Name& name) {
   return text;
 }
 
-// `ragged`: the number of rows may differ between ranks.
 void Collective::set_label(const Array& array, const Name& name, bool ragged) {
   label_ = {text_of(name), array.shape(), array.ndim()};
   if (ragged) {
@@ -97,107 +95,26 @@ void Collective::set_label(const Array& array, const Name& name, bool ragged) {
   call_.label = &label_;
 }
 
-void Collective::allreduce(nb::handle in, nb::handle out, int op, const Name& name) {
-  const Array& source = in_.emplace(in, "allreduce", false);
-  const bool in_place = in.is(out) && source.is_writable();  // to ask once costs half
-  const Array& target = in_place ? source : out_.emplace(out, "allreduce, out", true);
-  if (!source.is_like(target)) {
+Rows Collective::rows_of_ranks(const Array& array, const std::optional<Rows>& given,
+                               const char* what) const {
+  if (array.ndim() == 0) {
     throw nb::value_error(
-        "allreduce: out has another shape or dtype than the input; pass one like it");
+        (std::string(what) + ": a 0-d array has no rows to split; pass one with rows").c_str());
   }
-  set_label(source, name);
-  call_.kind = HSGD_ALLREDUCE;
-  call_.in = source.data();
-  call_.out = target.data();
-  call_.count = source.count();
-  call_.dtype = source.dtype();
-  call_.op = static_cast<hsgd_op>(op);
-}
-
-void Collective::broadcast(nb::handle data, int root, const Name& name) {
-  const Array& array = out_.emplace(data, "broadcast", true);
-  set_label(array, name);
-  call_.kind = HSGD_BROADCAST;
-  call_.in = call_.out = array.data();
-  call_.count = array.count();
-  call_.dtype = array.dtype();
-  call_.root = root;
-}
-
-void Collective::check_split(const Array& source, const Rows& counts,
-                             const std::string& what) const {
-  if (source.ndim() == 0) {
-    throw nb::value_error(
-        (what + ": a 0-d array has no rows to split; pass one with rows").c_str());
-  }
-  if (counts.size() == static_cast<size_t>(topology_.size) && sum_of(counts) == source.rows())
-    return;
-  throw nb::value_error((what + ": " + std::to_string(counts.size()) + " counts for " +
-                         std::to_string(sum_of(counts)) + " rows, but there are " +
-                         std::to_string(topology_.size) + " ranks and " +
-                         std::to_string(source.rows()) + " rows; give each rank its rows")
+  const Rows rows = given ? *given : even_rows(array, size());
+  if (rows.size() == static_cast<size_t>(size()) && sum_of(rows) == array.rows()) return rows;
+  throw nb::value_error((std::string(what) + ": " + std::to_string(rows.size()) + " counts for " +
+                         std::to_string(sum_of(rows)) + " rows, but there are " +
+                         std::to_string(size()) + " ranks and " + std::to_string(array.rows()) +
+                         " rows; give each rank its rows")
                             .c_str());
 }
 
-void Collective::reduce_scatter(nb::handle in, nb::handle out, int op,
-                                const std::optional<Rows>& given, const Name& name) {
-  const Array& source = in_.emplace(in, "reduce_scatter", false);
-  const Array& target = out_.emplace(out, "reduce_scatter, out", true);
-  const Rows counts = given ? *given : even_rows(source, topology_.size);
-  check_split(source, counts, "reduce_scatter");
-  check_joined(source, target, counts[static_cast<size_t>(topology_.rank)], "reduce_scatter");
-  set_label(source, name);
-  counts_ = elements_of(source, counts);
-  call_.kind = HSGD_REDUCE_SCATTER;
-  call_.in = source.data();
-  call_.out = target.data();
-  call_.counts = counts_.data();
-  call_.dtype = source.dtype();
-  call_.op = static_cast<hsgd_op>(op);
-}
-
-void Collective::allgather(nb::handle in, nb::handle out, const Name& name) {
-  const Array& source = in_.emplace(in, "allgather", false);
-  call_.count = source.rows();
-  set_label(source, name, true);
-  expect_rows(source, out, HSGD_ALLGATHER_ROWS);
-}
-
-void Collective::alltoall(nb::handle in, nb::handle out, const Name& name) {
-  const Array& source = in_.emplace(in, "alltoall", false);
-  const Array& target = out_.emplace(out, "alltoall, out", true);
-  const Rows counts = even_rows(source, topology_.size);
-  if (counts.front() != counts.back()) {
-    throw nb::value_error(("alltoall: " + std::to_string(source.rows()) +
-                           " rows cannot be split evenly over " + std::to_string(topology_.size) +
-                           " ranks; give send_counts")
-                              .c_str());
-  }
-  check_split(source, counts, "alltoall");
-  check_joined(source, target, source.rows(), "alltoall");
-  set_label(source, name);
-  counts_ = elements_of(source, counts);
-  call_.kind = HSGD_ALLTOALL;
-  call_.in = source.data();
-  call_.out = target.data();
-  call_.counts = call_.receive_counts = counts_.data();
-  call_.dtype = source.dtype();
-}
-
-void Collective::alltoall_rows(nb::handle in, const Rows& counts, nb::handle out,
-                               const Name& name) {
-  const Array& source = in_.emplace(in, "alltoall", false);
-  check_split(source, counts, "alltoall");
-  counts_ = counts;
-  call_.counts = counts_.data();
-  set_label(source, name, true);
-  expect_rows(source, out, HSGD_ALLTOALL_ROWS);
-}
-
-void Collective::expect_rows(const Array& source, nb::handle out, hsgd_kind kind) {
-  const std::string what = kind == HSGD_ALLGATHER_ROWS ? "allgather" : "alltoall";
+void Collective::expect_rows(const Array& source, nb::handle out, hsgd_kind kind,
+                             const char* what) {
+  what_ = what;
   if (!out.is_none()) {
-    check_joins(source, out_.emplace(out, (what + ", out").c_str(), true), what);
+    check_joins(source, take_out(out, (std::string(what) + ", out").c_str()), what);
   }
   call_.kind = kind;
   call_.in = source.data();
@@ -223,8 +140,7 @@ void* Collective::place_rows(const uint64_t* rows, hsgd_error* err) {
     return memory_.get();
   }
   if (out_->rows() == total) return out_->data();
-  const char* what = call_.kind == HSGD_ALLGATHER_ROWS ? "allgather" : "alltoall";
-  refuse(err, HSGD_ERR_ARGUMENT, wrong_rows(what, out_->rows(), total));
+  refuse(err, HSGD_ERR_ARGUMENT, wrong_rows(what_, out_->rows(), total));
   return nullptr;
 }
 

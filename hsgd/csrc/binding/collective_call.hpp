@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "binding/array.hpp"
@@ -25,6 +26,10 @@ const char* text_of(const Name& name);
 
 using Rows = std::vector<uint64_t>;  // one per rank
 
+// Throws ValueError where `target` is not like `source` but for the rows, or has not `rows`.
+void check_joined(const Array& source, const Array& target, uint64_t rows, const char* what);
+Rows elements_of(const Array& array, Rows rows);
+
 // One collective with its arguments checked. Filled once, and kept where it is.
 class Collective {
  public:
@@ -32,18 +37,25 @@ class Collective {
   Collective(const Collective&) = delete;
   Collective& operator=(const Collective&) = delete;
 
-  // Each throws TypeError or ValueError for arrays and counts that cannot be used. Counts are rows;
-  // none: as even as can be, the first ranks get one more.
-  void allreduce(nb::handle in, nb::handle out, int op, const Name& name);
-  void broadcast(nb::handle data, int root, const Name& name);
-  void barrier() { call_.kind = HSGD_BARRIER; }
-  void reduce_scatter(nb::handle in, nb::handle out, int op, const std::optional<Rows>& counts,
-                      const Name& name);
-  void allgather(nb::handle in, nb::handle out, const Name& name);  // `out` may be None
-  // As many rows to each rank as to any other.
-  void alltoall(nb::handle in, nb::handle out, const Name& name);
-  void alltoall_rows(nb::handle in, const Rows& counts, nb::handle out,
-                     const Name& name);  // so, too
+  // What a kind of collective is filled in with. Each throws TypeError or ValueError for what
+  // cannot be used, of which `what` are the first words. Arrays are taken once each.
+  const Array& take_in(nb::handle array, const char* what) {
+    return in_.emplace(array, what, false);
+  }
+  const Array& take_out(nb::handle array, const char* what) {
+    return out_.emplace(array, what, true);
+  }
+  // `ragged`: the number of rows may differ between ranks.
+  void set_label(const Array& array, const Name& name, bool ragged = false);
+  // The rows of each rank, or none: as even as can be, the first ranks get one more.
+  Rows rows_of_ranks(const Array& array, const std::optional<Rows>& given, const char* what) const;
+  const uint64_t* keep(Rows counts) { return (counts_ = std::move(counts)).data(); }
+  // For kinds that say where their rows go when the ranks have told one another how many there are;
+  // `out` may be None.
+  void expect_rows(const Array& source, nb::handle out, hsgd_kind kind, const char* what);
+  hsgd_call& call() { return call_; }
+  int rank() const { return topology_.rank; }
+  int size() const { return topology_.size; }
 
   const hsgd_call& call() const { return call_; }
   void give_arrays_back();
@@ -55,13 +67,11 @@ class Collective {
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
-  void set_label(const Array& array, const Name& name, bool ragged = false);
-  void check_split(const Array& source, const Rows& counts, const std::string& what) const;
-  void expect_rows(const Array& source, nb::handle out, hsgd_kind kind);
   // Without the GIL.
   void* place_rows(const uint64_t* rows, hsgd_error* err);
 
   const hsgd_topology topology_;
+  const char* what_ = "";
   std::optional<Array> in_;
   std::optional<Array> out_;
   Rows counts_;

@@ -12,12 +12,12 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include "binding/array.hpp"
 #include "binding/bindings.hpp"
 #include "binding/collective_call.hpp"
+#include "binding/collectives.hpp"
 #include "binding/errors.hpp"
 #include "binding/window.hpp"
 #include "capi/handles.hpp"
@@ -275,55 +275,11 @@ class Comm {
   hsgd_topology topology_{};
 };
 
-// What a kind of collective returns that gives memory of its own: see Collective::result().
-using Gathered = nb::typed<nb::tuple, Anything, Rows>;
-
-// The two methods of one kind of collective, with the arguments of the function that fills it in.
-template <class Result, class... Arguments>
-auto blocking(void (Collective::*fill)(Arguments...)) {
-  return [fill](Comm& self, Arguments... arguments) {
-    nb::object result = self.run([&](Collective& collective) { (collective.*fill)(arguments...); });
-    if constexpr (!std::is_void_v<Result>) return nb::borrow<Result>(result);
-  };
-}
-
-template <class... Arguments>
-auto starting(void (Collective::*fill)(Arguments...)) {
-  return [fill](Comm& self, Arguments... arguments) {
-    return self.start([&](Collective& collective) { (collective.*fill)(arguments...); });
-  };
-}
-
 }  // namespace
 
 void bind_comm(nb::module_& module) {
   nb::class_<Comm> comm(module, "Comm");
-  // One kind of collective: NAME, which blocks, and NAME_async, which gives a Request.
-  const auto def_async = [&](const char* name, auto fill, const auto&... arguments) {
-    comm.def((std::string(name) + "_async").c_str(), starting(fill), arguments...);
-  };
-  const auto def_collective = [&](const char* name, auto fill, const auto&... arguments) {
-    comm.def(name, blocking<void>(fill), arguments...);
-    def_async(name, fill, arguments...);
-  };
-  const auto def_gathering = [&](const char* name, auto fill, const auto&... arguments) {
-    comm.def(name, blocking<Gathered>(fill), arguments...);
-    def_async(name, fill, arguments...);
-  };
-  def_collective("allreduce", &Collective::allreduce, nb::arg("source").none(),
-                 nb::arg("out").none(), nb::arg("op"), nb::arg("name").none());
-  def_collective("broadcast", &Collective::broadcast, nb::arg("data").none(), nb::arg("root"),
-                 nb::arg("name").none());
-  def_collective("barrier", &Collective::barrier);
-  def_collective("reduce_scatter", &Collective::reduce_scatter, nb::arg("source").none(),
-                 nb::arg("out").none(), nb::arg("op"), nb::arg("counts").none(),
-                 nb::arg("name").none());
-  def_gathering("allgather", &Collective::allgather, nb::arg("source").none(),
-                nb::arg("out").none(), nb::arg("name").none());
-  def_collective("alltoall", &Collective::alltoall, nb::arg("source").none(), nb::arg("out").none(),
-                 nb::arg("name").none());
-  def_gathering("alltoall_rows", &Collective::alltoall_rows, nb::arg("source").none(),
-                nb::arg("counts"), nb::arg("out").none(), nb::arg("name").none());
+  def_collectives(comm);
   comm.def_static("local", &Comm::local, nb::arg("path"), nb::arg("rank"), nb::arg("size"),
                   nb::arg("options"))
       .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),

@@ -7,7 +7,7 @@
 
 #include "binding/bindings.hpp"
 #include "binding/errors.hpp"
-#include "onesided/open_window.hpp"
+#include "capi/open_window.hpp"
 
 namespace hsgd::python {
 

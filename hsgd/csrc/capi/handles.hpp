@@ -4,10 +4,10 @@
 
 #include <memory>
 
+#include "capi/open_window.hpp"
 #include "communicator/communicator.hpp"
 #include "communicator/submission_queue.hpp"
 #include "hsgd_core.h"
-#include "onesided/open_window.hpp"
 
 struct hsgd_comm {
   std::unique_ptr<hsgd::Communicator> communicator;

@@ -2,7 +2,7 @@
 // network, and no more.
 //
 // Owns the interface, and its one model of failures: calls throw only what failure() says from then
-// on. Implementations: onesided/tcp_rma.cpp (TCP), and onesided/ordered_rma.cpp for networks that
+// on. Implementations: tcp/rma.cpp (TCP), and onesided/ordered_rma.cpp for networks that
 // keep no order (mpi/rma.cpp). Never interprets the bytes, and never waits but in close().
 #ifndef HSGD_ONESIDED_RMA_HPP_
 #define HSGD_ONESIDED_RMA_HPP_

@@ -1,5 +1,5 @@
 // Addresses of this node, and one port that is free at all of them.
-#include "onesided/tcp_listener.hpp"
+#include "tcp/listener.hpp"
 
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "onesided/tcp_socket.hpp"
 #include "rendezvous/secret.hpp"
+#include "tcp/socket.hpp"
 
 namespace hsgd {
 namespace {

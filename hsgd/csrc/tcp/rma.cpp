@@ -1,5 +1,5 @@
 // The connections, and the thread that serves them.
-#include "onesided/tcp_rma.hpp"
+#include "tcp/rma.hpp"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -26,13 +26,13 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "onesided/tcp_door.hpp"
-#include "onesided/tcp_receiver.hpp"
-#include "onesided/tcp_sender.hpp"
-#include "onesided/tcp_socket.hpp"
 #include "os/sched_slice.hpp"
 #include "os/signal_mask.hpp"
 #include "os/wait.hpp"
+#include "tcp/door.hpp"
+#include "tcp/receiver.hpp"
+#include "tcp/sender.hpp"
+#include "tcp/socket.hpp"
 
 namespace hsgd {
 namespace {

@@ -1,5 +1,5 @@
 // Making them, and their options.
-#include "onesided/tcp_socket.hpp"
+#include "tcp/socket.hpp"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

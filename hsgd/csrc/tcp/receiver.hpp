@@ -2,8 +2,8 @@
 //
 // Owns the socket and the state of the stream. Writes within one segment only, and believes nothing
 // before the token. Never blocks, and has neither lock nor thread.
-#ifndef HSGD_ONESIDED_TCP_RECEIVER_HPP_
-#define HSGD_ONESIDED_TCP_RECEIVER_HPP_
+#ifndef HSGD_TCP_RECEIVER_HPP_
+#define HSGD_TCP_RECEIVER_HPP_
 
 #include <sys/types.h>
 
@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "onesided/tcp_frames.hpp"
 #include "os/shared_memory.hpp"
+#include "tcp/frames.hpp"
 
 namespace hsgd {
 
@@ -67,4 +67,4 @@ class SocketReceiver {
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_TCP_RECEIVER_HPP_
+#endif  // HSGD_TCP_RECEIVER_HPP_

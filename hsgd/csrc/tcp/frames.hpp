@@ -1,8 +1,8 @@
 // What goes over a connection between two ranks: the format, for both of its ends.
 //
 // Owns the structs, which are sent as they are. Never sends.
-#ifndef HSGD_ONESIDED_TCP_FRAMES_HPP_
-#define HSGD_ONESIDED_TCP_FRAMES_HPP_
+#ifndef HSGD_TCP_FRAMES_HPP_
+#define HSGD_TCP_FRAMES_HPP_
 
 #include <array>
 #include <cstdint>
@@ -31,4 +31,4 @@ static_assert(sizeof(SocketHeader) == 32, "is sent as bytes");
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_TCP_FRAMES_HPP_
+#endif  // HSGD_TCP_FRAMES_HPP_

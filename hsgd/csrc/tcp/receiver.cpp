@@ -1,5 +1,5 @@
 // Hello, then headers and bytes.
-#include "onesided/tcp_receiver.hpp"
+#include "tcp/receiver.hpp"
 
 #include <sys/socket.h>
 

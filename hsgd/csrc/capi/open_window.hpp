@@ -2,8 +2,8 @@
 //
 // Owns the choice, the bounds of the options, and how ranks tell one another their addresses. Never
 // knows MPI: who has it gives the network.
-#ifndef HSGD_ONESIDED_OPEN_WINDOW_HPP_
-#define HSGD_ONESIDED_OPEN_WINDOW_HPP_
+#ifndef HSGD_CAPI_OPEN_WINDOW_HPP_
+#define HSGD_CAPI_OPEN_WINDOW_HPP_
 
 #include <memory>
 
@@ -29,4 +29,4 @@ std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_OPEN_WINDOW_HPP_
+#endif  // HSGD_CAPI_OPEN_WINDOW_HPP_

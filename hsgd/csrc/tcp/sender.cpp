@@ -1,5 +1,5 @@
 // Slices on their way out, confirmations on their way in.
-#include "onesided/tcp_sender.hpp"
+#include "tcp/sender.hpp"
 
 #include <sys/socket.h>
 #include <sys/uio.h>

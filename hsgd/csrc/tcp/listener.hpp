@@ -3,16 +3,16 @@
 // Owns the listening sockets, one for each address of this node, all of one port. They are bound at
 // once, so that the port is known, but listen only at addresses that other ranks will use, when
 // these are known. Never accepts.
-#ifndef HSGD_ONESIDED_TCP_LISTENER_HPP_
-#define HSGD_ONESIDED_TCP_LISTENER_HPP_
+#ifndef HSGD_TCP_LISTENER_HPP_
+#define HSGD_TCP_LISTENER_HPP_
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "onesided/tcp_frames.hpp"
 #include "os/shared_memory.hpp"
+#include "tcp/frames.hpp"
 
 namespace hsgd {
 
@@ -50,4 +50,4 @@ class SocketListener {
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_TCP_LISTENER_HPP_
+#endif  // HSGD_TCP_LISTENER_HPP_

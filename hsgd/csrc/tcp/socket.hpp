@@ -1,8 +1,8 @@
 // TCP sockets as ranks use them: made not to block, and asking whether the other host is there.
 //
 // Owns the options. Never connects, and never closes what it was given.
-#ifndef HSGD_ONESIDED_TCP_SOCKET_HPP_
-#define HSGD_ONESIDED_TCP_SOCKET_HPP_
+#ifndef HSGD_TCP_SOCKET_HPP_
+#define HSGD_TCP_SOCKET_HPP_
 
 #include "os/shared_memory.hpp"
 
@@ -27,4 +27,4 @@ void watch_host(int fd, double timeout_s, TcpEnd end);
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_TCP_SOCKET_HPP_
+#endif  // HSGD_TCP_SOCKET_HPP_

@@ -1,5 +1,5 @@
 // Accepting, and an end to silence.
-#include "onesided/tcp_door.hpp"
+#include "tcp/door.hpp"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>

@@ -1,11 +1,11 @@
 // Bounds, addresses and the choice of a network.
-#include "onesided/open_window.hpp"
+#include "capi/open_window.hpp"
 
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
-#include "onesided/tcp_rma.hpp"
+#include "tcp/rma.hpp"
 
 namespace hsgd {
 namespace {

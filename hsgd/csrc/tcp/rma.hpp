@@ -4,15 +4,15 @@
 // An operation is done when its target has stored the version. A rank whose
 // connection ends is lost, and writes to the others go on. Never retries, and knows nothing of
 // slots but that a version is one store.
-#ifndef HSGD_ONESIDED_TCP_RMA_HPP_
-#define HSGD_ONESIDED_TCP_RMA_HPP_
+#ifndef HSGD_TCP_RMA_HPP_
+#define HSGD_TCP_RMA_HPP_
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "onesided/rma.hpp"
-#include "onesided/tcp_listener.hpp"
+#include "tcp/listener.hpp"
 
 namespace hsgd {
 
@@ -36,4 +36,4 @@ std::unique_ptr<Rma> make_socket_rma(SocketListener listener, std::vector<Socket
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_TCP_RMA_HPP_
+#endif  // HSGD_TCP_RMA_HPP_

@@ -4,8 +4,8 @@
 // the port can open them, and each costs a descriptor. Beside as many as there are ranks they are
 // few at a time, and have seconds to say hello; where others wait outside, less. Never reads, and
 // never closes what it has given away.
-#ifndef HSGD_ONESIDED_TCP_DOOR_HPP_
-#define HSGD_ONESIDED_TCP_DOOR_HPP_
+#ifndef HSGD_TCP_DOOR_HPP_
+#define HSGD_TCP_DOOR_HPP_
 
 #include <cstddef>
 #include <cstdint>
@@ -57,4 +57,4 @@ class SocketDoor {
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_TCP_DOOR_HPP_
+#endif  // HSGD_TCP_DOOR_HPP_

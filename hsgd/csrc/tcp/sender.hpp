@@ -5,8 +5,8 @@
 // two of them if it is shorter than what is left. Before the other rank has answered the hello no
 // write begins, so that until then another socket can take the place of this one. Never blocks, and
 // has neither lock nor thread.
-#ifndef HSGD_ONESIDED_TCP_SENDER_HPP_
-#define HSGD_ONESIDED_TCP_SENDER_HPP_
+#ifndef HSGD_TCP_SENDER_HPP_
+#define HSGD_TCP_SENDER_HPP_
 
 #include <sys/types.h>
 
@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "onesided/tcp_frames.hpp"
 #include "os/shared_memory.hpp"
+#include "tcp/frames.hpp"
 
 namespace hsgd {
 
@@ -89,4 +89,4 @@ class SocketSender {
 
 }  // namespace hsgd
 
-#endif  // HSGD_ONESIDED_TCP_SENDER_HPP_
+#endif  // HSGD_TCP_SENDER_HPP_

@@ -28,13 +28,13 @@
 
 #include "base/error.hpp"
 #include "onesided/put_queue.hpp"
-#include "onesided/tcp_door.hpp"
-#include "onesided/tcp_frames.hpp"
-#include "onesided/tcp_listener.hpp"
-#include "onesided/tcp_rma.hpp"
-#include "onesided/tcp_sender.hpp"
 #include "support/check.hpp"
 #include "support/ranks.hpp"
+#include "tcp/door.hpp"
+#include "tcp/frames.hpp"
+#include "tcp/listener.hpp"
+#include "tcp/rma.hpp"
+#include "tcp/sender.hpp"
 
 namespace {
 
