@@ -282,10 +282,10 @@ def _leave_connections() -> None:
     """In a child of fork, as a DataLoader's worker is: as long as it had the connections, the peers
     would not learn that this rank has died.
     """
-    for exchange in list(_CONNECTED):
-        _CONNECTED.discard(exchange)
+    for window in list(_CONNECTED):
+        _CONNECTED.discard(window)
         with contextlib.suppress(OSError):  # without /proc they stay open
-            listed = Path(f"/proc/self/fdinfo/{exchange._native.descriptor()}").read_text()
+            listed = Path(f"/proc/self/fdinfo/{window._native.descriptor()}").read_text()
             for line in listed.splitlines():
                 if line.startswith("tfd:"):
                     os.close(int(line.split()[1]))

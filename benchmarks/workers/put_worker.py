@@ -24,24 +24,24 @@ PINGS = 50
 ROUNDS = 7
 
 
-def pings(exchange: NotifiedWindow, rank: int, first: int, buffer: Any) -> float:
+def pings(window: NotifiedWindow, rank: int, first: int, buffer: Any) -> float:
     """Seconds of PINGS round trips, whose versions begin at `first`."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
     for version in range(first, first + PINGS):
         if rank == 0:
-            exchange.put_notify(buffer, 1, 0, version)
-        exchange.wait_any([0], version - 1)
+            window.put_notify(buffer, 1, 0, version)
+        window.wait_any([0], version - 1)
         if rank == 1:
-            exchange.put_notify(buffer, 0, 0, version)
-    exchange.drain()
+            window.put_notify(buffer, 0, 0, version)
+    window.drain()
     return time.perf_counter() - begin
 
 
 def main() -> None:
     comm = Comm()
     kinds = {"shared memory": False, "mpi": True}
-    exchanges = {
+    windows = {
         kind: NotifiedWindow(comm, max(SIZES), 1, remote_only=far) for kind, far in kinds.items()
     }
     rows, first = [], 1
@@ -49,12 +49,12 @@ def main() -> None:
         buffer = np.ones(size, np.uint8)
         took: dict[str, list[float]] = {kind: [] for kind in kinds}
         for _ in range(ROUNDS):
-            for kind, exchange in exchanges.items():
-                took[kind].append(pings(exchange, comm.rank, first, buffer) / 2 / PINGS)
+            for kind, window in windows.items():
+                took[kind].append(pings(window, comm.rank, first, buffer) / 2 / PINGS)
             first += PINGS
         rows += [{"put_notify": kind, "bytes": size, "seconds": s} for kind, s in took.items()]
-    for exchange in exchanges.values():
-        exchange.close()
+    for window in windows.values():
+        window.close()
     if comm.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(rows))
     comm.close()

@@ -128,7 +128,7 @@ class Mail:
         self._stop_slot = self._notes.count + self._values.count
         nbytes = behind + self._values.count * stride
         self._timeout_s = timeout_s
-        self._exchange = NotifiedWindow(
+        self._window = NotifiedWindow(
             comm,
             nbytes,
             self._bye_slot(comm.size),
@@ -136,15 +136,15 @@ class Mail:
             network=choose_network(comm, network, "ParameterBox", any_thread=True),
             slice_bytes=_SLICE_BYTES,
         )
-        self._memory: _Bytes = self._exchange.segment()
+        self._memory: _Bytes = self._window.segment()
         self._lost: set[int] = set()  # owners that are not asked any more
         for owner, rank in enumerate(self._owners):
             for lane in (self._notes, self._values):
                 for number in range(lane.depth):  # their death ends a wait
-                    self._exchange.bind(lane.reply_slot(owner, number), rank)
+                    self._window.bind(lane.reply_slot(owner, number), rank)
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         for rank in self._others:
-            self._exchange.bind(self._bye_slot(rank), rank)
+            self._window.bind(self._bye_slot(rank), rank)
         self._thread: threading.Thread | None = None
         if comm.rank in self._owners:
             self._thread = threading.Thread(target=self._run, name="hsgd-mail", daemon=True)
@@ -214,13 +214,13 @@ class Mail:
             pieces.append((values, there + _HEADER))
         version = number // lane.depth + 1
         lane.sent[owner] = number + 1
-        self._exchange.put_list_notify(pieces, self._owners[owner], slot, version, order=lane.order)
+        self._window.put_list_notify(pieces, self._owners[owner], slot, version, order=lane.order)
 
     def _receive(self, lane: _Lane, owner: int, number: int, letter: Letter, take: Take) -> None:
         slot = lane.reply_slot(owner, number)
         version = number // lane.depth
         try:
-            self._exchange.wait_any([slot], [version])
+            self._window.wait_any([slot], [version])
         except CollectiveTimeout as error:
             raise CollectiveTimeout(
                 f"ParameterBox: rank {self._owners[owner]}, which owns values from place "
@@ -252,7 +252,7 @@ class Mail:
             slots = [lane.letter_slot(who, taken[lane][who]) for lane, who in next_ones]
             seen = [taken[lane][who] // lane.depth for lane, who in next_ones]
             try:
-                slot, version = self._exchange.wait_any(
+                slot, version = self._window.wait_any(
                     [*slots, self._stop_slot], [*seen, 0], _LOOK_S
                 )
             except CollectiveTimeout as error:
@@ -271,7 +271,7 @@ class Mail:
             try:
                 self._answer(lane, slot, version, stamp, replies[slot])
             except HsgdError:
-                if self._exchange.closed:
+                if self._window.closed:
                     return
                 continue  # a worker that is gone or stands still: the others are served
             turns.remove(worker)  # the others first, next time
@@ -294,7 +294,7 @@ class Mail:
         worker, number = lane.sender_of(slot)
         there = lane.reply_slot(self._owners.index(self._comm.rank), number)
         pieces = [(whole[: _HEADER + len(out)], lane.place(there))]
-        self._exchange.put_list_notify(pieces, worker, there, version, order=lane.order)
+        self._window.put_list_notify(pieces, worker, there, version, order=lane.order)
 
     # --- the end ---
 
@@ -317,17 +317,17 @@ class Mail:
                     self._await_goodbyes()
         finally:
             if self._thread is not None:
-                self._exchange.put_notify(None, self._comm.rank, self._stop_slot, 1)
+                self._window.put_notify(None, self._comm.rank, self._stop_slot, 1)
                 self._thread.join()
-            self._exchange.close(waits=waits)
+            self._window.close(waits=waits)
 
     def _say_goodbye(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if rank != self._comm.rank:
                 with contextlib.suppress(HsgdError):  # who takes nothing waits for nothing
-                    self._exchange.put_notify(None, rank, self._bye_slot(self._comm.rank), 1)
+                    self._window.put_notify(None, rank, self._bye_slot(self._comm.rank), 1)
         with contextlib.suppress(HsgdError):
-            self._exchange.drain()
+            self._window.drain()
 
     def _await_goodbyes(self) -> None:
         end = time.monotonic() + self._timeout_s
@@ -335,7 +335,7 @@ class Mail:
         while waiting:
             slots = [self._bye_slot(rank) for rank in waiting]
             try:
-                slot, _ = self._exchange.wait_any(slots, 0, _LOOK_S)
+                slot, _ = self._window.wait_any(slots, 0, _LOOK_S)
                 waiting.remove(waiting[slots.index(slot)])
             except PeerLost as error:
                 waiting.remove(error.rank)
@@ -351,10 +351,10 @@ class Mail:
 
     def _knock(self, rank: int) -> bool:
         """Write to a rank, so that its end is noticed; True when there was no room for it."""
-        if self._exchange.network == "mpi" or rank in self._owners:
+        if self._window.network == "mpi" or rank in self._owners:
             return False
         try:
-            self._exchange.put_notify(None, rank, self._bye_slot(self._comm.rank), 1, timeout_s=0)
+            self._window.put_notify(None, rank, self._bye_slot(self._comm.rank), 1, timeout_s=0)
         except QueueFull:
             return True
         except HsgdError:

@@ -44,18 +44,18 @@ def run_checks(seat: Seat, path: str, size: int, options: dict[str, Any]) -> lis
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_an_exchange_over_shared_memory_keeps_its_promises(size: int) -> None:
+def test_a_window_over_shared_memory_keeps_its_promises(size: int) -> None:
     with Ranks(size) as pool:
         assert pool.run(run_checks, meeting_point(), size, {}) == [NAMES] * size
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_an_exchange_over_sockets_keeps_the_same_promises(size: int) -> None:
+def test_a_window_over_sockets_keeps_the_same_promises(size: int) -> None:
     with Ranks(size) as pool:
         assert pool.run(run_checks, meeting_point(), size, SOCKETS) == [NAMES] * size
 
 
-def test_an_exchange_over_mpi_alone_keeps_the_same_promises(mpirun: Job) -> None:
+def test_a_window_over_mpi_alone_keeps_the_same_promises(mpirun: Job) -> None:
     done = mpirun(2, PROGRAM, "remote_only", timeout_s=120.0)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == NAMES
@@ -65,7 +65,7 @@ def test_an_exchange_over_mpi_alone_keeps_the_same_promises(mpirun: Job) -> None
     ("hosts", "network"),
     [("node1:1,node2:1", "mpi"), ("node1:2,node2:1", "mpi"), ("node1:2,node2:1", "sockets")],
 )
-def test_an_exchange_between_nodes_keeps_the_same_promises(
+def test_a_window_between_nodes_keeps_the_same_promises(
     cluster: Callable[..., Cluster], hosts: str, network: str
 ) -> None:
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
@@ -77,13 +77,13 @@ def test_an_exchange_between_nodes_keeps_the_same_promises(
 def wait_for_a_far_rank(seat: Seat, path: str) -> tuple[str, str]:
     """What a rank is told that waits over sockets for one that wrote once, and then dies."""
     comm = seat.comm(path, 2)
-    exchange = NotifiedWindow(comm, 64, 2, timeout_s=30.0, **SOCKETS)
-    exchange.bind(0, 1 - seat.rank)
-    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
-    assert exchange.wait_any([0]) == (0, 1)
-    exchange.drain()
+    window = NotifiedWindow(comm, 64, 2, timeout_s=30.0, **SOCKETS)
+    window.bind(0, 1 - seat.rank)
+    window.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    assert window.wait_any([0]) == (0, 1)
+    window.drain()
     seat.tell("waits")
-    return told_by(lambda: exchange.wait_any([0], 1))
+    return told_by(lambda: window.wait_any([0], 1))
 
 
 def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
@@ -129,7 +129,7 @@ def stay_away(seat: Seat, path: str) -> int:
     """Strangers at the port of a NotifiedWindow: their bytes reach nobody, and the ranks go on."""
     comm = seat.comm(path, 2)
     before = listening()
-    exchange = NotifiedWindow(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
+    window = NotifiedWindow(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
     refused = 0
     for address in listening() - before:
         with socket.create_connection(address, timeout=10) as stranger:
@@ -137,13 +137,13 @@ def stay_away(seat: Seat, path: str) -> int:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
             refused += 1
-    assert not exchange.segment().any()
+    assert not window.segment().any()
     comm.barrier()
-    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
-    assert exchange.wait_any([0]) == (0, 1)
-    exchange.drain()
+    window.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    assert window.wait_any([0]) == (0, 1)
+    window.drain()
     comm.barrier()
-    exchange.close()
+    window.close()
     return refused
 
 
@@ -154,24 +154,24 @@ def test_strangers_cannot_write_over_sockets() -> None:
 
 def open_a_queue_of_one(seat: Seat, path: str) -> None:
     comm = seat.comm(path, 2)
-    exchange = NotifiedWindow(comm, 64 << 20, 2, queue=1, timeout_s=30.0, **SOCKETS)
-    seat.kept["exchange"] = exchange
+    window = NotifiedWindow(comm, 64 << 20, 2, queue=1, timeout_s=30.0, **SOCKETS)
+    seat.kept["window"] = window
     if seat.rank == 0:
-        exchange.put_notify(None, 1, 0, 5)
-        exchange.drain()
+        window.put_notify(None, 1, 0, 5)
+        window.drain()
     comm.barrier()
 
 
 def put_into_a_full_queue(seat: Seat) -> list[tuple[str, str]]:
     """The other rank stands still, so a large write fills the queue until it goes on."""
-    exchange: NotifiedWindow = seat.kept["exchange"]
-    exchange.put_notify(np.ones(64 << 20, np.uint8), 1, 1, 1)
-    full = told_by(lambda: exchange.put_notify(None, 1, 0, 9, timeout_s=0.0))
-    used = told_by(lambda: exchange.put_notify(None, 1, 0, 5, timeout_s=0.0))
+    window: NotifiedWindow = seat.kept["window"]
+    window.put_notify(np.ones(64 << 20, np.uint8), 1, 1, 1)
+    full = told_by(lambda: window.put_notify(None, 1, 0, 9, timeout_s=0.0))
+    used = told_by(lambda: window.put_notify(None, 1, 0, 5, timeout_s=0.0))
     seat.tell("full")
-    exchange.drain()
-    exchange.put_notify(None, 1, 0, 6)
-    exchange.drain()
+    window.drain()
+    window.put_notify(None, 1, 0, 6)
+    window.drain()
     return [full, used]
 
 
@@ -191,23 +191,23 @@ def test_a_version_that_found_the_queue_full_leaves_the_one_before_as_the_last()
 STRANGERS = 1100  # more than a process may have files open, with the usual limit of 1024
 
 
-def exchange_among_strangers(seat: Seat, path: str) -> int:
+def window_among_strangers(seat: Seat, path: str) -> int:
     """Both ranks connect to each other, behind the strangers; files that this rank has open."""
     comm = seat.comm(path, 2)
-    exchange: NotifiedWindow = seat.kept["exchange"]
-    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
-    assert exchange.wait_any([0]) == (0, 1)
-    exchange.drain()
+    window: NotifiedWindow = seat.kept["window"]
+    window.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    assert window.wait_any([0]) == (0, 1)
+    window.drain()
     comm.barrier()
     return len(os.listdir("/proc/self/fd"))
 
 
-def open_the_exchange(seat: Seat, path: str) -> tuple[list[tuple[str, int]], int]:
+def open_the_window(seat: Seat, path: str) -> tuple[list[tuple[str, int]], int]:
     """Where this rank listens, and how many files it has open; few may be."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     before = listening()
     comm = seat.comm(path, 2)
-    seat.kept["exchange"] = NotifiedWindow(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
+    seat.kept["window"] = NotifiedWindow(comm, 4096, 1, timeout_s=30.0, **SOCKETS)
     comm.barrier()
     return list(listening() - before), len(os.listdir("/proc/self/fd"))
 
@@ -217,7 +217,7 @@ def test_a_thousand_silent_strangers_take_no_files_and_keep_nobody_out() -> None
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2 * STRANGERS), hard))
     try:
         with Ranks(2) as pool, contextlib.ExitStack() as strangers:
-            (_, (addresses, own)) = pool.run(open_the_exchange, path := meeting_point())
+            (_, (addresses, own)) = pool.run(open_the_window, path := meeting_point())
             (address,) = addresses
             for number in range(STRANGERS):
                 stranger = socket.socket()
@@ -227,7 +227,7 @@ def test_a_thousand_silent_strangers_take_no_files_and_keep_nobody_out() -> None
                 if number % 10 == 0:
                     with contextlib.suppress(OSError):
                         stranger.send(b"\xff" * 20)
-            for files in pool.run(exchange_among_strangers, path):
+            for files in pool.run(window_among_strangers, path):
                 assert files < own + 100
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -259,11 +259,11 @@ def test_a_rank_that_dies_on_another_node_ends_the_job(cluster: Callable[..., Cl
 def wait_for_the_last(seat: Seat, path: str, size: int, limit_s: float) -> tuple[str, str, float]:
     """Wait for a slot that the last rank notifies; the last rank waits for the first."""
     comm = seat.comm(path, size)
-    exchange = NotifiedWindow(comm, 64, 1, timeout_s=limit_s)
-    exchange.bind(0, size - 1 if seat.rank != size - 1 else 0)
+    window = NotifiedWindow(comm, 64, 1, timeout_s=limit_s)
+    window.bind(0, size - 1 if seat.rank != size - 1 else 0)
     comm.barrier()
     seat.tell("waits")
-    kind, line = told_by(lambda: exchange.wait_any([0]))
+    kind, line = told_by(lambda: window.wait_any([0]))
     return kind, line, time.monotonic()
 
 
@@ -297,34 +297,34 @@ def test_a_local_rank_that_is_stopped_ends_waits_at_the_deadline() -> None:
 def use_in_a_fork(seat: Seat, path: str) -> list[str]:
     """What a forked child is told by a NotifiedWindow that it inherited."""
     comm = seat.comm(path, 1)
-    exchange = NotifiedWindow(comm, 64, 1)
+    window = NotifiedWindow(comm, 64, 1)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, json.dumps(told_by(lambda: exchange.test(0))).encode())
+        os.write(write, json.dumps(told_by(lambda: window.test(0))).encode())
         os._exit(0)
     os.waitpid(child, 0)
     told: list[str] = json.loads(os.read(read, 4096))
     os.close(read)
     os.close(write)
-    exchange.put_notify(np.ones(4), 0, 0, 1)
-    assert exchange.wait_any([0]) == (0, 1)
+    window.put_notify(np.ones(4), 0, 0, 1)
+    assert window.wait_any([0]) == (0, 1)
     return told
 
 
-def test_a_forked_child_may_not_use_an_exchange() -> None:
+def test_a_forked_child_may_not_use_a_window() -> None:
     with Ranks(1) as pool:
         ((kind, line),) = pool.run(use_in_a_fork, meeting_point())
         assert kind == "HsgdError" and "belongs to the process that made it" in line
 
 
 def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
-    """TCP sockets of a rank that exchanges over them, and of its child."""
+    """TCP sockets of a rank whose windows use them, and of its child."""
     comm = seat.comm(path, 2)
-    exchange = NotifiedWindow(comm, 64, 1, timeout_s=30.0, **SOCKETS)
-    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
-    exchange.wait_any([0])
-    exchange.drain()
+    window = NotifiedWindow(comm, 64, 1, timeout_s=30.0, **SOCKETS)
+    window.put_notify(np.ones(4), 1 - seat.rank, 0, 1)
+    window.wait_any([0])
+    window.drain()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -334,9 +334,9 @@ def connections_of_a_fork(seat: Seat, path: str) -> tuple[int, int]:
     of_child = int(os.read(read, 100))
     os.close(read)
     os.close(write)
-    exchange.put_notify(np.ones(4), 1 - seat.rank, 0, 2)  # which changes nothing here
-    exchange.wait_any([0], 1)
-    exchange.drain()
+    window.put_notify(np.ones(4), 1 - seat.rank, 0, 2)  # which changes nothing here
+    window.wait_any([0], 1)
+    window.drain()
     own = len(tcp_sockets())
     comm.barrier()  # whose end may bring that of the other rank's connections
     return own, of_child
@@ -353,15 +353,15 @@ def close_in_any_order(seat: Seat, path: str) -> list[str]:
     comm = Comm.local(path, seat.rank, 2)
     with pytest.raises(HsgdError, match="window"):
         NotifiedWindow(comm, 64 + seat.rank, 1)
-    exchange = NotifiedWindow(comm, 64, 1)
-    view = exchange.segment()
+    window = NotifiedWindow(comm, 64, 1)
+    view = window.segment()
     view[:] = 3
     comm.close()
-    assert exchange.closed and (view == 3).all()
-    return [told_by(lambda: exchange.put_notify(None, 0, 0, 1))[1], repr(exchange)]
+    assert window.closed and (view == 3).all()
+    return [told_by(lambda: window.put_notify(None, 0, 0, 1))[1], repr(window)]
 
 
-def test_closing_the_communicator_closes_its_exchanges() -> None:
+def test_closing_the_communicator_closes_its_windows() -> None:
     with Ranks(2) as pool:
         for rank, (line, text) in enumerate(pool.run(close_in_any_order, meeting_point())):
             assert line == "this NotifiedWindow is closed"
@@ -374,32 +374,32 @@ def two_threads_write_one_slot(seat: Seat, path: str) -> str:
     the one before.
     """
     comm = seat.comm(path, 2)
-    exchange = NotifiedWindow(comm, 64 << 20, 2, queue=1, timeout_s=60.0, **SOCKETS)
+    window = NotifiedWindow(comm, 64 << 20, 2, queue=1, timeout_s=60.0, **SOCKETS)
     target = int(comm.allgather(np.array([os.getpid()]))[1])
     line = ""
     if seat.rank == 0:
-        exchange.put_notify(None, 1, 0, 5)
-        exchange.drain()
+        window.put_notify(None, 1, 0, 5)
+        window.drain()
         os.kill(target, signal.SIGSTOP)
-        exchange.put_notify(np.zeros(64 << 20, np.uint8), 1, 1, 1)  # fills the queue
+        window.put_notify(np.zeros(64 << 20, np.uint8), 1, 1, 1)  # fills the queue
 
         def put(version: int, timeout_s: float) -> None:
             with contextlib.suppress(QueueFull):
-                exchange.put_notify(None, 1, 0, version, timeout_s=timeout_s)
+                window.put_notify(None, 1, 0, version, timeout_s=timeout_s)
 
         threads = []
         for version, timeout_s in ((9, 5.0), (10, 60.0)):
             threads.append(threading.Thread(target=put, args=(version, timeout_s)))
             threads[-1].start()
             while f"does not follow {version}," not in line:
-                line = told_by(lambda: exchange.put_notify(None, 1, 0, 1))[1]
+                line = told_by(lambda: window.put_notify(None, 1, 0, 1))[1]
         threads[0].join()
-        line = told_by(lambda: exchange.put_notify(None, 1, 0, 6, timeout_s=0.0))[1]
+        line = told_by(lambda: window.put_notify(None, 1, 0, 6, timeout_s=0.0))[1]
         os.kill(target, signal.SIGCONT)
         threads[1].join()
-        exchange.drain()
+        window.drain()
     comm.barrier()
-    exchange.close()
+    window.close()
     return line
 
 
@@ -450,10 +450,10 @@ def test_a_write_with_values_that_cannot_work_is_refused_in_words(
 ) -> None:
     with (
         Comm.local(meeting_point(), 0, 1) as comm,
-        NotifiedWindow(comm, 64, 1) as exchange,
+        NotifiedWindow(comm, 64, 1) as window,
         pytest.raises((ValueError, TypeError), match=line),
     ):
-        exchange.put_list_notify(**{**PUT, **values})
+        window.put_list_notify(**{**PUT, **values})
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def test_other_calls_with_values_that_cannot_work_are_refused_in_words(
     name, *values = call
     with (
         Comm.local(meeting_point(), 0, 1) as comm,
-        NotifiedWindow(comm, 64, 1) as exchange,
+        NotifiedWindow(comm, 64, 1) as window,
         pytest.raises((ValueError, TypeError), match=line),
     ):
-        getattr(exchange, name)(*values)
+        getattr(window, name)(*values)

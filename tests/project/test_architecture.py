@@ -29,7 +29,7 @@ ROOMS = {
     "node": "include base os rendezvous",
     "internode": "include base os kernels node",
     "context": "include base os kernels node internode",
-    "collectives": "base node internode context",
+    "collectives": "include base kernels node internode context",
     "communicator": "include base os rendezvous node context collectives",
     "box": "include base os kernels rendezvous node",
     "onesided": "include base os communicator",

@@ -16,24 +16,33 @@ uint32_t mix(uint32_t hash, const void* data, size_t bytes) {
   return hash;
 }
 
+// What the texts of errors say of a kind, and which of its arguments differ between calls.
+struct Words {
+  const char* name;
+  bool has_op = false;
+  bool has_root = false;
+  bool has_payload = true;
+};
+
+const Words& words_of(hsgd_kind kind) {
+  static constexpr Words kWords[] = {
+      {"allreduce", true},
+      {"broadcast", false, true},
+      {"barrier", false, false, false},
+      {"reduce_scatter", true},
+      {"allgather"},
+      {"alltoall"},
+      {"allgather"},  // of rows, and the next: ranks compare the collectives that they are made of
+      {"alltoall"},
+      {"empty"},
+  };
+  static_assert(sizeof kWords / sizeof *kWords == kAllocate + 1 && kAllocate < 15, "one each");
+  return kWords[std::min<size_t>(kind, kAllocate)];
+}
+
 const char* kind_name(const Signature& signature) {
-  switch (signature.kind()) {
-    case Kind::kAllreduce:
-      return "allreduce";
-    case Kind::kBroadcast:
-      return "broadcast";
-    case Kind::kBarrier:
-      return "barrier";
-    case Kind::kAllocate:
-      return signature.root() != 0 ? "shared" : "empty";
-    case Kind::kReduceScatter:
-      return "reduce_scatter";
-    case Kind::kAllgather:
-      return "allgather";
-    case Kind::kAlltoall:
-      return "alltoall";
-  }
-  return "unknown collective";
+  const bool shared = signature.kind() == kAllocate && signature.root() != 0;
+  return shared ? "shared" : words_of(signature.kind()).name;
 }
 
 std::string quoted_name(const Label& label) {
@@ -63,38 +72,38 @@ std::string counts_text(const Label& label) {
 
 // Of arrays whose rows may differ between ranks the shape says more than the count.
 bool is_ragged(const Call& call) {
-  return call.signature.kind() == Kind::kAlltoall ||
-         (call.signature.kind() == Kind::kAllgather && call.label.ndim > 0);
+  return call.signature.kind() == HSGD_ALLTOALL ||
+         (call.signature.kind() == HSGD_ALLGATHER && call.label.ndim > 0);
 }
 
 std::string payload_text(const Call& call, bool with_shape) {
   const Signature& signature = call.signature;
-  if (signature.kind() == Kind::kBarrier) return "nothing";
+  if (!words_of(signature.kind()).has_payload) return "nothing";
   std::string text = is_ragged(call) ? "" : std::to_string(signature.count) + " ";
   text += hsgd_dtype_name(signature.dtype());
   if (with_shape && call.label.ndim >= 0) text += " of shape " + shape_text(call.label);
   return text;
 }
 
-const char* verb(Kind kind) { return kind == Kind::kAllocate ? " asked for " : " sent "; }
+const char* verb(hsgd_kind kind) { return kind == kAllocate ? " asked for " : " sent "; }
 
 std::string call_text(const Call& call) {
   const Signature& signature = call.signature;
   std::string text = kind_name(signature) + quoted_name(call.label);
-  if (signature.kind() == Kind::kBarrier) return text;
+  const Words& words = words_of(signature.kind());
+  if (!words.has_payload) return text;
   text += " of " + payload_text(call, true);
-  if (signature.kind() == Kind::kAllreduce || signature.kind() == Kind::kReduceScatter)
-    text += std::string(", ") + hsgd_op_name(signature.op());
-  if (signature.kind() == Kind::kBroadcast) text += ", root " + std::to_string(signature.root());
+  if (words.has_op) text += std::string(", ") + hsgd_op_name(signature.op());
+  if (words.has_root) text += ", root " + std::to_string(signature.root());
   return text;
 }
 
 }  // namespace
 
-Signature Signature::pack(Kind kind, hsgd_dtype dtype, hsgd_op op, int root, uint64_t count,
+Signature Signature::pack(hsgd_kind kind, hsgd_dtype dtype, hsgd_op op, int root, uint64_t count,
                           uint32_t label_hash) {
   Signature signature;
-  signature.word = static_cast<uint64_t>(kind) | static_cast<uint64_t>(dtype) << 4 |
+  signature.word = (static_cast<uint64_t>(kind) + 1) | static_cast<uint64_t>(dtype) << 4 |
                    static_cast<uint64_t>(op) << 8 | static_cast<uint64_t>(root) << 12 |
                    static_cast<uint64_t>(label_hash) << 32;
   signature.count = count;

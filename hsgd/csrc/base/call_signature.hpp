@@ -12,15 +12,8 @@
 
 namespace hsgd {
 
-enum class Kind : uint8_t {
-  kAllreduce = 1,
-  kBroadcast = 2,
-  kBarrier = 3,
-  kAllocate = 4,
-  kReduceScatter = 5,
-  kAllgather = 6,
-  kAlltoall = 7,
-};
+// What ranks agree on when they allocate memory together: a kind that no hsgd_call has.
+inline constexpr hsgd_kind kAllocate = HSGD_KIND_COUNT;
 
 // Elements per rank, in rank order; none for most collectives.
 struct Counts {
@@ -28,15 +21,15 @@ struct Counts {
   int ranks = 0;
 };
 
-// Compared as two words. `word` packs kind (4 bits), dtype (4), op (4), root (20) and a hash of the
-// label (32).
+// Only packed ones have a kind. Compared as two words. `word` packs 1 + kind (4 bits), dtype (4),
+// op (4), root (20) and a hash of the label (32).
 struct Signature {
   uint64_t word = 0;
   uint64_t count = 0;
 
-  static Signature pack(Kind kind, hsgd_dtype dtype, hsgd_op op, int root, uint64_t count,
+  static Signature pack(hsgd_kind kind, hsgd_dtype dtype, hsgd_op op, int root, uint64_t count,
                         uint32_t label_hash);
-  Kind kind() const { return static_cast<Kind>(word & 15); }
+  hsgd_kind kind() const { return static_cast<hsgd_kind>((word & 15) - 1); }
   hsgd_dtype dtype() const { return static_cast<hsgd_dtype>(word >> 4 & 15); }
   hsgd_op op() const { return static_cast<hsgd_op>(word >> 8 & 15); }
   int root() const { return static_cast<int>(word >> 12 & 0xfffff); }

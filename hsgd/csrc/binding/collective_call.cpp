@@ -1,4 +1,4 @@
-// Filling hsgd_call from Python's arguments, and waiting for a request.
+// What the kinds share in filling hsgd_call from Python's arguments, and waiting for a request.
 #include "binding/collective_call.hpp"
 
 #include <nanobind/stl/optional.h>

@@ -1,4 +1,5 @@
 // The C interface over Communicator: checks arguments, turns exceptions into status codes.
+#include "base/calls.hpp"
 #include "base/dtypes.hpp"
 #include "base/status.hpp"
 #include "capi/handles.hpp"
@@ -125,73 +126,34 @@ uint64_t hsgd_comm_take_records(hsgd_comm* comm, hsgd_record* records, uint64_t 
 
 int hsgd_comm_allreduce(hsgd_comm* comm, const void* in, void* out, uint64_t count,
                         hsgd_dtype dtype, hsgd_op op, const hsgd_label* label, hsgd_error* err) {
-  hsgd_call call{};
-  call.kind = HSGD_ALLREDUCE;
-  call.in = in;
-  call.out = out;
-  call.count = count;
-  call.dtype = dtype;
-  call.op = op;
-  call.label = label;
-  return hsgd::run_now(comm, call, err);
+  return hsgd::run_now(comm, hsgd::allreduce_call(in, out, count, dtype, op, label), err);
 }
 
 int hsgd_comm_broadcast(hsgd_comm* comm, void* data, uint64_t count, hsgd_dtype dtype, int root,
                         const hsgd_label* label, hsgd_error* err) {
-  hsgd_call call{};
-  call.kind = HSGD_BROADCAST;
-  call.in = call.out = data;
-  call.count = count;
-  call.dtype = dtype;
-  call.root = root;
-  call.label = label;
-  return hsgd::run_now(comm, call, err);
+  return hsgd::run_now(comm, hsgd::broadcast_call(data, count, dtype, root, label), err);
 }
 
 int hsgd_comm_reduce_scatter(hsgd_comm* comm, const void* in, void* out, const uint64_t* counts,
                              hsgd_dtype dtype, hsgd_op op, const hsgd_label* label,
                              hsgd_error* err) {
-  hsgd_call call{};
-  call.kind = HSGD_REDUCE_SCATTER;
-  call.in = in;
-  call.out = out;
-  call.counts = counts;
-  call.dtype = dtype;
-  call.op = op;
-  call.label = label;
-  return hsgd::run_now(comm, call, err);
+  return hsgd::run_now(comm, hsgd::reduce_scatter_call(in, out, counts, dtype, op, label), err);
 }
 
 int hsgd_comm_allgather(hsgd_comm* comm, const void* in, void* out, const uint64_t* counts,
                         hsgd_dtype dtype, const hsgd_label* label, hsgd_error* err) {
-  hsgd_call call{};
-  call.kind = HSGD_ALLGATHER;
-  call.in = in;
-  call.out = out;
-  call.counts = counts;
-  call.dtype = dtype;
-  call.label = label;
-  return hsgd::run_now(comm, call, err);
+  return hsgd::run_now(comm, hsgd::allgather_call(in, out, counts, dtype, label), err);
 }
 
 int hsgd_comm_alltoall(hsgd_comm* comm, const void* in, const uint64_t* send_counts, void* out,
                        const uint64_t* receive_counts, hsgd_dtype dtype, const hsgd_label* label,
                        hsgd_error* err) {
-  hsgd_call call{};
-  call.kind = HSGD_ALLTOALL;
-  call.in = in;
-  call.out = out;
-  call.counts = send_counts;
-  call.receive_counts = receive_counts;
-  call.dtype = dtype;
-  call.label = label;
-  return hsgd::run_now(comm, call, err);
+  return hsgd::run_now(
+      comm, hsgd::alltoall_call(in, send_counts, out, receive_counts, dtype, label), err);
 }
 
 int hsgd_comm_barrier(hsgd_comm* comm, hsgd_error* err) {
-  hsgd_call call{};
-  call.kind = HSGD_BARRIER;
-  return hsgd::run_now(comm, call, err);
+  return hsgd::run_now(comm, hsgd::barrier_call(), err);
 }
 
 int hsgd_comm_run(hsgd_comm* comm, const hsgd_call* call, hsgd_error* err) {

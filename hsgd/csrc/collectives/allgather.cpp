@@ -3,6 +3,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/dtypes.hpp"
+#include "collectives/arguments.hpp"
 #include "collectives/block_exchange.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/zero_copy.hpp"
@@ -161,21 +163,7 @@ void join_blocks(Context& context, const Operation& operation, const SharedArgum
   }
 }
 
-}  // namespace
-
-Operation allgather_operation(const Context& context, const uint64_t* counts, hsgd_dtype dtype,
-                              const hsgd_label* label) {
-  Operation operation;
-  operation.counts = {counts, context.place().size};
-  operation.count = std::accumulate(counts, counts + context.place().size, uint64_t{0});
-  operation.signature = Signature::pack(Kind::kAllgather, dtype, HSGD_SUM, 0, operation.count,
-                                        hash_label(label, operation.counts));
-  operation.label = label;
-  operation.reduction = {nullptr, context.copy(), hsgd_dtype_bytes(dtype), 1.0};
-  return operation;
-}
-
-void run_allgather(Context& context, const Operation& operation) {
+void run(Context& context, const Operation& operation) {
   const size_t size = operation.reduction.element_bytes;
   const uint64_t* counts = operation.counts.of_rank;
   const bool one_node = context.one_node();
@@ -202,6 +190,29 @@ void run_allgather(Context& context, const Operation& operation) {
   AllgatherPipeline(context, operation, table,
                     stages_of_exchange(context, operation, table.steps()))
       .run(operation);
+}
+
+void check(const Place& place, const hsgd_call& call) {
+  check_type(call.dtype, HSGD_SUM);
+  check_gathered(checked_blocks(place, call.counts, call.dtype), call.in, call.out);
+}
+
+Operation allgather(const Context& context, const hsgd_call& call) {
+  Operation operation = operation_of(context, call);
+  operation.counts = {call.counts, context.place().size};
+  operation.count = std::accumulate(call.counts, call.counts + context.place().size, uint64_t{0});
+  operation.signature = Signature::pack(HSGD_ALLGATHER, call.dtype, HSGD_SUM, 0, operation.count,
+                                        hash_label(call.label, operation.counts));
+  return operation;
+}
+
+}  // namespace
+
+const CollectiveKind kAllgather{check, allgather, run};
+
+void check_gathered(const Blocks& blocks, const void* in, const void* out) {
+  check_buffers({in, blocks.own}, {out, blocks.total, blocks.before},
+                "this rank's block of the output as input, or");
 }
 
 }  // namespace hsgd

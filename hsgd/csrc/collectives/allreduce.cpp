@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/dtypes.hpp"
 #include "base/fault_points.hpp"
+#include "collectives/arguments.hpp"
 #include "collectives/chunk_pipeline.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/one_shot.hpp"
@@ -188,9 +190,7 @@ void reduce_in_place(Context& context, const Operation& operation,
   });
 }
 
-}  // namespace
-
-void run_allreduce(Context& context, const Operation& operation) {
+void run(Context& context, const Operation& operation) {
   if (is_small(context, operation)) return run_one_shot(context, operation);
   const size_t bytes = operation.bytes();
   const auto shared = shared_arguments(context, operation, bytes, bytes);
@@ -206,6 +206,33 @@ void run_allreduce(Context& context, const Operation& operation) {
   AllreducePipeline(context, operation, chunking, stages, shared ? &shared->in : nullptr)
       .run(operation);
 }
+
+void check(const Place&, const hsgd_call& call) {
+  check_type(call.dtype, call.op);
+  const uint64_t bytes = checked_bytes(call.count, call.dtype);
+  check_buffers({call.in, bytes}, {call.out, bytes}, "the same buffer or");
+}
+
+Operation allreduce(const Context& context, const hsgd_call& call) {
+  Operation operation = reduction_of(context, call);
+  operation.signature =
+      Signature::pack(HSGD_ALLREDUCE, call.dtype, call.op, 0, call.count, hash_label(call.label));
+  operation.count = call.count;
+  return operation;
+}
+
+Operation barrier(const Context& context, const hsgd_call&) {
+  Operation operation;
+  operation.signature = Signature::pack(HSGD_BARRIER, HSGD_UINT8, HSGD_SUM, 0, 0, 0);
+  operation.reduction = {select_reduce(HSGD_UINT8, HSGD_SUM, context.isa()), context.copy(), 1,
+                         1.0};
+  return operation;
+}
+
+}  // namespace
+
+const CollectiveKind kAllreduce{check, allreduce, run};
+const CollectiveKind kBarrier{[](const Place&, const hsgd_call&) {}, barrier, run};
 
 void allreduce_on_node(Context& context, const Operation& operation) {
   if (is_small(context, operation)) return run_one_shot_on_node(context, operation);

@@ -6,11 +6,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
+#include "base/calls.hpp"
+#include "base/dtypes.hpp"
 #include "base/error.hpp"
 #include "collectives/alltoall_layout.hpp"
+#include "collectives/arguments.hpp"
 #include "collectives/block_exchange.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/zero_copy.hpp"
@@ -215,6 +219,21 @@ ExchangeNote notes_between_nodes(Context& context) {
   return all;
 }
 
+// Throws what ranks that disagree about one count are told. `call` begins the text.
+[[noreturn]] void fail_counts(const std::string& call, const hsgd_label* label, int from,
+                              uint64_t sent, int to, uint64_t expected, hsgd_dtype dtype) {
+  const char* name = hsgd_dtype_name(dtype);
+  Label known;
+  fill_label(label, {}, &known);
+  throw MismatchError(
+      to,
+      call + text(": rank %d sends %llu %s to rank %d, and rank %d expects %llu %s from it; "
+                  "give the same count on both sides",
+                  from, static_cast<unsigned long long>(sent), name, to, to,
+                  static_cast<unsigned long long>(expected), name),
+      side_of(from, known), side_of(to, known));
+}
+
 // All ranks know that some counts differ. Now they exchange all of them, to say which.
 [[noreturn]] void fail_imbalance(Context& context, const Operation& operation) {
   const auto size = static_cast<size_t>(context.place().size);
@@ -223,11 +242,11 @@ ExchangeNote notes_between_nodes(Context& context) {
   mine.insert(mine.end(), operation.receive_counts, operation.receive_counts + size);
   std::vector<uint64_t> all(size * mine.size());
   const std::vector<uint64_t> counts(size, mine.size());
-  Operation exchange = allgather_operation(context, counts.data(), HSGD_INT64, nullptr);
-  exchange.in = mine.data();
-  exchange.out = all.data();
+  const hsgd_call gather =
+      allgather_call(mine.data(), all.data(), counts.data(), HSGD_INT64, nullptr);
+  const Operation exchange = kAllgather.operation(context, gather);
   context.begin(exchange.signature, operation.label);
-  run_allgather(context, exchange);
+  kAllgather.run(context, exchange);
   for (size_t from = 0; from < size; ++from) {
     for (size_t to = 0; to < size; ++to) {
       const uint64_t sent = all[from * mine.size() + to];
@@ -284,23 +303,7 @@ void pick_blocks(Context& context, const Operation& operation, const SharedBuffe
   }
 }
 
-}  // namespace
-
-void fail_counts(const std::string& call, const hsgd_label* label, int from, uint64_t sent, int to,
-                 uint64_t expected, hsgd_dtype dtype) {
-  const char* name = hsgd_dtype_name(dtype);
-  Label known;
-  fill_label(label, {}, &known);
-  throw MismatchError(
-      to,
-      call + text(": rank %d sends %llu %s to rank %d, and rank %d expects %llu %s from it; "
-                  "give the same count on both sides",
-                  from, static_cast<unsigned long long>(sent), name, to, to,
-                  static_cast<unsigned long long>(expected), name),
-      side_of(from, known), side_of(to, known));
-}
-
-void run_alltoall(Context& context, const Operation& operation) {
+void run(Context& context, const Operation& operation) {
   const AlltoallLayout layout(context.map(), context.sizes().block_step_bytes());
   ExchangeNote note = note_of(context, operation, layout);
   const std::shared_ptr<SharedBuffer> buffer = tell_offsets(context, operation);
@@ -321,6 +324,34 @@ void run_alltoall(Context& context, const Operation& operation) {
   }
   AlltoallPipeline(context, operation, layout, stages_of_exchange(context, operation, note.steps))
       .run(operation);
+}
+
+void check(const Place& place, const hsgd_call& call) {
+  check_type(call.dtype, HSGD_SUM);
+  check_exchanged(checked_blocks(place, call.counts, call.dtype),
+                  checked_blocks(place, call.receive_counts, call.dtype), call.in, call.out);
+}
+
+Operation alltoall(const Context& context, const hsgd_call& call) {
+  const int size = context.place().size;
+  if (size == 1 && call.counts[0] != call.receive_counts[0]) {
+    fail_counts("alltoall", call.label, 0, call.counts[0], 0, call.receive_counts[0], call.dtype);
+  }
+  Operation operation = operation_of(context, call);
+  operation.counts = {call.counts, size};
+  operation.receive_counts = call.receive_counts;
+  operation.count = std::accumulate(call.counts, call.counts + size, uint64_t{0});
+  operation.signature =
+      Signature::pack(HSGD_ALLTOALL, call.dtype, HSGD_SUM, 0, 0, hash_label(call.label));
+  return operation;
+}
+
+}  // namespace
+
+const CollectiveKind kAlltoall{check, alltoall, run};
+
+void check_exchanged(const Blocks& sent, const Blocks& received, const void* in, const void* out) {
+  check_buffers({in, sent.total, Buffer::kNowhere}, {out, received.total}, "two");
 }
 
 }  // namespace hsgd

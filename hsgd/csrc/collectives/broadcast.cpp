@@ -4,6 +4,9 @@
 // each receives the steps in its out ring and passes them on.
 #include <algorithm>
 
+#include "base/dtypes.hpp"
+#include "base/error.hpp"
+#include "collectives/arguments.hpp"
 #include "collectives/chunk_pipeline.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/one_shot.hpp"
@@ -109,9 +112,7 @@ void copy_part(Context& context, const Operation& operation, const SharedArgumen
   context.intra_bytes() += static_cast<uint64_t>(size) * part.count();
 }
 
-}  // namespace
-
-void run_broadcast(Context& context, const Operation& operation) {
+void run(Context& context, const Operation& operation) {
   if (is_small(context, operation)) return run_one_shot(context, operation);
   const size_t bytes = operation.bytes();
   if (context.one_node()) {
@@ -136,5 +137,30 @@ void run_broadcast(Context& context, const Operation& operation) {
   BroadcastPipeline(context, operation, chunking, stages, context.local_rank_of(operation.root))
       .run(operation);
 }
+
+void check(const Place& place, const hsgd_call& call) {
+  check_type(call.dtype, HSGD_SUM);
+  const uint64_t bytes = checked_bytes(call.count, call.dtype);
+  check_buffers({call.out, bytes}, {call.out, bytes}, "one");
+  if (call.root < 0 || call.root >= place.size || call.root > kMaxRoot) {
+    throw Error(
+        HSGD_ERR_ARGUMENT, call.root,
+        text("broadcast: root %d is not a rank; ranks are 0 to %d", call.root, place.size - 1));
+  }
+}
+
+Operation broadcast(const Context& context, const hsgd_call& call) {
+  Operation operation = operation_of(context, call);
+  operation.signature = Signature::pack(HSGD_BROADCAST, call.dtype, HSGD_SUM, call.root, call.count,
+                                        hash_label(call.label));
+  operation.in = call.out;
+  operation.count = call.count;
+  operation.root = call.root;
+  return operation;
+}
+
+}  // namespace
+
+const CollectiveKind kBroadcast{check, broadcast, run};
 
 }  // namespace hsgd

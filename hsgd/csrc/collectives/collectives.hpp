@@ -1,34 +1,45 @@
-// The collectives: each is a function, in a file of its own, that all ranks call alike.
+// The collectives: each is a kind, in a file of its own, that all ranks call alike.
 //
-// Each chooses between its forms by size and by where the arguments lie (one-shot, in place, chunk
-// pipeline), the same on all ranks. Collective over all ranks of the context, of which there are at
-// least two; blocking. All throw what waiting throws (context/context.hpp), and MismatchError when
-// ranks called different things, before any data has moved.
+// Each checks its arguments, says what is to be done, and chooses between its forms by size and by
+// where the arguments lie (one-shot, in place, chunk pipeline), the same on all ranks.
 #ifndef HSGD_COLLECTIVES_COLLECTIVES_HPP_
 #define HSGD_COLLECTIVES_COLLECTIVES_HPP_
-
-#include <string>
 
 #include "context/context.hpp"
 
 namespace hsgd {
 
-void run_allreduce(Context& context, const Operation& operation);
-void run_broadcast(Context& context, const Operation& operation);
-void run_reduce_scatter(Context& context, const Operation& operation);
-void run_allgather(Context& context, const Operation& operation);
-void run_alltoall(Context& context, const Operation& operation);
+struct CollectiveKind {
+  // Local. Throws HSGD_ERR_ARGUMENT.
+  void (*check)(const Place& place, const hsgd_call& call);
+  // Local. The call outlives it.
+  Operation (*operation)(const Context& context, const hsgd_call& call);
+  // Collective over all ranks of the context, of which there are at least two; blocking. Throws
+  // what waiting throws (context/context.hpp), and MismatchError when ranks called different
+  // things, before any data has moved.
+  void (*run)(Context& context, const Operation& operation);
+};
 
-// Throws what ranks that disagree about one count are told. `call` begins the text.
-[[noreturn]] void fail_counts(const std::string& call, const hsgd_label* label, int from,
-                              uint64_t sent, int to, uint64_t expected, hsgd_dtype dtype);
+extern const CollectiveKind kAllreduce;
+extern const CollectiveKind kBroadcast;
+extern const CollectiveKind kBarrier;
+extern const CollectiveKind kReduceScatter;
+extern const CollectiveKind kAllgather;
+extern const CollectiveKind kAlltoall;
+
+// In the order of hsgd_kind. nullptr: not one by itself, but made of others
+// (communicator/call_table.cpp), or none at all.
+inline const CollectiveKind* kind_of(hsgd_kind kind) {
+  static constexpr const CollectiveKind* kKinds[] = {
+      &kAllreduce, &kBroadcast, &kBarrier, &kReduceScatter, &kAllgather, &kAlltoall,
+  };
+  constexpr size_t kCount = sizeof kKinds / sizeof *kKinds;
+  static_assert(kCount == HSGD_ALLTOALL + 1, "those that are made of others come after all");
+  return static_cast<size_t>(kind) < kCount ? kKinds[kind] : nullptr;
+}
 
 // An allreduce of the ranks of this node alone, with the tuning at hand; for measuring.
 void allreduce_on_node(Context& context, const Operation& operation);
-
-// All of an allgather but its arguments.
-Operation allgather_operation(const Context& context, const uint64_t* counts, hsgd_dtype dtype,
-                              const hsgd_label* label);
 
 }  // namespace hsgd
 

@@ -5,9 +5,12 @@
 // the ranks of a node share the reduction of all pieces, leaders send each node the sums that its
 // ranks need, narrowed where that is asked for, add in node order, and each rank takes its piece.
 #include <algorithm>
+#include <numeric>
 
+#include "base/dtypes.hpp"
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "collectives/arguments.hpp"
 #include "collectives/chunk_pipeline.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/one_shot.hpp"
@@ -214,9 +217,7 @@ void reduce_own_block(Context& context, const Operation& operation,
   context.intra_bytes() += ranks * own.count() * reduction.element_bytes;
 }
 
-}  // namespace
-
-void run_reduce_scatter(Context& context, const Operation& operation) {
+void run(Context& context, const Operation& operation) {
   if (is_small(context, operation)) return run_one_shot(context, operation);
   if (context.one_node()) {
     const auto shared = shared_arguments(context, operation, operation.bytes(), 0);
@@ -237,5 +238,28 @@ void run_reduce_scatter(Context& context, const Operation& operation) {
   stages.out_store = context.stores().into_output(operation);
   ReduceScatterPipeline(context, operation, table, stages).run(operation);
 }
+
+void check(const Place& place, const hsgd_call& call) {
+  check_type(call.dtype, call.op);
+  const Blocks blocks = checked_blocks(place, call.counts, call.dtype);
+  check_buffers({call.in, blocks.total, blocks.before}, {call.out, blocks.own},
+                "this rank's block of the input as output, or");
+}
+
+Operation reduce_scatter(const Context& context, const hsgd_call& call) {
+  const Place& place = context.place();
+  Operation operation = reduction_of(context, call);
+  operation.counts = {call.counts, place.size};
+  operation.count = std::accumulate(call.counts, call.counts + place.size, uint64_t{0});
+  operation.signature = Signature::pack(HSGD_REDUCE_SCATTER, call.dtype, call.op, 0,
+                                        operation.count, hash_label(call.label, operation.counts));
+  operation.part.begin = std::accumulate(call.counts, call.counts + place.rank, uint64_t{0});
+  operation.part.end = operation.part.begin + call.counts[place.rank];
+  return operation;
+}
+
+}  // namespace
+
+const CollectiveKind kReduceScatter{check, reduce_scatter, run};
 
 }  // namespace hsgd

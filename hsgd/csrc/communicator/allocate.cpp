@@ -50,7 +50,7 @@ void Communicator::attempt_on_all(const char* what, Body&& body) {
   if (failure && is_of_peer(*failure)) abandon(*failure);
   int32_t failed = failure ? context_.place().rank + 1 : 0;
   Operation vote;
-  vote.signature = Signature::pack(Kind::kAllocate, HSGD_INT32, HSGD_MAX, 0, 1, 0);
+  vote.signature = Signature::pack(kAllocate, HSGD_INT32, HSGD_MAX, 0, 1, 0);
   vote.in = vote.out = &failed;
   vote.count = 1;
   vote.reduction = {select_reduce(HSGD_INT32, HSGD_MAX, context_.isa()), context_.copy(),
@@ -68,7 +68,7 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   const std::lock_guard<std::mutex> allocating(allocating_);
   Operation agreement;
   agreement.signature =
-      Signature::pack(Kind::kAllocate, dtype, HSGD_SUM, once_per_node, count, hash_label(label));
+      Signature::pack(kAllocate, dtype, HSGD_SUM, once_per_node, count, hash_label(label));
   agreement.label = label;
   const char* what = once_per_node ? "shared" : "empty";
   const size_t available = available_memory_bytes();  // all look before anybody takes

@@ -15,12 +15,12 @@ namespace {
 constexpr uint64_t kSetupCollectives = 4096;
 static_assert(kSetupCollectives % kCells == 0);
 
-Signature nothing() { return Signature::pack(Kind::kBarrier, HSGD_UINT8, HSGD_SUM, 0, 0, 0); }
+Signature nothing() { return Signature::pack(HSGD_BARRIER, HSGD_UINT8, HSGD_SUM, 0, 0, 0); }
 
 Operation allreduce_of(const Context& context, const void* in, void* out, uint64_t count,
                        hsgd_dtype dtype, hsgd_op op) {
   Operation operation;
-  operation.signature = Signature::pack(Kind::kAllreduce, dtype, op, 0, count, 0);
+  operation.signature = Signature::pack(HSGD_ALLREDUCE, dtype, op, 0, count, 0);
   operation.in = in;
   operation.out = out;
   operation.count = count;

@@ -1,8 +1,7 @@
 // Collectives as the C interface describes them: one hsgd_call each.
 //
-// Owns what each kind checks before anything is sent, what it does, and how ranks that know only
-// their own rows tell one another first. The same for calls that are made now and for those that
-// are submitted.
+// Owns the kinds that are made of others: how ranks that know only their own rows tell one another
+// first. The same for calls that are made now and for those that are submitted.
 #ifndef HSGD_COMMUNICATOR_CALL_TABLE_HPP_
 #define HSGD_COMMUNICATOR_CALL_TABLE_HPP_
 

@@ -1,7 +1,5 @@
-// Arguments, order and errors.
+// Order and errors.
 #include "communicator/communicator.hpp"
-
-#include <numeric>
 
 #include "collectives/collectives.hpp"
 #include "communicator/autotune.hpp"
@@ -48,99 +46,6 @@ void Communicator::check_alive(int rank, const std::string& what) const {
   if (local_rank != context_.place().local_rank) node().check_alive(local_rank, what);
 }
 
-// --- collectives ---
-
-// Without count and signature. With narrowing, for float32 and on request, half the bytes travel
-// between nodes. Field by field: a struct that is stored in parts and copied as a whole waits for
-// its parts.
-Operation Communicator::reduction_of(const void* in, void* out, hsgd_dtype dtype, hsgd_op op,
-                                     const hsgd_label* label) const {
-  Operation operation;
-  operation.label = label;
-  operation.in = in;
-  operation.out = out;
-  Reduction& reduction = operation.reduction;
-  reduction.reduce = select_reduce(dtype, op, context_.isa());
-  reduction.copy = context_.copy();
-  reduction.element_bytes = hsgd_dtype_bytes(dtype);
-  if (op == HSGD_MEAN) reduction.divisor = static_cast<double>(context_.place().size);
-  const auto narrow = static_cast<hsgd_dtype>(options().wire_dtype);
-  if (narrow != HSGD_FLOAT32 && dtype == HSGD_FLOAT32) {
-    reduction.narrowing = {select_conversion(narrow, context_.isa()),
-                           select_reduce(narrow, op, context_.isa())};
-  }
-  return operation;
-}
-
-void Communicator::allreduce(const void* in, void* out, uint64_t count, hsgd_dtype dtype,
-                             hsgd_op op, const hsgd_label* label) {
-  Operation operation = reduction_of(in, out, dtype, op, label);
-  operation.signature = Signature::pack(Kind::kAllreduce, dtype, op, 0, count, hash_label(label));
-  operation.count = count;
-  run(operation);
-}
-
-void Communicator::broadcast(void* data, uint64_t count, hsgd_dtype dtype, int root,
-                             const hsgd_label* label) {
-  Operation operation;
-  operation.signature =
-      Signature::pack(Kind::kBroadcast, dtype, HSGD_SUM, root, count, hash_label(label));
-  operation.label = label;
-  operation.in = operation.out = data;
-  operation.count = count;
-  operation.reduction = {nullptr, context_.copy(), hsgd_dtype_bytes(dtype), 1.0};
-  operation.root = root;
-  run(operation);
-}
-
-void Communicator::barrier() {
-  Operation operation;
-  operation.signature = Signature::pack(Kind::kBarrier, HSGD_UINT8, HSGD_SUM, 0, 0, 0);
-  operation.reduction = {select_reduce(HSGD_UINT8, HSGD_SUM, context_.isa()), context_.copy(), 1,
-                         1.0};
-  run(operation);
-}
-
-void Communicator::reduce_scatter(const void* in, void* out, const uint64_t* counts,
-                                  hsgd_dtype dtype, hsgd_op op, const hsgd_label* label) {
-  const Place& place = context_.place();
-  Operation operation = reduction_of(in, out, dtype, op, label);
-  operation.counts = {counts, place.size};
-  operation.count = std::accumulate(counts, counts + place.size, uint64_t{0});
-  operation.signature = Signature::pack(Kind::kReduceScatter, dtype, op, 0, operation.count,
-                                        hash_label(label, operation.counts));
-  operation.part.begin = std::accumulate(counts, counts + place.rank, uint64_t{0});
-  operation.part.end = operation.part.begin + counts[place.rank];
-  run(operation);
-}
-
-void Communicator::allgather(const void* in, void* out, const uint64_t* counts, hsgd_dtype dtype,
-                             const hsgd_label* label) {
-  Operation operation = allgather_operation(context_, counts, dtype, label);
-  operation.in = in;
-  operation.out = out;
-  run(operation);
-}
-
-void Communicator::alltoall(const void* in, const uint64_t* send_counts, void* out,
-                            const uint64_t* receive_counts, hsgd_dtype dtype,
-                            const hsgd_label* label) {
-  const int size = context_.place().size;
-  if (size == 1 && send_counts[0] != receive_counts[0]) {
-    fail_counts("alltoall", label, 0, send_counts[0], 0, receive_counts[0], dtype);
-  }
-  Operation operation;
-  operation.counts = {send_counts, size};
-  operation.receive_counts = receive_counts;
-  operation.count = std::accumulate(send_counts, send_counts + size, uint64_t{0});
-  operation.signature = Signature::pack(Kind::kAlltoall, dtype, HSGD_SUM, 0, 0, hash_label(label));
-  operation.label = label;
-  operation.in = in;
-  operation.out = out;
-  operation.reduction = {nullptr, context_.copy(), hsgd_dtype_bytes(dtype), 1.0};
-  run(operation);
-}
-
 namespace {
 
 void run_collective(Context& context, const Operation& operation) {
@@ -149,20 +54,8 @@ void run_collective(Context& context, const Operation& operation) {
       context.copy()(operation.out, operation.in, operation.bytes(), Store::kOrdinary);
     return;
   }
-  switch (operation.signature.kind()) {
-    case Kind::kAllreduce:
-    case Kind::kBarrier:
-    case Kind::kAllocate:
-      return run_allreduce(context, operation);
-    case Kind::kBroadcast:
-      return run_broadcast(context, operation);
-    case Kind::kReduceScatter:
-      return run_reduce_scatter(context, operation);
-    case Kind::kAllgather:
-      return run_allgather(context, operation);
-    case Kind::kAlltoall:
-      return run_alltoall(context, operation);
-  }
+  const hsgd_kind kind = operation.signature.kind();
+  return kind_of(kind == kAllocate ? HSGD_ALLREDUCE : kind)->run(context, operation);
 }
 
 }  // namespace
@@ -191,6 +84,10 @@ void Communicator::check_thread() const {
               "collectives between nodes, in this thread: " + place.why_foreign);
 }
 
+void Communicator::run(const hsgd_call& call) {
+  run(kind_of(call.kind)->operation(context_, call));
+}
+
 void Communicator::run(const Operation& operation) {
   check_mine();
   check_thread();
@@ -214,7 +111,7 @@ void Communicator::run(const Operation& operation) {
   recorder.begin(operation.label == nullptr ? nullptr : operation.label->name, operation.bytes());
   run_guarded(operation);
   const uint64_t idle = statistics.wait_ticks - waited;
-  if (operation.signature.kind() == Kind::kAllocate) {
+  if (operation.signature.kind() == kAllocate) {
     context_.set_shares();
   } else {
     ++statistics.counters.calls;

@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "base/calls.hpp"
 #include "base/error.hpp"
 #include "context/context.hpp"
 #include "os/fork_guard.hpp"
@@ -27,18 +28,29 @@ class HSGD_API Communicator final {
                Watch* watch = nullptr);
   ~Communicator();
 
+  // Collective, blocking; of a kind of its own (collectives/collectives.hpp), with arguments that
+  // were checked.
+  void run(const hsgd_call& call);
   void allreduce(const void* in, void* out, uint64_t count, hsgd_dtype dtype, hsgd_op op,
-                 const hsgd_label* label);
-  void broadcast(void* data, uint64_t count, hsgd_dtype dtype, int root, const hsgd_label* label);
-  void barrier();
-  // `counts`: of the block of each rank, the same on all ranks.
+                 const hsgd_label* label) {
+    run(allreduce_call(in, out, count, dtype, op, label));
+  }
+  void broadcast(void* data, uint64_t count, hsgd_dtype dtype, int root, const hsgd_label* label) {
+    run(broadcast_call(data, count, dtype, root, label));
+  }
+  void barrier() { run(barrier_call()); }
   void reduce_scatter(const void* in, void* out, const uint64_t* counts, hsgd_dtype dtype,
-                      hsgd_op op, const hsgd_label* label);
+                      hsgd_op op, const hsgd_label* label) {
+    run(reduce_scatter_call(in, out, counts, dtype, op, label));
+  }
   void allgather(const void* in, void* out, const uint64_t* counts, hsgd_dtype dtype,
-                 const hsgd_label* label);
-  // Counts to and from each rank; the other ranks know theirs.
+                 const hsgd_label* label) {
+    run(allgather_call(in, out, counts, dtype, label));
+  }
   void alltoall(const void* in, const uint64_t* send_counts, void* out,
-                const uint64_t* receive_counts, hsgd_dtype dtype, const hsgd_label* label);
+                const uint64_t* receive_counts, hsgd_dtype dtype, const hsgd_label* label) {
+    run(alltoall_call(in, send_counts, out, receive_counts, dtype, label));
+  }
   // Collective: memory that collectives use where it lies. In communicator/allocate.cpp.
   // `once_per_node`: one array of `count` elements for all ranks of a node, not one for each.
   std::shared_ptr<SharedBuffer> allocate(uint64_t count, hsgd_dtype dtype, bool once_per_node,
@@ -68,6 +80,7 @@ class HSGD_API Communicator final {
   int local_rank_of(int world_rank) const;  // -1: on another node
   int node_of(int world_rank) const;        // -1: no rank of this communicator
   const hsgd_options& options() const { return context_.options(); }
+  const Place& place() const { return context_.place(); }
   hsgd_topology topology() const;
   hsgd_counters counters() const;
   Recorder& recorder() { return context_.recorder(); }
@@ -75,8 +88,6 @@ class HSGD_API Communicator final {
  private:
   void check_mine() const;
   void check_thread() const;
-  Operation reduction_of(const void* in, void* out, hsgd_dtype dtype, hsgd_op op,
-                         const hsgd_label* label) const;
   void run(const Operation& operation);
   void run_guarded(const Operation& operation);
   uint64_t clock_weight(const Operation& operation) const;

@@ -44,18 +44,18 @@ void StoreChoice::take(Store store, double cost) {
   interval_ = kLeastInterval;
 }
 
-StoreChoice* StoreChoices::of(Kind kind, size_t bytes) {
+StoreChoice* StoreChoices::of(hsgd_kind kind, size_t bytes) {
   size_t row = 0;
   switch (kind) {
-    case Kind::kAllreduce:
+    case HSGD_ALLREDUCE:
       break;
-    case Kind::kBroadcast:
+    case HSGD_BROADCAST:
       row = 1;
       break;
-    case Kind::kReduceScatter:
+    case HSGD_REDUCE_SCATTER:
       row = 2;
       break;
-    case Kind::kAllgather:
+    case HSGD_ALLGATHER:
       row = 3;
       break;
     default:

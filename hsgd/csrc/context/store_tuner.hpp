@@ -48,7 +48,7 @@ class StoreChoices {
  public:
   explicit StoreChoices(Store first) { choices_.fill(StoreChoice(first)); }
   // nullptr: collectives of this kind are not compared, as their bytes differ between ranks.
-  StoreChoice* of(Kind kind, size_t bytes);
+  StoreChoice* of(hsgd_kind kind, size_t bytes);
 
  private:
   static constexpr size_t kSizes = 8;  // a factor of four each, from kLeastBytes on

@@ -24,7 +24,7 @@
 namespace hsgd {
 
 // What lies at the beginning of each segment, before the slots and the data.
-struct ExchangeHeader {
+struct WindowHeader {
   // As many threads of a rank may wait at a time, each at its own bell.
   static constexpr size_t kBells = 4;
   Doorbell bells[kBells];
@@ -109,14 +109,14 @@ class HSGD_API NotifiedWindow final {
     std::atomic<uint64_t> last{0};  // as this rank saw it; for errors only
   };
 
-  ExchangeHeader& header(int local_rank) const {
-    return *reinterpret_cast<ExchangeHeader*>(memory_->data(local_rank));
+  WindowHeader& header(int local_rank) const {
+    return *reinterpret_cast<WindowHeader*>(memory_->data(local_rank));
   }
   NotifySlot& slot_of(int local_rank, uint32_t slot) const {
     return *reinterpret_cast<NotifySlot*>(memory_->data(local_rank) + slot_offset(slot));
   }
   size_t slot_offset(uint32_t slot) const {
-    return sizeof(ExchangeHeader) + slot * sizeof(NotifySlot);
+    return sizeof(WindowHeader) + slot * sizeof(NotifySlot);
   }
   size_t data_offset() const;
   int own() const { return place_.local_rank; }
@@ -145,7 +145,7 @@ class HSGD_API NotifiedWindow final {
   std::vector<Expected> expected_;
   std::mutex sent_mutex_;
   std::unordered_map<uint64_t, uint64_t> sent_;  // last version by target and slot
-  std::array<std::atomic<bool>, ExchangeHeader::kBells> bell_taken_{};
+  std::array<std::atomic<bool>, WindowHeader::kBells> bell_taken_{};
   std::atomic<bool> worked_{false};  // a hint between threads of this process
   std::atomic<bool> ended_{false};   // partner: work_any(); says nothing about other data
 };

@@ -2,7 +2,9 @@
 #include "onesided/ordered_rma.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <list>
+#include <new>
 #include <optional>
 #include <set>
 #include <utility>
@@ -21,7 +23,7 @@ class OrderedRma final : public Rma {
       : Rma(false), writes_(std::move(writes)) {}
 
   Ticket post(const std::vector<Piece>& pieces, const Notification& notification) override {
-    if (failure_) throw Error(*failure_);
+    if (const auto why = failure(kAll)) throw Error(*why);
     size_t writes = 1;  // the version
     for (const Piece& piece : pieces) writes += (piece.bytes + kMostBytes - 1) / kMostBytes;
     Operation operation{notification, last_ticket_ + 1, {}, false};
@@ -39,7 +41,7 @@ class OrderedRma final : public Rma {
   }
 
   void drive() override {
-    if (failure_) return;
+    if (failed_) return;
     try {
       writes_->sync();
       for (auto operation = operations_.begin(); operation != operations_.end();) {
@@ -50,13 +52,16 @@ class OrderedRma final : public Rma {
           ++operation;
         }
       }
-    } catch (const Error& error) {
-      failure_ = error;
+    } catch (const std::exception&) {
+      fail();
     }
   }
 
   bool done(Ticket ticket) const override { return open_.count(ticket) == 0; }
-  std::optional<Error> failure(int) const override { return failure_; }
+  std::optional<Error> failure(int) const override {
+    if (!failed_ || failure_) return failure_;
+    return Error(HSGD_ERR_MEMORY, -1, "NotifiedWindow: out of memory in an earlier write");
+  }
   bool close(const Deadline& deadline) noexcept override { return writes_->close(deadline); }
 
  private:
@@ -67,7 +72,6 @@ class OrderedRma final : public Rma {
     bool notifying;
   };
 
-  // Allocates nothing.
   void start(Operation& operation, const std::vector<Piece>& pieces) {
     try {
       for (const Piece& piece : pieces) {
@@ -77,9 +81,24 @@ class OrderedRma final : public Rma {
               std::min(kMostBytes, piece.bytes - begin), piece.offset + begin));
         }
       }
-    } catch (const Error& error) {
-      failure_ = error;
+    } catch (...) {
+      fail();
       throw;
+    }
+  }
+
+  // Call while an exception is handled: nothing goes on after it.
+  void fail() noexcept {
+    failed_ = true;
+    try {
+      try {
+        throw;
+      } catch (const Error& error) {
+        failure_ = error;
+      } catch (const std::exception& error) {
+        failure_.emplace(HSGD_ERR_SYSTEM, -1, error.what());
+      }
+    } catch (const std::bad_alloc&) {  // failure() makes one
     }
   }
 
@@ -120,7 +139,8 @@ class OrderedRma final : public Rma {
   std::list<Operation> operations_;  // in the order of posting; addresses stay
   std::set<Ticket> open_;            // their tickets
   Ticket last_ticket_ = 0;
-  std::optional<Error> failure_;
+  bool failed_ = false;
+  std::optional<Error> failure_;  // why, but for lack of memory
 };
 
 }  // namespace

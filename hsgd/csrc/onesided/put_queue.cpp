@@ -1,10 +1,10 @@
 // The states of an operation to another node.
 #include "onesided/put_queue.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <new>
 #include <thread>
+#include <utility>
 
 namespace hsgd {
 namespace {
@@ -102,14 +102,20 @@ void Outbox::settle_all() {
   }
 }
 
-// A network that drives itself does so in its own close().
+// A network that drives itself does so in its own close(). Where that is forgiven, a rank that
+// takes nothing is waited for only while others do.
 void Outbox::finish_open(const Deadline& deadline) noexcept {
   constexpr std::chrono::microseconds kBetweenLooks{50};
+  constexpr double kPatienceS = 1.0;
+  Deadline patience(kPatienceS);
+  size_t left = operations_.size();
   try {
     if (rma_->drives_itself() || failure_ || is_without_memory_) return;
     while (!abandoned_.load()) {
       settle_all();
       if (operations_.empty() || deadline.passed()) return;
+      if (std::exchange(left, operations_.size()) != left) patience = Deadline(kPatienceS);
+      if (forgiving_ && patience.passed()) return;
       std::this_thread::sleep_for(kBetweenLooks);
     }
   } catch (const std::exception&) {

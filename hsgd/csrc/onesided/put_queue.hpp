@@ -3,7 +3,7 @@
 //
 // Owns how many there may be, their ages, and whose failure is whose: after the first one all calls
 // fail with it; over a network that drives itself only those for the rank that it is about. Never
-// blocks but in close(), has no thread of its own, and never touches this rank's segment.
+// waits but in close(), has no thread of its own, and never touches this rank's segment.
 #ifndef HSGD_ONESIDED_PUT_QUEUE_HPP_
 #define HSGD_ONESIDED_PUT_QUEUE_HPP_
 

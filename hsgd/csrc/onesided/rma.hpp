@@ -1,9 +1,11 @@
 // One-sided writes into the segments of ranks on other nodes: what a notified window needs from a
 // network, and no more.
 //
-// Owns the interface, and its one model of failures: calls throw only what failure() says from then
-// on. Implementations: tcp/rma.cpp (TCP), and onesided/ordered_rma.cpp for networks that
-// keep no order (mpi/rma.cpp). Never interprets the bytes, and never waits but in close().
+// Owns the interface, and its one model of failures: failure() says what has failed for a rank, or
+// for all, and only post() throws, that or what keeps it from beginning. Implementations:
+// tcp/rma.cpp (TCP), and onesided/ordered_rma.cpp for networks that keep no order (mpi/rma.cpp).
+// Never interprets the bytes, and never waits but in close(), as far as MPI allows: its calls may
+// wait for a rank that does not answer.
 #ifndef HSGD_ONESIDED_RMA_HPP_
 #define HSGD_ONESIDED_RMA_HPP_
 

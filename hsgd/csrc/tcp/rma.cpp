@@ -88,14 +88,14 @@ class SocketRma final : public Rma {
     ::pthread_setname_np(thread_.native_handle(), "hsgd-sockets");
   }
 
-  // By the caller as far as there is room, then by the thread. Where memory is short nothing more
-  // goes to the rank: some of the pieces may be on their way.
+  // By the caller as far as there is room, then by the thread. Where that throws nothing more goes
+  // to the rank: some of the pieces may be on their way.
   Ticket post(const std::vector<Piece>& pieces, const Notification& notification) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (const std::optional<Error> why = failure_of(notification.target)) throw Error(*why);
     try {
       return post_all(pieces, notification);
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
       part_with_peer(notification.target);
       throw;
     }

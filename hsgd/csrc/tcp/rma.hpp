@@ -1,9 +1,9 @@
 // One-sided writes over TCP: one connection per direction and pair, made at the first write.
 //
 // Owns the connections and a thread that sleeps until there is something to read or room to write.
-// An operation is done when its target has stored the version. A rank whose
-// connection ends is lost, and writes to the others go on. Never retries, and knows nothing of
-// slots but that a version is one store.
+// An operation is done when its target has stored the version. A rank whose connection ends is
+// lost, and writes to the others go on. Never retries, and knows nothing of slots but that a
+// version is one store.
 #ifndef HSGD_TCP_RMA_HPP_
 #define HSGD_TCP_RMA_HPP_
 

@@ -129,7 +129,7 @@ class PairAverager:
         self._place(wire_dtype)
         places = lanes + max(map(len, self._remote))
         self._lanes = lanes
-        self._exchange = NotifiedWindow(
+        self._window = NotifiedWindow(
             comm,
             places * self._lane_bytes,
             2 * comm.size + 1,
@@ -139,15 +139,15 @@ class PairAverager:
             network=choose_network(comm, network, "Gossip", any_thread=True),
             forgiving=True,  # a peer that stands still holds up nobody else
         )
-        self._own = as_memory(self._exchange.segment())
+        self._own = as_memory(self._window.segment())
         self._segments = {
-            peer: as_memory(self._exchange.segment(peer))
+            peer: as_memory(self._window.segment(peer))
             for peer in self._peers
             if peer not in self._remote[self._rank]
         }
         for peer in self._peers:
-            self._exchange.bind(self._request_slot(peer), peer)
-            self._exchange.bind(self._answer_slot(peer), peer)
+            self._window.bind(self._request_slot(peer), peer)
+            self._window.bind(self._answer_slot(peer), peer)
         self._free = list(range(lanes))
         self._open: dict[int, _Open] = {}
         self._asked = dict.fromkeys(self._peers, 0)  # requests made, by peer
@@ -161,8 +161,8 @@ class PairAverager:
         """Peers that died or left, and why; they are not asked any more."""
         self.traffic = Traffic()
         self._closed = False
-        driven = self._remote[self._rank] and self._exchange.network == "mpi"
-        self._driver = _Driver(self._exchange, comm) if driven else None
+        driven = self._remote[self._rank] and self._window.network == "mpi"
+        self._driver = _Driver(self._window, comm) if driven else None
 
     @property
     def open(self) -> list[int]:
@@ -210,7 +210,7 @@ class PairAverager:
         """
         done = [entry for peer in list(self._open) for entry in self._collect(peer)]
         for peer in self._peers:
-            version = self._exchange.test(self._request_slot(peer))
+            version = self._window.test(self._request_slot(peer))
             if version <= self._seen[peer]:
                 continue
             done += self._collect(peer)  # what it answered before it asked, or as they crossed
@@ -236,7 +236,7 @@ class PairAverager:
                 slots.append(self._answer_slot(peer))
                 seen.append(_ANSWERS * self._open[peer].number - 1)
             try:
-                self._exchange.wait_any(slots, seen, min(left, _LOOK_S))
+                self._window.wait_any(slots, seen, min(left, _LOOK_S))
             except PeerLost as error:
                 done += self._lose(error.rank, str(error))
             except CollectiveTimeout:
@@ -247,10 +247,10 @@ class PairAverager:
     def abandon(self) -> None:
         """Leave without waiting for anybody; local."""
         self._closed = True
-        if not self._exchange.closed:
+        if not self._window.closed:
             if self._driver is not None:
                 self._driver.stop()
-            self._exchange.close(waits=False)
+            self._window.close(waits=False)
 
     def close(self) -> list[Averaged]:
         """Wait for open requests, answer what has come, and leave; local, blocking up to the
@@ -263,15 +263,15 @@ class PairAverager:
         if self._closed:
             return []
         self._closed = True
-        if self._exchange.closed:  # with its communicator
+        if self._window.closed:  # with its communicator
             return []
         try:
             done = self.wait(self._timeout_s)
             untaken = self._leave()
         finally:
-            if self._driver is not None and not self._exchange.closed:
+            if self._driver is not None and not self._window.closed:
                 self._driver.stop()
-            self._exchange.close()
+            self._window.close()
         late = [
             f"rank {', '.join(map(str, peers))} has not {what} rank {self._rank}"
             for peers, what in ((self._open, "answered"), (untaken, "taken the half of"))
@@ -323,7 +323,7 @@ class PairAverager:
     # --- the protocol ---
 
     def _left(self, peer: int) -> bool:
-        return peer in self.lost or self._exchange.test(self._answer_slot(peer)) >= _GONE
+        return peer in self.lost or self._window.test(self._answer_slot(peer)) >= _GONE
 
     def _send(self, peer: int, slot: int, version: int, here: int | None, there: int) -> int:
         """Notify a peer; one on another node gets the lane at `here` of this segment too. Returns
@@ -336,7 +336,7 @@ class PairAverager:
         elif here is not None:
             pieces = [(self._own[here : here + self._lane_bytes], there)]
             self.traffic.remote_bytes += self._lane_bytes
-        return self._exchange.put_list_notify(pieces, peer, slot, version)
+        return self._window.put_list_notify(pieces, peer, slot, version)
 
     def _answer(self, peer: int, version: int) -> Averaged:
         number, stamp, lane = _parts_of(version)
@@ -405,7 +405,7 @@ class PairAverager:
         request = self._open.get(peer)
         if request is None:
             return []
-        version = self._exchange.test(self._answer_slot(peer))
+        version = self._window.test(self._answer_slot(peer))
         gone, answer = version >= _GONE, version % _GONE
         answered = answer // _ANSWERS == request.number
         if not answered and not gone:
@@ -413,7 +413,7 @@ class PairAverager:
         kind, distance = answer % _ANSWERS if answered else _REFUSED, math.nan
         blocks = self._views(self._own, request.lane * self._lane_bytes)
         if kind == _CROSSED and not request.crossed:
-            theirs = self._exchange.test(self._request_slot(peer))
+            theirs = self._window.test(self._request_slot(peer))
             if theirs <= self._seen[peer]:
                 return []  # its weights are still on their way
             self._halve(blocks, self._views(self._own, self._inbox_of(peer)))
@@ -454,7 +454,7 @@ class PairAverager:
                 continue
             try:
                 seen = _ANSWERS * request.number - 1
-                self._exchange.wait_any([self._answer_slot(peer)], seen, 0.0)
+                self._window.wait_any([self._answer_slot(peer)], seen, 0.0)
             except PeerLost as error:
                 done += self._lose(peer, str(error))
             except CollectiveTimeout:
@@ -478,22 +478,22 @@ class PairAverager:
                 slot = self._answer_slot(self._rank)
                 self._send(peer, slot, _GONE + self._answers[peer], None, 0)
         with contextlib.suppress(CollectiveTimeout):
-            self._exchange.drain(self._timeout_s)
-        return [peer for peer, half in self._halves.items() if not self._exchange.done(half)]
+            self._window.drain(self._timeout_s)
+        return [peer for peer, half in self._halves.items() if not self._window.done(half)]
 
 
 class _Driver:
     """A thread that lets writes between nodes go on while the program computes."""
 
-    def __init__(self, exchange: NotifiedWindow, comm: Comm) -> None:
-        self._exchange, self._rank, self._slot = exchange, comm.rank, 2 * comm.size
+    def __init__(self, window: NotifiedWindow, comm: Comm) -> None:
+        self._window, self._rank, self._slot = window, comm.rank, 2 * comm.size
         self._thread = threading.Thread(target=self._run, name="hsgd-gossip", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while True:
             try:
-                self._exchange.wait_any([self._slot], 0, 1.0)
+                self._window.wait_any([self._slot], 0, 1.0)
                 return
             except CollectiveTimeout:
                 continue
@@ -501,7 +501,7 @@ class _Driver:
                 return  # closed, or broken: the next poll() is told so too
 
     def stop(self) -> None:
-        self._exchange.put_notify(None, self._rank, self._slot, 1)
+        self._window.put_notify(None, self._rank, self._slot, 1)
         self._thread.join()
 
 

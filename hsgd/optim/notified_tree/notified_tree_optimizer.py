@@ -137,8 +137,8 @@ class NotifiedTree(WrappingOptimizer):
         parts = parts_of(layers, part_bytes)
         self._plan = Plan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
         sends = 2 * len(parts) * max(len(team.spread_to) + 1 for team in teams)
-        self._exchange = self._open_window(sends, timeout_s, network)
-        self._memory = as_memory(self._exchange.segment())
+        self._window = self._open_window(sends, timeout_s, network)
+        self._memory = as_memory(self._window.segment())
         self._blocks = self._views_of_blocks()
         self._sending, self._failed = True, False
         self._step = 0  # steps that step() has finished
@@ -154,7 +154,7 @@ class NotifiedTree(WrappingOptimizer):
         owned = [p for index in self._owned for p in layers[index].parameters]
         self._updater = Updater(optimizer, owned, before_update, len(parts) > len(layers))
         self._engine = Engine(
-            self._exchange,
+            self._window,
             self._plan,
             teams,
             self._update,
@@ -285,7 +285,7 @@ class NotifiedTree(WrappingOptimizer):
                 try:
                     self._meet(_LEAVE_S)
                 finally:
-                    self._exchange.drain()  # else closing would not wait for others over MPI
+                    self._window.drain()  # else closing would not wait for others over MPI
         except HsgdError:
             pass  # each rank's own waits tell it what it lacks
         finally:
@@ -298,12 +298,12 @@ class NotifiedTree(WrappingOptimizer):
         rank, size, plan = self._comm.rank, self._comm.size, self._plan
         for turn in range(plan.leave_rounds):
             slot = plan.leave_slot + turn
-            self._exchange.bind(slot, (rank - (1 << turn)) % size)
-            self._exchange.put_notify(None, (rank + (1 << turn)) % size, slot, 1)
-            self._exchange.wait_any([slot], timeout_s=timeout_s)
+            self._window.bind(slot, (rank - (1 << turn)) % size)
+            self._window.put_notify(None, (rank + (1 << turn)) % size, slot, 1)
+            self._window.wait_any([slot], timeout_s=timeout_s)
 
     def _is_sound(self) -> bool:
-        return not (self._failed or self._engine.error or self._exchange.closed)
+        return not (self._failed or self._engine.error or self._window.closed)
 
     def _end(self, *, waits: bool = True) -> None:
         if self._closed:
@@ -313,10 +313,10 @@ class NotifiedTree(WrappingOptimizer):
         for hook in self._hooks:
             hook.remove()
         try:
-            if not self._exchange.closed:
+            if not self._window.closed:
                 self._engine.stop()
         finally:
-            self._exchange.close(waits=waits)
+            self._window.close(waits=waits)
 
     def __repr__(self) -> str:
         return f"NotifiedTree({self._optimizer!r})"
@@ -486,20 +486,25 @@ class NotifiedTree(WrappingOptimizer):
     def _wait_for_part(self, layer: int, part: int) -> None:
         slot, gone = self._plan.weights_slot(part), self._plan.gone_slot
         try:  # weights that came before somebody gave up count
-            heard, _ = self._exchange.wait_any([slot, gone], [self._step - 1, 0])
+            heard, _ = self._window.wait_any([slot, gone], [self._step - 1, 0])
         except (CollectiveTimeout, PeerLost) as error:
             self._failed = True
             if (given_up := self._engine.error) is not None:
                 raise type(error)(self._describe(layer, given_up)) from given_up
-            missing = self._engine.missing(layer, self._step)
-            why = f"{error} ({missing})" if missing else str(error)
-            raise type(error)(self._describe(layer, why)) from error
+            raise type(error)(self._describe(layer, self._with_missing(layer, error))) from error
         if heard == gone:
             self._failed = True
             given_up = self._engine.error
-            why = str(given_up) if given_up is not None else reason_in(self._memory)
+            why: object = given_up
+            if given_up is None:
+                why = self._with_missing(layer, reason_in(self._memory))
             kind = type(given_up) if isinstance(given_up, HsgdError) else PeerLost
             raise kind(self._describe(layer, why)) from given_up
+
+    def _with_missing(self, layer: int, why: object) -> str:
+        """With the ranks whose gradients have not come, as far as this rank can tell."""
+        missing = self._engine.missing(layer, self._step)
+        return f"{why} ({missing})" if missing else str(why)
 
     def _describe(self, layer: int, why: object) -> str:
         name = self._plan.layers[layer].name
@@ -508,7 +513,7 @@ class NotifiedTree(WrappingOptimizer):
     @property
     def closed(self) -> bool:
         """Whether it, or its communicator, was closed."""
-        return self._closed or self._exchange.closed
+        return self._closed or self._window.closed
 
     def _update(self, version: int, parts: Sequence[int]) -> None:
         """The step `version` of the optimizer on some parts; on their root, in the engine."""

@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        exchange: NotifiedWindow,
+        window: NotifiedWindow,
         plan: Plan,
         teams: Sequence[Team],
         update: Callable[[int, Sequence[int]], None],
@@ -57,7 +57,7 @@ class Engine:
         whole_step: bool = False,
         before_notify: Callable[[], None] | None = None,
     ) -> None:
-        self._exchange, self._plan = exchange, plan
+        self._window, self._plan = window, plan
         self._teams = [teams[part.layer] for part in plan.parts]
         team = self._team = teams[0]  # for what is the same of all: rank, size and node
         self._update, self._before_notify = update, before_notify
@@ -75,7 +75,7 @@ class Engine:
             reason_bytes=plan.REASON,
         )
         parts = [self._native_part(part) for part in plan.parts]
-        self._tree = exchange.make_tree(parts, options)
+        self._tree = window.make_tree(parts, options)
         self._thread = threading.Thread(target=self._run, name="hsgd-tree", daemon=True)
         self._thread.start()
 
@@ -88,7 +88,7 @@ class Engine:
             slot = plan.own_slot(part)
         else:
             slot = plan.local_slot(part, team.members.index(team.rank))
-        self._exchange.put_notify(None, team.members[0], slot, version)
+        self._window.put_notify(None, team.members[0], slot, version)
 
     def set_rules(self, version: int, rules: list[_native.LarsRule]) -> None:
         """Rules of a step, by which parts whose tensors are known are updated without `update`;
@@ -110,7 +110,7 @@ class Engine:
     def stop(self) -> None:
         """End the thread; local, blocking."""
         if self._thread is not None and self._thread.is_alive():
-            self._exchange.put_notify(None, self._team.rank, Plan.STOP, 1)
+            self._window.put_notify(None, self._team.rank, Plan.STOP, 1)
             self._thread.join()
 
     def sent(self) -> list[tuple[int, int, float, float]]:
@@ -129,7 +129,7 @@ class Engine:
             rank: None  # in the order of the sum
             for part in self._plan.parts_of[layer]
             for slot, rank, _ in self._inputs(part.index)
-            if self._exchange.test(slot) < version
+            if self._window.test(slot) < version
         }
         return f"no gradient from rank {', '.join(map(str, late))}" if late else ""
 
@@ -153,10 +153,10 @@ class Engine:
         plan = self._plan
         for part, team in enumerate(self._teams):
             above = team.members[0] if not team.leads else max(team.spread_from, -1)
-            self._exchange.bind(plan.weights_slot(part), team.rank if above < 0 else above)
+            self._window.bind(plan.weights_slot(part), team.rank if above < 0 else above)
             if team.leads:
                 for slot, rank, _ in self._inputs(part):
-                    self._exchange.bind(slot, rank)
+                    self._window.bind(slot, rank)
 
     def _native_part(self, part: Part) -> _native.TreeLayer:
         plan, index = self._plan, part.index
@@ -190,7 +190,7 @@ class Engine:
         try:
             torch.set_grad_enabled(False)
             assert self._tree is not None
-            self._exchange.work(self._tree, self._update)
+            self._window.work(self._tree, self._update)
         except BaseException as error:  # told to everybody who may wait for this rank
             self.error = error
             self._give_up(str(error))
@@ -211,7 +211,7 @@ class Engine:
 
     def _tell(self, rank: int, slot: int, pieces: Sequence[tuple[object, int]]) -> None:
         with contextlib.suppress(HsgdError, ValueError):  # that way is closed; its deadline tells
-            self._exchange.put_list_notify(pieces, rank, slot, GIVEN_UP, 0.0)
+            self._window.put_list_notify(pieces, rank, slot, GIVEN_UP, 0.0)
 
 
 def reason_in(memory: Tensor) -> str:

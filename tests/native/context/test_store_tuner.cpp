@@ -4,7 +4,6 @@
 
 namespace {
 
-using hsgd::Kind;
 using hsgd::Store;
 using hsgd::StoreChoice;
 
@@ -70,14 +69,14 @@ TEST("one slow collective changes nothing, nor do two kinds that are equal") {
 
 TEST("each kind of collective and each size learns for itself, where ranks move the same bytes") {
   hsgd::StoreChoices choices(Store::kOrdinary);
-  StoreChoice* small = choices.of(Kind::kAllreduce, 64 << 10);
-  StoreChoice* large = choices.of(Kind::kAllreduce, size_t{1} << 40);
+  StoreChoice* small = choices.of(HSGD_ALLREDUCE, 64 << 10);
+  StoreChoice* large = choices.of(HSGD_ALLREDUCE, size_t{1} << 40);
   CHECK(small != nullptr && large != nullptr && small != large);
-  CHECK(choices.of(Kind::kAllreduce, (256 << 10) - 1) == small);
-  CHECK(choices.of(Kind::kBroadcast, 64 << 10) != small);
-  CHECK(choices.of(Kind::kAlltoall, 64 << 10) == nullptr);
+  CHECK(choices.of(HSGD_ALLREDUCE, (256 << 10) - 1) == small);
+  CHECK(choices.of(HSGD_BROADCAST, 64 << 10) != small);
+  CHECK(choices.of(HSGD_ALLTOALL, 64 << 10) == nullptr);
   run(*small, kSharedCache, 100);
   run(*small, kNoSharedCache, 100);
   CHECK(small->next() == Store::kNonTemporal);
-  CHECK(choices.of(Kind::kAllgather, 64 << 10)->next() == Store::kOrdinary);
+  CHECK(choices.of(HSGD_ALLGATHER, 64 << 10)->next() == Store::kOrdinary);
 }

@@ -98,7 +98,7 @@ def outlive_a_killed(comm: Comm, folder: Path, asking: bool) -> None:
     victim = comm.size - 1
     if asking and comm.rank in (0, victim):
         assert pairs.ask(victim - comm.rank)
-        pairs._exchange.drain(WITHIN_S)
+        pairs._window.drain(WITHIN_S)
     comm.barrier()
     if comm.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)

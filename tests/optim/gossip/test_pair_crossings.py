@@ -92,7 +92,7 @@ class Part:
         self.done: list[Averaged] = []
         if seat.rank != 2:
             assert self.pairs.ask(1 - seat.rank)
-            self.pairs._exchange.drain(PATIENT_S)
+            self.pairs._window.drain(PATIENT_S)
         seat.tell("asked")
 
     def look(self) -> None:
@@ -108,7 +108,7 @@ class Part:
         if self.point.before_it_says_so and self.seat.rank == self.point.victim:
             pairs._send = stop_before_the_first  # type: ignore[method-assign]
         self.done += pairs.poll()
-        self.pairs._exchange.drain(PATIENT_S)
+        self.pairs._window.drain(PATIENT_S)
         self.seat.tell("has looked")
 
     def meet(self, without_the_dead: bool) -> None:
@@ -260,7 +260,7 @@ def meet_once(pairs: PairAverager, *, asks: bool) -> None:
     while not pairs.poll():
         assert time.monotonic() < deadline
         time.sleep(1e-3)
-    pairs._exchange.drain(PATIENT_S)
+    pairs._window.drain(PATIENT_S)
 
 
 def leave_a_half(seat: Seat, path: str) -> tuple[list[int], str]:
@@ -274,7 +274,7 @@ def leave_a_half(seat: Seat, path: str) -> tuple[list[int], str]:
     comm.barrier()
     if seat.rank == 0:
         assert pairs.ask(1)
-        pairs._exchange.drain(PATIENT_S)
+        pairs._window.drain(PATIENT_S)
     seat.tell("asked")
     assert seat.pipe.recv() == "go on"
     deadline = time.monotonic() + PATIENT_S
