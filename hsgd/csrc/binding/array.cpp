@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -12,8 +13,56 @@ namespace hsgd::python {
 
 namespace {
 
-constexpr const char* kSupported =
-    "float32, float64, float16, bfloat16, int8, int32, int64 and uint8";
+using Family = nb::dlpack::dtype_code;
+// The name of a dtype is that of its family and the bits of an element.
+constexpr const char* kFamilies[] = {"int", "uint", "float", "", "bfloat", "complex", "bool"};
+constexpr size_t kFamilyCount = std::size(kFamilies);
+static_assert(static_cast<int>(Family::Bfloat) == 4 && static_cast<int>(Family::Bool) == 6);
+constexpr auto kOther = static_cast<Family>(3);
+
+std::string name_of(Family family, size_t bits) {
+  const std::string name = kFamilies[static_cast<size_t>(family)];
+  return family == Family::Bool ? name : name + std::to_string(bits);
+}
+
+// The dtypes of the core, found by family and width.
+class Dtypes {
+ public:
+  Dtypes() {
+    std::fill_n(&found_[0][0], kFamilyCount * kWidths, HSGD_DTYPE_COUNT);
+    for (int code = 0; code < HSGD_DTYPE_COUNT; ++code) {
+      const auto dtype = static_cast<hsgd_dtype>(code);
+      const std::string name = hsgd_dtype_name(dtype);
+      const size_t bits = 8 * hsgd_dtype_bytes(dtype);
+      for (size_t family = 0; family < kFamilyCount; ++family) {
+        if (name == name_of(static_cast<Family>(family), bits)) found_[family][width(bits)] = dtype;
+      }
+      names_ += (code == 0 ? "" : code + 1 < HSGD_DTYPE_COUNT ? ", " : " and ") + name;
+    }
+  }
+
+  // HSGD_DTYPE_COUNT: the core has none.
+  hsgd_dtype find(Family family, size_t bits) const {
+    const auto row = static_cast<size_t>(family);
+    return row < kFamilyCount && width(bits) < kWidths ? found_[row][width(bits)]
+                                                       : HSGD_DTYPE_COUNT;
+  }
+  const std::string& names() const { return names_; }
+
+ private:
+  static constexpr size_t kWidths = 4;
+  static size_t width(size_t bits) {
+    return bits == 8 ? 0 : bits == 16 ? 1 : bits == 32 ? 2 : bits == 64 ? 3 : kWidths;
+  }
+
+  hsgd_dtype found_[kFamilyCount][kWidths];
+  std::string names_;
+};
+
+const Dtypes& dtypes() {
+  static const Dtypes table;
+  return table;
+}
 
 std::string class_name(nb::handle object) {
   return nb::cast<std::string>(object.type().attr("__name__"));
@@ -21,7 +70,7 @@ std::string class_name(nb::handle object) {
 
 [[noreturn]] void refuse_dtype(const char* what, const std::string& dtype) {
   throw nb::type_error(
-      (std::string(what) + ": dtype " + dtype + " is not supported; use one of " + kSupported)
+      (std::string(what) + ": dtype " + dtype + " is not supported; use one of " + dtypes().names())
           .c_str());
 }
 
@@ -32,15 +81,19 @@ std::string class_name(nb::handle object) {
           .c_str());
 }
 
+Family family_of_format(char code) {
+  if (std::strchr("efd", code) != nullptr) return Family::Float;
+  if (std::strchr("bhilq", code) != nullptr) return Family::Int;
+  if (std::strchr("BHILQ", code) != nullptr) return Family::UInt;
+  return code == '?' ? Family::Bool : kOther;
+}
+
 // NumPy's name of a dtype that hsgd does not take, given its buffer format without a byte order.
-std::string name_of_format(const std::string& code, size_t itemsize) {
-  const std::string bits = std::to_string(8 * itemsize);
-  if (code == "?") return "bool";
+std::string name_of_format(const std::string& code, size_t bits) {
   if (code == "g") return "longdouble";
-  if (code.size() == 1 && std::strchr("hilq", code[0]) != nullptr) return "int" + bits;
-  if (code.size() == 1 && std::strchr("HILQ", code[0]) != nullptr) return "uint" + bits;
-  if (code.size() == 2 && code[0] == 'Z') return "complex" + bits;
-  return "'" + code + "' (buffer format)";
+  if (code.size() == 2 && code[0] == 'Z') return name_of(Family::Complex, bits);
+  const Family family = code.size() == 1 ? family_of_format(code[0]) : kOther;
+  return family == kOther ? "'" + code + "' (buffer format)" : name_of(family, bits);
 }
 
 hsgd_dtype dtype_of_format(const char* format, size_t itemsize, const char* what) {
@@ -48,48 +101,22 @@ hsgd_dtype dtype_of_format(const char* format, size_t itemsize, const char* what
   if (*code == '>' || *code == '!') refuse_dtype(what, std::string("'") + code + "' (big-endian)");
   if (*code == '<' || *code == '=' || *code == '@') ++code;
   if (code[0] != '\0' && code[1] == '\0') {
-    switch (*code) {
-      case 'f':
-        return HSGD_FLOAT32;
-      case 'd':
-        return HSGD_FLOAT64;
-      case 'e':
-        return HSGD_FLOAT16;
-      case 'b':
-        return HSGD_INT8;
-      case 'B':
-        return HSGD_UINT8;
-      case 'i':
-      case 'l':
-      case 'q':
-        if (itemsize == 4) return HSGD_INT32;
-        if (itemsize == 8) return HSGD_INT64;
-        break;
-      default:
-        break;
-    }
+    const hsgd_dtype dtype = dtypes().find(family_of_format(*code), 8 * itemsize);
+    if (dtype != HSGD_DTYPE_COUNT) return dtype;
   }
-  refuse_dtype(what, name_of_format(code, itemsize));
+  refuse_dtype(what, name_of_format(code, 8 * itemsize));
 }
 
 hsgd_dtype dtype_of_dlpack(nb::dlpack::dtype dtype, const char* what) {
-  const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
+  const auto family = static_cast<Family>(dtype.code);
   if (dtype.lanes == 1) {
-    if (code == nb::dlpack::dtype_code::Float && dtype.bits == 32) return HSGD_FLOAT32;
-    if (code == nb::dlpack::dtype_code::Float && dtype.bits == 64) return HSGD_FLOAT64;
-    if (code == nb::dlpack::dtype_code::Float && dtype.bits == 16) return HSGD_FLOAT16;
-    if (code == nb::dlpack::dtype_code::Bfloat && dtype.bits == 16) return HSGD_BFLOAT16;
-    if (code == nb::dlpack::dtype_code::Int && dtype.bits == 8) return HSGD_INT8;
-    if (code == nb::dlpack::dtype_code::Int && dtype.bits == 32) return HSGD_INT32;
-    if (code == nb::dlpack::dtype_code::Int && dtype.bits == 64) return HSGD_INT64;
-    if (code == nb::dlpack::dtype_code::UInt && dtype.bits == 8) return HSGD_UINT8;
+    const hsgd_dtype found = dtypes().find(family, dtype.bits);
+    if (found != HSGD_DTYPE_COUNT) return found;
   }
-  const std::string bits = std::to_string(dtype.bits);
-  if (code == nb::dlpack::dtype_code::Bool) refuse_dtype(what, "bool");
-  if (code == nb::dlpack::dtype_code::Int) refuse_dtype(what, "int" + bits);
-  if (code == nb::dlpack::dtype_code::UInt) refuse_dtype(what, "uint" + bits);
-  if (code == nb::dlpack::dtype_code::Complex) refuse_dtype(what, "complex" + bits);
-  refuse_dtype(what, "with DLPack code " + std::to_string(dtype.code) + " and " + bits + " bits");
+  if (dtype.code < kFamilyCount && family != kOther)
+    refuse_dtype(what, name_of(family, dtype.bits));
+  refuse_dtype(what, "with DLPack code " + std::to_string(dtype.code) + " and " +
+                         std::to_string(dtype.bits) + " bits");
 }
 
 }  // namespace
@@ -111,7 +138,8 @@ void Array::take_buffer(nb::handle object, const char* what, bool writable) {
     // NumPy types without a buffer format (ml_dtypes' bfloat16) and the like.
     PyErr_Clear();
     throw nb::type_error((std::string(what) + ": this " + class_name(object) +
-                          " does not give its memory away; " + "supported dtypes are " + kSupported)
+                          " does not give its memory away; " + "supported dtypes are " +
+                          dtypes().names())
                              .c_str());
   }
   holds_buffer_ = true;
@@ -162,7 +190,7 @@ void Array::take_dlpack(nb::handle object, const char* what) {
   if (!nb::try_cast(plain, array)) {
     throw nb::type_error((std::string(what) + ": this " + class_name(object) +
                           " cannot be used through DLPack; " +
-                          "supported are dense CPU arrays of " + kSupported)
+                          "supported are dense CPU arrays of " + dtypes().names())
                              .c_str());
   }
   dtype_ = dtype_of_dlpack(array.dtype(), what);
