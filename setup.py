@@ -1,4 +1,4 @@
-"""Builds the native targets of hsgd; all metadata is in pyproject.toml.
+"""Builds the native targets of hsgd, and finds its packages; pyproject.toml has the rest.
 
 Owns how the five shared libraries and the Python extension are compiled, and the start-up hook of
 horovodrun. Calls the compiler directly, in parallel, and only for objects whose source, headers or
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from setuptools import Command, Extension, setup
+from setuptools import Command, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
@@ -433,7 +433,10 @@ class BuildPackages(build_py):
         super().run()
 
 
+READER = [f"hsgd.io.{name}" for name in find_packages("io")]
+
 setup(
+    packages=[*find_packages(include=["hsgd", "hsgd.*"]), "hsgd.io", *READER],
     ext_modules=[Extension("hsgd._native", [str(path) for path in sources_of("binding")])],
     cmdclass={
         "build_ext": BuildNative,
