@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from harness import report
-from harness.layouts import Layout, on_one_node, read_layout
+from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.shapes import MODELS
 from harness.worker_jobs import WorkerJobs
 
@@ -149,7 +149,7 @@ def _gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-Job = tuple[Layout, list[str]]
+Job = tuple[JobLayout, list[str]]
 
 
 def _jobs(part: str, options: Any) -> Iterator[Job]:
@@ -255,8 +255,8 @@ def _show(document: Mapping[str, Any]) -> None:
         if "cores_busy" in row:
             print(f"{row['candidate']} at {row['layout']}: {row['cores_busy']:.1f} cores busy")
         if "of_an_exchange_s" in row:
-            told = ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in row["of_an_exchange_s"].items())
-            print(f"an exchange of {row['candidate']}: {told}")
+            parts = ", ".join(f"{k} {1e3 * v:.1f} ms" for k, v in row["of_an_exchange_s"].items())
+            print(f"an exchange of {row['candidate']}: {parts}")
     models = [row for row in document["results"] if row["part"] == "models"]
     if models:
         lines = [

@@ -142,8 +142,8 @@ def cost_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for case in dict.fromkeys(row["case"] for row in results):
         rows = [row for row in results if row["case"] == case]
-        told = ", ".join(f"{row['candidate']} {row['median_us']:.0f} us" for row in rows)
-        lines.append(f"{case}: {told}")
+        medians = ", ".join(f"{row['candidate']} {row['median_us']:.0f} us" for row in rows)
+        lines.append(f"{case}: {medians}")
     return lines
 
 

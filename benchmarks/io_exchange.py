@@ -77,8 +77,8 @@ def run_rank(folder: str, turns: int, total: int, cold: bool) -> None:
             spent = comm.allreduce(np.array([seconds]), op="max")[0]
             moved = comm.allreduce(np.array(came, np.int64))
             if comm.rank == 0 and epoch:  # in the first, all comes from the files
-                told = {"way": name, "seconds": float(spent), "bytes": moved.tolist()}
-                print(json.dumps(told), flush=True)
+                row = {"way": name, "seconds": float(spent), "bytes": moved.tolist()}
+                print(json.dumps(row), flush=True)
     comm.close()
 
 
@@ -103,10 +103,10 @@ def measure(nodes: int, rate: str, total: int, turns: int, cold: bool) -> list[d
             done = cluster.mpirun(nodes, program, timeout_s=_JOB_LIMIT_S)
     if done.returncode:
         raise LaunchError(f"the ranks ended with {done.returncode}: {done.stderr[-500:]}")
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    measured = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     found = []
     for name in CANDIDATES:
-        mine = [one for one in told if one["way"] == name]
+        mine = [one for one in measured if one["way"] == name]
         if not mine:
             continue
         seconds = statistics.median(one["seconds"] for one in mine)

@@ -70,7 +70,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A training but for its seed."""
 
     optimizer: str
@@ -86,7 +86,7 @@ def load() -> tuple[Images, Images]:
     return learn, Images(found.test_image, found.test_label)
 
 
-def train(learn: Images, judge: Images, plan: Plan, seed: int) -> float:
+def train(learn: Images, judge: Images, plan: TrainingPlan, seed: int) -> float:
     """Accuracy on `judge` in percent; 0 where the weights are no numbers any more."""
     draw = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -134,7 +134,7 @@ def compare(
     with tqdm(total=len(batches) * len(OPTIMIZERS), unit="case", disable=None) as progress:
         for batch in batches:
             whole = batch >= len(part)
-            plan = Plan("", 0.0, len(seen.label) if whole else batch, epochs)
+            plan = TrainingPlan("", 0.0, len(seen.label) if whole else batch, epochs)
             found: dict[str, list[float]] = {}
             both = []
             for name, (start, _) in OPTIMIZERS.items():
@@ -150,11 +150,11 @@ def compare(
             rows += both
 
 
-def _judged(seen: Images, unseen: Images, plan: Plan, lr: float) -> float:
+def _judged(seen: Images, unseen: Images, plan: TrainingPlan, lr: float) -> float:
     return statistics.mean(train(seen, unseen, replace(plan, lr=lr), s) for s in TUNING_SEEDS)
 
 
-def _row(plan: Plan, images: int, inside: bool, values: list[float]) -> dict[str, Any]:
+def _row(plan: TrainingPlan, images: int, inside: bool, values: list[float]) -> dict[str, Any]:
     return {
         "candidate": plan.optimizer,
         "batch": plan.batch,

@@ -18,7 +18,7 @@ from typing import Any
 
 import training
 from harness import report
-from harness.layouts import Layout, Place, on_one_node, read_layout
+from harness.layouts import JobLayout, Testbed, on_one_node, read_layout
 from harness.steps import UPDATES, payload_bytes
 from training import Effort, Samples, Way
 
@@ -53,7 +53,7 @@ WAYS = (
 
 
 def weigh(
-    place: Place,
+    testbed: Testbed,
     ways: Sequence[Way],
     cases: Sequence[str],
     failures: list[str],
@@ -63,8 +63,8 @@ def weigh(
     for case in cases:
         for way in ways:
             with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-                job = training.worker_job(way, place, Path(folder), stack)
-                with training.told(way, failures):
+                job = training.worker_job(way, testbed, Path(folder), stack)
+                with training.noting_failures(way, failures):
                     job.connect()
                     answers = training.ordered(job, way.name, f"weigh {case}", failures)
                     if answers:
@@ -73,13 +73,13 @@ def weigh(
 
 
 def rows(
-    layout: Layout,
+    layout: JobLayout,
     found: Mapping[tuple[str, str], Samples],
     weights: Mapping[tuple[str, str], Sequence[int]],
 ) -> list[dict[str, Any]]:
     """Rows of results, times in microseconds; None for what was not measured."""
     by_name = {way.name: way for way in WAYS}
-    made = []
+    rows = []
     for case, name in dict.fromkeys([*found, *weights]):
         held = weights.get((case, name), [])
         times: dict[str, Any] = {"spent_us": None}
@@ -90,7 +90,7 @@ def rows(
             spent = statistics.median(samples.step) - statistics.median(samples.plain)
             times = {"samples": len(samples.step), **report.statistics(samples.step)}
             times["spent_us"] = float(f"{1e6 * spent:.6g}")
-        made.append(
+        rows.append(
             {
                 "layout": layout.name,
                 "case": case,
@@ -104,7 +104,7 @@ def rows(
                 "job_bytes": sum(held) or None,
             }
         )
-    return made
+    return rows
 
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -176,12 +176,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights: dict[str, dict[tuple[str, str], list[int]]] = {layout.name: {} for layout in layouts}
     failures: list[str] = []
 
-    def work(place: Place) -> None:
-        name = place.layout.name
+    def work(testbed: Testbed) -> None:
+        name = testbed.layout.name
         if options.measure != "memory":
-            training.measure(place, ways, cases, effort, failures, found[name])
+            training.measure(testbed, ways, cases, effort, failures, found[name])
         if options.measure != "time":
-            weigh(place, ways, cases, failures, weights[name])
+            weigh(testbed, ways, cases, failures, weights[name])
 
     stopped = training.visit(layouts, failures, work)
     results = [row for n in layouts for row in rows(n, found[n.name], weights[n.name])]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import report
-from harness.layouts import Layout, on_one_node, read_layout
+from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.rank_command import BENCHMARKS
 from harness.worker_jobs import WorkerJobs
 
@@ -126,7 +126,7 @@ class Run:
             name: value for name, value in vars(options).items() if name not in ("json", "png")
         }
 
-    def steps(self, layout: Layout, model: str, candidates: Sequence[str]) -> None:
+    def steps(self, layout: JobLayout, model: str, candidates: Sequence[str]) -> None:
         """All candidates on one layout."""
         options, jobs = self._options, self.jobs
         words = self._words(model)
@@ -136,33 +136,33 @@ class Run:
         if layout.nodes == 1:
             known = self._batches.get(model)
             batch = ["--batch", str(known)] if known else ["--step-s", str(options.step_s)]
-        told = jobs.run(layout, [*timed, *batch, "--candidates", *candidates])
-        if told is None:
+        result = jobs.run(layout, [*timed, *batch, "--candidates", *candidates])
+        if result is None:
             return self.write()
         if layout.nodes == 1:
-            self._batches[model] = told["batch"]
-        times = {**told["seconds"], "communication": [told["communication_s"]]}
-        spent = told["spent"]
+            self._batches[model] = result["batch"]
+        times = {**result["seconds"], "communication": [result["communication_s"]]}
+        spent = result["spent"]
         if not options.no_horovod:
-            words = [*timed, "--batch", str(told["batch"]), "--candidates", "horovod"]
+            words = [*timed, "--batch", str(result["batch"]), "--candidates", "horovod"]
             alone = jobs.run(layout, words)
             times |= alone["seconds"] if alone else {}
             spent |= alone["spent"] if alone else {}
-        wrong = {name: value for name, value in told["apart"].items() if not value < CLOSE}
+        wrong = {name: value for name, value in result["apart"].items() if not value < CLOSE}
         jobs.failures += [f"{layout.name} {model}: {n} is off by {v:g}" for n, v in wrong.items()]
         case = {"layout": layout.name, "ranks": layout.ranks, "model": model}
         self.rows += [
             {
                 **case,
                 "candidate": name,
-                "batch": told["batch"],
-                "bytes": told["bytes"],
+                "batch": result["batch"],
+                "bytes": result["bytes"],
                 **report.statistics(values),
                 **_cost(spent.get(name)),
             }
             for name, values in times.items()
         ]
-        self.timeline = self.timeline or told["timeline"]
+        self.timeline = self.timeline or result["timeline"]
         self.write()
 
     def puts(self) -> None:
@@ -172,13 +172,13 @@ class Run:
             self.rows.append({"layout": "np2", **row, **report.statistics(seconds)})
         self.write()
 
-    def collectives(self, layout: Layout, model: str, library: Path) -> None:
+    def collectives(self, layout: JobLayout, model: str, library: Path) -> None:
         """How many there are in steps of the trees; more than none is a failure."""
         names = ("tree_overlap", "tree_mpi")
         words = [*self._words(model), "--batch", "2", "--count", str(library)]
         preload = {"LD_PRELOAD": str(library)}
-        told = self.jobs.run(layout, [*words, "--candidates", *names], environment=preload)
-        for name, (of_mpi, own) in (told or {}).items():
+        counts = self.jobs.run(layout, [*words, "--candidates", *names], environment=preload)
+        for name, (of_mpi, own) in (counts or {}).items():
             row = {"layout": layout.name, "model": model, "candidate": name}
             self.rows.append({**row, "collectives": {"mpi": of_mpi, "hsgd": own}})
             if of_mpi or own:
@@ -220,9 +220,9 @@ def _cost(spent: Sequence[float] | None) -> dict[str, float]:
     return {n: unit * s for n, unit, s in zip(names, units, spent or (), strict=False)}
 
 
-def _layout(name: str) -> Layout:
+def _layout(name: str) -> JobLayout:
     if name == "np1":
-        return Layout(name, (1,))
+        return JobLayout(name, (1,))
     return on_one_node(int(name[2:])) if name.startswith("np") else read_layout(name)
 
 
@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if document["failures"] else 0
 
 
-def _count(run: Run, layouts: Sequence[Layout], folder: Path) -> None:
+def _count(run: Run, layouts: Sequence[JobLayout], folder: Path) -> None:
     if not layouts:
         return
     try:
@@ -331,8 +331,8 @@ def _show(document: dict[str, Any]) -> None:
         print(report.table(["bytes", "over", "time"], cells))
     for row in document["results"]:
         if "collectives" in row:
-            told = ", ".join(f"{count} of {whose}" for whose, count in row["collectives"].items())
-            print(f"collectives in five steps of {row['candidate']}, {row['layout']}: {told}")
+            counts = ", ".join(f"{count} of {whose}" for whose, count in row["collectives"].items())
+            print(f"collectives in five steps of {row['candidate']}, {row['layout']}: {counts}")
     for line in document["failures"]:
         print(line, file=sys.stderr)
 

@@ -23,7 +23,7 @@ from typing import Any
 from harness import report
 from harness.candidates import Job
 from harness.jobs import JobFailed, Tools, WorkerJob, environment
-from harness.layouts import Layout, Place, on_one_node, open_place, read_layout
+from harness.layouts import JobLayout, Testbed, on_one_node, open_testbed, read_layout
 from harness.rank_command import rank_command
 from harness.steps import CASES, payload_bytes
 from harness.stopping import Stopped, keeping
@@ -37,10 +37,10 @@ __all__ = [
     "Way",
     "document",
     "measure",
+    "noting_failures",
     "ordered",
     "ratios",
     "tables",
-    "told",
     "visit",
     "worker_job",
 ]
@@ -152,7 +152,7 @@ class Samples:
 
 
 def measure(
-    place: Place,
+    testbed: Testbed,
     ways: Sequence[Way],
     cases: Sequence[str],
     effort: Effort,
@@ -165,11 +165,11 @@ def measure(
     tuned = [way for way in ways if way.tunes]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         usual = [way for way in ways if not way.tunes]
-        alive = _started(usual, place, Path(folder), stack, failures)
+        alive = _started(usual, testbed, Path(folder), stack, failures)
         for case in cases:
             with contextlib.ExitStack() as own:
-                new = _started(tuned, place, Path(folder) / case, own, failures)
-                _take_turns(place, alive | new, new, case, effort, failures, found)
+                new = _started(tuned, testbed, Path(folder) / case, own, failures)
+                _take_turns(testbed, alive | new, new, case, effort, failures, found)
                 for name, job in new.items():
                     ordered(job, name, "end", failures)
         for name, job in alive.items():
@@ -178,7 +178,7 @@ def measure(
 
 def _started(
     ways: Sequence[Way],
-    place: Place,
+    testbed: Testbed,
     folder: Path,
     stack: contextlib.ExitStack,
     failures: list[str],
@@ -186,15 +186,15 @@ def _started(
     """The jobs by name, one after the other: their ranks share the cores."""
     alive = {}
     for way in ways:
-        job = worker_job(way, place, folder, stack)
-        with told(way, failures):
+        job = worker_job(way, testbed, folder, stack)
+        with noting_failures(way, failures):
             job.connect()
             alive[way.name] = job
     return alive
 
 
 def _take_turns(
-    place: Place,
+    testbed: Testbed,
     jobs: Mapping[str, WorkerJob],
     tuned: Container[str],
     case: str,
@@ -203,7 +203,7 @@ def _take_turns(
     found: dict[tuple[str, str], Samples],
 ) -> None:
     """One case; those of `tuned` may tune themselves before their first turn."""
-    together = _fit(case, len(jobs) * place.layout.ranks)
+    together = _fit(case, len(jobs) * testbed.layout.ranks)
     counts: dict[str, int] = {}
     ready = dict(jobs)
     spent_s = 0.0
@@ -244,30 +244,32 @@ def _fit(case: str, ranks: int) -> bool:
     return 4 * payload_bytes(case) * ranks <= memory // 2
 
 
-def worker_job(way: Way, place: Place, folder: Path, stack: contextlib.ExitStack) -> WorkerJob:
+def worker_job(way: Way, testbed: Testbed, folder: Path, stack: contextlib.ExitStack) -> WorkerJob:
     """The ranks of one way, started in a folder of their own; ended with the stack."""
-    launcher = launch.find_launcher(_environ(place))
+    launcher = launch.find_launcher(_environ(testbed))
     words = tuple(rank_command("training_worker", way.worker))
     own = folder / way.name
     own.mkdir(parents=True)
     tools = Tools(launcher, words, Path(sys.executable).parent)
-    return stack.enter_context(WorkerJob(way.job(), place, own, tools))
+    return stack.enter_context(WorkerJob(way.job(), testbed, own, tools))
 
 
-def _environ(place: Place) -> dict[str, str]:
-    environ = environment(place.layout)
+def _environ(testbed: Testbed) -> dict[str, str]:
+    environ = environment(testbed.layout)
     return {**environ, "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}"}
 
 
-def visit(layouts: Sequence[Layout], failures: list[str], work: Callable[[Place], None]) -> Stopped:
+def visit(
+    layouts: Sequence[JobLayout], failures: list[str], work: Callable[[Testbed], None]
+) -> Stopped:
     """Do `work` on each layout. One that cannot be made becomes a line of `failures`; what had been
     found when somebody ends the run is kept.
     """
     with keeping() as stopped:
         for layout in layouts:
             try:
-                with open_place(layout) as place:
-                    work(place)
+                with open_testbed(layout) as testbed:
+                    work(testbed)
             except LaunchError as error:
                 failures.append(f"{layout.name}: {error}")
                 print(f"left out: {failures[-1]}", file=sys.stderr)
@@ -275,7 +277,7 @@ def visit(layouts: Sequence[Layout], failures: list[str], work: Callable[[Place]
 
 
 @contextlib.contextmanager
-def told(way: Way, failures: list[str]) -> Any:
+def noting_failures(way: Way, failures: list[str]) -> Any:
     """A context whose JobFailed becomes a line of `failures`."""
     try:
         yield
@@ -307,17 +309,17 @@ def _add(samples: Samples, answers: Sequence[Mapping[str, Any]]) -> None:
         kept += [sum(values) for values in zip(*(a["worked"][kind] for a in answers), strict=True)]
 
 
-def rows(layout: Layout, found: Mapping[tuple[str, str], Samples]) -> list[dict[str, Any]]:
+def rows(layout: JobLayout, found: Mapping[tuple[str, str], Samples]) -> list[dict[str, Any]]:
     """Rows of results: times of steps, and what communication adds to them, in microseconds."""
     by_name = {way.name: way for way in WAYS}
-    made = []
+    rows = []
     for (case, name), samples in found.items():
         if not samples.step:
             continue
         plain = statistics.median(samples.plain) * 1e6
         step = statistics.median(samples.step) * 1e6
         work = min(samples.step_work) - min(samples.plain_work)
-        made.append(
+        rows.append(
             {
                 "layout": layout.name,
                 "case": case,
@@ -334,7 +336,7 @@ def rows(layout: Layout, found: Mapping[tuple[str, str], Samples]) -> list[dict[
                 **({"tuning": samples.tuning} if samples.tuning else {}),
             }
         )
-    return made
+    return rows
 
 
 def ratios(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -374,7 +376,7 @@ def _processes_and_threads(results: Sequence[Mapping[str, Any]]) -> dict[str, fl
 
 
 def document(
-    results: list[dict[str, Any]], layouts: Sequence[Layout], effort: Effort, failures: list[str]
+    results: list[dict[str, Any]], layouts: Sequence[JobLayout], effort: Effort, failures: list[str]
 ) -> dict[str, Any]:
     """Everything that is known after a run, as it goes into the JSON."""
     settings = {
@@ -429,8 +431,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: dict[str, dict[tuple[str, str], Samples]] = {layout.name: {} for layout in layouts}
     failures: list[str] = []
 
-    def work(place: Place) -> None:
-        measure(place, ways, cases, effort, failures, found[place.layout.name])
+    def work(testbed: Testbed) -> None:
+        measure(testbed, ways, cases, effort, failures, found[testbed.layout.name])
 
     stopped = visit(layouts, failures, work)
     results = [row for layout in layouts for row in rows(layout, found[layout.name])]

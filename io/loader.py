@@ -23,8 +23,8 @@ from hsgd.closing import Closing
 
 from .batches.buffer_pool import BufferRing
 from .batches.error_policy import ErrorPolicy
-from .batches.iteration import Batch, Iteration, Progress, Settings
-from .batches.read_schedule import Plan, staging_bytes
+from .batches.iteration import Batch, Iteration, IterationSettings, Progress
+from .batches.read_schedule import ReadPlan, staging_bytes
 from .batches.reader_pool import Filler
 from .cache.node_ranks import seats_of
 from .cache.slab_cache import CacheStats, NodeCache, NodeGroup
@@ -128,7 +128,7 @@ class PartitionedLoader(Closing):
         self._window_samples = max(1, read.window_bytes // row_bytes)
         self._epoch, self._cuts = 0, ()
         self._epoch_chosen = False  # by set_epoch() or a state, or the user was told
-        self._settings = Settings(
+        self._settings = IterationSettings(
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=read.timeout_s,
             source=f"{self._data.path} (rank {rank})",
@@ -189,7 +189,7 @@ class PartitionedLoader(Closing):
         share, ranges = self._resumed_share(self._rank)
         if self._cache is not None:
             self._cache.prepare(self._wanted_slabs(), busy=bool(self._running))
-        plan = Plan(
+        plan = ReadPlan(
             self._data,
             share,
             self._order(),

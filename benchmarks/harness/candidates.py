@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.layouts import Layout  # not at run time: workers may have no hsgd beside them
+    from harness.layouts import JobLayout  # not at run time: workers may have no hsgd beside them
 
 __all__ = [
     "CANDIDATES",
@@ -65,7 +65,7 @@ class Candidate:
         """The name that the worker knows."""
         return self.binding or self.name
 
-    def fits(self, layout: Layout, collective: str, nbytes: int) -> bool:
+    def fits(self, layout: JobLayout, collective: str, nbytes: int) -> bool:
         """Whether it is measured in this case."""
         return (
             collective in self.collectives
@@ -74,7 +74,7 @@ class Candidate:
             and self.fits_layout(layout)
         )
 
-    def fits_layout(self, layout: Layout) -> bool:
+    def fits_layout(self, layout: JobLayout) -> bool:
         """Whether it is measured there at all."""
         nodes = "one" if layout.nodes == 1 else "several"
         return self.nodes in ("any", nodes) and (self.crowded or not layout.crowded)

@@ -19,11 +19,11 @@ from typing import Any
 from harness import report
 from harness.candidates import CANDIDATES, HOROVOD_CYCLE_S, select
 from harness.jobs import environment
-from harness.layouts import Layout, on_one_node, read_layout
+from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.operations import OPERATIONS
 from harness.ratios import SHOWN, ratios
 from harness.stopping import keeping
-from harness.turns import BATCH_S, BUFFERS, CYCLE_CALLS, SLOW_S, Plan, Run, measure
+from harness.turns import BATCH_S, BUFFERS, CYCLE_CALLS, SLOW_S, MeasurementPlan, Run, measure
 
 __all__ = ["Benchmark", "document", "run", "tables"]
 
@@ -97,7 +97,7 @@ def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     return stopped.code or (0 if doc["results"] else 1)
 
 
-def document(name: str, plan: Plan, found: Run) -> dict[str, Any]:
+def document(name: str, plan: MeasurementPlan, found: Run) -> dict[str, Any]:
     """Everything that is known after a run, as it goes into the JSON."""
     rows = found.rows(plan)
     settings = {
@@ -179,7 +179,7 @@ def _state(machine: Mapping[str, Any]) -> str:
 
 def _read_arguments(
     benchmark: Benchmark, argv: Sequence[str] | None
-) -> tuple[Plan, argparse.Namespace]:
+) -> tuple[MeasurementPlan, argparse.Namespace]:
     parser = _parser(benchmark)
     options = parser.parse_args(argv)
     try:
@@ -195,7 +195,7 @@ def _read_arguments(
         parser.error("--rounds: 1 or more")
     report.check_targets(parser, options.json, options.png)
     quick = options.quick
-    plan = Plan(
+    plan = MeasurementPlan(
         sizes=tuple(sizes) or (benchmark.quick_sizes if quick else benchmark.sizes),
         layouts=layouts,
         candidates=candidates,
@@ -207,7 +207,7 @@ def _read_arguments(
     return plan, options
 
 
-def _layouts(options: argparse.Namespace) -> tuple[Layout, ...]:
+def _layouts(options: argparse.Namespace) -> tuple[JobLayout, ...]:
     ranks = options.np or ([] if options.nodes else [2])
     return (*map(on_one_node, ranks), *map(read_layout, options.nodes or ()))
 

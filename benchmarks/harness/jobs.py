@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.candidates import Job
-from harness.layouts import Layout, Place
+from harness.layouts import JobLayout, Testbed
 from harness.peers import deepspeed_library, mpich_environment, telling_line
 from harness.rank_command import BENCHMARKS, rank_command
 from hsgd.launch import launch, mpirun
@@ -64,7 +64,7 @@ class Tools:
     word: str = ""  # goes with each setup order
 
 
-def environment(layout: Layout) -> dict[str, str]:
+def environment(layout: JobLayout) -> dict[str, str]:
     """What the launcher and all workers get, on top of nothing: this environment with settings."""
     wanted = {"OMP_NUM_THREADS": str(max(1, launch.cores() // layout.ranks))}
     if layout.nodes > 1 and layout.crowded:
@@ -129,7 +129,7 @@ def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
 class WorkerJob:
     """The ranks of one job. Use as a context manager: leaving it ends them."""
 
-    def __init__(self, job: Job, place: Place, folder: Path, tools: Tools) -> None:
+    def __init__(self, job: Job, testbed: Testbed, folder: Path, tools: Tools) -> None:
         self.job = job
         self.word = tools.word
         self._ranks: list[_Rank] = []
@@ -139,17 +139,17 @@ class WorkerJob:
         self._listener = socket.socket(socket.AF_UNIX)
         address = str(folder / f"{job.name}.socket")
         self._listener.bind(address)
-        self._listener.listen(place.layout.ranks)
-        self._expected = place.layout.ranks
-        environ = environment(place.layout)
+        self._listener.listen(testbed.layout.ranks)
+        self._expected = testbed.layout.ranks
+        environ = environment(testbed.layout)
         environ["PATH"] = f"{tools.bin}{os.pathsep}{environ['PATH']}"
-        environ = place.environment(environ)
+        environ = testbed.environment(environ)
         self.words = mpirun.command_line(
-            tools.launcher, _plan(job, place, (*tools.worker, address), environ), environ
+            tools.launcher, _plan(job, testbed, (*tools.worker, address), environ), environ
         )
         with self._log.open("wb") as log:
             self._mpirun = subprocess.Popen(
-                place.command(self.words),
+                testbed.command(self.words),
                 cwd=folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -266,26 +266,30 @@ class WorkerJob:
     def _failure(self, what: str) -> JobFailed:
         code = self._mpirun.poll()
         ending = "" if code is None else f" (exit code {code})"
-        said = telling_line(self._log.read_text(errors="replace"))
-        return JobFailed(f"the {self.job.name} job {what}{ending}" + (f": {said}" if said else ""))
+        reason = telling_line(self._log.read_text(errors="replace"))
+        return JobFailed(
+            f"the {self.job.name} job {what}{ending}" + (f": {reason}" if reason else "")
+        )
 
 
-def _plan(job: Job, place: Place, command: tuple[str, ...], environ: dict[str, str]) -> mpirun.Job:
+def _plan(
+    job: Job, testbed: Testbed, command: tuple[str, ...], environ: dict[str, str]
+) -> mpirun.Job:
     """The job in the launcher's words."""
-    define = {**job.environment, **(job.crowded if place.layout.crowded else {})}
+    define = {**job.environment, **(job.crowded if testbed.layout.crowded else {})}
     if job.interface_variable:
-        define[job.interface_variable] = place.interface or "lo"
-    several = place.interface is not None
+        define[job.interface_variable] = testbed.interface or "lo"
+    several = testbed.interface is not None
     exported = {n for n in environ if n in EXPORTED or n.startswith(EXPORTED_PREFIXES)}
     return mpirun.Job(
         command=command,
-        ranks=place.layout.ranks,
-        cores=place.cores_of_a_host,
-        hosts=mpirun.parse_hosts(place.hosts, place.layout.ranks),
+        ranks=testbed.layout.ranks,
+        cores=testbed.cores_of_a_host,
+        hosts=mpirun.parse_hosts(testbed.hosts, testbed.layout.ranks),
         export=tuple(sorted(exported - define.keys())) if several else (),
         define=define,
-        mpi_args=("-iface", str(place.interface)) if several and job.peer == "mpich" else (),
-        interfaces=(str(place.interface),) if several else (),
+        mpi_args=("-iface", str(testbed.interface)) if several and job.peer == "mpich" else (),
+        interfaces=(str(testbed.interface),) if several else (),
     )
 
 

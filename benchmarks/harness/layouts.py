@@ -19,11 +19,11 @@ from hsgd.launch import launch
 if TYPE_CHECKING:
     from hsgd.testing.cluster import Cluster
 
-__all__ = ["Layout", "Place", "on_one_node", "open_place", "read_layout"]
+__all__ = ["JobLayout", "Testbed", "on_one_node", "open_testbed", "read_layout"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class JobLayout:
     """How many ranks each node has, and how fast its link is."""
 
     name: str  # in the JSON: "np2", "2x2@1gbit"
@@ -53,14 +53,14 @@ class Layout:
         return f"{ranks}{threads} on {self.nodes} nodes{rates}"
 
 
-def on_one_node(ranks: int) -> Layout:
+def on_one_node(ranks: int) -> JobLayout:
     """`ranks` ranks on this machine. Raises ValueError."""
     if not 1 < ranks <= MAX_RANKS:
         raise ValueError(f"{ranks} ranks: 2 to {MAX_RANKS}")
-    return Layout(f"np{ranks}", (ranks,))
+    return JobLayout(f"np{ranks}", (ranks,))
 
 
-def read_layout(text: str) -> Layout:
+def read_layout(text: str) -> JobLayout:
     """Read "2x2@1gbit" (2 nodes with 2 ranks each), "2+1@10gbit", "3x1", or "2x1t2" (with 2 threads
     for each rank). Raises ValueError.
     """
@@ -75,13 +75,13 @@ def read_layout(text: str) -> Layout:
     counts = (int(alike[2]),) * int(alike[1]) if alike else tuple(map(int, shape.split("+")))
     if len(counts) < 2 or sum(counts) > MAX_RANKS:
         raise ValueError(f'"{text}": 2 nodes or more, and at most {MAX_RANKS} ranks')
-    return Layout(text, counts, rate or None, int(threads) if threads else None)
+    return JobLayout(text, counts, rate or None, int(threads) if threads else None)
 
 
-class Place:
+class Testbed:
     """A layout that is ready for jobs."""
 
-    def __init__(self, layout: Layout, cluster: Cluster | None = None) -> None:
+    def __init__(self, layout: JobLayout, cluster: Cluster | None = None) -> None:
         self.layout = layout
         self._cluster = cluster
 
@@ -116,10 +116,10 @@ class Place:
 
 
 @contextlib.contextmanager
-def open_place(layout: Layout) -> Iterator[Place]:
+def open_testbed(layout: JobLayout) -> Iterator[Testbed]:
     """Make what the layout needs, and take it down. Raises LaunchError saying why it cannot."""
     if layout.nodes == 1:
-        yield Place(layout)
+        yield Testbed(layout)
         return
     from hsgd.testing.cluster import Cluster, ClusterError
 
@@ -131,4 +131,4 @@ def open_place(layout: Layout) -> Iterator[Place]:
     except (ClusterError, OSError) as error:
         raise LaunchError(str(error)) from None
     with cluster:
-        yield Place(layout, cluster)
+        yield Testbed(layout, cluster)

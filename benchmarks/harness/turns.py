@@ -24,7 +24,7 @@ from tqdm import tqdm
 from harness import report
 from harness.candidates import JOBS, Candidate
 from harness.jobs import JobFailed, WorkerJob, prepare
-from harness.layouts import Layout, Place, open_place
+from harness.layouts import JobLayout, Testbed, open_testbed
 from harness.operations import OPERATIONS
 from harness.peers import PeerMissing
 from hsgd.errors import LaunchError
@@ -37,7 +37,7 @@ __all__ = [
     "MOST_CALLS",
     "SLOW_S",
     "Jobs",
-    "Plan",
+    "MeasurementPlan",
     "Run",
     "batches",
     "buffer_count",
@@ -60,18 +60,18 @@ SLOW_S = 5.0  # who takes longer for a call is not asked for larger sizes
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """What is measured, and how long."""
 
     sizes: tuple[int, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[JobLayout, ...]
     candidates: tuple[Candidate, ...]
     rounds: int
     budget_s: float  # of timed calls, for each candidate and case
     collectives: tuple[str, ...] = ("allreduce",)
     install: bool = True  # peers that are missing
 
-    def cases(self, layout: Layout) -> list[Case]:
+    def cases(self, layout: JobLayout) -> list[Case]:
         """What is measured on a layout, in order; a barrier has no size."""
         return [
             (layout.name, collective, nbytes)
@@ -79,7 +79,7 @@ class Plan:
             for nbytes in ((0,) if collective == "barrier" else self.sizes)
         ]
 
-    def contenders(self, layout: Layout, case: Case) -> list[Candidate]:
+    def contenders(self, layout: JobLayout, case: Case) -> list[Candidate]:
         """Who is measured in a case, if nobody fails."""
         return [c for c in self.candidates if c.fits(layout, *case[1:])]
 
@@ -110,7 +110,7 @@ class Run:
     def any_wrong(self) -> bool:
         return any(failure["wrong"] for failure in self.failures)
 
-    def rows(self, plan: Plan) -> list[dict[str, Any]]:
+    def rows(self, plan: MeasurementPlan) -> list[dict[str, Any]]:
         """The results, as they go into the JSON; of candidates with a wrong result none."""
         known = {candidate.name: candidate for candidate in plan.candidates}
         layouts = {layout.name: layout for layout in plan.layouts}
@@ -135,17 +135,17 @@ class Run:
 class Jobs:
     """The worker jobs of one layout, and the candidates that can be measured in them."""
 
-    def __init__(self, plan: Plan, layout: Layout, run: Run) -> None:
+    def __init__(self, plan: MeasurementPlan, layout: JobLayout, run: Run) -> None:
         self.plan, self.layout, self.run = plan, layout, run
         self.by_name: dict[str, WorkerJob] = {}
 
-    def start(self, place: Place, folder: Path, stack: contextlib.ExitStack) -> None:
+    def start(self, testbed: Testbed, folder: Path, stack: contextlib.ExitStack) -> None:
         """Start all jobs side by side, then each candidate; those that fail drop out."""
         wanted = [c for c in self.plan.candidates if c.fits_layout(self.layout)]
         for job in (job for job in JOBS if job.name in {c.job for c in wanted}):
             try:
                 tools = prepare(job, folder, self.plan.install)
-                started = stack.enter_context(WorkerJob(job, place, folder, tools))
+                started = stack.enter_context(WorkerJob(job, testbed, folder, tools))
             except (JobFailed, LaunchError, PeerMissing, OSError) as error:
                 self._end(job.name, str(error))
                 continue
@@ -263,7 +263,7 @@ class _Progress:
         self.bar.update()
 
 
-def measure(plan: Plan, run: Run) -> None:
+def measure(plan: MeasurementPlan, run: Run) -> None:
     """Everything that is planned, into `run`; blocking."""
     cases = [(layout, case) for layout in plan.layouts for case in plan.cases(layout)]
     turns = sum(len(plan.contenders(layout, case)) for layout, case in cases) * plan.rounds
@@ -272,33 +272,37 @@ def measure(plan: Plan, run: Run) -> None:
         progress.step(f"{layout}: starting jobs")
         try:
             with contextlib.ExitStack() as stack:
-                place = stack.enter_context(open_place(layout))
-                _measure_layout(plan, place, run, progress, stack)
+                testbed = stack.enter_context(open_testbed(layout))
+                _measure_layout(plan, testbed, run, progress, stack)
         except LaunchError as error:
             run.fail(layout.name, layout.name, str(error))
     progress.bar.close()
 
 
 def _measure_layout(
-    plan: Plan, place: Place, run: Run, progress: _Progress, stack: contextlib.ExitStack
+    plan: MeasurementPlan,
+    testbed: Testbed,
+    run: Run,
+    progress: _Progress,
+    stack: contextlib.ExitStack,
 ) -> None:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hsgd-bench-"))
-    jobs = Jobs(plan, place.layout, run)
-    jobs.start(place, Path(folder), stack)
-    for case in plan.cases(place.layout):
+    jobs = Jobs(plan, testbed.layout, run)
+    jobs.start(testbed, Path(folder), stack)
+    for case in plan.cases(testbed.layout):
         _measure_case(plan, jobs, case, progress)
     jobs.finish()
 
 
-def _measure_case(plan: Plan, jobs: Jobs, case: Case, progress: _Progress) -> None:
+def _measure_case(plan: MeasurementPlan, jobs: Jobs, case: Case, progress: _Progress) -> None:
     _, collective, nbytes = case
     buffers = buffer_count(nbytes)
     shape: dict[str, tuple[int, int]] = {}
     progress.step(f"{jobs.layout}: {collective} {report.size_label(nbytes)}")
     for turn in range(plan.rounds):
         alive = jobs.alive(case)
-        for place in range(len(alive)):
-            candidate = alive[(place + turn) % len(alive)]  # nobody is always the first
+        for position in range(len(alive)):
+            candidate = alive[(position + turn) % len(alive)]  # nobody is always the first
             key = (case, candidate.name)
             if candidate.name not in shape:
                 trial = (buffers, TRIALS) if nbytes <= TINY_BYTES else (1, 1)
@@ -323,7 +327,9 @@ def buffer_count(nbytes: int) -> int:
     return max(1, min(wanted, BUFFER_BYTES // max(1, nbytes)))
 
 
-def batches(call_s: float, plan: Plan, buffers: int, candidate: Candidate) -> tuple[int, int]:
+def batches(
+    call_s: float, plan: MeasurementPlan, buffers: int, candidate: Candidate
+) -> tuple[int, int]:
     """Calls per batch and batches per round, for calls that take `call_s` seconds."""
     call_s = max(call_s, 1e-9)
     if candidate.cycle_s:  # a mean over its steps; where a call takes many of them, one will do

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.layouts import Layout, Place, open_place
+from harness.layouts import JobLayout, Testbed, open_testbed
 from harness.rank_command import rank_command
 from hsgd.errors import LaunchError
 
@@ -32,7 +32,7 @@ class WorkerJobs:
 
     def run(
         self,
-        layout: Layout,
+        layout: JobLayout,
         words: Sequence[str],
         worker: str = "",
         environment: Mapping[str, str] | None = None,
@@ -43,41 +43,41 @@ class WorkerJobs:
         out = self.folder / "out.json"
         out.unlink(missing_ok=True)
         try:
-            with open_place(layout) as place:
+            with open_testbed(layout) as testbed:
                 command = rank_command(worker or self.worker, str(out), *words)
-                code, said = self._finish(place, command, environment or {})
+                code, log = self._finish(testbed, command, environment or {})
             if code == 0:
                 return json.loads(out.read_text())
-            reason = [line for line in said.splitlines() if "rror:" in line][-1:]
+            reason = [line for line in log.splitlines() if "rror:" in line][-1:]
         except (LaunchError, subprocess.TimeoutExpired, OSError) as error:
             reason = [str(error)]
         self.failures.append(f"{layout.name} {' '.join(words)}: {''.join(reason)[:300]}")
         return None
 
     def _finish(
-        self, place: Place, words: Sequence[str], more: Mapping[str, str]
+        self, testbed: Testbed, words: Sequence[str], more: Mapping[str, str]
     ) -> tuple[int, str]:
         """Exit code and what was said. However this ends, mpirun is told to end its ranks."""
         with subprocess.Popen(
-            place.command([*_mpirun(place.layout, place.hosts, more), *words]),
-            env=place.environment(_environment()),
+            testbed.command([*_mpirun(testbed.layout, testbed.hosts, more), *words]),
+            env=testbed.environment(_environment()),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
         ) as process:
             try:
-                _, said = process.communicate(timeout=self.limit_s)
+                _, log = process.communicate(timeout=self.limit_s)
             except BaseException:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.communicate(timeout=END_S)
                 process.kill()
                 raise
-        return process.returncode, said
+        return process.returncode, log
 
 
-def _mpirun(layout: Layout, hosts: str, more: Mapping[str, str]) -> list[str]:
+def _mpirun(layout: JobLayout, hosts: str, more: Mapping[str, str]) -> list[str]:
     beside = Path(sys.executable).parent
     words = [str(beside / "mpirun"), "-np", str(layout.ranks), "--host", hosts]
     words += ["--map-by", "slot", "--bind-to", "none", "--prefix", str(beside.parent)]

@@ -42,21 +42,23 @@ def measure(
     if reason:
         raise LaunchError(reason)
     program = rank_command("gossip_worker", str(target), str(steps))
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     with Cluster(nodes, rate) as cluster:
         for _ in range(turns):
             done = cluster.mpirun(nodes, [*program, *candidates], timeout_s=_TURN_LIMIT_S)
             if done.returncode != 0:
-                said = done.stderr[-500:]
-                raise LaunchError(f"the ranks at {rate} ended with {done.returncode}: {said}")
-            told += [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-            rows = [_row(f"{nodes}x1@{rate}", target, name, told) for name in candidates]
+                last_words = done.stderr[-500:]
+                raise LaunchError(f"the ranks at {rate} ended with {done.returncode}: {last_words}")
+            reports += [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+            rows = [_row(f"{nodes}x1@{rate}", target, name, reports) for name in candidates]
             say(", ".join(f"{r['candidate']} {r['turns'][-1]:.2f} s" for r in rows))
             yield rows
 
 
-def _row(case: str, target: float, name: str, told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    mine = [one for one in told if one["way"] == name]
+def _row(
+    case: str, target: float, name: str, reports: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    mine = [one for one in reports if one["way"] == name]
     return {
         "case": case,
         "candidate": name,

@@ -104,10 +104,10 @@ def push_speed(comm: Comm, nbytes: int, rounds: int) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as opened:
         boxes = []
         for name, dtype in (("push", torch.float32), ("push bf16", torch.bfloat16)):
-            made = ParameterBox.over(comm, np.zeros(count, np.float32), shards=None)
-            boxes.append(opened.enter_context(made))
+            box = ParameterBox.over(comm, np.zeros(count, np.float32), shards=None)
+            boxes.append(opened.enter_context(box))
             delta = torch.ones(count if last else 0, dtype=dtype)
-            candidates[name] = partial(made.accumulate, delta) if last else lambda: None
+            candidates[name] = partial(box.accumulate, delta) if last else lambda: None
         plain = PlainTcp(comm, nbytes)
         opened.callback(plain.close)
         candidates["tcp"] = plain.both_ways
@@ -235,10 +235,10 @@ def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
     """Steps of all candidates, turn by turn; some of a turn follow one another."""
     Elastic.options = {"update_interval": options.interval}
     shapes = MODELS[options.model]()
-    made = {name: STEPPERS[name](shapes, comm) for name in options.candidates}
-    seconds: dict[str, list[float]] = {name: [] for name in made}
+    steppers = {name: STEPPERS[name](shapes, comm) for name in options.candidates}
+    seconds: dict[str, list[float]] = {name: [] for name in steppers}
     for number in range(options.rounds + 1):
-        for name, stepper in made.items():
+        for name, stepper in steppers.items():
 
             def turn(stepper: Plain = stepper, steps: int = options.steps) -> None:
                 for _ in range(steps):
@@ -254,16 +254,19 @@ def step_times(comm: Comm, options: Any) -> list[dict[str, Any]]:
                 seconds[name].append(took)
     rows = []
     nbytes = 4 * sum(math.prod(shape) for shape in shapes)
-    for name, stepper in made.items():
+    for name, stepper in steppers.items():
         row: dict[str, Any] = {"part": "steps", "candidate": name, "bytes": nbytes}
         row["s"] = seconds[name]
         if isinstance(stepper, Elastic):
-            told, done = stepper.optimizer.metrics(), max(1, stepper.optimizer.metrics().exchanges)
+            metrics, done = (
+                stepper.optimizer.metrics(),
+                max(1, stepper.optimizer.metrics().exchanges),
+            )
             row["of_an_exchange_s"] = {
-                "wait": told.wait_s / done,
-                "read_and_mix": told.mix_s / done,
-                "follow": told.follow_s / done,
-                "push_and_accumulate": told.push_s / done,
+                "wait": metrics.wait_s / done,
+                "read_and_mix": metrics.mix_s / done,
+                "follow": metrics.follow_s / done,
+                "push_and_accumulate": metrics.push_s / done,
             }
         rows.append(row)
         comm.barrier()

@@ -116,9 +116,9 @@ def main() -> None:
     target, steps, *names = sys.argv[1:]
     with Comm(config=Config(timeout_s=60.0)) as comm:
         for name in names:
-            told = train(comm, name, float(target), int(steps))
+            report = train(comm, name, float(target), int(steps))
             if comm.rank == 0:
-                print(json.dumps(told), flush=True)
+                print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

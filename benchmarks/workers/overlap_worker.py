@@ -262,10 +262,10 @@ def communication_s(comm: Comm, model: nn.Module) -> float:
 
 
 def data(model: str, width: int, size: int, rank: int) -> tuple[Tensor, Tensor]:
-    made = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(rank)
     features = 3 * 64 if model == "cnn" else width
-    x = torch.randn(size, features, generator=made)
-    return x, torch.randint(CLASSES, (size,), generator=made)
+    x = torch.randn(size, features, generator=generator)
+    return x, torch.randint(CLASSES, (size,), generator=generator)
 
 
 def balanced(options: Any, model: nn.Module, comm: Comm, wanted_s: float) -> int:
@@ -337,22 +337,22 @@ def main() -> None:
     batch = options.batch or balanced(options, model, comm, wanted_s)
     batch = MPI.COMM_WORLD.bcast(batch)
     x, y = data(options.model, options.width, batch, comm.rank)
-    made = {name: CANDIDATES[name](model, comm) for name in options.candidates}
-    took: dict[str, list[float]] = {name: [] for name in made}
-    costs: dict[str, list[Any]] = {name: [] for name in made}
+    candidates = {name: CANDIDATES[name](model, comm) for name in options.candidates}
+    took: dict[str, list[float]] = {name: [] for name in candidates}
+    costs: dict[str, list[Any]] = {name: [] for name in candidates}
     if options.count:
-        numbers = {name: counted(made[name], x, y, options.count) for name in made}
-        return end(comm, made, options.out, numbers)
+        numbers = {name: counted(candidates[name], x, y, options.count) for name in candidates}
+        return end(comm, candidates, options.out, numbers)
 
     def turn(name: str) -> None:
         before = spent()  # of a turn alone: MPI's barriers spin
         for _ in range(options.steps):
-            made[name].step(x, y)
-        made[name].finish()
+            candidates[name].step(x, y)
+        candidates[name].finish()
         costs[name].append(spent() - before)
 
     for number in range(options.rounds + 1):
-        for name in made:
+        for name in candidates:
             seconds = timed(lambda n=name: turn(n)) / options.steps
             if number:  # the first round warms up
                 took[name].append(seconds)
@@ -365,15 +365,15 @@ def main() -> None:
             name: comm.allreduce(np.mean(cost[1:], axis=0) / options.steps, "mean").tolist()
             for name, cost in costs.items()
         },
-        "apart": _apart(made),
+        "apart": _apart(candidates),
     }
-    if "tree_overlap" in made:
-        result["timeline"] = timeline(made["tree_overlap"], x, y)  # type: ignore[arg-type]
-    end(comm, made, options.out, result)
+    if "tree_overlap" in candidates:
+        result["timeline"] = timeline(candidates["tree_overlap"], x, y)  # type: ignore[arg-type]
+    end(comm, candidates, options.out, result)
 
 
-def end(comm: Comm, made: dict[str, Candidate], out: Path, result: object) -> None:
-    for candidate in made.values():
+def end(comm: Comm, candidates: dict[str, Candidate], out: Path, result: object) -> None:
+    for candidate in candidates.values():
         candidate.close()
     if comm.rank == 0:
         out.write_text(json.dumps(result))
@@ -381,15 +381,15 @@ def end(comm: Comm, made: dict[str, Candidate], out: Path, result: object) -> No
     MPI.COMM_WORLD.Barrier()
 
 
-def _apart(made: dict[str, Candidate]) -> dict[str, float]:
+def _apart(candidates: dict[str, Candidate]) -> dict[str, float]:
     """Largest difference of any weight from those of the first candidate that communicates."""
-    names = [name for name in made if name != "compute"]
+    names = [name for name in candidates if name != "compute"]
     with torch.no_grad():
-        first = [p.clone() for p in made[names[0]].model.parameters()] if names else []
+        first = [p.clone() for p in candidates[names[0]].model.parameters()] if names else []
         return {
             name: max(
                 float((p - q).abs().max())
-                for p, q in zip(made[name].model.parameters(), first, strict=True)
+                for p, q in zip(candidates[name].model.parameters(), first, strict=True)
             )
             for name in names[1:]
         }

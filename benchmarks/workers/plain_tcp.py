@@ -34,10 +34,10 @@ class PlainTcp:
             *host, port = (int(number) for number in comm.broadcast(place))
             if comm.rank == comm.size - 1:
                 address = (".".join(map(str, host)), port)
-                made = [socket.create_connection(address, LIMIT_S) for _ in range(2)]
-                for number, each in enumerate(made):
+                sockets = [socket.create_connection(address, LIMIT_S) for _ in range(2)]
+                for number, each in enumerate(sockets):
                     each.sendall(bytes([number]))
-                self._sockets = made
+                self._sockets = sockets
             elif comm.rank == 0:
                 listener.settimeout(LIMIT_S)
                 taken = [listener.accept()[0] for _ in range(2)]

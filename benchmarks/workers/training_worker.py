@@ -96,9 +96,9 @@ class ByHorovod(Way):
         options = dict(self._options)
         if self._count in self._strategies:
             options["strategy"] = self._strategies[self._count]
-        made = self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
-        self._made = weakref.ref(made)
-        return model, made, made.synchronize
+        wrapped = self._hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
+        self._made = weakref.ref(wrapped)
+        return model, wrapped, wrapped.synchronize
 
     def choosing(self) -> bool:
         """Until hsgd.torch knows whether gradients should travel during backward. Models that are
@@ -233,14 +233,14 @@ class Bench:
         """
         assert self._steps is not None
         end_s = time.perf_counter() + seconds
-        made = last = tried = 0
-        while WORLD.bcast(time.perf_counter() < end_s and made - last < TUNED_STEPS):
+        steps = last = tried = 0
+        while WORLD.bcast(time.perf_counter() < end_s and steps - last < TUNED_STEPS):
             for _ in range(TUNING_STEPS):
                 self._steps[1]()
-            made += TUNING_STEPS
+            steps += TUNING_STEPS
             if self._way.tried() > tried:
-                tried, last = self._way.tried(), made
-        return {"steps": made, "tried": tried}
+                tried, last = self._way.tried(), steps
+        return {"steps": steps, "tried": tried}
 
     def _make(self, case: str, way: Way) -> Callable[[], None]:
         model, batch = steps.build(case, WORLD.rank, WORLD.size)

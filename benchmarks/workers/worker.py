@@ -139,8 +139,8 @@ class Bench:
             self.buffers = {k: b for k, b in self.buffers.items() if b.key == key}  # first, memory
             kept = None
             counts = operation.counts(self.world.size, nbytes)
-            made = [[binding.empty(count) for _ in range(pairs)] for count in counts]
-            kept = self.buffers[binding.buffers] = _Buffers(key, *made)
+            arrays = [[binding.empty(count) for _ in range(pairs)] for count in counts]
+            kept = self.buffers[binding.buffers] = _Buffers(key, *arrays)
             self._fill_inputs(kept)
             self._spoil(operation, kept)
         return kept

@@ -186,10 +186,10 @@ class ParameterBox(Closing):
                 )
             except Exception as error:  # of whatever kind: the others wait for the outcome
                 failure = error
-        made = comm.allreduce(np.array([failure is None], np.int64), "min", name="ParameterBox")
+        all_made = comm.allreduce(np.array([failure is None], np.int64), "min", name="ParameterBox")
         if failure is not None:
             raise failure
-        if not made[0]:
+        if not all_made[0]:
             if box is not None:
                 box.close()
             raise HsgdError("ParameterBox.over: a rank could not make the box; see what it says")

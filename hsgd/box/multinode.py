@@ -66,8 +66,8 @@ class SpreadBox(ParameterBox):
 
     def read(self, out: Any, offset: int = 0) -> int:
         has = self._has  # before the values, which only grow newer
-        told = super().read(out, offset)
-        return told if self._complete else has
+        version = super().read(out, offset)
+        return version if self._complete else has
 
     def write(self, values: Any, offset: int = 0) -> int:
         self._native.check_change("write", values, natural("ParameterBox: offset", offset))
@@ -86,10 +86,10 @@ class SpreadBox(ParameterBox):
         if pushed is None:
             pushed = np.empty(sum(_bytes_of(weight).size // 4 for weight in weights), np.float32)
         has = self._has  # as in read()
-        told, squares = super().elastic(weights, rate, pushed)
+        version, squares = super().elastic(weights, rate, pushed)
         if delta is None:
             self.accumulate(pushed)
-        return told if self._complete else has, squares
+        return version if self._complete else has, squares
 
     def refresh(self) -> None:
         super().refresh()
@@ -132,13 +132,13 @@ class SpreadBox(ParameterBox):
         alone = len(parts) - (self._own >= 0) == 1
         whole = (offset, length) == (0, self.count)
         has = self._count_now() if whole and (self._own == 0 or not alone) else -1
-        made = 0
+        newest = 0
         for owner in reversed(range(len(parts))):
             begin, end = parts[owner]
             part = values[(begin - offset) * width : (end - offset) * width]
             if owner == self._own:
                 own = self._apply(what, flags, part, begin, finishes=owner == 0)
-                made = own if owner == 0 else made
+                newest = own if owner == 0 else newest
                 continue
             cuts = self._cut(what, begin, end, flags)
             if owner == 0:
@@ -150,15 +150,15 @@ class SpreadBox(ParameterBox):
                 letters.append((cut, part[first : first + cut.length * width]))
 
             def take(letter: Letter, reply: Reply, new: Any) -> None:
-                nonlocal has, made
+                nonlocal has, newest
                 self._take(letter, reply, new)
                 has = reply.version if has < 0 else has
-                made = max(made, reply.value)
+                newest = max(newest, reply.value)
 
             self._mail.send(owner, letters, take)
         if whole:
-            self._learn(made if made == has + 1 else has)  # nobody else's came between
-        return made
+            self._learn(newest if newest == has + 1 else has)  # nobody else's came between
+        return newest
 
     def _take(self, letter: Letter, reply: Reply, values: Any) -> None:
         count = max(reply.version, reply.value)
@@ -213,21 +213,21 @@ class SpreadBox(ParameterBox):
         version = self._native.version() if self._own == 0 else 0
         if letter.what == _COUNT:
             return version, self._native.fetch_add(letter.counter, letter.value)
-        made, new = 0, out.view(np.float32)
+        made_version, new = 0, out.view(np.float32)
         finishes = bool(letter.flags & _FINISHES)
         # The same values are asked for, unless the letter begins or ends within a chunk: one pass.
         at_once = letter.what == _ADD and letter.length == letter.returns
         if letter.what != _SHOW:
             width = 2 if letter.flags & _NARROW else 4
             part = values[: letter.length * width]
-            made = self._apply(
+            made_version = self._apply(
                 *(letter.what, letter.flags, part, letter.at),
                 finishes=finishes,
                 sums=new if at_once else None,
             )
         if not at_once:
             self._native.read(new, letter.offset, self._timeout_s)
-        return version, made if finishes else 0
+        return version, made_version if finishes else 0
 
 
 def _leaders(comm: Comm) -> list[int]:

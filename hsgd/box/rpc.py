@@ -167,11 +167,11 @@ class Mail:
 
     def ask(self, owner: int, letter: Letter) -> Reply:
         """Send a letter without values, for none; blocking, but not behind send(). Raises as it."""
-        told: list[Reply] = []
+        replies: list[Reply] = []
         self._converse(
-            self._notes, owner, [(letter, None)], lambda _, reply, __: told.append(reply)
+            self._notes, owner, [(letter, None)], lambda _, reply, __: replies.append(reply)
         )
-        return told[0]
+        return replies[0]
 
     def _converse(
         self,
@@ -283,8 +283,8 @@ class Mail:
         letter = Letter(*(int(number) for number in header))
         out = whole[_HEADER : _HEADER + 4 * letter.returns]
         try:
-            made, told = self._serve(letter, values, out)
-            reply = Reply(0, stamp, made, told)
+            value, squares = self._serve(letter, values, out)
+            reply = Reply(0, stamp, value, squares)
         except Exception as error:  # told to who asked
             words = f"{type(error).__name__}: {error}".encode()[: lane.stride - _HEADER]
             out = whole[_HEADER : _HEADER + len(words)]

@@ -46,9 +46,11 @@ def agree(comm: Comm, initial: Any, check: Callable[[], None], more: Sequence[ob
     terms = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everybodys]
     if _REFUSED in terms:
         rank = terms.index(_REFUSED)
-        told = HsgdError(f"ParameterBox.over: rank {rank} refused its arguments; see what it says")
-        told.rank = rank
-        raise told
+        refused = HsgdError(
+            f"ParameterBox.over: rank {rank} refused its arguments; see what it says"
+        )
+        refused.rank = rank
+        raise refused
     _compare(terms)
     if dtype != "float32":
         raise TypeError(f"ParameterBox.over: the initial values are {dtype}; give float32")

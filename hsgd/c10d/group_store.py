@@ -83,9 +83,9 @@ def in_global_ranks(error: HsgdError, members: Sequence[int]) -> HsgdError:
     def member(rank: int) -> int:
         return members[rank] if 0 <= rank < len(members) else rank
 
-    told = type(error)(re.sub(r"\brank (\d+)\b", renamed, str(error)))
-    told.rank = member(error.rank)
-    if isinstance(error, SignatureMismatch) and isinstance(told, SignatureMismatch):
-        told.ranks = (member(error.ranks[0]), member(error.ranks[1]))
-        told.names = error.names
-    return told
+    renumbered = type(error)(re.sub(r"\brank (\d+)\b", renamed, str(error)))
+    renumbered.rank = member(error.rank)
+    if isinstance(error, SignatureMismatch) and isinstance(renumbered, SignatureMismatch):
+        renumbered.ranks = (member(error.ranks[0]), member(error.ranks[1]))
+        renumbered.names = error.names
+    return renumbered

@@ -84,11 +84,11 @@ class Nodes:
         except HsgdError as error:
             members = self._board.members
             own = [members[rank] for rank in self._nodes[self._node]]
-            told = error if self._reason else in_global_ranks(error, own)
-            self._reason = str(told)
+            raised = error if self._reason else in_global_ranks(error, own)
+            self._reason = str(raised)
             self._board.break_off(self._reason)
             self._gloo = None
-            raise told from None
+            raise raised from None
 
     def _between(self, what: str, call: Callable[[Any], Any]) -> None:
         """The leader's part, `call(gloo)`; all ranks of the node learn how it ended."""
@@ -98,8 +98,8 @@ class Nodes:
                 call(self._gloo).wait()
             except RuntimeError as error:
                 cause = self._board.broken(_REASON_S) or str(error).splitlines()[0]
-                told = f"{what} between nodes: {cause}".encode()[:_TEXT_BYTES]
-                text[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+                encoded = f"{what} between nodes: {cause}".encode()[:_TEXT_BYTES]
+                text[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         self._local.broadcast(text)
         reason = bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")
         if reason:

@@ -314,7 +314,7 @@ def _add_configuration(report: Report) -> None:
             )
 
 
-def _add_paths(report: Report, job: node_layout.Layout | None) -> None:
+def _add_paths(report: Report, job: node_layout.JobTopology | None) -> None:
     """What would be used for each size, measured as a communicator does it."""
     try:
         config = Config.from_env()
@@ -353,7 +353,7 @@ def _add_paths(report: Report, job: node_layout.Layout | None) -> None:
     report.fact("Paths", "measured", f"with {max(2, ranks)} ranks, set up in {took_ms} ms")
 
 
-def _add_job(report: Report, job: node_layout.Layout | None) -> None:
+def _add_job(report: Report, job: node_layout.JobTopology | None) -> None:
     if job is None:
         report.fact(
             "Job",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hsgd.job import launcher_variables
 from hsgd.launch import launch
 
-__all__ = ["Layout", "Node", "probe"]
+__all__ = ["JobTopology", "Node", "probe"]
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
@@ -29,7 +29,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Layout:
+class JobTopology:
     """The job as this rank sees it; `nodes` is filled on rank 0 only."""
 
     rank: int
@@ -38,7 +38,7 @@ class Layout:
     problems: tuple[str, ...] = ()
 
 
-def probe() -> Layout | None:
+def probe() -> JobTopology | None:
     """Collective over the ranks of the job, blocking; None when no MPI launcher started this
     process."""
     launched = next((name for name in _RANK_VARIABLES if name in os.environ), None)
@@ -47,17 +47,17 @@ def probe() -> Layout | None:
     rank = int(os.environ[launched])
     size = launcher_variables.mpi_size()
     if importlib.util.find_spec("mpi4py") is None:
-        return Layout(
+        return JobTopology(
             rank, size or 1, (), ("mpi4py is not installed: the layout of the job is not known",)
         )
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        return Layout(rank, size or 1, (), (f"mpi4py does not load: {error}",))
+        return JobTopology(rank, size or 1, (), (f"mpi4py does not load: {error}",))
     world = MPI.COMM_WORLD
     if size is not None and world.size != size:
         problem = f"the launcher started {size} ranks, mpi4py sees {world.size}: two different MPIs"
-        return Layout(rank, size, (), (problem,))
+        return JobTopology(rank, size, (), (problem,))
     local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
     first = local.bcast(world.rank)
     local.Free()
@@ -66,4 +66,4 @@ def probe() -> Layout | None:
     for leader, member, host, cores in seen or ():
         groups.setdefault(leader, []).append((member, host, cores))
     nodes = (Node(g[0][1], tuple(member for member, _, _ in g), g[0][2]) for g in groups.values())
-    return Layout(world.rank, world.size, tuple(nodes))
+    return JobTopology(world.rank, world.size, tuple(nodes))

@@ -135,11 +135,11 @@ def prepare_goodbye(comm: Any, timeout_s: float) -> None:
         if not _await(agreed.Test, timeout_s):
             _ending.unfinished.append(agreed)
         elif on_all[0]:
-            duplicate, made = comm.Idup()
-            if _await(made.Test, timeout_s):
+            duplicate, request = comm.Idup()
+            if _await(request.Test, timeout_s):
                 _ending.goodbye = duplicate
             else:
-                _ending.unfinished += [duplicate, made]
+                _ending.unfinished += [duplicate, request]
     except MPI.Exception:
         pass  # then a failed rank waits for the limit
     finally:

@@ -151,10 +151,10 @@ def build_wheel(cache: Path, target: Target) -> Path:
         for stale in cache.glob(f".build-{target.key}-*"):  # of a build that was killed
             shutil.rmtree(stale, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".build-{target.key}-", dir=cache) as temporary:
-            made = _build(Path(temporary), target, log)
+            wheel = _build(Path(temporary), target, log)
             shutil.rmtree(cache / target.key, ignore_errors=True)
-            os.replace(made.parent, cache / target.key)
-        return cache / target.key / made.name
+            os.replace(wheel.parent, cache / target.key)
+        return cache / target.key / wheel.name
 
 
 @contextlib.contextmanager
@@ -186,10 +186,10 @@ def _build(folder: Path, target: Target, log: Path) -> Path:
         command = [*pip, "wheel", "-v", "--no-cache-dir", "--no-build-isolation", "--no-deps"]
         command += ["--no-binary", "horovod", "--wheel-dir", str(wheels), f"horovod=={HOROVOD}"]
         _run("compiling", command, _build_environment(tools, wrapper, target), out)
-    made = sorted(wheels.glob("horovod-*.whl"))
-    if not made:
+    built = sorted(wheels.glob("horovod-*.whl"))
+    if not built:
         raise BuildError(f"pip left no wheel; see {log}")
-    return made[0]
+    return built[0]
 
 
 def _build_environment(tools: Path, wrapper: Path, target: Target) -> dict[str, str]:

@@ -88,7 +88,7 @@ def broadcast_optimizer_state(
         _load(optimizer, _put_together(skeleton[0], tensors))
 
 
-class _Place:
+class _TensorReference:
     """Where a tensor belongs in a state that travels without its tensors."""
 
     def __init__(self, index: int) -> None:
@@ -99,7 +99,7 @@ def _take_apart(state: Any, tensors: list[Tensor]) -> tuple[Any, list[tuple[Any,
     def walk(value: Any) -> Any:
         if isinstance(value, Tensor):
             tensors.append(value.detach())
-            return _Place(len(tensors) - 1)
+            return _TensorReference(len(tensors) - 1)
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
         if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -110,7 +110,7 @@ def _take_apart(state: Any, tensors: list[Tensor]) -> tuple[Any, list[tuple[Any,
 
 
 def _put_together(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, _Place):
+    if isinstance(value, _TensorReference):
         return tensors[value.index]
     if isinstance(value, dict):
         return {key: _put_together(item, tensors) for key, item in value.items()}

@@ -305,15 +305,15 @@ def DistributedOptimizer(
         (Distributed, type(optimizer)),
         {"__module__": __name__, "__doc__": type(optimizer).__doc__},
     )
-    made = kind.__new__(kind)
+    wrapped = kind.__new__(kind)
     # A scheduler of `optimizer` may have put a step of its own there.
-    made.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
-    made._reducer = GradientReducer(options, backward_passes_per_step, names)
-    made._names = names
-    made.process_set, made.op = process_set, op
-    made.gradient_predivide_factor = gradient_predivide_factor
-    made.sparse_as_dense = sparse_as_dense
-    made._synchronized, made._should_synchronize = False, True
-    if made._active():
-        made._watch()
-    return made
+    wrapped.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    wrapped._reducer = GradientReducer(options, backward_passes_per_step, names)
+    wrapped._names = names
+    wrapped.process_set, wrapped.op = process_set, op
+    wrapped.gradient_predivide_factor = gradient_predivide_factor
+    wrapped.sparse_as_dense = sparse_as_dense
+    wrapped._synchronized, wrapped._should_synchronize = False, True
+    if wrapped._active():
+        wrapped._watch()
+    return wrapped

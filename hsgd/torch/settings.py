@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Settings"]
+__all__ = ["HorovodSettings"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class HorovodSettings:
     """What the environment asks of hsgd.torch."""
 
     stall_check: bool = True
@@ -29,7 +29,7 @@ class Settings:
     """HOROVOD_DYNAMIC_PROCESS_SETS: whether process sets may be added and removed after init()."""
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> HorovodSettings:
         """Read the environment (default `os.environ`); local. Raises ValueError naming a variable
         that cannot be read.
         """

@@ -25,7 +25,7 @@ from .buffer_pool import BufferRing
 from .error_policy import ErrorPolicy
 from .reader_pool import Filled, Filler, Starved
 
-__all__ = ["Batch", "Iteration", "Progress", "Settings"]
+__all__ = ["Batch", "Iteration", "IterationSettings", "Progress"]
 
 # Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
 Batch = dict[str, Any]
@@ -44,7 +44,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Settings:
+class IterationSettings:
     """How batches are handed out. source: the dataset and rank, for messages."""
 
     as_torch: bool
@@ -64,7 +64,7 @@ class Iteration(Iterator[Any]):
         self,
         filler: Filler,
         ring: BufferRing,
-        settings: Settings,
+        settings: IterationSettings,
         policy: ErrorPolicy,
         finished: Callable[[], None],
     ) -> None:

@@ -16,17 +16,17 @@ from hsgd.errors import DataError
 
 from ..format.ragged import offsets_of
 from ..format.slab_folder import FieldSpec
-from ..order.partition import IntArray, Piece
+from ..order.partition import IntArray, StreamPiece
 from ..reading.reader import RowReader
 from ..reading.row_copies import Addresses
 
-__all__ = ["Placed", "RaggedPlacer"]
+__all__ = ["PlacedRows", "RaggedPlacer"]
 
 _ITEM = 8  # bytes of an offset
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedRows:
     """starts: first byte of each range, from the first of its slab. addresses, sizes: of each row,
     in bytes. failed: the errors of ranges whose offsets cannot be read.
     """
@@ -62,8 +62,8 @@ class RaggedPlacer:
         self._carried = 0  # elements that the unfinished batch has from pieces before
 
     def place(
-        self, piece: Piece, slabs: IntArray, starts: IntArray, skip: int, bases: Addresses
-    ) -> Placed:
+        self, piece: StreamPiece, slabs: IntArray, starts: IntArray, skip: int, bases: Addresses
+    ) -> PlacedRows:
         """slabs, starts: of each range, the latter in samples from the first of the slab. skip:
         samples that the first batch had before. bases: addresses of the batches.
         """
@@ -88,10 +88,10 @@ class RaggedPlacer:
         addresses = np.zeros(len(lengths), np.uint64)
         addresses[wanted] = of_stream[piece.places[wanted]]
         row_bytes = self._spec.row_bytes
-        return Placed(range_starts * row_bytes, addresses, lengths * row_bytes, failed)
+        return PlacedRows(range_starts * row_bytes, addresses, lengths * row_bytes, failed)
 
     def _read_lengths(
-        self, piece: Piece, slabs: IntArray, starts: IntArray
+        self, piece: StreamPiece, slabs: IntArray, starts: IntArray
     ) -> tuple[IntArray, IntArray, dict[int, DataError]]:
         """Elements of each row that is read, and before each range in its slab."""
         lengths = np.zeros(piece.buffer_rows, np.int64)

@@ -1,6 +1,6 @@
 """From pieces of the stream to reads: which bytes of which files go to which addresses.
 
-Owns `Plan`, what one rank reads in one iteration, and `Scheduler`, the arithmetic that turns a
+Owns `ReadPlan`, what one rank reads in one iteration, and `Scheduler`, the arithmetic that turns a
 piece into tasks for libhsgd_io, all of a piece at once in NumPy. Never reads and never waits.
 """
 
@@ -21,21 +21,21 @@ from ..cache.slab_cache import NodeCache
 from ..format.dataset_index import DataMap
 from ..format.ragged import offsets_of
 from ..format.slab_folder import OFFSETS
-from ..order.partition import EpochOrder, IntArray, Piece, Range, Share
+from ..order.partition import EpochOrder, IntArray, Range, Share, StreamPiece
 from ..reading import row_copies
 from ..reading.files import SECTOR_BYTES, SlabFiles
 from ..reading.reader import RowReader
 from ..reading.row_copies import TASK, Addresses, TaskBatch
-from .ragged_places import Placed, RaggedPlacer
+from .ragged_places import PlacedRows, RaggedPlacer
 
-__all__ = ["PieceReads", "Plan", "Scheduler", "SlowRead", "staging_bytes"]
+__all__ = ["PieceReads", "ReadPlan", "Scheduler", "SlowRead", "staging_bytes"]
 
 _STAGING_BYTES = 1 << 20  # small rows pass through so much, which stays in the cache
 _DIRECT_BYTES = 4 << 20  # one read past the page cache
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadPlan:
     """What one rank reads in one iteration; holds no handle.
 
     ranges: positions of the stream, in the order in which this rank gets them. block_samples: the
@@ -52,7 +52,7 @@ class Plan:
     verify: bool
     cache: NodeCache | None = None  # slabs that lie in memory
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StreamPiece]:
         """All that is to be read, in order: the first batch alone where that takes no more than its
         rows, so that the loop gets it before a whole window was read.
         """
@@ -147,9 +147,9 @@ class _Portions:
 
 
 def _failed(
-    piece: Piece,
+    piece: StreamPiece,
     portions: _Portions,
-    placed: Mapping[int, Placed],
+    placed: Mapping[int, PlacedRows],
     failures: Mapping[int, DataError],
 ) -> tuple[list[tuple[IntArray, DataError]], NDArray[np.bool_]]:
     """Places that cannot be read, and why; and by portion, whether it can be."""
@@ -182,7 +182,7 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
 class Scheduler:
     """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch."""
 
-    def __init__(self, plan: Plan, field_offsets: Mapping[str, int], files: SlabFiles) -> None:
+    def __init__(self, plan: ReadPlan, field_offsets: Mapping[str, int], files: SlabFiles) -> None:
         self._plan, self._files = plan, files
         self._field_offsets = field_offsets
         slabs = plan.data.slabs
@@ -233,7 +233,7 @@ class Scheduler:
         """Close what was opened for offsets."""
         self._reader.close()
 
-    def reads(self, piece: Piece, skip: int, bases: Addresses) -> PieceReads:
+    def reads(self, piece: StreamPiece, skip: int, bases: Addresses) -> PieceReads:
         """The reads of a piece. bases: addresses of its batches; skip: samples that the first
         batch had before.
         """
@@ -283,7 +283,7 @@ class Scheduler:
             slab_of,
         )
 
-    def _portions(self, piece: Piece) -> _Portions:
+    def _portions(self, piece: StreamPiece) -> _Portions:
         slabs = np.searchsorted(self._stops, piece.starts, side="right")
         ends = np.cumsum(piece.counts)
         portion = (ends - 1) // self._plan.block_samples
@@ -302,7 +302,7 @@ class Scheduler:
         self,
         portions: _Portions,
         addresses: list[Addresses],
-        placed: Mapping[int, Placed],
+        placed: Mapping[int, PlacedRows],
         opened: Mapping[int, tuple[int, int]],
     ) -> tuple[NDArray[Any], IntArray]:
         """By portion and field, the task and the bytes that it reads; offset -1: not a task."""
@@ -332,10 +332,10 @@ class Scheduler:
 
     def _slow(
         self,
-        piece: Piece,
+        piece: StreamPiece,
         portions: _Portions,
         addresses: list[Addresses],
-        placed: Mapping[int, Placed],
+        placed: Mapping[int, PlacedRows],
         wanted: NDArray[np.bool_],
     ) -> Iterator[SlowRead]:
         """The reads of `wanted` portions and fields."""
@@ -371,7 +371,7 @@ class Scheduler:
                 failures[slab] = error
         return opened, failures
 
-    def _whole_blocks(self, piece: Piece) -> Piece:
+    def _whole_blocks(self, piece: StreamPiece) -> StreamPiece:
         """The same rows, read as all blocks with a checksum that hold some of them."""
         rows = self._plan.data.checksum_rows
         read = np.repeat(piece.starts - (np.cumsum(piece.counts) - piece.counts), piece.counts)
@@ -391,7 +391,7 @@ class Scheduler:
         spread = np.full(int(counts.sum()), -1, np.int64)
         of_row = rank[of_row]
         spread[(np.cumsum(counts) - counts)[of_row] + read - starts[of_row]] = places
-        return Piece(starts, counts, spread, piece.stream_rows)
+        return StreamPiece(starts, counts, spread, piece.stream_rows)
 
     def _expected(self, slabs: IntArray, starts: IntArray) -> list[NDArray[np.uint32]]:
         """By field, the checksum of each range; nothing when they are not checked."""
@@ -400,7 +400,7 @@ class Scheduler:
         blocks = self._first_blocks[slabs] + starts // self._plan.data.checksum_rows
         return [of_field[blocks] for of_field in self._checksums]
 
-    def _addresses(self, piece: Piece, skip: int, bases: Addresses) -> list[Addresses]:
+    def _addresses(self, piece: StreamPiece, skip: int, bases: Addresses) -> list[Addresses]:
         """By field, the address of every row that the piece reads, 0 for unwanted ones."""
         unwanted = piece.places < 0
         some_unwanted = bool(unwanted.any())

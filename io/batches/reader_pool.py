@@ -26,7 +26,7 @@ from ..reading import row_copies
 from ..reading.files import SlabFiles
 from ..reading.reader import ReadStats, RowReader
 from .buffer_pool import BufferRing, RingClosed, Slot
-from .read_schedule import PieceReads, Plan, Scheduler, SlowRead
+from .read_schedule import PieceReads, ReadPlan, Scheduler, SlowRead
 
 __all__ = ["STARVED", "Filled", "Filler", "Starved"]
 
@@ -78,7 +78,7 @@ class Filler:
     after close(). stats: one ReadStats for each thread, written by it.
     """
 
-    def __init__(self, plan: Plan, ring: BufferRing, threads: int) -> None:
+    def __init__(self, plan: ReadPlan, ring: BufferRing, threads: int) -> None:
         self._plan, self._ring = plan, ring
         self._files = SlabFiles(plan.data, direct=plan.direct)
         self._scheduler = Scheduler(plan, ring.offsets, self._files)

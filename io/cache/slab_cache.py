@@ -24,7 +24,7 @@ from ..order.partition import IntArray
 from ..reading import row_copies
 from ..reading.reader import RowReader
 from ..reading.shared_index import Group
-from .slab_transfer import Journey, Place, Postman, journeys, travel
+from .slab_transfer import AlltoallComm, NodeSlot, SlabTransfer, plan_transfers, transfer_slabs
 
 __all__ = ["CacheStats", "NodeCache", "NodeGroup"]
 
@@ -32,7 +32,7 @@ _LINE = 64
 _OFFSET_BYTES = 8  # int64
 
 
-class NodeGroup(Group, Postman, Protocol):
+class NodeGroup(Group, AlltoallComm, Protocol):
     """What is needed of hsgd.Comm."""
 
     @property
@@ -124,23 +124,23 @@ class NodeCache:
         if self._travels:  # whoever sends must know where there is room
             slabs.append(np.array([len(self._contents[self._node])], np.int64))
         digest = zlib.crc32(np.concatenate(slabs).tobytes())
-        told = self._comm.allreduce(np.array([busy, digest, -digest], np.int64), op="max")
-        if told[1] != -told[2]:
+        states = self._comm.allreduce(np.array([busy, digest, -digest], np.int64), op="max")
+        if states[1] != -states[2]:
             raise HsgdError(
                 "the ranks want different slabs in the memory of their nodes; give all the same "
                 'epoch and state, and with exchange="comm" the same node_cache_bytes'
             )
-        if told[0]:
+        if states[0]:
             return
         coming = [
             _refill(held, of_node) for held, of_node in zip(self._contents, wanted, strict=True)
         ]
-        trips = self._plan_trips(coming)
+        transfers = self._plan_transfers(coming)
         mine = {slot: slab for slot, slab in coming[self._node].items() if self._is_mine(slot)}
         for slot in mine:
             self._good[slot] = 0  # until the slab is there
-        self.stats.exchanged_bytes += self._travel(trips)
-        arrived = {trip.to.slot for trip in trips if trip.to.node == self._node}
+        self.stats.exchanged_bytes += self._transfer(transfers)
+        arrived = {transfer.to.slot for transfer in transfers if transfer.to.node == self._node}
         with RowReader(self._data) as reader:
             for slot, slab in mine.items():
                 here = slot in arrived or self._load(reader, slab, slot)
@@ -172,7 +172,7 @@ class NodeCache:
         contents = self._contents[self._node]
         return [(n, slab) for n, slab in enumerate(contents) if slab >= 0 and self._good[n]]
 
-    def _owner(self, place: Place) -> int:
+    def _owner(self, place: NodeSlot) -> int:
         """The rank that fills a slot, and sends what is in it: always the same, so that the order
         of its own steps is enough to keep the two apart.
         """
@@ -180,24 +180,24 @@ class NodeCache:
         return ranks[place.slot % len(ranks)]
 
     def _is_mine(self, slot: int) -> bool:
-        return self._owner(Place(self._node, slot)) == self._comm.rank
+        return self._owner(NodeSlot(self._node, slot)) == self._comm.rank
 
-    def _plan_trips(self, coming: Sequence[dict[int, int]]) -> list[Journey]:
+    def _plan_transfers(self, coming: Sequence[dict[int, int]]) -> list[SlabTransfer]:
         """What comes from other nodes; the same on all ranks."""
         if not self._travels:
             return []
         first_of_node = self._nodes[self._node][0] == self._comm.rank
-        told = self._good if first_of_node else self._good[:0]
-        good = self._comm.allgather(told).reshape(len(self._nodes), -1)
-        return journeys(self._contents, good, coming)
+        own_good = self._good if first_of_node else self._good[:0]
+        good = self._comm.allgather(own_good).reshape(len(self._nodes), -1)
+        return plan_transfers(self._contents, good, coming)
 
-    def _travel(self, trips: Sequence[Journey]) -> int:
+    def _transfer(self, transfers: Sequence[SlabTransfer]) -> int:
         """Let slabs come from other nodes; the bytes that this rank got."""
-        if not trips:
+        if not transfers:
             return 0
         slots = len(self._contents[self._node])
         memory = self._memory[: slots * self._slot_bytes].reshape(slots, self._slot_bytes)
-        return travel(self._comm, memory, trips, self._owner)
+        return transfer_slabs(self._comm, memory, transfers, self._owner)
 
     def _rows(self, number: int, slot: int, spec: FieldSpec) -> NDArray[Any]:
         """The rows, or elements, of a slab in a slot."""

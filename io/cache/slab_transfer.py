@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Journey", "Place", "Postman", "journeys", "travel"]
+__all__ = ["AlltoallComm", "NodeSlot", "SlabTransfer", "plan_transfers", "transfer_slabs"]
 
 _ROUND_BYTES = 32 << 20  # that a rank sends, and gets, at once
 _LEAST_BYTES = 64 << 10  # of one slot
 _PAGE = 4096
 
 
-class Postman(Protocol):
+class AlltoallComm(Protocol):
     """What is needed of hsgd.Comm."""
 
     @property
@@ -37,7 +37,7 @@ class Postman(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeSlot:
     """A slot of a node."""
 
     node: int
@@ -45,18 +45,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Journey:
+class SlabTransfer:
     """What a slot holds goes to another."""
 
-    start: Place
-    to: Place
+    start: NodeSlot
+    to: NodeSlot
 
 
-def journeys(
+def plan_transfers(
     contents: Sequence[Sequence[int]],
     good: NDArray[np.uint8],
     coming: Sequence[dict[int, int]],
-) -> list[Journey]:
+) -> list[SlabTransfer]:
     """Where the slabs that nodes need can come from, of those that some node holds.
 
     contents: by node and slot, the slab there, -1 for none. good: likewise, 0 where it is not
@@ -73,30 +73,32 @@ def journeys(
         for slot, slab in slots.items():
             holder = next((other for other in others if slab in where[other]), None)
             if holder is not None:
-                found.append(Journey(Place(holder, where[holder][slab]), Place(node, slot)))
+                found.append(
+                    SlabTransfer(NodeSlot(holder, where[holder][slab]), NodeSlot(node, slot))
+                )
     return found
 
 
-def travel(
-    comm: Postman,
+def transfer_slabs(
+    comm: AlltoallComm,
     memory: NDArray[np.uint8],
-    trips: Sequence[Journey],
-    owner: Callable[[Place], int],
+    transfers: Sequence[SlabTransfer],
+    owner: Callable[[NodeSlot], int],
 ) -> int:
-    """Make all journeys at once; collective, blocking. Returns the bytes that this rank got.
+    """Make all transfers at once; collective, blocking. Returns the bytes that this rank got.
 
-    memory: (slots, bytes) of this node. trips: the same on all ranks, at least one. owner: the rank
-    that alone reads and writes a slot meanwhile.
+    memory: (slots, bytes) of this node. transfers: the same on all ranks, at least one. owner: the
+    rank that alone reads and writes a slot meanwhile.
     """
-    ends = [(owner(trip.start), owner(trip.to)) for trip in trips]
-    # Both lists are in the order of alltoall: by rank, and for one rank in that of the journeys.
+    ends = [(owner(transfer.start), owner(transfer.to)) for transfer in transfers]
+    # Both lists are in the order of alltoall: by rank, and for one rank in that of the transfers.
     leaving = sorted((to, n) for n, (start, to) in enumerate(ends) if start == comm.rank)
     coming = sorted((start, n) for n, (start, to) in enumerate(ends) if to == comm.rank)
     busiest = max(np.bincount(np.array(ends)[:, column]).max() for column in range(2))
     piece = max(_LEAST_BYTES, _ROUND_BYTES // int(busiest) // _PAGE * _PAGE)
     counts = np.bincount(np.array([to for to, _ in leaving], np.int64), minlength=comm.size)
-    from_slots = np.array([trips[n].start.slot for _, n in leaving], np.int64)
-    to_slots = [trips[n].to.slot for _, n in coming]
+    from_slots = np.array([transfers[n].start.slot for _, n in leaving], np.int64)
+    to_slots = [transfers[n].to.slot for _, n in coming]
     for low in range(0, memory.shape[1], piece):
         part = memory[:, low : low + piece]
         sent = part[from_slots].reshape(-1)  # a copy

@@ -277,14 +277,14 @@ def _evenly(advance: Advance, total: int, passes: int, ranks: int) -> Advance:
     The first pass of a rank streams the whole source, the second its own slabs alone.
     """
     moved = total + (total // ranks if passes > 1 else 0)
-    done = told = 0
+    done = shown = 0
 
     def tell(count: int) -> None:
-        nonlocal done, told
+        nonlocal done, shown
         done += count
         now = min(total, done * total // max(1, moved))
-        advance(now - told)
-        told = now
+        advance(now - shown)
+        shown = now
 
     return tell
 

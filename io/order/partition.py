@@ -31,9 +31,9 @@ __all__ = [
     "Cut",
     "EpochOrder",
     "IntArray",
-    "Piece",
     "Range",
     "Share",
+    "StreamPiece",
     "concatenate_ranges",
     "part_in_turn",
     "part_of",
@@ -230,7 +230,7 @@ def part_of(ranges: Sequence[Range], start: int, count: int) -> list[Range]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StreamPiece:
     """What to read next, and where it goes.
 
     Read the dataset rows [starts[i], starts[i] + counts[i]) for all i, one after the other; the
@@ -290,7 +290,7 @@ class EpochOrder:
             return self._window_samples
         return int(np.diff(self._window_ends, prepend=0).max(initial=1))
 
-    def pieces(self, start: int, count: int) -> Iterator[Piece]:
+    def pieces(self, start: int, count: int) -> Iterator[StreamPiece]:
         """The stream from position `start` on, for `count` samples, wrapping around at its end."""
         if count and not 0 <= start < self.num_samples:
             raise ValueError(f"start {start} is outside of a stream of {self.num_samples} samples")
@@ -326,7 +326,7 @@ class EpochOrder:
             rows.append(part)
         return np.concatenate(rows)
 
-    def _pieces(self, start: int, stop: int) -> Iterator[Piece]:
+    def _pieces(self, start: int, stop: int) -> Iterator[StreamPiece]:
         if self._shuffle == "full":
             for low in range(start, stop, self._window_samples):
                 yield self._gather(self._rows[low : min(low + self._window_samples, stop)])
@@ -374,7 +374,7 @@ class EpochOrder:
             order[low:high] = order[low:high][permutation(high - low, *self._key, _BLOCKS, number)]
         return order
 
-    def _window(self, window: int, skip: int, stop: int) -> Piece:
+    def _window(self, window: int, skip: int, stop: int) -> StreamPiece:
         """Stream positions from the `skip`-th of a window to `stop`, read block by block."""
         blocks = slice(window * self._window_blocks, (window + 1) * self._window_blocks)
         starts, counts = self._block_starts[blocks], self._block_counts[blocks]
@@ -384,7 +384,7 @@ class EpochOrder:
         if self._shuffle != "none":
             places[permutation(rows, *self._key, _WINDOW, window)] = np.arange(rows)
         if kept == rows:
-            return Piece(starts, counts, places, rows)
+            return StreamPiece(starts, counts, places, rows)
         places -= skip
         places[(places < 0) | (places >= kept)] = -1
         read = concatenate_ranges(starts, counts)
@@ -392,17 +392,17 @@ class EpochOrder:
         wanted = np.flatnonzero(places >= 0)
         return _merge_near(read[wanted], of_block[wanted], places[wanted])
 
-    def _gather(self, rows: IntArray) -> Piece:
+    def _gather(self, rows: IntArray) -> StreamPiece:
         """`rows` (all different, in the order of the stream), read in the order of the files."""
         places = np.argsort(rows, kind="stable")
         ordered = rows[places]
         return _merge_near(ordered, np.searchsorted(self._stops, ordered, side="right"), places)
 
 
-def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> Piece:
+def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> StreamPiece:
     """Read `rows`, ascending inside each part: near ones share one read, parts do not."""
     if not len(rows):
-        return Piece(rows, rows, places, 0)
+        return StreamPiece(rows, rows, places, 0)
     gaps = np.diff(rows) - 1
     breaks = np.flatnonzero((gaps > _MERGE_GAP) | (gaps < 0) | (np.diff(parts) != 0)) + 1
     firsts = np.concatenate(([0], breaks))
@@ -412,7 +412,7 @@ def _merge_near(rows: IntArray, parts: IntArray, places: IntArray) -> Piece:
     run = np.repeat(np.arange(len(starts)), np.diff(np.append(firsts, len(rows))))
     spread = np.full(int(counts.sum()), -1, np.int64)
     spread[before[run] + rows - starts[run]] = places
-    return Piece(starts, counts, spread, len(rows))
+    return StreamPiece(starts, counts, spread, len(rows))
 
 
 def concatenate_ranges(starts: IntArray, counts: IntArray) -> IntArray:

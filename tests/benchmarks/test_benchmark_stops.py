@@ -115,7 +115,7 @@ def test_memory_can_be_measured_alone(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_batches_with_both_optimizers_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(learn: Any, judge: Any, plan: large_batch.Plan, seed: int) -> float:
+    def train(learn: Any, judge: Any, plan: large_batch.TrainingPlan, seed: int) -> float:
         if plan.batch == 700 and plan.optimizer == "lars":
             sys.exit(143)
         return 90.0
@@ -149,9 +149,15 @@ def test_turns_of_gossip_on_links_are_kept(tmp_path: Path, monkeypatch: pytest.M
     trigger = {"step": 100.0, "all": 2.0}
 
     def measure(rate: str, *_: Any) -> Iterator[list[dict[str, Any]]]:
-        told = {"case": f"4x1@{rate}", "target": 85.0, "reached": True, "steps": 9, "accuracy": 85}
+        report = {
+            "case": f"4x1@{rate}",
+            "target": 85.0,
+            "reached": True,
+            "steps": 9,
+            "accuracy": 85,
+        }
         yield [
-            {**told, "candidate": name, "seconds": seconds, "mbytes": mbytes}
+            {**report, "candidate": name, "seconds": seconds, "mbytes": mbytes}
             for name, seconds, mbytes in (("every-step", 4.0, 8.0), ("budget-13", 2.0, 1.0))
         ]
         sys.exit(143)

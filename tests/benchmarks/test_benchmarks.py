@@ -56,11 +56,11 @@ def run(
     return run_marked([sys.executable, file, *needs_peers, *words], everything, LIMIT_S)
 
 
-def plan(*names: str, sizes: tuple[int, ...] = (8,), **more: Any) -> turns.Plan:
+def plan(*names: str, sizes: tuple[int, ...] = (8,), **more: Any) -> turns.MeasurementPlan:
     collectives = more.setdefault("collectives", ("allreduce",))
     places = more.pop("layouts", (layouts.on_one_node(2),))
     chosen = candidates.select(names, collectives) if names else ()
-    return turns.Plan(sizes, places, chosen, **{"rounds": 1, "budget_s": 0.1, **more})
+    return turns.MeasurementPlan(sizes, places, chosen, **{"rounds": 1, "budget_s": 0.1, **more})
 
 
 def row(name: str, nbytes: int, median_us: float, layout: str = "np2") -> dict[str, Any]:
@@ -306,7 +306,7 @@ def test_the_program_in_c_expects_what_the_pattern_says(
 ) -> None:
     monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
     native, numbers = candidates.JOBS[0], pattern.Pattern(3)
-    place = layouts.Place(layouts.on_one_node(3))
+    place = layouts.Testbed(layouts.on_one_node(3))
     tools = jobs.prepare(native, tmp_path, install=False)
     with jobs.WorkerJob(native, place, tmp_path, tools) as job:
         job.connect()
@@ -417,7 +417,7 @@ def test_layouts_say_where_ranks_run() -> None:
     )
     assert layouts.read_layout("3x2").ranks_of_nodes == (2, 2, 2)
     assert str(spread) == "2 + 1 ranks on 2 nodes at 10gbit/s"
-    assert layouts.Place(layouts.on_one_node(4)).hosts == "localhost:4"
+    assert layouts.Testbed(layouts.on_one_node(4)).hosts == "localhost:4"
 
 
 def test_candidates_that_only_spin_are_left_out_where_cores_are_short() -> None:
@@ -460,19 +460,19 @@ def test_a_peer_counts_as_made_only_when_it_was_made_to_the_end(
     monkeypatch.setenv("HSGD_CACHE", str(tmp_path))
     with pytest.raises(peers.PeerMissing, match="not there yet"):
         peers.mpich_environment(install=False)
-    made = []
+    created = []
 
     def fail(what: str, words: list[str], environment: object = None) -> None:
-        made.append(words)
-        if len(made) == 2:
+        created.append(words)
+        if len(created) == 2:
             raise peers.PeerMissing("MPICH: no network")
 
     monkeypatch.setattr(peers, "_run", fail)
     with pytest.raises(peers.PeerMissing, match="no network"):
         peers.mpich_environment(install=True)
     folder = peers.mpich_environment(install=True)  # from the beginning
-    assert len(made) == 4 and folder.parent == tmp_path / "peers"
-    assert peers.mpich_environment(install=False) == folder and len(made) == 4
+    assert len(created) == 4 and folder.parent == tmp_path / "peers"
+    assert peers.mpich_environment(install=False) == folder and len(created) == 4
 
 
 def test_ratios_compare_with_the_best_peer_of_each_case() -> None:
@@ -589,7 +589,7 @@ def test_a_job_that_ends_takes_its_candidates_with_it() -> None:
 def test_what_had_been_measured_is_kept_when_a_run_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure_one(plan: turns.Plan, found: turns.Run) -> None:
+    def measure_one(plan: turns.MeasurementPlan, found: turns.Run) -> None:
         found.samples[CASE, "hsgd-c"] = [2e-6]
         sys.exit(143)
 

@@ -31,16 +31,16 @@ def test_a_short_run_writes_json_and_a_plot(tmp_path: Path) -> None:
     program = str(ROOT / "benchmarks" / "elastic.py")
     done = run_marked([sys.executable, program, *words], dict(os.environ), LIMIT_S)
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "e.json").read_text())
-    assert told["failures"] == []
-    assert {row["shards"] for row in told["results"] if row["part"] == "study"} == {
+    report = json.loads((tmp_path / "e.json").read_text())
+    assert report["failures"] == []
+    assert {row["shards"] for row in report["results"] if row["part"] == "study"} == {
         "same distribution",
         "label skew",
     }
-    assert {"box", "slow", "study"} == {row["part"] for row in told["results"]}
+    assert {"box", "slow", "study"} == {row["part"] for row in report["results"]}
     keys = {"vs_limit/read/2_workers", "vs_limit/accumulate/1_workers"}
     keys |= {"vs_undisturbed/slow_async/np2", "gain/hybrid/label_skew/2_workers"}
-    assert keys <= told["ratios"].keys()
+    assert keys <= report["ratios"].keys()
     assert (tmp_path / "e.png").stat().st_size > 0
 
 
@@ -92,11 +92,11 @@ def test_a_run_that_is_interrupted_leaves_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"part": "box", "workers": 1, "bytes": 1, "s": [1.0]}
-    told = iter([[{**row, "candidate": "read"}, {**row, "candidate": "copy"}]])
+    report = iter([[{**row, "candidate": "read"}, {**row, "candidate": "copy"}]])
 
     def run(self: Any, layout: Any, words: Any) -> Any:
         try:
-            return next(told)
+            return next(report)
         except StopIteration:
             raise KeyboardInterrupt from None
 

@@ -154,8 +154,8 @@ def test_points_are_paired_over_seeds_with_their_interval() -> None:
 
 def test_seconds_are_compared_where_the_target_was_reached() -> None:
     def row(name: str, seconds: float, reached: bool = True) -> dict[str, object]:
-        told = {"case": "c", "candidate": name, "seconds": seconds}
-        return {**told, "mbytes": 10.0, "reached": reached}
+        report = {"case": "c", "candidate": name, "seconds": seconds}
+        return {**report, "mbytes": 10.0, "reached": reached}
 
     found = gossip_links.ratios([row("every-step", 4), row("a", 2), row("b", 1, False)])
     assert found["vs_peer/time/a/c"] == 2 and not any("/b/" in key for key in found)

@@ -80,8 +80,8 @@ def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path) -> Non
     ) as process:
         assert process.stderr is not None
         try:
-            told = next(line for line in process.stderr if "turn 2 of" in line)
-            assert told == "warm, samples of 3KB, 1 rank(s): turn 2 of 100000\n"
+            report = next(line for line in process.stderr if "turn 2 of" in line)
+            assert report == "warm, samples of 3KB, 1 rank(s): turn 2 of 100000\n"
             process.terminate()
             out, err = process.communicate(timeout=120)
         finally:

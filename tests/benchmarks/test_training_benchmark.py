@@ -115,8 +115,8 @@ def test_a_way_that_tunes_itself_does_so_once_and_long_steps_are_few(
     jobs_of = {"hsgd": Told(0.01), "horovod-tuned": Told(10.0)}
     found: dict[tuple[str, str], training.Samples] = {}
     effort = training.Effort(turns=2, seconds=6.0, tune_s=4.0)
-    place = layouts.Place(layouts.on_one_node(2))
-    training._take_turns(place, jobs_of, {"horovod-tuned"}, "cnn", effort, [], found)  # type: ignore[arg-type]
+    testbed = layouts.Testbed(layouts.on_one_node(2))
+    training._take_turns(testbed, jobs_of, {"horovod-tuned"}, "cnn", effort, [], found)  # type: ignore[arg-type]
     usual = ["setup cnn", "measure 5", "release", "setup cnn", "measure 5", "release"]
     tuned = ["setup cnn", "tune 4.0", "measure 1", "release", "setup cnn", "measure 1", "release"]
     if together:

@@ -88,11 +88,11 @@ def versions_count_changes(comm: Comm, **options: Any) -> None:
         comm.barrier()
         last = 0
         for _ in range(30):
-            made = box.accumulate(np.ones(50, np.float32))
-            assert last < made
+            created = box.accumulate(np.ones(50, np.float32))
+            assert last < created
             last = box.read(out)
             # Between nodes changes of others may be counted before it that are not here yet.
-            assert made <= last or comm.cross_size > 1
+            assert created <= last or comm.cross_size > 1
         comm.barrier()
         box.refresh()
         assert box.read(out) == box.version == 30 * comm.size
@@ -109,10 +109,10 @@ def a_version_that_is_told_is_had(comm: Comm, **options: Any) -> None:
             box.accumulate(ones)
             if push % 8 == 0:
                 box.refresh()
-            told = box.read(out)
-            assert out.min() >= told, (out.min(), told)
-            told, _ = box.elastic([np.zeros(100, np.float32)], -1.0, out)  # the values
-            assert out.min() >= told, (out.min(), told)
+            report = box.read(out)
+            assert out.min() >= report, (out.min(), report)
+            report, _ = box.elastic([np.zeros(100, np.float32)], -1.0, out)  # the values
+            assert out.min() >= report, (out.min(), report)
         comm.barrier()
 
 
@@ -121,8 +121,8 @@ def a_rank_alone_is_told_of_all_its_changes(comm: Comm, **options: Any) -> None:
     with ParameterBox.over(comm, np.zeros(100, np.float32), **SMALL, **options) as box:
         for rank in range(comm.size):
             for _ in range(3 if comm.rank == rank else 0):
-                made = box.accumulate(ones)
-                assert box.read(out) == made
+                created = box.accumulate(ones)
+                assert box.read(out) == created
             comm.barrier()
 
 
@@ -273,12 +273,12 @@ def _missing_owner() -> None:
     box = ParameterBox.over(comm, values, shards=None, timeout_s=FAULT_TIMEOUT_S)
     if comm.rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
-    told = {
+    report = {
         "push": told_by(lambda: box.accumulate(values)),
         "count": told_by(lambda: box.fetch_add(0)),
     }
     box.read(values)  # the node's copy is still there
-    print(json.dumps([told, values.tolist() == [1.0] * 100]), flush=True)
+    print(json.dumps([report, values.tolist() == [1.0] * 100]), flush=True)
     os._exit(1)  # MPI cannot be finalized without the owner; mpirun ends what is left
 
 

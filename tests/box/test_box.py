@@ -127,9 +127,9 @@ def hold(seat: Seat, key: str) -> str:
     """Have a box open until told otherwise."""
     with ParameterBox.attach(key) as box:
         seat.tell("attached")
-        told = seat.pipe.recv()
+        report = seat.pipe.recv()
         box.accumulate(np.ones(10, np.float32))
-    return str(told)
+    return str(report)
 
 
 def test_late_comers_get_the_box_from_whoever_has_it() -> None:
@@ -211,16 +211,16 @@ def use_in_a_fork(seat: Seat) -> Any:
         child = os.fork()
         if child == 0:
             out = np.empty(3, np.float32)
-            told = told_by(lambda: box.read(out))
+            report = told_by(lambda: box.read(out))
             with ParameterBox.attach(key) as own:
                 own.read(out)
-            os.write(write, repr((told, out.tolist())).encode())
+            os.write(write, repr((report, out.tolist())).encode())
             os._exit(0)
         os.waitpid(child, 0)
-        told = eval(os.read(read, 4096))
+        report = eval(os.read(read, 4096))
         os.close(read), os.close(write)
         box.accumulate(np.ones(3, np.float32))
-        return told
+        return report
 
 
 def test_a_forked_child_attaches_by_the_key() -> None:

@@ -145,12 +145,12 @@ def killed(comm: Any, box: Any) -> None:
 
     if comm.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    told = ""
+    result = ""
     try:
         box.close()
     except HsgdError as error:
-        told = f"{type(error).__name__}: {error}"
-    report(comm.rank, closed=told)
+        result = f"{type(error).__name__}: {error}"
+    report(comm.rank, closed=result)
     os._exit(0)  # MPI cannot be finalized without the victim
 
 

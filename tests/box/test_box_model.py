@@ -12,13 +12,13 @@ __all__: list[str] = []
 
 
 def test_chunks_stay_whole_and_no_change_is_lost_whoever_dies(tmp_path: Path) -> None:
-    errors, said = verify("box.pml", tmp_path)
-    assert errors == 0, said
+    errors, output = verify("box.pml", tmp_path)
+    assert errors == 0, output
 
 
 @pytest.mark.parametrize(
     "broken", ["HOME_FIRST", "TELL_FIRST", "NO_SECOND_LOOK", "NO_JOURNAL_CHECK", "NO_SETTLING"]
 )
 def test_the_model_fails_without_each_of_its_rules(tmp_path: Path, broken: str) -> None:
-    errors, said = verify("box.pml", tmp_path, broken)
-    assert errors > 0 and "assertion violated" in said, said
+    errors, output = verify("box.pml", tmp_path, broken)
+    assert errors > 0 and "assertion violated" in output, output

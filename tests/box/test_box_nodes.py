@@ -45,11 +45,11 @@ def test_a_box_over_nodes_keeps_the_same_promises(
 
 def test_an_owner_that_stalls_is_named_and_reads_go_on(cluster: Callable[..., Cluster]) -> None:
     done = cluster(2).mpirun(2, [sys.executable, str(PROGRAM), "missing"], timeout_s=60.0)
-    told, reads = json.loads(done.stdout.splitlines()[0])
-    kind, line = told["push"]
+    report, reads = json.loads(done.stdout.splitlines()[0])
+    kind, line = report["push"]
     assert kind == "CollectiveTimeout" and "\n" not in line
     assert line.startswith("ParameterBox: rank 0, which owns values from place 0, did not answer")
     assert f" {FAULT_TIMEOUT_S:g} s" in line
     line = "ParameterBox: rank 0 did not answer before; make a new box"
-    assert told["count"] == ["HsgdError", line]
+    assert report["count"] == ["HsgdError", line]
     assert reads

@@ -151,9 +151,9 @@ def _objects(rank: int, size: int) -> list[Tensor]:
     seen: list[Any] = [None] * size
     dist.all_gather_object(seen, {"rank": rank, "text": "x" * rank})
     assert seen == [{"rank": k, "text": "x" * k} for k in range(size)]
-    told: list[Any] = [{"from": 0}, rank] if rank == 0 else [None, None]
-    dist.broadcast_object_list(told)
-    assert told == [{"from": 0}, 0]
+    reports: list[Any] = [{"from": 0}, rank] if rank == 0 else [None, None]
+    dist.broadcast_object_list(reports)
+    assert reports == [{"from": 0}, 0]
     handed: list[Any] = [None]
     dist.scatter_object_list(handed, [f"part {k}" for k in range(size)] if rank == 0 else None)
     assert handed == [f"part {rank}"]

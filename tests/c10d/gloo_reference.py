@@ -27,7 +27,7 @@ def over_gloo(size: int, path: str, function: Callable[[int, int], Any]) -> list
     """What function(rank, size) returns on each of `size` ranks of a gloo process group."""
     with Ranks(size) as pool:
         pool.start(_tell, path, size, function)
-        told = [pool.hear(rank) for rank in range(size)]
+        reports = [pool.hear(rank) for rank in range(size)]
         for rank in range(size):
             pool.signal(rank, signal.SIGKILL)
-    return told
+    return reports

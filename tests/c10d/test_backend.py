@@ -161,14 +161,14 @@ def do_move(seat: Seat, path: str, size: int) -> list[str]:
         dist.all_reduce(gaps[::2])
         assert gaps.tolist() == [(1 if k % 2 else size) * k for k in range(9)]
         for dtype in ALL_DTYPES:
-            told = made(rank, 5, dtype)
-            dist.broadcast(told, size - 1)
+            report = made(rank, 5, dtype)
+            dist.broadcast(report, size - 1)
             joined = torch.empty(5 * size, dtype=dtype)
             dist.all_gather_into_tensor(joined, made(rank, 5, dtype))
             places = [torch.empty(1 + rank + source).to(dtype) for source in range(size)]
             dist.all_to_all(places, [made(rank, 1 + rank + to, dtype, to) for to in range(size)])
             expected = [made(source, 1 + source + rank, dtype, rank) for source in range(size)]
-            pairs = [(told, made(size - 1, 5, dtype))]
+            pairs = [(report, made(size - 1, 5, dtype))]
             pairs += [(joined, torch.cat([made(k, 5, dtype) for k in range(size)]))]
             pairs += zip(places, expected, strict=True)
             if any(a.tolist() != b.tolist() for a, b in pairs):

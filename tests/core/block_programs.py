@@ -200,8 +200,8 @@ class Case:
         before = stored.copy()
 
         def is_right(result: Any) -> bool:
-            array, told = (result, received) if self.even else result
-            kept = told == received and digest(stored) == digest(before)
+            array, report = (result, received) if self.even else result
+            kept = report == received and digest(stored) == digest(before)
             return kept and self._is(array, sum(received), np.concatenate(wanted))
 
         out = self._target(sum(received))

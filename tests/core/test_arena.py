@@ -203,11 +203,11 @@ def test_memory_lives_as_long_as_its_last_view(ranks: Ranks) -> None:
 
 def do_ask_wrongly(seat: Seat, path: str) -> list[str]:
     comm = Comm.local(path, seat.rank, 3, PATIENT)
-    told = []
+    reports = []
     for shape, dtype in ((10 + seat.rank // 2, "int8"), (1 << 44, "float64")):
         with pytest.raises((SignatureMismatch, SharedMemoryError)) as error:
             comm.empty(shape, dtype)
-        told.append(str(error.value))
+        reports.append(str(error.value))
     for wrong in ("complex64", "int16", "bfloat16", torch.int16):
         with pytest.raises(TypeError):
             comm.empty(3, wrong)
@@ -216,7 +216,7 @@ def do_ask_wrongly(seat: Seat, path: str) -> list[str]:
     assert comm.empty((0, 4)).shape == (0, 4)
     assert comm.allreduce(comm.empty(3)).tolist() == [0, 0, 0]  # still good
     comm.close()
-    return told
+    return reports
 
 
 def test_wrong_requests_are_refused_alike(ranks: Ranks) -> None:

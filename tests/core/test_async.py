@@ -362,9 +362,9 @@ def do_mismatch(seat: Seat, path: str, size: int) -> str:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_mismatch_is_told_by_its_handle_and_the_queue_goes_on(ranks: Ranks, size: int) -> None:
-    told = ranks.run(do_mismatch, meeting_point(), size, on=range(size))
-    assert len(set(told)) == 1
-    assert '"a"' in told[0] and '"b"' in told[0] and f"rank {size - 1} " in told[0]
+    reports = ranks.run(do_mismatch, meeting_point(), size, on=range(size))
+    assert len(set(reports)) == 1
+    assert '"a"' in reports[0] and '"b"' in reports[0] and f"rank {size - 1} " in reports[0]
 
 
 # --- time limits ---
@@ -530,8 +530,8 @@ def test_ctrl_c_ends_a_wait_at_once_and_tells_the_others(how: str) -> None:
         pool.signal(1, signal.SIGINT)
         assert pool.hear(1) == "interrupted"
         pool.send(0, "go")
-        told, interrupted = [outcome.value for outcome in pool.finish()]
-        assert interrupted == "interrupted" and told.endswith("rank 1 was interrupted")
+        reports, interrupted = [outcome.value for outcome in pool.finish()]
+        assert interrupted == "interrupted" and reports.endswith("rank 1 was interrupted")
 
 
 def _until_asleep(pid: int) -> None:
@@ -735,12 +735,12 @@ def test_the_interpreter_ends_with_open_handles(how: str) -> None:
         for rank in range(2)
     ]
     try:
-        told = [program.communicate(timeout=25) for program in programs]
+        reports = [program.communicate(timeout=25) for program in programs]
     finally:
         for program in programs:
             program.kill()
     codes = [program.returncode for program in programs]
-    assert codes == [int(how == "raises"), 0], told
-    assert ("a bug of the program" in told[0][1]) == (how == "raises")
-    assert "end of the program" in told[1][0]
-    assert ("was finished" in told[1][0]) == (how == "finishes"), told
+    assert codes == [int(how == "raises"), 0], reports
+    assert ("a bug of the program" in reports[0][1]) == (how == "raises")
+    assert "end of the program" in reports[1][0]
+    assert ("was finished" in reports[1][0]) == (how == "finishes"), reports

@@ -432,9 +432,9 @@ def test_ranks_that_call_differently_are_both_named_and_nothing_is_mixed(
 ) -> None:
     for odd in {0, size - 1}:
         args = (meetings[size], size, case, odd)
-        told = ranks.run(do_mismatch, *args, on=range(size))
-        assert len(set(told)) == 1, "all ranks say the same"
-        line, named, ranks_told, names = told[0]
+        reports = ranks.run(do_mismatch, *args, on=range(size))
+        assert len(set(reports)) == 1, "all ranks say the same"
+        line, named, ranks_told, names = reports[0]
         assert "\n" not in line
         usual, other = MISMATCHES[case][2]
         first, second = (other, usual) if odd == 0 else (usual, other)
@@ -449,8 +449,11 @@ def test_ranks_that_call_differently_are_both_named_and_nothing_is_mixed(
 def test_three_different_calls_are_told_by_two_of_them(
     ranks: Ranks, meetings: dict[int, str], size: int
 ) -> None:
-    told = ranks.run(do_all_differ, meetings[size], size, on=range(size))
-    assert set(told) == {told[0]} and "rank 0 sent 1 float64, rank 1 sent 1000 float64" in told[0]
+    reports = ranks.run(do_all_differ, meetings[size], size, on=range(size))
+    assert (
+        set(reports) == {reports[0]}
+        and "rank 0 sent 1 float64, rank 1 sent 1000 float64" in reports[0]
+    )
 
 
 def do_all_differ(seat: Seat, path: str, size: int) -> str:

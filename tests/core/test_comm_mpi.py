@@ -276,8 +276,8 @@ def test_a_job_of_which_a_rank_is_killed_ends_with_a_message(
     done = job(layout, f"kill {rank}")
     assert done.returncode != 0
     # hsgd, the launcher and Open MPI's transport, which sees a connection end, race to tell it.
-    told = done.stdout + done.stderr
-    assert any(words in told for words in ("died", "signal 9", "Socket closed")), told
+    result = done.stdout + done.stderr
+    assert any(words in result for words in ("died", "signal 9", "Socket closed")), result
 
 
 @pytest.mark.parametrize("layout", [NODES[0], NODES[2]], ids=str)
@@ -412,18 +412,18 @@ def run_mismatches(comm: Any) -> dict[str, str]:
         ),
         "name": lambda data: comm.allreduce(data, out=data, name="a" if last else "b"),
     }
-    told = {}
+    result = {}
     for case, call in cases.items():
         data = np.full(300_000, comm.rank + 1.0)
         try:
             call(data)
-            told[case] = "no error"
+            result[case] = "no error"
         except SignatureMismatch as error:
-            told[case] = str(error)
+            result[case] = str(error)
         assert (data == comm.rank + 1.0).all(), f"{case}: the buffer was touched"
         for count in (5, 100_000):
             assert (comm.allreduce(np.ones(count)) == comm.size).all(), f"{case}: broken afterwards"
-    return told
+    return result
 
 
 def place_of(owner: Any) -> dict[str, int]:
@@ -465,13 +465,13 @@ def run_splits(world: Any, comm: Any) -> list[str]:
         [(-1 if rank == 0 else rank // 3, rank % 2) for rank in range(size)],
     ]
     for table in tables:
-        part, told = split_and_check(comm, table)
+        part, result = split_and_check(comm, table)
         leaf = None
         if part is not None:
             leaf, more = split_and_check(part, [(rank % 2, -rank) for rank in range(part.size)])
-            told += more
+            result += more
         comms = {0: comm, 1: part, 2: leaf}
-        wrong += told + together({mark: each for mark, each in comms.items() if each}, 10)
+        wrong += result + together({mark: each for mark, each in comms.items() if each}, 10)
         for each in (leaf, part):
             if each is not None:
                 each.close()
@@ -522,9 +522,9 @@ def run_everything(world: Any) -> None:
 
     facts: dict[str, Any] = {}
     with hsgd.Comm() as comm:
-        told = run_mismatches(comm) if comm.size > 1 else {}
+        result = run_mismatches(comm) if comm.size > 1 else {}
         wrong_splits = world.gather(run_splits(world, comm))
-        gathered = world.gather((run_results(world, comm), run_broadcasts(comm), told))
+        gathered = world.gather((run_results(world, comm), run_broadcasts(comm), result))
         blocks = world.gather(run_blocks(world))
         facts["places of Comm()"] = world.gather(place_of(comm))
     if gathered and wrong_splits:

@@ -43,9 +43,11 @@ def test_threads_with_a_communicator_each_work_at_once(
 def test_a_thread_that_may_not_call_mpi_is_refused_on_all_ranks(
     cluster: Callable[..., Cluster], level: str
 ) -> None:
-    for refused, made in outcomes(cluster(2), level):
+    for refused, created in outcomes(cluster(2), level):
         assert refused.startswith("HsgdError: collectives between nodes, in this thread: MPI was ")
-        assert made.startswith("HsgdError: set-up over MPI: MPI was initialized for MPI_THREAD_FUN")
+        assert created.startswith(
+            "HsgdError: set-up over MPI: MPI was initialized for MPI_THREAD_FUN"
+        )
         assert "thread_level = 'multiple'" in refused and "\n" not in refused
 
 

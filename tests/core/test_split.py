@@ -128,8 +128,8 @@ def do_call_something_else(seat: Seat, path: str, call: str) -> str:
 
 @pytest.mark.parametrize("call", ["barrier", "allreduce"])
 def test_a_rank_that_calls_something_else_is_told_apart(ranks: Ranks, call: str) -> None:
-    told = ranks.run(do_call_something_else, meeting_point(), call, on=range(3))
-    assert len(set(told)) == 1 and '"split"' in told[0] and "rank 2 " in told[0]
+    reports = ranks.run(do_call_something_else, meeting_point(), call, on=range(3))
+    assert len(set(reports)) == 1 and '"split"' in reports[0] and "rank 2 " in reports[0]
 
 
 def do_split_without_descriptors(seat: Seat, path: str, poor: int) -> str:
@@ -161,11 +161,11 @@ def do_split_without_descriptors(seat: Seat, path: str, poor: int) -> str:
 def test_who_cannot_take_part_is_named_to_its_color_and_others_go_on(
     ranks: Ranks, poor: int
 ) -> None:
-    told = ranks.run(do_split_without_descriptors, meeting_point(), poor)
-    assert told[2:] == ["", ""]
-    assert told[0] == told[1]
-    assert told[0].startswith(f"split: rank {poor} cannot take part: ")
-    assert "file descriptors" in told[0] and "ulimit -n" in told[0]
+    reports = ranks.run(do_split_without_descriptors, meeting_point(), poor)
+    assert reports[2:] == ["", ""]
+    assert reports[0] == reports[1]
+    assert reports[0].startswith(f"split: rank {poor} cannot take part: ")
+    assert "file descriptors" in reports[0] and "ulimit -n" in reports[0]
 
 
 def do_split_until_lost(seat: Seat, path: str, size: int) -> str:

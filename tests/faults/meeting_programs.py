@@ -80,9 +80,9 @@ def start(body: Callable[[], Any], user: int) -> tuple[int, int]:
 
 def finish(pid: int, pipe: int) -> Any:
     with os.fdopen(pipe, "rb") as read:
-        said = read.read()
+        output = read.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return json.loads(said) if code == 0 else f"exit code {code}"
+    return json.loads(output) if code == 0 else f"exit code {code}"
 
 
 # --- ranks ---
@@ -251,12 +251,12 @@ def main() -> None:
     task = sys.argv[5] if len(sys.argv) > 5 else "comm"
     body = functools.partial(run_rank, task)
     processes = [start(functools.partial(body, rank, ranks), USER) for rank in range(ranks)]
-    told = [finish(*process) for process in processes]
+    reports = [finish(*process) for process in processes]
     seen = None
     if stranger is not None:
         os.kill(stranger[0], signal.SIGTERM)
         seen = finish(*stranger)
-    print(json.dumps({"ranks": told, "stranger": seen}))
+    print(json.dumps({"ranks": reports, "stranger": seen}))
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def do_until_told(
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     held = set(os.listdir("/proc/self/fd"))
     comm = None
-    told = None
+    report = None
     seat.wait_for_all()
     try:
         if is_victim and scenario.call == "set-up":
@@ -182,11 +182,11 @@ def do_until_told(
         while not comm.closed:
             do_call(comm, scenario.call, data)
     except HsgdError as error:
-        told = Told(type(error).__name__, str(error), error.rank, time.monotonic())
+        report = Told(type(error).__name__, str(error), error.rank, time.monotonic())
     if comm is not None:
         comm.close()
     data = None  # a shared array keeps its memory
-    return told, what_is_left(held)
+    return report, what_is_left(held)
 
 
 def what_is_left(held: set[str]) -> list[str]:
@@ -245,13 +245,13 @@ def fallen(
 
 
 def survivors_told(pool: Ranks, victim: int) -> list[Told]:
-    told = []
+    reports = []
     for outcome in pool.finish(on=[rank for rank in range(len(pool)) if rank != victim]):
         assert outcome.error is None, outcome.trace
         line, left = outcome.value
         assert left == []
-        told.append(line)
-    return told
+        reports.append(line)
+    return reports
 
 
 def check_names(told: Told, victim: int) -> None:
@@ -265,11 +265,11 @@ def test_a_rank_killed_at_a_point_is_named_by_every_survivor(point: str) -> None
     timeout_s = lambda scenario: TIMEOUT_S if scenario.late else PATIENT_S  # noqa: E731
     with fallen(point, timeout_s, signal.SIGKILL) as jobs:
         for scenario, pool, victim, killed in jobs:
-            for told in survivors_told(pool, victim):
-                check_names(told, victim)
-                assert told.kind in (EITHER if scenario.late else ("PeerLost",)), told
+            for report in survivors_told(pool, victim):
+                check_names(report, victim)
+                assert report.kind in (EITHER if scenario.late else ("PeerLost",)), report
                 bound_s = DETECTED_S + (TIMEOUT_S if scenario.late else 0)
-                assert told.when - killed < bound_s, (len(pool), told)
+                assert report.when - killed < bound_s, (len(pool), report)
 
 
 @pytest.mark.parametrize("point", short_form("chaos", SCENARIOS))
@@ -277,12 +277,12 @@ def test_a_rank_stopped_at_a_point_is_named_at_the_deadline_and_learns_of_it(poi
     with fallen(point, lambda _: TIMEOUT_S, signal.SIGSTOP) as jobs:
         try:
             for scenario, pool, victim, stopped in jobs:
-                for told in survivors_told(pool, victim):
-                    check_names(told, victim)
+                for report in survivors_told(pool, victim):
+                    check_names(report, victim)
                     kinds = EITHER if scenario.call == "close" else ("CollectiveTimeout",)
-                    assert told.kind in kinds, told
+                    assert report.kind in kinds, report
                     bound_s = TIMEOUT_S + DETECTED_S
-                    assert told.when - stopped < bound_s, (len(pool), told)
+                    assert report.when - stopped < bound_s, (len(pool), report)
         finally:
             for _, pool, victim, _ in jobs:
                 pool.signal(victim, signal.SIGCONT)
@@ -290,9 +290,9 @@ def test_a_rank_stopped_at_a_point_is_named_at_the_deadline_and_learns_of_it(poi
         for scenario, pool, victim, _ in jobs:
             (outcome,) = pool.finish(on=[victim])
             assert outcome.error is None, outcome.trace
-            told, left = outcome.value
+            report, left = outcome.value
             assert left == []
-            assert (told is None) == (scenario.call == "close"), told
+            assert (report is None) == (scenario.call == "close"), report
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -306,10 +306,10 @@ def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -
         assert pool.hear(victim) == "reached"
         pool.signal(victim, signal.SIGSTOP)
         try:
-            for told in survivors_told(pool, victim):
-                assert told.kind == "CollectiveTimeout" and told.rank == victim
-                assert told.line.startswith(f"empty: rank {victim} (pid {pool.pid(victim)}, ")
-                assert "did not come to share its memory within 1 s" in told.line
+            for report in survivors_told(pool, victim):
+                assert report.kind == "CollectiveTimeout" and report.rank == victim
+                assert report.line.startswith(f"empty: rank {victim} (pid {pool.pid(victim)}, ")
+                assert "did not come to share its memory within 1 s" in report.line
         finally:
             pool.signal(victim, signal.SIGCONT)
             pool.send(victim, "go on")

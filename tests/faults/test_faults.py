@@ -53,14 +53,14 @@ def do_until_error(
         for _ in range(1_000_000):
             CALLS[call](comm, data)
     except HsgdError as error:
-        told = (type(error).__name__, str(error), rank_of(error), time.monotonic())
+        report = (type(error).__name__, str(error), rank_of(error), time.monotonic())
     if then == "exit":
-        seat.tell(told)
+        seat.tell(report)
         os._exit(1)
     with pytest.raises(HsgdError, match="broken since an earlier error"):
         comm.barrier()
     comm.close()
-    return told
+    return report
 
 
 def rank_of(error: HsgdError) -> int:
@@ -129,8 +129,8 @@ def test_a_rank_killed_while_it_works_is_named_by_all_even_if_some_exit(
         pool.signal(victim, signal.SIGKILL)
         killed = time.monotonic()
         for rank in set(range(size)) - {victim}:
-            told = pool.hear(rank) if then == "exit" else pool.finish(on=[rank])[0].value
-            _check_peer_lost(told, victim, pid, killed)
+            report = pool.hear(rank) if then == "exit" else pool.finish(on=[rank])[0].value
+            _check_peer_lost(report, victim, pid, killed)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -177,9 +177,9 @@ def do_close_early(seat: Seat, path: str, size: int, call: str) -> Told | None:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rank_that_closes_early_is_named_to_those_who_wait(size: int, call: str) -> None:
     with Ranks(size) as pool:
-        for told in pool.run(do_close_early, meeting_point(), size, call)[:-1]:
-            assert told[2] == size - 1
-            assert told[1].endswith("closed its communicator")
+        for reports in pool.run(do_close_early, meeting_point(), size, call)[:-1]:
+            assert reports[2] == size - 1
+            assert reports[1].endswith("closed its communicator")
 
 
 def do_finish_and_close(seat: Seat, path: str, size: int, rounds: int) -> int:

@@ -170,9 +170,9 @@ def run_parts(comm: Any, leaver: int, skew: str) -> None:
     if comm.local_rank != leaver % 2:
         work(part)
     else:
-        with pytest.raises(PeerLost, match="closed its communicator") as told:
+        with pytest.raises(PeerLost, match="closed its communicator") as raised:
             work(part)
-        assert told.value.rank == leaver // 2
+        assert raised.value.rank == leaver // 2
     work(comm)
 
 

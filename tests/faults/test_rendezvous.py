@@ -33,8 +33,8 @@ def run(ranks: int, descriptors: int, somaxconn: int, *stranger: str) -> dict[st
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return output
 
 
 @pytest.mark.parametrize("ranks", [32, 64, 128])
@@ -47,30 +47,30 @@ def test_ranks_meet_where_a_listener_lets_only_few_of_them_wait() -> None:
 
 
 def test_another_user_who_took_the_name_is_told_nothing_and_named_at_once() -> None:
-    said = run(3, 1024, 0, "take_the_name")
-    assert said["stranger"]["bytes"] == said["stranger"]["descriptors"] == 0
-    assert said["stranger"]["connections"] >= 2
-    for line in said["ranks"]:
+    output = run(3, 1024, 0, "take_the_name")
+    assert output["stranger"]["bytes"] == output["stranger"]["descriptors"] == 0
+    assert output["stranger"]["connections"] >= 2
+    for line in output["ranks"]:
         assert line.startswith(f"ValueError: set-up at {NAME}: a process of another user")
         assert f"uid {STRANGER}" in line
 
 
 def test_another_user_who_floods_every_door_and_guesses_names_harms_nobody() -> None:
-    said = run(4, 1024, 0, "flood")
-    assert said["ranks"] == ["ok"] * 4
-    assert said["stranger"]["connections"] > 0
-    assert said["stranger"]["bytes"] == said["stranger"]["descriptors"] == 0
+    output = run(4, 1024, 0, "flood")
+    assert output["ranks"] == ["ok"] * 4
+    assert output["stranger"]["connections"] > 0
+    assert output["stranger"]["bytes"] == output["stranger"]["descriptors"] == 0
 
 
 def test_another_user_who_took_the_name_of_a_box_is_named_at_once() -> None:
-    said = run(2, 1024, 0, "take_the_key", "box")
-    assert said["stranger"]["bytes"] == said["stranger"]["descriptors"] == 0
-    for line in said["ranks"]:
+    output = run(2, 1024, 0, "take_the_key", "box")
+    assert output["stranger"]["bytes"] == output["stranger"]["descriptors"] == 0
+    for line in output["ranks"]:
         assert line.startswith("ValueError: ParameterBox: a process of another user")
         assert f"uid {STRANGER}" in line and f'"{KEY}"' in line
 
 
 def test_ranks_wait_while_other_jobs_have_all_descriptors_of_the_user_under_way() -> None:
-    said = run(4, 1024, 0, "hoard")
-    assert said["ranks"] == ["ok"] * 4
-    assert said["stranger"] >= 4
+    output = run(4, 1024, 0, "hoard")
+    assert output["ranks"] == ["ok"] * 4
+    assert output["stranger"] >= 4

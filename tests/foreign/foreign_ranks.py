@@ -38,10 +38,10 @@ def run_ranks(
             )
         )
     try:
-        said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+        output = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    assert [process.returncode for process in ranks] == [0] * size, "\n".join(said)
-    return said
+    assert [process.returncode for process in ranks] == [0] * size, "\n".join(output)
+    return output

@@ -33,5 +33,5 @@ def large_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_shared_memory_works_with_large_pages(large_pages: Path, page_bytes: int) -> None:
     words = ["torch"] if page_bytes == 64 << 10 else []
     variables = {"LD_PRELOAD": str(large_pages), "PAGE_BYTES": str(page_bytes)}
-    said = run_ranks(*words, size=3, variables=variables)
-    assert said == [f"all is well with pages of {page_bytes} bytes\n"] * 3
+    output = run_ranks(*words, size=3, variables=variables)
+    assert output == [f"all is well with pages of {page_bytes} bytes\n"] * 3

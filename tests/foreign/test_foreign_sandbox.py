@@ -28,23 +28,23 @@ NOBODY = 65534
 
 @pytest.mark.parametrize("code", ["ENOSYS", "EPERM"])
 def test_ranks_of_other_pid_namespaces_live_where_pidfds_are_refused(code: str) -> None:
-    said = run_ranks(f"refuse={code}", prefix=OTHER_PIDS)
-    assert all(line.startswith("all is well") for line in said), said
+    output = run_ranks(f"refuse={code}", prefix=OTHER_PIDS)
+    assert all(line.startswith("all is well") for line in output), output
 
 
 @pytest.mark.parametrize("prefix", [(), OTHER_PIDS], ids=["same pids", "own pids"])
 def test_a_death_is_told_before_the_deadline_where_pidfds_are_refused(
     prefix: tuple[str, ...],
 ) -> None:
-    said = run_ranks("dies", "refuse=ENOSYS", size=3, prefix=prefix)
-    for line in (said[0], said[2]):
+    output = run_ranks("dies", "refuse=ENOSYS", size=3, prefix=prefix)
+    for line in (output[0], output[2]):
         assert re.match(r"PeerLost: barrier #2: rank 1 \(pid \d+, .+\) died", line), line
 
 
 def test_an_ordinary_user_with_few_files_and_a_small_dev_shm() -> None:
     mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$0" "$@"'
-    said = run_ranks("files=80", f"uid={NOBODY}", prefix=(*SMALL_SHM, mount))
-    assert all(line.startswith("all is well") for line in said), said
+    output = run_ranks("files=80", f"uid={NOBODY}", prefix=(*SMALL_SHM, mount))
+    assert all(line.startswith("all is well") for line in output), output
 
 
 def test_too_little_room_for_addresses_is_an_error_with_numbers() -> None:

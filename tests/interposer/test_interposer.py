@@ -262,8 +262,8 @@ def test_fault_tolerant_programs_see_the_same_error_classes(
     if interposed:
         env |= {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"}
     done = run_marked(argv, env, LIMIT_S)
-    said = done.stdout.split()
-    assert said.count("fine") == 2 and said.count("died") >= 1, done.stdout + done.stderr
+    output = done.stdout.split()
+    assert output.count("fine") == 2 and output.count("died") >= 1, done.stdout + done.stderr
     assert "not true" not in done.stderr
     assert ("hsgd: error: allreduce" in done.stderr) == interposed
 
@@ -413,11 +413,13 @@ def test_ranks_that_come_late_are_waited_for_with_a_warning(
     """MPI knows no deadline, so hsgd has one only where the user sets it."""
     done = run(3, "late", *map(str, late), env={"HSGD_TIMEOUT_S": ""})
     assert calls(done) == (2, 0)
-    said = [line for line in done.stderr.splitlines() if "hsgd: " in line]
-    assert any("warning: set-up over MPI: not all of 3 ranks came" in line for line in said), said
+    output = [line for line in done.stderr.splitlines() if "hsgd: " in line]
+    assert any("warning: set-up over MPI: not all of 3 ranks came" in line for line in output), (
+        output
+    )
     names = ", ".join(rf"rank {rank} \([^)]*\)" for rank in late)
     text = rf"warning: allreduce #2: not finished within 0.5 s: {names} did not .*waiting on"
-    assert any(re.search(text, line) for line in said), said
+    assert any(re.search(text, line) for line in output), output
 
 
 def test_a_late_rank_is_named_on_its_node_where_ranks_alternate_between_nodes(
@@ -484,11 +486,11 @@ def test_nodes_exchange_the_least_that_an_allreduce_can(
         timeout_s=LIMIT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
-    assert set(told) == {
+    report = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    assert set(report) == {
         f"{name} {what}" for name in ("node1", "node2") for what in ("sent", "wire")
     }
-    for name, value in told.items():  # 2 (N - 1) / N of the payload, N = 2
+    for name, value in report.items():  # 2 (N - 1) / N of the payload, N = 2
         assert int(value) == pytest.approx(MOVED_BYTES, rel=0.05 if "wire" in name else 0.01), name
 
 

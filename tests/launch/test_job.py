@@ -139,9 +139,9 @@ REFUSED = {
 @pytest.mark.parametrize("launcher", REFUSED)
 def test_a_launcher_that_started_more_ranks_than_mpi_sees_is_named(launcher: str) -> None:
     environ, text = REFUSED[launcher]
-    with pytest.raises(LaunchError, match=OPEN_MPI) as told:
+    with pytest.raises(LaunchError, match=OPEN_MPI) as raised:
         launcher_variables.refuse_alone(1, OPEN_MPI, environ)
-    assert text in str(told.value) and "\n" not in str(told.value)
+    assert text in str(raised.value) and "\n" not in str(raised.value)
 
 
 ALONE = {

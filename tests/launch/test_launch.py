@@ -71,8 +71,8 @@ def fake_job(done: CompletedProcess[str]) -> tuple[list[str], dict[str, str]]:
     """Words and environment that the fake mpirun was started with."""
     lines = [line for line in done.stdout.splitlines() if line.startswith("FAKE LAUNCHER ")]
     assert lines, done.stderr
-    told: dict[str, Any] = json.loads(lines[-1].removeprefix("FAKE LAUNCHER "))
-    return told["words"], told["environ"]
+    report: dict[str, Any] = json.loads(lines[-1].removeprefix("FAKE LAUNCHER "))
+    return report["words"], report["environ"]
 
 
 def test_horovodrun_help_teaches_the_plugin_flag(site: SiteCopy) -> None:

@@ -124,9 +124,9 @@ def test_an_installed_wheel_hooks_the_start_and_an_uninstall_removes_all(
 
 
 def test_without_an_mpi_the_build_says_so_and_leaves_the_mpi_parts_out(tmp_path: Path) -> None:
-    made, output = build_wheel(tmp_path, MPICC=str(tmp_path / "no-mpicc"))
+    created, output = build_wheel(tmp_path, MPICC=str(tmp_path / "no-mpicc"))
     assert "without the MPI parts" in output
-    natives = {Path(n).name.partition(".")[0] for n in names_in(made) if n.endswith(".so")}
+    natives = {Path(n).name.partition(".")[0] for n in names_in(created) if n.endswith(".so")}
     assert natives == {"_native", "libhsgd_core", "libhsgd_io"}
 
 

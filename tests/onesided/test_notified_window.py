@@ -237,18 +237,18 @@ def test_a_rank_that_stalls_on_another_node_ends_waits_and_writes_in_time(
     cluster: Callable[..., Cluster],
 ) -> None:
     done = cluster(2).mpirun(2, [sys.executable, str(PROGRAM), "stalled"], timeout_s=60.0)
-    told = json.loads(done.stdout.splitlines()[0])
-    assert all("\n" not in line for _, line in told.values())
-    kind, line = told["wait"]
+    report = json.loads(done.stdout.splitlines()[0])
+    assert all("\n" not in line for _, line in report.values())
+    kind, line = report["wait"]
     assert kind == "CollectiveTimeout"
     assert line.startswith(f"wait_any: after {FAULT_TIMEOUT_S:g} s slot 0 of rank 0, which rank 1")
-    kind, line = told["full"]
+    kind, line = report["full"]
     assert kind == "QueueFull" and "version 1 for slot 2 of rank 1: all 1 operations" in line
     assert "the oldest version 1 for slot 1 of rank 1" in line
-    kind, line = told["write"]
+    kind, line = report["write"]
     assert kind == "CollectiveTimeout"
     assert f"version 1 for slot 1 of rank 1 was not delivered within {FAULT_TIMEOUT_S:g} s" in line
-    assert told["after"] == told["write"]  # what follows a write that is lost cannot be trusted
+    assert report["after"] == report["write"]  # what follows a write that is lost cannot be trusted
 
 
 def test_a_rank_that_dies_on_another_node_ends_the_job(cluster: Callable[..., Cluster]) -> None:
@@ -304,12 +304,12 @@ def use_in_a_fork(seat: Seat, path: str) -> list[str]:
         os.write(write, json.dumps(told_by(lambda: window.test(0))).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    told: list[str] = json.loads(os.read(read, 4096))
+    report: list[str] = json.loads(os.read(read, 4096))
     os.close(read)
     os.close(write)
     window.put_notify(np.ones(4), 0, 0, 1)
     assert window.wait_any([0]) == (0, 1)
-    return told
+    return report
 
 
 def test_a_forked_child_may_not_use_a_window() -> None:

@@ -237,8 +237,8 @@ def _fault(how: str) -> None:
         full = told_by(lambda: window.put_notify(data, victim, 2, 1, timeout_s=0.0))
         write = told_by(lambda: window.drain(10 * FAULT_TIMEOUT_S))
         after = told_by(lambda: window.put_notify(data, victim, 2, 1))
-        told = {"wait": wait, "full": full, "write": write, "after": after}
-        print(json.dumps(told), flush=True)
+        report = {"wait": wait, "full": full, "write": write, "after": after}
+        print(json.dumps(report), flush=True)
         os._exit(1)  # MPI cannot be finalized without the victim; mpirun ends what is left
     signal.pause()
 

@@ -139,11 +139,11 @@ def check_python(words: list[str]) -> None:
         assert (ROOT / words[0]).is_file(), f"{words[0]} is not there"
         program, options = [words[0]], words[1:]
     command = [sys.executable, *program, "--help"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=JOB_S)
-    assert told.returncode == 0, told.stderr
+    report = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=JOB_S)
+    assert report.returncode == 0, report.stderr
     for option in options:
         if option.startswith("--"):
-            assert re.search(rf"{option.split('=')[0]}\b", told.stdout), (
+            assert re.search(rf"{option.split('=')[0]}\b", report.stdout), (
                 f"{program} has no {option}"
             )
 

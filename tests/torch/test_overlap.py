@@ -24,11 +24,11 @@ def test_a_short_run_writes_json_and_a_timeline(tmp_path: Path, virtual_nodes: N
     program = str(ROOT / "benchmarks" / "overlap.py")
     done = run_marked([sys.executable, program, *words], dict(os.environ), LIMIT_S)
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "o.json").read_text())
-    assert told["failures"] == [] and told["timeline"]
-    candidates = {row.get("candidate") for row in told["results"]}
+    report = json.loads((tmp_path / "o.json").read_text())
+    assert report["failures"] == [] and report["timeline"]
+    candidates = {row.get("candidate") for row in report["results"]}
     assert candidates >= {"communication", *overlap.ON_ONE_NODE}
-    assert {"vs_ddp/tree_overlap/np2/mlp", "vs_peer/put_notify/1MB"} <= told["ratios"].keys()
+    assert {"vs_ddp/tree_overlap/np2/mlp", "vs_peer/put_notify/1MB"} <= report["ratios"].keys()
     assert (tmp_path / "o.png").stat().st_size > 0
 
 

@@ -258,13 +258,13 @@ def with_a_death_among_many(seat: Seat, path: str, size: int) -> str:
             seat.pipe.recv()
         late = [hvd.allreduce_async(torch.ones(1), name=f"late.{n}") for n in range(5)]
         seat.tell("submitted")
-        with pytest.raises(hvd.HorovodInternalError) as told:
+        with pytest.raises(hvd.HorovodInternalError) as raised:
             hvd.synchronize(late[-1])
         for handle in early:
             assert hvd.synchronize(handle).tolist() == [1.0]
         with pytest.raises(hvd.HorovodInternalError):
             hvd.synchronize(late[0])
-        return str(told.value)
+        return str(raised.value)
 
 
 def test_what_ended_well_before_a_death_is_not_lost() -> None:
@@ -338,11 +338,11 @@ def leaving(seat: Seat, path: str, size: int) -> str:
     with job(seat, path, size) as hvd:
         if seat.rank == 0:
             return ""
-        with pytest.raises(hvd.HorovodInternalError) as told:
+        with pytest.raises(hvd.HorovodInternalError) as raised:
             hvd.allreduce(torch.ones(1), name="alone")
         with pytest.raises(hvd.HorovodInternalError):
             hvd.allreduce(torch.ones(1), name="after")
-        return str(told.value)
+        return str(raised.value)
 
 
 def test_ranks_hear_when_another_shuts_down(ranks: Ranks) -> None:
@@ -355,9 +355,9 @@ def with_a_death(seat: Seat, path: str, size: int) -> tuple[str, str]:
         seat.tell(os.getpid())
         if seat.rank == 0:
             seat.pipe.recv()
-        with pytest.raises(hvd.HorovodInternalError) as told:
+        with pytest.raises(hvd.HorovodInternalError) as raised:
             hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="x"))
-        return str(told.value), type(told.value.__cause__).__name__
+        return str(raised.value), type(raised.value.__cause__).__name__
 
 
 def test_a_death_is_an_internal_error_that_names_the_rank() -> None:
@@ -398,10 +398,10 @@ def stalled(seat: Seat, path: str, size: int, shutdown_s: str, blocking: bool = 
             if shutdown_s != "0":
                 if seat.rank != 1:
                     start_lost = hvd.allreduce if blocking else hvd.allreduce_async
-                    with pytest.raises(hvd.HorovodInternalError, match="Will shutdown") as told:
+                    with pytest.raises(hvd.HorovodInternalError, match="Will shutdown") as raised:
                         hvd.synchronize(start_lost(torch.ones(1), name="lost"))
                     seat.tell("failed")
-                    kept.lines.append(str(told.value))
+                    kept.lines.append(str(raised.value))
                 seat.pipe.recv()
                 return kept.lines
             if seat.rank != 1:

@@ -71,9 +71,9 @@ def test_a_job_ends_without_a_report_of_leaks(name: str, tmp_path: Path) -> None
     ]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=120)
-            assert rank.returncode == 0, said
-            assert "nanobind: leaked" not in said
+            _, output = rank.communicate(timeout=120)
+            assert rank.returncode == 0, output
+            assert "nanobind: leaked" not in output
     finally:
         for rank in ranks:
             rank.kill()

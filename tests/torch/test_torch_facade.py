@@ -134,17 +134,17 @@ def test_the_table_has_every_name() -> None:
     ],
 )
 def test_a_variable_that_cannot_be_read_is_named(variable: str, text: str) -> None:
-    from hsgd.torch.settings import Settings
+    from hsgd.torch.settings import HorovodSettings
 
     with pytest.raises(ValueError, match=f"{variable}={text}: expected seconds from 0"):
-        Settings.from_env({variable: text})
+        HorovodSettings.from_env({variable: text})
 
 
 def test_variables_have_horovods_defaults() -> None:
-    from hsgd.torch.settings import Settings
+    from hsgd.torch.settings import HorovodSettings
 
-    assert Settings.from_env({}) == Settings(True, 60.0, 0.0, None, False)
-    read = Settings.from_env(
+    assert HorovodSettings.from_env({}) == HorovodSettings(True, 60.0, 0.0, None, False)
+    read = HorovodSettings.from_env(
         {
             "HOROVOD_STALL_CHECK_DISABLE": "1",
             "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
@@ -152,4 +152,4 @@ def test_variables_have_horovods_defaults() -> None:
             "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
         }
     )
-    assert read == Settings(False, 5.0, 0.0, "/tmp/t", True)
+    assert read == HorovodSettings(False, 5.0, 0.0, "/tmp/t", True)

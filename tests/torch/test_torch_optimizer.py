@@ -270,7 +270,7 @@ def adversaries(seat: Seat, path: str, size: int) -> None:
         torch.manual_seed(0)
         nets = {"g": nn.Linear(2, 2), "d": nn.Linear(2, 1)}
         twins = copy.deepcopy(nets)
-        made = {
+        created = {
             name: hvd.DistributedOptimizer(
                 torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(name)
             )
@@ -280,7 +280,7 @@ def adversaries(seat: Seat, path: str, size: int) -> None:
         for step in range(4):
             noise = torch.randn(size, 2, generator=torch.Generator().manual_seed(step))
             for models, optimizers, rows in (
-                (nets, made, slice(seat.rank, seat.rank + 1)),
+                (nets, created, slice(seat.rank, seat.rank + 1)),
                 (twins, plain, slice(None)),
             ):
                 fake = models["g"](noise[rows])
@@ -599,17 +599,17 @@ def train_elastically(seat: Seat, path: str, size: int, strategy: str) -> Any:
             strategy_options={"moving_rate": 0.2, "update_interval": 2},
         )
         train_on_noise(net, optimizer, seat.rank)
-        told = optimizer.workers, optimizer.moving_rate, optimizer.metrics().exchanges
+        report = optimizer.workers, optimizer.moving_rate, optimizer.metrics().exchanges
         optimizer.close()
-        return told, [parameter.detach().tolist() for parameter in net.parameters()]
+        return report, [parameter.detach().tolist() for parameter in net.parameters()]
 
 
 @pytest.mark.parametrize("strategy", ["easgd_async", "easgd_hybrid"])
 def test_elastic_averaging_is_reached_by_its_strategies(ranks: Ranks, strategy: str) -> None:
-    told = on(ranks, 2, train_elastically, strategy)
+    reports = on(ranks, 2, train_elastically, strategy)
     workers = 2 if strategy == "easgd_async" else 1
-    assert [row[0] for row in told] == [(workers, 0.2, STEPS // 2)] * 2
-    assert (told[0][1] == told[1][1]) is (strategy == "easgd_hybrid")
+    assert [row[0] for row in reports] == [(workers, 0.2, STEPS // 2)] * 2
+    assert (reports[0][1] == reports[1][1]) is (strategy == "easgd_hybrid")
 
 
 def elastic_options_that_cannot_be(seat: Seat, path: str, size: int) -> None:

@@ -13,9 +13,9 @@ __all__: list[str] = []
 
 def parameters() -> list[Tensor]:
     shapes: list[tuple[int, ...]] = [(3,), (2, 2), (), (5,), (HOT_COUNT,), (1,), (0,)]
-    made = [torch.zeros(shape, requires_grad=True) for shape in shapes]
+    created = [torch.zeros(shape, requires_grad=True) for shape in shapes]
     wide = torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last)
-    return [*made, wide.requires_grad_(), torch.zeros(4, 2).t().detach().requires_grad_()]
+    return [*created, wide.requires_grad_(), torch.zeros(4, 2).t().detach().requires_grad_()]
 
 
 def packed() -> tuple[list[Tensor], Tensor, Packing]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hsgd.torch.negotiation.plan import JOIN, Plan
+from hsgd.torch.negotiation.plan import JOIN, RoundPlan
 from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.negotiation.stall import describe, missing
 
@@ -17,29 +17,29 @@ GATHER = Signature("allgather", ("float32",), ((3, 2),))
 
 
 def test_what_all_ranks_have_is_ready_in_the_order_of_the_first() -> None:
-    plan = Plan([[("b", ADD), ("a", ADD), ("c", ADD)], [("a", ADD), ("b", ADD)]])
+    plan = RoundPlan([[("b", ADD), ("a", ADD), ("c", ADD)], [("a", ADD), ("b", ADD)]])
     assert plan.ready == ["b", "a"]
     assert plan.leftover
 
 
 def test_nothing_is_left_over_when_all_have_the_same() -> None:
-    assert not Plan([[("a", ADD)], [("a", ADD)]]).leftover
+    assert not RoundPlan([[("a", ADD)], [("a", ADD)]]).leftover
 
 
 def test_small_neighbours_travel_together_and_others_alone() -> None:
     table = [("a", ADD), ("b", ADD), ("g", GATHER), ("c", ADD), ("big", BIG), ("d", ADD)]
-    assert list(Plan([table, table]).batches()) == [["a", "b"], ["g"], ["c"], ["big"], ["d"]]
+    assert list(RoundPlan([table, table]).batches()) == [["a", "b"], ["g"], ["c"], ["big"], ["d"]]
 
 
 def test_different_ops_do_not_travel_together() -> None:
     table = [("a", ADD), ("b", ADD._replace(op=3)), ("c", ADD._replace(scales=(2.0, 1.0)))]
-    assert list(Plan([table, table]).batches()) == [["a"], ["b"], ["c"]]
+    assert list(RoundPlan([table, table]).batches()) == [["a"], ["b"], ["c"]]
 
 
 def test_a_failing_operation_does_not_travel_with_others() -> None:
     table = [("a", ADD), ("b", ADD)]
     other = [("a", ADD), ("b", ADD._replace(shapes=((4,),)))]
-    plan = Plan([table, other])
+    plan = RoundPlan([table, other])
     assert list(plan.batches()) == [["a"], ["b"]]
     assert plan.error("a") is None
     assert "tensor shapes: One rank sent a tensor of shape (3,)" in (plan.error("b") or "")
@@ -63,11 +63,11 @@ def test_each_difference_has_its_words() -> None:
 def test_rows_of_gathered_tensors_may_differ_and_columns_may_not() -> None:
     assert GATHER.mismatch(GATHER._replace(shapes=((9, 2),))) is None
     assert GATHER.mismatch(GATHER._replace(shapes=((3, 3),))) is not None
-    assert Plan([[("a", GATHER._replace(shapes=((),)))]]).error("a") is not None
+    assert RoundPlan([[("a", GATHER._replace(shapes=((),)))]]).error("a") is not None
 
 
 def test_ranks_that_have_joined_are_not_waited_for() -> None:
-    plan = Plan([[(JOIN, Signature("join"))], [("a", ADD), ("g", GATHER)]])
+    plan = RoundPlan([[(JOIN, Signature("join"))], [("a", ADD), ("g", GATHER)]])
     assert plan.ready == ["a", "g"]
     assert plan.signature("a") == ADD
     assert plan.error("a") is None
@@ -77,7 +77,7 @@ def test_ranks_that_have_joined_are_not_waited_for() -> None:
 
 def test_all_have_joined() -> None:
     table = [(JOIN, Signature("join"))]
-    plan = Plan([table, table])
+    plan = RoundPlan([table, table])
     assert plan.ready == [JOIN]
     assert plan.error(JOIN) is None
     assert not plan.leftover
@@ -89,7 +89,7 @@ def test_every_operation_is_run_once_whatever_the_orders(
     orders: list[list[str]], data: st.DataObject
 ) -> None:
     tables = [[(name, ADD) for name in order[: data.draw(st.integers(0, 6))]] for order in orders]
-    plan = Plan(tables)
+    plan = RoundPlan(tables)
     common = set.intersection(*({name for name, _ in table} for table in tables))
     assert sorted(plan.ready) == sorted(common)
     assert [name for batch in plan.batches() for name in batch] == plan.ready

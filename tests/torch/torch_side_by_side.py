@@ -82,13 +82,13 @@ def values(hvd: Any, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @case
 def places(hvd: Any) -> Any:
-    told = (
+    report = (
         "rank size local_rank local_size cross_rank cross_size is_initialized mpi_enabled mpi_built"
     )
     built = (
         "gloo_enabled mpi_threads_supported nccl_built cuda_built rocm_built ddl_built ccl_built"
     )
-    return [getattr(hvd, name)() for name in f"{told} {built}".split()]
+    return [getattr(hvd, name)() for name in f"{report} {built}".split()]
 
 
 @case

@@ -186,14 +186,14 @@ std::string describe_mismatch(uint64_t sequence, const Call& one, const Call& ot
            "shown; call it with the same ones on every rank";
   }
   const bool count_says_it = !is_ragged(one) && a.count != b.count;
-  const auto said = [&](const Call& call) {
+  const auto text_of = [&](const Call& call) {
     std::string text =
         verb(a.kind()) + payload_text(call, !count_says_it && a.dtype() == b.dtype());
     return blocks_say_it ? text + " in blocks of " + counts_text(call.label) : text;
   };
   return describe_call(sequence, a) + quoted_name(one.label) + ": rank " +
-         std::to_string(one.rank) + said(one) + ", rank " + std::to_string(other.rank) +
-         said(other) + "; call it with the same " +
+         std::to_string(one.rank) + text_of(one) + ", rank " + std::to_string(other.rank) +
+         text_of(other) + "; call it with the same " +
          (blocks_say_it    ? "counts"
           : is_ragged(one) ? "dtype and extents"
                            : "shape and dtype") +

@@ -57,9 +57,9 @@ class MpiLibrary {
 
   // Without the lock.
   std::unique_ptr<Rma> rma(uintptr_t address, hsgd_comm& comm, void* base, size_t bytes) const {
-    std::unique_ptr<Rma> made;
-    rma_(reinterpret_cast<const void*>(address), comm, base, bytes, made);
-    return made;
+    std::unique_ptr<Rma> rma;
+    rma_(reinterpret_cast<const void*>(address), comm, base, bytes, rma);
+    return rma;
   }
 
  private:

@@ -165,10 +165,10 @@ int hsgd_comm_start(hsgd_comm* comm, const hsgd_call* call, hsgd_request** reque
   return guarded(err, [&] {
     *request = nullptr;
     hsgd::check_call(*comm->communicator, *call);
-    auto made = std::make_unique<hsgd_request>();
-    made->submissions = comm->submissions;
-    made->request = comm->submissions->submit(*call);
-    *request = made.release();
+    auto submitted = std::make_unique<hsgd_request>();
+    submitted->submissions = comm->submissions;
+    submitted->request = comm->submissions->submit(*call);
+    *request = submitted.release();
   });
 }
 

@@ -179,8 +179,8 @@ void Context::check() {
 void Context::give_up(const Error& error, uint64_t first_missed) {
   const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
   const int about = interrupted ? place_.rank : error.rank();
-  const Error told(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, error.what());
-  group_->fail(told, first_missed);
+  const Error for_others(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, error.what());
+  group_->fail(for_others, first_missed);
   links_->part({first_missed, about, false, error.what()});
 }
 

@@ -61,10 +61,10 @@ StepSizes::StepSizes(const Place& place, const NodeMap& map, const hsgd_options&
       chunk_bytes_(chunk_bytes_for(place, map, options)),
       tuning_(tuning_for(place, options)) {}
 
-Layout StepSizes::layout() const {
+SegmentLayout StepSizes::layout() const {
   const size_t own_slice = chunk_bytes_ / static_cast<size_t>(place_.local_size) + 2 * kLine;
-  return Layout(cell_bytes_for(place_, options_), chunk_bytes_,
-                place_.node_count == 1 ? own_slice : chunk_bytes_, options_.slots);
+  return SegmentLayout(cell_bytes_for(place_, options_), chunk_bytes_,
+                       place_.node_count == 1 ? own_slice : chunk_bytes_, options_.slots);
 }
 
 size_t StepSizes::slice_bytes() const {

@@ -38,7 +38,7 @@ class StepSizes {
   size_t block_step_bytes() const;
   size_t broadcast_step_bytes() const;
   WirePlan wire_plan(size_t bytes) const;
-  Layout layout() const;  // of a segment
+  SegmentLayout layout() const;  // of a segment
 
  private:
   const Place& place_;

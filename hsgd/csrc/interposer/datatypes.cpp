@@ -98,7 +98,7 @@ bool is_packed(MPI_Datatype type, uint64_t size) {
 }
 
 // MPI_Pack counts in int: elements at a time.
-uint64_t elements_at_once(const Layout& layout) {
+uint64_t elements_at_once(const TypeLayout& layout) {
   constexpr uint64_t kMostBytes = 1 << 30;
   if (layout.size > INT_MAX) {
     throw std::runtime_error("one element of a derived datatype holds " +
@@ -110,7 +110,7 @@ uint64_t elements_at_once(const Layout& layout) {
 
 // Calls move(element address offset, elements, packed offset) for as much as fits at once.
 template <class Move>
-void in_pieces(uint64_t count, const Layout& layout, Move&& move) {
+void in_pieces(uint64_t count, const TypeLayout& layout, Move&& move) {
   const uint64_t most = elements_at_once(layout);
   for (uint64_t done = 0; done < count;) {
     const uint64_t now = std::min(most, count - done);
@@ -155,8 +155,8 @@ std::optional<uint64_t> size_of(MPI_Datatype type) {
   return static_cast<uint64_t>(size);
 }
 
-Layout layout_of(MPI_Datatype type) {
-  Layout layout{type, size_of(type).value_or(0), 0, false};
+TypeLayout layout_of(MPI_Datatype type) {
+  TypeLayout layout{type, size_of(type).value_or(0), 0, false};
   MPI_Aint lower = 0;
   MPI_Aint extent = 0;
   PMPI_Type_get_extent(type, &lower, &extent);
@@ -165,7 +165,7 @@ Layout layout_of(MPI_Datatype type) {
   return layout;
 }
 
-void pack(const void* from, uint64_t count, const Layout& layout, std::byte* to) {
+void pack(const void* from, uint64_t count, const TypeLayout& layout, std::byte* to) {
   if (layout.is_packed) {
     if (count > 0) std::memcpy(to, from, count * layout.size);
     return;
@@ -179,7 +179,7 @@ void pack(const void* from, uint64_t count, const Layout& layout, std::byte* to)
   });
 }
 
-void unpack(const std::byte* from, void* to, uint64_t count, const Layout& layout) {
+void unpack(const std::byte* from, void* to, uint64_t count, const TypeLayout& layout) {
   if (layout.is_packed) {
     if (count > 0) std::memcpy(to, from, count * layout.size);
     return;

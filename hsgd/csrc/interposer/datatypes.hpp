@@ -27,19 +27,19 @@ std::optional<hsgd_dtype> known_dtype(MPI_Datatype type);
 std::optional<uint64_t> size_of(MPI_Datatype type);
 
 // Elements of one call, as one rank describes them.
-struct Layout {
+struct TypeLayout {
   MPI_Datatype type;
   uint64_t size;   // bytes of data of one element
   int64_t extent;  // bytes from one element to the next
   bool is_packed;  // an array of them lies in memory as it would travel, from its first byte on
 };
 
-Layout layout_of(MPI_Datatype type);
+TypeLayout layout_of(MPI_Datatype type);
 
 // Copies `count` elements between memory that the layout describes and contiguous memory.
 // Throw as check() does.
-void pack(const void* from, uint64_t count, const Layout& layout, std::byte* to);
-void unpack(const std::byte* from, void* to, uint64_t count, const Layout& layout);
+void pack(const void* from, uint64_t count, const TypeLayout& layout, std::byte* to);
+void unpack(const std::byte* from, void* to, uint64_t count, const TypeLayout& layout);
 
 // Memory that is not touched before it is used. Throws std::bad_alloc.
 using Staging = std::unique_ptr<std::byte[]>;

@@ -164,7 +164,7 @@ struct Blocks {
   std::vector<int64_t> places;  // from the start of the receive buffer, in extents
 };
 
-bool lie_in_order(const Blocks& blocks, const Layout& layout) {
+bool lie_in_order(const Blocks& blocks, const TypeLayout& layout) {
   if (!layout.is_packed) return false;
   int64_t end = 0;
   for (size_t rank = 0; rank < blocks.bytes.size(); ++rank) {
@@ -176,7 +176,7 @@ bool lie_in_order(const Blocks& blocks, const Layout& layout) {
 }
 
 int allgather(hsgd_comm* core, const Gathering& call, Blocks blocks, hsgd_error* error) {
-  const Layout layout = layout_of(call.out_type);
+  const TypeLayout layout = layout_of(call.out_type);
   const auto me = static_cast<size_t>(rank_of(core));
   const bool in_place = call.in == MPI_IN_PLACE;
   const auto at = [&](size_t rank) {
@@ -199,7 +199,7 @@ int allgather(hsgd_comm* core, const Gathering& call, Blocks blocks, hsgd_error*
   if (in_place) {
     if (!direct) pack(at(me), elements(me), layout, out + before);
   } else {
-    const Layout own = layout_of(call.type);
+    const TypeLayout own = layout_of(call.type);
     const uint64_t bytes = static_cast<uint64_t>(call.count) * own.size;
     in = call.in;
     if (!own.is_packed) {
@@ -267,7 +267,7 @@ Taken take_bcast(void* data, MPI_Count count, MPI_Datatype type, int root, MPI_C
   const uint64_t bytes = elements * *size;
   return take(
       Collective::kBcast, comm, bytes, kBroadcasts, [&](hsgd_comm* core, hsgd_error* error) {
-        const Layout layout = layout_of(type);
+        const TypeLayout layout = layout_of(type);
         if (layout.is_packed)
           return hsgd_comm_broadcast(core, data, bytes, HSGD_UINT8, root, nullptr, error);
         const Staging packed = stage(bytes);

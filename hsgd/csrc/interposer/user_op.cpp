@@ -14,7 +14,7 @@ namespace {
 // Memory for `count` elements of a datatype, which may begin before or behind their address.
 class Scratch {
  public:
-  Scratch(const Layout& layout, uint64_t count) {
+  Scratch(const TypeLayout& layout, uint64_t count) {
     MPI_Aint begin = 0;
     MPI_Aint extent = 0;
     PMPI_Type_get_true_extent(layout.type, &begin, &extent);
@@ -42,7 +42,7 @@ bool is_user_op(MPI_Op op) {
 
 int allreduce_by_user_op(hsgd_comm* comm, const void* in, void* out, uint64_t count,
                          MPI_Datatype type, MPI_Op op, hsgd_error* error) {
-  const Layout layout = layout_of(type);
+  const TypeLayout layout = layout_of(type);
   const uint64_t bytes = count * layout.size;
   hsgd_topology place;
   hsgd_comm_topology(comm, &place);

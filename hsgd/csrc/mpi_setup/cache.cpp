@@ -187,9 +187,10 @@ hsgd_comm* create_as_known(MPI_Comm comm, hsgd_options options, Cache* cache) {
   std::vector<int> ranks = world_ranks(comm);
   const bool spawned = std::count(ranks.begin(), ranks.end(), MPI_UNDEFINED) > 0;
   if (!spawned) cache->use_known(ranks, &options);
-  hsgd_comm* made = create_over(comm, options, Wanted::kBehindMpi);
-  if (made != nullptr && !spawned && options.known_store == 0) cache->learn(std::move(ranks), made);
-  return made;
+  hsgd_comm* created = create_over(comm, options, Wanted::kBehindMpi);
+  if (created != nullptr && !spawned && options.known_store == 0)
+    cache->learn(std::move(ranks), created);
+  return created;
 }
 
 hsgd_comm* create_unless_pointless(MPI_Comm comm, const hsgd_options& options, Cache* cache) {

@@ -137,12 +137,12 @@ std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Place pla
                                    place.is_foreign_thread);
   }
   MpiWatch watch(steps, turn);
-  std::unique_ptr<Communicator> made;
+  std::unique_ptr<Communicator> communicator;
   turn.leave_for([&] {
-    made = std::make_unique<Communicator>(nodes.path, nodes.listener.get(), std::move(place),
-                                          std::move(transport), options, &watch);
+    communicator = std::make_unique<Communicator>(
+        nodes.path, nodes.listener.get(), std::move(place), std::move(transport), options, &watch);
   });
-  return made;
+  return communicator;
 }
 
 hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wanted, Turn& turn) {

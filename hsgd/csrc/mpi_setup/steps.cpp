@@ -30,7 +30,7 @@ bool is_done(MPI_Request* request) {
 struct Steps::UnderWay {
   explicit UnderWay(size_t bytes = 0) : data(bytes) {}
   std::vector<std::byte> data;
-  MPI_Comm made = MPI_COMM_NULL;
+  MPI_Comm duplicate = MPI_COMM_NULL;
   MPI_Request in = MPI_REQUEST_NULL;
   MPI_Request out = MPI_REQUEST_NULL;
 
@@ -71,9 +71,9 @@ void Steps::come() {
 
 OwnComm Steps::duplicate() {
   auto step = std::make_unique<UnderWay>();
-  step->note(PMPI_Comm_idup(comm_, &step->made, &step->in), "MPI_Comm_idup");
+  step->note(PMPI_Comm_idup(comm_, &step->duplicate, &step->in), "MPI_Comm_idup");
   finish(step, "made a communicator of their own");
-  OwnComm own(step->made);
+  OwnComm own(step->duplicate);
   check_mpi(PMPI_Comm_set_errhandler(own.get(), MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return own;
 }

@@ -27,7 +27,7 @@ class LocalGroup {
     int rank = 0;  // on this node
     int size = 1;
     int world_rank = 0;
-    Layout layout;
+    SegmentLayout layout;
     bool one_out_ring = false;  // local rank 0 holds the out ring of the whole node
     uint64_t fingerprint = 0;   // hash of all that must be equal on all ranks
     WaitPolicy wait;            // spin < 0: chosen from ranks and cores
@@ -44,7 +44,7 @@ class LocalGroup {
   int size() const { return settings_.size; }
   int cores() const { return cores_; }  // that the ranks of this node may use; the same on all
   int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
-  const Layout& layout() const { return settings_.layout; }
+  const SegmentLayout& layout() const { return settings_.layout; }
 
   // --- cells: the header and small payload of one collective ---
   // Publishes this rank's header, with up to

@@ -93,11 +93,11 @@ struct alignas(kLine) Control {
   alignas(kLine) Call mismatch[2];  // local rank 0: the two sides of a mismatch between nodes
 };
 
-class Layout {
+class SegmentLayout {
  public:
-  Layout() = default;
+  SegmentLayout() = default;
   // `in_bytes` and `out_bytes`: one slot of the two rings.
-  Layout(size_t oneshot_bytes, size_t in_bytes, size_t out_bytes, size_t slots)
+  SegmentLayout(size_t oneshot_bytes, size_t in_bytes, size_t out_bytes, size_t slots)
       : cell_bytes_(kLine + round_up(oneshot_bytes, kLine)),
         in_bytes_(round_up(in_bytes, kPartUnit)),
         out_bytes_(round_up(out_bytes, kPartUnit)),

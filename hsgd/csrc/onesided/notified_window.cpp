@@ -421,9 +421,9 @@ void NotifiedWindow::wait(StepFunction&& step, Watch& watch, int64_t network_ns,
   const Taken taken{bell_taken_[bell]};
   const bool looks = outbox_ != nullptr && network_ns > 0;
   const bool rings = outbox_ == nullptr || outbox_->drives_itself();
-  WaitPolicy its = policy;
-  its.all_rings = rings;  // MPI does not, also where another thread looks for this one
-  Waiter waiter(header(own()).bells[bell], its);
+  WaitPolicy waiting = policy;
+  waiting.all_rings = rings;  // MPI does not, also where another thread looks for this one
+  Waiter waiter(header(own()).bells[bell], waiting);
   waiter.run(
       [&] {
         if (looks) outbox_->drive();

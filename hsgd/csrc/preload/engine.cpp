@@ -133,20 +133,20 @@ void* loaded_engine() {
 }
 
 void* engine() {
-  static std::atomic<bool> told{false};  // who sets it tells; orders nothing else
-  const Decision& made = decision();
-  if (made.engine == nullptr && !told.exchange(true, std::memory_order_relaxed)) {
+  static std::atomic<bool> has_warned{false};  // who sets this warns; orders nothing else
+  const Decision& choice = decision();
+  if (choice.engine == nullptr && !has_warned.exchange(true, std::memory_order_relaxed)) {
     std::fprintf(stderr,
                  "hsgd: warning: the interposer does not load: %s; all calls of this process stay "
                  "with MPI; install hsgd again for the MPI and the C++ runtime that are here\n",
-                 made.why);
+                 choice.why);
   }
-  return made.engine;
+  return choice.engine;
 }
 
 const char* engine_failure() {
-  const Decision& made = decision();
-  return made.engine == nullptr ? made.why : nullptr;
+  const Decision& choice = decision();
+  return choice.engine == nullptr ? choice.why : nullptr;
 }
 
 void* of_mpi(const char* name) {

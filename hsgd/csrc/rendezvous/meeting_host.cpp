@@ -43,8 +43,8 @@ class Host {
   // A rank that has introduced itself.
   struct Guest {
     Fd socket;
-    int told = 0;       // members that it was sent
-    int under_way = 0;  // rosters that it has not confirmed
+    int members_sent = 0;
+    int under_way = 0;  // rosters that were not confirmed
   };
   // Connected, of this user; not introduced yet, or not accepted.
   struct Stranger {
@@ -63,11 +63,11 @@ class Host {
                              failure.failed != HSGD_ERR_INTERRUPTED;
     const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
     const Deadline at_door = deadline_.renewed(kLateS);  // others may never cease to connect
-    int told = 0;
+    int informed = 0;
     const auto tell = [&](const auto& other) {
       if (!other.socket.valid()) return;
       send_words(other.socket.get(), failure);
-      ++told;
+      ++informed;
     };
     std::for_each(guests_.begin(), guests_.end(), tell);
     pollfd door{listener_.fd(), POLLIN, 0};
@@ -76,7 +76,7 @@ class Host {
         std::for_each(strangers_.begin(), strangers_.end(), tell);
         strangers_.clear();  // before the next one needs a descriptor
       } while (!at_door.passed() && ::poll(&door, 1, 0) > 0 && let_in());
-      if (told >= size_ - 1 || late.passed() || late.interrupted()) return;
+      if (informed >= size_ - 1 || late.passed() || late.interrupted()) return;
       ::poll(&door, 1, kLookMs);
     }
   }
@@ -189,16 +189,17 @@ class Host {
     constexpr int kMostUnderWay = 2 * kMostDescriptors;
     for (int to = 1; to < size_; ++to) {
       Guest& other = guest(to);
-      if (other.told == 0 && other.socket.valid() && to == size_ - 1) {
+      if (other.members_sent == 0 && other.socket.valid() && to == size_ - 1) {
         HSGD_FAULT_POINT("set-up: all but one are told");
       }
-      while (other.socket.valid() && other.told < size_) {
-        const int count = std::min(kRosterEntries, size_ - other.told);
+      while (other.socket.valid() && other.members_sent < size_) {
+        const int count = std::min(kRosterEntries, size_ - other.members_sent);
         const int descriptors = kMemberDescriptors * std::min(kRosterEntries, size_);
         if ((under_way_ + 1) * descriptors > kMostUnderWay && under_way_ > 0) return true;
-        MeetingHead head = words_of(Say::kRoster, other.told, size_);
+        MeetingHead head = words_of(Say::kRoster, other.members_sent, size_);
         head.settings = members_[0].settings;
-        const Sent sent = send_members(other.socket.get(), head, members_, other.told, count);
+        const Sent sent =
+            send_members(other.socket.get(), head, members_, other.members_sent, count);
         if (sent == Sent::kLater) {
           refused_ = errno;
           return true;
@@ -207,7 +208,7 @@ class Host {
           forget(&other);
           break;
         }
-        other.told += count;
+        other.members_sent += count;
         ++other.under_way;
         ++under_way_;
       }

@@ -59,10 +59,10 @@ bool SocketReceiver::confirm() { return stored_ == confirmed_ || tell(); }
 
 bool SocketReceiver::tell() {
   // Eight bytes always fit: a sender has few operations open, and hears.
-  const ssize_t told = ::send(fd_.get(), &stored_, sizeof stored_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = ::send(fd_.get(), &stored_, sizeof stored_, MSG_NOSIGNAL | MSG_DONTWAIT);
   confirmed_ = stored_;
   behind_ = 0;
-  return told == sizeof stored_;
+  return sent == sizeof stored_;
 }
 
 int SocketReceiver::rank() const {

@@ -227,24 +227,24 @@ class SocketRma final : public Rma {
   Peer* peer_of(int target) {
     const auto found = peers_.find(target);
     if (found != peers_.end()) return &found->second;
-    Fd made = begin_connection(target);
-    if (!made.valid()) {
+    Fd connection = begin_connection(target);
+    if (!connection.valid()) {
       const Error why = unreachable(target, errno);
       lost_.insert(target);
       if (settings_.forgiving) return nullptr;
       throw failures_.emplace(target, why).first->second;
     }
-    const int fd = made.get();
+    const int fd = connection.get();
     const SocketHello hello{places_[static_cast<size_t>(target)].token, rank_};
-    Peer peer{SocketSender(std::move(made), hello, settings_.slice_bytes)};
+    Peer peer{SocketSender(std::move(connection), hello, settings_.slice_bytes)};
     target_of_fd_[fd] = target;
     return &peers_.emplace(target, std::move(peer)).first->second;
   }
 
   // A socket in the poll that is being connected; invalid: errno says why not.
   Fd begin_connection(int target) const {
-    Fd made = new_tcp_socket();
-    const int fd = made.get();
+    Fd connection = new_tcp_socket();
+    const int fd = connection.get();
     set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_tcp_option(
         fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
@@ -256,7 +256,7 @@ class SocketRma final : public Rma {
         errno == EINPROGRESS;
     if (!begun) return Fd();
     follow(fd, EPOLLOUT | EPOLLIN);
-    return made;
+    return connection;
   }
 
   sockaddr_in address_of(int target) const {
@@ -327,13 +327,13 @@ class SocketRma final : public Rma {
   }
 
   bool connect_again(int target, Peer* peer) {
-    Fd made = begin_connection(target);
-    if (!made.valid()) return false;
+    Fd connection = begin_connection(target);
+    if (!connection.valid()) return false;
     const int before = peer->sender.fd();
-    target_of_fd_[made.get()] = target;
+    target_of_fd_[connection.get()] = target;
     target_of_fd_.erase(before);
     part_with(before);
-    peer->sender.renew(std::move(made));
+    peer->sender.renew(std::move(connection));
     peer->connected = false;
     peer->waits_for_room = true;
     ++peer->tries;

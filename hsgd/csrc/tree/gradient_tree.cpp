@@ -113,15 +113,16 @@ std::string Tree::reason() const {
 
 void Tree::gather(uint32_t layer, const Update& update) {
   const uint64_t version = gathered_[layer] + 1;
-  const Layer& its = settings_.layers[layer];
-  for (const Input& input : its.gradients) {
+  const Layer& own_layer = settings_.layers[layer];
+  for (const Input& input : own_layer.gradients) {
     if (version_at(input.slot) < version) return;
   }
   gathered_[layer] = version;
-  const bool ends_here = its.up.empty();
-  sum_up(its, ends_here ? settings_.divisor : 1.0);
+  const bool ends_here = own_layer.up.empty();
+  sum_up(own_layer, ends_here ? settings_.divisor : 1.0);
   if (ends_here) return make_weights(layer, version, update);
-  for (const Output& output : its.up) post(layer, version, output, block(its.gradients.front()));
+  for (const Output& output : own_layer.up)
+    post(layer, version, output, block(own_layer.gradients.front()));
 }
 
 void Tree::sum_up(const Layer& layer, double divisor) const {
@@ -158,13 +159,13 @@ void Tree::make_weights(uint32_t layer, uint64_t version, const Update& update) 
 
 // False, and nothing done: that takes the program.
 bool Tree::update_elements(uint32_t layer, uint64_t version) {
-  const Layer& its = settings_.layers[layer];
-  const std::byte* sum = block(its.gradients.front());
+  const Layer& own_layer = settings_.layers[layer];
+  const std::byte* sum = block(own_layer.gradients.front());
   std::vector<ElementUpdate::Gradient> gradients;
-  for (size_t i = 0; i < its.numbers.size(); ++i) {
-    const Numbers& numbers = its.numbers[i];
+  for (size_t i = 0; i < own_layer.numbers.size(); ++i) {
+    const Numbers& numbers = own_layer.numbers[i];
     if (numbers.dtype != HSGD_FLOAT32) return false;
-    const bool there = i >= its.flags || sum[i] != std::byte{0};
+    const bool there = i >= own_layer.flags || sum[i] != std::byte{0};
     const auto* first = reinterpret_cast<const float*>(sum + numbers.place);
     gradients.push_back({there ? first : nullptr, numbers.count});
   }
@@ -173,8 +174,9 @@ bool Tree::update_elements(uint32_t layer, uint64_t version) {
 
 void Tree::pass_on(uint32_t layer, uint64_t version) {
   arrived_[layer] = version;
-  const Layer& its = settings_.layers[layer];
-  for (const Output& output : its.down) post(layer, version, output, block(its.weights));
+  const Layer& own_layer = settings_.layers[layer];
+  for (const Output& output : own_layer.down)
+    post(layer, version, output, block(own_layer.weights));
 }
 
 // --- sending ---

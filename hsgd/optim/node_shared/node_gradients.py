@@ -16,8 +16,8 @@ from torch import Tensor
 from hsgd import _native
 from hsgd.comm import DTYPES, Comm
 from hsgd.optim.node_shared.shared_parameters import (
-    Piece,
-    Place,
+    ParameterPosition,
+    ParameterSlice,
     SharedParameters,
     aligned,
 )
@@ -97,7 +97,7 @@ class Gradients:
                 self.take(index, made_by_hand=True)
         return came
 
-    def part(self, piece: Piece) -> Tensor:
+    def part(self, piece: ParameterSlice) -> Tensor:
         """A piece of a gradient of this rank, a view."""
         whole, parameter = self._views[piece.index], self._parameters[piece.index]
         if whole is None:
@@ -137,7 +137,7 @@ class NodeGradients(Gradients):
             if start is None:
                 return None
             flat = self._flats[shared.parameters[index].dtype]
-            return Place(start, place.count, place.shape).view(flat)
+            return ParameterPosition(start, place.count, place.shape).view(flat)
 
         indices = range(len(shared.parameters))
         own = [view(local.rank, index) for index in indices]
@@ -148,7 +148,7 @@ class NodeGradients(Gradients):
             for rank in range(local.size)
         ]
 
-    def mean(self, piece: Piece, out: Tensor | None = None) -> Tensor:
+    def mean(self, piece: ParameterSlice, out: Tensor | None = None) -> Tensor:
         """Average a piece over the ranks, when all have completed theirs: into `out`, or in place.
         Local: the caller sees to it that nobody takes new gradients meanwhile.
         """
@@ -162,7 +162,7 @@ class NodeGradients(Gradients):
         _native.average(inputs, result.data_ptr(), own.numel(), _CODES[own.dtype])
         return result
 
-    def reduce(self, pieces: Iterable[Piece]) -> None:
+    def reduce(self, pieces: Iterable[ParameterSlice]) -> None:
         """Average pieces in place; collective over the node, blocking."""
         for piece in pieces:
             self.mean(piece)
@@ -193,7 +193,7 @@ class ClusterGradients(Gradients):
         ]
         super().__init__(shared, list(views), sparse_as_dense)
 
-    def reduce(self, pieces: Iterable[Piece]) -> None:
+    def reduce(self, pieces: Iterable[ParameterSlice]) -> None:
         """Average this rank's part in place; collective over all ranks, blocking."""
         for dtype, flat in self._flats.items():
             if self._cross is None:

@@ -24,7 +24,7 @@ from hsgd.optim.large_batch.lars import LARS
 from hsgd.optim.node_shared.node_gradients import ClusterGradients, NodeGradients
 from hsgd.optim.node_shared.shared_parameters import (
     ALIGNMENT,
-    Piece,
+    ParameterSlice,
     SharedParameters,
     aligned,
     share_parameters,
@@ -63,7 +63,7 @@ class _Batch:
     is made in `means` where it fits there, else in place.
     """
 
-    pieces: list[Piece]
+    pieces: list[ParameterSlice]
     parts: list[nn.Parameter]
     means: list[Tensor | None]
     optimizer: Any
@@ -120,7 +120,9 @@ class NodeSharedOptimizer(Optimizer):
         self._used = torch.zeros(len(shared.parameters), dtype=torch.uint8)
         self._steps = [0] * len(shared.parameters)
         self._state_flats: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._moved: set[tuple[Piece, str]] = set()  # state of pieces that lies there already
+        self._moved: set[tuple[ParameterSlice, str]] = (
+            set()
+        )  # state of pieces that lies there already
         self._hooked: set[int] = set()
         self._is_reduced = False
         super().__setstate__({})  # hooks around step()
@@ -175,7 +177,7 @@ class NodeSharedOptimizer(Optimizer):
             bounds = [min(starts, key=lambda start: abs(start - bound)) for bound in bounds]
         return [*bounds, count]
 
-    def _pieces(self, dtype: torch.dtype) -> Iterator[Piece]:
+    def _pieces(self, dtype: torch.dtype) -> Iterator[ParameterSlice]:
         """This rank's parts, cut where that changes nothing."""
         rank = self._comm.local_rank
         first, last = self._ranges[dtype][rank : rank + 2]
@@ -183,12 +185,12 @@ class NodeSharedOptimizer(Optimizer):
             begin, end = max(first, place.start), min(last, place.stop)
             most = _BATCH if _ELEMENTWISE[self._kind] else max(place.count, 1)
             for at in range(begin, end, most):
-                yield Piece(index, at - place.start, min(at + most, end) - place.start)
+                yield ParameterSlice(index, at - place.start, min(at + most, end) - place.start)
 
     def _make_batches(self, dtype: torch.dtype) -> Iterator[_Batch]:
         """This rank's parts of a dtype, in their order."""
         room = torch.empty(_BATCH, dtype=dtype)
-        held: list[Piece] = []
+        held: list[ParameterSlice] = []
         filled = 0
         for piece in self._pieces(dtype):
             size = aligned(piece.end - piece.begin)
@@ -200,7 +202,7 @@ class NodeSharedOptimizer(Optimizer):
         if held:
             yield self._make_batch(held, room)
 
-    def _make_batch(self, pieces: list[Piece], room: Tensor) -> _Batch:
+    def _make_batch(self, pieces: list[ParameterSlice], room: Tensor) -> _Batch:
         parts: list[nn.Parameter] = []
         means: list[Tensor | None] = []
         begin = 0
@@ -232,7 +234,7 @@ class NodeSharedOptimizer(Optimizer):
         """The parameters of each group."""
         return [[self._index[p] for p in group["params"]] for group in self.param_groups]
 
-    def _mine(self) -> Iterator[tuple[Piece, nn.Parameter, dict[str, Any]]]:
+    def _mine(self) -> Iterator[tuple[ParameterSlice, nn.Parameter, dict[str, Any]]]:
         """This rank's parts, each with its state."""
         for batch in self._batches:
             for piece, part in zip(batch.pieces, batch.parts, strict=True):
@@ -267,7 +269,7 @@ class NodeSharedOptimizer(Optimizer):
         self._used.copy_(came)
         self._comm.allreduce(self._used, "max", out=self._used, name="used parameters")
 
-    def _used_pieces(self) -> list[Piece]:
+    def _used_pieces(self) -> list[ParameterSlice]:
         used = self._used.tolist()
         return [piece for batch in self._batches for piece in batch.pieces if used[piece.index]]
 
@@ -337,7 +339,7 @@ class NodeSharedOptimizer(Optimizer):
         self._is_reduced = False
         return loss
 
-    def _mean(self, piece: Piece, room: Tensor | None) -> Tensor:
+    def _mean(self, piece: ParameterSlice, room: Tensor | None) -> Tensor:
         """The average of a piece, made now unless it was made before."""
         if isinstance(self._gradients, NodeGradients) and not self._is_reduced:
             return self._gradients.mean(piece, room)
@@ -435,7 +437,7 @@ class NodeSharedOptimizer(Optimizer):
         self._share_state()
         self._shared.synchronize()
 
-    def _cut(self, value: Any, piece: Piece) -> Any:
+    def _cut(self, value: Any, piece: ParameterSlice) -> Any:
         """Of what belongs to a parameter, what belongs to a piece of it."""
         if not isinstance(value, Tensor):
             return value

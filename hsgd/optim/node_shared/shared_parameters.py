@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from hsgd.comm import Comm
 
-__all__ = ["ALIGNMENT", "Piece", "Place", "SharedParameters", "aligned", "share_parameters"]
+__all__ = [
+    "ALIGNMENT",
+    "ParameterPosition",
+    "ParameterSlice",
+    "SharedParameters",
+    "aligned",
+    "share_parameters",
+]
 
 # Elements. Parameters, and parts of them, begin at multiples of four registers of the widest kind:
 # loops of torch take so many at once, and another road for what is left.
@@ -29,7 +36,7 @@ def aligned(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPosition:
     """Where a parameter lies in the array of its dtype."""
 
     start: int
@@ -47,7 +54,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterSlice:
     """Elements [begin, end) of a parameter."""
 
     index: int  # of the parameter
@@ -83,11 +90,11 @@ class SharedParameters:
                     f"{parameter.dtype} on {parameter.device}; only floating point numbers in host "
                     "memory can be shared"
                 )
-        self.places: list[Place] = []
+        self.places: list[ParameterPosition] = []
         self.counts: dict[torch.dtype, int] = {}
         for parameter in self.parameters:
             start = self.counts.get(parameter.dtype, 0)
-            self.places.append(Place(start, parameter.numel(), parameter.shape))
+            self.places.append(ParameterPosition(start, parameter.numel(), parameter.shape))
             self.counts[parameter.dtype] = aligned(start + parameter.numel())
         self.flats = {
             dtype: comm.shared(count, dtype, name="parameters")
@@ -113,7 +120,7 @@ class SharedParameters:
         assert self._local is not None
         return self._local
 
-    def of(self, dtype: torch.dtype) -> list[tuple[int, Place]]:
+    def of(self, dtype: torch.dtype) -> list[tuple[int, ParameterPosition]]:
         """Number and place of the parameters of a dtype."""
         pairs = zip(self.parameters, self.places, strict=True)
         return [(i, place) for i, (p, place) in enumerate(pairs) if p.dtype == dtype]

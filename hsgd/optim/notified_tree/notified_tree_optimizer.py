@@ -40,7 +40,7 @@ from hsgd.optim.notified_tree.tree_parts import (
     layers_of,
     parts_of,
 )
-from hsgd.optim.notified_tree.tree_plan import Plan, teams_of
+from hsgd.optim.notified_tree.tree_plan import TreePlan, teams_of
 from hsgd.optim.notified_tree.tree_state import (
     gather_state,
     part_of_state,
@@ -135,7 +135,7 @@ class NotifiedTree(WrappingOptimizer):
         if not _on_all(comm, suits) or (part_bytes is None and node_count == 1):
             part_bytes = 0
         parts = parts_of(layers, part_bytes)
-        self._plan = Plan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
+        self._plan = TreePlan(layers, parts, teams[0].most_children, teams[0].most_local, comm.size)
         sends = 2 * len(parts) * max(len(team.spread_to) + 1 for team in teams)
         self._window = self._open_window(sends, timeout_s, network)
         self._memory = as_memory(self._window.segment())

@@ -19,7 +19,7 @@ from torch import Tensor
 from hsgd import _native
 from hsgd.errors import HsgdError
 from hsgd.optim.notified_tree.tree_parts import Part
-from hsgd.optim.notified_tree.tree_plan import Plan, Team
+from hsgd.optim.notified_tree.tree_plan import Team, TreePlan
 from hsgd.window import NotifiedWindow
 
 __all__ = ["GIVEN_UP", "Engine", "reason_in"]
@@ -50,7 +50,7 @@ class Engine:
     def __init__(
         self,
         window: NotifiedWindow,
-        plan: Plan,
+        plan: TreePlan,
         teams: Sequence[Team],
         update: Callable[[int, Sequence[int]], None],
         *,
@@ -110,7 +110,7 @@ class Engine:
     def stop(self) -> None:
         """End the thread; local, blocking."""
         if self._thread is not None and self._thread.is_alive():
-            self._window.put_notify(None, self._team.rank, Plan.STOP, 1)
+            self._window.put_notify(None, self._team.rank, TreePlan.STOP, 1)
             self._thread.join()
 
     def sent(self) -> list[tuple[int, int, float, float]]:
@@ -200,12 +200,12 @@ class Engine:
     def _give_up(self, why: str) -> None:
         """Tell the programs of this node and the engines of neighbours, which tell theirs."""
         plan, team = self._plan, self._team
-        words = f"rank {team.rank} gave up: {why}".encode()[: Plan.REASON - 1]
-        reason = np.zeros(Plan.REASON, np.uint8)
+        words = f"rank {team.rank} gave up: {why}".encode()[: TreePlan.REASON - 1]
+        reason = np.zeros(TreePlan.REASON, np.uint8)
         reason[: len(words)] = np.frombuffer(words, np.uint8)
         for rank in team.members:
             self._tell(rank, plan.gone_slot, [(reason, 0)] if rank != team.rank else [])
-        far = {rank for its in self._teams for rank in (its.gather_to, *its.spread_to)}
+        far = {rank for each in self._teams for rank in (each.gather_to, *each.spread_to)}
         for rank in sorted(far - {-1}):
             self._tell(rank, plan.STOP, [(reason, 0)])
 
@@ -216,4 +216,4 @@ class Engine:
 
 def reason_in(memory: Tensor) -> str:
     """What another rank wrote about why it gave up."""
-    return bytes(memory[: Plan.REASON].tolist()).split(b"\0", 1)[0].decode(errors="replace")
+    return bytes(memory[: TreePlan.REASON].tolist()).split(b"\0", 1)[0].decode(errors="replace")

@@ -17,8 +17,8 @@ from hsgd.optim.notified_tree.tree_parts import Layer, Part, padded
 
 __all__ = [
     "Block",
-    "Plan",
     "Team",
+    "TreePlan",
     "best_arity",
     "gather_children",
     "gather_parent",
@@ -122,7 +122,7 @@ def _block(sizes: Sequence[int]) -> Block:
     return Block(0, len(sizes), tuple(places), end)
 
 
-class Plan:
+class TreePlan:
     """Places and slots, the same on all ranks.
 
     REASON bytes at the beginning say why a rank gave up. Then, for each layer: its weights, and for

@@ -32,5 +32,5 @@ def state_of_rank_0(comm: Comm, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 def part_of_state(state_dict: dict[str, Any], owned: Collection[int]) -> dict[str, Any]:
     """The same with the state of some parameters only, by their numbers in state dictionaries."""
-    state = {number: its for number, its in state_dict["state"].items() if number in owned}
+    state = {number: values for number, values in state_dict["state"].items() if number in owned}
     return {**state_dict, "state": state}

@@ -21,13 +21,13 @@ from hsgd import _native
 from hsgd.optim.large_batch.lars import suits_the_kernel
 from hsgd.optim.notified_tree.tree_parts import Stretch
 
-__all__ = ["Options", "Places", "Updater", "updates_elements"]
+__all__ = ["KernelOperands", "Options", "Updater", "updates_elements"]
 
 Options = list[dict[str, Any]]  # of each group, without its parameters
 
 
 @dataclass
-class Places:
+class KernelOperands:
     """Where the kernel finds what it updates."""
 
     # Weight and momentum (addresses; 0: unknown, none) and group, one for each stretch.
@@ -91,7 +91,7 @@ class Updater:
             self._rules = known = (options, rules)
         return known[1]
 
-    def keep(self, part: int, places: Places) -> None:
+    def keep(self, part: int, places: KernelOperands) -> None:
         """Somebody goes by these places for a part, no longer by those before: what they point to
         stays in memory until forget().
         """
@@ -112,7 +112,7 @@ class Updater:
 
     def update(
         self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
-    ) -> Places | None:
+    ) -> KernelOperands | None:
         """One step on these stretches, from their gradients; None: there is none. Returns where the
         kernel finds them next time, if it can do without this method.
         """
@@ -126,21 +126,21 @@ class Updater:
             shadows = [self._shadows[p] for p in gradients]
             self._before_update([shadow for shadow in shadows if shadow.grad is not None])
         self._twin.param_groups = [
-            {**its, "params": [self._shadows[p] for p in group["params"] if p in gradients]}
-            for its, group in zip(options, self._optimizer.param_groups, strict=True)
+            {**settings, "params": [self._shadows[p] for p in group["params"] if p in gradients]}
+            for settings, group in zip(options, self._optimizer.param_groups, strict=True)
         ]
         self._twin.step()
         return None
 
     def _update_natively(
         self, stretches: Sequence[tuple[Stretch, Tensor | None]], options: Options
-    ) -> Places | None:
+    ) -> KernelOperands | None:
         """None, and nothing done, where the kernel cannot do what the optimizer does."""
         rules = self.rules(options)
         if rules is None:
             return None
         rows: dict[int, list[tuple[int, int, int, int, float, int]]] = {}
-        places = Places()
+        places = KernelOperands()
         for stretch, gradient in stretches:
             parameter = stretch.parameter
             if gradient is None or parameter not in self._group_of:

@@ -78,8 +78,8 @@ class State:
             if timestamp > last:
                 last = timestamp
                 updates |= update
-        told = self._bcast_object((previous, last, updates))
-        previous, self._last_updated_timestamp, updates = told
+        received = self._bcast_object((previous, last, updates))
+        previous, self._last_updated_timestamp, updates = received
         if self._last_updated_timestamp > previous:
             raise HostsUpdatedInterrupt(updates == _REMOVED)
 
@@ -138,8 +138,10 @@ class TorchState(ObjectState):
         **kwargs: Any,
     ) -> None:
         named = {**kwargs, "model": model, "optimizer": optimizer}
-        made = {name: _handler(value) for name, value in named.items()}
-        self._handlers = {name: handler for name, handler in made.items() if handler is not None}
+        handlers = {name: _handler(value) for name, value in named.items()}
+        self._handlers = {
+            name: handler for name, handler in handlers.items() if handler is not None
+        }
         for name, handler in self._handlers.items():
             setattr(self, name, handler.value)
         others = {name: value for name, value in named.items() if name not in self._handlers}

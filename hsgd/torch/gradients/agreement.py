@@ -30,8 +30,8 @@ def agree(
     gradient is on one. Raises HorovodInternalError where ranks have different parameters.
     """
     own = [_describe(parameter, name, sparse_as_dense) for parameter, name in names.items()]
-    told = comm.allgather_object((overlap, own), "optimizer layout")
-    tables = [table for _, table in told]
+    layouts = comm.allgather_object((overlap, own), "optimizer layout")
+    tables = [table for _, table in layouts]
     first = {name: (shape, dtype) for name, shape, dtype, _ in tables[0]}
     for rank, table in enumerate(tables):
         for name, shape, dtype, _ in table:
@@ -53,7 +53,7 @@ def agree(
     return (
         [by_name[name] for name in order if name not in sparse],
         [by_name[name] for name in order if name in sparse],
-        told[0][0],
+        layouts[0][0],
     )
 
 
@@ -81,8 +81,8 @@ def split(
         parts = [[p for p in ordered if chosen.get(p) == n] for n in range(len(groups))]
         parts += [[p] for p in ordered if p not in chosen]
         most = 1 << 62
-    made = []
+    buckets = []
     for part in parts:
         sizes = [(p.dtype, p.numel() * p.element_size()) for p in part]
-        made += [[part[n] for n in indices] for indices in fill(sizes, most)]
-    return made
+        buckets += [[part[n] for n in indices] for indices in fill(sizes, most)]
+    return buckets

@@ -15,7 +15,7 @@ from hsgd.comm import Comm
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
-from hsgd.torch.settings import Settings
+from hsgd.torch.settings import HorovodSettings
 
 __all__ = [
     "ccl_built",
@@ -60,7 +60,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             raise ValueError(f'process_sets is "{process_sets}"; give a list, or "dynamic"')
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         process_sets = None
-    settings = Settings.from_env()
+    settings = HorovodSettings.from_env()
     job = runtime.start(_communicator(comm), settings, _threads_supported)
     global_process_set.ranks = job.members(0)
     try:

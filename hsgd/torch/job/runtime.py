@@ -22,16 +22,16 @@ from hsgd.torch.negotiation.signature import Signature
 from hsgd.torch.negotiation.stall import Open, StallInspector, ages
 from hsgd.torch.operations.operation import Barrier, Operation, meet
 from hsgd.torch.operations.reductions import run_fused, stand_in
-from hsgd.torch.settings import Settings
+from hsgd.torch.settings import HorovodSettings
 from hsgd.trace.records import Record
 
-__all__ = ["Place", "Runtime", "current", "is_initialized", "latest", "start", "stop"]
+__all__ = ["RankPosition", "Runtime", "current", "is_initialized", "latest", "start", "stop"]
 
 UNINITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPosition:
     """Where a rank is, in Horovod's terms: cross ranks count the nodes that have its local rank."""
 
     local_rank: int
@@ -91,7 +91,7 @@ class Runtime:
     comm: closed by close(). threaded: whether other threads may call the core.
     """
 
-    def __init__(self, comm: Comm, settings: Settings, threaded: bool) -> None:
+    def __init__(self, comm: Comm, settings: HorovodSettings, threaded: bool) -> None:
         self.comm = comm
         self.settings = settings
         self.threaded = threaded
@@ -258,7 +258,7 @@ class Runtime:
             raise operation.error
 
     def _coordinator(self, comm: Comm, label: str) -> Coordinator:
-        made = Coordinator(
+        coordinator = Coordinator(
             comm,
             label,
             run_fused,
@@ -266,9 +266,9 @@ class Runtime:
             threaded=self.threaded,
             endable=self.threaded and self.settings.stall_shutdown_s > 0,
         )
-        made.observer = lambda operation: self._observe(operation, comm, label)
+        coordinator.observer = lambda operation: self._observe(operation, comm, label)
         comm.keep_records(self._kept_records)
-        return made
+        return coordinator
 
     def _observe(self, operation: Submitted, comm: Comm, label: str) -> None:
         if self.observer is None:
@@ -297,11 +297,11 @@ class Runtime:
                 known.coordinator.end(reason)
 
 
-def _place(comm: Comm) -> Place:
+def _place(comm: Comm) -> RankPosition:
     own = (comm.cross_rank, comm.local_rank, comm.local_size)
     everybody: list[tuple[int, int, int]] = comm.allgather_object(own, "hsgd.torch init")
     peers = sorted(node for node, local_rank, _ in everybody if local_rank == comm.local_rank)
-    return Place(
+    return RankPosition(
         comm.local_rank,
         comm.local_size,
         peers.index(comm.cross_rank),
@@ -313,7 +313,7 @@ def _place(comm: Comm) -> Place:
 _jobs: list[Runtime] = []
 
 
-def start(comm: Any, settings: Settings, threaded: Callable[[Comm], bool]) -> Runtime:
+def start(comm: Any, settings: HorovodSettings, threaded: Callable[[Comm], bool]) -> Runtime:
     """Set up the job; collective, blocking. `comm` as for hsgd.world.init(); threaded(comm) as for
     Runtime.
     """

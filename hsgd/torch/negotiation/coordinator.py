@@ -30,7 +30,7 @@ from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, SignatureMismatch
 from hsgd.handle import Handle
 from hsgd.torch.exceptions import HorovodInternalError
-from hsgd.torch.negotiation.plan import Plan, Table
+from hsgd.torch.negotiation.plan import RoundPlan, Table
 from hsgd.torch.negotiation.signature import Signature
 
 __all__ = ["ROUND", "Coordinator", "Operation"]
@@ -340,7 +340,7 @@ class Coordinator:
         except SignatureMismatch:  # met what another rank's core had in its queue
             self._news = True
             return
-        plan = Plan(tables)
+        plan = RoundPlan(tables)
         self._interval_s = _SHORTEST_S if plan.ready else min(2 * self._interval_s, _LONGEST_S)
         for names in plan.batches():
             own = [held[name] for name in names if name in held]

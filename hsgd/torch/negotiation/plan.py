@@ -1,4 +1,4 @@
-"""Plan: what all ranks do in one round of negotiation.
+"""RoundPlan: what all ranks do in one round of negotiation.
 
 Owns the rules by which tables of submitted operations become an order. Pure: the same tables give
 the same plan, so that every rank works it out for itself and no rank has to tell the others.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from hsgd.torch.negotiation.signature import Signature
 
-__all__ = ["JOIN", "Plan", "Table"]
+__all__ = ["JOIN", "RoundPlan", "Table"]
 
 Table = Sequence[tuple[str, Signature]]
 """What one rank has submitted, oldest first."""
@@ -19,7 +19,7 @@ JOIN = "join"
 _FUSED_BYTES = 1 << 16  # of one operation; larger ones gain nothing
 
 
-class Plan:
+class RoundPlan:
     """tables: one per rank, in rank order. A rank whose table has JOIN takes part in everything
     with zeros.
     """

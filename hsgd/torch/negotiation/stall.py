@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.torch.negotiation.plan import JOIN
-from hsgd.torch.settings import Settings
+from hsgd.torch.settings import HorovodSettings
 
 __all__ = ["Open", "StallInspector", "ages", "describe", "missing"]
 
@@ -74,7 +74,7 @@ class StallInspector:
     def __init__(
         self,
         comm: Comm,
-        settings: Settings,
+        settings: HorovodSettings,
         opened: Callable[[], Open],
         members: Callable[[int], Sequence[int]],
         end: Callable[[str], None],

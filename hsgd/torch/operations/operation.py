@@ -96,8 +96,8 @@ class TensorOperation(Operation):
         if not self.grouped:
             return self.name
         signature = self.signature
-        told = repr((signature.dtypes, signature.compared_shapes()))
-        return f"{self.name}#{zlib.crc32(told.encode()):08x}"
+        compared = repr((signature.dtypes, signature.compared_shapes()))
+        return f"{self.name}#{zlib.crc32(compared.encode()):08x}"
 
     def give(self, outputs: Sequence[Tensor]) -> None:
         self.result = tuple(outputs) if self.grouped else outputs[0]
@@ -127,11 +127,11 @@ class Join(Operation):
         self.unnamed = unnamed
 
     def run(self, comm: Comm) -> None:
-        told = torch.zeros(2, comm.size, dtype=torch.float64)
-        told[:, comm.rank] = torch.tensor([self.now_s, self.unnamed], dtype=torch.float64)
-        comm.allreduce(told, out=told, name=self.name)
-        self.result = int(told[0].argmax())
-        self.unnamed = int(told[1].max())
+        arrivals = torch.zeros(2, comm.size, dtype=torch.float64)
+        arrivals[:, comm.rank] = torch.tensor([self.now_s, self.unnamed], dtype=torch.float64)
+        comm.allreduce(arrivals, out=arrivals, name=self.name)
+        self.result = int(arrivals[0].argmax())
+        self.unnamed = int(arrivals[1].max())
 
 
 def count_write(tensors: Sequence[Tensor]) -> None:

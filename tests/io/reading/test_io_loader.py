@@ -46,13 +46,13 @@ def no_thread_is_left():
 def folders(tmp_path_factory):
     """Slab folders by (samples, slabs), made once."""
     root = tmp_path_factory.mktemp("folders")
-    made = {}
+    created = {}
 
     def get(samples, slabs):
         key = samples, slabs
-        if key not in made:
-            made[key] = make_slabs(root / f"{samples}-{slabs}", samples, slabs)
-        return made[key]
+        if key not in created:
+            created[key] = make_slabs(root / f"{samples}-{slabs}", samples, slabs)
+        return created[key]
 
     return get
 

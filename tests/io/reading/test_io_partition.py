@@ -103,10 +103,10 @@ def test_any_order_is_a_permutation_however_it_is_cut(
 @pytest.mark.parametrize("shuffle", ["block", "slabs", "full"])
 def test_the_order_is_a_function_of_seed_and_epoch(shuffle):
     def order(seed, epoch):
-        made = EpochOrder(
+        created = EpochOrder(
             [50, 50], shuffle=shuffle, seed=seed, epoch=epoch, block_samples=5, window_samples=20
         )
-        return made.indices(0, 100).tolist()
+        return created.indices(0, 100).tolist()
 
     assert order(1, 2) == order(1, 2)
     assert order(1, 2) != order(1, 3)

@@ -28,14 +28,14 @@ def folder(tmp_path_factory):
 
 
 def loaders(folder, world_size, batch_size, state=None, **options):
-    made = [
+    created = [
         loader_of(folder, batch_size, rank, world_size, seed=5, **TINY, **options)
         for rank in range(world_size)
     ]
-    for loader in made:
+    for loader in created:
         if state is not None:
             loader.load_state_dict(state)
-    return made
+    return created
 
 
 def numbers(batches):

@@ -35,8 +35,8 @@ def mlp(seed: int = 0) -> nn.Sequential:
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    made = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(4, 6, generator=made), torch.randn(4, 3, generator=made)
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
 
 
 def flat(model: Model) -> Tensor:
@@ -160,9 +160,9 @@ def exchange_only(seat: Seat, path: str, size: int, options: dict[str, Any]) -> 
 def test_what_the_weights_lose_the_centre_gets(options: dict[str, Any]) -> None:
     size = 4
     with Ranks(size) as pool:
-        told = pool.run(exchange_only, meeting_point(), size, options)
-    lost = sum(before - after for before, after, *_ in told)
-    for _, _, start, centre, metrics in told:
+        reports = pool.run(exchange_only, meeting_point(), size, options)
+    lost = sum(before - after for before, after, *_ in reports)
+    for _, _, start, centre, metrics in reports:
         torch.testing.assert_close(centre - start, lost, rtol=1e-5, atol=1e-2)
         assert metrics.exchanges == 5
         if options.get("overlap", True):
@@ -230,25 +230,25 @@ def train_in_groups(
 )
 def test_a_group_is_one_worker_with_the_mean_gradient(one_step: Any, pull: float | None) -> None:
     with Ranks(2) as pool:
-        told = pool.run(train_in_groups, meeting_point(), 2, None, one_step, pull)
+        reports = pool.run(train_in_groups, meeting_point(), 2, None, one_step, pull)
     weights, centre = simulated(0.3, 2, "shmcaffe", ranks=(0, 1), pull=pull)
-    torch.testing.assert_close(told[0][0], weights, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(told[0][1], centre, rtol=1e-5, atol=1e-6)
-    assert torch.equal(told[0][0], told[1][0])
-    assert [workers for *_, workers in told] == [1, 1]
+    torch.testing.assert_close(reports[0][0], weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(reports[0][1], centre, rtol=1e-5, atol=1e-6)
+    assert torch.equal(reports[0][0], reports[1][0])
+    assert [workers for *_, workers in reports] == [1, 1]
 
 
 def test_groups_are_equal_within_and_only_their_first_ranks_exchange() -> None:
     with Ranks(4) as pool:
-        told = pool.run(train_in_groups, meeting_point(), 4, 2)
-    weights = [row[0] for row in told]
+        reports = pool.run(train_in_groups, meeting_point(), 4, 2)
+    weights = [row[0] for row in reports]
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[2], weights[3])
     assert not torch.equal(weights[0], weights[2])
-    pushed = [row[2].pushed_bytes for row in told]
+    pushed = [row[2].pushed_bytes for row in reports]
     assert pushed[1] == pushed[3] == 0 and pushed[0] == pushed[2] > 0
     assert sum(pushed) == 2 * (STEPS // 2) * weights[0].numel() * 4  # half of what four would push
-    assert [row[3] for row in told] == [2] * 4
-    assert all(row[2].group_bytes > 0 for row in told)
+    assert [row[3] for row in reports] == [2] * 4
+    assert all(row[2].group_bytes > 0 for row in reports)
 
 
 class Partly(nn.Module):
@@ -287,14 +287,14 @@ def train_partly(seat: Seat, path: str, size: int, mode: str) -> Any:
 @pytest.mark.parametrize("mode", ["async", "hybrid"])
 def test_statistics_of_batch_norm_are_averaged_and_unused_parameters_stay(mode: str) -> None:
     with Ranks(2) as pool:
-        told = pool.run(train_partly, meeting_point(), 2, mode)
-    first, second = (row[0] for row in told)
-    assert told[0][2] and told[1][2]  # no gradient anywhere: no decay either
+        reports = pool.run(train_partly, meeting_point(), 2, mode)
+    first, second = (row[0] for row in reports)
+    assert reports[0][2] and reports[1][2]  # no gradient anywhere: no decay either
     assert torch.equal(first["never.weight"], second["never.weight"])
     assert torch.equal(first["norm.num_batches_tracked"], torch.tensor(4))
-    shapes = [tuple(part.shape) for part in told[0][1]]
+    shapes = [tuple(part.shape) for part in reports[0][1]]
     assert shapes[-2:] == [(6,), (6,)]  # running mean and variance
-    running = told[0][1][-2]
+    running = reports[0][1][-2]
     assert running.abs().max() > 0
     if mode == "hybrid":
         assert torch.equal(first["norm.running_mean"], second["norm.running_mean"])
@@ -363,25 +363,25 @@ class FarBox:
 
 
 def report_to_a_far_box(seat: Seat, path: str) -> list[Any]:
-    told: list[Any] = []
+    reports: list[Any] = []
     with comm_of(seat, path, 1) as comm:
         for rule in ("fastest", "mean"):
             box = FarBox()
             progress = Progress(box, comm, rule, 4)  # type: ignore[arg-type]
-            told += [progress.report(steps) for steps in (1, 2, 3)]  # would wait for ever
-            told.append(progress.report(4))
+            reports += [progress.report(steps) for steps in (1, 2, 3)]  # would wait for ever
+            reports.append(progress.report(4))
             box.may_answer.set()
             while not progress.report(5):
                 time.sleep(0.001)
             progress.close()
-            told.append(box.counters)
-    return told
+            reports.append(box.counters)
+    return reports
 
 
 def test_telling_another_node_of_a_step_keeps_no_step_waiting() -> None:
     with Ranks(1) as pool:
-        (told,) = pool.run(report_to_a_far_box, meeting_point())
-    fastest, mean = told[:5], told[5:]
+        (reports,) = pool.run(report_to_a_far_box, meeting_point())
+    fastest, mean = reports[:5], reports[5:]
     assert fastest == [False, False, False, True, [0, 1]]  # it has ended training itself
     assert mean[:4] == [False] * 4
     assert mean[4][0] in (4, 5)
@@ -447,19 +447,19 @@ def use_a_trigger(seat: Seat, path: str) -> Any:
         for step in range(8):
             local_step(model, elastic, step)
         state = elastic.state_dict()
-        told = list(trigger.told)
+        report = list(trigger.told)
         elastic.load_state_dict(state)
         elastic.close()
-        return told, len(trigger.told), elastic.metrics().exchanges
+        return report, len(trigger.told), elastic.metrics().exchanges
 
 
 def test_a_trigger_decides_when_to_exchange() -> None:
     with Ranks(1) as pool:
-        ((told, loaded, exchanges),) = pool.run(use_a_trigger, meeting_point())
-    calls = [row for row in told if row != "reset"]
+        ((reports, loaded, exchanges),) = pool.run(use_a_trigger, meeting_point())
+    calls = [row for row in reports if row != "reset"]
     assert calls == [(step, 4, 0.1) for step in range(1, 9)]
-    assert told[0] == "reset" and told[3] == "reset" and told[9] == "reset"
-    assert loaded == len(told) and exchanges == 2
+    assert reports[0] == "reset" and reports[3] == "reset" and reports[9] == "reset"
+    assert loaded == len(reports) and exchanges == 2
 
 
 def resume(seat: Seat, path: str) -> Any:
@@ -518,8 +518,8 @@ def load_centres_of_several_ages(seat: Seat, path: str, size: int) -> Any:
 
 def test_the_newest_of_the_centres_that_are_loaded_counts() -> None:
     with Ranks(3) as pool:
-        told = pool.run(load_centres_of_several_ages, meeting_point(), 3)
-    assert told == [(1, True), (2, True), (3, True)]
+        reports = pool.run(load_centres_of_several_ages, meeting_point(), 3)
+    assert reports == [(1, True), (2, True), (3, True)]
 
 
 class Masked(nn.Module):
@@ -608,9 +608,9 @@ def look_in_a_group(seat: Seat, path: str, size: int, broken: str) -> Any:
 
 def test_all_ranks_of_a_group_see_the_centre_that_its_first_rank_reads() -> None:
     with Ranks(4) as pool:
-        told = pool.run(look_in_a_group, meeting_point(), 4, "")
-    assert all(torch.equal(told[0][0], inside) for inside, _, _ in told)
-    assert [(kept, same) for _, kept, same in told] == [(True, False)] * 4
+        reports = pool.run(look_in_a_group, meeting_point(), 4, "")
+    assert all(torch.equal(reports[0][0], inside) for inside, _, _ in reports)
+    assert [(kept, same) for _, kept, same in reports] == [(True, False)] * 4
 
 
 @pytest.mark.parametrize("reason", ["closed", "no room"])
@@ -626,14 +626,14 @@ def test_a_centre_that_the_first_rank_cannot_read_is_an_error_on_all_ranks_of_th
 def refuse(seat: Seat, path: str) -> list[tuple[str, str]]:
     model = mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    told = []
+    reports = []
     with comm_of(seat, path, 1) as comm:
 
         def line(call: Callable[[], Any]) -> None:
             try:
                 call()
             except (HsgdError, ValueError, TypeError) as error:
-                told.append((type(error).__name__, str(error)))
+                reports.append((type(error).__name__, str(error)))
 
         make = lambda **options: ElasticAveraging(sgd, model, comm, **options)  # noqa: E731
         line(lambda: make(mode="sync"))
@@ -658,12 +658,12 @@ def refuse(seat: Seat, path: str) -> list[tuple[str, str]]:
         line(lambda: elastic.load_state_dict(saved))
         elastic.close()
         line(lambda: elastic.step())
-    return told
+    return reports
 
 
 def test_what_cannot_work_is_refused_by_name() -> None:
     with Ranks(1) as pool:
-        (told,) = pool.run(refuse, meeting_point())
+        (reports,) = pool.run(refuse, meeting_point())
     lines = [
         ("ValueError", "mode is 'sync'; use one of 'async', 'hybrid'"),
         ("ValueError", "order is 'other'; use one of 'shmcaffe', 'easgd'"),
@@ -683,8 +683,8 @@ def test_what_cannot_work_is_refused_by_name() -> None:
         ("ValueError", "has 3 tensors of 35 values, this model 4 of 83; it is of another model"),
         ("HsgdError", "this ElasticAveraging is closed"),
     ]
-    assert len(told) == len(lines)
-    for (kind, line), (wanted, part) in zip(told, lines, strict=True):
+    assert len(reports) == len(lines)
+    for (kind, line), (wanted, part) in zip(reports, lines, strict=True):
         assert kind == wanted and part in line and "\n" not in line, (kind, line)
 
 
@@ -706,6 +706,6 @@ def warn_above_the_bound(seat: Seat, path: str, size: int) -> list[str]:
 
 def test_a_moving_rate_that_may_diverge_is_warned_of_once_per_job() -> None:
     with Ranks(3) as pool:
-        told = pool.run(warn_above_the_bound, meeting_point(), 3)
-    assert [len(lines) for lines in told] == [1, 0, 0]
-    assert "moving_rate 0.5 is not below 0.5; 3 workers that push at the same time" in told[0][0]
+        reports = pool.run(warn_above_the_bound, meeting_point(), 3)
+    assert [len(lines) for lines in reports] == [1, 0, 0]
+    assert "moving_rate 0.5 is not below 0.5; 3 workers that push at the same time" in reports[0][0]

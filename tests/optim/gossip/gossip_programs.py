@@ -49,8 +49,8 @@ def main() -> None:
     sent = comm.allgather(np.array([metrics.remote_bytes], np.int64))
     gossip.close()
     if comm.rank == 0:
-        told = {"kept": float(moved), "before": before, "distance": distance}
-        print(json.dumps({**told, "remote_bytes": sent.tolist()}))
+        report = {"kept": float(moved), "before": before, "distance": distance}
+        print(json.dumps({**report, "remote_bytes": sent.tolist()}))
     comm.close()
 
 

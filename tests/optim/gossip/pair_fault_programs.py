@@ -67,10 +67,10 @@ def outlive_a_stalled(comm: Comm, folder: Path) -> None:
         waker = subprocess.Popen(["sh", "-c", WAKE, str(folder / "enough"), str(os.getpid())])
         os.kill(os.getpid(), signal.SIGSTOP)
         waker.wait()
-        told = {}
+        report = {}
     else:
-        told = go_on(comm, pairs, 3 * STALLED_S)
-        note(folder, comm.rank, told)
+        report = go_on(comm, pairs, 3 * STALLED_S)
+        note(folder, comm.rank, report)
         wait_for(folder, "*.json", comm.size - 1)
         (folder / "enough").touch()
     pairs.wait(WITHIN_S)
@@ -102,14 +102,14 @@ def outlive_a_killed(comm: Comm, folder: Path, asking: bool) -> None:
     comm.barrier()
     if comm.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    told = go_on(comm, pairs, 0.0)
+    report = go_on(comm, pairs, 0.0)
     (folder / f"{comm.rank}.done").touch()
     deadline = time.monotonic() + WITHIN_S
     while len(list(folder.glob("*.done"))) < comm.size - 1 and time.monotonic() < deadline:
         pairs.poll()
         time.sleep(1e-3)
     pairs.close()
-    note(folder, comm.rank, {**told, "weights": [mine.tolist() for mine in weights]})
+    note(folder, comm.rank, {**report, "weights": [mine.tolist() for mine in weights]})
     wait_for(folder, "*.json", comm.size - 1)
     os._exit(1)  # MPI cannot be finalized without the victim; mpirun ends what is left
 

@@ -67,9 +67,9 @@ def average_at_random(
     weights = start_weights(comm.rank)
     pairs = PairAverager(comm, weights, complete(comm.size), **options)
     crossed = delay_messages(pairs, draw) if dawdle else []
-    moved, committed, refused, made = 0, 0, 0, 0
+    moved, committed, refused, asks_made = 0, 0, 0, 0
     done = []
-    while made < asks and len(pairs.lost) < comm.size - 1:
+    while asks_made < asks and len(pairs.lost) < comm.size - 1:
         step = draw.randint(-1000, 1000)
         weights[0] += step
         moved += step
@@ -78,7 +78,7 @@ def average_at_random(
             time.sleep(draw.random() * 1e-3)
         peer = draw.choice(complete(comm.size)[comm.rank])
         if pairs.ask(peer):
-            made += 1
+            asks_made += 1
         else:
             done += pairs.wait(draw.random() * 5e-3)
     if stay:
@@ -94,7 +94,7 @@ def average_at_random(
     return {
         "weights": [w.tolist() for w in weights],
         "moved": moved,
-        "asked": made,
+        "asked": asks_made,
         "committed": committed,
         "refused": refused,
         "crossed": len(crossed),

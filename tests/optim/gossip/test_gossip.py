@@ -35,9 +35,9 @@ STEPS = 8
 @pytest.fixture(scope="module")
 def pools() -> Any:
     """Ranks, kept by their number."""
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size))
-    for pool in made.values():
+    pools_by_size: dict[int, Ranks] = {}
+    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
+    for pool in pools_by_size.values():
         pool.close()
 
 
@@ -47,8 +47,8 @@ def network() -> nn.Module:
 
 
 def loss(net: nn.Module, step: int, rank: int) -> Tensor:
-    made = torch.Generator().manual_seed(1000 * step + rank)
-    x, y = torch.randn(4, 6, generator=made), torch.randn(4, 3, generator=made)
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x, y = torch.randn(4, 6, generator=generator), torch.randn(4, 3, generator=generator)
     return functional.mse_loss(net(x), y)
 
 
@@ -81,7 +81,7 @@ def train(
     """`pause`: before this step all averages are settled; with `resume` a new run begins then."""
     torch.set_num_threads(1)
     comm = seat.comm(path, size)
-    made = {
+    created = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     }[optimizer]
@@ -91,7 +91,7 @@ def train(
         ready = {k: v() if callable(v) else v for k, v in options.items()}
         if ready.get("buffers"):
             ready["buffers"] = [b for b in net.buffers() if b.is_floating_point()]
-        return net, Gossip(made(net.parameters()), net.parameters(), comm, **ready)
+        return net, Gossip(created(net.parameters()), net.parameters(), comm, **ready)
 
     net, gossip = start(options)
     scheduler = torch.optim.lr_scheduler.StepLR(gossip, 3, 0.5)
@@ -184,36 +184,45 @@ def test_ranks_that_choose_one_another_average_once(
     pools: Callable[[int], Ranks], topology: str
 ) -> None:
     options = {"trigger": lambda_third, "topology": topology}
-    told = [one["metrics"] for one in pools(4).run(train, meeting_point(), 4, options)]
-    assert sum(one.asked for one in told) == 2 * (STEPS // 3) and not any(o.refused for o in told)
-    assert all(one.averaged == one.triggers == STEPS // 3 for one in told)
+    reports = [one["metrics"] for one in pools(4).run(train, meeting_point(), 4, options)]
+    assert sum(one.asked for one in reports) == 2 * (STEPS // 3) and not any(
+        o.refused for o in reports
+    )
+    assert all(one.averaged == one.triggers == STEPS // 3 for one in reports)
 
 
 def test_an_infinite_threshold_never_sends(pools: Callable[[int], Ranks]) -> None:
     for rank, mine in enumerate(pools(3).run(train, meeting_point(), 3, {"trigger": lambda_never})):
         for weight, wanted in zip(mine["weights"], plain(rank), strict=True):
             torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=1e-6)
-        told = mine["metrics"]
-        assert (told.messages, told.local_bytes, told.remote_bytes, told.asked) == (0, 0, 0, 0)
+        report = mine["metrics"]
+        assert (report.messages, report.local_bytes, report.remote_bytes, report.asked) == (
+            0,
+            0,
+            0,
+            0,
+        )
 
 
 def test_max_interval_ends_a_silence(pools: Callable[[int], Ranks]) -> None:
     options = {"trigger": lambda_never, "max_interval": 4}
-    told = [one["metrics"] for one in pools(2).run(train, meeting_point(), 2, options)]
-    assert sum(one.asked for one in told) == 2 and told[0].averaged == told[1].averaged == 2
+    reports = [one["metrics"] for one in pools(2).run(train, meeting_point(), 2, options)]
+    assert (
+        sum(one.asked for one in reports) == 2 and reports[0].averaged == reports[1].averaged == 2
+    )
 
 
 def test_metrics_count_what_was_sent(pools: Callable[[int], Ranks]) -> None:
-    told = [
+    reports = [
         one["metrics"] for one in pools(2).run(train, meeting_point(), 2, {"trigger": lambda_third})
     ]
     model = 4 * sum(p.numel() for p in network().parameters())
-    exchanges = told[0].averaged
-    assert exchanges == told[1].averaged >= 2
-    assert sum(one.asked for one in told) == exchanges + sum(one.refused for one in told)
-    asked = sum(one.asked for one in told)
-    assert sum(one.local_bytes for one in told) == model * (asked + exchanges)
-    assert all(one.remote_bytes == 0 and one.last_distance > 0 for one in told)
+    exchanges = reports[0].averaged
+    assert exchanges == reports[1].averaged >= 2
+    assert sum(one.asked for one in reports) == exchanges + sum(one.refused for one in reports)
+    asked = sum(one.asked for one in reports)
+    assert sum(one.local_bytes for one in reports) == model * (asked + exchanges)
+    assert all(one.remote_bytes == 0 and one.last_distance > 0 for one in reports)
 
 
 @pytest.mark.parametrize(
@@ -309,9 +318,9 @@ def test_metrics_count_global_averages(pools: Callable[[int], Ranks]) -> None:
     options = {"trigger": lambda_never, "global_average_every": 4}
     model = 4 * sum(p.numel() for p in network().parameters())
     for mine in pools(3).run(train_together, meeting_point(), 3, options):
-        told = mine["metrics"]
-        assert (told.global_averages, told.averaged, told.remote_bytes) == (2, 0, 0)
-        assert 2 * model <= told.local_bytes <= 2 * 10 * model
+        report = mine["metrics"]
+        assert (report.global_averages, report.averaged, report.remote_bytes) == (2, 0, 0)
+        assert 2 * model <= report.local_bytes <= 2 * 10 * model
 
 
 def leave_a_part_unused(seat: Seat, path: str) -> tuple[float, float]:
@@ -414,7 +423,7 @@ def train_on(seat: Seat, path: str) -> tuple[list[str], Any]:
     gossip = Gossip(sgd, net.parameters(), comm, FixedPeriod(1))
     step, after = 0, 0
     deadline = time.monotonic() + 50
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         while not seat.pipe.poll() and time.monotonic() < deadline:
             step += 1
@@ -424,13 +433,13 @@ def train_on(seat: Seat, path: str) -> tuple[list[str], Any]:
             gossip.step()
             if step == 10:
                 seat.tell("trains")
-            made = gossip.metrics().averaged - begin if gossip.metrics().lost else 0
-            if after < 20 <= after + made:
+            averages = gossip.metrics().averaged - begin if gossip.metrics().lost else 0
+            if after < 20 <= after + averages:
                 seat.tell("goes on")
-            after += made
+            after += averages
     assert seat.pipe.recv() == "enough"
     gossip.close()
-    return [str(one.message) for one in told], gossip.metrics()
+    return [str(one.message) for one in raised], gossip.metrics()
 
 
 def test_a_killed_rank_is_left_out_of_the_training_with_a_warning() -> None:
@@ -444,9 +453,9 @@ def test_a_killed_rank_is_left_out_of_the_training_with_a_warning() -> None:
             pool.send(rank, "enough")
         for outcome in pool.finish(on=(0, 2)):
             assert outcome.error is None, outcome.trace
-            told, metrics = outcome.value
+            report, metrics = outcome.value
             assert 1 in metrics.lost
-            (line,) = [line for line in told if "Gossip goes on without" in line]
+            (line,) = [line for line in report if "Gossip goes on without" in line]
             assert f"rank 1 (pid {pid}, " in line
 
 
@@ -539,10 +548,10 @@ def test_nodes_gossip(cluster: Callable[..., Cluster], hosts: str, way: str) -> 
         size, [sys.executable, str(HERE / "gossip_programs.py"), way], hosts=hosts
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["kept"] < 1e-3 and told["distance"] < told["before"] / 2
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["kept"] < 1e-3 and report["distance"] < report["before"] / 2
     sends = 2 if way == "hierarchical" else size
-    assert sum(count > 0 for count in told["remote_bytes"]) == min(sends, size)
+    assert sum(count > 0 for count in report["remote_bytes"]) == min(sends, size)
 
 
 def test_the_example_learns(mpirun: Callable[..., Any]) -> None:

@@ -14,8 +14,8 @@ __all__: list[str] = []
 @pytest.mark.parametrize("asks", [1, 2, 3])
 @pytest.mark.parametrize("where", ["INSIDE", "NETWORK"])
 def test_both_sides_apply_their_half_or_neither_does(tmp_path: Path, where: str, asks: int) -> None:
-    errors, said = verify("gossip.pml", tmp_path, where, f"ASKS={asks}")
-    assert errors == 0, said
+    errors, output = verify("gossip.pml", tmp_path, where, f"ASKS={asks}")
+    assert errors == 0, output
 
 
 @pytest.mark.parametrize(
@@ -33,5 +33,5 @@ def test_both_sides_apply_their_half_or_neither_does(tmp_path: Path, where: str,
     ],
 )
 def test_the_model_fails_without_each_of_its_rules(tmp_path: Path, broken: str, how: str) -> None:
-    errors, said = verify("gossip.pml", tmp_path, *broken.split())
-    assert errors > 0 and how in " ".join(said.split()), said
+    errors, output = verify("gossip.pml", tmp_path, *broken.split())
+    assert errors > 0 and how in " ".join(output.split()), output

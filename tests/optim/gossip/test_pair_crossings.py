@@ -115,7 +115,7 @@ class Part:
         """Average with the other who is awake, and try the victim, until told to go on."""
         victim, pairs = self.point.victim, self.pairs
         (other,) = {0, 1, 2} - {victim, self.seat.rank}
-        met, told, deadline = 0, False, time.monotonic() + 50
+        met, informed, deadline = 0, False, time.monotonic() + 50
         while not self.seat.pipe.poll() and time.monotonic() < deadline:
             pairs.ask(other)
             pairs.ask(victim)
@@ -123,9 +123,9 @@ class Part:
             met += sum(entry.committed and entry.peer == other for entry in done)
             self.done += done
             knows = victim in pairs.lost and victim not in pairs.open
-            if not told and met >= MET and (knows or not without_the_dead):
+            if not informed and met >= MET and (knows or not without_the_dead):
                 self.seat.tell("met")
-                told = True
+                informed = True
 
     def settle(self) -> None:
         """All are awake: nothing stays open."""
@@ -293,12 +293,12 @@ def test_who_leaves_a_half_that_was_not_taken_says_so(pool: Ranks) -> None:
     assert [pool.hear(rank) for rank in range(3)] == ["asked"] * 3
     pool.stop(0)
     pool.send(1, "go on")
-    left, told = pool.finish(on=(1,))[0].value
+    left, report = pool.finish(on=(1,))[0].value
     pool.signal(0, signal.SIGCONT)
     for rank in (0, 2):
         pool.send(rank, "go on")
     (taken, error), (_, also) = (outcome.value for outcome in pool.finish(on=(0, 2)))
-    assert "rank 0 has not taken the half of rank 1 within 0.5 s" in told and "\n" not in told
+    assert "rank 0 has not taken the half of rank 1 within 0.5 s" in report and "\n" not in report
     assert (left, taken) == ([5], [5]) and not error and not also
 
 

@@ -32,9 +32,9 @@ FAULTS = str(PROGRAM.with_name("pair_fault_programs.py"))
 @pytest.fixture(scope="module")
 def pools() -> Any:
     """Ranks, kept by their number."""
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size))
-    for pool in made.values():
+    pools_by_size: dict[int, Ranks] = {}
+    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
+    for pool in pools_by_size.values():
         pool.close()
 
 
@@ -68,9 +68,9 @@ def test_ranks_that_leave_early_take_their_half_along(pools: Callable[[int], Ran
 def test_over_mpi_the_sum_is_the_same(mpirun: Callable[..., Any]) -> None:
     done = mpirun(3, PROGRAM, "300")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["conserved"] and told["asked"] == told["committed"] + told["refused"] == 900
-    assert told["committed"] > 100
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["conserved"] and report["asked"] == report["committed"] + report["refused"] == 900
+    assert report["committed"] > 100
 
 
 def at_random_over_sockets(seat: Seat, path: str) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def cross_between_nodes(
     done = pairs.wait(30)
     sent = pairs.traffic.remote_bytes
     done += pairs.close()
-    told = [(entry.asked, entry.committed) for entry in done]
-    return weights[0].tolist(), told, sent, done[0].distance
+    reports = [(entry.asked, entry.committed) for entry in done]
+    return weights[0].tolist(), reports, sent, done[0].distance
 
 
 @pytest.mark.parametrize("wire", [None, torch.bfloat16])
@@ -131,9 +131,9 @@ def test_between_nodes_requests_that_cross_are_one_average_and_send_nothing_back
     pools: Callable[[int], Ranks], wire: torch.dtype | None
 ) -> None:
     ends = pools(2).run(cross_between_nodes, meeting_point(), (0.0, 8.0), wire)
-    for weights, told, sent, distance in ends:
+    for weights, report, sent, distance in ends:
         # each asked, which cost one lane, and each has one average of what was sent
-        assert weights == [5.0] * 3 and told == [(True, True)]
+        assert weights == [5.0] * 3 and report == [(True, True)]
         assert sent == 64 and math.isclose(distance, 8 * 3**0.5, rel_tol=1e-6)
 
 
@@ -142,9 +142,9 @@ def test_requests_that_cross_with_weights_that_are_not_finite_are_both_refused(
     pools: Callable[[int], Ranks], start: tuple[float, float]
 ) -> None:
     ends = pools(2).run(cross_between_nodes, meeting_point(), start, None)
-    for rank, (weights, told, _, _) in enumerate(ends):
+    for rank, (weights, report, _, _) in enumerate(ends):
         assert weights == [2.0] * 3 or math.isnan(start[rank])
-        assert (True, False) in told and not any(committed for _, committed in told)
+        assert (True, False) in report and not any(committed for _, committed in report)
 
 
 def be_late(seat: Seat, path: str, ways: str) -> tuple[list[int], list[bool]]:
@@ -152,26 +152,26 @@ def be_late(seat: Seat, path: str, ways: str) -> tuple[list[int], list[bool]]:
     comm = seat.comm(path, 2)
     weights = [torch.arange(5) * (1 + 2 * seat.rank)]
     pairs = PairAverager(comm, weights, complete(2))
-    told = []
+    reports = []
     if seat.rank == 0:
         assert pairs.ask(1) and not pairs.ask(1)
-        told.append(bool(pairs.wait(0.02)))  # in vain
+        reports.append(bool(pairs.wait(0.02)))  # in vain
         weights[0] += 100
     comm.barrier()
     if ways == "answers" and seat.rank == 1:
-        told.append(pairs.poll()[0].committed)
+        reports.append(pairs.poll()[0].committed)
     comm.barrier()
     if ways == "answers" and seat.rank == 0:
-        told.append(pairs.poll()[0].committed)
-    told += [entry.committed for entry in pairs.close()]
-    return weights[0].tolist(), told
+        reports.append(pairs.poll()[0].committed)
+    reports += [entry.committed for entry in pairs.close()]
+    return weights[0].tolist(), reports
 
 
 @pytest.mark.parametrize("ways", ["answers", "leaves"])
 def test_a_late_side_still_applies_its_half(pools: Callable[[int], Ranks], ways: str) -> None:
-    (one, told), (other, _) = pools(2).run(be_late, meeting_point(), ways)
+    (one, reports), (other, _) = pools(2).run(be_late, meeting_point(), ways)
     assert [a + b for a, b in zip(one, other, strict=True)] == [100 + 4 * k for k in range(5)]
-    assert told == [False, True]
+    assert reports == [False, True]
     assert [b - (one[k] - 100) for k, b in enumerate(other)] == [0] * 5
 
 
@@ -267,8 +267,8 @@ def test_a_stalled_rank_on_another_node_is_waited_for_by_nobody_and_then_takes_p
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) is True  # the sum is what it was
     for rank in (0, 1):
-        told = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert told["averages"] >= AVERAGES and 2 in told["open"] and not told["lost"]
+        report = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert report["averages"] >= AVERAGES and 2 in report["open"] and not report["lost"]
 
 
 @pytest.mark.parametrize("how", ["killed", "killed-asking"])
@@ -278,12 +278,12 @@ def test_a_killed_rank_on_another_node_is_left_out(
     program = [sys.executable, FAULTS, how, str(tmp_path)]
     done = cluster(3).mpirun(3, program, options=("--with-ft", "ulfm"))  # the others live
     assert done.returncode != 0
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    for one in told:
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for one in reports:
         assert one["averages"] >= AVERAGES and not one["open"]
         assert "rank 2 on another node died" in one["lost"]["2"]
     for k, wanted in enumerate(total(2)):  # nobody has applied half of an average with it
-        assert (torch.tensor([one["weights"][k] for one in told]).sum(0) == wanted).all()
+        assert (torch.tensor([one["weights"][k] for one in reports]).sum(0) == wanted).all()
 
 
 def average_until_told(seat: Seat, path: str, size: int) -> tuple[dict[int, str], int]:
@@ -326,20 +326,20 @@ def diverge(seat: Seat, path: str) -> tuple[list[float], list[bool]]:
     comm = seat.comm(path, 2)
     weights = [torch.full((4,), math.nan if seat.rank else 1.0)]
     pairs = PairAverager(comm, weights, complete(2))
-    told = []
+    reports = []
     for asker in (0, 1):
         if seat.rank == asker:
             pairs.ask(1 - asker)
         comm.barrier()
-        told += [entry.committed for entry in pairs.poll()]
+        reports += [entry.committed for entry in pairs.poll()]
         comm.barrier()
     pairs.close()
-    return weights[0].tolist(), told
+    return weights[0].tolist(), reports
 
 
 def test_weights_that_are_not_finite_stay_where_they_are(pools: Callable[[int], Ranks]) -> None:
-    (healthy, told), (_, also) = pools(2).run(diverge, meeting_point())
-    assert healthy == [1.0] * 4 and not any([*told, *also])
+    (healthy, reports), (_, also) = pools(2).run(diverge, meeting_point())
+    assert healthy == [1.0] * 4 and not any([*reports, *also])
 
 
 def round_off(seat: Seat, path: str, wire: torch.dtype | None) -> tuple[list[float], int]:

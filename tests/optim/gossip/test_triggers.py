@@ -190,13 +190,13 @@ def test_a_resumed_trigger_goes_on_where_it_was(make: Callable[[], Trigger], tmp
     one.reset(weights)
 
     def go_on(trigger: Trigger, moves: list[Tensor], begin: int) -> list[bool]:
-        told = []
+        reports = []
         for step, move in enumerate(moves, begin):
             weights[0] += move
-            told.append(trigger.step(step, weights, 0.1))
-            if told[-1]:
+            reports.append(trigger.step(step, weights, 0.1))
+            if reports[-1]:
                 trigger.reset(weights)
-        return told
+        return reports
 
     moves = [0.1 * torch.randn(5, generator=generator) for _ in range(100)]
     go_on(one, moves[:50], 1)
@@ -312,9 +312,9 @@ def test_a_matrix_and_lists_say_the_same() -> None:
 
 
 def turns(place: int, period: int = 2, **options: Any) -> Turns:
-    made = Turns(FixedPeriod(period), Topology("exponential2", 4), place, options.get("longest"))
-    made.reset([])
-    return made
+    created = Turns(FixedPeriod(period), Topology("exponential2", 4), place, options.get("longest"))
+    created.reset([])
+    return created
 
 
 def averaged(peer: int, *, asked: bool = False, committed: bool = True) -> Averaged:

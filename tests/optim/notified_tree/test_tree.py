@@ -100,8 +100,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    made = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(BATCH, 6, generator=made), torch.randn(BATCH, 3, generator=made)
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(BATCH, 6, generator=generator), torch.randn(BATCH, 3, generator=generator)
 
 
 def serial(model: str, optimizer: str, size: int, steps: int = STEPS) -> list[Tensor]:
@@ -166,9 +166,9 @@ def check_equal(results: list[list[Tensor]], expected: list[Tensor]) -> None:
 @pytest.fixture(scope="module")
 def pools() -> Any:
     """Ranks, kept by their number."""
-    made: dict[int, Ranks] = {}
-    yield lambda size: made.setdefault(size, Ranks(size))
-    for pool in made.values():
+    pools_by_size: dict[int, Ranks] = {}
+    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
+    for pool in pools_by_size.values():
         pool.close()
 
 
@@ -571,11 +571,11 @@ def train_until_error(seat: Seat, path: str, size: int, limit_s: float) -> tuple
             if step == 20:
                 seat.tell("trains")
     except HsgdError as error:
-        told = type(error).__name__, str(error), time.monotonic()
+        report = type(error).__name__, str(error), time.monotonic()
     with pytest.raises(HsgdError):
         tree.wait()
     tree.close()
-    return told
+    return report
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -654,17 +654,17 @@ def test_every_layer_has_one_root_and_trees_that_fit_together(count: int) -> Non
     sizes = [8] * (2 * count)
     teams = [teams_of(rank, nodes, None, sizes, True) for rank in range(len(nodes))]
     for layer in range(len(sizes)):
-        its = {rank: teams[rank][layer] for rank in range(len(nodes))}
-        leaders = [rank for rank, team in its.items() if team.leads]
-        (root,) = [rank for rank in leaders if its[rank].is_root]
-        assert root == 2 * (layer % count) and its[root].spread_from == -1
+        team_of = {rank: teams[rank][layer] for rank in range(len(nodes))}
+        leaders = [rank for rank, team in team_of.items() if team.leads]
+        (root,) = [rank for rank in leaders if team_of[rank].is_root]
+        assert root == 2 * (layer % count) and team_of[root].spread_from == -1
         for rank in leaders:
-            for child in its[rank].gather_from:
-                assert its[child].gather_to == rank
-                assert its[rank].gather_from[its[child].place] == child
-            assert all(its[child].spread_from == rank for child in its[rank].spread_to)
-        assert sum(len(its[rank].gather_from) for rank in leaders) == count - 1
-        assert sum(len(its[rank].spread_to) for rank in leaders) == count - 1
+            for child in team_of[rank].gather_from:
+                assert team_of[child].gather_to == rank
+                assert team_of[rank].gather_from[team_of[child].place] == child
+            assert all(team_of[child].spread_from == rank for child in team_of[rank].spread_to)
+        assert sum(len(team_of[rank].gather_from) for rank in leaders) == count - 1
+        assert sum(len(team_of[rank].spread_to) for rank in leaders) == count - 1
 
 
 def use_as_a_strategy(seat: Seat, path: str) -> list[str]:
@@ -716,9 +716,9 @@ def end_without_closing(seat: Seat, path: str, size: int) -> Any:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_script_that_only_ends_leaves_nobody_without_weights(size: int) -> None:
     with Ranks(size) as pool:
-        told = pool.run(end_without_closing, meeting_point(), size)
-    assert [error for _, error in told] == ["None"] * size
-    assert all(weights == told[0][0] for weights, _ in told)
+        reports = pool.run(end_without_closing, meeting_point(), size)
+    assert [error for _, error in reports] == ["None"] * size
+    assert all(weights == reports[0][0] for weights, _ in reports)
 
 
 def end_late(seat: Seat, path: str) -> Any:

@@ -13,8 +13,8 @@ __all__: list[str] = []
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_versions_never_overtake_what_is_still_read(tmp_path: Path, steps: int) -> None:
-    errors, said = verify("tree.pml", tmp_path, f"STEPS={steps}")
-    assert errors == 0, said
+    errors, output = verify("tree.pml", tmp_path, f"STEPS={steps}")
+    assert errors == 0, output
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_versions_never_overtake_what_is_still_read(tmp_path: Path, steps: int) 
     ],
 )
 def test_the_model_fails_without_each_of_its_rules(tmp_path: Path, broken: str, how: str) -> None:
-    errors, said = verify("tree.pml", tmp_path, broken)
-    assert errors > 0 and how in said.replace("((", "("), said
+    errors, output = verify("tree.pml", tmp_path, broken)
+    assert errors > 0 and how in output.replace("((", "("), output

@@ -68,11 +68,11 @@ def test_weights_between_nodes_are_those_of_serial_sgd_without_a_collective(
         env={"LD_PRELOAD": str(counter)},
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["equal"]
-    assert told["counted"] == [0, 0]  # of MPI, and of hsgd's own
-    assert told["momenta"] == 9  # rank 0 can save the state of all, wherever the roots are
-    for mine, wanted in zip(told["weights"], serial("odd", "sgd", size), strict=True):
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["equal"]
+    assert report["counted"] == [0, 0]  # of MPI, and of hsgd's own
+    assert report["momenta"] == 9  # rank 0 can save the state of all, wherever the roots are
+    for mine, wanted in zip(report["weights"], serial("odd", "sgd", size), strict=True):
         torch.testing.assert_close(torch.tensor(mine), wanted, rtol=1e-6, atol=1e-6)
 
 
@@ -95,9 +95,9 @@ def test_a_rank_that_falls_on_another_node_ends_training_in_time(
         timeout_s=2 * WITHIN_S,
     )
     assert done.returncode != 0
-    told = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert told.keys() == {"0", "1"}, done.stderr
-    for rank, outcome in told.items():
+    report = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert report.keys() == {"0", "1"}, done.stderr
+    for rank, outcome in report.items():
         line = outcome["line"]
         # A rank whose leader has given up before its own deadline is told so.
         told_by_leader = rank == "1" and "rank 0 gave up: " in line

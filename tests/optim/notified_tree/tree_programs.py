@@ -68,9 +68,9 @@ def count(network: str, roots: str, part_bytes: str, library: str) -> None:
     if comm.rank == 0:
         weights = [p.detach().tolist() for p in net.parameters()]
         equal = bool((digests == digests[0]).all())
-        momenta = sum("momentum_buffer" in its for its in saved["state"].values())
-        told = {"equal": equal, "counted": counted.tolist(), "momenta": momenta}
-        print(json.dumps({"weights": weights, **told}))
+        momenta = sum("momentum_buffer" in team_of for team_of in saved["state"].values())
+        report = {"equal": equal, "counted": counted.tolist(), "momenta": momenta}
+        print(json.dumps({"weights": weights, **report}))
     comm.close()
 
 
@@ -81,7 +81,7 @@ def fall(how: str, network: str, folder: Path) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     limit_s = STALLED_S if number == signal.SIGSTOP else WITHIN_S
     tree = NotifiedTree(optimizer, net, comm, timeout_s=limit_s, network=network)
-    told = {}
+    report = {}
     for step in range(1_000_000):
         if step == 5:
             comm.barrier()
@@ -98,10 +98,10 @@ def fall(how: str, network: str, folder: Path) -> None:
             functional.mse_loss(net(x), y).backward()
             tree.step()
         except HsgdError as error:
-            told = {"kind": type(error).__name__, "line": str(error)}
-            told["after_s"] = time.monotonic() - begin
+            report = {"kind": type(error).__name__, "line": str(error)}
+            report["after_s"] = time.monotonic() - begin
             break
-    (folder / f"{comm.rank}.part").write_text(json.dumps(told))
+    (folder / f"{comm.rank}.part").write_text(json.dumps(report))
     (folder / f"{comm.rank}.part").rename(folder / f"{comm.rank}.json")
     wait_for_files(folder, comm.size - 1)
     os._exit(1)  # MPI cannot be finalized without the victim; mpirun ends what is left
