@@ -53,7 +53,7 @@ check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of wh
 	$(CHANGED) python | xargs -r $(BIN)/ruff check
 	$(CHANGED) python | xargs -r $(BIN)/ruff format --check
 	$(CHANGED) cpp | xargs -r $(BIN)/clang-format --dry-run -Werror
-	[ -z "$$($(CHANGED) python)" ] || $(MAKE) --no-print-directory typecheck
+	$(MAKE) --no-print-directory typecheck
 	[ -z "$$($(CHANGED) native)" ] || $(BIN)/python setup.py --quiet native_test
 	for program in $$($(CHANGED) native); do echo "$$program"; timeout 300 "build/native-test/$$program"; done
 	$(CHANGED) pytest | xargs -r $(PYTEST) -m 'not (chaos or torch or bench or suites)' $(PYTEST_ARGS)

@@ -198,7 +198,7 @@ def do_give_back(seat: Seat, path: str) -> list[int]:
 
 
 def test_memory_lives_as_long_as_its_last_view(ranks: Ranks) -> None:
-    assert ranks.run(do_give_back, meeting_point(), on=range(3)) == [[6, 6, 0]] * 3
+    assert ranks.run(do_give_back, meeting_point(), on=range(3)) == [[2, 2, 0]] * 3
 
 
 def do_ask_wrongly(seat: Seat, path: str) -> list[str]:

@@ -107,7 +107,7 @@ SCENARIOS: dict[str, Sequence[Scenario]] = {
         *(Scenario("large broadcast", 0, visit) for visit in (1, 6)),
         Scenario("large allgather", 0, visit=6),
     ],
-    "empty: segment made": [Scenario("empty", victim) for victim in (0, -1)],
+    "empty: appointed": [Scenario("empty", victim) for victim in (0, -1)],
     "empty: shared": [Scenario("empty", 1)],
     "in place: done, not told": [
         Scenario("allreduce in place"),
@@ -301,7 +301,7 @@ def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -
     scenario = Scenario("empty", victim)
     config = replace(FIXED, timeout_s=TIMEOUT_S)
     with Ranks(3) as pool:
-        pool.start(do_until_told, meeting_point(), 3, config, "empty: segment made", scenario)
+        pool.start(do_until_told, meeting_point(), 3, config, "empty: appointed", scenario)
         pool.let_go()
         assert pool.hear(victim) == "reached"
         pool.signal(victim, signal.SIGSTOP)

@@ -49,7 +49,8 @@ def test_an_ordinary_user_with_few_files_and_a_small_dev_shm() -> None:
 
 def test_too_little_room_for_addresses_is_an_error_with_numbers() -> None:
     for line in "".join(run_ranks("asks", f"addresses={400 << 20}", size=1)).splitlines():
-        assert line.startswith("SharedMemoryError: shared memory: mapping 1073741824 bytes failed")
+        begin = "SharedMemoryError: rank 0: shared memory: mapping 1073741824 bytes failed"
+        assert line.startswith(begin), line
         assert re.search(r"\(ulimit -v: \d+\) in \d+ mappings \(vm.max_map_count: \d+\)", line)
         assert line.endswith("raise ulimit -v")
 

@@ -35,7 +35,7 @@ ROOMS = {
     "onesided": "include base os communicator",
     "tcp": "base os rendezvous onesided",
     "tree": "base os kernels onesided",
-    "capi": "include base os kernels communicator onesided tcp",
+    "capi": "include base os kernels context communicator onesided tcp",
     "mpi": "include base os internode onesided",
     "mpi_setup": "include base os rendezvous onesided capi mpi",
     # Of another language, or library: they see the C interface only.

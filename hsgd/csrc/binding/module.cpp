@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -19,9 +20,21 @@ namespace nb = nanobind;
 namespace hsgd::python {
 namespace {
 
+// Shared by all communicators of this process; a forked child has its own.
+hsgd_process* this_process() {
+  static int owner = 0;
+  static hsgd_process* process = nullptr;
+  if (owner != ::getpid()) {
+    process = hsgd_process_create();
+    owner = ::getpid();
+  }
+  return process;
+}
+
 hsgd_options default_options() {
   hsgd_options options;
   hsgd_options_default(&options);
+  options.process = this_process();
   options.interrupted = python_interrupted;
   return options;
 }

@@ -53,7 +53,7 @@ std::unique_ptr<Box> Box::create(const std::string& key, const BoxPlan& plan,
   check(plan);
   Fd door = claim_box_key(key);
   Segment segment =
-      Segment::create(plan.segment_bytes(), 1,
+      Segment::create(plan.segment_bytes(),
                       "a box takes the bytes of its values and up to 64 chunks; ask for less");
   std::byte* base = segment.data();
   auto* header = new (base) BoxHeader{};

@@ -6,6 +6,7 @@
 #include "communicator/call_table.hpp"
 #include "communicator/communicator.hpp"
 #include "communicator/split.hpp"
+#include "context/process.hpp"
 #include "hsgd_core.h"
 #include "kernels/reduce.hpp"
 #include "os/cgroup.hpp"
@@ -71,6 +72,16 @@ std::unique_ptr<NotifiedWindow> new_window(hsgd_comm& comm, const WindowOptions&
 using hsgd::guarded;
 
 uint32_t hsgd_abi_version(void) { return HSGD_ABI_VERSION; }
+
+hsgd_process* hsgd_process_create(void) {
+  try {
+    return new hsgd_process;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void hsgd_process_destroy(hsgd_process* process) { delete process; }
 const char* hsgd_simd_name(void) { return hsgd::isa_name(hsgd::detect_isa()); }
 int hsgd_usable_cores(void) { return hsgd::count_cores(hsgd::own_cores()); }
 uint64_t hsgd_memory_limit_bytes(void) { return hsgd::Cgroups().memory_limit_bytes(); }
@@ -193,7 +204,8 @@ int allocate(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype, bool once_per_no
     hsgd::checked_bytes(count, dtype);
     comm->submissions->keep_order();
     auto memory = comm->communicator->allocate(count, dtype, once_per_node, label);
-    *buffer = new hsgd_buffer{std::move(memory)};
+    std::byte* data = once_per_node ? memory->data(0) : memory->own();
+    *buffer = new hsgd_buffer{std::move(memory), data};
   });
 }
 
@@ -209,10 +221,7 @@ int hsgd_comm_allocate_shared(hsgd_comm* comm, uint64_t count, hsgd_dtype dtype,
   return allocate(comm, count, dtype, true, label, buffer, err);
 }
 
-void* hsgd_buffer_data(const hsgd_buffer* buffer) {
-  std::byte* whole = buffer->memory->whole();
-  return whole != nullptr ? whole : buffer->memory->own();
-}
+void* hsgd_buffer_data(const hsgd_buffer* buffer) { return buffer->data; }
 
 void hsgd_buffer_free(hsgd_buffer* buffer) { delete buffer; }
 

@@ -2,6 +2,7 @@
 #ifndef HSGD_CAPI_HANDLES_HPP_
 #define HSGD_CAPI_HANDLES_HPP_
 
+#include <cstddef>
 #include <memory>
 
 #include "capi/open_window.hpp"
@@ -16,6 +17,7 @@ struct hsgd_comm {
 
 struct hsgd_buffer {
   std::shared_ptr<hsgd::SharedBuffer> memory;
+  std::byte* data;  // the own part, or the whole array of the node
 };
 
 namespace hsgd {

@@ -74,23 +74,19 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   const size_t available = available_memory_bytes();  // all look before anybody takes
   run(agreement);
   const uint64_t id = ++allocations_;
-  // An array of the node lies in parts of the same size, each with the rank that made it.
+  // An array of the node lies in parts of the same size, each with the rank that made it, in a row.
   const size_t parts = once_per_node ? static_cast<size_t>(context_.place().local_size) : 1;
   const size_t wanted = std::max<size_t>(1, count * hsgd_dtype_bytes(dtype));
   const size_t each = (wanted + parts - 1) / parts;
-  // Large parts are a little larger, so that the huge pages of all of them can be mapped in a row.
-  const size_t bytes =
-      round_up(each, parts > 1 && each >= 8 * kHugePage ? kHugePage : page_bytes());
+  const size_t bytes = parts > 1 ? NodeMemory::pitch(each) : round_up(each, page_bytes());
   std::shared_ptr<SharedBuffer> buffer;
   // Each step on all ranks or on none, so that nobody waits for one that has failed.
   attempt_on_all(what, [&] {
-    buffer = std::make_shared<SharedBuffer>(id, context_.place().local_rank,
-                                            context_.place().local_size, bytes, available);
     if (context_.place().local_rank == 0) context_.local().appoint_meeting();
   });
-  HSGD_FAULT_POINT("empty: segment made");
+  HSGD_FAULT_POINT("empty: appointed");
   attempt_on_all(what, [&] {
-    share(*buffer, once_per_node);
+    buffer = share(id, bytes, available, what);
     HSGD_FAULT_POINT("empty: shared");
   });
   if (once_per_node) return buffer;  // collectives take it for private memory
@@ -100,12 +96,13 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
 }
 
 // The ranks of the node meet. Where they do so, local ranks are what counts.
-void Communicator::share(SharedBuffer& buffer, bool in_a_row) {
-  const char* what = in_a_row ? "shared" : "empty";
+std::shared_ptr<SharedBuffer> Communicator::share(uint64_t id, size_t bytes, size_t available,
+                                                  const char* what) {
   PeerWatch watch(node(), what);
   try {
-    buffer.share(node().next_meeting(), context_.place().rank, in_a_row,
-                 Deadline(options().timeout_s, options().interrupted, &watch));
+    return std::make_shared<SharedBuffer>(
+        id, node().rank(), node().size(), bytes, available, node().next_meeting(),
+        context_.place().rank, Deadline(options().timeout_s, options().interrupted, &watch));
   } catch (const Error& error) {
     const bool late = error.code() == HSGD_ERR_TIMEOUT;
     const bool of_peer = late || error.code() == HSGD_ERR_PEER_LOST;

@@ -86,8 +86,9 @@ Tuning measured(Context& context) {
     options.oneshot_bytes = static_cast<int64_t>(tuning.oneshot_bytes);
     options.chunk_bytes = static_cast<int64_t>(tuning.chunk_bytes);
   }
+  const int ranks = context.place().local_size;
   return choose_tuning(
-      options, context.place().local_size > context.local().cores(),
+      options, ranks, ranks > context.local().cores(),
       [&](size_t bytes, const auto& tunings) { return measure(context, bytes, tunings); });
 }
 

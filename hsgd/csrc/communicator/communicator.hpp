@@ -93,7 +93,8 @@ class HSGD_API Communicator final {
   uint64_t clock_weight(const Operation& operation) const;
   void give_up(const Error& error, uint64_t first_missed);
 
-  void share(SharedBuffer& buffer, bool in_a_row);
+  std::shared_ptr<SharedBuffer> share(uint64_t id, size_t bytes, size_t available,
+                                      const char* what);
   template <class Body>
   void attempt_on_all(const char* what, Body&& body);
 

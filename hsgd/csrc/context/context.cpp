@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "context/process.hpp"
 #include "node/survivors.hpp"
 
 namespace hsgd {
@@ -40,6 +41,8 @@ LocalGroup::Settings settings_for(const Place& place, const hsgd_options& option
   settings.layout = sizes.layout();
   settings.one_out_ring = place.node_count > 1;
   settings.fingerprint = fingerprint_of(options, sizes.ring_bytes());
+  settings.processes =
+      options.process != nullptr ? options.process->watch : std::make_shared<ProcessWatch>();
   settings.wait.spin = options.spin;
   settings.wait.progress = options.progress;
   return settings;

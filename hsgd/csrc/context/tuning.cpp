@@ -29,26 +29,33 @@ Tuning Tuning::of(const hsgd_options& options, size_t fixed_bytes) {
   return tuning;
 }
 
-Tuning choose_tuning(const hsgd_options& options, bool shares_cores,
+Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
                      const MeasureTunings& measure) {
   constexpr size_t kLargeBytes = 512 << 10;
+  // That a rank which takes turns with others reads sooner than it gets its turn twice: with 3 to
+  // 64 ranks on 2 cores one step was faster up to here.
+  constexpr size_t kReadBytes = 1 << 20;
   Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes);
-  // With ranks that take turns on a core, caches are not shared out the way these assume.
-  if (!shares_cores) {
-    std::vector<Tuning> candidates{tuning};
-    if (options.nontemporal == 2) {
-      candidates.push_back(tuning);
-      candidates.back().store = Store::kNonTemporal;
+  if (shares_cores) {  // caches are not shared out the way that the rest assumes
+    if (options.oneshot_bytes < 0) {
+      tuning.oneshot_bytes = std::clamp(kReadBytes / static_cast<size_t>(ranks),
+                                        tuning.oneshot_bytes, Tuning::kMostOneshotBytes);
     }
-    tuning = best_of(kLargeBytes, candidates, measure);
-    candidates = {tuning};
-    for (const size_t bytes : {64 << 10, 32 << 10}) {
-      if (options.chunk_bytes >= 0) break;
-      candidates.push_back(tuning);
-      candidates.back().chunk_bytes = bytes;
-    }
-    tuning = best_of(kLargeBytes, candidates, measure);
+    return tuning;
   }
+  std::vector<Tuning> candidates{tuning};
+  if (options.nontemporal == 2) {
+    candidates.push_back(tuning);
+    candidates.back().store = Store::kNonTemporal;
+  }
+  tuning = best_of(kLargeBytes, candidates, measure);
+  candidates = {tuning};
+  for (const size_t bytes : {64 << 10, 32 << 10}) {
+    if (options.chunk_bytes >= 0) break;
+    candidates.push_back(tuning);
+    candidates.back().chunk_bytes = bytes;
+  }
+  tuning = best_of(kLargeBytes, candidates, measure);
   if (options.oneshot_bytes >= 0) return tuning;
   // Sizes grow until two steps that each move less beat one that moves all.
   Tuning two_steps = tuning;

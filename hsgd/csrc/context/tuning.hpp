@@ -34,8 +34,10 @@ struct Tuning {
 using MeasureTunings =
     std::function<std::vector<double>(size_t bytes, const std::vector<Tuning>& tunings)>;
 
-// Collective through `measure`. Chooses what the options leave open.
-Tuning choose_tuning(const hsgd_options& options, bool shares_cores, const MeasureTunings& measure);
+// Chooses what the options leave open for the ranks of a node. Collective through `measure`, which
+// is not called where ranks share cores.
+Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
+                     const MeasureTunings& measure);
 
 }  // namespace hsgd
 

@@ -14,10 +14,11 @@
 extern "C" {
 #endif
 
-#define HSGD_ABI_VERSION 4
+#define HSGD_ABI_VERSION 5
 #define HSGD_API __attribute__((visibility("default")))
 
 typedef struct hsgd_comm hsgd_comm;
+typedef struct hsgd_process hsgd_process;
 
 typedef enum hsgd_status {
   HSGD_OK = 0,
@@ -104,6 +105,9 @@ typedef struct hsgd_options {
    * nothing: 1 ordinary, 2 non-temporal stores; on one node with its switch point and step in
    * oneshot_bytes and chunk_bytes. */
   uint32_t known_store;
+  /* NULL, or what the communicators of this process share, which outlives them: each process that
+   * they watch then takes one descriptor, not one for each communicator. */
+  hsgd_process* process;
 } hsgd_options;
 
 /* Monotonic counters of one communicator on one rank. Bytes are payload bytes. */
@@ -129,6 +133,9 @@ typedef struct hsgd_topology {
 } hsgd_topology;
 
 HSGD_API uint32_t hsgd_abi_version(void);
+/* Local. NULL where there is no memory for it. A forked child makes its own. */
+HSGD_API hsgd_process* hsgd_process_create(void);
+HSGD_API void hsgd_process_destroy(hsgd_process* process);
 HSGD_API void hsgd_options_default(hsgd_options* options);
 /* Defaults, then the HSGD_* variables (docs/configuration.md). HSGD_ERR_ARGUMENT names a malformed
  * one. The only reader of the environment in the native code. */

@@ -93,6 +93,7 @@ struct Settings {
     if (!usable) return;
     hsgd_error error;
     if (hsgd_options_from_env(&options, &error) != HSGD_OK) refuse(error.message);
+    options.process = hsgd_process_create();  // until the process ends
     options.interrupted = drive_mpi;
     options.progress = go_on_with_messages;
     if (options.timeout_given == 0) options.late = warn_of_late_rank;

@@ -27,10 +27,6 @@ std::byte* payload_of(CellHeader& cell, size_t bytes) {
                                            : reinterpret_cast<std::byte*>(&cell) + kLine;
 }
 
-Doorbell& first_bell(const Segment& segment) {
-  return reinterpret_cast<Control*>(segment.data())->bell;
-}
-
 // Ranks that share cores do not spin: the one that they wait for may need theirs.
 WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   WaitPolicy policy = settings.wait;
@@ -50,42 +46,16 @@ void write_failure(Control& control, const Error& error, uint64_t first_missed) 
 
 }  // namespace
 
-// The segment comes zeroed; the atomics in it start as zero, which is what every field means at the
-// beginning.
-Segment LocalGroup::new_segment(const Settings& settings) {
-  Segment segment =
-      Segment::create(segment_bytes(settings, settings.rank), static_cast<size_t>(settings.size),
-                      "lower HSGD_SLOTS or HSGD_CHUNK_BYTES");
-  auto* control = new (segment.data()) Control{};
-  control->cores = own_cores();
-  return segment;
-}
-
 LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settings& settings,
                        const Deadline& deadline)
     : settings_(settings),
       node_name_(host_name()),
-      peers_([&] {
-        Segment own;
-        Member self;
-        self.pid = ::getpid();
-        self.world_rank = settings.world_rank;
-        self.settings = settings.fingerprint;
-        try {
-          own = new_segment(settings);
-          self.segment = Fd::duplicate(own.fd());
-          self.process = own_life();
-          HSGD_FAULT_POINT("set-up: segment made");
-        } catch (
-            const Error& error) {  // meet() tells the others, so that nobody waits for this rank
-          self.failed = error.code();
-          self.failure = text("rank %d: %s", settings.world_rank, error.what());
-        }
-        return meet_peers(path, listener, settings, std::move(own), std::move(self), deadline);
-      }()),
+      memory_(settings.rank, settings.size, settings.layout.bytes(true),
+              settings.layout.bytes(!settings.one_out_ring)),
+      peers_(meet_peers(path, listener, deadline)),
       cores_(cores_of_node()),
       policy_(policy_for(settings, cores_)),
-      waiter_(first_bell(peers_[static_cast<size_t>(settings.rank)].segment), policy_) {}
+      waiter_(control(settings.rank).bell, policy_) {}
 
 int LocalGroup::cores_of_node() const {
   Cores all = control(0).cores;
@@ -94,32 +64,35 @@ int LocalGroup::cores_of_node() const {
 }
 
 std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Listener* listener,
-                                                     const Settings& settings, Segment own,
-                                                     Member self, const Deadline& deadline) {
+                                                     const Deadline& deadline) {
+  constexpr size_t kSmall = 32 << 20;  // with more ranks most pages of others are used by few
+  Member self;
+  self.pid = ::getpid();
+  self.world_rank = settings_.world_rank;
+  self.settings = settings_.fingerprint;
+  self.process = own_life();
+  // Memory comes zeroed; the atomics in it start as zero, which is what every field means at the
+  // beginning.
+  const MeetingFile file =
+      memory_.bring("lower HSGD_SLOTS or HSGD_CHUNK_BYTES", std::nullopt, [this] {
+        auto* own = new (base(rank())) Control{};
+        own->cores = own_cores();
+        HSGD_FAULT_POINT("set-up: segment made");
+      });
   try {
     std::vector<Member> members =
-        meet(path, listener, settings.rank, settings.size, std::move(self), deadline);
+        meet(path, listener, rank(), size(), std::move(self), file, deadline);
+    memory_.complete(kSmall);
     std::vector<Peer> peers(members.size());
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (static_cast<int>(i) == settings.rank) continue;
-      peers[i].segment = Segment::attach(std::move(members[i].segment),
-                                         segment_bytes(settings, static_cast<int>(i)));
-      peers[i].segment.forget_file();
-    }
-    own.forget_file();
-    peers[static_cast<size_t>(settings.rank)].segment = std::move(own);
     for (size_t i = 0; i < members.size(); ++i) {
       peers[i].pid = members[i].pid;
       peers[i].world_rank = members[i].world_rank;
-      peers[i].process = std::move(members[i].process);
+      peers[i].process = settings_.processes->add(std::move(members[i].process), members[i].pid);
     }
     HSGD_FAULT_POINT("set-up: mapped");
     return peers;
-  } catch (const Error& error) {  // the others may have this segment already, and go on to wait
-    if (own.data() != nullptr) {
-      auto& control = *reinterpret_cast<Control*>(own.data());
-      write_failure(control, error, 0);
-    }
+  } catch (const Error& error) {  // the others may have come already, and go on to wait
+    if (memory_.is_mapped()) write_failure(control(rank()), error, 0);
     throw;
   }
 }
@@ -238,12 +211,12 @@ bool LocalGroup::claims_finished(uint64_t parts) const {
   return control(0).finished.load(std::memory_order_acquire) >= claims_base_ + parts;
 }
 
-bool LocalGroup::died(int rank) const {
-  return has_ended(peers_[static_cast<size_t>(rank)].process);
-}
+bool LocalGroup::died(int rank) const { return peers_[static_cast<size_t>(rank)].process->ended(); }
 
 bool LocalGroup::has_left(int rank) const {
-  return control(rank).closed.load(std::memory_order_acquire) != 0 || died(rank);
+  if (control(rank).closed.load(std::memory_order_acquire) != 0) return true;
+  settings_.processes->look();
+  return died(rank);
 }
 
 std::string LocalGroup::person(int rank) const {
@@ -300,8 +273,9 @@ void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
     if (code == 0 || failure.first_missed > sequence) continue;  // it did its part of this one
     throw Error(static_cast<hsgd_status>(code), failure.rank, failure.message);
   }
+  settings_.processes->look();
   for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) check_alive(peer, what);
+    if (peer != rank()) fail_if_dead(peer, what);
   }
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
@@ -314,6 +288,11 @@ void LocalGroup::check_peers(uint64_t sequence, const std::string& what) const {
 }
 
 void LocalGroup::check_alive(int rank, const std::string& what) const {
+  settings_.processes->look();
+  fail_if_dead(rank, what);
+}
+
+void LocalGroup::fail_if_dead(int rank, const std::string& what) const {
   if (!died(rank)) return;
   // Not one that closed its communicator and then ended: others may need nothing more of it. Looked
   // at in this order: a rank that ended between the two looks had closed before.

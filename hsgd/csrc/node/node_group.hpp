@@ -1,6 +1,6 @@
 // The ranks of one node: their segments, what each has published, and waiting for one another.
 //
-// Owns the shared segments, the death watch and the wording of "who is missing". Collectives are
+// Owns the shared memory, the death watch and the wording of "who is missing". Collectives are
 // built from its primitives: cells (header and small payload of one collective), progress counters
 // (chunks of large ones) and ring slots. Never touches user memory and knows nothing of other
 // nodes.
@@ -14,8 +14,9 @@
 
 #include "base/call_signature.hpp"
 #include "base/error.hpp"
+#include "node/node_memory.hpp"
 #include "node/segment_layout.hpp"
-#include "os/shared_memory.hpp"
+#include "os/process_life.hpp"
 #include "os/wait.hpp"
 #include "rendezvous/bootstrap.hpp"
 
@@ -28,9 +29,10 @@ class LocalGroup {
     int size = 1;
     int world_rank = 0;
     SegmentLayout layout;
-    bool one_out_ring = false;  // local rank 0 holds the out ring of the whole node
-    uint64_t fingerprint = 0;   // hash of all that must be equal on all ranks
-    WaitPolicy wait;            // spin < 0: chosen from ranks and cores
+    bool one_out_ring = false;                // local rank 0 holds the out ring of the whole node
+    uint64_t fingerprint = 0;                 // hash of all that must be equal on all ranks
+    std::shared_ptr<ProcessWatch> processes;  // that this one watches already
+    WaitPolicy wait;                          // spin < 0: chosen from ranks and cores
   };
 
   // Collective over the node, through the socket at `path` (see meet()).
@@ -149,12 +151,11 @@ class LocalGroup {
   struct Peer {
     int32_t pid = 0;
     int32_t world_rank = 0;
-    Fd process;
-    Segment segment;
+    std::shared_ptr<const WatchedProcess> process;
     uint32_t looks = 0;        // as last seen
     int64_t looked_at_ns = 0;  // when that changed, or when the wait of this rank began
   };
-  std::byte* base(int rank) const { return peers_[static_cast<size_t>(rank)].segment.data(); }
+  std::byte* base(int rank) const { return memory_.part(rank); }
   Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
   CellHeader& cell(int rank, uint64_t sequence) const {
     return *reinterpret_cast<CellHeader*>(base(rank) + layout().cell(sequence));
@@ -162,19 +163,17 @@ class LocalGroup {
   CellHeader& result(uint64_t sequence) const {
     return *reinterpret_cast<CellHeader*>(base(0) + layout().result(sequence));
   }
-  static size_t segment_bytes(const Settings& settings, int rank) {
-    return settings.layout.bytes(rank == 0 || !settings.one_out_ring);
-  }
-  static Segment new_segment(const Settings& settings);
-  static std::vector<Peer> meet_peers(const std::string& path, Listener* listener,
-                                      const Settings& settings, Segment own, Member self,
-                                      const Deadline& deadline);
+  std::vector<Peer> meet_peers(const std::string& path, Listener* listener,
+                               const Deadline& deadline);
   int cores_of_node() const;
+  // By what ProcessWatch::look() learned last.
+  void fail_if_dead(int rank, const std::string& what) const;
   bool died(int rank) const;
   std::vector<int> who_does_not_wait() const;
 
   Settings settings_;
   std::string node_name_;
+  NodeMemory memory_;
   std::vector<Peer> peers_;
   int cores_;
   WaitPolicy policy_;

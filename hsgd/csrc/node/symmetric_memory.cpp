@@ -7,30 +7,17 @@
 
 namespace hsgd {
 
-SharedBuffer::SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available)
-    : id_(id), rank_(rank), bytes_(bytes), segments_(static_cast<size_t>(size)) {
-  segments_[static_cast<size_t>(rank)] =
-      Segment::create(bytes, static_cast<size_t>(size), "ask for less", available);
-}
-
-void SharedBuffer::share(const std::string& path, int world_rank, bool in_a_row,
-                         const Deadline& deadline) {
-  Segment& own = segments_[static_cast<size_t>(rank_)];
-  const auto size = static_cast<int>(segments_.size());
+SharedBuffer::SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available,
+                           const std::string& path, int world_rank, const Deadline& deadline)
+    : id_(id), rank_(rank), memory_(rank, size, bytes, bytes) {
+  constexpr size_t kSmall = 1 << 30;  // page tables of all ranks for more would fill much memory
   Member self;
   self.pid = ::getpid();
   self.world_rank = world_rank;
-  self.settings = bytes_;
-  self.segment = Fd::duplicate(own.fd());
-  std::vector<Member> members = meet(path, nullptr, rank_, size, std::move(self), deadline);
-  for (int peer = 0; peer < size; ++peer) {
-    Segment& segment = segments_[static_cast<size_t>(peer)];
-    if (peer != rank_) {
-      segment = Segment::attach(std::move(members[static_cast<size_t>(peer)].segment), bytes_);
-    }
-  }
-  if (in_a_row) row_ = Row(segments_);
-  for (Segment& segment : segments_) segment.forget_file();
+  self.settings = bytes;
+  meet(path, nullptr, rank, size, std::move(self), memory_.bring("ask for less", available),
+       deadline);
+  memory_.complete(kSmall);
 }
 
 void Arena::add(const std::shared_ptr<SharedBuffer>& buffer) {

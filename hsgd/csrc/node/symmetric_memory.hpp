@@ -1,8 +1,8 @@
 // Buffers of users that every rank of a node can reach: collectives on them need no staging.
 //
 // Owns the shared buffers of one communicator and the question whether an address lies in one. A
-// buffer is one segment per rank, made by all ranks of the node together and mapped by all; each
-// rank gives its mappings back when it likes. Never reads or writes the memory.
+// buffer has a part for each rank, and all ranks of the node make it together; each gives its
+// mapping back when it likes. Never reads or writes the memory.
 #ifndef HSGD_NODE_SYMMETRIC_MEMORY_HPP_
 #define HSGD_NODE_SYMMETRIC_MEMORY_HPP_
 
@@ -11,9 +11,8 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "os/shared_memory.hpp"
+#include "node/node_memory.hpp"
 #include "os/wait.hpp"
 
 namespace hsgd {
@@ -21,29 +20,25 @@ namespace hsgd {
 // Where a rank's argument lies, as it travels in the cell of a collective.
 struct ArenaPlace {
   uint64_t buffer;  // SharedBuffer::id(), 0: in private memory
-  uint64_t offset;  // bytes from the beginning of the rank's own segment
+  uint64_t offset;  // bytes from the beginning of the rank's own part
 };
 
 class SharedBuffer {
  public:
-  // Local: this rank's own part. `id` is above 0 and the same on all ranks. `available`: memory
-  // that was left before any rank began.
-  SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available);
-  // Collective over the ranks of the node, which meet at the abstract socket name `path`.
-  // `in_a_row`: the parts also become one array, of which every rank sees the whole.
-  void share(const std::string& path, int world_rank, bool in_a_row, const Deadline& deadline);
+  // Collective over the ranks of the node, which meet at the abstract socket name `path`. `id` is
+  // above 0 and, like `bytes`, those of each rank, the same on all ranks. `available`: memory that
+  // was left before any rank began.
+  SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available,
+               const std::string& path, int world_rank, const Deadline& deadline);
   uint64_t id() const { return id_; }
-  size_t bytes() const { return bytes_; }
-  std::byte* data(int rank) const { return segments_[static_cast<size_t>(rank)].data(); }
+  size_t bytes() const { return memory_.part_bytes(rank_); }
+  std::byte* data(int rank) const { return memory_.part(rank); }
   std::byte* own() const { return data(rank_); }
-  std::byte* whole() const { return row_.data(); }  // nullptr: not in a row
 
  private:
   uint64_t id_;
   int rank_;
-  size_t bytes_;
-  std::vector<Segment> segments_;
-  Row row_;
+  NodeMemory memory_;
 };
 
 class Arena {
@@ -54,7 +49,7 @@ class Arena {
   std::shared_ptr<SharedBuffer> find(const void* data, size_t bytes) const;
 
  private:
-  // By the address of the own segment. Those that were given back stay until the next add().
+  // By the address of the own part. Those that were given back stay until the next add().
   std::map<const std::byte*, std::weak_ptr<SharedBuffer>> buffers_;
 };
 

@@ -43,11 +43,12 @@ void* reserve(size_t bytes) {
 }
 
 // `more`: further flags of mmap().
-void* map_file(int fd, size_t bytes, int more) {
+void* map_file(int fd, size_t begin, size_t bytes, int more) {
   void* range = reserve(bytes);
   if (range == MAP_FAILED) return range;
   const int flags = MAP_SHARED | MAP_FIXED | more;
-  void* address = ::mmap(range, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  void* address =
+      ::mmap(range, bytes, PROT_READ | PROT_WRITE, flags, fd, static_cast<off_t>(begin));
   if (address == MAP_FAILED) {
     const int error = errno;
     ::munmap(range, bytes);
@@ -56,8 +57,8 @@ void* map_file(int fd, size_t bytes, int more) {
   return address;
 }
 
-// Gives an empty file huge pages, from its beginning on, as far as the kernel has them soon: a rank
-// that walks through 100 MB then needs 50 entries of a page table and not 25,000. Says nothing
+// Gives a range without pages huge ones, from `first` on, as far as the kernel has them soon: a
+// rank that walks through 100 MB then needs 50 entries of a page table and not 25,000. Says nothing
 // where it cannot; posix_fallocate() adds what is left.
 //
 // MADV_COLLAPSE does so whatever /sys/kernel/mm/transparent_hugepage/shmem_enabled says, unless
@@ -65,9 +66,9 @@ void* map_file(int fd, size_t bytes, int more) {
 // of them becomes zeros, so nothing is copied but that one. Where memory is in pieces, the kernel
 // moves other pages out of the way first; the limit grows with the segment, so that many small ones
 // wait no longer than a large one.
-void add_huge_pages(int fd, size_t bytes) {
+void add_huge_pages(int fd, size_t first, size_t bytes) {
   const size_t whole = bytes / kHugePage * kHugePage;
-  void* range = map_file(fd, whole, 0);
+  void* range = map_file(fd, first, whole, 0);
   if (range == MAP_FAILED) return;
   auto* data = static_cast<std::byte*>(range);
   const auto end = std::chrono::steady_clock::now() + whole / kHugePage * kPageLimit;
@@ -75,7 +76,7 @@ void add_huge_pages(int fd, size_t bytes) {
     const size_t step = std::min(kCollapseBytes, whole - at);
     bool begun = true;
     for (size_t page = at; page < at + step && begun; page += kHugePage) {
-      begun = ::pwrite(fd, "", 1, static_cast<off_t>(page)) == 1;
+      begun = ::pwrite(fd, "", 1, static_cast<off_t>(first + page)) == 1;
     }
     if (!begun || ::madvise(data + at, step, kCollapse) != 0) break;
     at += step;
@@ -87,10 +88,16 @@ void add_huge_pages(int fd, size_t bytes) {
 
 // Weak, so that tests with ranks as threads can have all of them share one mapping: the thread
 // sanitizer sees no race through two.
-__attribute__((weak)) void* map_shared(int fd, size_t bytes) {
-  return map_file(fd, bytes, MAP_POPULATE);
+__attribute__((weak)) void* map_shared(int fd, size_t bytes, bool populated) {
+  return map_file(fd, 0, bytes, populated ? MAP_POPULATE : 0);
 }
 __attribute__((weak)) void unmap_shared(void* address, size_t bytes) { ::munmap(address, bytes); }
+// The same pages at the same addresses: MADV_POPULATE_WRITE is of Linux 5.14 only.
+__attribute__((weak)) bool populate_shared(void* mapping, int fd, size_t begin, size_t bytes) {
+  constexpr int kFlags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
+  return ::mmap(static_cast<std::byte*>(mapping) + begin, bytes, PROT_READ | PROT_WRITE, kFlags, fd,
+                static_cast<off_t>(begin)) != MAP_FAILED;
+}
 
 Fd::~Fd() {
   if (fd_ >= 0) ::close(fd_);
@@ -118,38 +125,52 @@ Segment::~Segment() {
   if (data_ != nullptr) unmap_shared(data_, bytes_);
 }
 
-Segment::Segment(Fd fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
-  void* address = map_shared(fd_.get(), bytes);
+Segment::Segment(Fd fd, size_t bytes, bool populated) : fd_(std::move(fd)), bytes_(bytes) {
+  void* address = map_shared(fd_.get(), bytes, populated);
   if (address == MAP_FAILED) fail_mapping("shared memory", bytes, available_memory_bytes);
   data_ = static_cast<std::byte*>(address);
 }
 
-Segment Segment::create(size_t bytes, size_t at_once, const char* remedy,
-                        std::optional<size_t> before) {
+void check_memory(size_t bytes, size_t count, const char* remedy, std::optional<size_t> before) {
   const size_t available = before ? *before : available_memory_bytes();
-  if (bytes > available / at_once) {
-    throw Error(HSGD_ERR_MEMORY, -1,
-                text("shared memory: %zu x %zu bytes are needed and %zu are left within the limits "
-                     "of this machine or cgroup; %s, or raise the memory limit",
-                     at_once, bytes, available, remedy));
-  }
+  if (bytes <= available / count) return;
+  throw Error(
+      HSGD_ERR_MEMORY, -1,
+      text("shared memory: %zu x %zu bytes are needed and %zu are left within the limits of "
+           "this machine or cgroup; %s, or raise the memory limit",
+           count, bytes, available, remedy));
+}
+
+Fd new_memory_file(size_t bytes) {
   Fd fd(::memfd_create("hsgd", MFD_CLOEXEC));
   if (!fd.valid()) fail_system("memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail_system("sizing of shared memory");
-  if (bytes >= kLargeSegment) add_huge_pages(fd.get(), bytes);
+  return fd;
+}
+
+void allocate_pages(int fd, size_t begin, size_t bytes) {
+  if (bytes >= kLargeSegment && begin % kHugePage == 0) add_huge_pages(fd, begin, bytes);
   int status = 0;
   do {
-    status = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
+    status = ::posix_fallocate(fd, static_cast<off_t>(begin), static_cast<off_t>(bytes));
   } while (status == EINTR);
   if (status != 0) {
     throw Error(
         HSGD_ERR_MEMORY, -1,
         text("shared memory: allocating %zu bytes failed: %s", bytes, std::strerror(status)));
   }
-  return Segment(std::move(fd), bytes);
 }
 
-Segment Segment::attach(Fd fd, size_t bytes) {
+Segment Segment::create(size_t bytes, const char* remedy) {
+  check_memory(bytes, 1, remedy);
+  Fd fd = new_memory_file(bytes);
+  allocate_pages(fd.get(), 0, bytes);
+  return Segment(std::move(fd), bytes, true);
+}
+
+namespace {
+
+void check_size(const Fd& fd, size_t bytes) {
   struct stat status{};
   if (::fstat(fd.get(), &status) != 0) fail_system("fstat of a peer's shared memory");
   if (static_cast<size_t>(status.st_size) < bytes) {
@@ -159,41 +180,23 @@ Segment Segment::attach(Fd fd, size_t bytes) {
              "hsgd and the same HSGD_* settings",
              static_cast<size_t>(status.st_size), bytes));
   }
-  return Segment(std::move(fd), bytes);
 }
 
-Row::Row(const std::vector<Segment>& segments) {
-  const size_t each = segments.front().bytes();
-  const size_t bytes = each * segments.size();
-  void* range = reserve(bytes);
-  if (range == MAP_FAILED)
-    fail_mapping("shared memory side by side", bytes, available_memory_bytes);
-  data_ = static_cast<std::byte*>(range);
-  bytes_ = bytes;
-  for (size_t i = 0; i < segments.size(); ++i) {
-    constexpr int kFlags = MAP_SHARED | MAP_FIXED | MAP_POPULATE;
-    if (::mmap(data_ + i * each, each, PROT_READ | PROT_WRITE, kFlags, segments[i].fd(), 0) ==
-        MAP_FAILED) {
-      const int error = errno;
-      ::munmap(data_, bytes_);
-      data_ = nullptr;
-      errno = error;
-      fail_mapping("shared memory side by side", bytes, available_memory_bytes);
-    }
-  }
+}  // namespace
+
+Segment Segment::attach(Fd fd, size_t bytes) {
+  check_size(fd, bytes);
+  return Segment(std::move(fd), bytes, true);
 }
 
-Row::Row(Row&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-Row& Row::operator=(Row&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  return *this;
+Segment Segment::attach_empty(Fd fd, size_t bytes) {
+  check_size(fd, bytes);
+  return Segment(std::move(fd), bytes, false);
 }
 
-Row::~Row() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+void Segment::populate(size_t begin, size_t bytes) {
+  if (!populate_shared(data_, fd_.get(), begin, bytes))
+    fail_mapping("shared memory", bytes, available_memory_bytes);
 }
 
 namespace {

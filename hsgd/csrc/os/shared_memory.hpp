@@ -1,7 +1,8 @@
 // Shared memory segments: anonymous files (memfd) mapped by every rank of a node.
 //
 // Owns the life of a file descriptor (Fd) and of one mapping (Segment). A segment has no name in
-// any file system, so nothing is left when its last holder dies. Never decides what lies in a
+// any file system, so nothing is left when its last holder dies. Pages are allocated before they
+// are used: full memory is HSGD_ERR_MEMORY and not SIGBUS later. Never decides what lies in a
 // segment.
 #ifndef HSGD_OS_SHARED_MEMORY_HPP_
 #define HSGD_OS_SHARED_MEMORY_HPP_
@@ -10,7 +11,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "os/page.hpp"
 
@@ -45,16 +45,14 @@ class Segment {
   Segment& operator=(Segment&& other) noexcept;
   ~Segment();
 
-  // A new segment whose pages are allocated here, after a look at the limits of machine and cgroup:
-  // full memory is HSGD_ERR_MEMORY and not SIGBUS later. What does not fill a huge page lies on
-  // small ones, unless Linux gives shared memory nothing else (shmem_enabled "always").
-  // `at_once`: ranks that allocate as much at the same time. `remedy`: what the user may do about
-  // it. `available`: what was left before any of them began, where that is known; otherwise what
-  // is left now counts, without what some of them have already.
-  static Segment create(size_t bytes, size_t at_once = 1, const char* remedy = "ask for less",
-                        std::optional<size_t> available = std::nullopt);
-  // Maps a segment that another process made; refuses a file that is smaller than `bytes`.
+  // A new segment, all of whose pages are allocated here.
+  static Segment create(size_t bytes, const char* remedy = "ask for less");
+  // Maps a file that another process made; refuses one that is smaller than `bytes`.
   static Segment attach(Fd fd, size_t bytes);
+  // The same for a file whose pages are not all allocated yet; populate() is called when they are.
+  static Segment attach_empty(Fd fd, size_t bytes);
+  // Enters pages of the file in this process's page table, so that nothing waits for them later.
+  void populate(size_t begin, size_t bytes);
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
@@ -63,31 +61,27 @@ class Segment {
   void forget_file() { fd_ = Fd(); }
 
  private:
-  Segment(Fd fd, size_t bytes);
+  Segment(Fd fd, size_t bytes, bool populated);
   Fd fd_;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
 
-// Segments side by side: a second mapping of all of them, in one range of addresses.
-class Row {
- public:
-  Row() = default;
-  // All segments have the same size, a multiple of the page size, and their files. Huge pages are
-  // mapped as such where it is a multiple of theirs.
-  explicit Row(const std::vector<Segment>& segments);
-  Row(Row&& other) noexcept;
-  Row& operator=(Row&& other) noexcept;
-  ~Row();
-  std::byte* data() const { return data_; }
+// Throws HSGD_ERR_MEMORY where `count` times so many bytes are more than machine and cgroup leave.
+// `remedy`: what the user may do about it. `available`: what was left at an earlier time that
+// counts; otherwise what is left now does.
+void check_memory(size_t bytes, size_t count, const char* remedy,
+                  std::optional<size_t> available = std::nullopt);
+Fd new_memory_file(size_t bytes);  // without pages
+// Allocates the pages of a range of such a file, near the core on which this thread runs. What does
+// not fill a huge page, and what does not begin at a multiple of one, lies on small ones, unless
+// Linux gives shared memory nothing else (shmem_enabled "always").
+void allocate_pages(int fd, size_t begin, size_t bytes);
 
- private:
-  std::byte* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-void* map_shared(int fd, size_t bytes);
+void* map_shared(int fd, size_t bytes, bool populated);
 void unmap_shared(void* address, size_t bytes);
+// Of such a mapping, at its address and at the same offset of the file.
+bool populate_shared(void* mapping, int fd, size_t begin, size_t bytes);
 
 // Bytes that may still be allocated: the least of the machine's available memory and of what the
 // cgroups of this process leave. `root`: see Cgroups.

@@ -25,7 +25,7 @@ struct Descriptors {
 
 void check_descriptors(int local_size) {
   constexpr size_t kForOthers = 32;
-  const size_t wanted = 3 * static_cast<size_t>(local_size) + kForOthers;
+  const size_t wanted = 2 * static_cast<size_t>(local_size) + kForOthers;
   Descriptors free;
   while (free.held.size() < wanted) {
     const int fd = ::eventfd(0, EFD_CLOEXEC);
@@ -40,18 +40,20 @@ void check_descriptors(int local_size) {
 }
 
 std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
-                         Member self, const Deadline& deadline) {
+                         Member self, const MeetingFile& file, const Deadline& deadline) {
+  if (rank != 0) return join_meeting(path, rank, size, std::move(self), file, deadline);
+  const Fd made = self.make(file);
   if (size == 1) {
     if (self.failed != HSGD_OK) throw Error(self.failed, rank, self.failure);
     std::vector<Member> alone;
     alone.push_back(std::move(self));
     return alone;
   }
-  if (rank != 0) return join_meeting(path, rank, size, std::move(self), deadline);
-  if (listener != nullptr) return host_meeting(path, *listener, size, std::move(self), deadline);
+  if (listener != nullptr)
+    return host_meeting(path, *listener, size, std::move(self), made, deadline);
   Listener own(path);
   HSGD_FAULT_POINT("set-up: door open");
-  return host_meeting(path, own, size, std::move(self), deadline);
+  return host_meeting(path, own, size, std::move(self), made, deadline);
 }
 
 }  // namespace hsgd

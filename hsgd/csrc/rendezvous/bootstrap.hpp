@@ -1,5 +1,5 @@
-// Bringing the ranks of one node together over a UNIX socket: everybody gets everybody's
-// descriptors.
+// Bringing the ranks of one node together over a UNIX socket: everybody gets a descriptor of
+// everybody's process, and one of a file that all share.
 //
 // Owns the rendezvous only; the sockets are closed and the path is gone when it returns. Never maps
 // memory, never has more than a few hundred descriptors under way between processes, and neither
@@ -26,9 +26,9 @@ HSGD_API void check_descriptors(int local_size);
 // of their own. Rank 0 passes the listener when it has one already (else it is made here). Returns
 // all members by local rank. Throws CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size,
 // rank taken twice, other settings, other version, another user listens there), with the ranks in
-// the text, and what the deadline's watch throws.
+// the text, what the deadline's watch throws, and what `file` throws on any rank.
 std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
-                         Member self, const Deadline& deadline);
+                         Member self, const MeetingFile& file, const Deadline& deadline);
 
 }  // namespace hsgd
 

@@ -22,20 +22,24 @@ class Guest {
   Guest(const std::string& path, int rank, int size, const Deadline& deadline)
       : point_(meeting_point_of(path)), rank_(rank), size_(size), deadline_(deadline) {}
 
-  std::vector<Member> join(Member self) {
+  std::vector<Member> join(Member self, const MeetingFile& file) {
     connect();
     HSGD_FAULT_POINT("set-up: connected");
     MeetingHead knock = words_of(Say::kKnock, rank_, size_);
     show_proof(point_.proof_of_guest(), &knock);
     send_until(point_.name, deadline_, [&] { return send_words(socket_.get(), knock); });
     std::vector<Member> members;
-    const MeetingHead invitation = await(Say::kInvitation, &members);
+    Fd shared;
+    const MeetingHead invitation = await(Say::kInvitation, &members, &shared);
     if (!is_proof(invitation, point_.proof_of_host())) {
       throw Error(HSGD_ERR_ARGUMENT, 0,
                   text("set-up at %s: the process that listens there (pid %d) is not rank 0, whose "
                        "secret it does not know",
                        point_.name.c_str(), peer_of(socket_).pid));
     }
+    // Otherwise nothing comes of it, and rank 0 says why.
+    const bool fits = invitation.size == size_ && invitation.settings == self.settings;
+    if (shared.valid() && fits && self.failed == HSGD_OK) self.prepare(file, std::move(shared));
     introduce(std::move(self));
     HSGD_FAULT_POINT("set-up: introduced");
     while (static_cast<int>(members.size()) < size_) {
@@ -92,10 +96,10 @@ class Guest {
   }
 
   // The host's next message; throws the failure that it tells instead.
-  MeetingHead await(Say wanted, std::vector<Member>* members) {
+  MeetingHead await(Say wanted, std::vector<Member>* members, Fd* file = nullptr) {
     wait_for_word();
     MeetingHead head;
-    if (!receive_words(socket_.get(), &head, members)) {
+    if (!receive_words(socket_.get(), &head, members, file)) {
       look_for_the_cause(deadline_);
       throw Error(HSGD_ERR_PEER_LOST, 0, text("set-up at %s: rank 0 left", point_.name.c_str()));
     }
@@ -139,8 +143,8 @@ class Guest {
 }  // namespace
 
 std::vector<Member> join_meeting(const std::string& path, int rank, int size, Member self,
-                                 const Deadline& deadline) {
-  return Guest(path, rank, size, deadline).join(std::move(self));
+                                 const MeetingFile& file, const Deadline& deadline) {
+  return Guest(path, rank, size, deadline).join(std::move(self), file);
 }
 
 }  // namespace hsgd

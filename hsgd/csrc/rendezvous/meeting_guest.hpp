@@ -16,7 +16,7 @@ namespace hsgd {
 
 // Collective with host_meeting() of rank 0; see meet().
 std::vector<Member> join_meeting(const std::string& path, int rank, int size, Member self,
-                                 const Deadline& deadline);
+                                 const MeetingFile& file, const Deadline& deadline);
 
 }  // namespace hsgd
 

@@ -19,8 +19,13 @@ namespace {
 
 class Host {
  public:
-  Host(const std::string& path, Listener& listener, int size, Member self, const Deadline& deadline)
-      : point_(meeting_point_of(path)), listener_(listener), size_(size), deadline_(deadline) {
+  Host(const std::string& path, Listener& listener, int size, Member self, const Fd& file,
+       const Deadline& deadline)
+      : point_(meeting_point_of(path)),
+        listener_(listener),
+        size_(size),
+        file_(file),
+        deadline_(deadline) {
     members_.resize(static_cast<size_t>(size));
     guests_.resize(static_cast<size_t>(size));
     members_[0] = std::move(self);
@@ -49,6 +54,7 @@ class Host {
   // Connected, of this user; not introduced yet, or not accepted.
   struct Stranger {
     Fd socket;
+    bool knocked = false;  // and has shown that it belongs here
     bool invited = false;
     bool is_late = false;  // says that its deadline has passed
   };
@@ -82,6 +88,9 @@ class Host {
   }
 
   void wait_for_someone() {
+    for (Stranger& stranger : strangers_) {
+      if (stranger.knocked && !stranger.invited) invite(&stranger);
+    }
     std::vector<pollfd> watched{{listener_.fd(), POLLIN, 0}};
     for (const Stranger& stranger : strangers_)
       watched.push_back({stranger.socket.get(), POLLIN, 0});
@@ -139,10 +148,8 @@ class Host {
     const int socket = stranger.socket.get();
     if (!receive_words(socket, &head, &introduced)) return;
     if (head.say == Say::kKnock && is_proof(head, point_.proof_of_guest())) {
-      MeetingHead invitation = words_of(Say::kInvitation, 0, size_);
-      show_proof(point_.proof_of_host(), &invitation);
-      if (send_words(socket, invitation) != Sent::kDone) return;
-      stranger.invited = true;
+      stranger.knocked = true;
+      if (!invite(&stranger)) return;
     } else if (head.say == Say::kIntroduction && stranger.invited && introduced.size() == 1) {
       return admit(head, std::move(introduced[0]), std::move(stranger));
     } else if (head.say == Say::kFailure) {
@@ -151,6 +158,17 @@ class Host {
       return;
     }
     strangers_.push_back(std::move(stranger));
+  }
+
+  // False: it is gone. Where the kernel has no room for the descriptor now, it is asked in later.
+  bool invite(Stranger* stranger) {
+    MeetingHead invitation = words_of(Say::kInvitation, 0, size_);
+    invitation.settings = members_[0].settings;
+    show_proof(point_.proof_of_host(), &invitation);
+    const Sent sent = send_words(stranger->socket.get(), invitation, file_.get());
+    refused_ = sent == Sent::kLater ? errno : 0;
+    stranger->invited = sent == Sent::kDone;
+    return sent != Sent::kGone;
   }
 
   void admit(const MeetingHead& head, Member member, Stranger stranger) {
@@ -194,7 +212,7 @@ class Host {
       }
       while (other.socket.valid() && other.members_sent < size_) {
         const int count = std::min(kRosterEntries, size_ - other.members_sent);
-        const int descriptors = kMemberDescriptors * std::min(kRosterEntries, size_);
+        const int descriptors = std::min(kRosterEntries, size_);
         if ((under_way_ + 1) * descriptors > kMostUnderWay && under_way_ > 0) return true;
         MeetingHead head = words_of(Say::kRoster, other.members_sent, size_);
         head.settings = members_[0].settings;
@@ -271,6 +289,7 @@ class Host {
   }
 
   [[noreturn]] void fail_missing() {
+    if (refused_ != 0) fail_full(point_.name, refused_, deadline_);
     std::string missing;
     int first = -1;
     for (int rank = 1; rank < size_; ++rank) {
@@ -288,6 +307,7 @@ class Host {
   const MeetingPoint point_;
   Listener& listener_;
   int size_;
+  const Fd& file_;
   const Deadline& deadline_;
   std::optional<Deadline> overtime_;  // for the next rank, once the deadline has passed
   int present_ = 1;
@@ -301,8 +321,8 @@ class Host {
 }  // namespace
 
 std::vector<Member> host_meeting(const std::string& path, Listener& listener, int size, Member self,
-                                 const Deadline& deadline) {
-  return Host(path, listener, size, std::move(self), deadline).gather_and_tell();
+                                 const Fd& file, const Deadline& deadline) {
+  return Host(path, listener, size, std::move(self), file, deadline).gather_and_tell();
 }
 
 }  // namespace hsgd

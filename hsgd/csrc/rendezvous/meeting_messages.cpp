@@ -16,7 +16,7 @@ size_t bytes_of(int count) {
 }
 
 void take_members(const MeetingMessage& message, std::vector<Fd> descriptors,
-                  std::vector<Member>* members) {
+                  std::vector<Member>* members, Fd* file) {
   auto next = descriptors.begin();
   const auto take = [&](bool sent) {
     if (!sent) return Fd();
@@ -33,13 +33,38 @@ void take_members(const MeetingMessage& message, std::vector<Fd> descriptors,
     member.pid = entry.pid;
     member.world_rank = entry.world_rank;
     member.settings = message.head.settings;
-    member.segment = take(entry.has_segment != 0);
     member.process = take(entry.has_process != 0);
     members->push_back(std::move(member));
   }
+  Fd beside = take(message.head.has_file != 0);
+  if (file != nullptr) *file = std::move(beside);
 }
 
 }  // namespace
+
+Fd Member::make(const MeetingFile& file) {
+  Fd made;
+  try {
+    made = file.make();
+    file.prepare(Fd::duplicate(made.get()));
+  } catch (const Error& error) {
+    note_failure(error);
+  }
+  return made;
+}
+
+void Member::prepare(const MeetingFile& file, Fd descriptor) {
+  try {
+    file.prepare(std::move(descriptor));
+  } catch (const Error& error) {
+    note_failure(error);
+  }
+}
+
+void Member::note_failure(const Error& error) {
+  failed = error.code();
+  failure = text("rank %d: %s", world_rank, error.what());
+}
 
 MeetingHead words_of(Say say, int rank, int size) {
   MeetingHead head;
@@ -64,8 +89,11 @@ bool is_proof(const MeetingHead& head, const std::string& proof) {
   return is_same_secret(head.proof, proof.data(), proof.size());
 }
 
-Sent send_words(int socket, const MeetingHead& head) {
-  return send_message(socket, &head, bytes_of(0), {});
+Sent send_words(int socket, const MeetingHead& head, int file) {
+  MeetingHead words = head;
+  words.has_file = file >= 0 ? 1 : 0;
+  return send_message(socket, &words, bytes_of(0),
+                      file >= 0 ? std::vector<int>{file} : std::vector<int>{});
 }
 
 Sent send_members(int socket, MeetingHead head, const std::vector<Member>& members, int first,
@@ -76,16 +104,13 @@ Sent send_members(int socket, MeetingHead head, const std::vector<Member>& membe
   message.head = head;
   for (int i = 0; i < count; ++i) {
     const Member& member = members[static_cast<size_t>(first + i)];
-    message.entries[i] = {member.pid, member.world_rank, member.segment.valid(),
-                          member.process.valid()};
-    for (const Fd* fd : {&member.segment, &member.process}) {
-      if (fd->valid()) descriptors.push_back(fd->get());
-    }
+    message.entries[i] = {member.pid, member.world_rank, member.process.valid()};
+    if (member.process.valid()) descriptors.push_back(member.process.get());
   }
   return send_message(socket, &message, bytes_of(count), descriptors);
 }
 
-bool receive_words(int socket, MeetingHead* head, std::vector<Member>* members) {
+bool receive_words(int socket, MeetingHead* head, std::vector<Member>* members, Fd* file) {
   MeetingMessage message{};
   std::vector<Fd> descriptors;
   const ssize_t received = receive_message(socket, &message, sizeof message, &descriptors);
@@ -98,7 +123,7 @@ bool receive_words(int socket, MeetingHead* head, std::vector<Member>* members) 
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 "set-up: a rank runs another version of hsgd; install the same one everywhere");
   }
-  take_members(message, std::move(descriptors), members);
+  take_members(message, std::move(descriptors), members, file);
   *head = message.head;
   return true;
 }

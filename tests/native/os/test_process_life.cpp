@@ -2,10 +2,13 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "os/process_life.hpp"
 #include "os/wait.hpp"
@@ -33,11 +36,13 @@ class Child {
   }
   // Ended, but nobody has waited for it.
   void end() {
-    end_ = hsgd::Fd();
+    CHECK(::write(end_.get(), "", 1) == 1);  // children made later have the pipe, too
     siginfo_t info{};
     CHECK(::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) == 0);
   }
   void forget() { CHECK(::waitpid(pid_, nullptr, 0) == pid_); }
+  int pid() const { return pid_; }
+  hsgd::Fd pidfd() const { return hsgd::Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0))); }
 
   hsgd::Fd life;
 
@@ -98,4 +103,96 @@ TEST("a process whose first thread has ended lives") {
   ::close(ends[1]);
   CHECK(::waitpid(pid, nullptr, 0) == pid);
   CHECK(hsgd::has_ended(life));
+}
+
+TEST("one look tells who has ended, by pidfd and by file") {
+  hsgd::ProcessWatch watch;
+  Child one("one");
+  Child other("other");
+  const auto by_pidfd = watch.add(one.pidfd(), one.pid());
+  const auto by_file = watch.add(std::move(other.life), other.pid());
+  watch.look();
+  CHECK(!by_pidfd->ended() && !by_file->ended());
+  one.end();
+  watch.look();
+  CHECK(by_pidfd->ended() && !by_file->ended());
+  other.end();
+  CHECK(by_file->ended());
+  one.forget();
+  other.forget();
+  watch.look();
+  CHECK(by_pidfd->ended() && by_file->ended());
+}
+
+TEST("a process takes one descriptor, however often it is watched") {
+  hsgd::ProcessWatch watch;
+  Child child("rank");
+  const auto first = watch.add(child.pidfd(), child.pid());
+  const auto again = watch.add(child.pidfd(), child.pid());
+  CHECK(first == again);
+  // By a file nobody can tell: its number is that of its own namespace.
+  CHECK(first != watch.add(std::move(child.life), child.pid()));
+  child.end();
+  const auto late = watch.add(child.pidfd(), child.pid());
+  watch.look();
+  CHECK(first->ended() && late->ended());
+  child.forget();
+}
+
+TEST("processes that go by the same number are not taken for one another") {
+  hsgd::ProcessWatch watch;
+  Child one("one");
+  Child other("other");
+  const auto first = watch.add(one.pidfd(), 1);
+  const auto second = watch.add(other.pidfd(), 1);
+  CHECK(first != second);
+  other.end();
+  watch.look();
+  CHECK(!first->ended() && second->ended());
+  one.end();
+  watch.look();
+  CHECK(first->ended());
+  one.forget();
+  other.forget();
+}
+
+TEST("who is watched no more is forgotten, and a forked child leaves all as it is") {
+  hsgd::ProcessWatch watch;
+  Child gone("gone");
+  Child child("rank");
+  watch.add(gone.pidfd(), gone.pid());
+  auto watched = watch.add(child.pidfd(), child.pid());
+  const pid_t fork = ::fork();
+  if (fork == 0) {
+    watched.reset();
+    ::_exit(0);
+  }
+  CHECK(::waitpid(fork, nullptr, 0) == fork);
+  gone.end();
+  child.end();
+  watch.look();
+  CHECK(watched->ended());
+  gone.forget();
+  child.forget();
+}
+
+TEST("several threads may add, look and forget") {
+  hsgd::ProcessWatch watch;
+  Child child("rank");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int turn = 0; turn < 300; ++turn) {
+        const auto watched = watch.add(child.pidfd(), child.pid());
+        watch.look();
+        CHECK(!watched->ended());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  child.end();
+  const auto watched = watch.add(child.pidfd(), child.pid());
+  watch.look();
+  CHECK(watched->ended());
+  child.forget();
 }

@@ -63,9 +63,8 @@ TEST("a segment beyond the memory limits is an exception that says how much is l
 }
 
 TEST("ranks that all looked before one of them took may take all that was left") {
-  const hsgd::Segment made = hsgd::Segment::create(10000, 3, "ask for less", 30000);
-  CHECK_EQ(made.bytes(), 10000U);
-  CHECK_THROWS(hsgd::Segment::create(10000, 3, "ask for less", 29999),
+  hsgd::check_memory(10000, 3, "ask for less", 30000);
+  CHECK_THROWS(hsgd::check_memory(10000, 3, "ask for less", 29999),
                "3 x 10000 bytes are needed and 29999 are left");
 }
 
@@ -142,26 +141,25 @@ bool begins_a_huge_page(const void* address) {
 
 }  // namespace
 
-TEST("large segments, and those in a row, are on huge pages where the kernel gives some") {
+TEST("large segments, and parts of one, are on huge pages where the kernel gives some") {
   constexpr size_t kPages = 2 * hsgd::kLargeSegment / hsgd::kHugePage;
   // Elsewhere in the machine memory comes and goes, and a rank that has to wait for a processor
   // gives up: it is no error that one attempt gets few.
   int could = 0;
   for (int attempt = 0; attempt < 20; ++attempt) {
     const bool could_before = gets_huge_pages(kPages);
-    std::vector<hsgd::Segment> segments;
-    segments.push_back(hsgd::Segment::create(hsgd::kLargeSegment));
-    segments.push_back(hsgd::Segment::create(hsgd::kLargeSegment));
-    const hsgd::Segment seen = hsgd::Segment::attach(duplicate(segments[1]), hsgd::kLargeSegment);
-    const hsgd::Row row(segments);
-    CHECK(begins_a_huge_page(segments[0].data()));
-    CHECK(begins_a_huge_page(segments[1].data()));
-    CHECK(begins_a_huge_page(seen.data()));
-    CHECK(begins_a_huge_page(row.data()));
-    if (huge_bytes(segments[0].data()) > 0 && huge_bytes(seen.data()) > 0 &&
-        huge_bytes(row.data()) > 0) {
-      return;
+    const hsgd::Segment whole = hsgd::Segment::create(hsgd::kLargeSegment);
+    hsgd::Fd file = hsgd::new_memory_file(2 * hsgd::kLargeSegment);
+    for (const size_t part : {hsgd::kLargeSegment, size_t{0}}) {
+      hsgd::allocate_pages(file.get(), part, hsgd::kLargeSegment);
     }
+    hsgd::Segment parts = hsgd::Segment::attach_empty(std::move(file), 2 * hsgd::kLargeSegment);
+    for (const size_t part : {size_t{0}, hsgd::kLargeSegment}) {
+      parts.populate(part, hsgd::kLargeSegment);
+    }
+    CHECK(begins_a_huge_page(whole.data()));
+    CHECK(begins_a_huge_page(parts.data()));
+    if (huge_bytes(whole.data()) > 0 && huge_bytes(parts.data()) > hsgd::kLargeSegment) return;
     could += could_before && gets_huge_pages(kPages) ? 1 : 0;  // as many again, beside the others
   }
   CHECK(could < 20);

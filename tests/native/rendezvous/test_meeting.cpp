@@ -75,10 +75,19 @@ class Flood {
   std::array<std::thread, 16> threads_;
 };
 
+// Ranks that share nothing but a file.
+std::vector<Member> meet_with(const std::string& path, int rank, int size, Member self,
+                              const Deadline& deadline) {
+  hsgd::MeetingFile file;
+  file.make = [] { return hsgd::new_memory_file(1); };
+  file.prepare = [](const hsgd::Fd& descriptor) { CHECK(descriptor.valid()); };
+  return hsgd::meet(path, nullptr, rank, size, std::move(self), file, deadline);
+}
+
 size_t meet(const std::string& path, int rank, int size, double timeout_s = 30) {
   Member self;
   self.pid = 100 + rank;
-  return hsgd::meet(path, nullptr, rank, size, std::move(self), Deadline(timeout_s)).size();
+  return meet_with(path, rank, size, std::move(self), Deadline(timeout_s)).size();
 }
 
 }  // namespace
@@ -282,10 +291,28 @@ TEST("a meeting that fails is over though strangers never cease to connect") {
       self.failed = HSGD_ERR_MEMORY;
       self.failure = "rank 1 has no room";
     }
-    CHECK_EQ(failure_of([&] { hsgd::meet(path, nullptr, rank, 2, std::move(self), Deadline(60)); }),
+    CHECK_EQ(failure_of([&] { meet_with(path, rank, 2, std::move(self), Deadline(60)); }),
              "rank 1 has no room");
   });
   CHECK(flood.goes_on());
+}
+
+TEST("what one rank cannot do with the file all are told") {
+  for (const int poor : {0, 1}) {
+    const std::string path = hsgd::meeting_path(hsgd::draw_meeting_words());
+    ranks::run(3, [&](int rank) {
+      hsgd::MeetingFile file;
+      file.make = [] { return hsgd::new_memory_file(1); };
+      file.prepare = [&](const hsgd::Fd&) {
+        if (rank == poor) throw Error(HSGD_ERR_MEMORY, -1, "no room");
+      };
+      Member self;
+      self.world_rank = 7 + rank;
+      const std::string line = failure_of(
+          [&] { hsgd::meet(path, nullptr, rank, 3, std::move(self), file, Deadline(60)); });
+      CHECK_EQ(line, "rank " + std::to_string(7 + poor) + ": no room");
+    });
+  }
 }
 
 TEST("hundreds of ranks meet with a few messages of descriptors under way") {

@@ -44,14 +44,16 @@ inline std::map<ino_t, OneMapping>& mappings() {
   return all;
 }
 
-void* map_shared(int fd, size_t bytes) {
+bool populate_shared(void*, int, size_t, size_t) { return true; }
+
+void* map_shared(int fd, size_t bytes, bool) {
   struct stat status{};
   if (::fstat(fd, &status) != 0) return MAP_FAILED;
   const std::lock_guard<std::mutex> lock(mappings_mutex());
   OneMapping& mapping = mappings()[status.st_ino];
   if (mapping.users++ == 0) {
     mapping.address = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ | PROT_WRITE,
-                             MAP_SHARED | MAP_POPULATE, fd, 0);
+                             MAP_SHARED, fd, 0);
   }
   return static_cast<size_t>(status.st_size) < bytes ? MAP_FAILED : mapping.address;
 }

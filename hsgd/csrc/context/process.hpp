@@ -1,0 +1,15 @@
+// What the communicators of one process share: hsgd_process of the C interface.
+//
+// Owns nothing but the list. Made and destroyed by the caller, see hsgd_options.
+#ifndef HSGD_CONTEXT_PROCESS_HPP_
+#define HSGD_CONTEXT_PROCESS_HPP_
+
+#include <memory>
+
+#include "os/process_life.hpp"
+
+struct hsgd_process {
+  std::shared_ptr<hsgd::ProcessWatch> watch = std::make_shared<hsgd::ProcessWatch>();
+};
+
+#endif  // HSGD_CONTEXT_PROCESS_HPP_

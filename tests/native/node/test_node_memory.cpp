@@ -1,0 +1,77 @@
+// Memory of a node: each rank has its part, all see all of it, and one mapping holds it.
+#include <sys/stat.h>
+
+#include "node/node_memory.hpp"
+#include "rendezvous/secret.hpp"
+#include "support/ranks.hpp"
+
+namespace {
+
+using hsgd::Deadline;
+using hsgd::Member;
+using hsgd::NodeMemory;
+
+void share(NodeMemory& memory, const std::string& path, int rank, int size,
+           const std::function<void()>& ready = nullptr) {
+  hsgd::meet(path, nullptr, rank, size, Member{}, memory.bring("ask for less", {}, ready),
+             Deadline(60));
+}
+
+std::byte mark(int rank) { return static_cast<std::byte>(rank + 1); }
+
+}  // namespace
+
+TEST("what a rank writes in its part before it comes, all others read") {
+  constexpr size_t kFirst = 10000;
+  constexpr size_t kBytes = 5000;
+  for (const int size : {1, 2, 5}) {
+    const std::string path = hsgd::meeting_path(hsgd::draw_meeting_words());
+    ranks::run(size, [&](int rank) {
+      NodeMemory memory(rank, size, kFirst, kBytes);
+      share(memory, path, rank, size, [&] {
+        for (size_t i = 0; i < memory.part_bytes(rank); ++i) {
+          CHECK(memory.part(rank)[i] == std::byte{0});
+          memory.part(rank)[i] = mark(rank);
+        }
+      });
+      memory.complete(size == 2 ? SIZE_MAX : 0);
+      for (int peer = 0; peer < size; ++peer) {
+        CHECK_EQ(memory.part_bytes(peer), peer == 0 ? kFirst : kBytes);
+        for (size_t i = 0; i < memory.part_bytes(peer); ++i) {
+          CHECK(memory.part(peer)[i] == mark(peer));
+        }
+      }
+    });
+  }
+}
+
+TEST("parts are whole pages apart, and large ones huge pages") {
+  for (const size_t bytes : {size_t{1}, size_t{5000}, size_t{1} << 20}) {
+    const size_t pitch = NodeMemory::pitch(bytes);
+    CHECK(pitch >= bytes && pitch < bytes + hsgd::page_bytes());
+    CHECK_EQ(pitch % hsgd::page_bytes(), 0U);
+  }
+  CHECK_EQ(NodeMemory::pitch(hsgd::kLargeSegment + 1), hsgd::kLargeSegment + hsgd::kHugePage);
+}
+
+TEST("a part takes the pages of its bytes, and what lies between parts none") {
+  constexpr size_t kBytes = hsgd::kLargeSegment + 1;
+  NodeMemory memory(0, 1, kBytes, kBytes);
+  size_t taken = 0;
+  hsgd::MeetingFile file = memory.bring("ask for less", {});
+  const hsgd::Fd made = file.make();
+  file.prepare(hsgd::Fd::duplicate(made.get()));
+  struct stat status{};
+  CHECK(::fstat(made.get(), &status) == 0);
+  taken = static_cast<size_t>(status.st_blocks) * 512;
+  CHECK(taken >= kBytes && taken <= hsgd::kLargeSegment + hsgd::kHugePage);
+  CHECK_EQ(static_cast<size_t>(status.st_size), NodeMemory::pitch(kBytes));
+}
+
+TEST("memory that is not there is refused before anything is made") {
+  NodeMemory memory(0, 1000, 1 << 20, 1 << 20);
+  const hsgd::MeetingFile file = memory.bring("ask for less", size_t{1000} << 20);
+  CHECK(file.make().valid());
+  const hsgd::MeetingFile less = memory.bring("ask for less", (size_t{1000} << 20) - 1);
+  CHECK_THROWS(less.make(), "1000 x 1048576 bytes are needed");
+}
