@@ -770,6 +770,7 @@ def _options(config: Config) -> _native.Options:
     options.chunk_bytes = config.chunk_bytes
     options.wire_oneshot_bytes = config.wire_oneshot_bytes
     options.wire_chunk_bytes = config.wire_chunk_bytes
+    options.wire_radix = config.wire_radix
     options.wire_dtype = _WIRE_DTYPES[config.wire_dtype]
     options.slots = config.slots
     options.spin = config.spin

@@ -42,6 +42,7 @@ class NativeOptions(ctypes.Structure):
         ("min_bytes", ctypes.c_uint64),
         ("report", ctypes.c_uint32),
         ("wire_dtype", ctypes.c_uint32),
+        ("wire_radix", ctypes.c_uint32),
         ("interrupted", ctypes.c_void_p),
         ("timeout_given", ctypes.c_uint32),
         ("late", ctypes.c_void_p),
@@ -215,6 +216,7 @@ OUT_OF_BOUNDS: list[dict[str, Any]] = [
     {"timeout_s": "1800.0"},
     {"wire_oneshot_bytes": 1 << 40},
     {"wire_chunk_bytes": -1},
+    {"wire_radix": 1},
     {"min_bytes": None},
     {"report": 2},
 ]

@@ -45,6 +45,9 @@ void check_options(const hsgd_options& options) {
   if (options.oneshot_bytes > 1 << 20 || options.wire_oneshot_bytes > 1 << 20)
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 "oneshot_bytes and wire_oneshot_bytes must be at most 1048576");
+  if (options.wire_radix < 2 || options.wire_radix > 64)
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("wire_radix is %u; give a number from 2 to 64", options.wire_radix));
   if (options.wire_dtype != HSGD_FLOAT32 && options.wire_dtype != HSGD_FLOAT16 &&
       options.wire_dtype != HSGD_BFLOAT16)
     throw Error(HSGD_ERR_ARGUMENT, -1,

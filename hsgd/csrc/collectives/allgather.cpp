@@ -5,18 +5,20 @@
 
 #include "base/dtypes.hpp"
 #include "collectives/arguments.hpp"
-#include "collectives/block_exchange.hpp"
+#include "collectives/chunk_pipeline.hpp"
 #include "collectives/collectives.hpp"
+#include "collectives/node_allgather.hpp"
 #include "collectives/zero_copy.hpp"
 
 namespace hsgd {
 namespace {
 
-class AllgatherPipeline final : public BlockExchange {
+// On one node: in each step a rank stages a piece of its block, which the others copy.
+class AllgatherPipeline final : public ChunkPipeline {
  public:
   AllgatherPipeline(Context& context, const Operation& operation, const BlockTable& table,
                     const Stages& stages)
-      : BlockExchange(context, stages),
+      : ChunkPipeline(context, stages),
         in_(static_cast<const std::byte*>(operation.in)),
         out_(static_cast<std::byte*>(operation.out)),
         table_(table),
@@ -26,7 +28,7 @@ class AllgatherPipeline final : public BlockExchange {
  private:
   // A sum of one input, which is written to two places in one pass, once the output may be touched.
   void stage(uint64_t step, std::byte* slot, Permission permission) override {
-    const Range piece = table_.piece(map_.place(), step);
+    const Range piece = table_.piece(local().rank(), step);
     const void* from = own_input(piece);
     std::byte* to = out_ + piece.begin * element_bytes_;
     const size_t bytes = piece.count() * element_bytes_;
@@ -39,31 +41,12 @@ class AllgatherPipeline final : public BlockExchange {
     context_.intra_bytes() += bytes;
   }
 
-  void send(uint64_t step, int place, const std::byte* slot) override {
-    for (int i = 1; i < map_.nodes(); ++i) {
-      const int to = (map_.node() + i) % map_.nodes();
-      messages_->send(to, Channel::kExchange, slot, received_bytes(step, place));
-    }
-  }
-
-  void receive(uint64_t step, int place) override {
-    messages_->receive(map_.node_at(place), Channel::kExchange, landed(step, place),
-                       received_bytes(step, place));
-  }
-
-  uint64_t received_bytes(uint64_t step, int place) override {
-    return table_.piece(place, step).count() * element_bytes_;
-  }
-
   void gather(uint64_t step) override {
-    const int own = map_.place();
-    const int first = map_.first(map_.node());
-    for (int i = 0; i < map_.size(); ++i) {
-      const int place = (own + i) % map_.size();  // not all from the same one at once
-      const Range piece = table_.piece(place, step);
-      const std::byte* from =
-          map_.is_here(place) ? in_slot(place - first, step) : landed(step, place);
-      if (place == own) {
+    for (int i = 0; i < local().size(); ++i) {
+      const int rank = (local().rank() + i) % local().size();  // not all from the same one at once
+      const Range piece = table_.piece(rank, step);
+      const std::byte* from = in_slot(rank, step);
+      if (rank == local().rank()) {
         if (step >= early_) continue;  // done when it was staged
         from = own_input(piece);
       } else {
@@ -75,10 +58,7 @@ class AllgatherPipeline final : public BlockExchange {
   }
 
   const std::byte* own_input(const Range& piece) const {
-    return in_ + (piece.begin - table_.block(map_.place()).begin) * element_bytes_;
-  }
-  std::byte* landed(uint64_t step, int place) const {
-    return landing(step) + table_.offset(place, step) * element_bytes_;
+    return in_ + (piece.begin - table_.block(local().rank()).begin) * element_bytes_;
   }
 
   const std::byte* in_;  // this rank's block, perhaps at its place in `out_`
@@ -119,27 +99,33 @@ void run_small_between_nodes(Context& context, const Operation& operation) {
   context.open(operation, operation.in, bytes_of(map.place()));
   if (context.place().local_rank == 0) {
     std::byte* result = context.local().result_payload(sequence, bytes);
-    context.lead(
-        [&] {
-          std::byte* end = result;
-          for (int rank = 0; rank < context.place().local_size; ++rank) {
-            const size_t part = bytes_of(map.first(map.node()) + rank);
-            if (part > 0) std::memcpy(end, local.payload(rank, sequence, part), part);
-            end += part;
-          }
-          return Outgoing{result, static_cast<size_t>(end - result), {}};
-        },
-        [&] {
-          const std::vector<Block> blocks = blocks_of(operation.counts.of_rank, map);
-          for (int place = 0; place < map.size();) {
-            const std::byte* from = context.links().headers().payload(map.node_at(place));
-            for (const int end = map.end(map.node_at(place)); place < end; ++place) {
-              const size_t part = bytes_of(place);
-              std::memcpy(result + blocks[static_cast<size_t>(place)].begin * size, from, part);
-              from += part;
-            }
-          }
-        });
+    const std::vector<Block> blocks = blocks_of(operation.counts.of_rank, map);
+    // Groups of nodes in order have blocks in the order of places, but the result has that of
+    // ranks.
+    const auto join = [&](const std::vector<Payload>& parts, std::byte* out, bool is_last) {
+      int place = 0;
+      std::byte* end = out;
+      for (const Payload& part : parts) {
+        if (!is_last && part.bytes > 0) std::memcpy(end, part.data, part.bytes);
+        end += part.bytes;
+        const std::byte* from = part.data;
+        while (is_last && place < map.size() && from < part.data + part.bytes) {
+          const Block& block = blocks[static_cast<size_t>(place++)];
+          if (block.count > 0) std::memcpy(out + block.begin * size, from, block.count * size);
+          from += block.count * size;
+        }
+      }
+      return static_cast<size_t>(end - out);
+    };
+    context.lead([&] {
+      std::byte* end = result;
+      for (int rank = 0; rank < context.place().local_size; ++rank) {
+        const size_t part = bytes_of(map.first(map.node()) + rank);
+        if (part > 0) std::memcpy(end, local.payload(rank, sequence, part), part);
+        end += part;
+      }
+      return Outgoing{{result, static_cast<size_t>(end - result)}, join, result, {}};
+    });
   }
   context.wait_for_result();
   if (bytes > 0) {
@@ -184,12 +170,14 @@ void run(Context& context, const Operation& operation) {
       return run_in_place(context, [&] { join_blocks(context, operation, *shared); });
     }
   }
+  if (!one_node) return allgather_between_nodes(context, operation);
   BlockTable table(counts, context.map(), size);
-  const uint64_t blocks = one_node ? 1 : static_cast<uint64_t>(context.place().size);
-  table.cut(steps_for(held, context.sizes().block_step_bytes() / size, blocks * table.line()));
-  AllgatherPipeline(context, operation, table,
-                    stages_of_exchange(context, operation, table.steps()))
-      .run(operation);
+  table.cut(steps_for(held, context.sizes().block_step_bytes() / size, table.line()));
+  Stages stages;
+  stages.steps = table.steps();
+  stages.store = context.stores().into_ring(operation);
+  stages.out_store = context.stores().into_output(operation);
+  AllgatherPipeline(context, operation, table, stages).run(operation);
 }
 
 void check(const Place& place, const hsgd_call& call) {

@@ -28,6 +28,7 @@ class AllreducePipeline final : public ChunkPipeline {
         chunking_(chunking),
         reduction_(operation.reduction),
         element_bytes_(reduction_.element_bytes),
+        wanted_(operation.wanted()),
         slices_(stages.window != nullptr ? context.links().slices() : nullptr),
         shared_(shared) {
     if (slices_ != nullptr) slices_->start(reduction_);
@@ -81,9 +82,12 @@ class AllreducePipeline final : public ChunkPipeline {
   }
 
   void copy_out(const Range& part, const std::byte* from) {
-    reduction_.copy(out_ + part.begin * element_bytes_, from, part.count() * element_bytes_,
+    const Range own{std::max(part.begin, wanted_.begin), std::min(part.end, wanted_.end)};
+    if (own.end <= own.begin) return;
+    reduction_.copy(out_ + (own.begin - wanted_.begin) * element_bytes_,
+                    from + (own.begin - part.begin) * element_bytes_, own.count() * element_bytes_,
                     stages_.out_store);
-    context_.intra_bytes() += part.count() * element_bytes_;
+    context_.intra_bytes() += own.count() * element_bytes_;
   }
 
   Range slice(const Range& chunk, int rank) const {
@@ -104,6 +108,7 @@ class AllreducePipeline final : public ChunkPipeline {
   const Chunking chunking_;
   const Reduction& reduction_;
   const size_t element_bytes_;  // of an element
+  const Range wanted_;          // the output begins with it
   SliceAllreduce* slices_;
   const std::vector<const std::byte*>* shared_;
 };
@@ -190,12 +195,10 @@ void reduce_in_place(Context& context, const Operation& operation,
   });
 }
 
-void run(Context& context, const Operation& operation) {
-  if (is_small(context, operation)) return run_one_shot(context, operation);
-  const size_t bytes = operation.bytes();
-  const auto shared = shared_arguments(context, operation, bytes, bytes);
-  if (shared && context.one_node()) return reduce_in_place(context, operation, *shared);
-  const WirePlan plan = context.sizes().wire_plan(bytes);
+// `shared`: the buffers of all ranks of the node, where they are in reach.
+void reduce_chunks(Context& context, const Operation& operation,
+                   const std::optional<SharedArguments>& shared) {
+  const WirePlan plan = context.sizes().wire_plan(operation.bytes());
   const Chunking chunking(operation.count, operation.reduction.element_bytes, plan.step_bytes);
   Stages stages = stages_of(context, operation, chunking.steps, plan.leaders);
   if (shared) {
@@ -205,6 +208,14 @@ void run(Context& context, const Operation& operation) {
   }
   AllreducePipeline(context, operation, chunking, stages, shared ? &shared->in : nullptr)
       .run(operation);
+}
+
+void run(Context& context, const Operation& operation) {
+  if (is_small(context, operation)) return run_one_shot(context, operation);
+  const size_t bytes = operation.bytes();
+  const auto shared = shared_arguments(context, operation, bytes, bytes);
+  if (shared && context.one_node()) return reduce_in_place(context, operation, *shared);
+  reduce_chunks(context, operation, shared);
 }
 
 void check(const Place&, const hsgd_call& call) {
@@ -242,6 +253,10 @@ void allreduce_on_node(Context& context, const Operation& operation) {
   stages.store = context.sizes().tuning().store;  // of those that are compared
   stages.out_store = Store::kOrdinary;
   AllreducePipeline(context, operation, chunking, stages, nullptr).run_on_node(operation);
+}
+
+void reduce_between_nodes(Context& context, const Operation& operation) {
+  reduce_chunks(context, operation, std::nullopt);
 }
 
 }  // namespace hsgd

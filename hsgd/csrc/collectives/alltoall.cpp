@@ -13,105 +13,136 @@
 #include "base/calls.hpp"
 #include "base/dtypes.hpp"
 #include "base/error.hpp"
+#include "base/fault_points.hpp"
 #include "collectives/alltoall_layout.hpp"
 #include "collectives/arguments.hpp"
-#include "collectives/block_exchange.hpp"
+#include "collectives/chunk_pipeline.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/zero_copy.hpp"
 
 namespace hsgd {
 namespace {
 
-class AlltoallPipeline final : public BlockExchange {
+// In each step a rank stages in its in ring what it sends to some ranks of one node; leaders pass
+// that on to this node, where it lands in the only out ring, and receive the same from another one;
+// and each rank copies what it needs from there, or from its peers' in rings. Each byte crosses a
+// link once, and inside a node costs 4 accesses.
+class AlltoallPipeline final : public ChunkPipeline {
  public:
   AlltoallPipeline(Context& context, const Operation& operation, const AlltoallLayout& layout,
-                   const Stages& stages)
-      : BlockExchange(context, stages),
+                   uint64_t pieces, const Stages& stages)
+      : ChunkPipeline(context, stages),
+        map_(context.map()),
+        messages_(context.links().messages()),
         in_(static_cast<const std::byte*>(operation.in)),
         out_(static_cast<std::byte*>(operation.out)),
         sent_(blocks_of(operation.counts.of_rank, map_)),
         received_(blocks_of(operation.receive_counts, map_)),
         layout_(layout),
+        pieces_(pieces),
         element_bytes_(operation.reduction.element_bytes) {
-    for (Block& block : sent_) block.cut(stages.steps, layout.unit_bytes() / element_bytes_);
-    for (Block& block : received_) block.cut(stages.steps, layout.unit_bytes() / element_bytes_);
+    for (Block& block : sent_) block.cut(pieces, layout.unit_bytes() / element_bytes_);
+    for (Block& block : received_) block.cut(pieces, layout.unit_bytes() / element_bytes_);
+    if (messages_ != nullptr) messages_->start();
   }
 
  private:
-  void stage(uint64_t step, std::byte* slot, Permission) override {
-    uint64_t end = layout_.slot_header_bytes();
-    for (int node = 0; node < map_.nodes(); ++node) {
-      set_offset(slot, node, end);
-      end += fill_block(step, node, slot + end);
-    }
-    set_offset(slot, map_.nodes(), end);
+  // Nodes, then groups of ranks on them, then pieces of blocks.
+  struct Turn {
+    int to;       // node
+    int from;     // node
+    Range ranks;  // local ranks that receive
+    uint64_t piece;
+  };
+  Turn turn(uint64_t step) const {
+    const auto groups = static_cast<uint64_t>(layout_.groups());
+    const auto distance = static_cast<int>(step / pieces_ / groups);
+    const int nodes = map_.nodes();
+    return {(map_.node() + distance) % nodes, (map_.node() + nodes - distance) % nodes,
+            layout_.group(step / pieces_ % groups), step % pieces_};
   }
 
-  uint64_t fill_block(uint64_t step, int node, std::byte* block) {
-    uint64_t end = layout_.block_header_bytes(node);
-    for (int place = map_.first(node); place < map_.end(node); ++place) {
-      set_offset(block, place - map_.first(node), end);
-      if (place == map_.place()) continue;  // straight from input to output, see gather()
-      const Range piece = sent_[static_cast<size_t>(place)].piece(step);
+  void stage(uint64_t step, std::byte* slot, Permission) override {
+    const Turn turn = this->turn(step);
+    const int first = map_.first(turn.to);
+    const auto ranks = static_cast<uint64_t>(map_.ranks_on(turn.to));
+    uint64_t end = layout_.header_bytes();
+    for (uint64_t rank = turn.ranks.begin; rank < turn.ranks.end; ++rank) {
+      set_offset(slot, static_cast<int>(rank - turn.ranks.begin), end);
+      const int place = first + static_cast<int>(rank);
+      if (rank >= ranks || place == map_.place()) continue;  // see gather() for the second
+      const Range piece = sent_[static_cast<size_t>(place)].piece(turn.piece);
       const size_t bytes = piece.count() * element_bytes_;
-      context_.copy()(block + end, in_ + piece.begin * element_bytes_, bytes, stages_.store);
+      context_.copy()(slot + end, in_ + piece.begin * element_bytes_, bytes, stages_.store);
       context_.intra_bytes() += bytes;
       end += round_up(bytes, layout_.unit_bytes());
     }
-    set_offset(block, map_.ranks_on(node), end);
-    return end;
+    set_offset(slot, static_cast<int>(turn.ranks.count()), end);
   }
 
-  void send(uint64_t, int, const std::byte* slot) override {
-    for (int i = 1; i < map_.nodes(); ++i) {
-      const int to = (map_.node() + i) % map_.nodes();
-      const uint32_t begin = offset_at(slot, to);
-      messages_->send(to, Channel::kExchange, slot + begin, offset_at(slot, to + 1) - begin);
+  // Both sides go through the ranks of a node in the same order, because messages between two
+  // leaders are matched in order.
+  void begin_exchange(uint64_t step) override {
+    messages_->begin();
+    const Turn turn = this->turn(step);
+    if (turn.to == map_.node()) return;
+    for (int rank = local().rank(); rank < map_.ranks_on(turn.from); rank += stages_.leaders) {
+      messages_->receive(turn.from, Channel::kExchange, landing(step, rank),
+                         layout_.landing_bytes());
+    }
+    const int receivers = static_cast<int>(turn.ranks.count());
+    for (int rank = local().rank(); rank < local().size(); rank += stages_.leaders) {
+      const std::byte* slot = in_slot(rank, step);
+      messages_->send(turn.to, Channel::kExchange, slot, offset_at(slot, receivers));
+    }
+    HSGD_FAULT_POINT("between nodes: block sent");
+  }
+
+  void end_exchange(uint64_t step) override {
+    const Turn turn = this->turn(step);
+    if (turn.to == map_.node()) return;
+    const int receivers = static_cast<int>(turn.ranks.count());
+    for (int rank = local().rank(); rank < map_.ranks_on(turn.from); rank += stages_.leaders) {
+      messages_->count_received(offset_at(landing(step, rank), receivers));
     }
   }
 
-  void receive(uint64_t step, int place) override {
-    messages_->receive(map_.node_at(place), Channel::kExchange,
-                       landing(step) + layout_.landing_offset(place),
-                       layout_.landing_bytes(map_.node()));
-  }
-
-  uint64_t received_bytes(uint64_t step, int place) override {
-    const std::byte* block = landing(step) + layout_.landing_offset(place);
-    return offset_at(block, map_.ranks_on(map_.node()));
-  }
-
   void gather(uint64_t step) override {
-    const int own = map_.place();
-    const int node = map_.node();
-    for (int i = 0; i < map_.size(); ++i) {
-      const int place = (own + i) % map_.size();  // not all from the same one at once
-      const Range piece = received_[static_cast<size_t>(place)].piece(step);
+    const Turn turn = this->turn(step);
+    const auto own = static_cast<uint64_t>(local().rank());
+    if (own < turn.ranks.begin || own >= turn.ranks.end) return;
+    const int index = static_cast<int>(own - turn.ranks.begin);
+    const int ranks = map_.ranks_on(turn.from);
+    for (int i = 0; i < ranks; ++i) {
+      const int rank = (local().rank() + i) % ranks;  // not all from the same one at once
+      const int place = map_.first(turn.from) + rank;
+      const Range piece = received_[static_cast<size_t>(place)].piece(turn.piece);
       const size_t bytes = piece.count() * element_bytes_;
       std::byte* to = out_ + piece.begin * element_bytes_;
-      if (place == own) {
-        const Range sent = sent_[static_cast<size_t>(own)].piece(step);
+      if (place == map_.place()) {
+        const Range sent = sent_[static_cast<size_t>(place)].piece(turn.piece);
         context_.copy()(to, in_ + sent.begin * element_bytes_, bytes, stages_.out_store);
         continue;
       }
-      const std::byte* block = landing(step);
-      if (map_.is_here(place)) {
-        block = in_slot(place - map_.first(node), step);
-        block += offset_at(block, node);
-      } else {
-        block += layout_.landing_offset(place);
-      }
-      context_.copy()(to, block + offset_at(block, own - map_.first(node)), bytes,
-                      stages_.out_store);
+      const std::byte* slot = turn.from == map_.node() ? in_slot(rank, step) : landing(step, rank);
+      context_.copy()(to, slot + offset_at(slot, index), bytes, stages_.out_store);
       context_.intra_bytes() += bytes;
     }
   }
 
+  // Of what a local rank of another node sends.
+  std::byte* landing(uint64_t step, int rank) const {
+    return out_slot(0, step) + static_cast<size_t>(rank) * layout_.landing_bytes();
+  }
+
+  const NodeMap& map_;
+  StepMessages* messages_;  // on leaders of several nodes
   const std::byte* in_;
   std::byte* out_;
   std::vector<Block> sent_;      // by place
   std::vector<Block> received_;  // by place
   const AlltoallLayout& layout_;
+  const uint64_t pieces_;       // that each block is cut into
   const size_t element_bytes_;  // of an element
 };
 
@@ -166,7 +197,7 @@ ExchangeNote note_of(const Context& context, const Operation& operation,
     note.imbalance += mix_count(me, other, operation.counts.of_rank[rank]);
     note.imbalance -= mix_count(other, me, operation.receive_counts[rank]);
   }
-  note.steps = layout.steps_needed(operation.counts.of_rank, operation.reduction.element_bytes);
+  note.pieces = layout.pieces_needed(operation.counts.of_rank, operation.reduction.element_bytes);
   const size_t whole = offsets_bytes(place.size) + operation.bytes();
   note.at_once = whole <= packet_bytes(context) ? 1 : 0;
   return note;
@@ -182,36 +213,38 @@ ExchangeNote notes_here(const Context& context) {
   return all;
 }
 
+size_t join(const std::vector<Payload>& parts, std::byte* out, bool) {
+  std::byte* end = out;
+  for (const Payload& part : parts) {
+    if (part.bytes > 0) std::memcpy(end, part.data, part.bytes);
+    end += part.bytes;
+  }
+  return static_cast<size_t>(end - out);
+}
+
 // Every node hears the packets of all ranks, when all are small, in the order of places.
 ExchangeNote notes_between_nodes(Context& context) {
   const size_t stride = packet_bytes(context);
   const Place& place = context.place();
-  const NodeMap& map = context.map();
   LocalGroup& local = context.local();
   const uint64_t sequence = context.sequence();
   ExchangeNote all;
   if (place.local_rank == 0) {
     std::byte* packets = local.result_packets(sequence);
-    const HeaderExchange& headers = context.links().headers();
     context.lead(
         [&] {
           const ExchangeNote note = notes_here(context);
-          if (note.at_once == 0) return Outgoing{nullptr, 0, note};
+          if (note.at_once == 0) return Outgoing{{}, join, packets, note};
           for (int rank = 0; rank < place.local_size; ++rank) {
             const std::byte* packet = local.packet(rank, sequence);
             std::memcpy(packets + static_cast<size_t>(rank) * stride, packet,
                         offset_at(packet, place.size));
           }
-          return Outgoing{packets, static_cast<size_t>(place.local_size) * stride, note};
+          const size_t bytes = static_cast<size_t>(place.local_size) * stride;
+          return Outgoing{{packets, bytes}, join, packets, note};
         },
-        [&] {
-          for (int node = 0; node < map.nodes(); ++node) all.add(headers.header(node).note);
-          std::memcpy(local.result_payload(sequence, sizeof all), &all, sizeof all);
-          if (all.at_once == 0) return;
-          for (int node = 0; node < map.nodes(); ++node) {
-            std::memcpy(packets + static_cast<size_t>(map.first(node)) * stride,
-                        headers.payload(node), static_cast<size_t>(map.ranks_on(node)) * stride);
-          }
+        [&](const ExchangeNote& note) {
+          std::memcpy(local.result_payload(sequence, sizeof note), &note, sizeof note);
         });
   }
   context.wait_for_result();
@@ -322,8 +355,13 @@ void run(Context& context, const Operation& operation) {
   if (note.buffer != 0) {
     return run_in_place(context, [&] { pick_blocks(context, operation, *buffer); });
   }
-  AlltoallPipeline(context, operation, layout, stages_of_exchange(context, operation, note.steps))
-      .run(operation);
+  Stages stages;
+  stages.steps = layout.turns() * note.pieces;
+  stages.leaders = context.place().leaders;
+  stages.window = context.links().messages();
+  stages.store = context.stores().into_ring(operation);
+  stages.out_store = context.stores().into_output(operation);
+  AlltoallPipeline(context, operation, layout, note.pieces, stages).run(operation);
 }
 
 void check(const Place& place, const hsgd_call& call) {

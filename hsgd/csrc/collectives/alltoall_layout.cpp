@@ -4,9 +4,23 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.hpp"
 #include "node/segment_layout.hpp"
 
 namespace hsgd {
+namespace {
+
+constexpr size_t kLeastUnitBytes = sizeof(double);  // the largest element
+
+// So many that offsets, and what rounding costs, take half of a slot.
+int ranks_that_fit(const NodeMap& map, size_t slot_bytes) {
+  const size_t per_rank = sizeof(uint32_t) + kLeastUnitBytes;
+  HSGD_CHECK(slot_bytes / 2 >= 2 * per_rank);
+  const auto fit = static_cast<int>((slot_bytes / 2 - per_rank) / per_rank);
+  return std::min(map.most_ranks(), fit);
+}
+
+}  // namespace
 
 uint32_t offset_at(const std::byte* header, int index) {
   uint32_t offset = 0;
@@ -21,49 +35,41 @@ void set_offset(std::byte* header, int index, uint64_t offset) {
 
 size_t offsets_bytes(int count) { return (static_cast<size_t>(count) + 1) * sizeof(uint32_t); }
 
-AlltoallLayout::AlltoallLayout(const NodeMap& map, size_t chunk_bytes)
-    : map_(map), chunk_bytes_(chunk_bytes), unit_bytes_(kLine) {
-  for (int node = 0; node < map.nodes(); ++node) {
-    const size_t lost = block_header_bytes(node) + static_cast<size_t>(map.ranks_on(node)) * kLine;
-    if (landing_bytes(node) < 2 * lost) unit_bytes_ = sizeof(double);  // the largest element
-  }
+AlltoallLayout::AlltoallLayout(const NodeMap& map, size_t slot_bytes)
+    : map_(map),
+      landing_bytes_(map.nodes() == 1
+                         ? slot_bytes
+                         : slot_bytes / static_cast<size_t>(map.most_ranks()) / kLine * kLine),
+      group_ranks_(ranks_that_fit(map, landing_bytes_)),
+      groups_((map.most_ranks() + group_ranks_ - 1) / group_ranks_),
+      unit_bytes_(kLine) {
+  const auto ranks = static_cast<size_t>(group_ranks_);
+  if (landing_bytes_ < 2 * (header_bytes() + ranks * kLine)) unit_bytes_ = kLeastUnitBytes;
 }
 
-size_t AlltoallLayout::slot_header_bytes() const {
-  return round_up(offsets_bytes(map_.nodes()), unit_bytes_);
+Range AlltoallLayout::group(uint64_t index) const {
+  const auto ranks = static_cast<uint64_t>(group_ranks_);
+  return {index * ranks, std::min((index + 1) * ranks, static_cast<uint64_t>(map_.most_ranks()))};
 }
 
-size_t AlltoallLayout::block_header_bytes(int node) const {
-  return round_up(offsets_bytes(map_.ranks_on(node)), unit_bytes_);
+size_t AlltoallLayout::header_bytes() const {
+  return round_up(offsets_bytes(group_ranks_), unit_bytes_);
 }
 
-size_t AlltoallLayout::landing_bytes(int node) const {
-  const int remote = map_.size() - map_.ranks_on(node);
-  return remote == 0 ? chunk_bytes_ : chunk_bytes_ / static_cast<size_t>(remote) / kLine * kLine;
-}
-
-size_t AlltoallLayout::landing_offset(int place) const {
-  const int node = map_.node();
-  const int index = place < map_.first(node) ? place : place - map_.ranks_on(node);
-  return static_cast<size_t>(index) * landing_bytes(node);
-}
-
-uint64_t AlltoallLayout::steps_needed(const uint64_t* counts, size_t element_bytes) const {
-  uint64_t steps = 1;
-  uint64_t total_bytes = 0;
-  uint64_t total_lost = slot_header_bytes();
+uint64_t AlltoallLayout::pieces_needed(const uint64_t* counts, size_t element_bytes) const {
+  const uint64_t lost = header_bytes() + static_cast<uint64_t>(group_ranks_) * unit_bytes_;
+  uint64_t pieces = 1;
   for (int node = 0; node < map_.nodes(); ++node) {
-    uint64_t bytes = 0;
-    uint64_t lost = block_header_bytes(node);
-    for (int place = map_.first(node); place < map_.end(node); ++place) {
-      bytes += place == map_.place() ? 0 : counts[map_.rank(place)] * element_bytes;
-      lost += unit_bytes_;
+    for (int first = map_.first(node); first < map_.end(node); first += group_ranks_) {
+      const int end = std::min(map_.end(node), first + group_ranks_);
+      uint64_t bytes = 0;
+      for (int place = first; place < end; ++place) {
+        bytes += place == map_.place() ? 0 : counts[map_.rank(place)] * element_bytes;
+      }
+      pieces = std::max(pieces, steps_for(bytes, landing_bytes_, lost));
     }
-    if (node != map_.node()) steps = std::max(steps, steps_for(bytes, landing_bytes(node), lost));
-    total_bytes += bytes;
-    total_lost += lost;
   }
-  return std::max(steps, steps_for(total_bytes, chunk_bytes_, total_lost));
+  return pieces;
 }
 
 }  // namespace hsgd

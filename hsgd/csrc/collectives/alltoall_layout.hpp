@@ -1,11 +1,10 @@
-// Where an alltoall puts what: its slots hold for each node a block with one segment per rank of
-// it.
+// Where an alltoall puts what: a slot holds what one rank sends to a group of ranks of one node, a
+// segment for each.
 //
-// Owns the arithmetic. Slots and blocks begin with offsets, so that nobody needs to know how much
-// others send one another.
+// Owns the arithmetic, which is the same on all ranks. A slot begins with offsets, so that nobody
+// needs to know how much others send one another:
 //
-//   slot:  where the block of each node begins, and the end | block | block | ...
-//   block: where the segment of each of its ranks begins, and the end | segment | segment | ...
+//   where the segment of each rank of the group begins, and the end | segment | segment | ...
 #ifndef HSGD_COLLECTIVES_ALLTOALL_LAYOUT_HPP_
 #define HSGD_COLLECTIVES_ALLTOALL_LAYOUT_HPP_
 
@@ -16,28 +15,35 @@
 
 namespace hsgd {
 
-// `count` offsets, and the end, at the beginning of a slot, a block or a packet.
+// `count` offsets, and the end, at the beginning of a slot or a packet.
 size_t offsets_bytes(int count);
 uint32_t offset_at(const std::byte* header, int index);
 void set_offset(std::byte* header, int index, uint64_t offset);
 
 class AlltoallLayout {
  public:
-  AlltoallLayout(const NodeMap& map, size_t chunk_bytes);
-  // The steps that what this rank sends needs, `counts` by rank, so that it fits everywhere.
-  uint64_t steps_needed(const uint64_t* counts, size_t element_bytes) const;
+  // `slot_bytes`: of a ring of one rank, and of the ring in which a node receives.
+  AlltoallLayout(const NodeMap& map, size_t slot_bytes);
+  // The pieces that the blocks which this rank sends must be cut into, so that they fit; `counts`
+  // by rank.
+  uint64_t pieces_needed(const uint64_t* counts, size_t element_bytes) const;
+  int groups() const { return groups_; }
+  Range group(uint64_t index) const;  // local ranks, of which smaller nodes lack some
+  // Steps of one piece: a group of each node.
+  uint64_t turns() const {
+    return static_cast<uint64_t>(map_.nodes()) * static_cast<uint64_t>(groups_);
+  }
   size_t unit_bytes() const { return unit_bytes_; }
-  size_t slot_header_bytes() const;
-  size_t block_header_bytes(int node) const;
-  // What one remote rank may send to a node in one step.
-  size_t landing_bytes(int node) const;
-  // Where that of `place` lands on this node.
-  size_t landing_offset(int place) const;
+  size_t header_bytes() const;
+  // What a rank sends in one step at most; on a node the segments of remote ranks lie so far apart.
+  size_t landing_bytes() const { return landing_bytes_; }
 
  private:
   const NodeMap& map_;
-  size_t chunk_bytes_;
-  size_t unit_bytes_;  // cache lines, unless so many ranks share a step that too little remains
+  size_t landing_bytes_;
+  int group_ranks_;
+  int groups_;
+  size_t unit_bytes_;  // cache lines, unless so many ranks share a slot that too little remains
 };
 
 }  // namespace hsgd

@@ -57,6 +57,10 @@ Operation reduction_of(const Context& context, const hsgd_call& call) {
     reduction.narrowing = {select_conversion(narrow, context.isa()),
                            select_reduce(narrow, call.op, context.isa())};
   }
+  if (call.dtype == HSGD_FLOAT16 || call.dtype == HSGD_BFLOAT16) {
+    reduction.widening = {select_conversion(call.dtype, context.isa()),
+                          select_reduce(HSGD_FLOAT32, call.op, context.isa())};
+  }
   return operation;
 }
 

@@ -2,6 +2,7 @@
 #include "collectives/one_shot.hpp"
 
 #include <cstring>
+#include <vector>
 
 namespace hsgd {
 namespace {
@@ -26,32 +27,69 @@ void reduce_payloads(Context& context, const Operation& operation, const Range& 
   context.intra_bytes() += static_cast<uint64_t>(ranks) * part.count() * size;
 }
 
-// What local rank 0 sends to the other nodes; sums lie in `result`.
-Outgoing collect(Context& context, const Operation& operation, int root_node, std::byte* result) {
-  const size_t bytes = operation.bytes();
-  if (bytes == 0) return {};
-  if (root_node < 0) {
-    reduce_payloads(context, operation, {0, operation.count}, result, 1.0);
-    return {result, bytes, {}};
+// The payload of the one node that has it.
+size_t pick(const std::vector<Payload>& parts, std::byte* out, bool) {
+  for (const Payload& part : parts) {
+    if (part.bytes == 0) continue;
+    std::memcpy(out, part.data, part.bytes);
+    return part.bytes;
   }
-  if (root_node != context.place().node_rank) return {};
-  const int root = context.local_rank_of(operation.root);
-  return {context.local().payload(root, context.sequence(), bytes), bytes, {}};
+  return 0;
 }
 
-void combine(Context& context, const Operation& operation, int root_node, std::byte* result) {
-  if (operation.bytes() == 0) return;
-  const HeaderExchange& headers = context.links().headers();
-  if (root_node >= 0) {
-    std::memcpy(result, headers.payload(root_node), operation.bytes());
-    return;
+// Sums of groups of nodes, in order. 16-bit floats are float32 until all nodes are in the sum,
+// unless that is one step.
+class NodeSums {
+ public:
+  NodeSums(const Context& context, const Operation& operation)
+      : operation_(operation),
+        reduction_(operation.reduction),
+        widens_(reduction_.widening.active() && !context.rounds().is_direct()) {}
+
+  Payload of_node(const std::byte* sums) {
+    if (!widens_) return {sums, operation_.bytes()};
+    wide_.resize(operation_.count);
+    reduction_.widening.conversion.widen(wide_.data(), sums, operation_.count);
+    return {reinterpret_cast<const std::byte*>(wide_.data()), operation_.count * sizeof(float)};
   }
-  const int nodes = context.place().node_count;
-  for (int node = 0; node < nodes; ++node) {
-    context.inputs()[static_cast<size_t>(node)] = headers.payload(node);
+
+  size_t add(const std::vector<Payload>& parts, std::byte* out, bool is_last) {
+    std::vector<const void*> inputs;
+    for (const Payload& part : parts) inputs.push_back(part.data);
+    const bool narrows = widens_ && is_last;
+    const ReduceFn reduce = widens_ ? reduction_.widening.reduce : reduction_.reduce;
+    reduce({inputs.data(), static_cast<int>(inputs.size()),
+            narrows ? reinterpret_cast<std::byte*>(wide_.data()) : out, nullptr, operation_.count,
+            is_last ? reduction_.divisor : 1.0, Store::kOrdinary, Store::kOrdinary});
+    if (narrows) reduction_.widening.conversion.narrow(out, wide_.data(), operation_.count);
+    return widens_ && !is_last ? operation_.count * sizeof(float) : operation_.bytes();
   }
-  operation.reduction.reduce({context.inputs().data(), nodes, result, nullptr, operation.count,
-                              operation.reduction.divisor, Store::kOrdinary, Store::kOrdinary});
+
+ private:
+  const Operation& operation_;
+  const Reduction& reduction_;
+  const bool widens_;
+  std::vector<float> wide_;
+};
+
+Outgoing collect_sums(Context& context, const Operation& operation, NodeSums* sums,
+                      std::byte* result) {
+  if (operation.bytes() == 0) return {};
+  reduce_payloads(context, operation, {0, operation.count}, result, 1.0);
+  return {sums->of_node(result),
+          [sums](const auto& parts, std::byte* out, bool is_last) {
+            return sums->add(parts, out, is_last);
+          },
+          result,
+          {}};
+}
+
+Outgoing collect_root(Context& context, const Operation& operation, std::byte* result) {
+  if (operation.bytes() == 0) return {};
+  const int root = context.local_rank_of(operation.root);
+  if (root < 0) return {{}, pick, result, {}};
+  const size_t bytes = operation.bytes();
+  return {{context.local().payload(root, context.sequence(), bytes), bytes}, pick, result, {}};
 }
 
 void run_between_nodes(Context& context, const Operation& operation) {
@@ -60,10 +98,12 @@ void run_between_nodes(Context& context, const Operation& operation) {
   const size_t bytes = operation.bytes();
   context.open(operation, !broadcasts || is_root ? operation.in : nullptr, bytes);
   if (context.place().local_rank == 0) {
-    const int root_node = broadcasts ? context.node_of(operation.root) : -1;
+    NodeSums sums(context, operation);
     std::byte* result = context.local().result_payload(context.sequence(), bytes);
-    context.lead([&] { return collect(context, operation, root_node, result); },
-                 [&] { combine(context, operation, root_node, result); });
+    context.lead([&] {
+      return broadcasts ? collect_root(context, operation, result)
+                        : collect_sums(context, operation, &sums, result);
+    });
   }
   context.wait_for_result();
   if (operation.count == 0 || is_root) return;

@@ -4,6 +4,8 @@
 // a rank stages all but its own pieces and reduces those straight into its output. Between nodes
 // the ranks of a node share the reduction of all pieces, leaders send each node the sums that its
 // ranks need, narrowed where that is asked for, add in node order, and each rank takes its piece.
+// That needs a place for each rank of all nodes in every step. Where there are too many, it is an
+// allreduce of which each rank takes its block: twice the bytes between nodes.
 #include <algorithm>
 #include <numeric>
 
@@ -224,6 +226,9 @@ void run(Context& context, const Operation& operation) {
     if (shared) {
       return run_in_place(context, [&] { reduce_own_block(context, operation, *shared); });
     }
+  }
+  if (!context.one_node() && !context.sizes().has_room_for_blocks()) {
+    return reduce_between_nodes(context, operation);
   }
   const size_t size = operation.reduction.element_bytes;
   BlockTable table(operation.counts.of_rank, context.map(), size);

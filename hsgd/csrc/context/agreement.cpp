@@ -59,22 +59,22 @@ void Context::fail_mismatch(const Call sides[2]) const {
 }
 
 // Local rank 0 tells the other nodes what this one called, or that its ranks differ.
-void Context::start_headers(Outgoing outgoing) {
+void Context::start_headers(const Outgoing& outgoing) {
   WireHeader header{};
   header.note = outgoing.note;
   header.sequence = call_.sequence;
   Call sides[2] = {group_->call(0, call_.sequence), Call{}};
-  if (!headers_agree(sides)) {
-    header.status = HSGD_ERR_SIGNATURE;
-    outgoing.bytes = 0;
-  }
+  const bool agree = headers_agree(sides);
+  if (!agree) header.status = HSGD_ERR_SIGNATURE;
   header.call = sides[0];
   header.other = sides[1];
-  links_->headers().start(header, outgoing.payload, outgoing.bytes);
+  links_->headers().start(header, agree ? outgoing.payload : Payload{}, outgoing.merge,
+                          outgoing.result);
   call_.headers_started = true;
 }
 
-void Context::lead(const std::function<Outgoing()>& collect, const std::function<void()>& combine) {
+void Context::lead(const std::function<Outgoing()>& collect,
+                   const std::function<void(const ExchangeNote&)>& conclude) {
   wait_until([&] { return headers_open(); });
   Call sides[2];
   const Outgoing outgoing = headers_agree(sides) ? collect() : Outgoing{};
@@ -85,30 +85,20 @@ void Context::lead(const std::function<Outgoing()>& collect, const std::function
   wait_until([&] {
     return at_level(record(), &hsgd_record::inter, [&] { return links_->headers().done(); });
   });
-  const hsgd_status status = judge_headers(group_->mismatch());
-  if (status == HSGD_OK) combine();
+  const hsgd_status status = judge_headers();
+  if (status == HSGD_OK && conclude) conclude(links_->headers().header().note);
   HSGD_FAULT_POINT("between nodes: result not published");
   group_->publish_result(call_.sequence, status);
   HSGD_FAULT_POINT("between nodes: result published");
 }
 
-hsgd_status Context::judge_headers(Call sides[2]) {
-  for (int node = 0; node < place_.node_count; ++node) {
-    const WireHeader& header = links_->headers().header(node);
-    HSGD_CHECK(header.sequence == call_.sequence);
-    if (header.status == HSGD_OK) continue;
-    sides[0] = header.call;
-    sides[1] = header.other;
-    return HSGD_ERR_SIGNATURE;
-  }
-  for (int node = 1; node < place_.node_count; ++node) {
-    if (links_->headers().header(node).call.signature == links_->headers().header(0).call.signature)
-      continue;
-    sides[0] = links_->headers().header(0).call;
-    sides[1] = links_->headers().header(node).call;
-    return HSGD_ERR_SIGNATURE;
-  }
-  return HSGD_OK;
+// All nodes come to the same answer, from the same headers.
+hsgd_status Context::judge_headers() {
+  const WireHeader& header = links_->headers().header();
+  if (header.status == HSGD_OK) return HSGD_OK;
+  group_->mismatch()[0] = header.call;
+  group_->mismatch()[1] = header.other;
+  return HSGD_ERR_SIGNATURE;
 }
 
 // May the pipeline move data? Throws when ranks differ.
@@ -121,7 +111,7 @@ Permission Context::permission() {
   if (place_.local_rank == 0 && !group_->has_result(call_.sequence)) {
     if (!call_.headers_started) start_headers({});
     if (!links_->headers().done()) return Permission::kUnknown;
-    const hsgd_status status = judge_headers(group_->mismatch());
+    const hsgd_status status = judge_headers();
     group_->publish_result(call_.sequence, status);
     HSGD_FAULT_POINT("between nodes: permission published");
   }

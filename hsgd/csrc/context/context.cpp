@@ -27,7 +27,8 @@ uint64_t fingerprint_of(const hsgd_options& options, size_t chunk_bytes) {
                              options.wire_oneshot_bytes,
                              options.slots,
                              options.nontemporal,
-                             options.wire_dtype};
+                             options.wire_dtype,
+                             options.wire_radix};
   for (const uint64_t value : values) hash = (hash ^ value) * 1099511628211u;
   return hash;
 }
@@ -55,10 +56,11 @@ Context::Context(const std::string& path, Listener* listener, Place place,
     : place_(std::move(place)),
       map_(place_.node_of_rank, place_.size, place_.node_rank, place_.local_rank),
       options_(with_wire_slots(place_, options)),
-      sizes_(place_, map_, options_),
+      rounds_(place_.node_count, static_cast<int>(options_.wire_radix)),
+      sizes_(place_, map_, rounds_, options_),
       kernels_{detect_isa(), select_copy(detect_isa())},
       stores_(options_, one_node(), sizes_.tuning().store),
-      links_(std::make_unique<Links>(std::move(transport), place_, sizes_, options_)),
+      links_(std::make_unique<Links>(std::move(transport), place_, rounds_, sizes_, options_)),
       group_(std::make_unique<LocalGroup>(path, listener, settings_for(place_, options_, sizes_),
                                           Deadline(options.timeout_s, options.interrupted, watch))),
       inputs_(static_cast<size_t>(std::max(place_.local_size, place_.node_count))),

@@ -24,6 +24,7 @@
 #include "context/store_tuner.hpp"
 #include "context/trace.hpp"
 #include "internode/rank_blocks.hpp"
+#include "internode/round_schedule.hpp"
 #include "node/node_group.hpp"
 #include "node/symmetric_memory.hpp"
 #include "os/wait.hpp"
@@ -35,8 +36,9 @@ enum class Permission { kUnknown, kGranted };
 
 // What local rank 0 tells the other nodes together with the headers.
 struct Outgoing {
-  const void* payload = nullptr;
-  size_t bytes = 0;
+  Payload payload;
+  MergeFn merge;                // none: nobody has a payload
+  std::byte* result = nullptr;  // where the payloads of all nodes go, merged
   ExchangeNote note;
 };
 
@@ -55,6 +57,7 @@ class Context final : private Watch {
   const Place& place() const { return place_; }
   bool one_node() const { return place_.node_count == 1; }
   const NodeMap& map() const { return map_; }
+  const RoundSchedule& rounds() const { return rounds_; }
   int local_rank_of(int world_rank) const;  // -1: on another node
   int node_of(int world_rank) const;        // -1: no rank of this communicator
   const hsgd_options& options() const { return options_; }
@@ -116,8 +119,9 @@ class Context final : private Watch {
   Permission permission();  // for pipelines, which have more to do than to wait
   // The part of local rank 0 in a small collective between nodes: `collect` what the ranks here
   // have put into their cells, when all headers agree, exchange it together with the headers, and
-  // `combine` what came into the result cell.
-  void lead(const std::function<Outgoing()>& collect, const std::function<void()>& combine);
+  // `conclude` from the notes of all ranks, where there are any.
+  void lead(const std::function<Outgoing()>& collect,
+            const std::function<void(const ExchangeNote&)>& conclude = {});
   void wait_for_result();  // of lead()
 
   // --- others ---
@@ -134,12 +138,13 @@ class Context final : private Watch {
   void learn_cost();
   bool headers_agree(Call sides[2]) const;
   [[noreturn]] void fail_mismatch(const Call sides[2]) const;
-  void start_headers(Outgoing outgoing);
-  hsgd_status judge_headers(Call sides[2]);
+  void start_headers(const Outgoing& outgoing);
+  hsgd_status judge_headers();
 
   Place place_;
   NodeMap map_;
   hsgd_options options_;
+  RoundSchedule rounds_;
   StepSizes sizes_;
   struct Kernels {
     Isa isa;

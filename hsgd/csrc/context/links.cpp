@@ -3,15 +3,19 @@
 
 namespace hsgd {
 
-Links::Links(std::unique_ptr<Transport> transport, const Place& place, const StepSizes& sizes,
-             const hsgd_options& options)
+Links::Links(std::unique_ptr<Transport> transport, const Place& place, const RoundSchedule& rounds,
+             const StepSizes& sizes, const hsgd_options& options)
     : transport_(std::move(transport)) {
   if (transport_ == nullptr) return;
   messages_ = std::make_unique<StepMessages>(*transport_, options.slots, counters_);
-  slices_ = std::make_unique<SliceAllreduce>(*transport_, sizes.slice_bytes(), options.slots,
-                                             options.wire_dtype != HSGD_FLOAT32, counters_);
+  slices_ =
+      std::make_unique<SliceAllreduce>(*transport_, rounds, sizes.slice_bytes(), options.slots,
+                                       options.wire_dtype != HSGD_FLOAT32, counters_);
+  blocks_ = std::make_unique<SliceAllgather>(*transport_, rounds, options.slots, counters_);
   if (place.local_rank != 0) return;
-  headers_ = std::make_unique<HeaderExchange>(*transport_, sizes.oneshot_bytes(), counters_);
+  // Sums of 16-bit floats travel as float32 where there are several rounds.
+  const size_t payload_bytes = (rounds.is_direct() ? 1 : 2) * sizes.oneshot_bytes();
+  headers_ = std::make_unique<HeaderExchange>(*transport_, rounds, payload_bytes, counters_);
   tree_ = std::make_unique<TreeBroadcast>(*transport_, options.slots, counters_);
 }
 

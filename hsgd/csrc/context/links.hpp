@@ -12,6 +12,8 @@
 #include "context/step_sizes.hpp"
 #include "internode/header_exchange.hpp"
 #include "internode/messages.hpp"
+#include "internode/round_schedule.hpp"
+#include "internode/slice_allgather.hpp"
 #include "internode/slice_allreduce.hpp"
 #include "internode/transport.hpp"
 #include "internode/tree_broadcast.hpp"
@@ -21,12 +23,13 @@ namespace hsgd {
 class Links {
  public:
   // `transport`: on leaders of several nodes, else nullptr.
-  Links(std::unique_ptr<Transport> transport, const Place& place, const StepSizes& sizes,
-        const hsgd_options& options);
+  Links(std::unique_ptr<Transport> transport, const Place& place, const RoundSchedule& rounds,
+        const StepSizes& sizes, const hsgd_options& options);
   bool leads() const { return transport_ != nullptr; }
   HeaderExchange& headers() { return *headers_; }       // on local rank 0
   TreeBroadcast* tree() { return tree_.get(); }         // nullptr but on local rank 0
   SliceAllreduce* slices() { return slices_.get(); }    // nullptr but on leaders
+  SliceAllgather* blocks() { return blocks_.get(); }    // as slices()
   StepMessages* messages() { return messages_.get(); }  // as slices()
   Mailboxes mailboxes() const { return slices_ != nullptr ? slices_->mailboxes() : Mailboxes{}; }
   const WireCounters& counters() const { return counters_; }
@@ -45,6 +48,7 @@ class Links {
   WireCounters counters_;
   std::unique_ptr<HeaderExchange> headers_;
   std::unique_ptr<SliceAllreduce> slices_;
+  std::unique_ptr<SliceAllgather> blocks_;
   std::unique_ptr<TreeBroadcast> tree_;
   std::unique_ptr<StepMessages> messages_;
   std::optional<Parting> parting_;  // of the nodes that parted, the one that misses most

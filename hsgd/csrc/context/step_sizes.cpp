@@ -6,12 +6,10 @@
 namespace hsgd {
 namespace {
 
-// What rounding costs the blocks of all ranks (see internode/rank_blocks.hpp) is at most half of
-// such a step.
+// What rounding costs the blocks of all ranks of a node (see internode/rank_blocks.hpp) is at most
+// half of such a step.
 size_t least_block_step_bytes(const NodeMap& map) {
-  const auto most = static_cast<size_t>(map.most_ranks());
-  const size_t per_rank = map.nodes() == 1 ? 4 * kLine : std::max(4 * kLine, 24 * most + 2 * kLine);
-  return round_up(static_cast<size_t>(map.nodes()) * most * per_rank, StepSizes::kChunkUnit);
+  return round_up(static_cast<size_t>(map.most_ranks()) * 4 * kLine, StepSizes::kChunkUnit);
 }
 
 // Messages of this size are small enough that MPI sends them at once (Open MPI over TCP up to 64
@@ -19,56 +17,90 @@ size_t least_block_step_bytes(const NodeMap& map) {
 // the link idle for up to a third of the time, much smaller ones cost processor time
 // (docs/performance.md).
 constexpr size_t kMessageBytes = 56 << 10;
-
-// Payload of one pipeline step; between nodes, where it is not given, it makes such messages.
-size_t chunk_bytes_for(const Place& place, const NodeMap& map, const hsgd_options& options) {
-  constexpr size_t kLeastMessageBytes = 16 << 10;
-  constexpr size_t kMostChunkBytes = 2 << 20;  // many nodes: smaller messages, of which more fly
-  const auto messages = static_cast<size_t>(place.leaders) * static_cast<size_t>(place.node_count);
-  const size_t wanted = place.node_count == 1 ? Tuning::of(options, 0).chunk_bytes
-                        : options.wire_chunk_bytes > 0
-                            ? options.wire_chunk_bytes
-                            : std::max(std::min(kMessageBytes * messages, kMostChunkBytes),
-                                       kLeastMessageBytes * messages);
-  return std::max(least_block_step_bytes(map), round_up(wanted, StepSizes::kChunkUnit));
-}
+constexpr size_t kLeastMessageBytes = 16 << 10;
 
 // What one cell holds: on one node as much as a measurement may choose, between nodes, where each
-// sends its whole sum to all others, the switch point itself, which must be the same on all.
-size_t cell_bytes_for(const Place& place, const hsgd_options& options) {
+// sends its whole sum to others, the switch point itself, which must be the same on all.
+size_t cell_bytes_for(const Place& place, const RoundSchedule& rounds,
+                      const hsgd_options& options) {
   constexpr uint64_t kAlwaysBytes = 4096;  // latency, whatever the number of nodes
   if (place.node_count > 1) {
     return std::max(std::min(options.wire_oneshot_bytes, kAlwaysBytes),
-                    options.wire_oneshot_bytes / static_cast<uint64_t>(place.node_count - 1));
+                    options.wire_oneshot_bytes / static_cast<uint64_t>(rounds.messages()));
   }
   const bool measured = place.local_size > 1;
   return Tuning::of(options, measured ? Tuning::kMostOneshotBytes : Tuning().oneshot_bytes)
       .oneshot_bytes;
 }
 
-Tuning tuning_for(const Place& place, const hsgd_options& options) {
+// The largest step with which the communicator of a node takes no more memory than docs/scale.md
+// promises: 4 MB per rank and 64 MB, of which some are kept for what is small.
+size_t most_chunk_bytes(const NodeMap& map, size_t cell_bytes, const hsgd_options& options) {
+  constexpr size_t kRankBytes = 4 << 20;
+  constexpr size_t kNodeBytes = 56 << 20;
+  // Rings of a step's size beside the ranks' own: the node's out ring, what leaders receive and,
+  // where that is more, in its wide form, and what they narrow.
+  constexpr size_t kNodeRings = 7;
+  const auto ranks = static_cast<size_t>(map.most_ranks());
+  const size_t small = ranks * (2 * kCells * (cell_bytes + kLine) + sizeof(Control) + kPartUnit);
+  const size_t budget = ranks * kRankBytes + kNodeBytes;
+  return small >= budget ? 0 : (budget - small) / ((ranks + kNodeRings) * options.slots);
+}
+
+// Payload of one pipeline step; between nodes, where it is not given, it makes good messages.
+size_t chunk_bytes_for(const Place& place, const NodeMap& map, const RoundSchedule& rounds,
+                       const hsgd_options& options) {
+  constexpr size_t kMostChunkBytes = 2 << 20;  // many nodes: smaller messages, of which more fly
+  if (place.node_count == 1) {
+    return std::max(least_block_step_bytes(map),
+                    round_up(Tuning::of(options, 0).chunk_bytes, StepSizes::kChunkUnit));
+  }
+  // Each node has a part in a step of an allgather, of which rounding takes an element, and each
+  // rank of another node in one of an alltoall.
+  const size_t least = std::max(static_cast<size_t>(place.node_count) * 4 * sizeof(double),
+                                static_cast<size_t>(map.most_ranks()) * 4 * kLine);
+  const auto messages =
+      static_cast<size_t>(place.leaders) * static_cast<size_t>(rounds.most_radix());
+  const size_t most = most_chunk_bytes(map, cell_bytes_for(place, rounds, options), options);
+  const size_t wanted = options.wire_chunk_bytes > 0
+                            ? options.wire_chunk_bytes
+                            : std::min({kMessageBytes * messages, kMostChunkBytes, most});
+  return round_up(std::max(wanted, least), StepSizes::kChunkUnit);
+}
+
+Tuning tuning_for(const Place& place, const RoundSchedule& rounds, const hsgd_options& options) {
   Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes);
-  if (place.node_count > 1) tuning.oneshot_bytes = cell_bytes_for(place, options);
+  if (place.node_count > 1) tuning.oneshot_bytes = cell_bytes_for(place, rounds, options);
   return tuning;
 }
 
 }  // namespace
 
-StepSizes::StepSizes(const Place& place, const NodeMap& map, const hsgd_options& options)
+StepSizes::StepSizes(const Place& place, const NodeMap& map, const RoundSchedule& rounds,
+                     const hsgd_options& options)
     : place_(place),
       map_(map),
+      rounds_(rounds),
       options_(options),
-      chunk_bytes_(chunk_bytes_for(place, map, options)),
-      tuning_(tuning_for(place, options)) {}
+      chunk_bytes_(chunk_bytes_for(place, map, rounds, options)),
+      tuning_(tuning_for(place, rounds, options)) {}
 
 SegmentLayout StepSizes::layout() const {
   const size_t own_slice = chunk_bytes_ / static_cast<size_t>(place_.local_size) + 2 * kLine;
-  return SegmentLayout(cell_bytes_for(place_, options_), chunk_bytes_,
+  return SegmentLayout(cell_bytes_for(place_, rounds_, options_), chunk_bytes_,
                        place_.node_count == 1 ? own_slice : chunk_bytes_, options_.slots);
 }
 
+// Where memory keeps steps short, a few leaders carry them whole.
+size_t StepSizes::most_leaders() const {
+  const auto all = static_cast<size_t>(place_.leaders);
+  if (options_.wire_chunk_bytes > 0) return all;
+  const auto radix = static_cast<size_t>(rounds_.most_radix());
+  return std::clamp<size_t>(chunk_bytes_ / (kLeastMessageBytes * radix), 1, all);
+}
+
 size_t StepSizes::slice_bytes() const {
-  return std::max(kChunkUnit, chunk_bytes_ / static_cast<size_t>(place_.leaders)) + 2 * kLine;
+  return std::max(kChunkUnit, chunk_bytes_ / most_leaders()) + 2 * kLine;
 }
 
 size_t StepSizes::node_step_bytes() const {
@@ -83,6 +115,11 @@ size_t StepSizes::block_step_bytes() const {
   return std::max(step_bytes(), least_block_step_bytes(map_));
 }
 
+bool StepSizes::has_room_for_blocks() const {
+  const auto ranks = static_cast<size_t>(map_.nodes()) * static_cast<size_t>(map_.most_ranks());
+  return rounds_.is_direct() && ranks * 4 * kLine <= chunk_bytes_;
+}
+
 // A message carries the whole step of a broadcast.
 size_t StepSizes::broadcast_step_bytes() const {
   const bool chosen = place_.node_count > 1 && options_.wire_chunk_bytes == 0;
@@ -94,12 +131,12 @@ size_t StepSizes::broadcast_step_bytes() const {
 WirePlan StepSizes::wire_plan(size_t bytes) const {
   constexpr size_t kWorthwhileBytes = 10 << 10;  // of one message
   if (place_.node_count == 1) return {0, step_bytes()};
-  const auto all = static_cast<size_t>(place_.leaders);
-  const size_t wanted = bytes / (kWorthwhileBytes * static_cast<size_t>(place_.node_count));
-  const size_t leaders = std::clamp<size_t>(wanted, 1, all);
-  const size_t step_bytes = chunk_bytes_ / all * leaders / kChunkUnit * kChunkUnit;
-  return {static_cast<int>(leaders),
-          leaders == all ? chunk_bytes_ : std::max(kChunkUnit, step_bytes)};
+  const auto radix = static_cast<size_t>(rounds_.most_radix());
+  const size_t most = most_leaders();
+  const size_t leaders = std::clamp<size_t>(bytes / (kWorthwhileBytes * radix), 1, most);
+  if (leaders == most) return {static_cast<int>(most), chunk_bytes_};
+  const size_t step_bytes = chunk_bytes_ / most * leaders / kChunkUnit * kChunkUnit;
+  return {static_cast<int>(leaders), std::max(kChunkUnit, step_bytes)};
 }
 
 }  // namespace hsgd

@@ -11,6 +11,7 @@
 #include "context/place.hpp"
 #include "context/tuning.hpp"
 #include "internode/rank_blocks.hpp"
+#include "internode/round_schedule.hpp"
 #include "node/segment_layout.hpp"
 
 namespace hsgd {
@@ -25,7 +26,8 @@ class StepSizes {
  public:
   static constexpr size_t kChunkUnit = 512;  // whole lines of every dtype
 
-  StepSizes(const Place& place, const NodeMap& map, const hsgd_options& options);
+  StepSizes(const Place& place, const NodeMap& map, const RoundSchedule& rounds,
+            const hsgd_options& options);
   const Tuning& tuning() const { return tuning_; }
   void set_tuning(const Tuning& tuning) { tuning_ = tuning; }
 
@@ -36,13 +38,17 @@ class StepSizes {
   size_t step_bytes() const;
   // step_bytes() of collectives whose ranks have different parts, each with a place in every step.
   size_t block_step_bytes() const;
+  // Whether such a step has room for all ranks of all nodes, which exchange directly.
+  bool has_room_for_blocks() const;
   size_t broadcast_step_bytes() const;
   WirePlan wire_plan(size_t bytes) const;
+  size_t most_leaders() const;
   SegmentLayout layout() const;  // of a segment
 
  private:
   const Place& place_;
   const NodeMap& map_;
+  const RoundSchedule& rounds_;
   const hsgd_options& options_;
   size_t chunk_bytes_;
   Tuning tuning_;

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define HSGD_ABI_VERSION 5
+#define HSGD_ABI_VERSION 6
 #define HSGD_API __attribute__((visibility("default")))
 
 typedef struct hsgd_comm hsgd_comm;
@@ -81,7 +81,8 @@ typedef struct hsgd_options {
                             < 0: measured at start-up */
   int64_t chunk_bytes;   /* payload of one pipeline step inside a node; < 0: measured */
   uint64_t wire_oneshot_bytes; /* the most that a node sends of a payload that it sends whole: with
-                                  N nodes payloads up to 1 / (N - 1) of this go that way */
+                                  N nodes payloads up to 1 / (N - 1) of this go that way, or up to
+                                  1 / as many messages as a node sends in several rounds */
   uint64_t wire_chunk_bytes;   /* payload of one pipeline step when there are several nodes; 0: what
                                   makes messages of a good size */
   uint32_t slots;              /* recycled staging slots per rank, >= 3 */
@@ -90,6 +91,8 @@ typedef struct hsgd_options {
   uint32_t report;     /* interposer: 1 prints a line of counters per rank at MPI_Finalize */
   uint32_t wire_dtype; /* float32 travels between nodes as this: HSGD_BFLOAT16 or HSGD_FLOAT16; 0
                           (HSGD_FLOAT32): as it is. Payloads that are sent whole stay exact */
+  uint32_t wire_radix; /* so many nodes exchange directly, from 2 to 64; more of them in rounds, in
+                          groups of at most so many */
   /* NULL, or what a waiting rank calls some fifty times a second, in the thread that waits: nonzero
    * ends the wait. So that Ctrl-C works in languages that only note a signal. */
   int (*interrupted)(void);

@@ -21,6 +21,13 @@ struct Narrowing {
   bool active() const { return conversion.narrow != nullptr; }
 };
 
+// How 16-bit floats are summed in several steps and rounded once: as float32.
+struct Widening {
+  Conversion conversion;      // without functions: the dtype is no 16-bit float
+  ReduceFn reduce = nullptr;  // of float32
+  bool active() const { return conversion.widen != nullptr; }
+};
+
 // `divisor` belongs to the last level.
 struct Reduction {
   ReduceFn reduce = nullptr;
@@ -28,6 +35,7 @@ struct Reduction {
   size_t element_bytes = 0;
   double divisor = 1.0;
   Narrowing narrowing = {};
+  Widening widening = {};
 };
 
 struct Range {

@@ -1,90 +1,90 @@
-// Parts to their owners, sums, and sums to all.
+// Parts to those who sum them, round by round, and sums to all.
 #include "internode/slice_allreduce.hpp"
+
+#include <algorithm>
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "internode/round_messages.hpp"
 #include "node/segment_layout.hpp"
 
 namespace hsgd {
+namespace {
 
-SliceAllreduce::SliceAllreduce(Transport& transport, size_t slice_bytes, size_t slots, bool narrows,
+// Of each input, so that those of a group stay in the first-level cache.
+constexpr uint64_t kWidenedCount = 512;
+
+}  // namespace
+
+SliceAllreduce::SliceAllreduce(Transport& transport, const RoundSchedule& rounds,
+                               size_t slice_bytes, size_t slots, bool narrows,
                                WireCounters& counters)
-    : StepWindow(slots), transport_(transport), counters_(counters) {
-  const auto nodes = static_cast<size_t>(transport.node_count());
-  part_bytes_ = round_up(slice_bytes / nodes + 2 * kLine, kLine);
-  out_part_bytes_ =
-      narrows ? round_up(part_bytes_ / sizeof(float) * Narrowing::kElementBytes, kLine) : 0;
-  const size_t outbox_bytes = nodes * out_part_bytes_;  // more than a narrowed slice
-  inboxes_.reset(new std::byte[slots * nodes * part_bytes_]);
-  outboxes_.reset(new std::byte[slots * outbox_bytes]);
-  inputs_.resize(nodes);
+    : StepWindow(slots),
+      transport_(transport),
+      rounds_(rounds),
+      counters_(counters),
+      core_(rounds.is_core(transport.node_rank()) ? rounds.core_of(transport.node_rank()) : -1),
+      partner_(rounds.partner(transport.node_rank())) {
+  if (rounds.folds()) stages_.push_back({Kind::kTake, 0});
+  for (int round = 0; round < rounds.rounds(); ++round) stages_.push_back({Kind::kSum, round});
+  for (int round = rounds.rounds(); round-- > 0;) stages_.push_back({Kind::kSpread, round});
+  if (rounds.folds()) stages_.push_back({Kind::kGive, 0});
+  const size_t wide_factor = rounds.is_direct() ? 1 : sizeof(float) / Narrowing::kElementBytes;
+  const auto radix = static_cast<size_t>(rounds.most_radix());
+  part_bytes_ = round_up(wide_factor * (slice_bytes / radix + 2 * kLine), kLine);
+  inbox_bytes_ = std::max(radix * part_bytes_, rounds.folds() ? slice_bytes : 0);
+  // More than a narrowed slice.
+  outbox_bytes_ = narrows ? radix * round_up(part_bytes_ / 2, kLine) : 0;
+  inboxes_.reset(new std::byte[slots * inbox_bytes_]);
+  outboxes_.reset(new std::byte[slots * outbox_bytes_]);
+  const size_t wide_count = rounds.is_direct() ? 0 : slice_bytes / Narrowing::kElementBytes;
+  wide_.reset(new float[slots * wide_count]);
+  inputs_.reserve(radix);
   for (size_t slot = 0; slot < slots; ++slot) {
     slices_.emplace_back(transport);
-    slices_.back().inbox = inboxes_.get() + slot * nodes * part_bytes_;
-    slices_.back().outbox = outboxes_.get() + slot * outbox_bytes;
+    slices_.back().inbox = inboxes_.get() + slot * inbox_bytes_;
+    slices_.back().outbox = outboxes_.get() + slot * outbox_bytes_;
+    slices_.back().wide = wide_.get() + slot * wide_count;
   }
+}
+
+Mailboxes SliceAllreduce::mailboxes() const {
+  const auto radix = static_cast<size_t>(rounds_.most_radix());
+  return {inboxes_.get(), part_bytes_, outboxes_.get(), outbox_bytes_ / radix};
 }
 
 void SliceAllreduce::start(const Reduction& reduction) {
   reduction_ = reduction;
-  element_bytes_ =
-      reduction.narrowing.active() ? Narrowing::kElementBytes : reduction.element_bytes;
+  const bool narrows = reduction.narrowing.active();
+  element_bytes_ = narrows ? Narrowing::kElementBytes : reduction.element_bytes;
+  widens_ = !rounds_.is_direct() && (narrows || reduction.widening.active());
   restart();
-}
-
-// Parts are the same whatever is sent, so that the order of sums is.
-Range SliceAllreduce::part_at(const Slice& slice, int node) const {
-  return part_of(slice.count, transport_.node_count(), node, reduction_.element_bytes);
 }
 
 void SliceAllreduce::begin(std::byte* sums, uint64_t count) {
   Slice& slice = slices_[begin_step()];
   slice.sums = slice.data = sums;
   slice.count = count;
+  slice.is_wide = false;
   if (reduction_.narrowing.active()) {
     slice.data = slice.outbox;
     reduction_.narrowing.conversion.narrow(slice.data, sums, count);
   }
-  const int me = transport_.node_rank();
-  const int nodes = transport_.node_count();
-  const size_t own_bytes = part_at(slice, me).count() * element_bytes_;
-  HSGD_CHECK(own_bytes <= part_bytes_);
-  for (int i = 1; i < nodes; ++i) {
-    const int from = (me + nodes - i) % nodes;
-    slice.receives.receive(from, Channel::kScatter,
-                           slice.inbox + static_cast<size_t>(from) * part_bytes_, own_bytes,
-                           counters_);
-  }
-  for (int i = 1; i < nodes; ++i) {
-    const int to = (me + i) % nodes;
-    const Range part = part_at(slice, to);
-    slice.sends.send(to, Channel::kScatter, slice.data + part.begin * element_bytes_,
-                     part.count() * element_bytes_, counters_);
-  }
+  post(slice, stages_.front());
   HSGD_FAULT_POINT("between nodes: slice sent");
 }
 
+// A stage is posted in the order of steps on all nodes. What is sent may be overwritten only when
+// it has gone.
 bool SliceAllreduce::advance(size_t slot, int& phase, bool is_first) {
-  return phase == kScatter ? scatter(slices_[slot], phase, is_first) : gather(slices_[slot], phase);
-}
-
-// Results are posted step by step on all nodes. Other parts of the slice may be overwritten only
-// when they are sent.
-bool SliceAllreduce::scatter(Slice& slice, int& phase, bool is_first) {
-  const bool received = slice.receives.all_done();
-  const bool sent = slice.sends.all_done();
-  if (!received || !sent || !is_first) {
-    const bool moved = slice.receives.progressed();
-    return slice.sends.progressed() || moved;
+  Slice& slice = slices_[slot];
+  if (!slice.messages.all_done() || !is_first) return slice.messages.progressed();
+  finish(slice, stages_[static_cast<size_t>(phase)]);
+  if (static_cast<size_t>(++phase) < stages_.size()) {
+    post(slice, stages_[static_cast<size_t>(phase)]);
+    HSGD_FAULT_POINT("between nodes: sum sent");
+    return true;
   }
-  reduce_own_part(slice);
-  spread_own_part(slice);
-  phase = kGather;
-  return true;
-}
-
-bool SliceAllreduce::gather(Slice& slice, int& phase) {
-  if (!slice.results.all_done()) return slice.results.progressed();
   if (reduction_.narrowing.active()) {
     reduction_.narrowing.conversion.widen(slice.sums, slice.data, slice.count);
   }
@@ -92,35 +92,129 @@ bool SliceAllreduce::gather(Slice& slice, int& phase) {
   return true;
 }
 
-void SliceAllreduce::reduce_own_part(Slice& slice) {
-  const int me = transport_.node_rank();
-  const Range part = part_at(slice, me);
-  if (part.count() == 0) return;
-  std::byte* own = slice.data + part.begin * element_bytes_;
-  for (size_t node = 0; node < inputs_.size(); ++node) {
-    inputs_[node] = static_cast<int>(node) == me ? own : slice.inbox + node * part_bytes_;
+void SliceAllreduce::post(Slice& slice, const Stage& stage) {
+  const size_t bytes = slice.count * element_bytes_;
+  Messages& messages = slice.messages;
+  if (stage.kind == Kind::kTake && partner_ >= 0) {
+    if (core_ >= 0) messages.receive(partner_, Channel::kScatter, slice.inbox, bytes, counters_);
+    if (core_ < 0) messages.send(partner_, Channel::kScatter, slice.data, bytes, counters_);
   }
-  const ReduceFn reduce =
-      reduction_.narrowing.active() ? reduction_.narrowing.reduce : reduction_.reduce;
-  reduce({inputs_.data(), static_cast<int>(inputs_.size()), own, nullptr, part.count(),
-          reduction_.divisor, Store::kOrdinary, Store::kOrdinary});
+  if (stage.kind == Kind::kGive && partner_ >= 0) {
+    if (core_ >= 0) messages.send(partner_, Channel::kGather, slice.data, bytes, counters_);
+    if (core_ < 0) messages.receive(partner_, Channel::kGather, slice.data, bytes, counters_);
+  }
+  if (core_ < 0) return;
+  if (stage.kind == Kind::kSum) post_sum(slice, stage.round);
+  if (stage.kind == Kind::kSpread) {
+    spread(
+        rounds_, stage.round, core_, slice.data,
+        [&](int leaf) { return bound(slice, leaf) * element_bytes_; }, &messages, counters_);
+  }
 }
 
-void SliceAllreduce::spread_own_part(Slice& slice) {
-  const int me = transport_.node_rank();
-  const int nodes = transport_.node_count();
-  for (int i = 1; i < nodes; ++i) {
-    const int from = (me + nodes - i) % nodes;
-    const Range part = part_at(slice, from);
-    slice.results.receive(from, Channel::kGather, slice.data + part.begin * element_bytes_,
-                          part.count() * element_bytes_, counters_);
+void SliceAllreduce::post_sum(Slice& slice, int round) {
+  const size_t size = partial_bytes(slice);
+  const Range own = range(slice, round + 1, core_);
+  for_each_member(
+      rounds_, round, core_,
+      [&](int member) {
+        slice.messages.receive(rounds_.node_of(member), Channel::kScatter,
+                               arriving(slice, rounds_.index(round, member), own),
+                               own.count() * size, counters_);
+      },
+      [&](int member) {
+        const Range part = range(slice, round + 1, member);
+        slice.messages.send(rounds_.node_of(member), Channel::kScatter,
+                            partial_sums(slice) + part.begin * size, part.count() * size,
+                            counters_);
+      });
+}
+
+void SliceAllreduce::finish(Slice& slice, const Stage& stage) {
+  if (core_ < 0) return;
+  if (stage.kind == Kind::kSum) finish_sum(slice, stage.round);
+  // What cores send in the rounds is wide on all of them, or on none.
+  if (stage.kind == Kind::kTake && (partner_ >= 0 || widens_)) {
+    inputs_ = {slice.data};
+    if (partner_ >= 0) inputs_.push_back(slice.inbox);
+    reduce(slice, {0, slice.count}, false);
   }
-  const Range own = part_at(slice, me);
-  for (int i = 1; i < nodes; ++i) {
-    slice.results.send((me + i) % nodes, Channel::kGather, slice.data + own.begin * element_bytes_,
-                       own.count() * element_bytes_, counters_);
+}
+
+void SliceAllreduce::finish_sum(Slice& slice, int round) {
+  const Range own = range(slice, round + 1, core_);
+  inputs_.clear();
+  for (int index = 0; index < rounds_.radix(round); ++index) {
+    inputs_.push_back(index == rounds_.index(round, core_)
+                          ? partial_sums(slice) + own.begin * partial_bytes(slice)
+                          : arriving(slice, index, own));
   }
-  HSGD_FAULT_POINT("between nodes: sum sent");
+  reduce(slice, own, round + 1 == rounds_.rounds());
+}
+
+// Sums the inputs, parts of as many groups of nodes, to where this node's own is, or its wide form.
+void SliceAllreduce::reduce(Slice& slice, const Range& part, bool is_last) {
+  if (widens_ && !slice.is_wide) {
+    slice.is_wide = true;
+    return reduce_widened(slice, part);
+  }
+  if (part.count() == 0) return;
+  const bool narrows = reduction_.narrowing.active();
+  const ReduceFn add = !slice.is_wide ? (narrows ? reduction_.narrowing.reduce : reduction_.reduce)
+                       : narrows      ? reduction_.reduce
+                                      : reduction_.widening.reduce;
+  std::byte* out = partial_sums(slice) + part.begin * partial_bytes(slice);
+  add({inputs_.data(), static_cast<int>(inputs_.size()), out, nullptr, part.count(),
+       is_last ? reduction_.divisor : 1.0, Store::kOrdinary, Store::kOrdinary});
+  if (!is_last || !slice.is_wide) return;
+  const Conversion& conversion =
+      narrows ? reduction_.narrowing.conversion : reduction_.widening.conversion;
+  conversion.narrow(slice.data + part.begin * element_bytes_, out, part.count());
+}
+
+void SliceAllreduce::reduce_widened(Slice& slice, const Range& part) {
+  const bool narrows = reduction_.narrowing.active();
+  const Conversion& conversion =
+      narrows ? reduction_.narrowing.conversion : reduction_.widening.conversion;
+  const ReduceFn add = narrows ? reduction_.reduce : reduction_.widening.reduce;
+  widened_.resize(inputs_.size() * kWidenedCount);
+  std::vector<const void*> blocks(inputs_.size());
+  for (uint64_t begin = 0; begin < part.count(); begin += kWidenedCount) {
+    const uint64_t count = std::min(kWidenedCount, part.count() - begin);
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      float* block = widened_.data() + i * kWidenedCount;
+      const auto* input = static_cast<const std::byte*>(inputs_[i]);
+      conversion.widen(block, input + begin * Narrowing::kElementBytes, count);
+      blocks[i] = block;
+    }
+    add({blocks.data(), static_cast<int>(blocks.size()), slice.wide + part.begin + begin, nullptr,
+         count, 1.0, Store::kOrdinary, Store::kOrdinary});
+  }
+}
+
+Range SliceAllreduce::range(const Slice& slice, int round, int core) const {
+  const RoundSchedule::Leaves leaves = rounds_.leaves(round, core);
+  return {bound(slice, leaves.begin), bound(slice, leaves.end)};
+}
+
+// Parts are the same whatever is sent.
+uint64_t SliceAllreduce::bound(const Slice& slice, int leaf) const {
+  if (leaf == rounds_.cores()) return slice.count;
+  return part_of(slice.count, rounds_.cores(), leaf, reduction_.element_bytes).begin;
+}
+
+std::byte* SliceAllreduce::arriving(const Slice& slice, int index, const Range& part) const {
+  const size_t bytes = round_up(part.count() * partial_bytes(slice), kLine);
+  HSGD_CHECK((static_cast<size_t>(index) + 1) * bytes <= inbox_bytes_);
+  return slice.inbox + static_cast<size_t>(index) * bytes;
+}
+
+std::byte* SliceAllreduce::partial_sums(const Slice& slice) const {
+  return slice.is_wide ? reinterpret_cast<std::byte*>(slice.wide) : slice.data;
+}
+
+size_t SliceAllreduce::partial_bytes(const Slice& slice) const {
+  return slice.is_wide ? sizeof(float) : element_bytes_;
 }
 
 }  // namespace hsgd

@@ -1,9 +1,11 @@
 // The sum of slices over nodes.
 //
-// Owns the order of messages and sums between nodes. Each part of a slice goes to its owner, who
-// adds in node order (direct exchange): every element is summed in one fixed order, whatever the
-// chunking, and a node sends and receives 2 (N - 1) / N of the bytes. Never touches flags in shared
-// memory and never blocks.
+// Owns the order of messages and sums between nodes. In each round the nodes of a group split what
+// they have among them, each sums its part over the group (recursive halving, of any radix), and in
+// the same rounds backwards the sums go to all: Rabenseifner, "Optimization of collective reduction
+// operations", ICCS 2004. With one round that is direct exchange. Every element is summed in one
+// order, that of the schedule, whatever the chunking, and a node sends and receives
+// 2 (N - 1) / N of the bytes. Never touches flags in shared memory and never blocks.
 #ifndef HSGD_INTERNODE_SLICE_ALLREDUCE_HPP_
 #define HSGD_INTERNODE_SLICE_ALLREDUCE_HPP_
 
@@ -13,11 +15,13 @@
 
 #include "internode/messages.hpp"
 #include "internode/reduction.hpp"
+#include "internode/round_schedule.hpp"
 
 namespace hsgd {
 
 // The memory in which a leader receives what other nodes send and, where that is not as it lies in
-// the rings, prepares what it sends: for each slot one part per node.
+// the rings, prepares what it sends: for each slot one part per node. Where all nodes exchange
+// directly.
 struct Mailboxes {
   std::byte* in = nullptr;
   size_t in_bytes = 0;       // of a part
@@ -29,47 +33,63 @@ class SliceAllreduce final : public StepWindow {
  public:
   // `slice_bytes`: the largest slice of one step; `slots`: steps in flight; `narrows`: some
   // reductions will narrow, which takes memory.
-  SliceAllreduce(Transport& transport, size_t slice_bytes, size_t slots, bool narrows,
-                 WireCounters& counters);
+  SliceAllreduce(Transport& transport, const RoundSchedule& rounds, size_t slice_bytes,
+                 size_t slots, bool narrows, WireCounters& counters);
   void start(const Reduction& reduction);
   // The sums of this node in a slice of the next step; those over all nodes replace them.
   void begin(std::byte* sums, uint64_t count);
   // For other exchanges while this one rests.
-  Mailboxes mailboxes() const {
-    return {inboxes_.get(), part_bytes_, outboxes_.get(), out_part_bytes_};
-  }
+  Mailboxes mailboxes() const;
 
  private:
-  enum Phase { kScatter, kGather };
+  enum class Kind { kTake, kSum, kSpread, kGive };
+  struct Stage {
+    Kind kind;
+    int round;
+  };
   struct Slice {
-    explicit Slice(Transport& transport)
-        : receives(transport), sends(transport), results(transport) {}
+    explicit Slice(Transport& transport) : messages(transport) {}
     std::byte* sums = nullptr;
     uint64_t count = 0;
-    std::byte* data = nullptr;    // what is sent: the sums, or they narrowed
-    std::byte* inbox = nullptr;   // parts of other nodes
+    std::byte* data = nullptr;  // what is sent: the sums, or they narrowed
+    bool is_wide = false;       // until all nodes are in the sums these lie in `wide`
+    std::byte* inbox = nullptr;
     std::byte* outbox = nullptr;  // for the narrowed slice
-    Messages receives;
-    Messages sends;
-    Messages results;
+    float* wide = nullptr;        // for sums of some nodes of 16-bit floats
+    Messages messages;
   };
   bool advance(size_t slot, int& phase, bool is_first) override;
-  bool scatter(Slice& slice, int& phase, bool is_first);
-  bool gather(Slice& slice, int& phase);
-  Range part_at(const Slice& slice, int node) const;
-  void reduce_own_part(Slice& slice);
-  void spread_own_part(Slice& slice);
+  void post(Slice& slice, const Stage& stage);
+  void post_sum(Slice& slice, int round);
+  void finish(Slice& slice, const Stage& stage);
+  void finish_sum(Slice& slice, int round);
+  void reduce(Slice& slice, const Range& part, bool is_last);
+  void reduce_widened(Slice& slice, const Range& part);
+  // What `core` has to do with before a round.
+  Range range(const Slice& slice, int round, int core) const;
+  uint64_t bound(const Slice& slice, int leaf) const;
+  std::byte* arriving(const Slice& slice, int index, const Range& part) const;
+  std::byte* partial_sums(const Slice& slice) const;
+  size_t partial_bytes(const Slice& slice) const;  // of an element
 
   Transport& transport_;
+  const RoundSchedule& rounds_;
   WireCounters& counters_;
+  const int core_;  // -1: this node takes no part in the rounds
+  const int partner_;
+  std::vector<Stage> stages_;
   size_t part_bytes_;
-  size_t out_part_bytes_;
+  size_t inbox_bytes_;
+  size_t outbox_bytes_;
   Reduction reduction_;
-  size_t element_bytes_ = 0;  // as sent
+  size_t element_bytes_ = 0;  // as sent, but for wide sums
+  bool widens_ = false;
   std::unique_ptr<std::byte[]> inboxes_;
   std::unique_ptr<std::byte[]> outboxes_;
+  std::unique_ptr<float[]> wide_;
   std::vector<Slice> slices_;
   std::vector<const void*> inputs_;
+  std::vector<float> widened_;  // a block of each input
 };
 
 }  // namespace hsgd

@@ -27,7 +27,7 @@ constexpr const char* kMeet = "met on their nodes";
 
 // What the first rank tells all others.
 struct FirstWords {
-  uint64_t settings[8];
+  uint64_t settings[9];
   MeetingWords meeting;
 };
 
@@ -36,7 +36,7 @@ MeetingWords compare_settings(Steps& steps, const hsgd_options& options) {
   const FirstWords own{
       {static_cast<uint64_t>(options.oneshot_bytes), static_cast<uint64_t>(options.chunk_bytes),
        options.wire_oneshot_bytes, options.wire_chunk_bytes, options.slots, options.nontemporal,
-       options.min_bytes, options.wire_dtype},
+       options.min_bytes, options.wire_dtype, options.wire_radix},
       draw_meeting_words()};
   FirstWords first = own;
   steps.broadcast(&first, sizeof first, 0, "heard the settings of rank 0");

@@ -52,7 +52,7 @@ Bytes part_of(const Bytes& whole, uint64_t begin, uint64_t count, size_t size) {
 }
 
 void run_reduce_scatter(hsgd::Communicator& comm, const Call& call, int rank,
-                        const std::vector<std::vector<int>>& nodes) {
+                        const Cluster& cluster) {
   const Operation& operation = call.operation;
   const size_t size = hsgd_dtype_bytes(operation.dtype);
   const uint64_t begin = sum(call.counts, 0, rank);
@@ -61,7 +61,7 @@ void run_reduce_scatter(hsgd::Communicator& comm, const Call& call, int rank,
   Bytes own(count * size);
   std::byte* out = operation.in_place ? in.data() + begin * size : own.data();
   comm.reduce_scatter(in.data(), out, call.counts.data(), operation.dtype, operation.op, nullptr);
-  const Bytes wanted = part_of(ranks::expected(operation, nodes), begin, count, size);
+  const Bytes wanted = part_of(cluster.expected(operation), begin, count, size);
   CHECK(Bytes(out, out + count * size) == wanted);
   if (operation.in_place) return;
   CHECK(in == ranks::input_of(operation, rank));
@@ -120,7 +120,7 @@ void run_alltoall(hsgd::Communicator& comm, const Call& call, int rank, int rank
 void run_call(hsgd::Communicator& comm, const Call& call, int rank, const Cluster& cluster) {
   switch (call.kind) {
     case Call::Kind::kReduceScatter:
-      return run_reduce_scatter(comm, call, rank, cluster.ranks_on_nodes());
+      return run_reduce_scatter(comm, call, rank, cluster);
     case Call::Kind::kAllgather:
       return run_allgather(comm, call, rank);
     case Call::Kind::kAlltoall:
@@ -129,7 +129,7 @@ void run_call(hsgd::Communicator& comm, const Call& call, int rank, const Cluste
       Bytes data = ranks::input_of(call.operation, rank);
       comm.allreduce(data.data(), data.data(), call.operation.count, call.operation.dtype,
                      call.operation.op, nullptr);
-      CHECK(data == ranks::expected(call.operation, cluster.ranks_on_nodes()));
+      CHECK(data == cluster.expected(call.operation));
       return;
     }
     case Call::Kind::kBroadcast: {
@@ -187,29 +187,70 @@ TEST("every step size, number of slots and one-shot size gives the same result")
   }
 }
 
+namespace {
+
+void compare_with_allreduce(const Cluster& cluster) {
+  cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+    std::mt19937_64 program(7);
+    for (const hsgd_dtype dtype : {HSGD_FLOAT32, HSGD_FLOAT64, HSGD_FLOAT16, HSGD_BFLOAT16}) {
+      for (const uint64_t most : {3, 50, 9000}) {
+        Operation operation = ranks::draw(program, cluster.size());
+        const std::vector<uint64_t> counts =
+            draw_counts(program, static_cast<size_t>(cluster.size()), most);
+        operation.dtype = dtype;
+        operation.count = sum(counts, 0, cluster.size());
+        const Bytes in = ranks::input_of(operation, rank);
+        Bytes all(in.size());
+        comm->allreduce(in.data(), all.data(), operation.count, dtype, HSGD_MEAN, nullptr);
+        const uint64_t count = counts[static_cast<size_t>(rank)];
+        Bytes own(count * hsgd_dtype_bytes(dtype));
+        comm->reduce_scatter(in.data(), own.data(), counts.data(), dtype, HSGD_MEAN, nullptr);
+        CHECK(own == part_of(all, sum(counts, 0, rank), count, hsgd_dtype_bytes(dtype)));
+      }
+    }
+  });
+}
+
+}  // namespace
+
 TEST("a reduce_scatter gives what an allreduce gives, the mean too") {
   for (const auto& layout : one_node_and_several()) {
-    const Cluster cluster{layout, ranks::small_steps(), {}, true};
-    cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
-      std::mt19937_64 program(7);
-      for (const hsgd_dtype dtype : {HSGD_FLOAT32, HSGD_FLOAT64, HSGD_FLOAT16, HSGD_BFLOAT16}) {
-        for (const uint64_t most : {3, 50, 9000}) {
-          Operation operation = ranks::draw(program, cluster.size());
-          const std::vector<uint64_t> counts =
-              draw_counts(program, static_cast<size_t>(cluster.size()), most);
-          operation.dtype = dtype;
-          operation.count = sum(counts, 0, cluster.size());
-          const Bytes in = ranks::input_of(operation, rank);
-          Bytes all(in.size());
-          comm->allreduce(in.data(), all.data(), operation.count, dtype, HSGD_MEAN, nullptr);
-          const uint64_t count = counts[static_cast<size_t>(rank)];
-          Bytes own(count * hsgd_dtype_bytes(dtype));
-          comm->reduce_scatter(in.data(), own.data(), counts.data(), dtype, HSGD_MEAN, nullptr);
-          CHECK(own == part_of(all, sum(counts, 0, rank), count, hsgd_dtype_bytes(dtype)));
-        }
-      }
-    });
+    compare_with_allreduce({layout, ranks::small_steps(), {}, true});
   }
+}
+
+namespace {
+
+// More nodes than exchange directly: of one round more, of several, and with nodes that take no
+// part in the rounds.
+std::vector<Cluster> clusters_of_rounds() {
+  std::vector<Cluster> clusters;
+  for (const auto& [layout, radix] : std::vector<std::pair<std::vector<int>, uint32_t>>{
+           {{1, 1, 1}, 2},
+           {{2, 1, 2, 1}, 2},
+           {{2, 1, 1, 2, 1}, 2},
+           {{1, 1, 1, 1, 1, 1, 1}, 2},
+           {{2, 1, 1, 1, 1, 2, 1, 1, 1}, 3},
+           {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 3},
+       }) {
+    hsgd_options options = ranks::small_steps();
+    options.wire_radix = radix;
+    clusters.push_back({layout, options, {1, layout.size() % 3, 12}, layout.size() % 2 == 0});
+  }
+  return clusters;
+}
+
+}  // namespace
+
+TEST("random programs on more nodes than exchange directly give the reference, bit for bit") {
+  uint64_t seed = 400;
+  for (const Cluster& cluster : clusters_of_rounds()) {
+    random_program(cluster, seed++, ranks::kOperations / 40);
+  }
+}
+
+TEST("on more nodes than exchange directly a reduce_scatter gives what an allreduce gives") {
+  for (const Cluster& cluster : clusters_of_rounds()) compare_with_allreduce(cluster);
 }
 
 TEST("a reduce_scatter rounds between nodes as an allreduce does") {
@@ -228,8 +269,7 @@ TEST("a reduce_scatter rounds between nodes as an allreduce does") {
           operation.count = sum(counts, 0, cluster.size());
           const bool whole = operation.bytes() <= options.wire_oneshot_bytes;
           const Bytes in = ranks::input_of(operation, rank);
-          const Bytes all =
-              ranks::expected(operation, cluster.ranks_on_nodes(), whole ? HSGD_FLOAT32 : narrow);
+          const Bytes all = cluster.expected(operation, whole ? HSGD_FLOAT32 : narrow);
           const uint64_t count = counts[static_cast<size_t>(rank)];
           Bytes own(count * sizeof(float));
           comm->reduce_scatter(in.data(), own.data(), counts.data(), HSGD_FLOAT32, operation.op,
@@ -245,8 +285,8 @@ TEST("a reduce_scatter rounds between nodes as an allreduce does") {
           operation.dtype = HSGD_INT32;
           comm->reduce_scatter(in.data(), own.data(), counts.data(), HSGD_INT32, operation.op,
                                nullptr);
-          CHECK(own == part_of(ranks::expected(operation, cluster.ranks_on_nodes()),
-                               sum(counts, 0, rank), count, sizeof(float)));
+          CHECK(own ==
+                part_of(cluster.expected(operation), sum(counts, 0, rank), count, sizeof(float)));
         }
       });
     }

@@ -13,7 +13,9 @@ using ranks::status_of;
 
 // What float32 of an operation travels as: small payloads are sent whole, as they are.
 hsgd_dtype narrowed(const Operation& operation, const hsgd_options& options, size_t nodes) {
-  if (operation.bytes() <= options.wire_oneshot_bytes / (nodes - 1)) return HSGD_FLOAT32;
+  const hsgd::RoundSchedule rounds(static_cast<int>(nodes), static_cast<int>(options.wire_radix));
+  const auto messages = static_cast<uint64_t>(rounds.messages());
+  if (operation.bytes() <= options.wire_oneshot_bytes / messages) return HSGD_FLOAT32;
   if (operation.bytes() <= std::min<uint64_t>(4096, options.wire_oneshot_bytes))
     return HSGD_FLOAT32;
   return static_cast<hsgd_dtype>(options.wire_dtype);
@@ -33,7 +35,8 @@ void run_operation(hsgd::Communicator& comm, const Operation& operation, int ran
     comm.allreduce(data.data(), out.data(), operation.count, operation.dtype, operation.op,
                    nullptr);
     const hsgd_dtype narrow = narrowed(operation, options, ranks_of_node.size());
-    CHECK(out == ranks::expected(operation, ranks::in_a_row(ranks_of_node), narrow));
+    CHECK(out == ranks::expected(operation, ranks::in_a_row(ranks_of_node), narrow,
+                                 static_cast<int>(options.wire_radix)));
   }
 }
 
@@ -103,6 +106,19 @@ TEST("16-bit floats between nodes give the reference that rounds at each level, 
   }
 }
 
+TEST("16-bit floats in several rounds give the reference that rounds at each level, bit for bit") {
+  uint64_t seed = 500;
+  for (const hsgd_dtype narrow : {HSGD_BFLOAT16, HSGD_FLOAT16}) {
+    for (const std::vector<int>& layout : {std::vector<int>{1, 2, 1}, {1, 1, 1, 1, 1, 1}}) {
+      hsgd_options options = ranks::small_steps();
+      options.wire_dtype = narrow;
+      options.wire_radix = 2;
+      random_program(layout, seed, seed + 1, ranks::kOperations / 30, options);
+      seed += 10;
+    }
+  }
+}
+
 TEST("the step size chosen for the cluster gives the reference, with one leader or all") {
   hsgd_options options = ranks::small_steps();
   options.wire_chunk_bytes = 0;
@@ -122,8 +138,11 @@ TEST("every step size and number of slots gives the same result") {
 }
 
 TEST("ranks that differ, within a node or between nodes, are told so alike and go on") {
-  for (const auto& layout : kLayouts) {
-    const Cluster cluster{layout, ranks::small_steps(), {1, 3, 6}};
+  std::vector<Cluster> clusters;
+  for (const auto& layout : kLayouts) clusters.push_back({layout, ranks::small_steps(), {1, 3, 6}});
+  clusters.push_back(clusters.back());
+  clusters.back().options.wire_radix = 2;  // in rounds, and with a node that takes no part in them
+  for (const Cluster& cluster : clusters) {
     for (int odd = 0; odd < cluster.size(); ++odd) {
       std::vector<std::string> told(static_cast<size_t>(cluster.size()));
       cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {

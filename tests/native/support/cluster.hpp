@@ -72,6 +72,13 @@ struct Cluster {
     return place;
   }
 
+  // What everybody must hold after an allreduce.
+  std::vector<std::byte> expected(const Operation& operation,
+                                  hsgd_dtype narrow = HSGD_FLOAT32) const {
+    return ::ranks::expected(operation, ranks_on_nodes(), narrow,
+                             static_cast<int>(options.wire_radix));
+  }
+
   // body(rank, communicator) on all ranks.
   void run(const std::function<void(int, std::unique_ptr<hsgd::Communicator>&)>& body) const {
     hsgd::InprocOptions wires = network;

@@ -22,6 +22,7 @@
 
 #include "base/error.hpp"
 #include "hsgd_core.h"
+#include "internode/round_schedule.hpp"
 #include "kernels/reduce.hpp"
 #include "os/shared_memory.hpp"
 #include "support/check.hpp"
@@ -194,22 +195,54 @@ inline std::vector<std::byte> converted(const std::vector<std::byte>& bytes, hsg
   return result;
 }
 
+// The sums of nodes, in the order of the schedule: few nodes left to right, more in groups. 16-bit
+// floats are float32 on the way.
+inline std::vector<std::byte> reduced_over_nodes(const Operation& operation,
+                                                 std::vector<std::vector<std::byte>> sums,
+                                                 int radix) {
+  const hsgd::RoundSchedule rounds(static_cast<int>(sums.size()), radix);
+  const bool widens = operation.dtype == HSGD_FLOAT16 || operation.dtype == HSGD_BFLOAT16;
+  Operation wide = operation;
+  if (widens) wide.dtype = HSGD_FLOAT32;
+  if (widens) {
+    for (auto& sum : sums) sum = converted(sum, operation.dtype, HSGD_FLOAT32);
+  }
+  std::vector<std::vector<std::byte>> groups;
+  for (int node = 0; node < rounds.nodes(); ++node) {
+    const auto index = static_cast<size_t>(node);
+    if (!rounds.is_core(node)) continue;
+    const bool folds = rounds.partner(node) >= 0;
+    groups.push_back(folds ? reduced(wide, {sums[index], sums[index + 1]}) : sums[index]);
+  }
+  for (int round = 0; round < rounds.rounds(); ++round) {
+    std::vector<std::vector<std::byte>> next;
+    const auto radix_here = static_cast<std::ptrdiff_t>(rounds.radix(round));
+    for (auto first = groups.begin(); first != groups.end(); first += radix_here) {
+      next.push_back(reduced(wide, {first, first + radix_here}));
+    }
+    groups = std::move(next);
+  }
+  return widens ? converted(groups.at(0), HSGD_FLOAT32, operation.dtype) : groups.at(0);
+}
+
 // What everybody must hold after an allreduce: ranks of a node left to right, then nodes, between
 // which float32 may be narrowed.
 inline std::vector<std::byte> expected(const Operation& operation,
                                        const std::vector<std::vector<int>>& ranks_on_nodes,
-                                       hsgd_dtype narrow = HSGD_FLOAT32) {
+                                       hsgd_dtype narrow = HSGD_FLOAT32, int radix = 16) {
   std::vector<std::vector<std::byte>> nodes;
   for (const std::vector<int>& ranks : ranks_on_nodes) {
     std::vector<std::vector<std::byte>> inputs;
     for (const int rank : ranks) inputs.push_back(input_of(operation, rank));
     nodes.push_back(reduced(operation, inputs));
   }
-  if (narrow == HSGD_FLOAT32 || operation.dtype != HSGD_FLOAT32) return reduced(operation, nodes);
+  if (nodes.size() == 1) return nodes[0];
+  if (narrow == HSGD_FLOAT32 || operation.dtype != HSGD_FLOAT32)
+    return reduced_over_nodes(operation, std::move(nodes), radix);
   for (auto& node : nodes) node = converted(node, HSGD_FLOAT32, narrow);
   Operation between = operation;
   between.dtype = narrow;
-  return converted(reduced(between, nodes), narrow, HSGD_FLOAT32);
+  return converted(reduced_over_nodes(between, std::move(nodes), radix), narrow, HSGD_FLOAT32);
 }
 
 // Something for other threads to run meanwhile, at random moments.
