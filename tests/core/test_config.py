@@ -48,6 +48,7 @@ class NativeOptions(ctypes.Structure):
         ("late", ctypes.c_void_p),
         ("progress", ctypes.c_void_p),
         ("known_store", ctypes.c_uint32),
+        ("process", ctypes.c_void_p),
     )
 
 

@@ -235,10 +235,10 @@ void run(Context& context, const Operation& operation) {
   table.cut(steps_needed(table, context.sizes().block_step_bytes(), size));
   Stages stages;
   stages.steps = table.steps();
-  stages.leaders = context.place().leaders;
+  stages.leaders = context.one_node() ? 0 : context.sizes().most_leaders();
   stages.reduces = true;
   stages.gathers = stages.leaders > 0;
-  stages.window = context.links().messages();
+  if (context.place().local_rank < stages.leaders) stages.window = context.links().messages();
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
   ReduceScatterPipeline(context, operation, table, stages).run(operation);

@@ -8,9 +8,11 @@ Links::Links(std::unique_ptr<Transport> transport, const Place& place, const Rou
     : transport_(std::move(transport)) {
   if (transport_ == nullptr) return;
   messages_ = std::make_unique<StepMessages>(*transport_, options.slots, counters_);
-  slices_ =
-      std::make_unique<SliceAllreduce>(*transport_, rounds, sizes.slice_bytes(), options.slots,
-                                       options.wire_dtype != HSGD_FLOAT32, counters_);
+  if (place.local_rank < sizes.most_leaders()) {
+    slices_ =
+        std::make_unique<SliceAllreduce>(*transport_, rounds, sizes.slice_bytes(), options.slots,
+                                         options.wire_dtype != HSGD_FLOAT32, counters_);
+  }
   blocks_ = std::make_unique<SliceAllgather>(*transport_, rounds, options.slots, counters_);
   if (place.local_rank != 0) return;
   // Sums of 16-bit floats travel as float32 where there are several rounds.

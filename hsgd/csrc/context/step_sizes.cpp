@@ -92,15 +92,15 @@ SegmentLayout StepSizes::layout() const {
 }
 
 // Where memory keeps steps short, a few leaders carry them whole.
-size_t StepSizes::most_leaders() const {
-  const auto all = static_cast<size_t>(place_.leaders);
-  if (options_.wire_chunk_bytes > 0) return all;
+int StepSizes::most_leaders() const {
+  if (options_.wire_chunk_bytes > 0) return place_.leaders;
   const auto radix = static_cast<size_t>(rounds_.most_radix());
-  return std::clamp<size_t>(chunk_bytes_ / (kLeastMessageBytes * radix), 1, all);
+  const auto fitting = static_cast<int>(chunk_bytes_ / (kLeastMessageBytes * radix));
+  return std::clamp(fitting, 1, place_.leaders);
 }
 
 size_t StepSizes::slice_bytes() const {
-  return std::max(kChunkUnit, chunk_bytes_ / most_leaders()) + 2 * kLine;
+  return std::max(kChunkUnit, chunk_bytes_ / static_cast<size_t>(most_leaders())) + 2 * kLine;
 }
 
 size_t StepSizes::node_step_bytes() const {
@@ -132,7 +132,7 @@ WirePlan StepSizes::wire_plan(size_t bytes) const {
   constexpr size_t kWorthwhileBytes = 10 << 10;  // of one message
   if (place_.node_count == 1) return {0, step_bytes()};
   const auto radix = static_cast<size_t>(rounds_.most_radix());
-  const size_t most = most_leaders();
+  const auto most = static_cast<size_t>(most_leaders());
   const size_t leaders = std::clamp<size_t>(bytes / (kWorthwhileBytes * radix), 1, most);
   if (leaders == most) return {static_cast<int>(most), chunk_bytes_};
   const size_t step_bytes = chunk_bytes_ / most * leaders / kChunkUnit * kChunkUnit;

@@ -42,7 +42,7 @@ class StepSizes {
   bool has_room_for_blocks() const;
   size_t broadcast_step_bytes() const;
   WirePlan wire_plan(size_t bytes) const;
-  size_t most_leaders() const;
+  int most_leaders() const;      // that carry slices of one step
   SegmentLayout layout() const;  // of a segment
 
  private:

@@ -60,7 +60,7 @@ class MpiTransport final : public Transport {
       test_all();
       slot.tested = false;
     }
-    slot.used = !slot.complete;
+    if (slot.complete) free_.push_back(ticket);
     return slot.complete;
   }
 
@@ -98,7 +98,6 @@ class MpiTransport final : public Transport {
 
  private:
   struct Slot {
-    bool used = false;
     bool receives = false;
     bool complete = false;
     bool tested = false;  // and found open, since done() was last asked for it
@@ -108,16 +107,16 @@ class MpiTransport final : public Transport {
   int rank_of(int node) const { return ranks_[static_cast<size_t>(node)]; }
 
   Ticket free_ticket(bool receives) {
-    const auto slot =
-        std::find_if(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.used; });
-    const auto ticket = static_cast<Ticket>(slot - slots_.begin());
-    if (slot == slots_.end()) {
+    if (free_.empty()) {
+      free_.push_back(static_cast<Ticket>(slots_.size()));
       slots_.emplace_back();
       requests_.push_back(MPI_REQUEST_NULL);
       indices_.emplace_back();
       statuses_.emplace_back();
     }
-    slots_[ticket] = {true, receives, false, false};
+    const Ticket ticket = free_.back();
+    free_.pop_back();
+    slots_[ticket] = {receives, false, false};
     return ticket;
   }
 
@@ -146,6 +145,7 @@ class MpiTransport final : public Transport {
   bool (*is_foreign_thread_)();
   bool takes_turns_;
   std::vector<Slot> slots_;
+  std::vector<Ticket> free_;
   std::vector<MPI_Request> requests_;  // of the slots; null where nothing is under way
   std::vector<int> indices_;           // what MPI_Testsome fills
   std::vector<MPI_Status> statuses_;

@@ -1,0 +1,251 @@
+// What leaders of many nodes send one another, all of them in one thread: nothing of it blocks.
+#include <cstring>
+#include <memory>
+#include <numeric>
+
+#include "internode/header_exchange.hpp"
+#include "internode/slice_allgather.hpp"
+#include "internode/slice_allreduce.hpp"
+#include "internode/tree_broadcast.hpp"
+#include "support/ranks.hpp"
+#include "support/transport_inproc.hpp"
+
+namespace {
+
+using hsgd::RoundSchedule;
+
+class CountingTransport final : public hsgd::Transport {
+ public:
+  CountingTransport(std::unique_ptr<hsgd::Transport> below, int* messages)
+      : below_(std::move(below)), messages_(messages) {}
+  int node_rank() const override { return below_->node_rank(); }
+  int node_count() const override { return below_->node_count(); }
+  Ticket send(int node, hsgd::Channel channel, const void* data, size_t bytes) override {
+    ++*messages_;
+    return below_->send(node, channel, data, bytes);
+  }
+  Ticket receive(int node, hsgd::Channel channel, void* data, size_t capacity_bytes) override {
+    return below_->receive(node, channel, data, capacity_bytes);
+  }
+  bool done(Ticket ticket) override { return below_->done(ticket); }
+  void part(const hsgd::Parting& parting) noexcept override { below_->part(parting); }
+  bool heard(hsgd::Parting* parting) override { return below_->heard(parting); }
+  bool quiesce(const hsgd::Deadline& deadline) noexcept override {
+    return below_->quiesce(deadline);
+  }
+
+ private:
+  std::unique_ptr<hsgd::Transport> below_;
+  int* messages_;
+};
+
+// Local rank 0 of each node.
+struct Leaders {
+  RoundSchedule rounds;
+  std::vector<int> messages;  // sent, by node
+  std::vector<hsgd::WireCounters> counters;
+  std::vector<std::unique_ptr<hsgd::Transport>> transports;
+
+  explicit Leaders(int nodes, int radix = 16, uint64_t seed = 0)
+      : rounds(nodes, radix),
+        messages(static_cast<size_t>(nodes)),
+        counters(static_cast<size_t>(nodes)) {
+    const auto network = hsgd::make_inproc_network({nodes, seed, 4});
+    for (int node = 0; node < nodes; ++node) {
+      transports.push_back(std::make_unique<CountingTransport>(
+          hsgd::make_inproc_transport(network, node, 0), &messages[static_cast<size_t>(node)]));
+    }
+  }
+  size_t size() const { return transports.size(); }
+  int most_messages() const { return *std::max_element(messages.begin(), messages.end()); }
+};
+
+// Until step(node) has said true for each.
+template <class StepOfNode>
+void until_all(size_t nodes, StepOfNode&& step) {
+  std::vector<bool> done(nodes);
+  for (size_t left = nodes; left > 0;) {
+    for (size_t node = 0; node < nodes; ++node) {
+      if (done[node] || !step(node)) continue;
+      done[node] = true;
+      --left;
+    }
+  }
+}
+
+hsgd::Reduction reduction_of(hsgd_dtype dtype) {
+  hsgd::Reduction reduction;
+  const hsgd::Isa isa = hsgd::detect_isa();
+  reduction.reduce = hsgd::select_reduce(dtype, HSGD_SUM, isa);
+  reduction.copy = hsgd::select_copy(isa);
+  reduction.element_bytes = hsgd_dtype_bytes(dtype);
+  if (dtype == HSGD_BFLOAT16) {
+    reduction.widening = {hsgd::select_conversion(dtype, isa),
+                          hsgd::select_reduce(HSGD_FLOAT32, HSGD_SUM, isa)};
+  }
+  return reduction;
+}
+
+ranks::Operation sum_of(hsgd_dtype dtype, uint64_t count) {
+  ranks::Operation operation{};
+  operation.dtype = dtype;
+  operation.op = HSGD_SUM;
+  operation.count = count;
+  operation.seed = count + 5;
+  return operation;
+}
+
+std::vector<std::byte> expected_sum(const ranks::Operation& operation, int nodes, int radix) {
+  return ranks::expected(operation,
+                         ranks::in_a_row(std::vector<int>(static_cast<size_t>(nodes), 1)),
+                         HSGD_FLOAT32, radix);
+}
+
+// Steps of an allreduce that are in flight together, as the pipeline has them.
+void run_allreduce(Leaders& leaders, const ranks::Operation& operation, uint64_t steps, int radix) {
+  std::vector<std::unique_ptr<hsgd::SliceAllreduce>> slices;
+  std::vector<std::vector<std::vector<std::byte>>> data(leaders.size());
+  const hsgd::Reduction reduction = reduction_of(operation.dtype);
+  for (size_t node = 0; node < leaders.size(); ++node) {
+    slices.push_back(std::make_unique<hsgd::SliceAllreduce>(*leaders.transports[node],
+                                                            leaders.rounds, operation.bytes() + 128,
+                                                            steps, false, leaders.counters[node]));
+    slices[node]->start(reduction);
+    for (uint64_t step = 0; step < steps; ++step) {
+      data[node].push_back(ranks::input_of(operation, static_cast<int>(node)));
+      slices[node]->begin(data[node][step].data(), operation.count);
+    }
+  }
+  until_all(leaders.size(), [&](size_t node) {
+    slices[node]->progress();
+    return slices[node]->finished() == steps;
+  });
+  const auto wanted = expected_sum(operation, static_cast<int>(leaders.size()), radix);
+  for (const auto& of_node : data) {
+    for (const auto& sums : of_node) CHECK(sums == wanted);
+  }
+}
+
+hsgd::WireHeader header_of(size_t node) {
+  hsgd::WireHeader header{};
+  header.sequence = 1;
+  header.call.rank = static_cast<int32_t>(node);
+  header.note.imbalance = node;
+  return header;
+}
+
+}  // namespace
+
+TEST("sums of many nodes have the order of the schedule, and as many messages as its logarithm") {
+  for (const auto& [nodes, most] : {std::pair<int, int>{16, 30},
+                                    {17, 40},
+                                    {37, 40},
+                                    {64, 28},
+                                    {100, 36},
+                                    {257, 46},
+                                    {1000, 54}}) {
+    for (const hsgd_dtype dtype : {HSGD_FLOAT32, HSGD_BFLOAT16}) {
+      Leaders leaders(nodes);
+      run_allreduce(leaders, sum_of(dtype, 40000), 1, 16);
+      CHECK(leaders.most_messages() <= most);
+    }
+  }
+}
+
+TEST("several steps in flight do not mix, whatever the order of arrival") {
+  for (const int nodes : {5, 6, 11, 24}) {
+    for (const uint64_t count : {1, 3, 700}) {
+      Leaders leaders(nodes, 3, 9);
+      run_allreduce(leaders, sum_of(HSGD_BFLOAT16, count), 4, 3);
+    }
+  }
+}
+
+TEST("a node sends 2 (N - 1) / N of the bytes of an allreduce, in rounds as well") {
+  const ranks::Operation operation = sum_of(HSGD_FLOAT32, 1 << 16);
+  for (const int nodes : {8, 36, 64}) {
+    Leaders leaders(nodes);
+    run_allreduce(leaders, operation, 1, 16);
+    const double share = 2.0 * (nodes - 1) / nodes * static_cast<double>(operation.bytes());
+    for (const hsgd::WireCounters& counters : leaders.counters) {
+      CHECK(static_cast<double>(counters.bytes_sent) < 1.02 * share);
+      CHECK(static_cast<double>(counters.bytes_received) < 1.02 * share);
+    }
+  }
+}
+
+TEST("parts of any size reach all of many nodes") {
+  for (const int nodes : {3, 16, 19, 40, 300}) {
+    Leaders leaders(nodes, 16, 3);
+    // Where the part of each node begins.
+    std::vector<size_t> begins(static_cast<size_t>(nodes) + 1);
+    for (const int node : leaders.rounds.nodes_by_leaf()) {
+      begins[static_cast<size_t>(node)] = begins.back();
+      begins.back() += node % 7 == 3 ? 0 : static_cast<size_t>(node * 37 % 101);
+    }
+    std::vector<std::byte> wanted(begins.back());
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<std::byte>(i * 31 % 251);
+    std::vector<std::vector<std::byte>> data(leaders.size(), std::vector<std::byte>(wanted.size()));
+    std::vector<std::unique_ptr<hsgd::SliceAllgather>> gathers;
+    for (size_t node = 0; node < leaders.size(); ++node) {
+      const size_t bytes = node % 7 == 3 ? 0 : node * 37 % 101;
+      if (bytes > 0) {
+        std::memcpy(data[node].data() + begins[node], wanted.data() + begins[node], bytes);
+      }
+      gathers.push_back(std::make_unique<hsgd::SliceAllgather>(
+          *leaders.transports[node], leaders.rounds, 3, leaders.counters[node]));
+      gathers[node]->start();
+      gathers[node]->begin(data[node].data(), begins);
+    }
+    until_all(leaders.size(), [&](size_t node) {
+      gathers[node]->progress();
+      return gathers[node]->finished() == 1;
+    });
+    for (const auto& of_node : data) CHECK(of_node == wanted);
+    CHECK(leaders.most_messages() <= leaders.rounds.messages() + 1);
+  }
+}
+
+TEST("headers of many nodes are put together in messages by the logarithm of their number") {
+  for (const int nodes : {2, 16, 17, 64, 300, 1000}) {
+    Leaders leaders(nodes);
+    std::vector<std::unique_ptr<hsgd::HeaderExchange>> headers;
+    for (size_t node = 0; node < leaders.size(); ++node) {
+      headers.push_back(std::make_unique<hsgd::HeaderExchange>(
+          *leaders.transports[node], leaders.rounds, 64, leaders.counters[node]));
+      headers[node]->start(header_of(node), {}, {}, nullptr);
+    }
+    until_all(leaders.size(), [&](size_t node) { return headers[node]->done(); });
+    const auto n = static_cast<uint64_t>(nodes);
+    for (const auto& header : headers) {
+      CHECK_EQ(header->header().status, HSGD_OK);
+      CHECK_EQ(header->header().note.imbalance, n * (n - 1) / 2);
+    }
+    CHECK(leaders.most_messages() <= (nodes <= 16 ? nodes - 1 : 28));
+  }
+}
+
+TEST("all of many nodes hear of the same two ranks that differ, wherever they are") {
+  for (const int nodes : {16, 37, 100}) {
+    for (const int odd : {0, 1, nodes / 2, nodes - 1}) {
+      Leaders leaders(nodes);
+      std::vector<std::unique_ptr<hsgd::HeaderExchange>> headers;
+      for (size_t node = 0; node < leaders.size(); ++node) {
+        headers.push_back(std::make_unique<hsgd::HeaderExchange>(
+            *leaders.transports[node], leaders.rounds, 64, leaders.counters[node]));
+        hsgd::WireHeader header = header_of(node);
+        header.call.signature.count = static_cast<int>(node) == odd ? 5 : 4;
+        headers[node]->start(header, {}, {}, nullptr);
+      }
+      until_all(leaders.size(), [&](size_t node) { return headers[node]->done(); });
+      for (const auto& header : headers) {
+        const hsgd::WireHeader& told = header->header();
+        CHECK_EQ(told.status, HSGD_ERR_SIGNATURE);
+        CHECK_EQ(told.call.rank, headers[0]->header().call.rank);
+        CHECK_EQ(told.other.rank, headers[0]->header().other.rank);
+        CHECK(told.call.rank == odd || told.other.rank == odd);
+        CHECK(told.call.rank != told.other.rank);
+      }
+    }
+  }
+}
