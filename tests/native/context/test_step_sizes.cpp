@@ -72,6 +72,13 @@ void* operator new(size_t bytes) {
   throw std::bad_alloc();
 }
 void* operator new[](size_t bytes) { return ::operator new(bytes); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  allocated() += bytes;
+  return std::malloc(bytes);
+}
+void* operator new[](size_t bytes, const std::nothrow_t& never) noexcept {
+  return ::operator new(bytes, never);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
