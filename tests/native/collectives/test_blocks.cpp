@@ -245,7 +245,7 @@ std::vector<Cluster> clusters_of_rounds() {
 TEST("random programs on more nodes than exchange directly give the reference, bit for bit") {
   uint64_t seed = 400;
   for (const Cluster& cluster : clusters_of_rounds()) {
-    random_program(cluster, seed++, ranks::kOperations / 40);
+    random_program(cluster, seed++, 3 * ranks::kCrowdedCalls);
   }
 }
 
