@@ -20,7 +20,7 @@ from pathlib import Path
 from hsgd import built
 from hsgd.c10d import launchers
 from hsgd.config import Config
-from hsgd.doctor import node_layout, probe
+from hsgd.doctor import fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.launch import elf, launch, preload
 
@@ -90,7 +90,7 @@ def gather() -> Report | None:
     report = Report()
     for add in (
         *(_add_hsgd, _add_mpi, _add_horovod, _add_packages, _add_distributed),
-        *(_add_machine, _add_configuration),
+        *(_add_machine, _add_between_nodes, _add_configuration),
     ):
         add(report)
     _add_paths(report, job)
@@ -293,6 +293,26 @@ def _bytes(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:.4g} TiB"
+
+
+def _add_between_nodes(report: Report) -> None:
+    """Adapters and libraries for fabrics, and what follows from them."""
+    section = "Between nodes"
+    libmpi = probe.libmpi_of_hsgd().libmpi if built.read().mpi_name else ""
+    found = fabrics.find(libmpi, os.environ)
+    report.fact(section, "adapters for RDMA", ", ".join(found.adapters) or "none")
+    report.fact(section, "interfaces", ", ".join(map(str, found.links)) or "none is up")
+    if libmpi:
+        report.fact(section, "MPI was built with", ", ".join(found.libraries) or "TCP only")
+        if found.providers:
+            report.fact(section, "providers of libfabric", ", ".join(found.providers))
+    for name, value in found.choices.items():
+        report.fact(section, name, value)
+    report.fact(section, "collectives", found.carrier if libmpi else "TCP: there is no MPI")
+    auto = "MPI" if libmpi and found.adapters else "TCP (no adapter for RDMA, or no MPI)"
+    report.fact(section, "windows and trees", f'{auto}, with network="auto"')
+    for text, remedy in found.problems():
+        report.problem(text, remedy, stops=False)
 
 
 def _add_configuration(report: Report) -> None:
