@@ -1,4 +1,4 @@
-"""The `hsgd` command: run, info, preload, trace, data, clean.
+"""The `hsgd` command: run, info, plan, preload, trace, data, clean.
 
 Owns the words and the exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the
 traceback), 2 wrong usage. Never does the work: each command is a few lines around the module that
@@ -18,6 +18,7 @@ from hsgd.config import Config
 from hsgd.errors import HsgdError, MissingExtra
 from hsgd.launch import launch
 from hsgd.launch.mpirun import MOST_RANKS
+from hsgd.plan import cli as plan_cli
 
 __all__ = ["main"]
 
@@ -28,6 +29,7 @@ EXAMPLES = """examples:
   horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
   HOROVOD_PLUGIN=hsgd srun python train.py        where another launcher starts the ranks
   LD_PRELOAD=$(hsgd preload) mpirun -np 4 ./app   any MPI program
+  hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100   what a step would cost
   hsgd trace summary timeline.json timeline.json.*   where the time of each rank went
   hsgd data convert digits slabs/                 training data as contiguous HDF5 slabs
 
@@ -94,6 +96,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     clean.add_argument("--dry-run", action="store_true", help="only report them")
     clean.set_defaults(command_function=_clean)
     _add_trace(commands)
+    plan_cli.add_parser(commands)
     _add_data(commands, wanted="data" in words[:1])
     return parser
 

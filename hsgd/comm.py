@@ -23,6 +23,7 @@ from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
 from hsgd.job import ending, launcher_variables, torchrun
+from hsgd.native_options import native_options
 from hsgd.trace.records import Record, Span
 
 if TYPE_CHECKING:
@@ -39,10 +40,7 @@ _OP_CODES: dict[str, int] = {
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/include/hsgd_core.h
 _ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
-_STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
 _REFUSED_S = 1.0  # ranks that refuse a communicator do so together
-_WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
-
 Array = TypeVar("Array")
 
 # Closed before the interpreter ends: a rank that leaves without closing looks like one that died.
@@ -113,7 +111,7 @@ class Comm(Closing):
             ending.watch(config.abort_after_s)
         of_all = 1 < world.size == MPI.COMM_WORLD.size
         try:
-            self._keep(library.create(MPI._addressof(world), _options(config)))
+            self._keep(library.create(MPI._addressof(world), native_options(config)))
         except Exception as error:
             if of_all and not isinstance(error, (PeerLost, CollectiveTimeout)):  # on all ranks
                 ending.prepare_goodbye(world, min(config.timeout_s, _REFUSED_S))
@@ -145,7 +143,7 @@ class Comm(Closing):
         if "\0" in str(path):
             raise ValueError(f"Comm.local: path {str(path)!r} has a NUL character")
         place = c_int("Comm.local: rank", rank), c_int("Comm.local: size", size)
-        self._keep(_native.Comm.local(str(path), *place, _options(config)))
+        self._keep(_native.Comm.local(str(path), *place, native_options(config)))
         self._config = config
 
     _mpi: Any = None  # the mpi4py communicator, over MPI
@@ -759,23 +757,6 @@ def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:
 
         return torch.from_numpy(memory).view(dtype).reshape(shape)
     return memory.view(dtype).reshape(shape)
-
-
-def _options(config: Config) -> _native.Options:
-    from hsgd import _native
-
-    options = _native.Options()
-    options.timeout_s = config.timeout_s
-    options.oneshot_bytes = config.oneshot_bytes
-    options.chunk_bytes = config.chunk_bytes
-    options.wire_oneshot_bytes = config.wire_oneshot_bytes
-    options.wire_chunk_bytes = config.wire_chunk_bytes
-    options.wire_radix = config.wire_radix
-    options.wire_dtype = _WIRE_DTYPES[config.wire_dtype]
-    options.slots = config.slots
-    options.spin = config.spin
-    options.nontemporal = _STORES[config.store]
-    return options
 
 
 def _mpi_library(mpi4py_version: str) -> _native.MpiLibrary:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import hsgd
 from hsgd import _native
-from hsgd.comm import _STORES, _WIRE_DTYPES, _options
 from hsgd.config import Config
+from hsgd.native_options import _STORES, _WIRE_DTYPES, native_options
 
 __all__: list[str] = []
 
@@ -97,7 +97,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_environment_gives_the_same_defaults_everywhere() -> None:
     values, native = read_by_both()
     assert values == native
-    defaults, passed = _native.Options(), _options(Config())
+    defaults, passed = _native.Options(), native_options(Config())
     for field in SHARED:
         name = "nontemporal" if field == "store" else field
         assert (

@@ -65,6 +65,7 @@ PACKAGES = {
     "hsgd.trace": "",
     "hsgd.job": "",
     "hsgd.launch": "",
+    "hsgd.plan": "",
     "hsgd.box": "",
     "hsgd.c10d": "hsgd.job",
     "hsgd.doctor": "hsgd.c10d hsgd.job hsgd.launch",
@@ -77,7 +78,7 @@ PACKAGES = {
     "hsgd.io": (
         "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order hsgd.io.reading"
     ),
-    "hsgd": "hsgd.box hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.trace",
+    "hsgd": "hsgd.box hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.trace",
     "hsgd.optim.triggers": "",
     "hsgd.optim.large_batch": "",
     "hsgd.optim.node_shared": "hsgd.optim.large_batch",

@@ -108,6 +108,23 @@ NB_MODULE(_native, module) {
       },
       nb::arg("inputs"), nb::arg("out"), nb::arg("count"), nb::arg("dtype"));
   module.def("simd_name", [] { return std::string(hsgd_simd_name()); });
+  nb::class_<hsgd_allreduce_plan>(module, "AllreducePlan")
+      .def_ro("memory_bytes", &hsgd_allreduce_plan::memory_bytes)
+      .def_ro("steps", &hsgd_allreduce_plan::steps)
+      .def_ro("step_bytes", &hsgd_allreduce_plan::step_bytes)
+      .def_ro("leaders", &hsgd_allreduce_plan::leaders)
+      .def_ro("rounds", &hsgd_allreduce_plan::rounds)
+      .def_ro("messages", &hsgd_allreduce_plan::messages);
+  module.def(
+      "plan_allreduce",
+      [](const hsgd_options& options, int nodes, int ranks_per_node, uint64_t nbytes) {
+        hsgd_allreduce_plan plan{};
+        hsgd::python::call_core([&](hsgd_error* error) {
+          return hsgd_plan_allreduce(&options, nodes, ranks_per_node, nbytes, &plan, error);
+        });
+        return plan;
+      },
+      nb::arg("options"), nb::arg("nodes"), nb::arg("ranks_per_node"), nb::arg("nbytes"));
   module.def("abi_version", &hsgd_abi_version);
   module.def("usable_cores", &hsgd_usable_cores);
   module.def("memory_limit_bytes", [] {

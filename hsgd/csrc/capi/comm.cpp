@@ -6,6 +6,7 @@
 #include "communicator/call_table.hpp"
 #include "communicator/communicator.hpp"
 #include "communicator/split.hpp"
+#include "context/allreduce_plan.hpp"
 #include "context/process.hpp"
 #include "hsgd_core.h"
 #include "kernels/reduce.hpp"
@@ -88,6 +89,14 @@ void hsgd_process_destroy(hsgd_process* process) { delete process; }
 const char* hsgd_simd_name(void) { return hsgd::isa_name(hsgd::detect_isa()); }
 int hsgd_usable_cores(void) { return hsgd::count_cores(hsgd::own_cores()); }
 uint64_t hsgd_memory_limit_bytes(void) { return hsgd::Cgroups().memory_limit_bytes(); }
+
+int hsgd_plan_allreduce(const hsgd_options* options, int nodes, int ranks_per_node, uint64_t bytes,
+                        hsgd_allreduce_plan* plan, hsgd_error* err) {
+  return guarded(err, [&] {
+    hsgd::check_options(*options);
+    *plan = hsgd::plan_allreduce(*options, nodes, ranks_per_node, bytes);
+  });
+}
 
 int hsgd_comm_create_local(const char* path, int rank, int size, const hsgd_options* options,
                            hsgd_comm** comm, hsgd_error* err) {

@@ -11,13 +11,6 @@
 namespace hsgd {
 namespace {
 
-// One slot more between nodes: with four, the last of five steps, which is 1 MB on two nodes, began
-// when the first was done, and its result crossed the link alone.
-hsgd_options with_wire_slots(const Place& place, hsgd_options options) {
-  if (place.node_count > 1) ++options.slots;
-  return options;
-}
-
 // FNV-1a over whole words: a change of any one value changes it.
 uint64_t fingerprint_of(const hsgd_options& options, size_t chunk_bytes) {
   uint64_t hash = 14695981039346656037u;
@@ -55,7 +48,7 @@ Context::Context(const std::string& path, Listener* listener, Place place,
                  std::unique_ptr<Transport> transport, const hsgd_options& options, Watch* watch)
     : place_(std::move(place)),
       map_(place_.node_of_rank, place_.size, place_.node_rank, place_.local_rank),
-      options_(with_wire_slots(place_, options)),
+      options_(with_wire_slots(place_.node_count, options)),
       rounds_(place_.node_count, static_cast<int>(options_.wire_radix)),
       sizes_(place_, map_, rounds_, options_),
       kernels_{detect_isa(), select_copy(detect_isa())},

@@ -9,6 +9,9 @@
 
 namespace hsgd {
 
+// More leaders than this per node add messages, not bandwidth.
+inline constexpr int kMostLeaders = 8;
+
 // The same picture on all ranks but for the rank's own place.
 struct Place {
   int rank = 0, size = 1;

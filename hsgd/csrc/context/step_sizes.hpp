@@ -22,6 +22,9 @@ struct WirePlan {
   size_t step_bytes;
 };
 
+// The options of a communicator, with the slots that it has.
+hsgd_options with_wire_slots(int node_count, hsgd_options options);
+
 class StepSizes {
  public:
   static constexpr size_t kChunkUnit = 512;  // whole lines of every dtype

@@ -135,6 +135,17 @@ typedef struct hsgd_topology {
   uint64_t chunk_bytes;
 } hsgd_topology;
 
+/* What an allreduce of one payload asks of each node, where all nodes have as many ranks. */
+typedef struct hsgd_allreduce_plan {
+  uint64_t memory_bytes; /* of the communicator on one node, whatever the payload: shared segments
+                            and buffers of all leaders */
+  uint64_t steps;        /* of the pipeline; 0: the payload is small and goes with the headers */
+  uint64_t step_bytes;   /* of the payload in one step */
+  int32_t leaders;       /* ranks of the node that carry it between nodes; 0 on one node */
+  int32_t rounds;        /* between nodes until all have heard from all; 0 on one node */
+  int32_t messages;      /* that one leader sends in these rounds */
+} hsgd_allreduce_plan;
+
 HSGD_API uint32_t hsgd_abi_version(void);
 /* Local. NULL where there is no memory for it. A forked child makes its own. */
 HSGD_API hsgd_process* hsgd_process_create(void);
@@ -151,6 +162,11 @@ HSGD_API const char* hsgd_simd_name(void); /* "avx512", "avx2" or "plain" */
  * that its cgroups allow, UINT64_MAX where they have no limit. */
 HSGD_API int hsgd_usable_cores(void);
 HSGD_API uint64_t hsgd_memory_limit_bytes(void);
+
+/* Local; needs no communicator and starts nothing. What a float32 sum of `bytes` would do on
+ * `nodes` nodes of `ranks_per_node` ranks each. Times are for the caller to predict. */
+HSGD_API int hsgd_plan_allreduce(const hsgd_options* options, int nodes, int ranks_per_node,
+                                 uint64_t bytes, hsgd_allreduce_plan* plan, hsgd_error* err);
 
 /* Collective over the `size` processes of one node that pass the same `path` (a UNIX socket is made
  * there by rank 0 and removed before this returns). Blocking, with options->timeout_s as deadline.

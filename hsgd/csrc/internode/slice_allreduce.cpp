@@ -24,33 +24,42 @@ SliceAllreduce::SliceAllreduce(Transport& transport, const RoundSchedule& rounds
       rounds_(rounds),
       counters_(counters),
       core_(rounds.is_core(transport.node_rank()) ? rounds.core_of(transport.node_rank()) : -1),
-      partner_(rounds.partner(transport.node_rank())) {
+      partner_(rounds.partner(transport.node_rank())),
+      buffers_(rounds, slice_bytes, narrows) {
   if (rounds.folds()) stages_.push_back({Kind::kTake, 0});
   for (int round = 0; round < rounds.rounds(); ++round) stages_.push_back({Kind::kSum, round});
   for (int round = rounds.rounds(); round-- > 0;) stages_.push_back({Kind::kSpread, round});
   if (rounds.folds()) stages_.push_back({Kind::kGive, 0});
-  const size_t wide_factor = rounds.is_direct() ? 1 : sizeof(float) / Narrowing::kElementBytes;
-  const auto radix = static_cast<size_t>(rounds.most_radix());
-  part_bytes_ = round_up(wide_factor * (slice_bytes / radix + 2 * kLine), kLine);
-  inbox_bytes_ = std::max(radix * part_bytes_, rounds.folds() ? slice_bytes : 0);
-  // More than a narrowed slice.
-  outbox_bytes_ = narrows ? radix * round_up(part_bytes_ / 2, kLine) : 0;
-  inboxes_.reset(new std::byte[slots * inbox_bytes_]);
-  outboxes_.reset(new std::byte[slots * outbox_bytes_]);
-  const size_t wide_count = rounds.is_direct() ? 0 : slice_bytes / Narrowing::kElementBytes;
-  wide_.reset(new float[slots * wide_count]);
-  inputs_.reserve(radix);
+  inboxes_.reset(new std::byte[slots * buffers_.inbox_bytes]);
+  outboxes_.reset(new std::byte[slots * buffers_.outbox_bytes]);
+  wide_.reset(new float[slots * buffers_.wide_count]);
+  inputs_.reserve(static_cast<size_t>(rounds.most_radix()));
   for (size_t slot = 0; slot < slots; ++slot) {
     slices_.emplace_back(transport);
-    slices_.back().inbox = inboxes_.get() + slot * inbox_bytes_;
-    slices_.back().outbox = outboxes_.get() + slot * outbox_bytes_;
-    slices_.back().wide = wide_.get() + slot * wide_count;
+    slices_.back().inbox = inboxes_.get() + slot * buffers_.inbox_bytes;
+    slices_.back().outbox = outboxes_.get() + slot * buffers_.outbox_bytes;
+    slices_.back().wide = wide_.get() + slot * buffers_.wide_count;
   }
+}
+
+SliceAllreduce::Buffers::Buffers(const RoundSchedule& rounds, size_t slice_bytes, bool narrows) {
+  const size_t wide_factor = rounds.is_direct() ? 1 : sizeof(float) / Narrowing::kElementBytes;
+  const auto radix = static_cast<size_t>(rounds.most_radix());
+  part_bytes = round_up(wide_factor * (slice_bytes / radix + 2 * kLine), kLine);
+  inbox_bytes = std::max(radix * part_bytes, rounds.folds() ? slice_bytes : 0);
+  outbox_bytes = narrows ? radix * round_up(part_bytes / 2, kLine) : 0;
+  wide_count = rounds.is_direct() ? 0 : slice_bytes / Narrowing::kElementBytes;
+}
+
+size_t SliceAllreduce::buffer_bytes(const RoundSchedule& rounds, size_t slice_bytes, size_t slots,
+                                    bool narrows) {
+  const Buffers buffers(rounds, slice_bytes, narrows);
+  return slots * (buffers.inbox_bytes + buffers.outbox_bytes + buffers.wide_count * sizeof(float));
 }
 
 Mailboxes SliceAllreduce::mailboxes() const {
   const auto radix = static_cast<size_t>(rounds_.most_radix());
-  return {inboxes_.get(), part_bytes_, outboxes_.get(), outbox_bytes_ / radix};
+  return {inboxes_.get(), buffers_.part_bytes, outboxes_.get(), buffers_.outbox_bytes / radix};
 }
 
 void SliceAllreduce::start(const Reduction& reduction) {
@@ -205,7 +214,7 @@ uint64_t SliceAllreduce::bound(const Slice& slice, int leaf) const {
 
 std::byte* SliceAllreduce::arriving(const Slice& slice, int index, const Range& part) const {
   const size_t bytes = round_up(part.count() * partial_bytes(slice), kLine);
-  HSGD_CHECK((static_cast<size_t>(index) + 1) * bytes <= inbox_bytes_);
+  HSGD_CHECK((static_cast<size_t>(index) + 1) * bytes <= buffers_.inbox_bytes);
   return slice.inbox + static_cast<size_t>(index) * bytes;
 }
 

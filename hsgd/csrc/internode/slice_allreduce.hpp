@@ -35,6 +35,9 @@ class SliceAllreduce final : public StepWindow {
   // reductions will narrow, which takes memory.
   SliceAllreduce(Transport& transport, const RoundSchedule& rounds, size_t slice_bytes,
                  size_t slots, bool narrows, WireCounters& counters);
+  // What such an object allocates for what it receives and prepares.
+  static size_t buffer_bytes(const RoundSchedule& rounds, size_t slice_bytes, size_t slots,
+                             bool narrows);
   void start(const Reduction& reduction);
   // The sums of this node in a slice of the next step; those over all nodes replace them.
   void begin(std::byte* sums, uint64_t count);
@@ -58,6 +61,14 @@ class SliceAllreduce final : public StepWindow {
     float* wide = nullptr;        // for sums of some nodes of 16-bit floats
     Messages messages;
   };
+  // Of one slot.
+  struct Buffers {
+    Buffers(const RoundSchedule& rounds, size_t slice_bytes, bool narrows);
+    size_t part_bytes;    // from one node of a group
+    size_t inbox_bytes;   // from all of a group
+    size_t outbox_bytes;  // more than a narrowed slice
+    size_t wide_count;
+  };
   bool advance(size_t slot, int& phase, bool is_first) override;
   void post(Slice& slice, const Stage& stage);
   void post_sum(Slice& slice, int round);
@@ -78,9 +89,7 @@ class SliceAllreduce final : public StepWindow {
   const int core_;  // -1: this node takes no part in the rounds
   const int partner_;
   std::vector<Stage> stages_;
-  size_t part_bytes_;
-  size_t inbox_bytes_;
-  size_t outbox_bytes_;
+  const Buffers buffers_;
   Reduction reduction_;
   size_t element_bytes_ = 0;  // as sent, but for wide sums
   bool widens_ = false;

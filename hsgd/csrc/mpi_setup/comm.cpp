@@ -21,8 +21,6 @@
 namespace hsgd {
 namespace {
 
-// More leaders than this per node add messages, not bandwidth.
-constexpr int kMostLeaders = 8;
 constexpr const char* kMeet = "met on their nodes";
 
 // What the first rank tells all others.

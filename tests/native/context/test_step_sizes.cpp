@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "context/allreduce_plan.hpp"
 #include "context/links.hpp"
 #include "support/check.hpp"
 
@@ -35,17 +36,21 @@ struct Bytes {
   size_t own;  // of all leaders
 };
 
-// Of one node, with the options that a context of several nodes has.
-Bytes bytes_of_node(int ranks, int nodes, uint32_t wire_dtype) {
+hsgd_options options_with(uint32_t wire_dtype) {
   hsgd_options options;
   hsgd_options_default(&options);
   options.wire_dtype = wire_dtype;
-  if (nodes > 1) ++options.slots;  // context/context.cpp
+  return options;
+}
+
+// Of one node, with the options that a context of several nodes has.
+Bytes bytes_of_node(int ranks, int nodes, uint32_t wire_dtype) {
+  const hsgd_options options = hsgd::with_wire_slots(nodes, options_with(wire_dtype));
   hsgd::Place place;
   place.size = ranks * nodes;
   place.local_size = ranks;
   place.node_count = nodes;
-  place.leaders = nodes > 1 ? std::min(ranks, 8) : 0;
+  place.leaders = nodes > 1 ? std::min(ranks, hsgd::kMostLeaders) : 0;
   for (int rank = 0; nodes > 1 && rank < place.size; ++rank) {
     place.node_of_rank.push_back(rank / ranks);
   }
@@ -103,4 +108,36 @@ TEST("what leaders hold does not grow with the number of nodes") {
   const Bytes few = bytes_of_node(64, 64, HSGD_FLOAT32);
   const Bytes many = bytes_of_node(64, 1024, HSGD_FLOAT32);
   CHECK(static_cast<double>(many.own) < 1.5 * static_cast<double>(few.own));
+}
+
+TEST("a plan says what a communicator would take") {
+  for (const uint32_t wire_dtype : {uint32_t{HSGD_FLOAT32}, uint32_t{HSGD_BFLOAT16}}) {
+    for (const int ranks : {1, 2, 28, 128}) {
+      for (const int nodes : {1, 2, 17, 100, 1024}) {
+        const Bytes bytes = bytes_of_node(ranks, nodes, wire_dtype);
+        const auto counted = static_cast<double>(bytes.shared + bytes.own);
+        const hsgd_allreduce_plan plan =
+            hsgd::plan_allreduce(options_with(wire_dtype), nodes, ranks, 1 << 20);
+        const auto planned = static_cast<double>(plan.memory_bytes);
+        // Headers and tables come on top.
+        if (!CHECK(planned <= counted && counted <= planned + 2e6)) {
+          std::printf("%d nodes of %d ranks: %g bytes counted, %g planned\n", nodes, ranks, counted,
+                      planned);
+        }
+      }
+    }
+  }
+}
+
+TEST("a plan follows the sizes and the rounds of a communicator") {
+  const hsgd_options options = options_with(HSGD_FLOAT32);
+  const hsgd_allreduce_plan here = hsgd::plan_allreduce(options, 1, 8, 64 << 20);
+  CHECK(here.rounds == 0 && here.messages == 0 && here.leaders == 0 && here.steps > 1);
+  const hsgd_allreduce_plan direct = hsgd::plan_allreduce(options, 2, 8, 64 << 20);
+  CHECK(direct.rounds == 1 && direct.messages == 1 && direct.leaders == 8);
+  const hsgd_allreduce_plan small = hsgd::plan_allreduce(options, 64, 8, 8);
+  CHECK(small.steps == 0 && small.leaders == 1);
+  CHECK(small.messages == hsgd::RoundSchedule(64, static_cast<int>(options.wire_radix)).messages());
+  CHECK_THROWS(hsgd::plan_allreduce(options, 0, 8, 8), "at least 1 of both");
+  CHECK_THROWS(hsgd::plan_allreduce(options, 1 << 20, 1 << 20, 8), "at least 1 of both");
 }

@@ -1,0 +1,36 @@
+"""The core's options as a Config sets them.
+
+Owns the codes of choices. Never reads the environment: Config does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hsgd.config import Config
+
+if TYPE_CHECKING:
+    from hsgd import _native
+
+__all__ = ["native_options"]
+
+_WIRE_DTYPES = {"none": 0, "float16": 2, "bfloat16": 3}  # codes of hsgd_dtype
+_STORES = {"ordinary": 0, "nontemporal": 1, "auto": 2}
+
+
+def native_options(config: Config) -> _native.Options:
+    """What a communicator of this process is made with; local."""
+    from hsgd import _native
+
+    options = _native.Options()
+    options.timeout_s = config.timeout_s
+    options.oneshot_bytes = config.oneshot_bytes
+    options.chunk_bytes = config.chunk_bytes
+    options.wire_oneshot_bytes = config.wire_oneshot_bytes
+    options.wire_chunk_bytes = config.wire_chunk_bytes
+    options.wire_radix = config.wire_radix
+    options.wire_dtype = _WIRE_DTYPES[config.wire_dtype]
+    options.slots = config.slots
+    options.spin = config.spin
+    options.nontemporal = _STORES[config.store]
+    return options
