@@ -21,7 +21,7 @@ BIN := $(abspath $(VENV))/bin
 PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHANGED := $(BIN)/python tests/changed.py
-CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c tests/mpi_programs/*.[ch] tests/foreign/*.c)
+CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c benchmarks/native/simulation/*.cpp benchmarks/native/simulation/*.hpp tests/mpi_programs/*.[ch] tests/foreign/*.c)
 SOURCES := setup.py pyproject.toml hsgd/launch/launch_hook.py hsgd/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
 # The stamp changes its name with the choice of torch and MPI.
 BASE := $(VENV)/.base-$(shell echo '$(HSGD_TORCH) $(HSGD_MPI)' | cksum | cut -d ' ' -f 1)

@@ -40,6 +40,13 @@ CORE_ROOMS = (
     *("base", "os", "kernels", "rendezvous", "node", "internode", "context", "collectives"),
     *("communicator", "box", "onesided", "tcp", "tree", "capi"),
 )
+SIMULATION = Path("benchmarks/native/simulation")
+SIMGRID_MPI = "/usr/include/smpi"
+# What simulated_time.cpp has instead: ranks of the simulator are coroutines of one process.
+SIMULATED = (
+    *("PMPI_Testsome", "PMPI_Isend", "sched_yield", "nanosleep", "syscall"),
+    "_ZNSt6chrono3_V212steady_clock3nowEv",
+)
 MPI_ROOMS = ("mpi", "mpi_setup")
 MPI_LIBRARIES = {"libhsgd_mpi.so", "libhsgd_pmpi.so", "libhsgd_preload.so"}
 BASE_FLAGS = (
@@ -375,6 +382,43 @@ class BuildNativeTests(Command):
                 builder.link_program(program, support, core)
 
 
+class BuildSimulation(Command):
+    """benchmarks/native/simulation as a program: the core and its messages over MPI, unchanged,
+    with what waits and tells the time exchanged by the linker. Linked with the objects themselves:
+    only calls between them can be exchanged.
+    """
+
+    description = "build the simulator of many nodes into build/simulation (needs SimGrid)"
+    user_options: ClassVar[list[Any]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        if not Path(SIMGRID_MPI, "mpi.h").is_file():
+            sys.exit(f"hsgd: error: no {SIMGRID_MPI}/mpi.h; install SimGrid (libsimgrid-dev)")
+        output = ROOT / "build" / "simulation"
+        output.mkdir(parents=True, exist_ok=True)
+        builder = Builder(find_compiler(), output, objects_folder())
+        flags = ("-isystem", SIMGRID_MPI)
+        core = core_library()
+        over_mpi = Library("simulation-mpi", sources_of("mpi"), flags)
+        sources = sorted(path.relative_to(ROOT) for path in (ROOT / SIMULATION).glob("*.cpp"))
+        main = SIMULATION / "simulate.cpp"
+        program = Library("simulation-program", (main,), flags)
+        wrapped = tuple(f"-Wl,--wrap={name}" for name in SIMULATED)
+        rest = Library(
+            "simulation-rest",
+            tuple(path for path in sources if path != main),
+            flags,
+            ("-lsimgrid", *wrapped),
+        )
+        with locked(builder.objects):
+            builder.compile_sources([core, over_mpi, program, rest])
+            builder.link_program(program, rest, over_mpi, core)
+
+
 class FaultPointBuilder(Builder):
     """Compiles anew only what has points; the rest are the objects of the ordinary build."""
 
@@ -443,5 +487,6 @@ setup(
         "build_py": BuildPackages,
         "fault_points": BuildFaultPoints,
         "native_test": BuildNativeTests,
+        "simulation": BuildSimulation,
     },
 )

@@ -1,0 +1,61 @@
+"""The simulator of many nodes runs hsgd's own code: right values, as many messages as promised."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation import runs
+from simulation.platforms import platform
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def simulator() -> None:
+    """The program, built where SimGrid is installed."""
+    if shutil.which("smpirun") is None:
+        pytest.skip("needs SimGrid (libsimgrid-dev)")
+    command = [sys.executable, "setup.py", "--quiet", "simulation"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=280, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("operation", list(runs.PEERS))
+def test_values_are_right_in_the_simulator(operation: str) -> None:
+    sizes = [1024, 1 << 20]
+    rows = list(runs.simulate(platform("fat_tree", 16), operation, runs.hsgd_form(4), sizes))
+    assert [row["bytes"] for row in rows] == sizes
+    assert all(row["right"] is True for row in rows)
+
+
+# docs/scale.md: N - 1 messages up to the radix, else the sum of (size - 1) over the rounds; a small
+# allreduce takes m of them, a step of a large one 2 m, after m for the headers.
+@pytest.mark.parametrize(("nodes", "radix", "messages"), [(16, 16, 15), (16, 4, 6), (64, 16, 14)])
+def test_ranks_send_as_many_messages_as_the_schedule_says(
+    nodes: int, radix: int, messages: int
+) -> None:
+    small, large = runs.simulate(
+        platform("fat_tree", nodes), "allreduce", runs.hsgd_form(radix), [8, 64 << 10]
+    )
+    assert small["messages"] == messages
+    assert large["messages"] == 3 * messages
+
+
+def test_predictions_grow_with_the_size() -> None:
+    sizes = [8, 4096, 64 << 10, 1 << 20]
+    rows = runs.simulate(platform("torus", 16), "allreduce", runs.hsgd_form(16), sizes)
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+def test_an_unknown_argument_is_refused_in_one_line() -> None:
+    done = subprocess.run(
+        [str(runs.PROGRAM), "none.xml", "radix"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "radix is not understood" in done.stderr
