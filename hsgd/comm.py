@@ -23,6 +23,8 @@ from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
 from hsgd.job import ending, launcher_variables, torchrun
+from hsgd.job.board import Board
+from hsgd.job.tcp_meeting import meet_over_store, meet_within
 from hsgd.native_options import native_options
 from hsgd.trace.records import Record, Span
 
@@ -41,6 +43,10 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64",
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/include/hsgd_core.h
 _ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
 _REFUSED_S = 1.0  # ranks that refuse a communicator do so together
+_EQUAL = (
+    *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
+    *("wire_dtype", "slots", "store"),
+)
 Array = TypeVar("Array")
 
 # Closed before the interpreter ends: a rank that leaves without closing looks like one that died.
@@ -61,8 +67,8 @@ class Comm(Closing):
     """A communicator. `Comm()` is collective over all ranks of the job, `Comm(comm)` over an mpi4py
     communicator.
 
-    comm: mpi4py intracommunicator, duplicated; None is MPI.COMM_WORLD, or under torchrun on one
-        node all its workers, without MPI.
+    comm: mpi4py intracommunicator, duplicated; None is MPI.COMM_WORLD, or under torchrun all its
+        workers, without MPI: see over_store().
     config: settings, equal on all ranks; None reads the environment.
 
     All methods that communicate are collective, blocking, release the GIL, and serve threads one at
@@ -77,7 +83,7 @@ class Comm(Closing):
     then broken) and SignatureMismatch (on all ranks, before data is mixed; the communicator stays
     usable). The constructor raises MissingExtra without mpi4py, and LaunchError when hsgd was built
     for another MPI than mpi4py runs, when MPI sees one rank where the launcher started more, and
-    under torchrun on several nodes.
+    where torchrun's store is out of reach.
     """
 
     _serials = 0
@@ -87,8 +93,15 @@ class Comm(Closing):
         config = Config.from_env() if config is None else config
         worker = launcher_variables.torchrun() if comm is None else None
         if worker is not None:
-            path = torchrun.meeting_point(worker, next(Comm._torchrun_meetings), config.timeout_s)
-            self._keep_local(path, worker.rank, worker.size, config)
+            number = next(Comm._torchrun_meetings)
+            if worker.local_size == worker.size:
+                path = torchrun.meeting_point(worker, number, config.timeout_s)
+                self._keep_local(path, worker.rank, worker.size, config)
+                return
+            store = torchrun.store(config.timeout_s)
+            prefix = torchrun.prefix_of(number)
+            board = _board(store, (worker.rank, worker.size), prefix, config.timeout_s, "Comm")
+            self._keep_over_store(board, config)
             return
         try:
             from mpi4py import MPI
@@ -144,6 +157,48 @@ class Comm(Closing):
             raise ValueError(f"Comm.local: path {str(path)!r} has a NUL character")
         place = c_int("Comm.local: rank", rank), c_int("Comm.local: size", size)
         self._keep(_native.Comm.local(str(path), *place, native_options(config)))
+        self._config = config
+
+    @classmethod
+    def over_store(
+        cls,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        prefix: str = "hsgd/comm",
+        timeout_s: float | None = None,
+        config: Config | None = None,
+    ) -> Comm:
+        """A communicator of `size` processes on any nodes, without MPI; collective, blocking.
+
+        Ranks that share a node find that out by connecting to one another, and use shared memory;
+        between nodes the first ranks of each carry data over TCP, IPv4 or IPv6, at the interfaces
+        of `config.interfaces`. Results are the same bits as over MPI.
+        store: where the ranks tell one another their addresses, and secrets: one of
+        torch.distributed, or what has its methods set(key, text), get(key), add(key, number),
+        check(keys) and wait(keys, timedelta). Nobody else may read it. Not used afterwards.
+        prefix: of the keys, the same on all ranks. Meetings under one prefix come one after
+        another, in the same order on all ranks.
+        timeout_s: of the meeting; None is `config.timeout_s`, that of each collective.
+        Raises ValueError for a wrong rank, sizes or settings that differ, and interfaces that are
+        not there; CollectiveTimeout naming ranks that did not come, or, as PeerLost, that cannot
+        be reached; SharedMemoryError; and what the store raises.
+        """
+        self = cls.__new__(cls)
+        config = Config.from_env() if config is None else config
+        limit_s = config.timeout_s if timeout_s is None else float(timeout_s)
+        place = c_int("Comm.over_store: rank", rank), c_int("Comm.over_store: size", size)
+        if not 0 <= rank < size:
+            raise ValueError(
+                f"Comm.over_store: rank {rank} of {size}: give a size of at least 1 and a rank "
+                "from 0 to size - 1"
+            )
+        self._keep_over_store(_board(store, place, prefix, limit_s, "Comm.over_store"), config)
+        return self
+
+    def _keep_over_store(self, board: Board, config: Config) -> None:
+        self._keep(meet_over_store(board, native_options(config), _equal(config), _names(config)))
         self._config = config
 
     _mpi: Any = None  # the mpi4py communicator, over MPI
@@ -458,23 +513,39 @@ class Comm(Closing):
         color: 0 to 2**31 - 1; ranks with None or a negative color take part in the call only.
         key: a C int; ranks are ordered by it, then by their rank here.
         Returns the new communicator, which has the settings of this one and lives on its own, or
-        None. Over several nodes this calls Split of the mpi4py communicator, which must not be
-        freed before. When a rank cannot take part, all of its color get the error, and this
+        None. Over MPI and several nodes this calls Split of the mpi4py communicator, which must not
+        be freed before. When a rank cannot take part, all of its color get the error, and this
         communicator goes on.
         """
         if color is not None and not whole("split: color", color) <= INT_MAX:
             raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
         key = c_int("split: key", key)
         color = -1 if color is None or color < 0 else int(color)
-        if self.cross_size > 1:
+        if self.cross_size > 1 and self._mpi is not None:
             return self._split_mpi(color, key)
-        native = self._native.split(color, key)
+        if self.cross_size > 1:
+            native = self._split_tcp(color, key)
+        else:
+            native = self._native.split(color, key)
         if native is None:
             return None
         part = Comm.__new__(Comm)
         part._keep(native)
         part._config = self._config
         return part
+
+    def _split_tcp(self, color: int, key: int) -> _native.Comm | None:
+        """Several nodes without MPI: the ranks tell one another over this communicator."""
+        choices = self.allgather_object((color, key), "split")
+        members = [rank for rank, choice in enumerate(choices) if 0 <= color == choice[0]]
+        members.sort(key=lambda rank: choices[rank][1])  # stable: then by rank
+        return meet_within(
+            lambda value: self.allgather_object(value, "split, how to meet"),
+            members,
+            (self.rank, self.nodes),
+            native_options(self._config),
+            self.interfaces,
+        )
 
     def _split_mpi(self, color: int, key: int) -> Comm | None:
         """Several nodes. MPI's Split has no deadline: all ranks meet here before."""
@@ -651,6 +722,11 @@ class Comm(Closing):
         return self._config.timeout_s
 
     @property
+    def interfaces(self) -> str:
+        """Interfaces over which TCP goes to other nodes, see `Config.interfaces`."""
+        return _names(self._config)
+
+    @property
     def leaders(self) -> int:
         """Local ranks per node that carry data between nodes; 0 on one node."""
         return self._place.leaders
@@ -661,6 +737,20 @@ class Comm(Closing):
 
     def __reduce__(self) -> str:
         raise TypeError("a Comm cannot be pickled; make one in each process")
+
+
+def _board(store: Any, place: tuple[int, int], prefix: str, timeout_s: float, caller: str) -> Board:
+    """place: rank and size."""
+    return Board(store, place[0], range(place[1]), timeout_s, prefix=prefix, caller=caller)
+
+
+def _equal(config: Config) -> dict[str, Any]:
+    """Settings that all ranks of a communicator must have alike."""
+    return {name: getattr(config, name) for name in _EQUAL}
+
+
+def _names(config: Config) -> str:
+    return config.interfaces or ""
 
 
 def _numpy_name(dtype: Any) -> str:

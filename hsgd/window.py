@@ -91,6 +91,7 @@ class NotifiedWindow(Closing):
             sockets=self._network == "sockets",
             forgiving=forgiving,
             slice_bytes=natural("NotifiedWindow: slice_bytes", slice_bytes),
+            interfaces=comm.interfaces,
         )
         self._native: _native.NotifiedWindow = comm.make_window(self, options)
         self._rank, self._slots = comm.rank, slots

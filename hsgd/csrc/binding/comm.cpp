@@ -76,6 +76,43 @@ class MpiLibrary {
   decltype(&hsgd_mpi_rma_create) rma_;
 };
 
+// What a rank needs that carries data between nodes over TCP.
+class Leader {
+ public:
+  explicit Leader(const std::string& interfaces) {
+    hsgd_leader* leader = nullptr;
+    call_core(
+        [&](hsgd_error* error) { return hsgd_leader_create(interfaces.c_str(), &leader, error); });
+    leader_.reset(leader);
+  }
+
+  nb::bytes address() const {
+    std::vector<char> bytes(hsgd_leader_address_bytes());
+    hsgd_leader_address(leader_.get(), bytes.data());
+    return nb::bytes(bytes.data(), bytes.size());
+  }
+
+  // `addresses`: of the leaders, by node, one behind the other.
+  void connect(const nb::bytes& addresses, const std::vector<int>& ranks, int node,
+               const hsgd_options& options) const {
+    if (addresses.size() != ranks.size() * hsgd_leader_address_bytes()) {
+      throw nb::value_error("addresses: not one for each node");
+    }
+    const std::string bytes(addresses.c_str(), addresses.size());
+    call_core([&](hsgd_error* error) {
+      return hsgd_leader_connect(leader_.get(), bytes.data(), ranks.data(),
+                                 static_cast<int>(ranks.size()), node, &options, error);
+    });
+  }
+
+  hsgd_leader* get() const { return leader_.get(); }
+  void give_away() { static_cast<void>(leader_.release()); }
+
+ private:
+  std::unique_ptr<hsgd_leader, decltype(&hsgd_leader_destroy)> leader_{nullptr,
+                                                                       hsgd_leader_destroy};
+};
+
 class Comm {
  public:
   explicit Comm(hsgd_comm* comm) : comm_(comm, hsgd_comm_destroy) {
@@ -94,6 +131,19 @@ class Comm {
     call_core([&](hsgd_error* error) {
       return hsgd_comm_create_local(path.c_str(), rank, size, &options, &comm, error);
     });
+    return Comm(comm);
+  }
+
+  // `leader`: on those that lead between nodes, which then is of no further use.
+  static Comm over_tcp(const std::string& path, const std::vector<int>& node_of_rank, int rank,
+                       Leader* leader, const hsgd_options& options) {
+    hsgd_comm* comm = nullptr;
+    call_core([&](hsgd_error* error) {
+      return hsgd_comm_create_over_tcp(
+          path.c_str(), node_of_rank.data(), rank, static_cast<int>(node_of_rank.size()),
+          leader == nullptr ? nullptr : leader->get(), &options, &comm, error);
+    });
+    if (leader != nullptr) leader->give_away();
     return Comm(comm);
   }
 
@@ -282,6 +332,8 @@ void bind_comm(nb::module_& module) {
   def_collectives(comm);
   comm.def_static("local", &Comm::local, nb::arg("path"), nb::arg("rank"), nb::arg("size"),
                   nb::arg("options"))
+      .def_static("over_tcp", &Comm::over_tcp, nb::arg("path"), nb::arg("node_of_rank"),
+                  nb::arg("rank"), nb::arg("leader").none(), nb::arg("options"))
       .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),
            nb::arg("once_per_node"), nb::arg("name").none())
       .def("split", &Comm::split, nb::arg("color"), nb::arg("key"))
@@ -299,6 +351,13 @@ void bind_comm(nb::module_& module) {
       .def("counters", &Comm::counters)
       .def("keep_records", &Comm::keep_records, nb::arg("capacity"))
       .def("take_records", &Comm::take_records);
+
+  nb::class_<Leader>(module, "Leader")
+      .def(nb::init<const std::string&>(), nb::arg("interfaces"))
+      .def("address", &Leader::address)
+      .def("connect", &Leader::connect, nb::arg("addresses"), nb::arg("ranks"), nb::arg("node"),
+           nb::arg("options"));
+  module.def("most_leaders", &hsgd_most_leaders);
 
   nb::class_<Request>(module, "Request")
       .def("done", &Request::done)

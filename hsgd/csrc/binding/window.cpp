@@ -169,16 +169,17 @@ void bind_window(nb::module_& module) {
       .def(
           "__init__",
           [](WindowOptions* self, uint64_t segment_bytes, uint32_t slots, uint32_t queue,
-             double timeout_s, bool remote_only, bool sockets, bool forgiving,
-             uint64_t slice_bytes) {
+             double timeout_s, bool remote_only, bool sockets, bool forgiving, uint64_t slice_bytes,
+             const std::string& interfaces) {
             new (self)
                 WindowOptions{{segment_bytes, slots, queue, timeout_s, remote_only, forgiving},
                               sockets,
-                              slice_bytes};
+                              slice_bytes,
+                              interfaces};
           },
           nb::kw_only(), nb::arg("segment_bytes"), nb::arg("slots"), nb::arg("queue"),
           nb::arg("timeout_s"), nb::arg("remote_only"), nb::arg("sockets"), nb::arg("forgiving"),
-          nb::arg("slice_bytes"))
+          nb::arg("slice_bytes"), nb::arg("interfaces"))
       .def_ro("sockets", &WindowOptions::sockets)
       .def_prop_ro("remote_only",
                    [](const WindowOptions& self) { return self.settings.remote_only; });

@@ -1,6 +1,7 @@
 // Bounds, addresses and the choice of a network.
 #include "capi/open_window.hpp"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -10,23 +11,37 @@
 namespace hsgd {
 namespace {
 
-// Collective when it is called: all ranks tell all where they are. `remote_only`: ranks of one node
-// connect to one another, too.
+// Collective when it is called: all ranks tell all where they are. With `remote_only` ranks of one
+// node connect to one another, too.
 NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings settings,
-                                     bool remote_only) {
+                                     const WindowOptions& options) {
+  const bool remote_only = options.settings.remote_only;
   const hsgd_topology own = communicator.topology();
   for (int rank = 0; rank < own.size; ++rank) {
     const bool is_near = communicator.local_rank_of(rank) >= 0;
     settings.connect.push_back(remote_only ? rank != own.rank : !is_near);
   }
-  return [&communicator, settings](void* base, size_t bytes) {
+  return [&communicator, settings, &options](void* base, size_t bytes) {
     const hsgd_topology place = communicator.topology();
-    SocketListener listener;
+    std::optional<SocketListener> listener;
+    std::optional<Error> failure;
+    try {
+      listener.emplace(options.interfaces);
+    } catch (const Error& error) {  // the others wait for this rank
+      failure = error;
+    }
+    const SocketPlace own = listener ? listener->place() : SocketPlace{};
     std::vector<SocketPlace> places(static_cast<size_t>(place.size));
     const std::vector<uint64_t> counts(places.size(), sizeof(SocketPlace));
     const hsgd_label label = {"window addresses", nullptr, 0};
-    communicator.allgather(&listener.place(), places.data(), counts.data(), HSGD_UINT8, &label);
-    return make_socket_rma(std::move(listener), std::move(places), place.rank, base, bytes,
+    communicator.allgather(&own, places.data(), counts.data(), HSGD_UINT8, &label);
+    if (failure) throw Error(*failure);
+    for (size_t rank = 0; rank < places.size(); ++rank) {
+      if (places[rank].port != 0) continue;
+      throw Error(HSGD_ERR_SYSTEM, static_cast<int>(rank),
+                  text("NotifiedWindow: rank %zu cannot be reached over TCP; it says why", rank));
+    }
+    return make_socket_rma(std::move(*listener), std::move(places), place.rank, base, bytes,
                            settings);
   };
 }
@@ -77,7 +92,7 @@ std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
   if (far && options.sockets) {
     SocketSettings sockets{settings.forgiving, options.slice_bytes};
     sockets.timeout_s = settings.timeout_s;
-    make = over_sockets(communicator, std::move(sockets), settings.remote_only);
+    make = over_sockets(communicator, std::move(sockets), options);
   } else if (far) {
     if (over_mpi == nullptr) {
       throw Error(HSGD_ERR_ARGUMENT, -1,

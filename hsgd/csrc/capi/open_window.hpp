@@ -6,6 +6,7 @@
 #define HSGD_CAPI_OPEN_WINDOW_HPP_
 
 #include <memory>
+#include <string>
 
 #include "onesided/notified_window.hpp"
 
@@ -14,9 +15,10 @@ namespace hsgd {
 // The same on all ranks.
 struct WindowOptions {
   NotifiedWindow::Settings settings;
-  bool sockets;          // between nodes over TCP, not MPI
-  uint64_t slice_bytes;  // over TCP a write goes in slices of so many; the kernel is given up to
-                         // four ahead of what it has sent
+  bool sockets;            // between nodes over TCP, not MPI
+  uint64_t slice_bytes;    // over TCP a write goes in slices of so many; the kernel is given up to
+                           // four ahead of what it has sent
+  std::string interfaces;  // over TCP; see find_addresses()
 };
 
 // Throws HSGD_ERR_ARGUMENT for values that cannot work.

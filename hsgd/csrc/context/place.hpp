@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "hsgd_core.h"
+
 namespace hsgd {
 
 // More leaders than this per node add messages, not bandwidth.
@@ -24,6 +26,9 @@ struct Place {
   bool (*is_foreign_thread)() = nullptr;
   std::string why_foreign;
 };
+
+// That of `rank` where each rank is on this node: nodes are numbered by their first ranks.
+HSGD_API Place place_on(std::vector<int> node_of_rank, int rank);
 
 }  // namespace hsgd
 

@@ -174,6 +174,34 @@ HSGD_API int hsgd_plan_allreduce(const hsgd_options* options, int nodes, int ran
 HSGD_API int hsgd_comm_create_local(const char* path, int rank, int size,
                                     const hsgd_options* options, hsgd_comm** comm, hsgd_error* err);
 
+/* --- ranks of several nodes over TCP, without MPI --- */
+
+/* What a rank needs that carries data between nodes, a leader: an address at which the leaders of
+ * other nodes find it, and connections to them. Leaders are the first `leaders` ranks of each node,
+ * as many as the smallest node has, and at most hsgd_most_leaders(); those with one local rank
+ * connect to one another. */
+typedef struct hsgd_leader hsgd_leader;
+HSGD_API int hsgd_most_leaders(void);
+HSGD_API size_t hsgd_leader_address_bytes(void);
+/* Local. Listens at the interfaces that are named, separated by commas; "" or NULL: at all but
+ * loopback. */
+HSGD_API int hsgd_leader_create(const char* interfaces, hsgd_leader** leader, hsgd_error* err);
+/* Local. Fills hsgd_leader_address_bytes() bytes, which go to the other leaders by a way of the
+ * caller's that nobody else reads: they hold the secret by which leaders know one another. */
+HSGD_API void hsgd_leader_address(const hsgd_leader* leader, void* address);
+/* Collective over the leaders with one local rank, blocking, with options->timeout_s as deadline.
+ * `addresses` and world `ranks` of all of them, by node; `node` is the own one. Once. */
+HSGD_API int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, const int32_t* ranks,
+                                 int nodes, int node, const hsgd_options* options, hsgd_error* err);
+/* Local; NULL is nothing. Not needed where a communicator was made of it. */
+HSGD_API void hsgd_leader_destroy(hsgd_leader* leader);
+/* Collective over all ranks, blocking. `node_of_rank`: `size` entries; nodes are numbered by their
+ * first ranks. `path`: as of hsgd_comm_create_local, the same on all ranks of a node, another one
+ * on each. `leader`: connected, on leaders of several nodes, else NULL; taken on success. */
+HSGD_API int hsgd_comm_create_over_tcp(const char* path, const int32_t* node_of_rank, int rank,
+                                       int size, hsgd_leader* leader, const hsgd_options* options,
+                                       hsgd_comm** comm, hsgd_error* err);
+
 /* Local. Unmaps the segments. Waits for nobody, except for requests that are open, which it
  * finishes (each has its deadline). Peers that call more collectives than this rank did get
  * HSGD_ERR_PEER_LOST, those of other nodes when the leaders of this node have left, or called one,

@@ -63,17 +63,8 @@ void note_threads(int level, Wanted wanted, Place* place) {
 }
 
 Place find_place(Steps& steps, const Nodes& nodes, Wanted wanted) {
-  Place place;
-  place.rank = steps.rank();
-  place.size = steps.size();
-  const auto me = std::find(nodes.ranks.begin(), nodes.ranks.end(), place.rank);
-  place.local_rank = static_cast<int>(me - nodes.ranks.begin());
-  place.local_size = static_cast<int>(nodes.ranks.size());
-  place.node_rank = nodes.node_of_rank[static_cast<size_t>(place.rank)];
-  place.node_count = nodes.count;
+  Place place = place_on(nodes.node_of_rank, steps.rank());
   if (place.node_count == 1) return place;
-  place.node_of_rank = nodes.node_of_rank;
-  place.leaders = std::min(nodes.least_ranks, kMostLeaders);
   static_assert(MPI_THREAD_MULTIPLE > MPI_THREAD_SINGLE, "levels rise");
   const auto lacks = static_cast<uint64_t>(MPI_THREAD_MULTIPLE - thread_level());
   const uint64_t most = steps.greatest(lacks, "told their level of threads");

@@ -1,15 +1,12 @@
 // Addresses of this node, and one port that is free at all of them.
 #include "tcp/listener.hpp"
 
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <memory>
-#include <set>
+#include <cstddef>
 #include <utility>
 
 #include "base/error.hpp"
@@ -23,71 +20,25 @@ constexpr int kBacklog = 1024;
 // The kernel gives a port that is free at the first address; at another one it may be taken.
 constexpr int kTries = 32;
 
-sockaddr_in at(uint32_t host, uint32_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = static_cast<in_port_t>(port);
-  address.sin_addr.s_addr = host;
-  return address;
-}
-
 uint32_t port_of(const Fd& fd) {
-  sockaddr_in address{};
+  sockaddr_storage address{};
   socklen_t size = sizeof address;
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
     fail_system("getsockname");
   }
-  return address.sin_port;
-}
-
-// Of interfaces that are up; loopback only on a machine without a network, where nothing else is of
-// use.
-void find_addresses(SocketPlace* place) {
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) fail_system("getifaddrs");
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(all, ::freeifaddrs);
-  auto& found = place->addresses;
-  size_t count = 0;
-  for (const bool loopback : {false, true}) {
-    if (loopback && count > 0) break;
-    for (const ifaddrs* each = all; each != nullptr && count < found.size();
-         each = each->ifa_next) {
-      if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != AF_INET) continue;
-      if ((each->ifa_flags & IFF_UP) == 0 || ((each->ifa_flags & IFF_LOOPBACK) != 0) != loopback) {
-        continue;
-      }
-      const auto host = reinterpret_cast<const sockaddr_in*>(each->ifa_addr)->sin_addr.s_addr;
-      const auto mask = reinterpret_cast<const sockaddr_in*>(each->ifa_netmask)->sin_addr.s_addr;
-      const auto end = found.begin() + static_cast<std::ptrdiff_t>(count);
-      const bool twice =
-          std::any_of(found.begin(), end, [&](const auto& one) { return one.host == host; });
-      if (!twice && host != 0) found[count++] = {host, mask};
-    }
-  }
+  // The port lies at the same place in both.
+  static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+  return reinterpret_cast<const sockaddr_in*>(&address)->sin_port;
 }
 
 }  // namespace
 
-// Not an address that both have, as bridges of containers do on every host, unless nothing else is
-// shared.
-uint32_t reach(const SocketPlace& from, const SocketPlace& to) {
-  uint32_t both = 0;
-  for (const auto& own : from.addresses) {
-    for (const auto& other : to.addresses) {
-      if (own.host == 0 || other.host == 0) continue;
-      if ((own.host & own.mask) != (other.host & own.mask)) continue;
-      const bool ours = std::any_of(from.addresses.begin(), from.addresses.end(),
-                                    [&](const auto& mine) { return mine.host == other.host; });
-      if (!ours) return other.host;
-      both = other.host;
-    }
-  }
-  if (both != 0) return both;
-  return to.addresses.front().host;
+SocketAddress reach(const SocketPlace& from, const SocketPlace& to) {
+  return socket_address(reach(from.addresses, to.addresses), to.port);
 }
 
-SocketListener::SocketListener() {
-  find_addresses(&place_);
+SocketListener::SocketListener(const std::string& interfaces) {
+  place_.addresses = find_addresses(interfaces);
   draw_random(place_.token.data(), place_.token.size());
   int tries = kTries;
   while (!bind_all()) {
@@ -100,10 +51,10 @@ bool SocketListener::bind_all() {
   fds_.clear();
   place_.port = 0;
   for (const auto& address : place_.addresses) {
-    if (address.host == 0) break;
-    Fd fd = new_tcp_socket();
-    const sockaddr_in wanted = at(address.host, place_.port);
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&wanted), sizeof wanted) != 0) {
+    if (address.version == 0) break;
+    Fd fd = new_tcp_socket(family_of(address));
+    const SocketAddress wanted = socket_address(address, place_.port);
+    if (::bind(fd.get(), wanted.get(), wanted.bytes) != 0) {
       if (errno == EADDRINUSE && place_.port != 0) return false;
       fail_system("bind");
     }
@@ -113,15 +64,25 @@ bool SocketListener::bind_all() {
   return true;
 }
 
+std::vector<Fd> SocketListener::listen() {
+  for (const Fd& fd : fds_) {
+    if (::listen(fd.get(), kBacklog) != 0) fail_system("listen");
+  }
+  return std::move(fds_);
+}
+
 std::vector<Fd> SocketListener::listen(const std::vector<SocketPlace>& places,
                                        const std::vector<bool>& connect) {
-  std::set<uint32_t> used;
+  std::vector<IpAddress> used;
   for (size_t from = 0; from < places.size(); ++from) {
-    if (connect[from]) used.insert(reach(places[from], place_));
+    if (connect[from]) used.push_back(reach(places[from].addresses, place_.addresses));
   }
   std::vector<Fd> open;
   for (size_t i = 0; i < fds_.size(); ++i) {
-    if (used.count(place_.addresses[i].host) == 0) continue;
+    const bool is_used = std::any_of(used.begin(), used.end(), [&](const IpAddress& one) {
+      return is_same_host(one, place_.addresses[i]);
+    });
+    if (!is_used) continue;
     if (::listen(fds_[i].get(), kBacklog) != 0) fail_system("listen");
     open.push_back(std::move(fds_[i]));
   }

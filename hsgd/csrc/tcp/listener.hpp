@@ -6,40 +6,38 @@
 #ifndef HSGD_TCP_LISTENER_HPP_
 #define HSGD_TCP_LISTENER_HPP_
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "os/shared_memory.hpp"
+#include "tcp/address.hpp"
 #include "tcp/frames.hpp"
 
 namespace hsgd {
 
 // What all ranks tell one another at set-up, byte by byte.
 struct SocketPlace {
-  struct Address {
-    uint32_t host;  // IPv4, network order; 0: none
-    uint32_t mask;
-  };
-  std::array<Address, 8> addresses;
+  IpAddresses addresses;
   SocketToken token;  // who does not know it is no rank
-  uint32_t port;      // network order
+  uint32_t port;      // network order, at all addresses
   uint32_t reserved;
 };
-static_assert(sizeof(SocketPlace) == 88, "is exchanged as bytes");
+static_assert(sizeof(SocketPlace) == 184, "is exchanged as bytes");
 
-// The address of `to` that `from` connects to: one that lies in a network of its own, or else the
-// first. 0: there is none.
-uint32_t reach(const SocketPlace& from, const SocketPlace& to);
+// Where `from` connects to `to`.
+SocketAddress reach(const SocketPlace& from, const SocketPlace& to);
 
 class SocketListener {
  public:
-  SocketListener();  // throws HSGD_ERR_SYSTEM
+  // `interfaces`: as of find_addresses(), and throws what that does.
+  explicit SocketListener(const std::string& interfaces = "");
   const SocketPlace& place() const { return place_; }
   // The sockets at the addresses that the ranks use which `connect`, by rank, listening; the rest
   // is closed. Throws HSGD_ERR_SYSTEM.
   std::vector<Fd> listen(const std::vector<SocketPlace>& places, const std::vector<bool>& connect);
+  // Those at all addresses, for who does not know the others' places yet. Throws HSGD_ERR_SYSTEM.
+  std::vector<Fd> listen();
 
  private:
   bool bind_all();

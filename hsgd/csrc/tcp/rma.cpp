@@ -243,30 +243,22 @@ class SocketRma final : public Rma {
 
   // A socket in the poll that is being connected; invalid: errno says why not.
   Fd begin_connection(int target) const {
-    Fd connection = new_tcp_socket();
+    const SocketAddress address = address_of(target);
+    Fd connection = new_tcp_socket(address.storage.ss_family);
     const int fd = connection.get();
     set_tcp_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_tcp_option(
         fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
         static_cast<int>(std::min(kNotSentSlices * settings_.slice_bytes, kMostNotSent)));
     watch_host(fd, settings_.timeout_s, TcpEnd::kWrites);
-    const sockaddr_in address = address_of(target);
-    const bool begun =
-        ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
-        errno == EINPROGRESS;
+    const bool begun = ::connect(fd, address.get(), address.bytes) == 0 || errno == EINPROGRESS;
     if (!begun) return Fd();
     follow(fd, EPOLLOUT | EPOLLIN);
     return connection;
   }
 
-  sockaddr_in address_of(int target) const {
-    const SocketPlace& to = places_[static_cast<size_t>(target)];
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = static_cast<in_port_t>(to.port);
-    address.sin_addr.s_addr = reach(places_[static_cast<size_t>(rank_)], to);
-    return address;
-  }
+  const SocketPlace& place_of(int rank) const { return places_[static_cast<size_t>(rank)]; }
+  SocketAddress address_of(int target) const { return reach(place_of(rank_), place_of(target)); }
 
   void finish(const std::vector<Ticket>& tickets) {
     if (tickets.empty()) return;
@@ -305,14 +297,13 @@ class SocketRma final : public Rma {
   // Before there was a connection, which a rank that is known to be lost has had.
   Error unreachable(int rank, int error) const {
     if (lost_.count(rank) != 0) return ended(rank, std::strerror(error));
-    const sockaddr_in address = address_of(rank);
-    char words[INET_ADDRSTRLEN] = "?";
-    ::inet_ntop(AF_INET, &address.sin_addr, words, sizeof words);
+    const IpAddress address = reach(place_of(rank_).addresses, place_of(rank).addresses);
     return Error(
         HSGD_ERR_PEER_LOST, rank,
         text("rank %d on another node takes no connection at %s, TCP port %d (%s): it died "
              "or closed its NotifiedWindow, or a route or a firewall keeps it away",
-             rank, words, ntohs(address.sin_port), std::strerror(error)));
+             rank, words_of(address).c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
+             std::strerror(error)));
   }
 
   // Its connection ended. It may have been that of a rank that was shown the door before its hello

@@ -11,9 +11,10 @@
 
 namespace hsgd {
 
-Fd new_tcp_socket() {
-  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+Fd new_tcp_socket(int family) {
+  Fd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd.valid()) fail_system("socket");
+  if (family == AF_INET6) set_tcp_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
   return fd;
 }
 

@@ -8,7 +8,8 @@
 
 namespace hsgd {
 
-Fd new_tcp_socket();  // IPv4; throws HSGD_ERR_SYSTEM
+// `family`: AF_INET, or AF_INET6, then for IPv6 alone. Throws HSGD_ERR_SYSTEM.
+Fd new_tcp_socket(int family);
 
 // Without such an option a connection is slower, or later to notice that a host is gone, and else
 // the same: so it is no error where the kernel has it not.

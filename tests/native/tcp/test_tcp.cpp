@@ -1,5 +1,6 @@
 // Writes between ranks over TCP, all of them in this process: data before versions, what is needed
 // first goes first, and what one rank's end does to the others.
+#include <arpa/inet.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -312,11 +313,8 @@ class ByHand {
  public:
   explicit ByHand(const SocketPlace& place)
       : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = static_cast<in_port_t>(place.port);
-    address.sin_addr.s_addr = place.addresses.front().host;
-    CHECK_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const hsgd::SocketAddress address = hsgd::socket_address(place.addresses.front(), place.port);
+    CHECK_EQ(::connect(fd_, address.get(), address.bytes), 0);
     const timeval limit{static_cast<time_t>(kLimitS), 0};
     ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     ::setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -426,7 +424,8 @@ TEST("a rank that cannot be reached is named with its address, or forgiven") {
   for (const bool forgiving : {false, true}) {
     Member own(64);
     SocketPlace nowhere = own.place();
-    nowhere.addresses.front() = {htonl(INADDR_BROADCAST), htonl(INADDR_BROADCAST)};
+    nowhere.addresses = {};
+    nowhere.addresses.front() = {4, 32, {}, {255, 255, 255, 255}};
     const std::vector<SocketPlace> places = {own.place(), nowhere};
     own.open(places, 0, {forgiving, kSlice});
     own.start();
@@ -812,7 +811,9 @@ TEST("a rank that is never welcome gives up") {
 TEST("a rank listens only at an address that another one uses") {
   SocketListener own;
   const SocketListener other;
-  const uint32_t used = hsgd::reach(other.place(), own.place());
+  const hsgd::SocketAddress reached = hsgd::reach(other.place(), own.place());
+  const auto& wanted = reinterpret_cast<const sockaddr_in&>(reached.storage);
+  const uint32_t used = wanted.sin_addr.s_addr;
   const std::vector<hsgd::Fd> fds = own.listen({own.place(), other.place()}, {false, true});
   CHECK_EQ(fds.size(), 1U);
   for (const hsgd::Fd& fd : fds) {
@@ -824,6 +825,43 @@ TEST("a rank listens only at an address that another one uses") {
   }
   SocketListener alone;
   CHECK(alone.listen({alone.place()}, {false}).empty());
+}
+
+// An IPv4 address in a network of 8, 16, 24 ... bits, or an IPv6 one.
+hsgd::IpAddress address(const char* words, uint8_t network_bits) {
+  hsgd::IpAddress made{};
+  made.version = std::strchr(words, ':') == nullptr ? 4 : 6;
+  made.network_bits = network_bits;
+  CHECK_EQ(::inet_pton(hsgd::family_of(made), words, made.host.data()), 1);
+  return made;
+}
+
+TEST("an address in a network of both is taken, over the first, over one that both have") {
+  using hsgd::words_of;
+  const hsgd::IpAddresses from = {address("172.17.0.1", 16), address("10.1.2.3", 24),
+                                  address("fd00:1::7", 64)};
+  CHECK_EQ(words_of(hsgd::reach(from, {address("172.17.0.1", 16), address("10.1.2.9", 24)})),
+           "10.1.2.9");
+  CHECK_EQ(words_of(hsgd::reach(from, {address("172.17.0.1", 16), address("10.9.2.9", 24)})),
+           "172.17.0.1");
+  CHECK_EQ(words_of(hsgd::reach(from, {address("192.0.2.1", 24), address("fd00:1::9", 64)})),
+           "fd00:1::9");
+  CHECK_EQ(words_of(hsgd::reach(from, {address("192.0.2.1", 24), address("fd00:2::9", 64)})),
+           "192.0.2.1");
+  const hsgd::IpAddresses six_only = {address("fd00:1::7", 64)};
+  CHECK_EQ(words_of(hsgd::reach(six_only, {address("10.1.2.9", 24), address("fd00:2::9", 64)})),
+           "fd00:2::9");
+  CHECK_EQ(hsgd::reach(from, {}).version, 0);
+}
+
+TEST("interfaces are taken as they are named, and a name that there is not is told") {
+  const hsgd::IpAddresses loopback = hsgd::find_addresses("lo");
+  CHECK_EQ(hsgd::words_of(loopback.front()), "127.0.0.1");
+  CHECK_THROWS(hsgd::find_addresses("lo,nosuch0"),
+               "no interface \"nosuch0\" is up here with an address; there are: lo");
+  SocketListener own("lo");
+  const SocketListener other("lo");
+  CHECK(!own.listen({own.place(), other.place()}, {false, true}).empty());
 }
 
 TEST("a rank to which none connects listens nowhere") {

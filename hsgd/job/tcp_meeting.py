@@ -1,0 +1,139 @@
+"""Communicators of ranks of several nodes without MPI: shared memory inside nodes, TCP between.
+
+Owns the steps: ranks find their nodes, leaders open sockets and tell where, all leaders connect,
+and then each node meets. A rank that cannot go on says so in the step that all take together, so
+that no rank waits for it. Never sends data of collectives.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hsgd import errors
+from hsgd.errors import HsgdError
+from hsgd.job.board import Board
+from hsgd.job.meeting_path import draw_meeting_path
+from hsgd.job.own_node import Circle, find_nodes, number_nodes
+
+if TYPE_CHECKING:
+    from hsgd import _native
+
+__all__ = ["meet_over_store", "meet_within"]
+
+_STEPS = ("addresses", "connections")  # what meet_on_nodes() exchanges
+
+
+def meet_over_store(
+    board: Board, options: _native.Options, settings: dict[str, Any], interfaces: str
+) -> _native.Comm:
+    """A communicator of the ranks of a board; collective, blocking.
+
+    settings: what must be equal on all ranks.
+    Raises what the board does, ValueError for different settings or unusable interfaces, PeerLost
+    and CollectiveTimeout naming leaders that cannot be reached, SharedMemoryError.
+    """
+    for rank, other in enumerate(board.exchange("settings", settings)):
+        differ = [name for name in settings if other.get(name) != settings[name]]
+        if differ:
+            raise ValueError(
+                f"ranks {board.members[board.rank]} and {board.members[rank]} have different "
+                f"settings ({', '.join(differ)}); give all ranks the same"
+            )
+    node_of_rank = find_nodes(board, len(board.members))
+    return _meet_on_nodes(board, node_of_rank, options, interfaces)
+
+
+def meet_within(
+    tell_all: Callable[[Any], list[Any]],
+    members: list[int],
+    own: tuple[int, list[int]],
+    options: _native.Options,
+    interfaces: str,
+) -> _native.Comm | None:
+    """A communicator of some ranks of another one; collective over all of that, blocking.
+
+    tell_all: gives each rank's value to all ranks of the other one. members: its ranks that this
+    rank's communicator is of, in order; none: it takes part in the steps only. own: rank, and node
+    of each rank, in the other one. Raises as meet_over_store(), on all members alike.
+    """
+    if not members:
+        for _ in _STEPS:
+            tell_all(None)
+        return None
+    rank, nodes = own
+    part = _Part(tell_all, members, members.index(rank))
+    node_of_rank = number_nodes([nodes[member] for member in members])
+    return _meet_on_nodes(part, node_of_rank, options, interfaces)
+
+
+class _Part:
+    """Some ranks of a communicator, whose other ranks take part in the exchanges."""
+
+    def __init__(self, tell_all: Callable[[Any], list[Any]], members: list[int], rank: int) -> None:
+        self._tell_all, self._members, self.rank = tell_all, members, rank
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """Everybody's value, by rank."""
+        rows = self._tell_all(value)
+        return [rows[member] for member in self._members]
+
+
+def _meet_on_nodes(
+    circle: Circle, node_of_rank: list[int], options: _native.Options, interfaces: str
+) -> _native.Comm:
+    from hsgd import _native
+
+    node = node_of_rank[circle.rank]
+    ranks_of: list[list[int]] = [[] for _ in range(max(node_of_rank) + 1)]
+    for rank, its in enumerate(node_of_rank):
+        ranks_of[its].append(rank)
+    local_rank = ranks_of[node].index(circle.rank)
+    least = min(Counter(node_of_rank).values())
+    leads = len(ranks_of) > 1 and local_rank < min(least, _native.most_leaders())
+    leader: list[_native.Leader] = []
+
+    def open_up() -> list[str]:
+        if leads:
+            leader.append(_native.Leader(interfaces))
+        address = base64.b64encode(leader[0].address()).decode() if leads else ""
+        return [draw_meeting_path() if local_rank == 0 else "", address]
+
+    rows = _together(circle, _STEPS[0], open_up)
+
+    def connect() -> None:
+        if leads:
+            leaders = [members[local_rank] for members in ranks_of]
+            addresses = b"".join(base64.b64decode(rows[rank][1]) for rank in leaders)
+            leader[0].connect(addresses, leaders, node, options)
+
+    _together(circle, _STEPS[1], connect)
+    path = rows[ranks_of[node][0]][0]
+    return _native.Comm.over_tcp(
+        path, node_of_rank, circle.rank, leader[0] if leads else None, options
+    )
+
+
+def _together(circle: Circle, what: str, make: Callable[[], Any]) -> list[Any]:
+    """What make() returns on each rank; where it fails on one, all raise."""
+    failure: Exception | None = None
+    row: list[Any] = ["", None]
+    try:
+        row[1] = make()
+    except (HsgdError, ValueError, OSError) as error:
+        failure, row = error, [type(error).__name__, str(error)]
+    rows: list[Any] = circle.exchange(what, row)
+    if failure is not None:
+        raise failure
+    for kind, text in rows:
+        if kind:
+            raise _error_type(kind)(text)
+    return [value for _, value in rows]
+
+
+def _error_type(name: str) -> type[Exception]:
+    if name == "ValueError":
+        return ValueError
+    return getattr(errors, name, HsgdError)
