@@ -723,7 +723,7 @@ class Comm(Closing):
 
     @property
     def interfaces(self) -> str:
-        """Interfaces over which TCP goes to other nodes, see `Config.interfaces`."""
+        """Interfaces over which TCP goes to other nodes; "" is all but loopback."""
         return _names(self._config)
 
     @property
@@ -750,7 +750,8 @@ def _equal(config: Config) -> dict[str, Any]:
 
 
 def _names(config: Config) -> str:
-    return config.interfaces or ""
+    """Interfaces as the core takes them."""
+    return "" if config.interfaces == "all" else config.interfaces
 
 
 def _numpy_name(dtype: Any) -> str:

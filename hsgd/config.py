@@ -109,11 +109,11 @@ class Config:
     """What float32 travels as between nodes: none is as it is, the others halve the bytes and round
     partial sums and results.
     """
-    interfaces: str | None = _variable(  # type: ignore[assignment]
-        "HSGD_INTERFACES", None, str, "names of network interfaces, as eth0,eth1"
+    interfaces: str = _variable(  # type: ignore[assignment]
+        "HSGD_INTERFACES", "all", str, "names of network interfaces, as eth0,eth1"
     )
     """Interfaces whose addresses connections over TCP use, separated by commas, the first ones
-    first; None takes all that are up but loopback.
+    first; "all" takes all that are up but loopback.
     """
     slots: int = _variable(  # type: ignore[assignment]
         "HSGD_SLOTS", 4, _between(int, 3, 64), "a whole number from 3 to 64"

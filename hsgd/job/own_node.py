@@ -20,14 +20,14 @@ __all__ = ["Circle", "find_nodes", "number_nodes"]
 
 
 class Circle(Protocol):
-    """Ranks that can tell one another something; collective, blocking, with a deadline."""
+    """Ranks that can tell one another something."""
 
     @property
     def rank(self) -> int:
         """The own one, from 0."""
 
     def exchange(self, what: str, value: object) -> list[object]:
-        """Everybody's value, by rank; what JSON and pickle take."""
+        """Everybody's value, by rank; collective, blocking, with a deadline. What JSON takes."""
 
 
 def find_nodes(board: Circle, size: int) -> list[int]:
@@ -59,7 +59,7 @@ def _running_kernel() -> str:
 
 @contextlib.contextmanager
 def _listening(backlog: int) -> Iterator[str]:
-    """The name of a socket that only the processes of this network namespace can reach."""
+    """The name of a socket that processes of this network namespace can reach, and no others."""
     name = f"hsgd-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"\0{name}")

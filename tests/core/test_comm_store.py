@@ -1,123 +1,265 @@
-"""Comm.over_store: nodes that meet without MPI, with the bits that MPI gives.
+"""Comm.over_store: ranks of several nodes that meet through a store, with TCP between nodes.
 
-Run under mpirun, this file is the program of the ranks: MPI starts them, and is what the results
-are compared with.
+Nodes are pretended, by a layout that is given instead of found, but for the tests on virtual nodes.
+Run under mpirun, this file is the program of their ranks.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
+import select
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hsgd import Comm
+from hsgd.config import Config
+from hsgd.errors import CollectiveTimeout, HsgdError
+from hsgd.job import own_node, tcp_meeting
 from hsgd.testing.cluster import Cluster
+from ranks import PATIENT, Ranks, Seat
 
 __all__: list[str] = []
 
-PORT = 29651
-SIZES = (0, 1, 7, 1021, 100_003, 1_048_577)
+JOB_S = 120.0
+LAYOUTS = {
+    "1": [0],
+    "1+1": [0, 1],
+    "3": [0, 0, 0],
+    "2+1": [0, 0, 1],
+    "2+2": [0, 0, 1, 1],
+    "2+1+1": [0, 0, 1, 2],
+    "in turns": [0, 1, 0, 1],
+}
+COUNTS = (1, 1000, 100_003)
 
 
-@pytest.mark.parametrize("hosts", ["node1:2,node2:2", "node1:2,node2:1,node3:1"])
-def test_results_are_those_of_mpi_bit_for_bit(cluster: Callable[..., Cluster], hosts: str) -> None:
-    done = cluster(hosts.count(",") + 1).mpirun(
-        4, [sys.executable, __file__, "compare"], hosts=hosts
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("alike") == 4
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4) as pool:
+        yield pool
 
 
-def test_a_killed_rank_of_another_node_is_named(cluster: Callable[..., Cluster]) -> None:
-    done = cluster(2).mpirun(
-        4,
-        [sys.executable, __file__, "kill"],
-        hosts="node1:2,node2:2",
-        mca={"orte_abort_on_non_zero_status": 0},
-    )
-    assert done.stdout.count("named rank 3") + done.stderr.count("named rank 3") >= 1, done.stderr
+def meet(
+    seat: Seat, folder: str, nodes: list[int] | None, config: Config = PATIENT, **more: Any
+) -> Comm:
+    from torch.distributed import FileStore
+
+    size = more.pop("size", len(nodes or "1234"))
+    find = own_node.find_nodes if nodes is None else lambda *_: nodes
+    tcp_meeting.find_nodes = find
+    store = FileStore(f"{folder}/store", -1)
+    return Comm.over_store(store, seat.rank, size, config=config, **more)
 
 
-def test_one_process_needs_nobody() -> None:
-    import torch.distributed as dist
-
-    with Comm.over_store(dist.HashStore(), 0, 1) as comm:
-        assert (comm.rank, comm.size, comm.cross_size) == (0, 1, 1)
-        assert comm.allreduce(np.ones(3, np.float32)).tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize(("rank", "size"), [(1, 1), (-1, 2), (0, 0)])
-def test_a_rank_that_cannot_be_is_refused(rank: int, size: int) -> None:
-    import torch.distributed as dist
-
-    with pytest.raises(ValueError, match=f"rank {rank} of {size}"):
-        Comm.over_store(dist.HashStore(), rank, size)
-
-
-def test_who_does_not_come_is_named_when_the_time_is_over() -> None:
-    import torch.distributed as dist
-
-    from hsgd import CollectiveTimeout
-
-    with pytest.raises(CollectiveTimeout, match=r"rank 1 did not come within 0\.5 s"):
-        Comm.over_store(dist.HashStore(), 0, 2, timeout_s=0.5)
-
-
-def make(store_host: str) -> tuple[Comm, Any]:
-    import torch.distributed as dist
-
-    rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
-    store = dist.TCPStore(store_host, PORT, size, rank == 0)
-    return Comm.over_store(store, rank, size), store
-
-
-def compare() -> None:
-    own, _store = make("node1")
-    mpi = Comm()
-    assert own.nodes == mpi.nodes
-    numbers = np.random.default_rng(own.rank)
-    for count in SIZES:
-        given = numbers.standard_normal(count).astype(np.float32)
-        np.testing.assert_array_equal(own.allreduce(given), mpi.allreduce(given))
-        np.testing.assert_array_equal(own.allgather(given), mpi.allgather(given))
-        received = [comm.broadcast(given.copy(), root=3) for comm in (own, mpi)]
-        np.testing.assert_array_equal(*received)
-        whole = np.resize(given, own.size * count)
-        scattered = [comm.reduce_scatter(whole) for comm in (own, mpi)]
-        np.testing.assert_array_equal(*scattered)
-    own.barrier()
-    with own.split(own.rank % 2, -own.rank) as part:
-        assert part.size == 2
-        assert part.allreduce(np.full(5, own.rank, np.float32))[0] == (
-            2 if own.rank % 2 == 0 else 4
-        )
-    print("alike", flush=True)
-    own.close()
-    mpi.close()
-
-
-def kill() -> None:
-    import signal
-
-    from hsgd import PeerLost
-
-    comm, _store = make("node1")
+def results(comm: Comm) -> list[Any]:
+    """Of every collective, over sizes on each of its ways."""
+    found: list[Any] = []
+    for count in COUNTS:
+        mine = np.random.default_rng(count + comm.rank).standard_normal(count).astype(np.float32)
+        found.append(comm.allreduce(mine).tobytes())
+        found.append(comm.broadcast(mine.copy(), comm.size - 1).tobytes())
+        found.append(comm.allgather(mine[: count - comm.rank]).tobytes())
+        whole = np.random.default_rng(comm.rank).standard_normal((comm.size, count))
+        found.append(comm.alltoall(whole).tobytes())
+        found.append(comm.reduce_scatter(whole)[0].tobytes())
     comm.barrier()
-    if comm.rank == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+def do_collectives(seat: Seat, folder: str, nodes: list[int]) -> tuple[Any, ...]:
+    with meet(seat, folder, nodes) as comm:
+        found = results(comm)
+        total = comm.allreduce(np.full(70_000, comm.rank + 1.0))
+        return comm.nodes, comm.leaders, total[-1], comm.mpi, found[0], found[5], found[10]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_collectives_work_and_agree_on_all_ranks(ranks: Ranks, tmp_path: Path, layout: str) -> None:
+    nodes = LAYOUTS[layout]
+    size = len(nodes)
+    found = ranks.run(do_collectives, str(tmp_path), nodes, on=range(size))
+    least = min(nodes.count(node) for node in nodes)
+    leaders = least if max(nodes) > 0 else 0
+    for each in found:
+        assert each[:4] == (nodes, leaders, size * (size + 1) / 2, None)
+        assert each[4:] == found[0][4:]
+    rows = [np.random.default_rng(COUNTS[2] + k).standard_normal(COUNTS[2]) for k in range(size)]
+    close = np.sum(np.array(rows, np.float32), axis=0, dtype=np.float64)
+    assert np.allclose(np.frombuffer(found[0][6], np.float32), close, atol=1e-5)
+
+
+def do_split(seat: Seat, folder: str) -> list[Any]:
+    found: list[Any] = []
+    with meet(seat, folder, [0, 0, 1, 1]) as comm:
+        for color, key in ((0, -seat.rank), (seat.rank // 2, 0), (seat.rank % 2, 0)):
+            part = comm.split(color, key)
+            assert part is not None
+            with part:
+                total = part.allreduce(np.full(70_000, seat.rank + 1.0))[-1]
+                leaf = part.split(0 if part.rank == 0 else None)
+                assert (leaf is not None) == (part.rank == 0)
+                if leaf is not None:
+                    leaf.close()
+                found.append((part.rank, part.size, part.cross_size, total))
+    return found
+
+
+def test_parts_span_the_nodes_of_their_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    for rank, (whole, node, lane) in enumerate(ranks.run(do_split, str(tmp_path))):
+        assert whole == (3 - rank, 4, 2, 10.0)
+        assert node == (rank % 2, 2, 1, 3.0 if rank < 2 else 7.0)
+        assert lane == (rank // 2, 2, 2, 4.0 if rank % 2 == 0 else 6.0)
+
+
+def do_find(seat: Seat, folder: str) -> list[int]:
+    with meet(seat, folder, None) as comm:
+        return comm.nodes
+
+
+def test_ranks_that_share_a_machine_are_one_node(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(do_find, str(tmp_path)) == [[0] * 4] * 4
+
+
+def do_meet_again(seat: Seat, folder: str) -> float:
+    for _ in range(3):
+        with meet(seat, folder, [0, 1]) as comm:
+            total = float(comm.allreduce(np.ones(10))[0])
+    return total
+
+
+def test_meetings_under_one_prefix_follow_one_another(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(do_meet_again, str(tmp_path), on=range(2)) == [2.0, 2.0]
+
+
+def do_until_lost(seat: Seat, folder: str, nodes: list[int]) -> str:
+    comm = meet(seat, folder, nodes)
+    seat.tell("ready")
+    seat.pipe.recv()
     try:
-        for _ in range(1000):
-            comm.allreduce(np.ones(1000, np.float32))
-    except PeerLost as error:
-        with contextlib.suppress(OSError):
-            print(f"named rank {error.rank}: {error}", flush=True)
-        os._exit(1)
+        for _ in range(10**6):
+            comm.allreduce(np.ones(50_000))
+    except HsgdError as error:
+        return f"{type(error).__name__} {error}"
+    finally:
+        comm.close()
+    return "nothing happened"
+
+
+@pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+1"])
+@pytest.mark.parametrize("victim", ["first", "last"])
+def test_a_killed_rank_is_named_on_all_nodes(tmp_path: Path, layout: str, victim: str) -> None:
+    nodes = LAYOUTS[layout]
+    killed = 0 if victim == "first" else len(nodes) - 1
+    with Ranks(len(nodes)) as pool:
+        pool.start(do_until_lost, str(tmp_path), nodes)
+        for rank in range(len(nodes)):
+            assert pool.hear(rank) == "ready"
+        for rank in range(len(nodes)):
+            pool.send(rank, "go")
+        select.select([], [], [], 0.05)  # some collectives into the loop; any moment will do
+        pool.signal(killed, signal.SIGKILL)
+        for outcome in pool.finish(on=set(range(len(nodes))) - {killed}):
+            assert outcome.error is None, outcome.trace
+            kind, _, line = outcome.value.partition(" ")
+            assert kind == "PeerLost" and f"rank {killed} " in line, line
+            assert outcome.seconds < PATIENT.timeout_s / 2
+
+
+def do_meet_wrongly(seat: Seat, folder: str, size: list[int], config: list[Config]) -> None:
+    meet(seat, folder, [0, 1], config[seat.rank], size=size[seat.rank]).close()
+
+
+BRIEF = Config(timeout_s=0.5)
+WRONG: dict[str, tuple[list[int], list[Config], type[Exception], str]] = {
+    "sizes": ([2, 3], [PATIENT] * 2, ValueError, "rank 0 has size 2, rank 1 has size 3"),
+    "settings": (
+        [2, 2],
+        [PATIENT, Config(timeout_s=30.0, slots=5)],
+        ValueError,
+        "have different settings (slots)",
+    ),
+    "interface": (
+        [2, 2],
+        [PATIENT, Config(timeout_s=30.0, interfaces="nosuch0")],
+        ValueError,
+        'no interface "nosuch0" is up here with an address; there are: ',
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ["sizes", "settings", "interface"])
+def test_ranks_that_do_not_fit_together_all_get_the_same_line(
+    ranks: Ranks, tmp_path: Path, what: str
+) -> None:
+    sizes, configs, kind, line = WRONG[what]
+    outcomes = ranks.outcomes(do_meet_wrongly, str(tmp_path), sizes, configs, on=range(2))
+    for outcome in outcomes:
+        assert isinstance(outcome.error, kind) and line in str(outcome.error), outcome.trace
+
+
+def test_a_rank_that_does_not_come_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    for outcome in ranks.outcomes(do_meet_wrongly, str(tmp_path), [3] * 2, [BRIEF] * 2, on=[0, 1]):
+        assert isinstance(outcome.error, CollectiveTimeout), outcome.trace
+        assert "Comm.over_store: rank 2 did not come within 0.5 s" in str(outcome.error)
+    (alone,) = ranks.outcomes(do_meet_wrongly, str(tmp_path), [3] * 2, [BRIEF] * 2, on=[1])
+    assert "rank 0, 2 did not come within 0.5 s" in str(alone.error)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_wrong_rank_is_refused_before_the_store_is_used(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank} of {size}: give a size of at least 1"):
+        Comm.over_store(None, rank, size)
+
+
+def do_shrink(seat: Seat, folder: str) -> str:
+    with meet(seat, folder, [0, 1]) as comm, pytest.raises(ValueError, match="nodes") as raised:
+        comm.shrink(1.0)
+    return str(raised.value)
+
+
+def test_shrink_over_several_nodes_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    assert all(ranks.run(do_shrink, str(tmp_path), on=range(2)))
+
+
+def program(folder: str) -> None:
+    """One rank under mpirun on virtual nodes: the same bits over MPI and over TCP."""
+    from mpi4py import MPI
+    from torch.distributed import FileStore
+
+    world = MPI.COMM_WORLD
+    names = {"HSGD_INTERFACES": "eth0"}
+    config = Config.from_env({**os.environ, **names})
+    store = FileStore(f"{folder}/store", world.size)
+    with (
+        Comm(world, config) as over_mpi,
+        Comm.over_store(store, world.rank, world.size, config=config) as over_tcp,
+    ):
+        same = results(over_mpi) == results(over_tcp) and over_mpi.nodes == over_tcp.nodes
+        all_same = world.allreduce(same, MPI.LAND)
+        report = {"same": all_same, "nodes": over_tcp.nodes, "mpi": over_tcp.mpi is not None}
+        if world.rank == 0:
+            print(json.dumps(report))
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (2, 1, 1)], ids=str)
+def test_results_between_virtual_nodes_are_the_bits_of_mpi(
+    tmp_path: Path, cluster: Callable[..., Cluster], counts: tuple[int, ...]
+) -> None:
+    hosts = ",".join(f"node{k}:{count}" for k, count in enumerate(counts, 1))
+    done = cluster(len(counts)).mpirun(
+        sum(counts), [sys.executable, __file__, str(tmp_path)], hosts=hosts, timeout_s=JOB_S
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    nodes = [node for node, count in enumerate(counts) for _ in range(count)]
+    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "nodes": nodes, "mpi": False}
 
 
 if __name__ == "__main__":
-    {"compare": compare, "kill": kill}[sys.argv[1]]()
+    program(sys.argv[1])
