@@ -15,7 +15,7 @@ __all__ = ["describe", "mpi_rank"]
 
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _LOCAL = "shared memory of this node, without MPI"
-_LEADERS = "shared memory inside nodes, torch's gloo between their leaders"
+_LEADERS = "shared memory inside nodes, TCP between their leaders, without MPI"
 _MPI = "two-level collectives over MPI"
 
 

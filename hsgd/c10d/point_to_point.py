@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from hsgd.c10d.group_store import Board
 from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.job.board import Board
 
 __all__ = ["PointToPoint"]
 

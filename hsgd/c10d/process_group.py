@@ -31,13 +31,12 @@ from hsgd.c10d import NAME, dtypes
 from hsgd.c10d.accelerators import Accelerators
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
-from hsgd.c10d.group_store import Board, in_global_ranks
+from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.point_to_point import PointToPoint
-from hsgd.c10d.rendezvous import meet
+from hsgd.c10d.rendezvous import meet, open_board
 from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.tracing import traced
 from hsgd.c10d.work import HsgdWork, Worker
-from hsgd.comm import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 
@@ -83,10 +82,10 @@ class HsgdProcessGroup(dist.ProcessGroup):
         config = Config.from_env()
         limit_s = min(options.timeout.total_seconds(), config.timeout_s)
         self._limit_s = limit_s
-        self._board = Board(options.store, options.group_rank, members, limit_s)
+        self._board = open_board(options.store, options.group_rank, members, limit_s)
         self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=limit_s))
-        one_node = isinstance(self._comm, Comm) and self._comm.cross_size == 1
-        self._buckets = SharedBuckets(self._comm) if isinstance(self._comm, Comm) else None
+        one_node = self._comm.cross_size == 1
+        self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._worker = Worker(NAME)
         self._backward = Backward(__name__, self._worker)
@@ -173,15 +172,13 @@ class HsgdProcessGroup(dist.ProcessGroup):
     def _submit(
         self, what: str, call: Callable[[], None], tensors: list[Tensor], opts: Any
     ) -> HsgdWork:
-        members, comm = self._board.members, self._comm
+        members = self._board.members
 
         def execute() -> None:
             try:
                 call()
             except HsgdError as error:
-                if isinstance(comm, Comm):  # Nodes does it itself
-                    raise in_global_ranks(error, members) from None
-                raise
+                raise in_global_ranks(error, members) from None
 
         limit_s = opts.timeout.total_seconds() if opts is not None else 0.0
         work = HsgdWork(what, execute, tensors, self._worker)

@@ -1,51 +1,52 @@
 """How the ranks of a new process group find one another, and what they communicate through.
 
-Owns the exchange over torch's store. Ranks that mpirun started meet over MPI; others learn who
-shares a node by connecting to one another's sockets, because host names prove nothing, and meet in
-shared memory, at a name and with a secret that nobody has seen before. Every wait has the deadline
-of the group.
+Owns the choice: ranks that mpirun started meet over MPI, others through torch's store. Every wait
+has the deadline of the group.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import socket
-import struct
-from collections.abc import Iterator
 
-from hsgd.c10d.group_store import Board
+from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.launchers import mpi_rank
-from hsgd.c10d.nodes import Nodes
 from hsgd.comm import Comm
 from hsgd.config import Config
+from hsgd.errors import HsgdError
 from hsgd.job import launcher_variables
-from hsgd.job.meeting_path import draw_meeting_path
+from hsgd.job.board import Board
 
-__all__ = ["meet"]
+__all__ = ["meet", "open_board"]
 
 
-def meet(board: Board, config: Config) -> Comm | Nodes:
-    """The collectives of a new group; collective over its members, blocking.
+def open_board(store: object, rank: int, members: list[int], timeout_s: float) -> Board:
+    """What the ranks of a group tell one another through; local. members: by group rank.
+
+    A store may serve a second group of the same name, after the first was destroyed. torchrun's
+    serves the workers that it starts again, too: perhaps not all before them came.
+    """
+    prefix = f"hsgd/{launcher_variables.restarts()}"
+    return Board(store, rank, members, timeout_s, prefix=prefix, caller="init_process_group")
+
+
+def meet(board: Board, config: Config) -> Comm:
+    """The communicator of a new group; collective over its members, blocking.
 
     Raises CollectiveTimeout naming the ranks that did not come.
     """
-    with _listening(len(board.members)) as name:
-        path = draw_meeting_path()
-        seen = board.exchange("rank", [mpi_rank(os.environ), name, path])
-        ranks = [rank for rank, *_ in seen if rank is not None]
-        if len(set(ranks)) == len(seen):
-            return _over_mpi(ranks, config)
-        names = [name for _, name, _ in seen]
-        firsts = board.exchange("node", next(k for k, each in enumerate(names) if _reaches(each)))
-    nodes = [
-        [rank for rank, first in enumerate(firsts) if first == node] for node in sorted({*firsts})
-    ]
-    mine = next(node for node in nodes if board.rank in node)
-    path = seen[mine[0]][2]
-    local = Comm.local(path, mine.index(board.rank), len(mine), config)
-    return local if len(nodes) == 1 else Nodes(local, nodes, board)
+    ranks = [rank for rank in board.exchange("rank", mpi_rank(os.environ)) if rank is not None]
+    if len(set(ranks)) == len(board.members):
+        return _over_mpi(ranks, config)
+    try:
+        return Comm.over_store(
+            board.store,
+            board.rank,
+            len(board.members),
+            prefix=f"{board.prefix}/comm",
+            config=config,
+        )
+    except HsgdError as error:
+        raise in_global_ranks(error, board.members) from None
 
 
 def _over_mpi(ranks: list[int], config: Config) -> Comm:
@@ -60,34 +61,3 @@ def _over_mpi(ranks: list[int], config: Config) -> Comm:
     finally:
         mpi.Free()
         group.Free()
-
-
-@contextlib.contextmanager
-def _listening(backlog: int) -> Iterator[str]:
-    """The name of a socket that the processes of this network namespace can reach, and no others:
-    abstract sockets need no file.
-    """
-    name = f"hsgd-{secrets.token_hex(16)}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(f"\0{name}")
-        listener.listen(backlog)
-        yield name
-
-
-def _reaches(name: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(f"\0{name}")
-        except BlockingIOError:
-            return True  # its queue is full: it is there
-        except OSError:
-            return False
-        return _user_of(probe) in (os.geteuid(), 0)  # and not who took the same name elsewhere
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Who listens at the other end."""
-    credentials = struct.Struct("3i")  # pid, uid, gid
-    option = (socket.SOL_SOCKET, socket.SO_PEERCRED)
-    return int(credentials.unpack(connection.getsockopt(*option, credentials.size))[1])

@@ -47,7 +47,7 @@ class Board:
 
     def __init__(
         self,
-        store: Any,
+        store: Any,  # a Store
         rank: int,
         members: Sequence[int],
         timeout_s: float,
@@ -55,7 +55,7 @@ class Board:
         prefix: str,
         caller: str,
     ) -> None:
-        self.store: Store = store
+        self.store = store
         self.rank, self.members, self.timeout_s = rank, members, timeout_s
         self._caller = caller
         number = self.store.add(f"{prefix}/meetings/{rank}", 1)  # of this rank
@@ -106,7 +106,7 @@ class Board:
         try:
             self.store.wait([key], timedelta(seconds=max(limit_s, 0.001)))
         except (RuntimeError, TimeoutError):
-            return self.store.check([key])  # it may have come at the last moment
+            return bool(self.store.check([key]))  # it may have come at the last moment
         return True
 
     def _late(self, key: str) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +16,6 @@ import torch
 import torch.distributed as dist
 
 from backend_programs import group, made
-from hsgd import Comm
-from hsgd.c10d.group_store import Board
-from hsgd.c10d.nodes import Nodes
 from ranks import Ranks, Seat
 
 __all__: list[str] = []
@@ -157,25 +152,6 @@ def python(code: str, **environ: str) -> str:
 
 LISTED = "'hsgd' in torch.distributed.Backend.backend_list"
 KNOWN = f"print({LISTED}, 'hsgd.c10d.process_group' in s.modules)"
-
-
-def test_the_cause_that_was_left_first_is_kept() -> None:
-    board = Board(dist.HashStore(), 0, [0], 5.0)
-    board.break_off("rank 3 died")
-    board.break_off("rank 0 closed its communicator")
-    assert board.broken(5.0) == "rank 3 died"
-
-
-def test_nodes_that_are_dropped_take_their_communicator_with_them(tmp_path: Path) -> None:
-    comm = Comm.local(str(tmp_path / "comm"), 0, 1)
-    dropped = weakref.ref(comm)
-    nodes = Nodes(comm, [[0]], Board(dist.HashStore(), 0, [0], 5.0))
-    gc.disable()  # which would end a cycle some time
-    try:
-        del comm, nodes
-        assert dropped() is None
-    finally:
-        gc.enable()
 
 
 def test_torch_knows_the_backend_without_an_import_of_hsgd() -> None:
