@@ -167,7 +167,6 @@ class Comm(Closing):
         size: int,
         *,
         prefix: str = "hsgd/comm",
-        timeout_s: float | None = None,
         config: Config | None = None,
     ) -> Comm:
         """A communicator of `size` processes on any nodes, without MPI; collective, blocking.
@@ -180,21 +179,21 @@ class Comm(Closing):
         check(keys) and wait(keys, timedelta). Nobody else may read it. Not used afterwards.
         prefix: of the keys, the same on all ranks. Meetings under one prefix come one after
         another, in the same order on all ranks.
-        timeout_s: of the meeting; None is `config.timeout_s`, that of each collective.
+        config: its `timeout_s` also bounds each step of the meeting.
         Raises ValueError for a wrong rank, sizes or settings that differ, and interfaces that are
         not there; CollectiveTimeout naming ranks that did not come, or, as PeerLost, that cannot
         be reached; SharedMemoryError; and what the store raises.
         """
         self = cls.__new__(cls)
         config = Config.from_env() if config is None else config
-        limit_s = config.timeout_s if timeout_s is None else float(timeout_s)
         place = c_int("Comm.over_store: rank", rank), c_int("Comm.over_store: size", size)
         if not 0 <= rank < size:
             raise ValueError(
                 f"Comm.over_store: rank {rank} of {size}: give a size of at least 1 and a rank "
                 "from 0 to size - 1"
             )
-        self._keep_over_store(_board(store, place, prefix, limit_s, "Comm.over_store"), config)
+        board = _board(store, place, prefix, config.timeout_s, "Comm.over_store")
+        self._keep_over_store(board, config)
         return self
 
     def _keep_over_store(self, board: Board, config: Config) -> None:

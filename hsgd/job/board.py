@@ -61,44 +61,46 @@ class Board:
         number = self.store.add(f"{prefix}/meetings/{rank}", 1)  # of this rank
         self.prefix = f"{prefix}/{number - 1}"
 
-    def exchange(self, what: str, value: Any) -> list[Any]:
+    def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
         """Everybody's value of `what`, by rank; collective, blocking.
 
-        value: what JSON takes. Raises CollectiveTimeout naming the members that did not come, and
-        ValueError where ranks differ about their number, on all ranks.
+        value: what JSON takes. limit_s: how long to wait for the others; None is `timeout_s`.
+        Raises CollectiveTimeout naming the members that did not come, and ValueError where ranks
+        differ about their number, on all ranks.
         """
         key = f"{self.prefix}/{what}"
+        limit_s = self.timeout_s if limit_s is None else limit_s
         self.store.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
         if self.rank == 0:
-            told = self._gather(key)
+            told = self._gather(key, limit_s)
             self.store.set(f"{key}/all", json.dumps(told))
         else:
-            told = self._hear(key)
+            told = self._hear(key, limit_s)
         reason, found = told
         if reason == _LATE:
-            raise CollectiveTimeout(found)
+            raise self._late(found, limit_s)
         if reason == _UNEQUAL:
             raise ValueError(found)
         if len(found) != len(self.members):
             raise ValueError(self._unequal(len(found), self.rank, len(self.members)))
         return list(found)
 
-    def _gather(self, key: str) -> tuple[str, Any]:
+    def _gather(self, key: str, limit_s: float) -> tuple[str, Any]:
         """What rank 0 tells the others: why they cannot meet, or the values."""
-        end = time.monotonic() + self.timeout_s
+        end = time.monotonic() + limit_s
         values: list[Any] = []
         for rank in range(len(self.members)):
             if not self._comes(f"{key}/{rank}", end - time.monotonic()):
-                return _LATE, self._late(key)
+                return _LATE, self._absent(key)
             size, value = json.loads(self.store.get(f"{key}/{rank}"))
             if size != len(self.members):
                 return _UNEQUAL, self._unequal(len(self.members), rank, size)
             values.append(value)
         return "", values
 
-    def _hear(self, key: str) -> tuple[str, Any]:
-        if not self._comes(f"{key}/all", self.timeout_s):
-            return _LATE, self._late(key)
+    def _hear(self, key: str, limit_s: float) -> tuple[str, Any]:
+        if not self._comes(f"{key}/all", limit_s):
+            return _LATE, self._absent(key)
         reason, found = json.loads(self.store.get(f"{key}/all"))
         return reason, found
 
@@ -109,16 +111,21 @@ class Board:
             return bool(self.store.check([key]))  # it may have come at the last moment
         return True
 
-    def _late(self, key: str) -> str:
+    def _absent(self, key: str) -> list[int]:
         absent = [
-            str(member)
+            member
             for rank, member in enumerate(self.members)
             if not self.store.check([f"{key}/{rank}"])
         ]
-        return (
-            f"{self._caller}: rank {', '.join(absent) or self.members[0]} did not come within "
-            f"{self.timeout_s:g} s; see whether all ranks call this"
+        return absent or [self.members[0]]
+
+    def _late(self, absent: list[int], limit_s: float) -> CollectiveTimeout:
+        error = CollectiveTimeout(
+            f"{self._caller}: rank {', '.join(map(str, absent))} did not come within "
+            f"{limit_s:g} s; see whether all ranks call this"
         )
+        error.rank = absent[0]
+        return error
 
     def _unequal(self, size: int, rank: int, other: int) -> str:
         return (

@@ -26,8 +26,11 @@ class Circle(Protocol):
     def rank(self) -> int:
         """The own one, from 0."""
 
-    def exchange(self, what: str, value: object) -> list[object]:
-        """Everybody's value, by rank; collective, blocking, with a deadline. What JSON takes."""
+    def exchange(self, what: str, value: object, limit_s: float | None = None) -> list[object]:
+        """Everybody's value, by rank; collective, blocking, with a deadline. What JSON takes.
+
+        limit_s: see Board.exchange().
+        """
 
 
 def find_nodes(board: Circle, size: int) -> list[int]:
@@ -36,7 +39,7 @@ def find_nodes(board: Circle, size: int) -> list[int]:
     with _listening(size) as name:
         seen: list[tuple[str, str]] = board.exchange("processes", [kernel, name])  # type: ignore[assignment]
         first = next(
-            rank for rank, (its, each) in enumerate(seen) if its == kernel and _reaches(each)
+            rank for rank, (other, door) in enumerate(seen) if other == kernel and _reaches(door)
         )
         firsts = board.exchange("nodes", first)
     return number_nodes(firsts)

@@ -8,6 +8,7 @@ that no rank waits for it. Never sends data of collectives.
 from __future__ import annotations
 
 import base64
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,8 @@ class _Part:
     def __init__(self, tell_all: Callable[[Any], list[Any]], members: list[int], rank: int) -> None:
         self._tell_all, self._members, self.rank = tell_all, members, rank
 
-    def exchange(self, what: str, value: Any) -> list[Any]:
-        """Everybody's value, by rank."""
+    def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
+        """Everybody's value, by rank; the deadline is that of the communicator's collectives."""
         rows = self._tell_all(value)
         return [rows[member] for member in self._members]
 
@@ -88,8 +89,8 @@ def _meet_on_nodes(
 
     node = node_of_rank[circle.rank]
     ranks_of: list[list[int]] = [[] for _ in range(max(node_of_rank) + 1)]
-    for rank, its in enumerate(node_of_rank):
-        ranks_of[its].append(rank)
+    for rank, its_node in enumerate(node_of_rank):
+        ranks_of[its_node].append(rank)
     local_rank = ranks_of[node].index(circle.rank)
     least = min(Counter(node_of_rank).values())
     leads = len(ranks_of) > 1 and local_rank < min(least, _native.most_leaders())
@@ -101,7 +102,7 @@ def _meet_on_nodes(
         address = base64.b64encode(leader[0].address()).decode() if leads else ""
         return [draw_meeting_path() if local_rank == 0 else "", address]
 
-    rows = _together(circle, _STEPS[0], open_up)
+    rows = _together(circle, _STEPS[0], open_up, options.timeout_s)
 
     def connect() -> None:
         if leads:
@@ -109,31 +110,40 @@ def _meet_on_nodes(
             addresses = b"".join(base64.b64decode(rows[rank][1]) for rank in leaders)
             leader[0].connect(addresses, leaders, node, options)
 
-    _together(circle, _STEPS[1], connect)
+    # Leaders wait for one another that long; who waits for leaders has to hear why they gave up.
+    _together(circle, _STEPS[1], connect, 2 * options.timeout_s)
     path = rows[ranks_of[node][0]][0]
     return _native.Comm.over_tcp(
         path, node_of_rank, circle.rank, leader[0] if leads else None, options
     )
 
 
-def _together(circle: Circle, what: str, make: Callable[[], Any]) -> list[Any]:
-    """What make() returns on each rank; where it fails on one, all raise."""
+def _together(circle: Circle, what: str, make: Callable[[], Any], limit_s: float) -> list[Any]:
+    """What make() returns on each rank; where it fails on one, all raise. limit_s: of both."""
     failure: Exception | None = None
-    row: list[Any] = ["", None]
+    row: list[Any] = ["", None, -1]
+    end = time.monotonic() + limit_s
     try:
         row[1] = make()
     except (HsgdError, ValueError, OSError) as error:
-        failure, row = error, [type(error).__name__, str(error)]
-    rows: list[Any] = circle.exchange(what, row)
+        failure, row = error, [type(error).__name__, str(error), getattr(error, "rank", -1)]
+    try:
+        rows: list[Any] = circle.exchange(what, row, end - time.monotonic())
+    except HsgdError:  # the same rank is missing here
+        if failure is None:
+            raise
     if failure is not None:
         raise failure
-    for kind, text in rows:
+    for kind, text, rank in rows:
         if kind:
-            raise _error_type(kind)(text)
-    return [value for _, value in rows]
+            raise _error(kind, text, rank)
+    return [value for _, value, _ in rows]
 
 
-def _error_type(name: str) -> type[Exception]:
-    if name == "ValueError":
-        return ValueError
-    return getattr(errors, name, HsgdError)
+def _error(kind: str, text: str, rank: int) -> Exception:
+    """That of another rank, as it was raised there."""
+    if kind == "ValueError":
+        return ValueError(text)
+    error: HsgdError = getattr(errors, kind, HsgdError)(text)
+    error.rank = rank
+    return error

@@ -21,8 +21,8 @@ import pytest
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError
-from hsgd.job import own_node, tcp_meeting
 from hsgd.testing.cluster import Cluster
+from pretended_nodes import meet
 from ranks import PATIENT, Ranks, Seat
 
 __all__: list[str] = []
@@ -44,18 +44,6 @@ COUNTS = (1, 1000, 100_003)
 def ranks() -> Iterator[Ranks]:
     with Ranks(4) as pool:
         yield pool
-
-
-def meet(
-    seat: Seat, folder: str, nodes: list[int] | None, config: Config = PATIENT, **more: Any
-) -> Comm:
-    from torch.distributed import FileStore
-
-    size = more.pop("size", len(nodes or "1234"))
-    find = own_node.find_nodes if nodes is None else lambda *_: nodes
-    tcp_meeting.find_nodes = find
-    store = FileStore(f"{folder}/store", -1)
-    return Comm.over_store(store, seat.rank, size, config=config, **more)
 
 
 def results(comm: Comm) -> list[Any]:

@@ -23,6 +23,7 @@ import fault_points
 import test_box_faults
 import test_fault_mpi
 import test_fault_nodes
+import test_fault_tcp
 import test_shrink
 from hsgd import Comm, HsgdError
 from hsgd.config import Config
@@ -318,7 +319,7 @@ def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -
 
 
 def test_every_point_of_the_sources_has_a_scenario() -> None:
-    others = (test_box_faults.POINTS, test_shrink.POINTS)
+    others = (test_box_faults.POINTS, test_shrink.POINTS, test_fault_tcp.SCENARIOS)
     tables = (SCENARIOS, test_fault_mpi.SCENARIOS, test_fault_nodes.SCENARIOS, *others)
     assert fault_points.named_in_sources() == {point for table in tables for point in table}
 

@@ -1,0 +1,25 @@
+"""Ranks of this machine that meet through a store, on nodes that a test says they are on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hsgd import Comm
+from hsgd.config import Config
+from hsgd.job import own_node, tcp_meeting
+from ranks import PATIENT, Seat
+
+__all__ = ["meet"]
+
+
+def meet(
+    seat: Seat, folder: str, nodes: list[int] | None, config: Config = PATIENT, **more: Any
+) -> Comm:
+    """A communicator over TCP; collective. nodes: the node of each rank; None finds out."""
+    from torch.distributed import FileStore
+
+    size = more.pop("size", len(nodes or "1234"))
+    find = own_node.find_nodes if nodes is None else lambda *_: nodes
+    tcp_meeting.find_nodes = find
+    store = FileStore(f"{folder}/store", -1)
+    return Comm.over_store(store, seat.rank, size, config=config, **more)
