@@ -92,6 +92,7 @@ JOBS = (
     Job("native-mpich", native=True, peer="mpich", crowded=MPICH_YIELDS),
     Job("native-deepspeed", native=True, peer="deepspeed"),
     Job("python"),
+    Job("tcp", interface_variable="HSGD_INTERFACES"),
     Job("python-mpich", peer="mpich", crowded=MPICH_YIELDS),
     Job("gloo", interface_variable="GLOO_SOCKET_IFNAME"),
     Job("horovod", pauses=True),
@@ -238,6 +239,15 @@ CANDIDATES = (
         "hsgd",
         "the same, both arrays from hsgd.Comm.empty",
         collectives=SHARED,
+    ),
+    Candidate(
+        "hsgd-tcp",
+        "tcp",
+        "hsgd, TCP",
+        "hsgd",
+        "the same over TCP between nodes, without MPI: Comm.over_store",
+        collectives=ALL,
+        nodes="several",
     ),
     Candidate(
         "mpi4py",

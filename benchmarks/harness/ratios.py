@@ -45,6 +45,7 @@ class Subject:
 SUBJECTS = (
     Subject("hsgd-c", "", limits=("limit-line", "limit", "limit-past", "limit-link")),
     Subject("hsgd", "_python", from_c=False),
+    Subject("hsgd-tcp", "_tcp", limits=("limit-link",), from_c=False),
     Subject("hsgd-bf16-c", "_bf16", limits=("limit-link",)),
     Subject("hsgd-arena-c", "_arena", limits=("limit-arena", "limit-arena-past", "limit-link")),
     Subject("hsgd-arena", "_arena_python", from_c=False),
@@ -55,11 +56,14 @@ SUBJECTS = (
 SHOWN = (
     ("vs_peer", "", "ahead", "best peer / hsgd (C)"),
     ("vs_peer", "_python", "(Python)", "best peer / hsgd, from Python"),
+    ("vs_peer", "_tcp", "(TCP)", "best peer / hsgd over TCP, from Python"),
+    ("vs_gloo", "_tcp", "gloo (TCP)", "gloo / hsgd over TCP"),
     ("vs_peer", "_arena", "(arena)", "best peer / arena (C)"),
     ("vs_peer", "_bf16", "(bf16)", "best peer / bf16 (C)"),
     ("vs_deepspeed", "", "(DeepSpeed)", "DeepSpeed / hsgd (C)"),
     ("vs_peer", "_horovod_plugin", "(Horovod)", "Horovod / Horovod+hsgd"),
     ("vs_limit", "", "of limit", "limit / hsgd (C)"),
+    ("vs_limit", "_tcp", "(TCP)", "limit / hsgd over TCP"),
     ("vs_limit", "_arena", "(arena)", "limit / arena (C)"),
 )
 

@@ -105,6 +105,19 @@ class _HsgdArena(_Hsgd):
         return self.comm.empty((count,), np.float32)  # type: ignore[no-any-return]
 
 
+class _HsgdTcp(_Hsgd):
+    def __init__(self, folder: str) -> None:
+        from mpi4py import MPI
+        from torch.distributed import FileStore
+
+        import hsgd
+
+        world = MPI.COMM_WORLD
+        store = FileStore(os.path.join(folder, "hsgd-tcp"), world.size)
+        self.comm = hsgd.Comm.over_store(store, world.rank, world.size)
+        self.tolerance = _rounding()
+
+
 class _Mpi4py(Binding):
     def __init__(self, folder: str) -> None:
         from mpi4py import MPI
@@ -221,6 +234,7 @@ class _HorovodPlugin(_Horovod):
 BINDINGS: dict[str, type[Binding]] = {
     "hsgd": _Hsgd,
     "hsgd-arena": _HsgdArena,
+    "hsgd-tcp": _HsgdTcp,
     "mpi4py": _Mpi4py,
     "gloo": _Gloo,
     "horovod": _Horovod,

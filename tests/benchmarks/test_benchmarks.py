@@ -211,15 +211,29 @@ def test_communication_of_ddp_is_measured_and_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_ddp_is_measured_between_virtual_nodes(tmp_path: Path, virtual_nodes: None) -> None:
+    file, png = tmp_path / "a.json", tmp_path / "a.png"
+    words = ("--models", "1000x256", "--rounds", "2", "--nodes", "2+1@1gbit", "--json", str(file))
+    done = run(*words, "--png", str(png), program="ddp")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert document["failures"] == []
+    assert {row["candidate"] for row in document["results"]} == {"hsgd", "gloo", "nothing"}
+    assert "vs_peer_step/1000x256/2+1@1gbit" in document["ratios"]
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.bench
 def test_virtual_nodes_are_measured_against_the_link(tmp_path: Path, virtual_nodes: None) -> None:
     file = tmp_path / "a.json"
     words = ("--quick", "--rounds", "1", "--sizes", "64KB", "--nodes", "2+1@1gbit")
-    names = ("hsgd-c", "hsgd-bf16-c", "mpi-c", "limit-link", "limit")
+    names = ("hsgd-c", "hsgd-bf16-c", "mpi-c", "hsgd-tcp", "limit-link", "limit")
     done = run(*words, "--json", str(file), "--candidates", *names)
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     assert {r["candidate"] for r in document["results"]} == set(names[:-1])
     assert "vs_limit/allreduce/2+1@1gbit/64KB" in document["ratios"]
+    assert "vs_limit/allreduce_tcp/2+1@1gbit/64KB" in document["ratios"]
     assert document["meta"]["machine"]["2+1@1gbit"]["nodes"] == 2
     assert "btl_tcp_links" in document["meta"]["launches"]["2+1@1gbit"]["native"]
 
