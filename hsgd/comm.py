@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
-from hsgd import built
+from hsgd import built, forked
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing
 from hsgd.config import Config
@@ -206,6 +206,7 @@ class Comm(Closing):
     def _keep(self, native: _native.Comm) -> None:
         self._native = native
         self._place = native.topology()
+        forked.watch(self, native)
         self._serial = Comm._serials
         self._windows: list[weakref.ref[Any]] = []
         self._before_close: list[Callable[[], object]] = []

@@ -7,14 +7,11 @@ does.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hsgd import forked
 from hsgd.checked import UINT32_MAX, c_int, natural, seconds
 from hsgd.closing import Closing
 from hsgd.comm import Comm
@@ -96,8 +93,7 @@ class NotifiedWindow(Closing):
         self._native: _native.NotifiedWindow = comm.make_window(self, options)
         self._rank, self._slots = comm.rank, slots
         self._workers: list[threading.Thread] = []
-        if self._native.descriptor() >= 0:
-            _CONNECTED.add(self)
+        forked.watch(self, self._native)
 
     @property
     def network(self) -> ChosenNetwork:
@@ -273,23 +269,3 @@ class NotifiedWindow(Closing):
             if timeout_s is None
             else seconds("NotifiedWindow: timeout_s", timeout_s)
         )
-
-
-# Those with connections to other nodes.
-_CONNECTED: weakref.WeakSet[NotifiedWindow] = weakref.WeakSet()
-
-
-def _leave_connections() -> None:
-    """In a child of fork, as a DataLoader's worker is: as long as it had the connections, the peers
-    would not learn that this rank has died.
-    """
-    for window in list(_CONNECTED):
-        _CONNECTED.discard(window)
-        with contextlib.suppress(OSError):  # without /proc they stay open
-            listed = Path(f"/proc/self/fdinfo/{window._native.descriptor()}").read_text()
-            for line in listed.splitlines():
-                if line.startswith("tfd:"):
-                    os.close(int(line.split()[1]))
-
-
-os.register_at_fork(after_in_child=_leave_connections)

@@ -98,7 +98,7 @@ def _meet_on_nodes(
 
     def open_up() -> list[str]:
         if leads:
-            leader.append(_native.Leader(interfaces))
+            leader.append(_native.Leader(interfaces, len(ranks_of)))
         address = base64.b64encode(leader[0].address()).decode() if leads else ""
         return [draw_meeting_path() if local_rank == 0 else "", address]
 

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ import window_programs
 from hsgd import Comm, HsgdError, NotifiedWindow, QueueFull
 from hsgd.testing.cluster import Cluster
 from outcomes import told_by
+from own_sockets import tcp_sockets
 from ranks import Ranks, Seat, meeting_point
 from window_programs import CHECKS, FAULT_TIMEOUT_S, check_all
 
@@ -96,28 +96,6 @@ def test_a_rank_that_dies_is_missed_by_its_connection() -> None:
         assert (
             kind == "PeerLost" and "rank 1 " in line and "died or closed its NotifiedWindow" in line
         )
-
-
-def tcp_sockets() -> list[tuple[tuple[str, int], bool]]:
-    """Address, and whether it listens there, of each TCP socket of this process. By descriptors: a
-    list of the kernel's may miss some while others come and go.
-    """
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        if not stat.S_ISSOCK(mode_of(int(name))):
-            continue
-        with socket.socket(fileno=os.dup(int(name))) as mine:
-            if mine.family == socket.AF_INET and mine.type == socket.SOCK_STREAM:
-                listens = mine.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                found.append((mine.getsockname(), bool(listens)))
-    return found
-
-
-def mode_of(fd: int) -> int:
-    try:
-        return os.fstat(fd).st_mode
-    except OSError:  # the listing itself
-        return 0
 
 
 def listening() -> set[tuple[str, int]]:

@@ -79,10 +79,11 @@ class MpiLibrary {
 // What a rank needs that carries data between nodes over TCP.
 class Leader {
  public:
-  explicit Leader(const std::string& interfaces) {
+  Leader(const std::string& interfaces, int nodes) {
     hsgd_leader* leader = nullptr;
-    call_core(
-        [&](hsgd_error* error) { return hsgd_leader_create(interfaces.c_str(), &leader, error); });
+    call_core([&](hsgd_error* error) {
+      return hsgd_leader_create(interfaces.c_str(), nodes, &leader, error);
+    });
     leader_.reset(leader);
   }
 
@@ -278,6 +279,9 @@ class Comm {
     return nodes;
   }
 
+  // In a forked child too, where nothing else may be called.
+  int descriptor() const { return comm_ == nullptr ? -1 : hsgd_comm_descriptor(comm_.get()); }
+
   hsgd_counters counters() const {
     check_open();
     hsgd_counters counters{};
@@ -348,12 +352,13 @@ void bind_comm(nb::module_& module) {
       .def("has_open", &Comm::has_open)
       .def("topology", &Comm::topology, nb::rv_policy::copy)
       .def("nodes", &Comm::nodes)
+      .def("descriptor", &Comm::descriptor)
       .def("counters", &Comm::counters)
       .def("keep_records", &Comm::keep_records, nb::arg("capacity"))
       .def("take_records", &Comm::take_records);
 
   nb::class_<Leader>(module, "Leader")
-      .def(nb::init<const std::string&>(), nb::arg("interfaces"))
+      .def(nb::init<const std::string&, int>(), nb::arg("interfaces"), nb::arg("nodes"))
       .def("address", &Leader::address)
       .def("connect", &Leader::connect, nb::arg("addresses"), nb::arg("ranks"), nb::arg("node"),
            nb::arg("options"));

@@ -131,6 +131,8 @@ void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology) {
 
 int hsgd_comm_node_of(const hsgd_comm* comm, int rank) { return comm->communicator->node_of(rank); }
 
+int hsgd_comm_descriptor(const hsgd_comm* comm) { return comm->communicator->descriptor(); }
+
 void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters) {
   *counters = comm->communicator->counters();
 }

@@ -20,6 +20,12 @@ struct hsgd_leader {
 namespace hsgd {
 namespace {
 
+void check_nodes(int nodes, int node) {
+  if (nodes >= 1 && node >= 0 && node < nodes) return;
+  throw Error(HSGD_ERR_ARGUMENT, -1,
+              text("node %d of %d: give a node from 0 to nodes - 1", node, nodes));
+}
+
 void check_ranks(const std::vector<int>& node_of_rank, int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(
@@ -60,10 +66,11 @@ std::unique_ptr<Communicator> meet_over_tcp(const char* path, Place place, TcpLe
 int hsgd_most_leaders(void) { return hsgd::kMostLeaders; }
 size_t hsgd_leader_address_bytes(void) { return sizeof(hsgd::SocketPlace); }
 
-int hsgd_leader_create(const char* interfaces, hsgd_leader** leader, hsgd_error* err) {
+int hsgd_leader_create(const char* interfaces, int nodes, hsgd_leader** leader, hsgd_error* err) {
   return hsgd::guarded(err, [&] {
     *leader = nullptr;
-    *leader = new hsgd_leader{hsgd::TcpLeader(interfaces == nullptr ? "" : interfaces)};
+    hsgd::check_nodes(nodes, 0);
+    *leader = new hsgd_leader{hsgd::TcpLeader(interfaces == nullptr ? "" : interfaces, nodes)};
   });
 }
 
@@ -75,10 +82,7 @@ int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, const int32_
                         int node, const hsgd_options* options, hsgd_error* err) {
   return hsgd::guarded(err, [&] {
     hsgd::check_options(*options);
-    if (nodes < 1 || node < 0 || node >= nodes) {
-      throw hsgd::Error(HSGD_ERR_ARGUMENT, -1,
-                        hsgd::text("node %d of %d: give a node from 0 to nodes - 1", node, nodes));
-    }
+    hsgd::check_nodes(nodes, node);
     hsgd::TcpLeaders leaders;
     leaders.places.resize(static_cast<size_t>(nodes));
     std::memcpy(leaders.places.data(), addresses,

@@ -83,7 +83,7 @@ std::unique_ptr<Communicator> split(Communicator& whole, int color, int key) {
   hsgd_error error;
   own.code = guarded(&error, [&] {
     if (!takes_part) return;
-    check_descriptors(static_cast<int>(members.size()));
+    check_descriptors(kDescriptorsPerRank * members.size());
     if (members[0] != topology.rank) return;
     const std::string path = meeting_path(draw_meeting_words());
     listener.emplace(path);

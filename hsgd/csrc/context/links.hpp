@@ -26,7 +26,8 @@ class Links {
   Links(std::unique_ptr<Transport> transport, const Place& place, const RoundSchedule& rounds,
         const StepSizes& sizes, const hsgd_options& options);
   bool leads() const { return transport_ != nullptr; }
-  HeaderExchange& headers() { return *headers_; }       // on local rank 0
+  int descriptor() const { return leads() ? transport_->descriptor() : -1; }  // see Transport
+  HeaderExchange& headers() { return *headers_; }                             // on local rank 0
   TreeBroadcast* tree() { return tree_.get(); }         // nullptr but on local rank 0
   SliceAllreduce* slices() { return slices_.get(); }    // nullptr but on leaders
   SliceAllgather* blocks() { return blocks_.get(); }    // as slices()

@@ -184,8 +184,11 @@ typedef struct hsgd_leader hsgd_leader;
 HSGD_API int hsgd_most_leaders(void);
 HSGD_API size_t hsgd_leader_address_bytes(void);
 /* Local. Listens at the interfaces that are named, separated by commas; "" or NULL: at all but
- * loopback. */
-HSGD_API int hsgd_leader_create(const char* interfaces, hsgd_leader** leader, hsgd_error* err);
+ * loopback. HSGD_ERR_SYSTEM where the file descriptors for connections to so many nodes are
+ * missing.
+ */
+HSGD_API int hsgd_leader_create(const char* interfaces, int nodes, hsgd_leader** leader,
+                                hsgd_error* err);
 /* Local. Fills hsgd_leader_address_bytes() bytes, which go to the other leaders by a way of the
  * caller's that nobody else reads: they hold the secret by which leaders know one another. */
 HSGD_API void hsgd_leader_address(const hsgd_leader* leader, void* address);
@@ -211,6 +214,10 @@ HSGD_API void hsgd_comm_destroy(hsgd_comm* comm);
 HSGD_API void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology);
 /* Local. The node of a rank, as node_rank of its topology; -1 where there is no such rank. */
 HSGD_API int hsgd_comm_node_of(const hsgd_comm* comm, int rank);
+/* Local. An epoll descriptor that watches all connections to other nodes; -1 where there are none
+ * but MPI's. A child of fork closes what it watches: as long as it had the connections, other nodes
+ * would not learn that this rank has died. */
+HSGD_API int hsgd_comm_descriptor(const hsgd_comm* comm);
 HSGD_API void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters);
 
 /* When this rank worked on something: steps of several levels alternate, so that in between it did

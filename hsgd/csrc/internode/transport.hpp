@@ -1,9 +1,9 @@
 // Messages between the leaders of nodes: what two-level collectives need from a network, and no
 // more.
 //
-// Owns the interface. Implementations: mpi/transport.cpp (PMPI_* only) and
-// tests/native/support/transport_inproc.cpp (threads of one process). Never interprets the bytes.
-// Nothing here blocks.
+// Owns the interface. Implementations: mpi/transport.cpp (PMPI_* only), tcp_transport/transport.cpp
+// (sockets) and tests/native/support/transport_inproc.cpp (threads of one process). Never
+// interprets the bytes. Nothing here blocks.
 #ifndef HSGD_INTERNODE_TRANSPORT_HPP_
 #define HSGD_INTERNODE_TRANSPORT_HPP_
 
@@ -51,6 +51,10 @@ class HSGD_API Transport {
   virtual ~Transport() = default;
   virtual int node_rank() const = 0;
   virtual int node_count() const = 0;
+  // The epoll descriptor that all connections belong to; -1: there is none. A child of fork closes
+  // what it watches there: as long as it had the connections, peers would not learn that the parent
+  // has died.
+  virtual int descriptor() const { return -1; }
 
   // The buffer belongs to the transport until done() has said true.
   virtual Ticket send(int node, Channel channel, const void* data, size_t bytes) = 0;

@@ -142,7 +142,8 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
   HSGD_FAULT_POINT("over MPI: node found");
   if (wanted == Wanted::kBehindMpi && nodes.count == steps.size()) return nullptr;
   Place place = find_place(steps, nodes, wanted);
-  agree_on(steps, "counted their file descriptors", [&] { check_descriptors(place.local_size); });
+  agree_on(steps, "counted their file descriptors",
+           [&] { check_descriptors(kDescriptorsPerRank * static_cast<size_t>(place.local_size)); });
   HSGD_FAULT_POINT("over MPI: place found");
   std::unique_ptr<Communicator> communicator;
   agree_on(steps, kMeet, [&] {

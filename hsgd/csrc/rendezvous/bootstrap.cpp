@@ -23,9 +23,9 @@ struct Descriptors {
 
 }  // namespace
 
-void check_descriptors(int local_size) {
+void check_descriptors(size_t wanted) {
   constexpr size_t kForOthers = 32;
-  const size_t wanted = 2 * static_cast<size_t>(local_size) + kForOthers;
+  wanted += kForOthers;
   Descriptors free;
   while (free.held.size() < wanted) {
     const int fd = ::eventfd(0, EFD_CLOEXEC);

@@ -7,6 +7,7 @@
 #ifndef HSGD_RENDEZVOUS_BOOTSTRAP_HPP_
 #define HSGD_RENDEZVOUS_BOOTSTRAP_HPP_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,9 +19,10 @@
 
 namespace hsgd {
 
-// Throws when this process has not the file descriptors that a node of `local_size` ranks takes,
-// and some for the program: without them the ranks could not meet.
-HSGD_API void check_descriptors(int local_size);
+// Throws when this process has not so many free file descriptors, and some for the program: without
+// them the ranks could not meet. A node takes kDescriptorsPerRank for each of its ranks.
+constexpr size_t kDescriptorsPerRank = 2;
+HSGD_API void check_descriptors(size_t wanted);
 
 // Collective over the ranks 0..size-1 of the node, which all got `path` (see MeetingPoint) by a way
 // of their own. Rank 0 passes the listener when it has one already (else it is made here). Returns

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "rendezvous/bootstrap.hpp"
 #include "rendezvous/secret.hpp"
 #include "tcp/door.hpp"
 #include "tcp/socket.hpp"
@@ -267,7 +268,9 @@ class Meeting {
 
 }  // namespace
 
-TcpLeader::TcpLeader(const std::string& interfaces) {
+TcpLeader::TcpLeader(const std::string& interfaces, int nodes) {
+  check_descriptors(static_cast<size_t>(ConnectionPlan(nodes).count()) *
+                    static_cast<size_t>(nodes - 1));
   SocketListener listener(interfaces);
   place_ = listener.place();
   listeners_ = listener.listen();

@@ -26,8 +26,10 @@ struct TcpLeaders {
 
 class HSGD_API TcpLeader {
  public:
-  // Listens from now on. `interfaces`: as of find_addresses(), and throws what that does.
-  explicit TcpLeader(const std::string& interfaces);
+  // Listens from now on. `interfaces`: as of find_addresses(), and throws what that does, and
+  // HSGD_ERR_SYSTEM where the descriptors for connections to so many `nodes` are missing: here, as
+  // a leader that fails in connect() keeps the others waiting.
+  TcpLeader(const std::string& interfaces, int nodes);
   const SocketPlace& place() const { return place_; }
 
   // Collective over the leaders, blocking: connects to all others. Throws CollectiveTimeout and

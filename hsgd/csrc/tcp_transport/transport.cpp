@@ -44,6 +44,7 @@ class TcpTransport final : public Transport {
 
   int node_rank() const override { return node_; }
   int node_count() const override { return static_cast<int>(ranks_.size()); }
+  int descriptor() const override { return poll_.get(); }
 
   Ticket send(int node, Channel channel, const void* data, size_t bytes) override {
     const Ticket ticket = free_ticket();

@@ -70,7 +70,7 @@ Parting await_parting(Transport& transport) {
 struct Leaders {
   explicit Leaders(int nodes, const std::function<void(TcpLeaders&)>& change = {}) {
     for (int node = 0; node < nodes; ++node) {
-      all.push_back(std::make_unique<TcpLeader>("lo"));
+      all.push_back(std::make_unique<TcpLeader>("lo", nodes));
       told.places.push_back(all.back()->place());
       told.ranks.push_back(10 * node);
     }
