@@ -8,6 +8,7 @@ does.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shlex
 import sys
@@ -40,6 +41,7 @@ RUN_EXAMPLES = """examples:
   hsgd run -np 4 -H node1:2,node2:2 python train.py --epochs 3
   hsgd run -np 8 --mpi-args="--mca btl_tcp_if_include eth0" python train.py
   hsgd run -np 2 --dry-run python train.py       print the mpirun command and start nothing
+  hsgd run -np 4 -H node1:2,node2:2 --launcher torchrun python train.py   without MPI
 
 The exit code is the job's. Neither Horovod nor the start-up hook is needed.
 """
@@ -115,8 +117,10 @@ class _Version(argparse.Action):
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
-        help="start a job with the right settings for Open MPI or MPICH",
-        description="Start a command on several ranks under mpirun, with two-level collectives.",
+        help="start a job with the right settings for Open MPI or MPICH, or without MPI",
+        description="Start a command on several ranks under mpirun, with two-level collectives. "
+        "Where there is no mpirun, torchrun starts them: hsgd.Comm(), hsgd.init() and the backend "
+        '"hsgd" then need no MPI. Other hosts are reached by ssh.',
         epilog=RUN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -142,11 +146,14 @@ def _add_run(commands: Any) -> None:
         help='more words for mpirun, as one string; write --mpi-args="..."',
     )
     run.add_argument(
-        "--verbose", action="store_true", help="print the mpirun command, then start it"
+        "--launcher",
+        choices=("auto", "mpirun", "torchrun"),
+        default="auto",
+        help="what starts the ranks; torchrun: without MPI, over TCP between hosts (default: "
+        "mpirun, or torchrun where there is none)",
     )
-    run.add_argument(
-        "--dry-run", action="store_true", help="print the mpirun command and start nothing"
-    )
+    run.add_argument("--verbose", action="store_true", help="print the command, then start it")
+    run.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
     run.add_argument(
         "job", nargs=argparse.REMAINDER, metavar="CMD ...", help="the command of each rank"
     )
@@ -169,13 +176,41 @@ def _run(arguments: argparse.Namespace) -> int | None:
         arguments.usage_error("no command to run; for example: hsgd run -np 2 python train.py")
     mpi_args = shlex.split(arguments.mpi_args)
     Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
-    words, added = launch.plan_run(job, arguments.ranks, arguments.hosts, mpi_args, os.environ)
+    if arguments.launcher == "torchrun":
+        if mpi_args:
+            arguments.usage_error("--mpi-args are words for mpirun; leave them out with torchrun")
+        return _run_without_mpi(arguments, job)
+    try:
+        words, added = launch.plan_run(job, arguments.ranks, arguments.hosts, mpi_args, os.environ)
+    except launch.NoLauncher:
+        if arguments.launcher == "mpirun" or mpi_args or importlib.util.find_spec("torch") is None:
+            raise
+        print("hsgd: no mpirun was found: torchrun starts the ranks, without MPI", file=sys.stderr)
+        return _run_without_mpi(arguments, job)
+    _announce(arguments, [launch.read_command(words, added)])
+    if not arguments.dry_run:
+        os.execve(words[0], words, {**os.environ, **added})
+    return None
+
+
+def _run_without_mpi(arguments: argparse.Namespace, job: Sequence[str]) -> int | None:
+    from hsgd.launch import without_mpi
+
+    commands = without_mpi.plan(
+        job, arguments.ranks, arguments.hosts, os.environ, launch.exported(os.environ)
+    )
+    _announce(arguments, [shlex.join(words) for words in commands])
     if arguments.dry_run:
-        print(launch.read_command(words, added))
         return None
-    if arguments.verbose:
-        print(launch.read_command(words, added), file=sys.stderr, flush=True)
-    os.execve(words[0], words, {**os.environ, **added})
+    if len(commands) == 1:
+        os.execvp(commands[0][0], commands[0])
+    return without_mpi.run_all(commands)
+
+
+def _announce(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
+    if arguments.dry_run or arguments.verbose:
+        output = sys.stdout if arguments.dry_run else sys.stderr
+        print("\n".join(lines), file=output, flush=True)
 
 
 def _info(_: argparse.Namespace) -> int:

@@ -21,7 +21,9 @@ from hsgd.launch import preload
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
 
 __all__ = [
+    "NoLauncher",
     "cores",
+    "exported",
     "find_launcher",
     "identify",
     "job_environment",
@@ -44,6 +46,10 @@ _PLACEMENT = (
 )
 _RESOURCE_MANAGERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID")
 _VERSION_LIMIT_S = 60
+
+
+class NoLauncher(LaunchError):
+    """There is no mpirun."""
 
 
 def cores() -> int:
@@ -103,7 +109,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
     paths = [shutil.which(name, path=place) for place in places for name in ("mpirun", "mpiexec")]
     found = [identify(path) for path in dict.fromkeys(path for path in paths if path)]
     if not found:
-        raise LaunchError(
+        raise NoLauncher(
             f"no MPI launcher: mpirun is neither on PATH nor beside {sys.executable}; {INSTALL_MPI}"
         )
     for launcher in found:
@@ -122,6 +128,13 @@ def job_environment(launcher: Launcher, environ: Mapping[str, str]) -> dict[str,
     if launcher.kind == "Open MPI" and os.geteuid() == 0:
         added |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {name: value for name, value in added.items() if environ.get(name) != value}
+
+
+def exported(environ: Mapping[str, str]) -> list[str]:
+    """Names of the variables that ranks on other hosts get, sorted; local."""
+    return sorted(
+        name for name in environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)
+    )
 
 
 def plan_run(
@@ -146,13 +159,12 @@ def plan_run(
         hosts = f"localhost:{ranks}"
     before = environ.get("LD_PRELOAD", "")
     added = job_environment(launcher, environ)
-    export = {name for name in environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)}
     job = Job(
         command=tuple(command),
         ranks=ranks,
         cores=cores(),
         hosts=parse_hosts(hosts, ranks) if hosts else (),
-        export=tuple(sorted(export | {"HOROVOD_PLUGIN"})),
+        export=tuple(sorted({*exported(environ), "HOROVOD_PLUGIN"})),
         define={"LD_PRELOAD": f"{library}:{before}" if before else str(library)},
         mpi_args=tuple(mpi_args),
     )

