@@ -15,11 +15,13 @@ __all__ = ["meet"]
 def meet(
     seat: Seat, folder: str, nodes: list[int] | None, config: Config = PATIENT, **more: Any
 ) -> Comm:
-    """A communicator over TCP; collective. nodes: the node of each rank; None finds out."""
+    """A communicator over TCP; collective. nodes: the node of each rank; None finds out.
+    more: arguments of Comm.over_store(), and `store` and `size` in place of the usual ones.
+    """
     from torch.distributed import FileStore
 
     size = more.pop("size", len(nodes or "1234"))
     find = own_node.find_nodes if nodes is None else lambda *_: nodes
     tcp_meeting.find_nodes = find
-    store = FileStore(f"{folder}/store", -1)
+    store = more.pop("store", None) or FileStore(f"{folder}/store", -1)
     return Comm.over_store(store, seat.rank, size, config=config, **more)
