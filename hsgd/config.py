@@ -97,8 +97,8 @@ class Config:
     wire_radix: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_RADIX", 16, _between(int, 2, 64), "a whole number from 2 to 64"
     )
-    """So many nodes exchange directly, each with each; more of them in rounds, in groups of at most
-    so many. It sets the order in which nodes are summed.
+    """At most so many nodes exchange directly, each with each; more than 8 of them in rounds, in
+    groups of at most so many. It sets the order in which nodes are summed.
     """
     wire_dtype: Literal["none", "bfloat16", "float16"] = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_DTYPE",

@@ -71,7 +71,7 @@ class Form:
 
 
 def hsgd_form(radix: int) -> Form:
-    """HSGD_WIRE_RADIX; as many as there are nodes exchange directly."""
+    """HSGD_WIRE_RADIX: groups of at most so many nodes."""
     return Form(f"hsgd-{radix}", f"hsgd, radix {radix}", "hsgd", ("form=hsgd", f"radix={radix}"))
 
 

@@ -91,8 +91,8 @@ typedef struct hsgd_options {
   uint32_t report;     /* interposer: 1 prints a line of counters per rank at MPI_Finalize */
   uint32_t wire_dtype; /* float32 travels between nodes as this: HSGD_BFLOAT16 or HSGD_FLOAT16; 0
                           (HSGD_FLOAT32): as it is. Payloads that are sent whole stay exact */
-  uint32_t wire_radix; /* so many nodes exchange directly, from 2 to 64; more of them in rounds, in
-                          groups of at most so many */
+  uint32_t wire_radix; /* at most so many nodes exchange directly, from 2 to 64; more than 8 of them
+                          in rounds, in groups of at most so many */
   /* NULL, or what a waiting rank calls some fifty times a second, in the thread that waits: nonzero
    * ends the wait. So that Ctrl-C works in languages that only note a signal. */
   int (*interrupted)(void);

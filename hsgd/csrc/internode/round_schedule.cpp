@@ -7,16 +7,17 @@
 namespace hsgd {
 namespace {
 
-// What a round costs beside its messages, in messages: on Ethernet and on InfiniBand a message
-// takes some 8 times as long to arrive as its sender is busy with it.
-constexpr int kLatency = 8;
+// What a round costs beside its messages, in messages: how much longer a message takes to arrive
+// than its sender is busy with it. On InfiniBand some 3 times, over TCP 8 times. The less this is,
+// the smaller are groups: with 3 up to 8 nodes exchange directly, and 16 in two rounds.
+constexpr int kLatency = 3;
 
 struct Choice {
   int cost = 0;
   int radix = 0;  // of one round; 0: no product of radices
 };
 
-// By number of cores.
+// By number of cores. Of choices that cost the same one round, or else the fewest messages.
 std::vector<Choice> cheapest(int nodes, int most_radix) {
   std::vector<Choice> best(static_cast<size_t>(nodes) + 1);
   best[1].radix = 1;
@@ -26,29 +27,34 @@ std::vector<Choice> cheapest(int nodes, int most_radix) {
       const Choice& rest = best[static_cast<size_t>(cores / radix)];
       if (cores % radix != 0 || rest.radix == 0) continue;
       const int cost = rest.cost + kLatency + radix - 1;
-      if (choice.radix == 0 || cost < choice.cost) choice = {cost, radix};
+      const bool wins_tie = cost == choice.cost && radix == cores;
+      if (choice.radix == 0 || cost < choice.cost || wins_tie) choice = {cost, radix};
     }
   }
   return best;
+}
+
+// Those of the most nodes, at most all, that cost least. Fewer than all only where need be: a node
+// that serves a partner sends and receives up to twice the bytes.
+int most_cores(const std::vector<Choice>& best) {
+  const auto nodes = static_cast<int>(best.size()) - 1;
+  if (best.back().radix != 0) return nodes;
+  int cores = 0;
+  for (int few = nodes; 2 * few >= nodes; --few) {
+    const Choice& choice = best[static_cast<size_t>(few)];
+    if (choice.radix == 0) continue;
+    if (cores == 0 || choice.cost < best[static_cast<size_t>(cores)].cost) cores = few;
+  }
+  return cores;
 }
 
 }  // namespace
 
 // Large radices first: then most of what is split travels between neighbours.
 RoundSchedule::RoundSchedule(int nodes, int most_radix) : nodes_(nodes), cores_(nodes) {
-  if (nodes > 1 && nodes <= most_radix) radices_ = {nodes};
-  if (nodes > most_radix) {
+  if (nodes > 1) {
     const std::vector<Choice> best = cheapest(nodes, most_radix);
-    constexpr int kFold = 2 * (kLatency + 1);
-    const auto cost = [&](int cores) {
-      return best[static_cast<size_t>(cores)].cost + (cores < nodes ? kFold : 0);
-    };
-    for (int cores = nodes; 2 * cores >= nodes; --cores) {
-      if (best[static_cast<size_t>(cores)].radix == 0) continue;
-      if (best[static_cast<size_t>(cores_)].radix == 0 || cost(cores) < cost(cores_)) {
-        cores_ = cores;
-      }
-    }
+    cores_ = most_cores(best);
     for (int left = cores_; left > 1; left /= radices_.back()) {
       radices_.push_back(best[static_cast<size_t>(left)].radix);
     }

@@ -2,11 +2,11 @@
 //
 // Recursive multiplying (Ruefenacht, Bull and Booth, "Generalisation of recursive doubling for
 // AllReduce", Parallel Computing 69, 2017): in round r, groups of radix(r) groups of earlier rounds
-// exchange directly. Few nodes are one group, which exchanges in one round. Groups are always
+// exchange directly. Up to 8 nodes are one group, which exchanges in one round. Groups are always
 // consecutive nodes, so that what they have lies side by side, and each group is a node of the one
-// tree in which every sum is made: its members' sums are added in the order of nodes. Where the
-// number of nodes is no product of radices, some nodes give what they have to the node before them,
-// take no part in the rounds, and get the result from there.
+// tree in which every sum is made: its members' sums are added in the order of nodes. Only where
+// the number of nodes is no product of radices, some nodes give what they have to the node before
+// them, take no part in the rounds, and get the result from there.
 //
 // Owns the arithmetic, which is the same on all nodes. Never communicates.
 #ifndef HSGD_INTERNODE_ROUND_SCHEDULE_HPP_
@@ -19,7 +19,8 @@ namespace hsgd {
 
 class RoundSchedule {
  public:
-  // `most_radix`: so many nodes exchange directly; at least 2.
+  // `most_radix`: at most so many nodes exchange directly; at least 2. Which do is chosen: the same
+  // for a number of nodes, whatever is sent.
   RoundSchedule(int nodes, int most_radix);
   int nodes() const { return nodes_; }
   int rounds() const { return static_cast<int>(radices_.size()); }

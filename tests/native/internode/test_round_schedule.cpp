@@ -18,14 +18,28 @@ void for_each_schedule(Check&& check) {
   for (const int nodes : {509, 1000, 1024, 4093}) check(RoundSchedule(nodes, 16), 16);
 }
 
+// Whether the number of nodes is a product of numbers from 2 to the radix.
+bool is_product(int nodes, int radix) {
+  int left = nodes;
+  for (int factor = 2; factor <= radix; ++factor) {
+    while (left % factor == 0) left /= factor;
+  }
+  return left == 1;
+}
+
+std::vector<int> radices(const RoundSchedule& rounds) {
+  std::vector<int> all;
+  for (int round = 0; round < rounds.rounds(); ++round) all.push_back(rounds.radix(round));
+  return all;
+}
+
 }  // namespace
 
-TEST("few nodes exchange directly, more in rounds of at most the radix") {
+TEST("groups have at most as many members as the radix, and all cores are their product") {
   for_each_schedule([](const RoundSchedule& rounds, int radix) {
-    CHECK_EQ(rounds.is_direct(), rounds.nodes() <= radix);
     int cores = 1;
     for (int round = 0; round < rounds.rounds(); ++round) {
-      CHECK(rounds.radix(round) >= 2 && rounds.radix(round) <= std::max(radix, 2));
+      CHECK(rounds.radix(round) >= 2 && rounds.radix(round) <= radix);
       cores *= rounds.radix(round);
     }
     CHECK_EQ(cores, rounds.cores());
@@ -33,12 +47,25 @@ TEST("few nodes exchange directly, more in rounds of at most the radix") {
   });
 }
 
+TEST("up to 8 nodes exchange directly, and primes up to the radix") {
+  for (const int nodes : {2, 3, 4, 5, 6, 7, 8, 11, 13}) CHECK(RoundSchedule(nodes, 16).is_direct());
+  for (const int nodes : {9, 10, 12, 14, 15, 16, 17}) CHECK(!RoundSchedule(nodes, 16).is_direct());
+  CHECK(!RoundSchedule(5, 4).is_direct());
+}
+
+TEST("no node is left out of the rounds where the number of nodes is a product of radices") {
+  for_each_schedule([](const RoundSchedule& rounds, int radix) {
+    CHECK_EQ(rounds.folds(), !is_product(rounds.nodes(), radix));
+  });
+}
+
 TEST("a node sends a number of messages that grows as the logarithm of the number of nodes") {
-  CHECK_EQ(RoundSchedule(16, 16).messages(), 15);
-  CHECK(RoundSchedule(64, 16).messages() <= 14);
-  CHECK(RoundSchedule(1000, 16).messages() <= 27);
-  CHECK(RoundSchedule(1024, 16).messages() <= 28);
-  CHECK(RoundSchedule(4093, 16).messages() <= 40);
+  CHECK(radices(RoundSchedule(16, 16)) == (std::vector<int>{4, 4}));
+  CHECK(radices(RoundSchedule(64, 16)) == (std::vector<int>{4, 4, 4}));
+  CHECK(radices(RoundSchedule(1000, 16)) == (std::vector<int>{5, 5, 5, 4, 2}));
+  CHECK(radices(RoundSchedule(1024, 16)) == (std::vector<int>{4, 4, 4, 4, 4}));
+  CHECK_EQ(RoundSchedule(1000, 16).messages(), 16);
+  CHECK(RoundSchedule(4093, 16).messages() <= 20);
   CHECK_EQ(RoundSchedule(1024, 2).messages(), 10);
 }
 
