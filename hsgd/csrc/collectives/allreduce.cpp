@@ -28,7 +28,6 @@ class AllreducePipeline final : public ChunkPipeline {
         chunking_(chunking),
         reduction_(operation.reduction),
         element_bytes_(reduction_.element_bytes),
-        wanted_(operation.wanted()),
         slices_(stages.window != nullptr ? context.links().slices() : nullptr),
         shared_(shared) {
     if (slices_ != nullptr) slices_->start(reduction_);
@@ -82,12 +81,9 @@ class AllreducePipeline final : public ChunkPipeline {
   }
 
   void copy_out(const Range& part, const std::byte* from) {
-    const Range own{std::max(part.begin, wanted_.begin), std::min(part.end, wanted_.end)};
-    if (own.end <= own.begin) return;
-    reduction_.copy(out_ + (own.begin - wanted_.begin) * element_bytes_,
-                    from + (own.begin - part.begin) * element_bytes_, own.count() * element_bytes_,
-                    stages_.out_store);
-    context_.intra_bytes() += own.count() * element_bytes_;
+    const size_t bytes = part.count() * element_bytes_;
+    reduction_.copy(out_ + part.begin * element_bytes_, from, bytes, stages_.out_store);
+    context_.intra_bytes() += bytes;
   }
 
   Range slice(const Range& chunk, int rank) const {
@@ -108,7 +104,6 @@ class AllreducePipeline final : public ChunkPipeline {
   const Chunking chunking_;
   const Reduction& reduction_;
   const size_t element_bytes_;  // of an element
-  const Range wanted_;          // the output begins with it
   SliceAllreduce* slices_;
   const std::vector<const std::byte*>* shared_;
 };
@@ -253,10 +248,6 @@ void allreduce_on_node(Context& context, const Operation& operation) {
   stages.store = context.sizes().tuning().store;  // of those that are compared
   stages.out_store = Store::kOrdinary;
   AllreducePipeline(context, operation, chunking, stages, nullptr).run_on_node(operation);
-}
-
-void reduce_between_nodes(Context& context, const Operation& operation) {
-  reduce_chunks(context, operation, std::nullopt);
 }
 
 }  // namespace hsgd

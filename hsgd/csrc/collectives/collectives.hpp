@@ -38,9 +38,6 @@ inline const CollectiveKind* kind_of(hsgd_kind kind) {
   return static_cast<size_t>(kind) < kCount ? kKinds[kind] : nullptr;
 }
 
-// What this rank wants of a large sum over the ranks of several nodes.
-void reduce_between_nodes(Context& context, const Operation& operation);
-
 // An allreduce of the ranks of this node alone, with the tuning at hand; for measuring.
 void allreduce_on_node(Context& context, const Operation& operation);
 

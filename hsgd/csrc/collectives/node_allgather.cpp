@@ -5,14 +5,14 @@
 #include <vector>
 
 #include "collectives/chunk_pipeline.hpp"
-#include "collectives/gather_layout.hpp"
+#include "collectives/section_layout.hpp"
 
 namespace hsgd {
 namespace {
 
 class NodeAllgather final : public ChunkPipeline {
  public:
-  NodeAllgather(Context& context, const Operation& operation, const GatherLayout& layout,
+  NodeAllgather(Context& context, const Operation& operation, const SectionLayout& layout,
                 const Stages& stages)
       : ChunkPipeline(context, stages),
         map_(context.map()),
@@ -65,7 +65,7 @@ class NodeAllgather final : public ChunkPipeline {
       const uint64_t begin = std::max(block.begin, share.begin);
       const uint64_t end = std::min(block.end, share.end);
       if (end <= begin) continue;
-      std::byte* to = out_ + (layout_.output(place).begin + begin - block.begin) * element_bytes_;
+      std::byte* to = out_ + (layout_.packed(place).begin + begin - block.begin) * element_bytes_;
       const std::byte* at = place == map_.place() ? in_ + (begin - block.begin) * element_bytes_
                                                   : from + (begin - share.begin) * element_bytes_;
       if (at != to) copy(to, at, end - begin, stages_.out_store);
@@ -80,7 +80,7 @@ class NodeAllgather final : public ChunkPipeline {
   const NodeMap& map_;
   const std::byte* in_;  // this rank's block, perhaps at its place in `out_`
   std::byte* out_;
-  const GatherLayout& layout_;
+  const SectionLayout& layout_;
   const size_t element_bytes_;  // of an element
   SliceAllgather* blocks_;      // on leaders
 };
@@ -92,8 +92,8 @@ void allgather_between_nodes(Context& context, const Operation& operation) {
   // Rounding takes an element of each node; any step has room for more (context/step_sizes.cpp).
   const uint64_t step_count = std::max<uint64_t>(
       plan.step_bytes / operation.reduction.element_bytes, 2 * context.place().node_count);
-  const GatherLayout layout(context.map(), context.rounds(), operation.counts.of_rank, plan.leaders,
-                            step_count);
+  const SectionLayout layout(context.map(), context.rounds(), operation.counts.of_rank,
+                             plan.leaders, step_count);
   Stages stages;
   stages.steps = layout.steps();
   stages.leaders = plan.leaders;

@@ -1,21 +1,21 @@
 // Reduce_scatter, with a block of its own size for each rank.
 //
-// Each element is summed as in an allreduce: local ranks in order, then nodes in order. On one node
-// a rank stages all but its own pieces and reduces those straight into its output. Between nodes
-// the ranks of a node share the reduction of all pieces, leaders send each node the sums that its
-// ranks need, narrowed where that is asked for, add in node order, and each rank takes its piece.
-// That needs a place for each rank of all nodes in every step. Where there are too many, it is an
-// allreduce of which each rank takes its block: twice the bytes between nodes.
+// Each element is summed as in an allreduce: local ranks in order, then nodes as the schedule says.
+// On one node a rank stages all but its own pieces and reduces those straight into its output.
+// Between nodes the ranks of a node share the reduction of a step, leaders send on the sums that
+// other nodes need, narrowed where that is asked for, and each rank takes its pieces.
 #include <algorithm>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 #include "base/dtypes.hpp"
-#include "base/error.hpp"
 #include "base/fault_points.hpp"
 #include "collectives/arguments.hpp"
 #include "collectives/chunk_pipeline.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/one_shot.hpp"
+#include "collectives/section_layout.hpp"
 #include "collectives/zero_copy.hpp"
 
 namespace hsgd {
@@ -27,181 +27,203 @@ Range common(const Range& a, const Range& b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-class ReduceScatterPipeline final : public ChunkPipeline {
- public:
-  ReduceScatterPipeline(Context& context, const Operation& operation, const BlockTable& table,
-                        const Stages& stages)
+struct ReduceTarget {
+  std::byte* out;
+  double divisor;
+  Store store;
+};
+
+// What all forms do with a step, in which pieces of all blocks lie in some order.
+class ReduceScatterPipeline : public ChunkPipeline {
+ protected:
+  ReduceScatterPipeline(Context& context, const Operation& operation, const Stages& stages)
       : ChunkPipeline(context, stages),
-        in_(static_cast<const std::byte*>(operation.in)),
-        out_(static_cast<std::byte*>(operation.out)),
-        table_(table),
-        map_(table.map()),
         reduction_(operation.reduction),
         element_bytes_(reduction_.element_bytes),
-        messages_(context.links().messages()),
-        mailboxes_(context.links().mailboxes()),
-        narrows_(reduction_.narrowing.active()),
-        sent_size_(narrows_ ? Narrowing::kElementBytes : element_bytes_) {
-    if (messages_ != nullptr) messages_->start();
+        in_(static_cast<const std::byte*>(operation.in)),
+        out_(static_cast<std::byte*>(operation.out)) {}
+
+  // Stages `part` of a step, which lies at `from` in the input.
+  void stage_part(std::byte* slot, const Range& part, uint64_t from) {
+    const size_t bytes = part.count() * element_bytes_;
+    if (bytes == 0) return;
+    reduction_.copy(slot + part.begin * element_bytes_, in_ + from * element_bytes_, bytes,
+                    stages_.store);
+    context_.intra_bytes() += bytes;
+  }
+
+  // Sums it over the ranks here.
+  void reduce_part(uint64_t step, const Range& part, uint64_t from, const ReduceTarget& target) {
+    if (part.count() == 0) return;
+    std::vector<const void*>& inputs = context_.inputs();
+    for (int rank = 0; rank < local().size(); ++rank) {
+      inputs[static_cast<size_t>(rank)] = rank == local().rank()
+                                              ? in_ + from * element_bytes_
+                                              : in_slot(rank, step) + part.begin * element_bytes_;
+    }
+    reduction_.reduce({inputs.data(), local().size(), target.out, nullptr, part.count(),
+                       target.divisor, target.store, Store::kOrdinary});
+    context_.intra_bytes() += static_cast<uint64_t>(local().size()) * part.count() * element_bytes_;
+  }
+
+  const Reduction& reduction_;
+  const size_t element_bytes_;  // of an element
+  const std::byte* in_;         // all blocks in rank order
+  std::byte* out_;              // this rank's block, perhaps at its place in `in_`
+};
+
+class OnNode final : public ReduceScatterPipeline {
+ public:
+  OnNode(Context& context, const Operation& operation, const BlockTable& table,
+         const Stages& stages)
+      : ReduceScatterPipeline(context, operation, stages), table_(table), map_(table.map()) {}
+
+ private:
+  void stage(uint64_t step, std::byte* slot, Permission) override {
+    for (int place = 0; place < map_.size(); ++place) {
+      if (place != map_.place()) stage_part(slot, part(step, place), piece(step, place).begin);
+    }
+  }
+
+  void reduce(uint64_t step) override {
+    const Range own = piece(step, map_.place());
+    const uint64_t done = own.begin - table_.block(map_.place()).begin;
+    reduce_part(step, part(step, map_.place()), own.begin,
+                {out_ + done * element_bytes_, reduction_.divisor, stages_.out_store});
+  }
+
+  Range piece(uint64_t step, int place) const { return table_.piece(place, step); }  // of the input
+  Range part(uint64_t step, int place) const {                                       // of the step
+    const uint64_t begin = table_.offset(place, step);
+    return {begin, begin + piece(step, place).count()};
+  }
+
+  const BlockTable& table_;
+  const NodeMap& map_;
+};
+
+class BetweenNodes final : public ReduceScatterPipeline {
+ public:
+  BetweenNodes(Context& context, const Operation& operation, const SectionLayout& layout,
+               const Stages& stages)
+      : ReduceScatterPipeline(context, operation, stages),
+        map_(context.map()),
+        layout_(layout),
+        slices_(stages.window != nullptr ? context.links().slices() : nullptr) {
+    if (slices_ != nullptr) slices_->start(reduction_, SliceAllreduce::Form::kParts);
   }
 
  private:
   void stage(uint64_t step, std::byte* slot, Permission) override {
     const Range own = reduced_here(step);
-    for (int place = 0; place < map_.size(); ++place) {
-      const Range piece = table_.piece(place, step);
-      const uint64_t offset = table_.offset(place, step);
-      const Range all{offset, offset + piece.count()};
-      for (const Range& part : {common(all, {0, own.begin}), common(all, {own.end, all.end})}) {
-        reduction_.copy(slot + part.begin * element_bytes_,
-                        in_ + (piece.begin + part.begin - offset) * element_bytes_,
-                        part.count() * element_bytes_, stages_.store);
-        context_.intra_bytes() += part.count() * element_bytes_;
+    const auto copy = [&](const Range& part, uint64_t from) { stage_part(slot, part, from); };
+    for_each_piece(step, {0, own.begin}, copy);
+    for_each_piece(step, {own.end, layout_.count(step)}, copy);
+  }
+
+  void reduce(uint64_t step) override {
+    for_each_piece(step, reduced_here(step), [&](const Range& part, uint64_t from) {
+      reduce_part(step, part, from, {sums(step) + part.begin * element_bytes_, 1.0, stages_.store});
+    });
+  }
+
+  // Of a step, an equal share of all.
+  Range reduced_here(uint64_t step) const {
+    return part_of(layout_.count(step), local().size(), local().rank(), element_bytes_);
+  }
+
+  void begin_exchange(uint64_t step) override {
+    std::vector<uint64_t> begins = layout_.area(local().rank(), step);
+    const uint64_t first = begins.front();
+    for (uint64_t& begin : begins) begin -= first;
+    slices_->begin_parts(sums(step) + first * element_bytes_, std::move(begins));
+    HSGD_FAULT_POINT("between nodes: section sent");
+  }
+
+  void gather(uint64_t step) override {
+    for (int leader = 0; leader < stages_.leaders; ++leader) {
+      const Range share = layout_.share(map_.node(), leader, step);
+      const Range block = layout_.block(map_.place());
+      const Range own = common(share, block);
+      if (own.count() == 0) continue;
+      const uint64_t at = layout_.offset(map_.node(), leader, step) + own.begin - share.begin;
+      const size_t bytes = own.count() * element_bytes_;
+      reduction_.copy(out_ + (own.begin - block.begin) * element_bytes_,
+                      sums(step) + at * element_bytes_, bytes, stages_.out_store);
+      context_.intra_bytes() += bytes;
+    }
+  }
+
+  // Calls handle(part, from) for each piece of a block in `range` of the step, which lies at `from`
+  // in the input.
+  template <class Handle>
+  void for_each_piece(uint64_t step, const Range& range, Handle&& handle) const {
+    for (int leader = 0; leader < stages_.leaders; ++leader) {
+      for (int node = 0; node < map_.nodes(); ++node) {
+        const Range share = layout_.share(node, leader, step);
+        const uint64_t offset = layout_.offset(node, leader, step);
+        const Range part = common({offset, offset + share.count()}, range);
+        if (part.count() == 0) continue;
+        for_each_block(node, {share.begin + part.begin - offset, share.begin + part.end - offset},
+                       [&](const Range& of_section, uint64_t from) {
+                         const uint64_t begin = offset + of_section.begin - share.begin;
+                         handle(Range{begin, begin + of_section.count()}, from);
+                       });
       }
     }
   }
 
-  void reduce(uint64_t step) override {
-    const Range own = reduced_here(step);
-    if (stages_.leaders == 0) {
-      const Range piece = table_.piece(map_.place(), step);
-      return reduce_part(step, map_.place(), own,
-                         out_ + (piece.begin - own_begin()) * element_bytes_, reduction_.divisor,
-                         stages_.out_store);
-    }
-    for (int place = 0; place < map_.size(); ++place) {
-      const Range part = common(own, {table_.offset(place, step), table_.offset(place + 1, step)});
-      reduce_part(step, place, part, sums(step) + part.begin * element_bytes_, 1.0, stages_.store);
+  // The same for `range` of a node's section.
+  template <class Handle>
+  void for_each_block(int node, const Range& range, Handle&& handle) const {
+    for (int place = layout_.place_at(node, range.begin);
+         place < map_.end(node) && layout_.block(place).begin < range.end; ++place) {
+      const Range block = layout_.block(place);
+      const Range part = common(block, range);
+      handle(part, layout_.packed(place).begin + part.begin - block.begin);
     }
   }
 
-  // What this rank reduces of a step: on one node its own piece, else an equal share of all.
-  Range reduced_here(uint64_t step) const {
-    if (stages_.leaders == 0) {
-      return {table_.offset(map_.place(), step), table_.offset(map_.place() + 1, step)};
-    }
-    return part_of(table_.offset(map_.size(), step), local().size(), local().rank(),
-                   element_bytes_);
-  }
-
-  // `part` of the piece at `place`, counted from the beginning of the step, over the ranks here.
-  void reduce_part(uint64_t step, int place, const Range& part, std::byte* out, double divisor,
-                   Store store) {
-    if (part.count() == 0) return;
-    const uint64_t begin =
-        table_.piece(place, step).begin + part.begin - table_.offset(place, step);
-    std::vector<const void*>& inputs = context_.inputs();
-    for (int rank = 0; rank < local().size(); ++rank) {
-      inputs[static_cast<size_t>(rank)] = rank == local().rank()
-                                              ? in_ + begin * element_bytes_
-                                              : in_slot(rank, step) + part.begin * element_bytes_;
-    }
-    reduction_.reduce({inputs.data(), local().size(), out, nullptr, part.count(), divisor, store,
-                       Store::kOrdinary});
-    context_.intra_bytes() += static_cast<uint64_t>(local().size()) * part.count() * element_bytes_;
-  }
-
-  // --- between nodes. At most `slots` steps are reduced and not gathered: inboxes are free, too
-  // ---
-
-  void begin_exchange(uint64_t step) override {
-    messages_->begin();
-    const int me = map_.node();
-    const int nodes = map_.nodes();
-    const size_t own_bytes = own_section(step, me).count() * sent_size_;
-    HSGD_CHECK(own_bytes <= mailboxes_.in_bytes);
-    for (int i = 1; i < nodes; ++i) {
-      const int from = (me + nodes - i) % nodes;
-      messages_->receive(from, Channel::kScatter, inbox(step, from), own_bytes);
-      messages_->count_received(own_bytes);
-    }
-    for (int i = 1; i < nodes; ++i) {
-      const int to = (me + i) % nodes;
-      const Range part = own_section(step, to);
-      const std::byte* sent =
-          narrows_ ? narrowed_section(step, to) : sums(step) + part.begin * element_bytes_;
-      messages_->send(to, Channel::kScatter, sent, part.count() * sent_size_);
-    }
-    HSGD_FAULT_POINT("between nodes: section sent");
-  }
-
-  // Adds up the nodes' sums. What this node's own ranks summed is narrowed as well, so that no
-  // result depends on who adds.
-  void end_exchange(uint64_t step) override {
-    const Range part = own_section(step, map_.node());
-    if (part.count() == 0) return;
-    std::byte* result = sums(step) + part.begin * element_bytes_;
-    const void* own = narrows_ ? narrowed_section(step, map_.node()) : result;
-    std::vector<const void*>& inputs = context_.inputs();
-    for (int node = 0; node < map_.nodes(); ++node) {
-      inputs[static_cast<size_t>(node)] = node == map_.node() ? own : inbox(step, node);
-    }
-    std::byte* sum = narrows_ ? outbox(step, map_.node()) : result;
-    const ReduceFn add = narrows_ ? reduction_.narrowing.reduce : reduction_.reduce;
-    add({inputs.data(), map_.nodes(), sum, nullptr, part.count(), reduction_.divisor,
-         Store::kOrdinary, Store::kOrdinary});
-    if (narrows_) reduction_.narrowing.conversion.widen(result, sum, part.count());
-  }
-
-  // What of a node's section passes through this leader.
-  Range own_section(uint64_t step, int node) const {
-    const Range section = table_.section(node, step);
-    const Range part = part_of(section.count(), stages_.leaders, local().rank(), element_bytes_);
-    return {section.begin + part.begin, section.begin + part.end};
-  }
-
-  // This leader's share of the sums for a node, as 16-bit floats in its outbox.
-  const std::byte* narrowed_section(uint64_t step, int node) {
-    const Range part = own_section(step, node);
-    std::byte* narrow = outbox(step, node);
-    HSGD_CHECK(part.count() * sent_size_ <= mailboxes_.out_bytes);
-    reduction_.narrowing.conversion.narrow(narrow, sums(step) + part.begin * element_bytes_,
-                                           part.count());
-    return narrow;
-  }
-
-  void gather(uint64_t step) override {
-    const Range piece = table_.piece(map_.place(), step);
-    reduction_.copy(out_ + (piece.begin - own_begin()) * element_bytes_,
-                    sums(step) + table_.offset(map_.place(), step) * element_bytes_,
-                    piece.count() * element_bytes_, stages_.out_store);
-    context_.intra_bytes() += piece.count() * element_bytes_;
-  }
-
-  uint64_t own_begin() const { return table_.block(map_.place()).begin; }
   std::byte* sums(uint64_t step) const { return out_slot(0, step); }
-  std::byte* inbox(uint64_t step, int node) const {
-    return mailboxes_.in + part_index(step, node) * mailboxes_.in_bytes;
-  }
-  std::byte* outbox(uint64_t step, int node) const {
-    return mailboxes_.out + part_index(step, node) * mailboxes_.out_bytes;
-  }
-  size_t part_index(uint64_t step, int node) const {
-    return step % context_.slots() * static_cast<size_t>(map_.nodes()) + static_cast<size_t>(node);
-  }
 
-  const std::byte* in_;  // all blocks in rank order
-  std::byte* out_;       // this rank's block, perhaps at its place in `in_`
-  const BlockTable& table_;
   const NodeMap& map_;
-  const Reduction& reduction_;
-  const size_t element_bytes_;  // of an element
-  StepMessages* messages_;      // on leaders of several nodes
-  const Mailboxes mailboxes_;
-  const bool narrows_;
-  const size_t sent_size_;  // of an element between nodes
+  const SectionLayout& layout_;
+  SliceAllreduce* slices_;  // on leaders
 };
 
-// The steps in which all pieces fit into the slots of `chunk_bytes`, and so into the inboxes.
-uint64_t steps_needed(const BlockTable& table, size_t chunk_bytes, size_t element_bytes) {
-  const NodeMap& map = table.map();
-  const uint64_t capacity = chunk_bytes / static_cast<size_t>(map.nodes()) / element_bytes;
-  uint64_t steps = 1;
-  for (int node = 0; node < map.nodes(); ++node) {
-    const uint64_t lost = static_cast<uint64_t>(map.ranks_on(node)) * table.line();
-    steps = std::max(steps, steps_for(table.of_node(node), capacity, lost));
-  }
-  return steps;
+Stages stages_of(Context& context, const Operation& operation, uint64_t steps, int leaders) {
+  Stages stages;
+  stages.steps = steps;
+  stages.leaders = leaders;
+  stages.reduces = true;
+  stages.gathers = leaders > 0;
+  if (context.place().local_rank < leaders) stages.window = context.links().slices();
+  stages.store = context.stores().into_ring(operation);
+  stages.out_store = context.stores().into_output(operation);
+  return stages;
+}
+
+void run_on_node(Context& context, const Operation& operation) {
+  const size_t size = operation.reduction.element_bytes;
+  BlockTable table(operation.counts.of_rank, context.map(), size);
+  const uint64_t lost = static_cast<uint64_t>(context.place().size) * table.line();
+  table.cut(steps_for(operation.count, context.sizes().block_step_bytes() / size, lost));
+  OnNode(context, operation, table, stages_of(context, operation, table.steps(), 0)).run(operation);
+}
+
+void run_between_nodes(Context& context, const Operation& operation) {
+  const WirePlan plan = context.sizes().wire_plan(operation.bytes());
+  const size_t size = operation.reduction.element_bytes;
+  const auto nodes = static_cast<uint64_t>(context.place().node_count);
+  const uint64_t share_count = context.sizes().share_bytes() / size;
+  const uint64_t step_count = std::max<uint64_t>(plan.step_bytes / size, 2 * nodes);
+  const uint64_t piece_count =
+      std::min(static_cast<uint64_t>(plan.leaders) * share_count, step_count / nodes);
+  const SectionLayout layout(context.map(), context.rounds(), operation.counts.of_rank,
+                             plan.leaders, step_count, piece_count);
+  BetweenNodes(context, operation, layout,
+               stages_of(context, operation, layout.steps(), plan.leaders))
+      .run(operation);
 }
 
 void reduce_own_block(Context& context, const Operation& operation,
@@ -221,27 +243,10 @@ void reduce_own_block(Context& context, const Operation& operation,
 
 void run(Context& context, const Operation& operation) {
   if (is_small(context, operation)) return run_one_shot(context, operation);
-  if (context.one_node()) {
-    const auto shared = shared_arguments(context, operation, operation.bytes(), 0);
-    if (shared) {
-      return run_in_place(context, [&] { reduce_own_block(context, operation, *shared); });
-    }
-  }
-  if (!context.one_node() && !context.sizes().has_room_for_blocks()) {
-    return reduce_between_nodes(context, operation);
-  }
-  const size_t size = operation.reduction.element_bytes;
-  BlockTable table(operation.counts.of_rank, context.map(), size);
-  table.cut(steps_needed(table, context.sizes().block_step_bytes(), size));
-  Stages stages;
-  stages.steps = table.steps();
-  stages.leaders = context.one_node() ? 0 : context.sizes().most_leaders();
-  stages.reduces = true;
-  stages.gathers = stages.leaders > 0;
-  if (context.place().local_rank < stages.leaders) stages.window = context.links().messages();
-  stages.store = context.stores().into_ring(operation);
-  stages.out_store = context.stores().into_output(operation);
-  ReduceScatterPipeline(context, operation, table, stages).run(operation);
+  if (!context.one_node()) return run_between_nodes(context, operation);
+  const auto shared = shared_arguments(context, operation, operation.bytes(), 0);
+  if (!shared) return run_on_node(context, operation);
+  run_in_place(context, [&] { reduce_own_block(context, operation, *shared); });
 }
 
 void check(const Place& place, const hsgd_call& call) {

@@ -32,7 +32,6 @@ class Links {
   SliceAllreduce* slices() { return slices_.get(); }    // nullptr but on leaders
   SliceAllgather* blocks() { return blocks_.get(); }    // as slices()
   StepMessages* messages() { return messages_.get(); }  // as slices()
-  Mailboxes mailboxes() const { return slices_ != nullptr ? slices_->mailboxes() : Mailboxes{}; }
   const WireCounters& counters() const { return counters_; }
 
   // Tells the other nodes that this one takes part no more.

@@ -106,8 +106,11 @@ int StepSizes::most_leaders() const {
   return std::clamp(fitting, 1, place_.leaders);
 }
 
+// Room for an element of each node and of each of their partners, however small steps are.
 size_t StepSizes::slice_bytes() const {
-  return std::max(kChunkUnit, chunk_bytes_ / static_cast<size_t>(most_leaders())) + 2 * kLine;
+  const size_t least = 2 * static_cast<size_t>(rounds_.nodes()) * sizeof(double);
+  const size_t share = chunk_bytes_ / static_cast<size_t>(most_leaders());
+  return std::max({kChunkUnit, share, least}) + 2 * kLine;
 }
 
 size_t StepSizes::node_step_bytes() const {
@@ -122,9 +125,10 @@ size_t StepSizes::block_step_bytes() const {
   return std::max(step_bytes(), least_block_step_bytes(map_));
 }
 
-bool StepSizes::has_room_for_blocks() const {
-  const auto ranks = static_cast<size_t>(map_.nodes()) * static_cast<size_t>(map_.most_ranks());
-  return rounds_.is_direct() && ranks * 4 * kLine <= chunk_bytes_;
+// So that what a core has to do with, of its partner too, is no more than an equal part.
+size_t StepSizes::share_bytes() const {
+  const auto nodes = static_cast<size_t>(rounds_.cores() * (rounds_.folds() ? 2 : 1));
+  return (slice_bytes() - 2 * kLine) / nodes;
 }
 
 // A message carries the whole step of a broadcast.

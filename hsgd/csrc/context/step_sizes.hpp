@@ -41,8 +41,8 @@ class StepSizes {
   size_t step_bytes() const;
   // step_bytes() of collectives whose ranks have different parts, each with a place in every step.
   size_t block_step_bytes() const;
-  // Whether such a step has room for all ranks of all nodes, which exchange directly.
-  bool has_room_for_blocks() const;
+  // Of one node, in a leader's slice of a step of a reduce_scatter, at most.
+  size_t share_bytes() const;
   size_t broadcast_step_bytes() const;
   WirePlan wire_plan(size_t bytes) const;
   int most_leaders() const;      // that carry slices of one step

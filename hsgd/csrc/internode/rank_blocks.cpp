@@ -38,7 +38,8 @@ int NodeMap::most_ranks() const {
 
 uint64_t steps_for(uint64_t total, uint64_t capacity, uint64_t slack) {
   HSGD_CHECK(capacity > slack);
-  return std::max<uint64_t>(1, (total + capacity - slack - 1) / (capacity - slack));
+  const uint64_t room = capacity - slack;
+  return std::max<uint64_t>(1, total / room + (total % room > 0 ? 1 : 0));
 }
 
 void Block::cut(uint64_t steps, uint64_t unit) {
@@ -66,20 +67,6 @@ uint64_t BlockTable::largest() const {
   uint64_t most = 0;
   for (const Block& block : blocks_) most = std::max(most, block.count);
   return most;
-}
-
-uint64_t BlockTable::of_node(int node) const {
-  uint64_t sum = 0;
-  for (int place = map_.first(node); place < map_.end(node); ++place) {
-    sum += block(place).count;
-  }
-  return sum;
-}
-
-uint64_t BlockTable::total() const {
-  uint64_t sum = 0;
-  for (const Block& block : blocks_) sum += block.count;
-  return sum;
 }
 
 void BlockTable::cut(uint64_t steps) {

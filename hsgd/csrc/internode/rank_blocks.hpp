@@ -62,14 +62,12 @@ struct Block {
 std::vector<Block> blocks_of(const uint64_t* counts, const NodeMap& map);
 
 // Blocks whose sizes all ranks know. In each step the pieces of all blocks lie packed in the order
-// of places, which makes those of one node a contiguous section.
+// of places.
 class BlockTable {
  public:
   BlockTable(const uint64_t* counts, const NodeMap& map, size_t element_bytes);
   uint64_t line() const { return line_; }  // elements that fill a cache line
   uint64_t largest() const;
-  uint64_t of_node(int node) const;
-  uint64_t total() const;
 
   void cut(uint64_t steps);
   uint64_t steps() const { return steps_; }
@@ -79,9 +77,6 @@ class BlockTable {
   }
   // Where the piece begins in the step. Not for use by two threads at a time.
   uint64_t offset(int place, uint64_t step) const;
-  Range section(int node, uint64_t step) const {  // in the step
-    return {offset(map_.first(node), step), offset(map_.end(node), step)};
-  }
   const NodeMap& map() const { return map_; }
 
  private:

@@ -2,6 +2,7 @@
 #include "internode/slice_allreduce.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
@@ -23,13 +24,10 @@ SliceAllreduce::SliceAllreduce(Transport& transport, const RoundSchedule& rounds
       transport_(transport),
       rounds_(rounds),
       counters_(counters),
-      core_(rounds.is_core(transport.node_rank()) ? rounds.core_of(transport.node_rank()) : -1),
-      partner_(rounds.partner(transport.node_rank())),
+      node_(transport.node_rank()),
+      core_(rounds.is_core(node_) ? rounds.core_of(node_) : -1),
+      partner_(rounds.partner(node_)),
       buffers_(rounds, slice_bytes, narrows) {
-  if (rounds.folds()) stages_.push_back({Kind::kTake, 0});
-  for (int round = 0; round < rounds.rounds(); ++round) stages_.push_back({Kind::kSum, round});
-  for (int round = rounds.rounds(); round-- > 0;) stages_.push_back({Kind::kSpread, round});
-  if (rounds.folds()) stages_.push_back({Kind::kGive, 0});
   inboxes_.reset(new std::byte[slots * buffers_.inbox_bytes]);
   outboxes_.reset(new std::byte[slots * buffers_.outbox_bytes]);
   wide_.reset(new float[slots * buffers_.wide_count]);
@@ -57,13 +55,17 @@ size_t SliceAllreduce::buffer_bytes(const RoundSchedule& rounds, size_t slice_by
   return slots * (buffers.inbox_bytes + buffers.outbox_bytes + buffers.wide_count * sizeof(float));
 }
 
-Mailboxes SliceAllreduce::mailboxes() const {
-  const auto radix = static_cast<size_t>(rounds_.most_radix());
-  return {inboxes_.get(), buffers_.part_bytes, outboxes_.get(), buffers_.outbox_bytes / radix};
-}
-
-void SliceAllreduce::start(const Reduction& reduction) {
+void SliceAllreduce::start(const Reduction& reduction, Form form) {
   reduction_ = reduction;
+  form_ = form;
+  const int rounds = rounds_.rounds();
+  stages_.clear();
+  if (rounds_.folds()) stages_.push_back({Kind::kTake, 0});
+  for (int round = 0; round < rounds; ++round) stages_.push_back({Kind::kSum, round});
+  for (int round = rounds; form == Form::kWhole && round-- > 0;) {
+    stages_.push_back({Kind::kSpread, round});
+  }
+  if (rounds_.folds()) stages_.push_back({Kind::kGive, 0});
   const bool narrows = reduction.narrowing.active();
   element_bytes_ = narrows ? Narrowing::kElementBytes : reduction.element_bytes;
   widens_ = !rounds_.is_direct() && (narrows || reduction.widening.active());
@@ -71,13 +73,29 @@ void SliceAllreduce::start(const Reduction& reduction) {
 }
 
 void SliceAllreduce::begin(std::byte* sums, uint64_t count) {
+  HSGD_CHECK(form_ == Form::kWhole);
+  begin_slice(next_slice(sums, count));
+}
+
+void SliceAllreduce::begin_parts(std::byte* sums, std::vector<uint64_t> begins) {
+  HSGD_CHECK(form_ == Form::kParts);
+  Slice& slice = next_slice(sums, begins.back());
+  slice.begins = std::move(begins);
+  begin_slice(slice);
+}
+
+SliceAllreduce::Slice& SliceAllreduce::next_slice(std::byte* sums, uint64_t count) {
   Slice& slice = slices_[begin_step()];
   slice.sums = slice.data = sums;
   slice.count = count;
   slice.is_wide = false;
+  return slice;
+}
+
+void SliceAllreduce::begin_slice(Slice& slice) {
   if (reduction_.narrowing.active()) {
     slice.data = slice.outbox;
-    reduction_.narrowing.conversion.narrow(slice.data, sums, count);
+    reduction_.narrowing.conversion.narrow(slice.data, slice.sums, slice.count);
   }
   post(slice, stages_.front());
   HSGD_FAULT_POINT("between nodes: slice sent");
@@ -95,30 +113,40 @@ bool SliceAllreduce::advance(size_t slot, int& phase, bool is_first) {
     return true;
   }
   if (reduction_.narrowing.active()) {
-    reduction_.narrowing.conversion.widen(slice.sums, slice.data, slice.count);
+    const Range own = result_of(slice, node_);
+    reduction_.narrowing.conversion.widen(slice.sums + own.begin * reduction_.element_bytes,
+                                          slice.data + own.begin * element_bytes_, own.count());
   }
   phase = kFinished;
   return true;
 }
 
 void SliceAllreduce::post(Slice& slice, const Stage& stage) {
-  const size_t bytes = slice.count * element_bytes_;
-  Messages& messages = slice.messages;
-  if (stage.kind == Kind::kTake && partner_ >= 0) {
-    if (core_ >= 0) messages.receive(partner_, Channel::kScatter, slice.inbox, bytes, counters_);
-    if (core_ < 0) messages.send(partner_, Channel::kScatter, slice.data, bytes, counters_);
-  }
-  if (stage.kind == Kind::kGive && partner_ >= 0) {
-    if (core_ >= 0) messages.send(partner_, Channel::kGather, slice.data, bytes, counters_);
-    if (core_ < 0) messages.receive(partner_, Channel::kGather, slice.data, bytes, counters_);
-  }
+  if (stage.kind == Kind::kTake || stage.kind == Kind::kGive) return post_fold(slice, stage.kind);
   if (core_ < 0) return;
   if (stage.kind == Kind::kSum) post_sum(slice, stage.round);
   if (stage.kind == Kind::kSpread) {
     spread(
         rounds_, stage.round, core_, slice.data,
-        [&](int leaf) { return bound(slice, leaf) * element_bytes_; }, &messages, counters_);
+        [&](int leaf) { return bound(slice, leaf) * element_bytes_; }, &slice.messages, counters_);
   }
+}
+
+// Between a core and the node that takes no part: first all that this has, then what it gets.
+void SliceAllreduce::post_fold(Slice& slice, Kind kind) {
+  if (partner_ < 0) return;
+  Messages& messages = slice.messages;
+  const size_t bytes = slice.count * element_bytes_;
+  if (kind == Kind::kTake) {
+    if (core_ >= 0) messages.receive(partner_, Channel::kScatter, slice.inbox, bytes, counters_);
+    if (core_ < 0) messages.send(partner_, Channel::kScatter, slice.data, bytes, counters_);
+    return;
+  }
+  const Range result = result_of(slice, std::max(node_, partner_));
+  std::byte* data = slice.data + result.begin * element_bytes_;
+  const size_t result_bytes = result.count() * element_bytes_;
+  if (core_ >= 0) messages.send(partner_, Channel::kGather, data, result_bytes, counters_);
+  if (core_ < 0) messages.receive(partner_, Channel::kGather, data, result_bytes, counters_);
 }
 
 void SliceAllreduce::post_sum(Slice& slice, int round) {
@@ -201,6 +229,14 @@ void SliceAllreduce::reduce_widened(Slice& slice, const Range& part) {
   }
 }
 
+Range SliceAllreduce::result_of(const Slice& slice, int node) const {
+  if (form_ == Form::kWhole) return {0, slice.count};
+  const uint64_t begin = slice.begins[static_cast<size_t>(node)];
+  const int partner = rounds_.partner(node);
+  if (partner > node) return {begin, slice.begins[static_cast<size_t>(partner)]};
+  return {begin, range(slice, rounds_.rounds(), rounds_.core_of(node)).end};
+}
+
 Range SliceAllreduce::range(const Slice& slice, int round, int core) const {
   const RoundSchedule::Leaves leaves = rounds_.leaves(round, core);
   return {bound(slice, leaves.begin), bound(slice, leaves.end)};
@@ -209,6 +245,9 @@ Range SliceAllreduce::range(const Slice& slice, int round, int core) const {
 // Parts are the same whatever is sent.
 uint64_t SliceAllreduce::bound(const Slice& slice, int leaf) const {
   if (leaf == rounds_.cores()) return slice.count;
+  if (form_ == Form::kParts) {
+    return slice.begins[static_cast<size_t>(rounds_.node_of(rounds_.core_at(leaf)))];
+  }
   return part_of(slice.count, rounds_.cores(), leaf, reduction_.element_bytes).begin;
 }
 

@@ -1,12 +1,13 @@
 // Sections, pieces and shares.
-#include "collectives/gather_layout.hpp"
+#include "collectives/section_layout.hpp"
 
 #include <algorithm>
 
 namespace hsgd {
 
-GatherLayout::GatherLayout(const NodeMap& map, const RoundSchedule& rounds, const uint64_t* counts,
-                           int leaders, uint64_t step_count)
+SectionLayout::SectionLayout(const NodeMap& map, const RoundSchedule& rounds,
+                             const uint64_t* counts, int leaders, uint64_t step_count,
+                             uint64_t piece_count)
     : map_(map),
       leaders_(leaders),
       order_(rounds.nodes_by_leaf()),
@@ -16,22 +17,24 @@ GatherLayout::GatherLayout(const NodeMap& map, const RoundSchedule& rounds, cons
   for (int node = 0; node < map.nodes(); ++node) {
     uint64_t end = 0;
     for (int place = map.first(node); place < map.end(node); ++place) {
-      end += output(place).count;
+      end += packed(place).count;
       ends_.push_back(end);
     }
     pitch_.push_back(end);
     total += end;
   }
   steps_ = steps_for(total, step_count, static_cast<uint64_t>(map.nodes()));
+  for (const uint64_t section : pitch_)
+    steps_ = std::max(steps_, steps_for(section, piece_count, 0));
   for (uint64_t& pitch : pitch_) pitch = (pitch + steps_ - 1) / steps_;
 }
 
-Range GatherLayout::block(int place) const {
+Range SectionLayout::block(int place) const {
   const uint64_t end = ends_[static_cast<size_t>(place)];
-  return {end - output(place).count, end};
+  return {end - packed(place).count, end};
 }
 
-Range GatherLayout::share(int node, int leader, uint64_t step) const {
+Range SectionLayout::share(int node, int leader, uint64_t step) const {
   const uint64_t section = ends_[static_cast<size_t>(map_.end(node) - 1)];
   const uint64_t pitch = pitch_[static_cast<size_t>(node)];
   const uint64_t begin = std::min(section, step * pitch);
@@ -42,7 +45,7 @@ Range GatherLayout::share(int node, int leader, uint64_t step) const {
   return {bound(leader), bound(leader + 1)};
 }
 
-void GatherLayout::place_shares(uint64_t step) const {
+void SectionLayout::place_shares(uint64_t step) const {
   if (offsets_step_ == step) return;
   offsets_step_ = step;
   uint64_t end = 0;
@@ -55,12 +58,17 @@ void GatherLayout::place_shares(uint64_t step) const {
   offsets_.back() = end;
 }
 
-uint64_t GatherLayout::offset(int node, int leader, uint64_t step) const {
+uint64_t SectionLayout::offset(int node, int leader, uint64_t step) const {
   place_shares(step);
   return offsets_[index(node, leader)];
 }
 
-std::vector<uint64_t> GatherLayout::area(int leader, uint64_t step) const {
+uint64_t SectionLayout::count(uint64_t step) const {
+  place_shares(step);
+  return offsets_.back();
+}
+
+std::vector<uint64_t> SectionLayout::area(int leader, uint64_t step) const {
   place_shares(step);
   const auto first = offsets_.begin() + static_cast<std::ptrdiff_t>(index(0, leader));
   std::vector<uint64_t> begins(first, first + map_.nodes());
@@ -69,7 +77,7 @@ std::vector<uint64_t> GatherLayout::area(int leader, uint64_t step) const {
   return begins;
 }
 
-int GatherLayout::place_at(int node, uint64_t element) const {
+int SectionLayout::place_at(int node, uint64_t element) const {
   const auto first = ends_.begin() + map_.first(node);
   const auto last = ends_.begin() + map_.end(node);
   return static_cast<int>(std::upper_bound(first, last, element) - ends_.begin());
