@@ -75,6 +75,30 @@ class Platform:
             "</platform>\n"
         )
 
+    def links_of_node(self) -> int:
+        """Over so many links a node sends at once, if it sends to enough others."""
+        if self.kind != "torus":
+            return 1
+        return sum(2 if length > 2 else 1 for length in self._lengths())
+
+    def hops(self) -> tuple[int, int]:
+        """Links between two nodes: the fewest there are, and at least so many from every node to
+        the one farthest from it."""
+        if self.kind == "torus":
+            return 1, sum(length // 2 for length in self._lengths())
+        if not self.topology:
+            return 2, 2
+        return 2, 4 if self.kind == "fat_tree" else 3
+
+    def bisection_links(self) -> float:
+        """Links in one direction between two halves of the nodes, where they are few."""
+        if self.kind == "torus":
+            return 2 * self.nodes / max(self._lengths())
+        return self.nodes / 2
+
+    def _lengths(self) -> list[int]:
+        return [int(word) for word in self.topology.split(",")]
+
     def settings(self) -> list[str]:
         """SimGrid's options: no corrections but the parameters of `link`, no time for computing."""
         link = self.link

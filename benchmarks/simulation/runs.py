@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,16 @@ from typing import Any
 
 from .platforms import Platform
 
-__all__ = ["PEERS", "PROGRAM", "Form", "fits", "hsgd_form", "peer_forms", "simulate"]
+__all__ = [
+    "PEERS",
+    "PROGRAM",
+    "Form",
+    "check_program",
+    "fits",
+    "hsgd_form",
+    "peer_forms",
+    "simulate",
+]
 
 PROGRAM = Path(__file__).resolve().parents[2] / "build" / "simulation" / "simulate"
 
@@ -41,6 +51,11 @@ PEERS = {
         "ompi_basic_recursivehalving": "recursive halving (Open MPI)",
         "ompi_ring": "ring (Open MPI)",
     },
+    "alltoall": {
+        "bruck": "Bruck (Open MPI, MPICH)",
+        "ring": "pairwise (Open MPI, MPICH)",
+        "basic_linear": "linear (Open MPI)",
+    },
     "broadcast": {
         "binomial_tree": "binomial tree (Open MPI, MPICH)",
         "scatter_rdb_allgather": "scatter and allgather (MPICH)",
@@ -53,8 +68,7 @@ PEERS = {
 }
 _SMPI_NAMES = {"broadcast": "bcast"}
 
-_MOST_SECONDS = 900.0
-# Bytes that all ranks pass on in one call: what takes minutes.
+# Bytes that all ranks pass on in one call: more takes many minutes.
 _MOST_TRAFFIC = 12 << 30
 # Of them together, with what the simulator holds of messages under way.
 _MOST_MEMORY = 6 << 30
@@ -89,15 +103,29 @@ def fits(nodes: int, nbytes: int) -> bool:
     return 2 * nodes * nbytes <= _MOST_TRAFFIC and nodes * min(2 * nbytes, 5 << 20) <= _MOST_MEMORY
 
 
+def check_program() -> None:
+    """RuntimeError, one line that says what to do, where the simulator is not built."""
+    if not PROGRAM.is_file():
+        where = PROGRAM.relative_to(PROGRAM.parents[2])
+        raise RuntimeError(
+            f"no {where}; install SimGrid (on Debian `apt install libsimgrid-dev`), then run "
+            "`python setup.py simulation`"
+        )
+
+
 def simulate(
-    platform: Platform, operation: str, form: Form, sizes: Sequence[int], *words: str
+    platform: Platform,
+    operation: str,
+    form: Form,
+    sizes: Sequence[int],
+    *words: str,
+    limit_s: float = 900.0,
 ) -> Iterator[dict[str, Any]]:
     """A row for each size, in order, as it is done: bytes, seconds, the most messages and bytes
     that a rank sent, and whether the values were right (None: not checked). RuntimeError where the
-    simulator fails.
+    simulator fails, TimeoutError where it runs for more than `limit_s`.
     """
-    if not PROGRAM.is_file():
-        raise RuntimeError(f"no {PROGRAM}; build it with `python setup.py simulation`")
+    check_program()
     with tempfile.NamedTemporaryFile("w", suffix=".xml") as file:
         file.write(platform.describe())
         file.flush()
@@ -107,6 +135,8 @@ def simulate(
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as run:
+            timer = threading.Timer(limit_s, run.kill)
+            timer.start()
             try:
                 assert run.stdout is not None and run.stderr is not None
                 for line in run.stdout:
@@ -115,8 +145,12 @@ def simulate(
                         raise RuntimeError(f"wrong values: {' '.join(command)}")
                     yield row
                 error = run.stderr.read()
-                status = run.wait(_MOST_SECONDS)
+                status = run.wait()
             finally:
+                late = timer.finished.is_set()
+                timer.cancel()
                 run.kill()  # where the reader gave up
+        if late:
+            raise TimeoutError(f"the simulator ran for more than {limit_s:g} s")
         if status != 0:
             raise RuntimeError(f"the simulator ended with {status}: {error[-500:]}")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from simulation import runs
-from simulation.platforms import platform
+from simulation.cases import COLLECTIVES, Found, Selection, measure
+from simulation.platforms import KINDS, platform
 
 __all__: list[str] = []
 
@@ -59,3 +60,29 @@ def test_an_unknown_argument_is_refused_in_one_line() -> None:
         [str(runs.PROGRAM), "none.xml", "radix"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2 and "radix is not understood" in done.stderr
+
+
+# A bound that hsgd or any algorithm of a peer beats is none.
+@pytest.mark.parametrize("network", KINDS)
+def test_nothing_is_faster_than_its_bound(network: str) -> None:
+    chosen = Selection([network], [16], COLLECTIVES, [8, 1 << 20], [4], 60, 280)
+    found = Found()
+    for _ in measure(chosen, found, lambda line: None):
+        pass
+    assert not found.failures and not found.left_out
+    times = {
+        (row["collective"], row["bytes"], row["candidate"]): row["time_us"] for row in found.rows
+    }
+    assert {collective for collective, _, _ in times} == set(COLLECTIVES)
+    for (collective, size, candidate), time_us in times.items():
+        assert time_us >= times[collective, size, "limit"], (collective, size, candidate)
+
+
+def test_a_run_that_takes_too_long_is_left_out() -> None:
+    chosen = Selection(["torus"], [64], ["allreduce"], [1 << 20], [4], 1e-3, 60)
+    found = Found()
+    next(measure(chosen, found, lambda line: None))
+    assert [row["candidate"] for row in found.rows] == ["limit"]
+    assert found.left_out == [
+        "allreduce on torus-64, hsgd, radix 4, 1MB: the simulator ran for more than 0.001 s"
+    ]

@@ -71,6 +71,10 @@ class HsgdCollectives final : public Collectives {
     comm_->reduce_scatter(vectors.in, vectors.out, blocks_of(vectors), HSGD_FLOAT32, HSGD_SUM,
                           nullptr);
   }
+  void alltoall(const Vectors& vectors) override {
+    const uint64_t* blocks = blocks_of(vectors);
+    comm_->alltoall(vectors.in, blocks, vectors.out, blocks, HSGD_FLOAT32, nullptr);
+  }
   void broadcast(const Vectors& vectors) override {
     comm_->broadcast(vectors.out, vectors.count, HSGD_FLOAT32, 0, nullptr);
   }
@@ -99,6 +103,10 @@ class MpiCollectives final : public Collectives {
     PMPI_Reduce_scatter_block(vectors.in, vectors.out, block(vectors), MPI_FLOAT, MPI_SUM,
                               MPI_COMM_WORLD);
   }
+  void alltoall(const Vectors& vectors) override {
+    PMPI_Alltoall(vectors.in, block(vectors), MPI_FLOAT, vectors.out, block(vectors), MPI_FLOAT,
+                  MPI_COMM_WORLD);
+  }
   void broadcast(const Vectors& vectors) override {
     PMPI_Bcast(vectors.out, whole(vectors), MPI_FLOAT, 0, MPI_COMM_WORLD);
   }
@@ -121,6 +129,7 @@ constexpr Named kNamed[] = {
     {"allgather", [](Collectives& all, const Vectors& vectors) { all.allgather(vectors); }},
     {"reduce_scatter",
      [](Collectives& all, const Vectors& vectors) { all.reduce_scatter(vectors); }},
+    {"alltoall", [](Collectives& all, const Vectors& vectors) { all.alltoall(vectors); }},
     {"broadcast", [](Collectives& all, const Vectors& vectors) { all.broadcast(vectors); }},
     {"barrier", [](Collectives& all, const Vectors&) { all.barrier(); }},
 };

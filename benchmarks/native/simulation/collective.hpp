@@ -11,8 +11,8 @@
 
 namespace simulation {
 
-// `count` float32 of the whole vector. An allgather and a reduce-scatter take count / ranks of them
-// from, or give them to, each rank.
+// `count` float32 of the whole vector. An allgather, a reduce-scatter and an alltoall take
+// count / ranks of them from, or give them to, each rank.
 struct Vectors {
   const float* in;
   float* out;
@@ -25,7 +25,8 @@ class Collectives {
   virtual void allreduce(const Vectors& vectors) = 0;
   virtual void allgather(const Vectors& vectors) = 0;       // in: a block
   virtual void reduce_scatter(const Vectors& vectors) = 0;  // out: a block
-  virtual void broadcast(const Vectors& vectors) = 0;       // out, from rank 0
+  virtual void alltoall(const Vectors& vectors) = 0;
+  virtual void broadcast(const Vectors& vectors) = 0;  // out, from rank 0
   virtual void barrier() = 0;
 };
 

@@ -35,21 +35,28 @@ float value_of(uint64_t index, int rank) {
 // What an element of the result is, where `shared` says whether all ranks gave the same values.
 class Expected {
  public:
-  Expected(const Arguments& arguments, bool shared, uint64_t count)
-      : operation_(arguments.operation), ranks_(arguments.ranks), shared_(shared), count_(count) {
-    for (int rank = 0; rank < ranks_; ++rank) of_ranks_ += shared ? 0 : value_of(0, rank);
+  Expected(const Arguments& arguments, int rank, bool shared, uint64_t count)
+      : operation_(arguments.operation),
+        ranks_(arguments.ranks),
+        rank_(rank),
+        shared_(shared),
+        count_(count) {
+    for (int each = 0; each < ranks_; ++each) of_ranks_ += shared ? 0 : value_of(0, each);
   }
   float at(uint64_t index) const {
     const uint64_t block = std::max<uint64_t>(1, count_ / static_cast<uint64_t>(ranks_));
     if (operation_ == "broadcast") return value_of(index, 0);
-    if (operation_ == "allgather")
-      return value_of(index % block, shared_ ? 0 : static_cast<int>(index / block));
+    const int from = shared_ ? 0 : static_cast<int>(index / block);
+    if (operation_ == "allgather") return value_of(index % block, from);
+    if (operation_ == "alltoall")
+      return value_of(static_cast<uint64_t>(rank_) * block + index % block, from);
     return static_cast<float>(index % 13) * static_cast<float>(ranks_) + of_ranks_;
   }
 
  private:
   const std::string& operation_;
   const int ranks_;
+  const int rank_;
   const bool shared_;
   const uint64_t count_;
   float of_ranks_ = 0;
@@ -118,8 +125,9 @@ void Program::measure(Collectives& collectives, const Vectors& vectors, Case* on
 void Program::check(const Vectors& vectors, int rank, Case* one) const {
   const bool shared = folds(vectors.count * sizeof(float));
   const bool scattered = arguments_.operation == "reduce_scatter";
-  if (shared && (rank != 0 || scattered || !arguments_.ours)) return;
-  const Expected expected(arguments_, shared, vectors.count);
+  const bool alike = !scattered && arguments_.operation != "alltoall";
+  if (shared && (rank != 0 || !alike || !arguments_.ours)) return;
+  const Expected expected(arguments_, rank, shared, vectors.count);
   const uint64_t block = vectors.count / static_cast<uint64_t>(arguments_.ranks);
   const uint64_t first = scattered ? static_cast<uint64_t>(rank) * block : 0;
   for (uint64_t i = 0; i < (scattered ? block : vectors.count); ++i) {

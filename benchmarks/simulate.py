@@ -1,0 +1,157 @@
+"""Collectives on up to 1,024 simulated nodes, against Open MPI's and MPICH's algorithms and bounds.
+
+Owns the command line. The parts are in simulation/: platforms.py the networks, runs.py the
+simulator, bounds.py what no algorithm can beat, cases.py the choice, figures.py ratios and plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import report
+from harness.stopping import keeping
+from hsgd.config import Config
+from simulation import runs
+from simulation.cases import COLLECTIVES, SIZES, Found, Selection, measure
+from simulation.figures import draw, ratios, tables
+from simulation.platforms import KINDS, NODES
+
+__all__ = ["main"]
+
+EPILOG = """\
+hsgd's unchanged communicator and transport run over SimGrid's SMPI, one rank per node; times are
+simulated, so that a busy machine changes nothing but how long the program takes. Peers are single
+algorithms of Open MPI and MPICH, each forced at every size: the best of them is at least as good as
+what either MPI would choose. "limit" is the larger one of what latency and what bandwidth allow
+(formulas and sources: benchmarks/simulation/bounds.py). Sizes are those of the whole vector; in an
+allgather, a reduce_scatter and an alltoall each node has 1 / nodes of it, at least 8 bytes.
+
+What would take too long or too much memory is left out, and named at the end and in the JSON.
+
+Ratios in the JSON, above 1 is ahead: vs_peer/COLLECTIVE/NETWORK-NODES/SIZE is the best peer's time
+over that of hsgd, vs_limit/... the bound over that of hsgd: 1 is perfect. Where --radix names
+several, the first is compared under these keys, and another, as 4, under COLLECTIVE_hsgd-4.
+
+examples:
+  python benchmarks/simulate.py --quick
+  python benchmarks/simulate.py --nodes 1024 --networks fat_tree --collectives allreduce barrier
+  python benchmarks/simulate.py --radix 16 2 4 8 --nodes 64 256 --collectives allreduce
+  python benchmarks/simulate.py --json simulate.json --png simulate.png
+  python benchmarks/simulate.py --read simulate.json --png simulate.png
+"""
+_QUICK = {"networks": KINDS[:1], "nodes": (16,), "sizes": (8, 64 << 10, 1 << 20)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code is 1 where a value was wrong, the simulator failed or is missing."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    report.check_targets(parser, options.json, options.png)
+    if options.read:
+        document = json.loads(options.read.read_text(encoding="utf-8"))
+        return _finish(document, options.png)
+    try:
+        selection = _selection(options)
+        runs.check_program()
+    except ValueError as error:
+        parser.error(str(error))
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    facts = report.facts("simulate")
+    found = Found()
+    with keeping() as stopped:
+        for _ in measure(selection, found, lambda line: print(line, file=sys.stderr, flush=True)):
+            _write(options.json, _document(facts, selection, found, 0))
+    document = _document(facts, selection, found, stopped.code)
+    _write(options.json, document)
+    return stopped.code or _finish(document, options.png)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Simulate collectives on many nodes with SimGrid.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a fat tree of 16 nodes, three sizes: half a minute")
+    add("--json", type=Path, metavar="FILE", help="write everything there, as it is found")
+    add("--png", type=Path, metavar="FILE", help="plot time over bound there")
+    add("--read", type=Path, metavar="FILE", help="simulate nothing: show and plot this JSON")
+    add("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
+    add("--networks", nargs="+", choices=KINDS, help="default: all")
+    add("--nodes", nargs="+", type=int, choices=NODES, help="default: all")
+    add("--sizes", nargs="+", metavar="SIZE", help="such as 8B 64KB; default: 8 B to 256 MB")
+    add("--radix", nargs="+", type=int, metavar="N", help="HSGD_WIRE_RADIX of hsgd, 2 to 64")
+    add("--run-limit-s", type=float, default=240.0, help="of one form of a case (default 240)")
+    add("--limit-s", type=float, default=36000.0, help="of everything (default 36000)")
+    return parser
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    """ValueError where an option is out of range."""
+    quick = _QUICK if options.quick else {}
+    sizes = [report.read_size(text) for text in options.sizes or ()]
+    radices = options.radix or [Config().wire_radix]
+    if any(size < 8 or size % (8 if size < 4096 else 4096) for size in sizes):
+        raise ValueError("--sizes: multiples of 8 bytes, from 4 KB on of 4 KB")
+    if any(not 2 <= radix <= 64 for radix in radices):
+        raise ValueError("--radix: 2 to 64")
+    if options.run_limit_s <= 0 or options.limit_s <= 0:
+        raise ValueError("--run-limit-s and --limit-s: more than 0")
+    return Selection(
+        networks=options.networks or quick.get("networks", KINDS),
+        nodes=options.nodes or quick.get("nodes", NODES),
+        collectives=options.collectives,
+        sizes=sizes or quick.get("sizes", SIZES),
+        radices=radices,
+        run_limit_s=options.run_limit_s,
+        limit_s=options.limit_s,
+    )
+
+
+def _document(
+    facts: dict[str, Any], selection: Selection, found: Found, code: int
+) -> dict[str, Any]:
+    subject = runs.hsgd_form(selection.radices[0]).name
+    settings = {
+        "subject": subject,
+        "link": dataclasses.asdict(selection.link),
+        "run_limit_s": selection.run_limit_s,
+        "limit_s": selection.limit_s,
+    }
+    return {
+        "meta": {**facts, "settings": settings, "interrupted": bool(code)},
+        "ratios": ratios(found.rows, subject),
+        "failures": found.failures,
+        "left_out": found.left_out,
+        "results": found.rows,
+    }
+
+
+def _write(target: Path | None, document: dict[str, Any]) -> None:
+    if target:
+        report.write_json(target, document)
+
+
+def _finish(document: dict[str, Any], png: Path | None) -> int:
+    """Show and plot; the exit code."""
+    print(tables(document))
+    for line in document["left_out"]:
+        print(f"left out: {line}")
+    for line in document["failures"]:
+        print(f"failed: {line}", file=sys.stderr)
+    if png and document["results"]:
+        draw(document, png)
+    return int(bool(document["failures"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""benchmarks/simulate.py: its bounds, its ratios and what it says, without the simulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulate
+from simulation import runs
+from simulation.bounds import bound
+from simulation.cases import COLLECTIVES, Selection
+from simulation.figures import ratios
+from simulation.platforms import KINDS, Link, Platform, platform
+
+__all__: list[str] = []
+
+# One crossbar: two links between any two nodes, so that a message takes 2 + 2 x 3 + 2.
+LINK = Link(bytes_per_s=1000, hop_s=3, send_s=2, receive_s=2)
+
+
+def row(kind: str, candidate: str, time_us: float) -> dict[str, Any]:
+    case = {"network": "torus", "nodes": 16, "collective": "allreduce", "bytes": 64 << 10}
+    return case | {"kind": kind, "candidate": candidate, "label": candidate, "time_us": time_us}
+
+
+# The first node tells one more every 2, and a message takes 10: the second node knows at 10, and
+# the one that it tells at 20, as the sixth one that the first node tells.
+@pytest.mark.parametrize(
+    ("nodes", "seconds"), [(1, 0), (2, 10), (3, 12), (6, 18), (7, 20), (8, 20)]
+)
+def test_the_bound_of_latency_is_that_of_the_optimal_tree(nodes: int, seconds: float) -> None:
+    assert bound(Platform("crossbar", nodes, "", LINK), "barrier", 0).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("operation", "seconds"),
+    [("broadcast", 64), ("allgather", 48), ("alltoall", 48), ("allreduce", 96), ("barrier", 0)],
+)
+def test_the_bound_of_bandwidth_is_what_a_node_has_to_pass(operation: str, seconds: float) -> None:
+    found = bound(Platform("crossbar", 4, "", LINK), operation, 64_000)
+    assert found.bandwidth_s == pytest.approx(seconds)
+
+
+def test_an_alltoall_is_bound_by_the_middle_of_a_torus() -> None:
+    network = Platform("torus", 16, "16", Link(bytes_per_s=1000))  # two links into each half
+    assert bound(network, "alltoall", 1600).bandwidth_s == pytest.approx(16 * 1600 / 4 / 2 / 1000)
+
+
+def test_a_ratio_compares_with_the_best_peer_and_the_bound() -> None:
+    rows = [row("limit", "limit", 2), row("hsgd", "hsgd-16", 4), row("hsgd", "hsgd-4", 8)]
+    rows += [row("peer", "rdb", 6), row("peer", "rab", 5)]
+    assert ratios(rows, "hsgd-16") == {
+        "vs_peer/allreduce/torus-16/64KB": 1.25,
+        "vs_limit/allreduce/torus-16/64KB": 0.5,
+        "vs_peer/allreduce_hsgd-4/torus-16/64KB": 0.625,
+        "vs_limit/allreduce_hsgd-4/torus-16/64KB": 0.25,
+    }
+
+
+def test_no_block_is_smaller_than_eight_bytes() -> None:
+    chosen = Selection(KINDS, (64,), COLLECTIVES, (8, 256, 4096), (16,), 1, 1)
+    assert chosen.sizes_of("alltoall", 64) == [512, 4096]
+    assert chosen.sizes_of("allreduce", 64) == [8, 256, 4096]
+    assert chosen.sizes_of("barrier", 64) == [0]
+
+
+def test_tables_and_the_plot_need_the_json_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row("limit", "limit", 2), row("hsgd", "hsgd-16", 4), row("peer", "rdb", 6)]
+    document = {
+        "meta": {"date": "2026-11-24T00:00:00", "settings": {"subject": "hsgd-16"}},
+        "ratios": ratios(rows, "hsgd-16"),
+        "failures": [],
+        "left_out": ["allreduce on torus-1024: 1 s were over"],
+        "results": rows,
+    }
+    source, target = tmp_path / "found.json", tmp_path / "plot.png"
+    source.write_text(json.dumps(document))
+    assert simulate.main(["--read", str(source), "--png", str(target)]) == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "64KB      2        4    6   1.50      0.50" in shown
+    assert "left out: allreduce on torus-1024" in shown
+
+
+def test_a_missing_simulator_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runs, "PROGRAM", tmp_path / "build" / "simulation" / "simulate")
+    assert simulate.main(["--quick"]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "no build/simulation/simulate; install SimGrid" in told
+
+
+@pytest.mark.parametrize("network", KINDS)
+def test_the_farthest_node_is_farther_than_the_nearest(network: str) -> None:
+    nearest, farthest = platform(network, 64).hops()
+    assert 1 <= nearest < farthest
