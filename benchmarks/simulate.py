@@ -20,9 +20,9 @@ from hsgd.config import Config
 from simulation import runs
 from simulation.cases import COLLECTIVES, SIZES, Found, Selection, measure
 from simulation.figures import draw, ratios, tables
-from simulation.platforms import KINDS, NODES
+from simulation.platforms import KINDS, NODES, Link
 
-__all__ = ["main"]
+__all__ = ["main", "parser_of_options", "selection_of"]
 
 EPILOG = """\
 hsgd's unchanged communicator and transport run over SimGrid's SMPI, one rank per node; times are
@@ -31,6 +31,9 @@ algorithms of Open MPI and MPICH, each forced at every size: the best of them is
 what either MPI would choose. "limit" is the larger one of what latency and what bandwidth allow
 (formulas and sources: benchmarks/simulation/bounds.py). Sizes are those of the whole vector; in an
 allgather, a reduce_scatter and an alltoall each node has 1 / nodes of it, at least 8 bytes.
+
+The network is InfiniBand at 100 Gbit/s as others published it (sources: simulation/platforms.py);
+--gbit, --hop-ns and --message-ns give another one.
 
 What would take too long or too much memory is left out, and named at the end and in the JSON.
 
@@ -50,14 +53,14 @@ _QUICK = {"networks": KINDS[:1], "nodes": (16,), "sizes": (8, 64 << 10, 1 << 20)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 1 where a value was wrong, the simulator failed or is missing."""
-    parser = _parser()
+    parser = parser_of_options()
     options = parser.parse_args(argv)
     report.check_targets(parser, options.json, options.png)
     if options.read:
         document = json.loads(options.read.read_text(encoding="utf-8"))
         return _finish(document, options.png)
     try:
-        selection = _selection(options)
+        selection = selection_of(options)
         runs.check_program()
     except ValueError as error:
         parser.error(str(error))
@@ -74,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return stopped.code or _finish(document, options.png)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_options() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description="Simulate collectives on many nodes with SimGrid.",
         epilog=EPILOG,
@@ -90,13 +94,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", nargs="+", type=int, choices=NODES, help="default: all")
     add("--sizes", nargs="+", metavar="SIZE", help="such as 8B 64KB; default: 8 B to 256 MB")
     add("--radix", nargs="+", type=int, metavar="N", help="HSGD_WIRE_RADIX of hsgd, 2 to 64")
+    add("--gbit", type=float, default=100.0, help="of a link, each way (default 100)")
+    add("--hop-ns", type=float, default=150.0, help="of a link and the switch behind it (150)")
+    add("--message-ns", type=float, default=300.0, help="of either end of a message (300)")
     add("--run-limit-s", type=float, default=240.0, help="of one form of a case (default 240)")
     add("--limit-s", type=float, default=36000.0, help="of everything (default 36000)")
     return parser
 
 
-def _selection(options: argparse.Namespace) -> Selection:
-    """ValueError where an option is out of range."""
+def selection_of(options: argparse.Namespace) -> Selection:
+    """What the options choose; ValueError where one is out of range."""
     quick = _QUICK if options.quick else {}
     sizes = [report.read_size(text) for text in options.sizes or ()]
     radices = options.radix or [Config().wire_radix]
@@ -104,6 +111,15 @@ def _selection(options: argparse.Namespace) -> Selection:
         raise ValueError("--sizes: multiples of 8 bytes, from 4 KB on of 4 KB")
     if any(not 2 <= radix <= 64 for radix in radices):
         raise ValueError("--radix: 2 to 64")
+    if options.gbit <= 0 or options.hop_ns < 0 or options.message_ns < 0:
+        raise ValueError("--gbit: more than 0; --hop-ns and --message-ns: 0 or more")
+    message_s = 1e-9 * options.message_ns
+    link = Link(
+        bytes_per_s=1e9 / 8 * options.gbit,
+        hop_s=1e-9 * options.hop_ns,
+        send_s=message_s,
+        receive_s=message_s,
+    )
     if options.run_limit_s <= 0 or options.limit_s <= 0:
         raise ValueError("--run-limit-s and --limit-s: more than 0")
     return Selection(
@@ -114,6 +130,7 @@ def _selection(options: argparse.Namespace) -> Selection:
         radices=radices,
         run_limit_s=options.run_limit_s,
         limit_s=options.limit_s,
+        link=link,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,9 @@ def test_a_missing_simulator_is_told_in_one_line(
 def test_the_farthest_node_is_farther_than_the_nearest(network: str) -> None:
     nearest, farthest = platform(network, 64).hops()
     assert 1 <= nearest < farthest
+
+
+def test_the_network_is_the_published_one_where_none_is_given() -> None:
+    link = simulate.selection_of(simulate.parser_of_options().parse_args(["--quick"])).link
+    assert dataclasses.astuple(link) == pytest.approx(dataclasses.astuple(Link()))
+    assert 1e6 * (link.send_s + 2 * link.hop_s + link.receive_s) == pytest.approx(0.9)
