@@ -20,6 +20,7 @@ from hsgd.config import Config
 from simulation import runs
 from simulation.cases import COLLECTIVES, SIZES, Found, Selection, measure
 from simulation.figures import draw, ratios, tables
+from simulation.local_level import MEASURED, read_local_level
 from simulation.platforms import KINDS, NODES, Link
 
 __all__ = ["main", "parser_of_options", "selection_of"]
@@ -33,7 +34,10 @@ what either MPI would choose. "limit" is the larger one of what latency and what
 allgather, a reduce_scatter and an alltoall each node has 1 / nodes of it, at least 8 bytes.
 
 The network is InfiniBand at 100 Gbit/s as others published it (sources: simulation/platforms.py);
---gbit, --hop-ns and --message-ns give another one.
+--gbit, --hop-ns and --message-ns give another one. Without --local the ranks of a node cost
+nothing; with it, what an allreduce of the ranks of one node took is added to each collective, of
+hsgd and of peers alike, and not to the bound. `python benchmarks/plan_calibration.py --constants
+FILE` measures it on your machine.
 
 What would take too long or too much memory is left out, and named at the end and in the JSON.
 
@@ -62,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         selection = selection_of(options)
         runs.check_program()
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -97,6 +101,15 @@ def parser_of_options() -> argparse.ArgumentParser:
     add("--gbit", type=float, default=100.0, help="of a link, each way (default 100)")
     add("--hop-ns", type=float, default=150.0, help="of a link and the switch behind it (150)")
     add("--message-ns", type=float, default=300.0, help="of either end of a message (300)")
+    add(
+        "--local",
+        type=Path,
+        nargs="?",
+        const=MEASURED,
+        metavar="FILE",
+        help="add what the ranks of a node cost, as plan_calibration.py --constants FILE measured "
+        "it (default: the constants that hsgd plan comes with)",
+    )
     add("--run-limit-s", type=float, default=240.0, help="of one form of a case (default 240)")
     add("--limit-s", type=float, default=36000.0, help="of everything (default 36000)")
     return parser
@@ -131,6 +144,7 @@ def selection_of(options: argparse.Namespace) -> Selection:
         run_limit_s=options.run_limit_s,
         limit_s=options.limit_s,
         link=link,
+        words=read_local_level(options.local).words() if options.local else (),
     )
 
 
@@ -141,6 +155,7 @@ def _document(
     settings = {
         "subject": subject,
         "link": dataclasses.asdict(selection.link),
+        "local": list(selection.words),
         "run_limit_s": selection.run_limit_s,
         "limit_s": selection.limit_s,
     }

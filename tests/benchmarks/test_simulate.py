@@ -14,6 +14,8 @@ from simulation import runs
 from simulation.bounds import bound
 from simulation.cases import COLLECTIVES, Selection
 from simulation.figures import ratios
+from simulation.local_level import LocalLevel, read_local_level
+from simulation.network_fit import Constants, Layout, Surface, fit
 from simulation.platforms import KINDS, Link, Platform, platform
 
 __all__: list[str] = []
@@ -108,3 +110,43 @@ def test_the_network_is_the_published_one_where_none_is_given() -> None:
     link = simulate.selection_of(simulate.parser_of_options().parse_args(["--quick"])).link
     assert dataclasses.astuple(link) == pytest.approx(dataclasses.astuple(Link()))
     assert 1e6 * (link.send_s + 2 * link.hop_s + link.receive_s) == pytest.approx(0.9)
+
+
+def constants_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "constants.json"
+    path.write_text(json.dumps({"measured": rows}))
+    return path
+
+
+def test_what_the_ranks_of_a_node_cost_comes_from_one_node(tmp_path: Path) -> None:
+    rows = [{"nodes": 1, "bytes": n, "seconds": 1e-6 + 2e-10 * n} for n in (0, 1000, 10**6)]
+    rows.append({"nodes": 2, "bytes": 0, "seconds": 1.0})
+    level = read_local_level(constants_file(tmp_path, rows))
+    assert level.seconds == pytest.approx(1e-6)
+    assert level.seconds_per_byte == pytest.approx(2e-10)
+    assert LocalLevel(1e-6, 2e-10).words(crowding=2) == ("local_s=2e-06", "local_s_per_byte=4e-10")
+
+
+def test_a_file_without_one_node_is_refused_by_name(tmp_path: Path) -> None:
+    path = constants_file(tmp_path, [{"nodes": 2, "bytes": 0, "seconds": 1.0}])
+    with pytest.raises(ValueError, match=r"constants\.json has 0 allreduces on one node"):
+        read_local_level(path)
+
+
+# Times as a simulator would give them that is linear in both costs.
+def surface(name: str, crowding: float, truth: Constants) -> Surface:
+    layout = Layout(name, 2, 1, 1.0, crowding, {})
+
+    def seconds(efficiency: float, message_s: float) -> dict[int, float]:
+        return {n: 10 * message_s + 8e-9 * n / efficiency for n in (8, 1 << 10, 1 << 20)}
+
+    message_s = layout.message_s(truth)
+    layout = dataclasses.replace(layout, seconds=seconds(truth.efficiency, message_s))
+    points = [(share, 1e-6 * 4**power) for share in (0.9, 1.0) for power in range(4)]
+    return Surface(layout, {point: seconds(*point) for point in points})
+
+
+def test_constants_of_the_network_are_found_again() -> None:
+    truth = Constants(0.93, 3e-6, 7e-6)
+    found = fit([surface("2x1", 1.0, truth), surface("4x1", 2.0, truth)])
+    assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(truth), rel=0.02)

@@ -11,6 +11,8 @@ import pytest
 
 from simulation import runs
 from simulation.cases import COLLECTIVES, Found, Selection, measure
+from simulation.local_level import LocalLevel
+from simulation.network_fit import Constants, Layout
 from simulation.platforms import KINDS, platform
 
 __all__: list[str] = []
@@ -86,3 +88,16 @@ def test_a_run_that_takes_too_long_is_left_out() -> None:
     assert found.left_out == [
         "allreduce on torus-64, hsgd, radix 4, 1MB: the simulator ran for more than 0.001 s"
     ]
+
+
+# The bucket of a virtual link makes up for pauses: two nodes that exchange 64 KB in each direction
+# need the time of the link, and what their messages cost is hidden; 8 bytes need that alone.
+def test_a_layout_takes_the_time_of_its_link_or_of_its_messages() -> None:
+    sizes = {8: 1.0, 64 << 10: 1.0}
+    layout = Layout("2x1", 2, 1, 1.0, 1.0, sizes)
+    local = LocalLevel(0.0, 0.0)
+    small, large = layout.simulated(Constants(1.0, 2e-6, 0.0), 16, local).values()
+    assert small == pytest.approx(2 * 2e-6 + 2 * 1e-6, rel=0.5)
+    assert large == pytest.approx((64 << 10) * 8e-9, rel=0.01)
+    dear, _ = layout.simulated(Constants(1.0, 200e-6, 0.0), 16, local).values()
+    assert dear > 50 * small
