@@ -1,7 +1,7 @@
 // Broadcast.
 //
-// The root stages its data once, and all ranks of its node copy it; between nodes local rank 0 of
-// each receives the steps in its out ring and passes them on.
+// The root stages its data once, and all ranks of its node copy it; between nodes leader k of each
+// receives part k of a step in the node's out ring and passes it on.
 #include <algorithm>
 
 #include "base/dtypes.hpp"
@@ -15,9 +15,6 @@
 namespace hsgd {
 namespace {
 
-// Broadcasts of this size and more go down a chain of nodes, which costs one transfer per link.
-constexpr uint64_t kChainBytes = 1 << 20;
-
 class BroadcastPipeline final : public ChunkPipeline {
  public:
   // `root`: local rank of the root, or -1 when it is on another node.
@@ -29,15 +26,20 @@ class BroadcastPipeline final : public ChunkPipeline {
         element_bytes_(operation.reduction.element_bytes),
         copy_(operation.reduction.copy),
         root_(root),
-        tree_(context.links().tree()) {}
+        copies_(stages.window != nullptr ? context.links().copies() : nullptr) {
+    if (copies_ != nullptr) copies_->start(context.node_of(operation.root));
+  }
 
  private:
-  // The slot must be copied by everybody here, and passed on by local rank 0.
+  // The slot must be copied by everybody here, and sent by all leaders.
   bool may_stage(uint64_t step) const override {
     if (!peers_freed(&Progress::gathered, step)) return false;
-    if (stages_.leaders == 0) return true;
-    return tree_ != nullptr ? step < exchanged() + context_.slots()
-                            : rank_freed(0, &Progress::exchanged, step);
+    for (int leader = 0; leader < stages_.leaders; ++leader) {
+      const bool freed = leader == local().rank() ? step < exchanged() + context_.slots()
+                                                  : rank_freed(leader, &Progress::exchanged, step);
+      if (!freed) return false;
+    }
+    return true;
   }
 
   void stage(uint64_t step, std::byte* slot, Permission) override {
@@ -47,27 +49,25 @@ class BroadcastPipeline final : public ChunkPipeline {
 
   // Receiving overwrites the slot of an earlier step: it must be copied by everybody here.
   bool may_exchange(uint64_t step) const override {
-    if (step >= tree_->finished() + context_.slots()) return false;
-    if (!tree_->is_root()) {
+    if (step >= copies_->finished() + context_.slots()) return false;
+    if (!copies_->is_root()) {
       return step < gathered() + context_.slots() && peers_freed(&Progress::gathered, step);
     }
     return root_ == local().rank() ? step < staged() : rank_reached(root_, &Progress::staged, step);
   }
 
   void begin_exchange(uint64_t step) override {
-    tree_->begin(slot(step), chunking_.chunk(step).count() * element_bytes_);
-  }
-
-  // What has arrived lies staged for all.
-  void after_progress() override {
-    if (tree_->is_root() || tree_->arrived() <= arrived_) return;
-    arrived_ = tree_->arrived();
-    publish(&Progress::staged, arrived_);
+    const Range own =
+        part_of(chunking_.chunk(step).count(), stages_.leaders, local().rank(), element_bytes_);
+    copies_->begin(slot(step) + own.begin * element_bytes_, own.count() * element_bytes_);
   }
 
   bool may_gather(uint64_t step) const override {
     if (root_ >= 0) return rank_reached(root_, &Progress::staged, step);
-    return tree_ != nullptr ? step < arrived_ : rank_reached(0, &Progress::staged, step);
+    for (int leader = 0; leader < stages_.leaders; ++leader) {
+      if (!rank_reached(leader, &Progress::exchanged, step)) return false;
+    }
+    return true;
   }
 
   void gather(uint64_t step) override {
@@ -80,7 +80,7 @@ class BroadcastPipeline final : public ChunkPipeline {
     context_.intra_bytes() += chunk.count() * element_bytes_;
   }
 
-  // Where a step lies on this node: in the root's in ring, or where local rank 0 received it.
+  // Where a step lies on this node: in the root's in ring, or where leaders received it.
   std::byte* slot(uint64_t step) const {
     return root_ >= 0 ? in_slot(root_, step) : out_slot(0, step);
   }
@@ -90,8 +90,7 @@ class BroadcastPipeline final : public ChunkPipeline {
   const size_t element_bytes_;  // of an element
   const CopyFn copy_;
   const int root_;
-  TreeBroadcast* tree_;  // only on local rank 0 of each of several nodes
-  uint64_t arrived_ = 0;
+  SliceBroadcast* copies_;  // on leaders
 };
 
 // Each rank copies its part from the root's buffer into those of all others.
@@ -121,17 +120,15 @@ void run(Context& context, const Operation& operation) {
       return run_in_place(context, [&] { copy_part(context, operation, *shared); });
     }
   }
-  const Chunking chunking(operation.count, operation.reduction.element_bytes,
-                          context.sizes().broadcast_step_bytes());
-  TreeBroadcast* tree = context.links().tree();
-  if (tree != nullptr) tree->start(context.node_of(operation.root), bytes >= kChainBytes);
+  const WirePlan plan = context.sizes().broadcast_plan(bytes);
+  const Chunking chunking(operation.count, operation.reduction.element_bytes, plan.step_bytes);
   const bool is_root = operation.root == context.place().rank;
   Stages stages;
   stages.steps = chunking.steps;
-  stages.leaders = context.place().leaders;
+  stages.leaders = plan.leaders;
   if (!is_root) stages.staging = Stages::Staging::kNothing;
   stages.gathers = !is_root;
-  stages.window = tree;
+  if (context.place().local_rank < plan.leaders) stages.window = context.links().copies();
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
   BroadcastPipeline(context, operation, chunking, stages, context.local_rank_of(operation.root))

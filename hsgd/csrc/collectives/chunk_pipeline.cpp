@@ -134,7 +134,6 @@ bool ChunkPipeline::try_exchange() {
     moved = true;
   }
   moved |= window.progress();
-  after_progress();
   while (exchanged_ < window.finished()) {
     end_exchange(exchanged_);
     publish(&Progress::exchanged, ++exchanged_);

@@ -53,7 +53,6 @@ class ChunkPipeline {
   virtual void stage(uint64_t, std::byte*, Permission) {}
   virtual void reduce(uint64_t) {}
   virtual void begin_exchange(uint64_t) {}
-  virtual void after_progress() {}  // messages were looked at
   virtual void end_exchange(uint64_t) {}
   virtual void gather(uint64_t) {}
   // --- and when it may ---

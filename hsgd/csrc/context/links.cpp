@@ -14,11 +14,11 @@ Links::Links(std::unique_ptr<Transport> transport, const Place& place, const Rou
                                          options.wire_dtype != HSGD_FLOAT32, counters_);
   }
   blocks_ = std::make_unique<SliceAllgather>(*transport_, rounds, options.slots, counters_);
+  copies_ = std::make_unique<SliceBroadcast>(*transport_, rounds, options.slots, counters_);
   if (place.local_rank != 0) return;
   // Sums of 16-bit floats travel as float32 where there are several rounds.
   const size_t payload_bytes = (rounds.is_direct() ? 1 : 2) * sizes.oneshot_bytes();
   headers_ = std::make_unique<HeaderExchange>(*transport_, rounds, payload_bytes, counters_);
-  tree_ = std::make_unique<TreeBroadcast>(*transport_, options.slots, counters_);
 }
 
 void Links::part(const Parting& parting) {

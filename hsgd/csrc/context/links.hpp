@@ -15,8 +15,8 @@
 #include "internode/round_schedule.hpp"
 #include "internode/slice_allgather.hpp"
 #include "internode/slice_allreduce.hpp"
+#include "internode/slice_broadcast.hpp"
 #include "internode/transport.hpp"
-#include "internode/tree_broadcast.hpp"
 
 namespace hsgd {
 
@@ -27,10 +27,10 @@ class Links {
         const StepSizes& sizes, const hsgd_options& options);
   bool leads() const { return transport_ != nullptr; }
   int descriptor() const { return leads() ? transport_->descriptor() : -1; }  // see Transport
-  HeaderExchange& headers() { return *headers_; }                             // on local rank 0
-  TreeBroadcast* tree() { return tree_.get(); }         // nullptr but on local rank 0
+  HeaderExchange& headers() { return *headers_; }       // on local rank 0
   SliceAllreduce* slices() { return slices_.get(); }    // nullptr but on leaders
   SliceAllgather* blocks() { return blocks_.get(); }    // as slices()
+  SliceBroadcast* copies() { return copies_.get(); }    // as slices()
   StepMessages* messages() { return messages_.get(); }  // as slices()
   const WireCounters& counters() const { return counters_; }
 
@@ -49,7 +49,7 @@ class Links {
   std::unique_ptr<HeaderExchange> headers_;
   std::unique_ptr<SliceAllreduce> slices_;
   std::unique_ptr<SliceAllgather> blocks_;
-  std::unique_ptr<TreeBroadcast> tree_;
+  std::unique_ptr<SliceBroadcast> copies_;
   std::unique_ptr<StepMessages> messages_;
   std::optional<Parting> parting_;  // of the nodes that parted, the one that misses most
 };

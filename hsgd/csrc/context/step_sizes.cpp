@@ -131,12 +131,6 @@ size_t StepSizes::share_bytes() const {
   return (slice_bytes() - 2 * kLine) / nodes;
 }
 
-// A message carries the whole step of a broadcast.
-size_t StepSizes::broadcast_step_bytes() const {
-  const bool chosen = place_.node_count > 1 && options_.wire_chunk_bytes == 0;
-  return chosen ? std::min(chunk_bytes_, kMessageBytes) : step_bytes();
-}
-
 // One leader where more would only make more and smaller messages. With fewer leaders steps are
 // shorter: messages stay as large.
 WirePlan StepSizes::wire_plan(size_t bytes) const {
@@ -148,6 +142,16 @@ WirePlan StepSizes::wire_plan(size_t bytes) const {
   if (leaders == most) return {static_cast<int>(most), chunk_bytes_};
   const size_t step_bytes = chunk_bytes_ / most * leaders / kChunkUnit * kChunkUnit;
   return {static_cast<int>(leaders), std::max(kChunkUnit, step_bytes)};
+}
+
+// The root's group of the first round has no part in a step: messages stay as large.
+WirePlan StepSizes::broadcast_plan(size_t bytes) const {
+  WirePlan plan = wire_plan(bytes);
+  if (place_.node_count == 1) return plan;
+  const auto radix = static_cast<size_t>(rounds_.most_radix());
+  const size_t step_bytes = plan.step_bytes / radix * (radix - 1) / kChunkUnit * kChunkUnit;
+  plan.step_bytes = std::max(kChunkUnit, step_bytes);
+  return plan;
 }
 
 }  // namespace hsgd

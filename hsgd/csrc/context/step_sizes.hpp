@@ -43,7 +43,8 @@ class StepSizes {
   size_t block_step_bytes() const;
   // Of one node, in a leader's slice of a step of a reduce_scatter, at most.
   size_t share_bytes() const;
-  size_t broadcast_step_bytes() const;
+  // Of a broadcast.
+  WirePlan broadcast_plan(size_t bytes) const;
   WirePlan wire_plan(size_t bytes) const;
   int most_leaders() const;      // that carry slices of one step
   SegmentLayout layout() const;  // of a segment

@@ -6,7 +6,7 @@
 #include "internode/header_exchange.hpp"
 #include "internode/slice_allgather.hpp"
 #include "internode/slice_allreduce.hpp"
-#include "internode/tree_broadcast.hpp"
+#include "internode/slice_broadcast.hpp"
 #include "support/ranks.hpp"
 #include "support/transport_inproc.hpp"
 
@@ -300,6 +300,44 @@ TEST("parts of any size reach all of many nodes") {
     });
     for (const auto& of_node : data) CHECK(of_node == wanted);
     CHECK(leaders.most_messages() <= leaders.rounds.messages() + 1);
+  }
+}
+
+TEST("what any root has reaches 2 to 64 nodes, once each, and no node sends much more") {
+  for (int nodes = 2; nodes <= 64; ++nodes) {
+    if (nodes > kMostNodes) continue;
+    for (const int root : {0, 1, nodes / 2, nodes - 1}) {
+      constexpr uint64_t kSteps = 2;
+      Leaders leaders(nodes, 16, static_cast<uint64_t>(nodes));
+      std::vector<std::byte> wanted(static_cast<size_t>(nodes) * 640 + 13);
+      for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<std::byte>(i * 31 % 251);
+      std::vector<std::vector<std::vector<std::byte>>> data(leaders.size());
+      std::vector<std::unique_ptr<hsgd::SliceBroadcast>> copies;
+      for (size_t node = 0; node < leaders.size(); ++node) {
+        copies.push_back(std::make_unique<hsgd::SliceBroadcast>(
+            *leaders.transports[node], leaders.rounds, kSteps, leaders.counters[node]));
+        copies[node]->start(root);
+        const bool is_root = static_cast<int>(node) == root;
+        const std::vector<std::byte> own = is_root ? wanted : std::vector<std::byte>(wanted.size());
+        data[node].assign(kSteps, own);
+        for (auto& step : data[node]) copies[node]->begin(step.data(), step.size());
+      }
+      until_all(leaders.size(), [&](size_t node) {
+        copies[node]->progress();
+        return copies[node]->finished() == kSteps;
+      });
+      const RoundSchedule& rounds = leaders.rounds;
+      for (size_t node = 0; node < leaders.size(); ++node) {
+        for (const auto& step : data[node]) CHECK(step == wanted);
+        const hsgd::WireCounters& counters = leaders.counters[node];
+        const bool is_root = static_cast<int>(node) == root;
+        CHECK_EQ(counters.bytes_received, is_root ? 0 : kSteps * wanted.size());
+        // Where groups are pairs a node sends what it has twice, and partners cost as much again.
+        const double most = (rounds.folds() ? 2.0 : 1.0) + (rounds.most_radix() < 3 ? 1.0 : 0.6);
+        CHECK(static_cast<double>(counters.bytes_sent) <=
+              most * static_cast<double>(kSteps * wanted.size()));
+      }
+    }
   }
 }
 
