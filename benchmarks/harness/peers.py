@@ -87,7 +87,9 @@ def _build_deepspeed(folder: Path, library: Path) -> None:
     archive = folder / f"deepspeed-{DEEPSPEED}.tar.gz"
     try:
         with tarfile.open(archive) as source:
-            source.extractall(folder, filter="data")
+            # Python has it from 3.10.12 and 3.11.4 on.
+            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            source.extractall(folder, **safely)
     except (OSError, tarfile.TarError) as error:
         raise PeerMissing(f"DeepSpeed: {archive.name} cannot be read ({error})") from None
     (folder / "torch").mkdir()

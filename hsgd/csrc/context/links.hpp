@@ -27,7 +27,7 @@ class Links {
         const StepSizes& sizes, const hsgd_options& options);
   bool leads() const { return transport_ != nullptr; }
   int descriptor() const { return leads() ? transport_->descriptor() : -1; }  // see Transport
-  HeaderExchange& headers() { return *headers_; }       // on local rank 0
+  HeaderExchange& headers() { return *headers_; }                             // on local rank 0
   SliceAllreduce* slices() { return slices_.get(); }    // nullptr but on leaders
   SliceAllgather* blocks() { return blocks_.get(); }    // as slices()
   SliceBroadcast* copies() { return copies_.get(); }    // as slices()
