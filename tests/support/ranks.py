@@ -13,6 +13,7 @@ import faulthandler
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 import traceback
@@ -250,6 +251,15 @@ def _state(stat: Path) -> str:
     return stat.read_text().rpartition(")")[2].split()[0]
 
 
+def _portable(error: BaseException) -> BaseException:
+    """The error, or its name and line where its class does not travel, as pytest's do not."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 def _serve(seat: Seat) -> None:
     """The loop of a rank's process."""
     faulthandler.enable()
@@ -268,7 +278,9 @@ def _serve(seat: Seat) -> None:
             outcome = Outcome(value=function(seat, *args), seconds=time.monotonic() - begin)
         except BaseException as error:
             outcome = Outcome(
-                error=error, trace=traceback.format_exc(), seconds=time.monotonic() - begin
+                error=_portable(error),
+                trace=traceback.format_exc(),
+                seconds=time.monotonic() - begin,
             )
         seat.pipe.send(("ended", outcome))
     for comm in seat.kept.values():

@@ -246,12 +246,12 @@ NotifiedWindow::Seen NotifiedWindow::wait_any(const std::vector<Seen>& slots, do
     throw Error(HSGD_ERR_TIMEOUT, expected_[slots.front().slot].source,
                 text("wait_any: after %g s ", timeout_s) + missing(slots));
   });
-  if (patience.passed()) patience.check();
+  const auto look_at_all = [&] { return find(slots, &found) ? Step::kDone : Step::kIdle; };
+  if (patience.passed() && check_once(look_at_all, patience) == Step::kDone) return found;
   // Where a thread of this rank works on what comes, it may need this core.
   const WaitPolicy policy =
       worked_.load(std::memory_order_relaxed) ? kAtOnce : communicator_.node().wait_policy();
-  wait([&] { return find(slots, &found) ? Step::kDone : Step::kIdle; }, patience,
-       network ? kLookNs : 0, policy);
+  wait(look_at_all, patience, network ? kLookNs : 0, policy);
   return found;
 }
 

@@ -12,6 +12,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "base/error.hpp"
+
 namespace hsgd {
 
 inline void cpu_relax() {
@@ -112,6 +114,22 @@ inline void ring(Doorbell& bell) {
 
 enum class Step { kDone, kProgress, kIdle };
 
+// Has `watch` look, and `step` once more where waiting has become pointless: what came since its
+// last look counts. Between the two a process may have been stopped for longer than its deadline.
+// An interruption is what the user wants, whatever came.
+template <class StepFunction>
+Step check_once(StepFunction& step, Watch& watch) {
+  try {
+    watch.check();
+    return Step::kIdle;
+  } catch (const Error& error) {
+    if (error.code() == HSGD_ERR_INTERRUPTED) throw;
+    const Step state = step();
+    if (state == Step::kIdle) throw;
+    return state;
+  }
+}
+
 struct WaitPolicy {
   int spin = 64;                  // pauses before yielding; 0 when ranks outnumber cores
   int64_t yield_ns = 50'000;      // then yield that long before sleeping
@@ -147,7 +165,7 @@ class Waiter {
         if (!sleeps) idle.pause();
         idle_ticks += ticks() - start;
         state = sleeps ? sleep_once(step, idle, max_sleep_ns, idle_ticks) : step();
-        if (state == Step::kIdle && idle.time_to_check()) watch.check();
+        if (state == Step::kIdle && idle.time_to_check()) state = check_once(step, watch);
       }
       if (state == Step::kDone) return idle_ticks;
     }

@@ -429,7 +429,11 @@ class NotifiedTree(WrappingOptimizer):
         gradients = [p.grad for p in layer.parameters]
         for part in parts:
             self._fill(part, gradients)
-            self._engine.notify(part.index, version)
+            try:
+                self._engine.notify(part.index, version)
+            except HsgdError:
+                self._failed = True
+                raise
 
     def _fill(self, part: Part, gradients: list[Tensor | None]) -> None:
         """Copy a part's share of a layer's gradients into its block. They are left in the order of

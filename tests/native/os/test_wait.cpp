@@ -119,6 +119,31 @@ TEST("what a watch throws ends the wait and leaves the doorbell awake") {
   CHECK_EQ(bell.asleep.load(), 0u);
 }
 
+// As it is for a process that was stopped past its deadline just before the look of its watch.
+TEST("what comes before a watch throws counts, but not for an interruption") {
+  struct Late : hsgd::Watch {
+    explicit Late(hsgd_status status) : code(status) {}
+    void check() override {
+      came = true;
+      throw hsgd::Error(code, 7, "given up");
+    }
+    hsgd_status code;
+    bool came = false;
+  };
+  hsgd::Doorbell bell{};
+  hsgd::Waiter waiter(bell, {});
+  const auto wait_with = [&](Late& watch) {
+    waiter.run([&] { return watch.came ? hsgd::Step::kDone : hsgd::Step::kIdle; }, watch, 1'000);
+  };
+  for (const hsgd_status code : {HSGD_ERR_TIMEOUT, HSGD_ERR_PEER_LOST}) {
+    Late watch(code);
+    wait_with(watch);
+    CHECK(watch.came);
+  }
+  Late watch(HSGD_ERR_INTERRUPTED);
+  CHECK_THROWS(wait_with(watch), "given up");
+}
+
 TEST("a deadline passes when its time is over and not before") {
   CHECK(hsgd::Deadline(0).passed());
   const hsgd::Deadline far(1e9);
