@@ -45,7 +45,7 @@ _ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
 _REFUSED_S = 1.0  # ranks that refuse a communicator do so together
 _EQUAL = (
     *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
-    *("wire_dtype", "slots", "store"),
+    *("wire_dtype", "flat_ranks", "slots", "store"),
 )
 Array = TypeVar("Array")
 

@@ -100,6 +100,12 @@ class Config:
     """At most so many nodes exchange directly, each with each; more than 8 of them in rounds, in
     groups of at most so many. It sets the order in which nodes are summed.
     """
+    flat_ranks: int = _variable(  # type: ignore[assignment]
+        "HSGD_FLAT_RANKS", 16, _between(int, 1, 1024), "a whole number from 1 to 1024"
+    )
+    """Up to so many ranks of a node look at one another; more are counted in groups, by caches and
+    NUMA nodes, and each looks at its group alone.
+    """
     wire_dtype: Literal["none", "bfloat16", "float16"] = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_DTYPE",
         "none",

@@ -43,6 +43,7 @@ class NativeOptions(ctypes.Structure):
         ("report", ctypes.c_uint32),
         ("wire_dtype", ctypes.c_uint32),
         ("wire_radix", ctypes.c_uint32),
+        ("flat_ranks", ctypes.c_uint32),
         ("interrupted", ctypes.c_void_p),
         ("timeout_given", ctypes.c_uint32),
         ("late", ctypes.c_void_p),
@@ -218,6 +219,7 @@ OUT_OF_BOUNDS: list[dict[str, Any]] = [
     {"wire_oneshot_bytes": 1 << 40},
     {"wire_chunk_bytes": -1},
     {"wire_radix": 1},
+    {"flat_ranks": 0},
     {"min_bytes": None},
     {"report": 2},
 ]

@@ -50,7 +50,8 @@ class Scenario:
     visit: int = 1  # how often it has come there
     late: bool = False  # the others learn of a death by the deadline alone
     measures: bool = False  # in the set-up, by collectives
-    crowded: bool = False  # all ranks on one core, so that they claim parts of what is in reach
+    crowded: bool = False  # all ranks on one core, so that they claim parts of sums
+    grouped: bool = False  # three ranks that are counted in two groups
 
 
 EITHER = ("PeerLost", "CollectiveTimeout")
@@ -120,8 +121,25 @@ SCENARIOS: dict[str, Sequence[Scenario]] = {
         Scenario("allgather in place"),
         Scenario("alltoall in place", 0),
     ],
-    "in place: claimed, not told": [Scenario("allreduce in place", crowded=True)],
-    "in place: claim told": [Scenario("allreduce in place", 0, crowded=True)],
+    "claimed: done, not told": [
+        Scenario("allreduce in place", crowded=True),
+        Scenario("large allreduce", 0, visit=6, crowded=True),
+    ],
+    "claimed: told": [
+        Scenario("allreduce in place", 0, crowded=True),
+        Scenario("large allreduce", crowded=True),
+    ],
+    "claimed: staged, not told": [
+        *(Scenario("large allreduce", visit=visit, crowded=True) for visit in (1, 6)),
+    ],
+    "claimed: gathered, not told": [Scenario("large allreduce", 0, visit=6, crowded=True)],
+    # The last rank is a group of its own.
+    "header: counted, group not counted": [
+        *(Scenario(call, grouped=True) for call in ("small allreduce", "large broadcast")),
+    ],
+    "header: all counted, not told": [
+        *(Scenario(call, grouped=True) for call in ("small allgather", "large reduce_scatter")),
+    ],
     "close: begun": [Scenario("close", 0)],
     "close: marked": [Scenario("close")],
 }
@@ -206,10 +224,12 @@ def built() -> None:
 
 
 def sizes_for(scenario: Scenario) -> list[int]:
-    """Ranks that have a core each reduce slices of their own where the data lies."""
-    with_cores = scenario.call == "allreduce in place" and not scenario.crowded
+    """Ranks that have a core each reduce slices of their own."""
+    if scenario.grouped:
+        return [3]
+    is_sum = scenario.call in ("allreduce in place", "large allreduce")
     cores = len(os.sched_getaffinity(0))
-    return [size for size in SIZES if size <= cores or not with_cores]
+    return [size for size in SIZES if size <= cores or scenario.crowded or not is_sum]
 
 
 class Job(NamedTuple):
@@ -230,7 +250,9 @@ def fallen(
         jobs = []
         for scenario in SCENARIOS[point]:
             config = replace(
-                Config() if scenario.measures else FIXED, timeout_s=timeout_s(scenario)
+                Config() if scenario.measures else FIXED,
+                timeout_s=timeout_s(scenario),
+                flat_ranks=1 if scenario.grouped else Config.flat_ranks,
             )
             for size in sizes_for(scenario):
                 pool = stack.enter_context(Ranks(size))

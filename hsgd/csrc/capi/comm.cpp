@@ -49,6 +49,9 @@ void check_options(const hsgd_options& options) {
   if (options.wire_radix < 2 || options.wire_radix > 64)
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 text("wire_radix is %u; give a number from 2 to 64", options.wire_radix));
+  if (options.flat_ranks < 1 || options.flat_ranks > 1024)
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("flat_ranks is %u; give a number from 1 to 1024", options.flat_ranks));
   if (options.wire_dtype != HSGD_FLOAT32 && options.wire_dtype != HSGD_FLOAT16 &&
       options.wire_dtype != HSGD_BFLOAT16)
     throw Error(HSGD_ERR_ARGUMENT, -1,

@@ -75,17 +75,27 @@ void run_small_on_node(Context& context, const Operation& operation) {
   const size_t size = operation.reduction.element_bytes;
   const uint64_t* counts = operation.counts.of_rank;
   const Place& place = context.place();
-  context.open(operation, operation.in, counts[place.rank] * size);
+  const LocalGroup& local = context.local();
+  const auto join = [&](std::byte* to) {
+    for (int rank = 0; rank < place.size; ++rank) {
+      const size_t bytes = counts[rank] * size;
+      const void* from =
+          rank == place.rank ? operation.in : local.payload(rank, context.sequence(), bytes);
+      if (from != to && bytes > 0) std::memcpy(to, from, bytes);
+      to += bytes;
+    }
+    context.intra_bytes() += operation.bytes();
+  };
+  // One rank reads what all have, and the others its result, where there is room for it.
+  std::byte* result = nullptr;
+  if (local.combines() && operation.bytes() <= context.sizes().oneshot_bytes())
+    result = context.local().result_payload(context.sequence(), operation.bytes());
+  context.open(operation, operation.in, counts[place.rank] * size, [&] {
+    if (result != nullptr) join(result);
+  });
   context.wait_for_headers();
-  auto* to = static_cast<std::byte*>(operation.out);
-  for (int rank = 0; rank < place.size; ++rank) {
-    const size_t bytes = counts[rank] * size;
-    const void* from = rank == place.rank
-                           ? operation.in
-                           : context.local().payload(rank, context.sequence(), bytes);
-    if (from != to && bytes > 0) std::memcpy(to, from, bytes);
-    to += bytes;
-  }
+  if (result == nullptr) return join(static_cast<std::byte*>(operation.out));
+  if (operation.bytes() > 0) std::memcpy(operation.out, result, operation.bytes());
   context.intra_bytes() += operation.bytes();
 }
 

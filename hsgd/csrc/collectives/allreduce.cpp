@@ -10,6 +10,7 @@
 #include "base/fault_points.hpp"
 #include "collectives/arguments.hpp"
 #include "collectives/chunk_pipeline.hpp"
+#include "collectives/claimed_allreduce.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/one_shot.hpp"
 #include "collectives/zero_copy.hpp"
@@ -121,68 +122,10 @@ Stages stages_of(Context& context, const Operation& operation, uint64_t steps, i
 
 // --- in place, on one node ---
 
-void reduce_block(Context& context, const Operation& operation, const SharedArguments& arguments,
-                  const Range& block) {
-  const Reduction& reduction = operation.reduction;
-  const size_t offset = block.begin * reduction.element_bytes;
-  const int size = context.place().local_size;
-  const Store store = context.stores().into_output(operation);
-  std::vector<const void*>& inputs = context.inputs();
-  for (int i = 0; i < size; ++i) {
-    inputs[static_cast<size_t>(i)] = arguments.in[static_cast<size_t>(i)] + offset;
-  }
-  const auto output = [&](int i) {
-    return arguments.out[static_cast<size_t>((context.place().local_rank + i) % size)] + offset;
-  };
-  reduction.reduce({inputs.data(), size, output(0), size > 1 ? output(1) : nullptr, block.count(),
-                    reduction.divisor, store, store});
-  for (int i = 2; i < size; ++i) {
-    reduction.copy(output(i), output(0), block.count() * reduction.element_bytes, store);
-  }
-}
-
-void reduce_part(Context& context, const Operation& operation, const SharedArguments& arguments,
-                 const Range& part) {
-  constexpr size_t kBlockBytes = kCacheBlockBytes / 2;  // several outputs are copied from one
-  const size_t size = operation.reduction.element_bytes;
-  const auto ranks = static_cast<uint64_t>(context.place().local_size);
-  // Two outputs are written in one pass: no blocks are needed then.
-  const uint64_t stride = ranks <= 2 ? std::max<uint64_t>(1, part.count()) : kBlockBytes / size;
-  for (uint64_t begin = part.begin; begin < part.end; begin += stride) {
-    reduce_block(context, operation, arguments, {begin, std::min(part.end, begin + stride)});
-  }
-  context.intra_bytes() += 2 * ranks * part.count() * size;
-}
-
-// Ranks outnumber cores: parts are done by whoever runs.
-void reduce_claimed(Context& context, const Operation& operation,
-                    const SharedArguments& arguments) {
-  // Some microseconds of work, so that nobody waits long for the last part.
-  constexpr size_t kClaimBytes = 128 << 10;
-  const uint64_t most = kClaimBytes / operation.reduction.element_bytes;
-  const uint64_t parts = (operation.count + most - 1) / most;
-  context.wait_until([&] {
-    while (const std::optional<uint64_t> part = context.local().claim(parts)) {
-      at_level(context.record(), &hsgd_record::reduce, [&] {
-        reduce_part(context, operation, arguments,
-                    {*part * most, std::min(operation.count, (*part + 1) * most)});
-        return true;
-      });
-      HSGD_FAULT_POINT("in place: claimed, not told");
-      context.local().finish_claim(parts);
-      HSGD_FAULT_POINT("in place: claim told");
-    }
-    return context.local().claims_finished(parts);
-  });
-  context.local().end_claims(parts);
-  context.finish_steps(1);
-}
-
 void reduce_in_place(Context& context, const Operation& operation,
                      const SharedArguments& arguments) {
   const Place& place = context.place();
-  if (place.local_size > context.local().cores())
-    return reduce_claimed(context, operation, arguments);
+  if (context.local().shares_cores()) return reduce_in_place_claimed(context, operation, arguments);
   run_in_place(context, [&] {
     reduce_part(context, operation, arguments,
                 part_of(operation.count, place.local_size, place.local_rank,
@@ -210,6 +153,8 @@ void run(Context& context, const Operation& operation) {
   const size_t bytes = operation.bytes();
   const auto shared = shared_arguments(context, operation, bytes, bytes);
   if (shared && context.one_node()) return reduce_in_place(context, operation, *shared);
+  if (context.one_node() && context.local().shares_cores())
+    return reduce_staged_claimed(context, operation);
   reduce_chunks(context, operation, shared);
 }
 

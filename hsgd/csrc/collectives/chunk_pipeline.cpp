@@ -96,7 +96,9 @@ bool ChunkPipeline::try_stage(Permission permission) {
   if (!may_stage(staged_)) return false;
   stage(staged_, in_slot(local().rank(), staged_), permission);
   HSGD_FAULT_POINT("pipeline: staged, not told");
-  publish(&Progress::staged, ++staged_);
+  using Audience = LocalGroup::Audience;
+  publish(&Progress::staged, ++staged_, is_root() ? Audience::kEach : Audience::kAll);
+  if (is_root()) publish(&Progress::gathered, staged_);
   HSGD_FAULT_POINT("pipeline: staged");
   return true;
 }
@@ -136,7 +138,7 @@ bool ChunkPipeline::try_exchange() {
   moved |= window.progress();
   while (exchanged_ < window.finished()) {
     end_exchange(exchanged_);
-    publish(&Progress::exchanged, ++exchanged_);
+    publish(&Progress::exchanged, ++exchanged_, LocalGroup::Audience::kEach);
   }
   return moved;
 }

@@ -81,8 +81,9 @@ class ChunkPipeline {
   bool rank_freed(int rank, std::atomic<uint64_t> Progress::* member, uint64_t step) const {
     return local().rank_freed(rank, member, context_.base() + step, context_.slots());
   }
-  void publish(std::atomic<uint64_t> Progress::* member, uint64_t steps) {
-    local().publish(member, context_.base() + steps);
+  void publish(std::atomic<uint64_t> Progress::* member, uint64_t steps,
+               LocalGroup::Audience audience = LocalGroup::Audience::kAll) {
+    local().publish(member, context_.base() + steps, audience);
   }
   uint64_t staged() const { return staged_; }
   uint64_t exchanged() const { return exchanged_; }
@@ -100,6 +101,8 @@ class ChunkPipeline {
   bool try_exchange();
   bool try_gather();
   bool is_done() const;
+  // Broadcasts: the others wait for this rank alone.
+  bool is_root() const { return !stages_.reduces && !stages_.gathers; }
 
   uint64_t staged_ = 0;
   uint64_t reduced_ = 0;

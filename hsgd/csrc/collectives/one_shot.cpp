@@ -27,6 +27,15 @@ void reduce_payloads(Context& context, const Operation& operation, const Range& 
   context.intra_bytes() += static_cast<uint64_t>(ranks) * part.count() * size;
 }
 
+void copy_result(Context& context, const Operation& operation) {
+  const size_t size = operation.reduction.element_bytes;
+  const Range part = operation.wanted();
+  const std::byte* result =
+      context.local().result_payload(context.sequence(), operation.bytes()) + part.begin * size;
+  std::memcpy(operation.out, result, part.count() * size);
+  context.intra_bytes() += part.count() * size;
+}
+
 // The payload of the one node that has it.
 size_t pick(const std::vector<Payload>& parts, std::byte* out, bool) {
   for (const Payload& part : parts) {
@@ -106,13 +115,19 @@ void run_between_nodes(Context& context, const Operation& operation) {
     });
   }
   context.wait_for_result();
-  if (operation.count == 0 || is_root) return;
-  const size_t size = operation.reduction.element_bytes;
-  const Range part = operation.wanted();
-  std::memcpy(operation.out,
-              context.local().result_payload(context.sequence(), bytes) + part.begin * size,
-              part.count() * size);
-  context.intra_bytes() += part.count() * size;
+  if (operation.count > 0 && !is_root) copy_result(context, operation);
+}
+
+// The rank that opens the collective last sums for all of them: no rank then reads all payloads but
+// that one.
+void run_combined(Context& context, const Operation& operation) {
+  const size_t bytes = operation.bytes();
+  std::byte* result = context.local().result_payload(context.sequence(), bytes);
+  context.open(operation, operation.in, bytes, [&] {
+    reduce_payloads(context, operation, {0, operation.count}, result, operation.reduction.divisor);
+  });
+  context.wait_for_headers();
+  copy_result(context, operation);
 }
 
 }  // namespace
@@ -125,6 +140,8 @@ void run_one_shot_on_node(Context& context, const Operation& operation) {
   const bool broadcasts = operation.root >= 0;
   const bool sends = !broadcasts || operation.root == context.place().rank;
   const size_t bytes = operation.bytes();
+  if (context.local().combines() && !broadcasts && operation.count > 0)
+    return run_combined(context, operation);
   context.open(operation, sends ? operation.in : nullptr, bytes);
   context.wait_for_headers();
   if (operation.count == 0) return;

@@ -21,24 +21,27 @@ uint64_t fingerprint_of(const hsgd_options& options, size_t chunk_bytes) {
                              options.slots,
                              options.nontemporal,
                              options.wire_dtype,
-                             options.wire_radix};
+                             options.wire_radix,
+                             options.flat_ranks};
   for (const uint64_t value : values) hash = (hash ^ value) * 1099511628211u;
   return hash;
 }
 
 LocalGroup::Settings settings_for(const Place& place, const hsgd_options& options,
-                                  const StepSizes& sizes) {
+                                  const StepSizes& sizes, bool leads) {
   LocalGroup::Settings settings;
   settings.rank = place.local_rank;
   settings.size = place.local_size;
   settings.world_rank = place.rank;
   settings.layout = sizes.layout();
+  settings.flat_ranks = static_cast<int>(options.flat_ranks);
   settings.one_out_ring = place.node_count > 1;
   settings.fingerprint = fingerprint_of(options, sizes.ring_bytes());
   settings.processes =
       options.process != nullptr ? options.process->watch : std::make_shared<ProcessWatch>();
   settings.wait.spin = options.spin;
   settings.wait.progress = options.progress;
+  settings.wait.all_rings = !leads && options.progress == nullptr;  // all else comes from the node
   return settings;
 }
 
@@ -54,7 +57,8 @@ Context::Context(const std::string& path, Listener* listener, Place place,
       kernels_{detect_isa(), select_copy(detect_isa())},
       stores_(options_, one_node(), sizes_.tuning().store),
       links_(std::make_unique<Links>(std::move(transport), place_, rounds_, sizes_, options_)),
-      group_(std::make_unique<LocalGroup>(path, listener, settings_for(place_, options_, sizes_),
+      group_(std::make_unique<LocalGroup>(path, listener,
+                                          settings_for(place_, options_, sizes_, links_->leads()),
                                           Deadline(options.timeout_s, options.interrupted, watch))),
       inputs_(static_cast<size_t>(std::max(place_.local_size, place_.node_count))),
       setup_watch_(watch) {
@@ -118,20 +122,26 @@ std::string Context::what() const {
   return describe_call(user_sequence(), call_.signature, call_.label);
 }
 
-void Context::open(const Operation& operation, const void* payload, size_t bytes) {
+void Context::open(const Operation& operation, const void* payload, size_t bytes,
+                   const std::function<void()>& combine) {
   const bool own = operation.receive_counts != nullptr;  // no counts that others have, too
   HSGD_FAULT_POINT("header: not open yet");
-  group_->open(call_.sequence, operation.signature, operation.label, payload, bytes,
-               own ? Counts{} : operation.counts, stores_.cost());
+  const bool last = group_->open(call_.sequence, operation.signature, operation.label, payload,
+                                 bytes, own ? Counts{} : operation.counts, stores_.cost());
+  if (last) {
+    if (combine && !group_->differ(call_.sequence)) combine();
+    group_->tell_opened(call_.sequence);
+  }
   HSGD_FAULT_POINT("header: open");
 }
 
 void Context::finish_steps(uint64_t steps) {
   base_ += steps;
-  for (auto member :
-       {&Progress::staged, &Progress::reduced, &Progress::exchanged, &Progress::gathered}) {
+  for (auto member : {&Progress::staged, &Progress::reduced, &Progress::gathered}) {
     group_->publish(member, base_);
   }
+  // A leader that had no part in it, too.
+  if (links_->leads()) group_->publish(&Progress::exchanged, base_, LocalGroup::Audience::kEach);
 }
 
 void Context::skip_steps() {

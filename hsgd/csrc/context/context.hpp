@@ -89,8 +89,10 @@ class Context final : private Watch {
   uint64_t user_sequence() const { return call_.sequence - first_sequence_; }
   uint64_t base() const { return base_; }  // pipeline steps so far
   std::string what() const;                // for messages
-  // Publishes the header, and `bytes` of payload beside it.
-  void open(const Operation& operation, const void* payload, size_t bytes);
+  // Publishes the header, and `bytes` of payload beside it. `combine`: called by one rank, once all
+  // ranks of the node have opened it alike and before any is told, where local().combines().
+  void open(const Operation& operation, const void* payload, size_t bytes,
+            const std::function<void()>& combine = nullptr);
   bool is_open() const { return group_->is_open(place_.local_rank, call_.sequence); }
   // This rank needs nothing any more of so many steps, whatever part it had in them.
   void finish_steps(uint64_t steps);

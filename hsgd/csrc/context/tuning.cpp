@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "node/segment_layout.hpp"
+
 namespace hsgd {
 namespace {
 
@@ -35,6 +37,7 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
   // That a rank which takes turns with others reads sooner than it gets its turn twice: with 3 to
   // 64 ranks on 2 cores one step was faster up to here.
   constexpr size_t kReadBytes = 1 << 20;
+  constexpr size_t kSummedBytes = 64 << 10;
   Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes);
   if (shares_cores) {  // caches are not shared out the way that the rest assumes
     if (options.oneshot_bytes < 0) {
@@ -42,6 +45,12 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
                                         tuning.oneshot_bytes, Tuning::kMostOneshotBytes);
     }
     return tuning;
+  }
+  // More ranks than look at one another: one sums for all, and that shall not take longer than two
+  // steps in which all work.
+  if (ranks > static_cast<int>(options.flat_ranks) && options.oneshot_bytes < 0) {
+    const size_t share = kSummedBytes / static_cast<size_t>(ranks) / kLine * kLine;
+    tuning.oneshot_bytes = std::clamp(share, kLine, tuning.oneshot_bytes);
   }
   std::vector<Tuning> candidates{tuning};
   if (options.nontemporal == 2) {

@@ -93,6 +93,8 @@ typedef struct hsgd_options {
                           (HSGD_FLOAT32): as it is. Payloads that are sent whole stay exact */
   uint32_t wire_radix; /* at most so many nodes exchange directly, from 2 to 64; more than 8 of them
                           in rounds, in groups of at most so many */
+  uint32_t flat_ranks; /* up to so many ranks of a node, from 1 to 1024, look at one another; more
+                          are counted in groups, and each looks at its group alone */
   /* NULL, or what a waiting rank calls some fifty times a second, in the thread that waits: nonzero
    * ends the wait. So that Ctrl-C works in languages that only note a signal. */
   int (*interrupted)(void);

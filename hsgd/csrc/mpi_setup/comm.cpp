@@ -25,7 +25,7 @@ constexpr const char* kMeet = "met on their nodes";
 
 // What the first rank tells all others.
 struct FirstWords {
-  uint64_t settings[9];
+  uint64_t settings[10];
   MeetingWords meeting;
 };
 
@@ -34,7 +34,7 @@ MeetingWords compare_settings(Steps& steps, const hsgd_options& options) {
   const FirstWords own{
       {static_cast<uint64_t>(options.oneshot_bytes), static_cast<uint64_t>(options.chunk_bytes),
        options.wire_oneshot_bytes, options.wire_chunk_bytes, options.slots, options.nontemporal,
-       options.min_bytes, options.wire_dtype, options.wire_radix},
+       options.min_bytes, options.wire_dtype, options.wire_radix, options.flat_ranks},
       draw_meeting_words()};
   FirstWords first = own;
   steps.broadcast(&first, sizeof first, 0, "heard the settings of rank 0");

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -32,7 +34,23 @@ WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   WaitPolicy policy = settings.wait;
   if (policy.spin < 0) policy.spin = settings.size <= cores ? WaitPolicy{}.spin : 0;
   policy.may_stay_awake = settings.size <= cores;
+  // As long as it takes until all that share a core have had their turn.
+  constexpr int64_t kTurnNs = 4'000;
+  if (settings.size > cores)
+    policy.yield_ns = std::max(policy.yield_ns, kTurnNs * settings.size / cores);
   return policy;
+}
+
+// Consecutive ranks, about as many as there are groups.
+std::vector<std::vector<int>> groups_of(int size, bool flat) {
+  int most = 1;
+  while (flat ? most < size : most * most < size) ++most;
+  std::vector<std::vector<int>> groups;
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank % most == 0) groups.emplace_back();
+    groups.back().push_back(rank);
+  }
+  return groups;
 }
 
 void write_failure(Control& control, const Error& error, uint64_t first_missed) {
@@ -55,7 +73,33 @@ LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settin
       peers_(meet_peers(path, listener, deadline)),
       cores_(cores_of_node()),
       policy_(policy_for(settings, cores_)),
-      waiter_(control(settings.rank).bell, policy_) {}
+      groups_(groups_of(settings.size, settings.size <= settings.flat_ranks ||
+                                           settings.layout.slots() > kMostSlots)),
+      tree_(make_tree()),
+      bells_(bells()),
+      waiter_(own_bell(), policy_) {}
+
+std::optional<CombiningTree> LocalGroup::make_tree() const {
+  if (groups_.size() == 1) return std::nullopt;
+  std::vector<TreeNode*> nodes;
+  for (const std::vector<int>& group : groups_) nodes.push_back(&control(group.front()).tree);
+  return CombiningTree(groups_, std::move(nodes), rank());
+}
+
+std::vector<Doorbell*> LocalGroup::bells() const {
+  std::vector<Doorbell*> bells;
+  for (const std::vector<int>& group : groups_) bells.push_back(&control(group.front()).bell);
+  return bells;
+}
+
+Doorbell& LocalGroup::own_bell() const {
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    if (std::find(groups_[i].begin(), groups_[i].end(), rank()) != groups_[i].end())
+      return *bells_[i];
+  }
+  HSGD_CHECK(!"each rank is in a group");
+  std::abort();
+}
 
 int LocalGroup::cores_of_node() const {
   Cores all = control(0).cores;
@@ -104,13 +148,21 @@ LocalGroup::~LocalGroup() {
   wake_all();
 }
 
-void LocalGroup::wake_all() {
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) ring(control(peer).bell);
+void LocalGroup::wake_all() { wake(INT_MAX); }
+
+void LocalGroup::wake(int most) {
+  for (Doorbell* bell : bells_) {
+    if (most > 0) most -= ring(*bell, most);
   }
 }
 
-void LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
+bool LocalGroup::somebody_sleeps() const {
+  return std::any_of(bells_.begin(), bells_.end(), [](const Doorbell* bell) {
+    return bell->asleep.load(std::memory_order_seq_cst) != 0;  // partner: Waiter::sleep_once()
+  });
+}
+
+bool LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
                       const void* payload, size_t bytes, const Counts& counts, uint64_t cost) {
   CellHeader& own = cell(rank(), sequence);
   fill_label(label, counts, &control(rank()).labels[sequence % kCells]);
@@ -126,6 +178,49 @@ void LocalGroup::open(uint64_t sequence, const Signature& signature, const hsgd_
   // Partner: is_open(). Forbids that a peer sees the sequence before payload and signature;
   // sequentially consistent because ring() must not look at `asleep` before the store is visible.
   own.sequence.store(sequence, std::memory_order_seq_cst);
+  if (tree_) return count_opened(sequence);
+  if (somebody_sleeps() && all_are_open(sequence)) wake_all();
+  return false;
+}
+
+// Of ranks that open it at the same time one at least sees all: the fence orders the store of each
+// before its looks.
+bool LocalGroup::all_are_open(uint64_t sequence) const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (!is_open(peer, sequence)) return false;
+  }
+  return true;
+}
+
+// Whoever is the last of a group compares the signatures of the group, the last of all those of
+// the groups.
+bool LocalGroup::count_opened(uint64_t sequence) {
+  if (!tree_->count_rank(Track::kOpened, sequence)) return false;
+  HSGD_FAULT_POINT("header: counted, group not counted");
+  // Relaxed: counting the group releases it.
+  std::atomic<uint64_t>& differ = control(0).differ;
+  if (signatures_differ(tree_->members(), sequence))
+    differ.store(sequence, std::memory_order_relaxed);
+  if (!tree_->count_group(Track::kOpened, sequence)) return false;
+  if (signatures_differ(tree_->firsts(), sequence))
+    differ.store(sequence, std::memory_order_relaxed);
+  return true;
+}
+
+bool LocalGroup::signatures_differ(const std::vector<int>& ranks, uint64_t sequence) const {
+  const Signature& first = signature(ranks.front(), sequence);
+  return !std::all_of(ranks.begin(), ranks.end(),
+                      [&](int rank) { return signature(rank, sequence) == first; });
+}
+
+bool LocalGroup::differ(uint64_t sequence) const {
+  return control(0).differ.load(std::memory_order_relaxed) == sequence;  // see all_opened()
+}
+
+void LocalGroup::tell_opened(uint64_t sequence) {
+  HSGD_FAULT_POINT("header: all counted, not told");
+  tree_->reach(Track::kOpened, sequence);
   wake_all();
 }
 
@@ -169,11 +264,29 @@ hsgd_status LocalGroup::result_status(uint64_t sequence) const {
 
 Call (&LocalGroup::mismatch())[2] { return control(0).mismatch; }
 
-void LocalGroup::publish(std::atomic<uint64_t> Progress::* member, uint64_t value) {
+void LocalGroup::publish(std::atomic<uint64_t> Progress::* member, uint64_t value,
+                         Audience audience) {
   // Partners: the acquire loads of progress() by peers. Forbids that they see the counter before
   // the data it stands for; sequentially consistent for the sake of ring().
   (control(rank()).progress.*member).store(value, std::memory_order_seq_cst);
-  wake_all();
+  const bool last = member != &Progress::exchanged && count_step(member, value);
+  if (last || audience == Audience::kEach) wake(audience == Audience::kSome ? cores() : INT_MAX);
+}
+
+// Whether this rank was the last to come to it, and somebody may sleep.
+bool LocalGroup::count_step(std::atomic<uint64_t> Progress::* member, uint64_t steps) {
+  if (!tree_) {
+    if (!somebody_sleeps()) return false;
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // as in all_are_open()
+    return peers_reached(member, steps);
+  }
+  const Track track = track_of(member);
+  uint64_t& counted = counted_[static_cast<size_t>(track)];
+  if (steps == counted) return false;  // as before
+  counted = steps;
+  if (!tree_->count_rank(track, steps) || !tree_->count_group(track, steps)) return false;
+  tree_->reach(track, steps);
+  return true;
 }
 
 void LocalGroup::appoint_meeting() {

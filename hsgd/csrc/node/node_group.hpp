@@ -14,6 +14,7 @@
 
 #include "base/call_signature.hpp"
 #include "base/error.hpp"
+#include "node/combining_tree.hpp"
 #include "node/node_memory.hpp"
 #include "node/segment_layout.hpp"
 #include "os/process_life.hpp"
@@ -29,6 +30,7 @@ class LocalGroup {
     int size = 1;
     int world_rank = 0;
     SegmentLayout layout;
+    int flat_ranks = 16;
     bool one_out_ring = false;                // local rank 0 holds the out ring of the whole node
     uint64_t fingerprint = 0;                 // hash of all that must be equal on all ranks
     std::shared_ptr<ProcessWatch> processes;  // that this one watches already
@@ -45,15 +47,27 @@ class LocalGroup {
   int rank() const { return settings_.rank; }
   int size() const { return settings_.size; }
   int cores() const { return cores_; }  // that the ranks of this node may use; the same on all
+  bool shares_cores() const { return size() > cores_; }
   int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
   const SegmentLayout& layout() const { return settings_.layout; }
+
+  // Whether ranks are counted in a tree, and no rank looks at all others: with more ranks than
+  // flat_ranks, unless a rank may be further ahead than the tree has room for.
+  static constexpr size_t kMostSlots = ArrivalCounts::kSteps - 2;
+  bool combines() const { return tree_.has_value(); }
 
   // --- cells: the header and small payload of one collective ---
   // Publishes this rank's header, with up to
   // oneshot_bytes of payload (may be nullptr: the header alone). `cost`: any number for the others.
-  void open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
+  // True where ranks are counted and this one was the last: then it must call tell_opened().
+  bool open(uint64_t sequence, const Signature& signature, const hsgd_label* label,
             const void* payload, size_t bytes, const Counts& counts = {}, uint64_t cost = 0);
   bool is_open(int rank, uint64_t sequence) const;
+  // Where ranks are counted: whether all have opened it and one of them has said so, and whether
+  // their signatures differ.
+  bool all_opened(uint64_t sequence) const { return tree_->reached(Track::kOpened, sequence); }
+  bool differ(uint64_t sequence) const;
+  void tell_opened(uint64_t sequence);
   const Signature& signature(int rank, uint64_t sequence) const;
   uint64_t cost(int rank, uint64_t sequence) const { return cell(rank, sequence).note; }
   const std::byte* payload(int rank, uint64_t sequence, size_t bytes) const;
@@ -81,7 +95,9 @@ class LocalGroup {
   bool rank_reached(int rank, std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
     return (progress(rank).*member).load(std::memory_order_acquire) >= steps;
   }
+  // Where ranks are counted, this one counts, too: it must have finished as many.
   bool peers_reached(std::atomic<uint64_t> Progress::* member, uint64_t steps) const {
+    if (tree_) return tree_->reached(track_of(member), steps);
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank() && !rank_reached(peer, member, steps)) return false;
     }
@@ -96,8 +112,16 @@ class LocalGroup {
   bool peers_freed(std::atomic<uint64_t> Progress::* member, uint64_t step, size_t slots) const {
     return step < slots || peers_reached(member, step + 1 - slots);
   }
-  // Stores and wakes whoever sleeps. `member` is one of this rank's own counters.
-  void publish(std::atomic<uint64_t> Progress::* member, uint64_t value);
+  // Stores, and wakes whoever sleeps and may wait for that. `member` is one of this rank's own
+  // counters. All ranks come to each value that somebody waits for; `exchanged` is waited for rank
+  // by rank alone.
+  enum class Audience {
+    kAll,   // all ranks wait for all
+    kSome,  // the same, but there is something to do for as many as there are cores alone
+    kEach,  // they wait for this rank
+  };
+  void publish(std::atomic<uint64_t> Progress::* member, uint64_t value,
+               Audience audience = Audience::kAll);
   std::byte* in_slot(int rank, uint64_t step) const { return base(rank) + layout().in_slot(step); }
   std::byte* out_slot(int rank, uint64_t step) const {
     return base(rank) + layout().out_slot(step);
@@ -163,6 +187,20 @@ class LocalGroup {
   CellHeader& result(uint64_t sequence) const {
     return *reinterpret_cast<CellHeader*>(base(0) + layout().result(sequence));
   }
+  static Track track_of(std::atomic<uint64_t> Progress::* member) {
+    return member == &Progress::staged    ? Track::kStaged
+           : member == &Progress::reduced ? Track::kReduced
+                                          : Track::kGathered;
+  }
+  bool count_opened(uint64_t sequence);
+  bool all_are_open(uint64_t sequence) const;
+  bool count_step(std::atomic<uint64_t> Progress::* member, uint64_t steps);
+  bool somebody_sleeps() const;
+  void wake(int most);
+  bool signatures_differ(const std::vector<int>& ranks, uint64_t sequence) const;
+  std::optional<CombiningTree> make_tree() const;
+  std::vector<Doorbell*> bells() const;
+  Doorbell& own_bell() const;
   std::vector<Peer> meet_peers(const std::string& path, Listener* listener,
                                const Deadline& deadline);
   int cores_of_node() const;
@@ -177,6 +215,10 @@ class LocalGroup {
   std::vector<Peer> peers_;
   int cores_;
   WaitPolicy policy_;
+  std::vector<std::vector<int>> groups_;
+  std::optional<CombiningTree> tree_;
+  uint64_t counted_[kTracks] = {};  // the steps that this rank has come to
+  std::vector<Doorbell*> bells_;    // of all groups
   Waiter waiter_;
   uint64_t claims_base_ = 0;  // parts of earlier collectives
   uint64_t waiting_in_ = 0;   // the sequence of the collective in which this rank waited last

@@ -14,6 +14,7 @@
 
 #include "base/call_signature.hpp"
 #include "hsgd_core.h"
+#include "node/combining_tree.hpp"
 #include "os/cpu_budget.hpp"
 #include "os/wait.hpp"
 
@@ -81,7 +82,11 @@ struct alignas(kLine) Control {
   Cores cores;                   // what the owner may use
   uint64_t meeting[4];           // local rank 0: MeetingWords of the next meeting
   alignas(kLine) Progress progress;
+  // Of a group's first rank: those of the group sleep on it, and count themselves there.
   alignas(kLine) Doorbell bell;
+  alignas(kLine) TreeNode tree;
+  // Local rank 0: the collective in which ranks of the node differ, as who counted last found out.
+  alignas(kLine) std::atomic<uint64_t> differ;
   // Counts the owner's looks at its peers while it waits: one that waits holds nobody up.
   alignas(kLine) std::atomic<uint32_t> looks;
   // Local rank 0: parts of collectives that are claimed, counted over the life of the communicator.

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <ctime>
 
 namespace hsgd {
@@ -21,8 +20,10 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_
           0);
 }
 
-void futex_wake(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+int futex_wake(std::atomic<uint32_t>& word, int most) {
+  const long woken =
+      syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, most, nullptr, nullptr, 0);
+  return static_cast<int>(std::max(0L, woken));
 }
 
 void pause_ms(int64_t ms) {

@@ -1,15 +1,17 @@
 // Waiting without burning a core that somebody needs: spin, yield, then sleep on a futex in shared
 // memory.
 //
-// Owns deadlines, the tick clock and the doorbell protocol. A rank sleeps on its own doorbell;
-// whoever changes a flag that the rank may wait for rings it, which is a system call only when the
-// rank really sleeps. Never waits without a deadline, and never knows what is waited for.
+// Owns deadlines, the tick clock and the doorbell protocol. A rank sleeps on a doorbell of its own
+// or of its group; whoever changes a flag that they may wait for rings it, which is a system call
+// only when one of them really sleeps. Never waits without a deadline, and never knows what is
+// waited for.
 #ifndef HSGD_OS_WAIT_HPP_
 #define HSGD_OS_WAIT_HPP_
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cstdint>
 
 #include "base/error.hpp"
@@ -91,7 +93,8 @@ class Deadline {
   Watch* watch_;
 };
 
-// Lies in shared memory. `asleep` has one writer, the owner; `rings` is incremented by anybody.
+// Lies in shared memory. `asleep` counts those that sleep or are about to; `rings` is incremented
+// by anybody.
 struct alignas(64) Doorbell {
   std::atomic<uint32_t> rings;
   std::atomic<uint32_t> asleep;
@@ -99,17 +102,17 @@ struct alignas(64) Doorbell {
 static_assert(sizeof(Doorbell) == 64, "one cache line");
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns);
-void futex_wake(std::atomic<uint32_t>& word);
-void pause_ms(int64_t ms);  // below 1000; a signal may shorten it
+int futex_wake(std::atomic<uint32_t>& word, int most);  // how many it woke
+void pause_ms(int64_t ms);                              // below 1000; a signal may shorten it
 
 // Call after a sequentially consistent store to the flag. That store and this load are ordered, as
-// are the sleeper's store to `asleep` and its last look at the flag: one of the two sees the other,
-// so no wake-up is lost.
-inline void ring(Doorbell& bell) {
-  if (bell.asleep.load(std::memory_order_seq_cst) != 0) {
-    bell.rings.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake(bell.rings);
-  }
+// are the sleeper's change of `asleep` and its last look at the flag: one of the two sees the
+// other, so no wake-up is lost.
+// Wakes at most so many, and says how many it woke.
+inline int ring(Doorbell& bell, int most = INT_MAX) {
+  if (bell.asleep.load(std::memory_order_seq_cst) == 0) return 0;
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  return futex_wake(bell.rings, most);
 }
 
 enum class Step { kDone, kProgress, kIdle };
@@ -197,8 +200,8 @@ class Waiter {
 
   template <class StepFunction>
   Step sleep_once(StepFunction& step, Idle& idle, int64_t max_sleep_ns, uint64_t& idle_ticks) {
-    bell_.asleep.store(1, std::memory_order_seq_cst);
-    // Orders the store before the loads in `step`, which are acquire loads only; see ring().
+    bell_.asleep.fetch_add(1, std::memory_order_seq_cst);
+    // Orders it before the loads in `step`, which are acquire loads only; see ring().
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
     Step state = step();  // the last look, after `asleep` is visible
@@ -207,7 +210,7 @@ class Waiter {
       futex_wait(bell_.rings, rings, idle.next_sleep_ns(max_sleep_ns));
       idle_ticks += ticks() - start;
     }
-    bell_.asleep.store(0, std::memory_order_relaxed);
+    bell_.asleep.fetch_sub(1, std::memory_order_relaxed);
     return state == Step::kIdle ? step() : state;
   }
 

@@ -86,6 +86,15 @@ TEST("shared buffers on several nodes give the reference, bit for bit") {
   for (const auto& layout : kLayouts) random_sharing(layout, seed++, ranks::kOperations / 30);
 }
 
+TEST("ranks that are counted in groups on several nodes give the reference, bit for bit") {
+  hsgd_options options = ranks::small_steps();
+  options.flat_ranks = 1;
+  uint64_t seed = 70;
+  for (const std::vector<int>& layout : {std::vector<int>{3, 4}, {5, 1, 3}, {4, 4, 4}}) {
+    random_program(layout, seed++, 0, ranks::kOperations / 30, options);
+  }
+}
+
 TEST("late messages that overtake those of other channels change nothing") {
   uint64_t seed = 100;
   for (const auto& layout : kLayouts) {

@@ -65,14 +65,15 @@ void random_program(int size, uint64_t seed, const hsgd_options& options, int op
 
 // Allreduces on buffers that all ranks share, at drawn offsets; now and then one rank brings
 // private memory.
-void random_sharing(int size, uint64_t seed, int operations) {
+void random_sharing(int size, uint64_t seed, int operations,
+                    const hsgd_options& options = ranks::small_steps()) {
   constexpr uint64_t kElements = 50000;
   const std::string path = ranks::meeting_point();
   ranks::run(size, [&](int rank) {
     hsgd_error error;
     hsgd_buffer* buffers[2];
     {
-      const Comm comm = create(path, rank, size, ranks::small_steps());
+      const Comm comm = create(path, rank, size, options);
       for (hsgd_buffer*& buffer : buffers) {
         CHECK_EQ(hsgd_comm_allocate(comm.get(), kElements, HSGD_FLOAT64, nullptr, &buffer, &error),
                  HSGD_OK);
@@ -106,18 +107,76 @@ void random_sharing(int size, uint64_t seed, int operations) {
   });
 }
 
+// One of the ranks has another number of elements.
+void check_odd_ranks(const hsgd_options& options) {
+  for (int size = 2; size <= 5; ++size) {
+    for (int odd = 0; odd < size; ++odd) {
+      const std::string path = ranks::meeting_point();
+      std::vector<std::string> told(static_cast<size_t>(size));
+      ranks::run(size, [&](int rank) {
+        const Comm comm = create(path, rank, size, options);
+        hsgd_error error;
+        for (const size_t count : {10, 5000, 100000}) {
+          std::vector<double> data(rank == odd ? 17 : count, 1.0);
+          CHECK_EQ(allreduce_doubles(comm, data, &error, "grad"), HSGD_ERR_SIGNATURE);
+          for (const double value : data) CHECK_EQ(value, 1.0);
+          told[static_cast<size_t>(rank)] += error.message;
+          std::vector<double> good(count, 1.0);
+          CHECK_EQ(allreduce_doubles(comm, good, &error), HSGD_OK);
+          for (const double value : good) CHECK_EQ(value, 1.0 * size);
+        }
+      });
+      for (const std::string& text : told) {
+        CHECK_EQ(text, told[0]);
+        CHECK(text.find("\"grad\"") != std::string::npos);
+        CHECK(text.find(hsgd::text("rank %d sent ", odd)) != std::string::npos);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 TEST("shared buffers of one to five ranks give the reference, bit for bit") {
   for (int size = 1; size <= 5; ++size) {
-    random_sharing(size, static_cast<uint64_t>(size), ranks::kOperations / size / 3);
+    const auto seed = static_cast<uint64_t>(size);
+    for (const int cores : {1, size}) {
+      const ranks::WithCores pretended(cores);
+      random_sharing(size, seed, ranks::kOperations / size / 6);
+    }
   }
 }
 
 TEST("random programs of one to five ranks give the reference, bit for bit") {
   for (int size = 1; size <= 5; ++size) {
-    random_program(size, static_cast<uint64_t>(size), ranks::small_steps(),
-                   ranks::kOperations / size);
+    const auto seed = static_cast<uint64_t>(size);
+    for (const int cores : {1, size}) {
+      const ranks::WithCores pretended(cores);
+      random_program(size, seed, ranks::small_steps(), ranks::kOperations / size / 2);
+    }
+  }
+}
+
+TEST("ranks that are counted in groups give the reference, bit for bit") {
+  hsgd_options options = ranks::small_steps();
+  options.flat_ranks = 1;
+  for (const int size : {3, 4, 5, 7}) {
+    for (const int cores : {1, size}) {
+      const ranks::WithCores pretended(cores);
+      for (const uint32_t slots : {3u, 6u, 7u}) {  // with 7 they look at one another
+        options.slots = slots;
+        random_program(size, 20 + slots, options, ranks::kOperations / size / 6);
+      }
+      options.slots = 4;
+      random_sharing(size, 30, ranks::kOperations / size / 6, options);
+    }
+  }
+}
+
+TEST("two dozen ranks give the reference, bit for bit") {
+  for (const int cores : {2, 24}) {
+    const ranks::WithCores pretended(cores);
+    random_program(24, 40, ranks::small_steps(), ranks::kCrowdedCalls);
   }
 }
 
@@ -150,30 +209,15 @@ TEST("a long run of tiny allreduces keeps payloads of neighbouring calls apart")
 }
 
 TEST("ranks that differ are told so alike, keep their data and go on") {
-  for (int size = 2; size <= 4; ++size) {
-    for (int odd = 0; odd < size; ++odd) {
-      const std::string path = ranks::meeting_point();
-      std::vector<std::string> told(static_cast<size_t>(size));
-      ranks::run(size, [&](int rank) {
-        const Comm comm = create(path, rank, size, ranks::small_steps());
-        hsgd_error error;
-        for (const size_t count : {10, 5000, 100000}) {
-          std::vector<double> data(rank == odd ? 17 : count, 1.0);
-          CHECK_EQ(allreduce_doubles(comm, data, &error, "grad"), HSGD_ERR_SIGNATURE);
-          for (const double value : data) CHECK_EQ(value, 1.0);
-          told[static_cast<size_t>(rank)] += error.message;
-          std::vector<double> good(count, 1.0);
-          CHECK_EQ(allreduce_doubles(comm, good, &error), HSGD_OK);
-          for (const double value : good) CHECK_EQ(value, 1.0 * size);
-        }
-      });
-      for (const std::string& text : told) {
-        CHECK_EQ(text, told[0]);
-        CHECK(text.find("\"grad\"") != std::string::npos);
-        CHECK(text.find(hsgd::text("rank %d sent ", odd)) != std::string::npos);
-      }
-    }
-  }
+  check_odd_ranks(ranks::small_steps());
+}
+
+TEST("ranks that differ are told so alike where they are counted in groups") {
+  hsgd_options options = ranks::small_steps();
+  options.flat_ranks = 1;
+  check_odd_ranks(options);
+  const ranks::WithCores pretended(8);
+  check_odd_ranks(options);
 }
 
 TEST("a rank that leaves is named to those who wait, and their communicator stays broken") {

@@ -24,6 +24,7 @@
 #include "hsgd_core.h"
 #include "internode/round_schedule.hpp"
 #include "kernels/reduce.hpp"
+#include "os/cpu_budget.hpp"
 #include "os/shared_memory.hpp"
 #include "support/check.hpp"
 
@@ -72,6 +73,33 @@ void unmap_shared(void* address, size_t bytes) {
 
 }  // namespace hsgd
 #endif
+
+namespace ranks {
+
+// How many cores the ranks of a test believe to have: with fewer than ranks they share out sums
+// among those that run, with more each has its part.
+inline std::atomic<int>& pretended_cores() {
+  static std::atomic<int> cores{2};
+  return cores;
+}
+
+struct WithCores {
+  explicit WithCores(int cores) { pretended_cores() = cores; }
+  ~WithCores() { pretended_cores() = 2; }
+};
+
+}  // namespace ranks
+
+namespace hsgd {
+
+Cores own_cores() {
+  Cores cores{};
+  cores.quota = INT32_MAX;
+  cores.affinity[0] = (uint64_t{1} << ranks::pretended_cores()) - 1;
+  return cores;
+}
+
+}  // namespace hsgd
 
 namespace ranks {
 
