@@ -33,6 +33,10 @@ MOST_RANKS = 4
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "int8": 1, "uint8": 1}
 CONFIGS = {
     "default": Config(timeout_s=30),
+    "in groups": Config(timeout_s=30, flat_ranks=1),
+    "tiny chunks in groups": Config(
+        timeout_s=30, oneshot_bytes=64, chunk_bytes=4096, slots=6, flat_ranks=1
+    ),
     "tiny chunks": Config(timeout_s=30, oneshot_bytes=0, chunk_bytes=4096, slots=3),
     "odd chunks": Config(
         timeout_s=30, oneshot_bytes=100, chunk_bytes=5000, slots=5, store="nontemporal"

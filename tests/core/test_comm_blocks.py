@@ -20,6 +20,10 @@ __all__: list[str] = []
 MOST_RANKS = 4
 CONFIGS = {
     "default": Config(timeout_s=30),
+    "in groups": Config(timeout_s=30, flat_ranks=1),
+    "tiny chunks in groups": Config(
+        timeout_s=30, oneshot_bytes=64, chunk_bytes=4096, slots=6, flat_ranks=1
+    ),
     "tiny chunks": Config(timeout_s=30, oneshot_bytes=0, chunk_bytes=4096, slots=3),
     "odd chunks": Config(
         timeout_s=30, oneshot_bytes=100, chunk_bytes=5000, slots=5, store="nontemporal"

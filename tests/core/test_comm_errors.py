@@ -205,6 +205,7 @@ DIFFERENT = {
         Config(timeout_s=9, chunk_bytes=4608),
         Config(timeout_s=9, chunk_bytes=5120),
     ),
+    "flat_ranks": (Config(timeout_s=9, flat_ranks=1), Config(timeout_s=9, flat_ranks=2)),
     "slots": (Config(timeout_s=9, slots=3), Config(timeout_s=9, slots=4)),
     "store": (Config(timeout_s=9, store="ordinary"), Config(timeout_s=9, store="nontemporal")),
 }

@@ -66,7 +66,8 @@ class StagedSteps {
     const uint64_t at = context_.base() + step;
     context_.wait_until(
         [&] { return local.peers_freed(&Progress::gathered, at, context_.slots()); });
-    copy(local.in_slot(local.rank(), at), in(step), step, context_.stores().into_ring(operation_));
+    copy(&hsgd_record::reduce, local.in_slot(local.rank(), at), in(step), step,
+         context_.stores().into_ring(operation_));
     HSGD_FAULT_POINT("claimed: staged, not told");
     local.publish(&Progress::staged, at + 1, LocalGroup::Audience::kSome);
   }
@@ -91,7 +92,8 @@ class StagedSteps {
     const uint64_t at = context_.base() + step;
     auto* out =
         static_cast<std::byte*>(operation_.out) + chunking_.chunk(step).begin * element_bytes_;
-    copy(out, local.in_slot(0, at), step, context_.stores().into_output(operation_));
+    copy(&hsgd_record::gather, out, local.in_slot(0, at), step,
+         context_.stores().into_output(operation_));
     HSGD_FAULT_POINT("claimed: gathered, not told");
     local.publish(&Progress::gathered, at + 1);
   }
@@ -102,9 +104,13 @@ class StagedSteps {
            chunking_.chunk(step).begin * element_bytes_;
   }
 
-  void copy(std::byte* to, const std::byte* from, uint64_t step, Store store) {
+  void copy(hsgd_span hsgd_record::* level, std::byte* to, const std::byte* from, uint64_t step,
+            Store store) {
     const size_t bytes = chunking_.chunk(step).count() * element_bytes_;
-    operation_.reduction.copy(to, from, bytes, store);
+    at_level(context_.record(), level, [&] {
+      operation_.reduction.copy(to, from, bytes, store);
+      return true;
+    });
     context_.intra_bytes() += bytes;
   }
 
