@@ -1,37 +1,22 @@
 // Limits of cgroups, in trees of files that look like those of other machines.
-#include <unistd.h>
-
 #include <array>
 #include <climits>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "os/cgroup.hpp"
 #include "os/cpu_budget.hpp"
 #include "os/shared_memory.hpp"
 #include "support/check.hpp"
+#include "support/fake_root.hpp"
 
 namespace {
 
 constexpr uint64_t kMega = 1 << 20;
 constexpr const char* kNone = "9223372036854771712";  // how version 1 says that there is no limit
 
-// The root of a machine, gone with this object.
 class Machine {
  public:
-  Machine() {
-    root_ = (std::filesystem::temp_directory_path() / "hsgd-test-XXXXXX").string();
-    if (::mkdtemp(root_.data()) == nullptr) std::abort();
-  }
-  ~Machine() { std::filesystem::remove_all(root_); }
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
-
   Machine& write(const std::string& path, const std::string& text) {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text << "\n";
+    root_.write(path, text + "\n");
     return *this;
   }
   // `mounts`: the part of a line of mountinfo that counts: top, place, type, options.
@@ -57,11 +42,11 @@ class Machine {
     write("/sys/fs/cgroup" + folder + "/memory.max", limit);
     return write("/sys/fs/cgroup" + folder + "/memory.current", std::to_string(used));
   }
-  hsgd::Cgroups cgroups() const { return hsgd::Cgroups(root_); }
-  const std::string& root() const { return root_; }
+  hsgd::Cgroups cgroups() const { return hsgd::Cgroups(root()); }
+  const std::string& root() const { return root_.path(); }
 
  private:
-  std::string root_;
+  FakeRoot root_;
 };
 
 std::string mega(uint64_t count) { return std::to_string(count * kMega); }
