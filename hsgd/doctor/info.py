@@ -20,7 +20,7 @@ from pathlib import Path
 from hsgd import built
 from hsgd.c10d import launchers
 from hsgd.config import Config
-from hsgd.doctor import fabrics, node_layout, probe
+from hsgd.doctor import cpu_domains, fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.launch import elf, launch, preload
 
@@ -266,6 +266,9 @@ def _add_machine(report: Report) -> None:
     report.fact(
         "Machine", "cores", f"{launch.cores()} for this process, {os.cpu_count()} in the machine"
     )
+    domains = cpu_domains.find()
+    bound = domains.holding(os.sched_getaffinity(0))
+    report.fact("Machine", "processors", f"{domains}; {bound}")
     limit = None
     with contextlib.suppress(ImportError):  # _add_build has said so
         from hsgd import _native
