@@ -8,10 +8,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
 #include "os/process_life.hpp"
+#include "topology/cpu_topology.hpp"
 
 namespace hsgd {
 namespace {
@@ -41,16 +43,14 @@ WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   return policy;
 }
 
-// Consecutive ranks, about as many as there are groups.
-std::vector<std::vector<int>> groups_of(int size, bool flat) {
-  int most = 1;
-  while (flat ? most < size : most * most < size) ++most;
-  std::vector<std::vector<int>> groups;
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank % most == 0) groups.emplace_back();
-    groups.back().push_back(rank);
-  }
-  return groups;
+SharedSlots shared_slots(const LocalGroup::Settings& settings) {
+  if (!settings.spreads_out_ring) return {};
+  const SegmentLayout& layout = settings.layout;
+  return {layout.out_slot(0), layout.out_bytes(), layout.slots()};
+}
+
+bool counts(const LocalGroup::Settings& settings) {
+  return settings.size > settings.flat_ranks && settings.layout.slots() <= LocalGroup::kMostSlots;
 }
 
 void write_failure(Control& control, const Error& error, uint64_t first_missed) {
@@ -69,15 +69,25 @@ LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settin
     : settings_(settings),
       node_name_(host_name()),
       memory_(settings.rank, settings.size, settings.layout.bytes(true),
-              settings.layout.bytes(!settings.one_out_ring)),
+              settings.layout.bytes(!settings.one_out_ring), shared_slots(settings)),
       peers_(meet_peers(path, listener, deadline)),
       cores_(cores_of_node()),
       policy_(policy_for(settings, cores_)),
-      groups_(groups_of(settings.size, settings.size <= settings.flat_ranks ||
-                                           settings.layout.slots() > kMostSlots)),
+      groups_(make_groups()),
       tree_(make_tree()),
       bells_(bells()),
       waiter_(own_bell(), policy_) {}
+
+RankGroups LocalGroup::make_groups() const {
+  std::vector<CpuPlace> places;
+  for (int peer = 0; peer < size(); ++peer) places.push_back(control(peer).place);
+  RankGroups all{std::vector<int>(static_cast<size_t>(size()))};
+  std::iota(all[0].begin(), all[0].end(), 0);
+  if (!counts(settings_)) return all;
+  size_t root = 1;
+  while (root * root < places.size()) ++root;
+  return rank_groups(places, size() > kMostGroup ? 0 : root);
+}
 
 std::optional<CombiningTree> LocalGroup::make_tree() const {
   if (groups_.size() == 1) return std::nullopt;
@@ -121,6 +131,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
       memory_.bring("lower HSGD_SLOTS or HSGD_CHUNK_BYTES", std::nullopt, [this] {
         auto* own = new (base(rank())) Control{};
         own->cores = own_cores();
+        if (counts(settings_)) own->place = place_of(own->cores);
         HSGD_FAULT_POINT("set-up: segment made");
       });
   try {

@@ -16,6 +16,7 @@
 #include "base/error.hpp"
 #include "node/combining_tree.hpp"
 #include "node/node_memory.hpp"
+#include "node/rank_groups.hpp"
 #include "node/segment_layout.hpp"
 #include "os/process_life.hpp"
 #include "os/wait.hpp"
@@ -33,6 +34,7 @@ class LocalGroup {
     int flat_ranks = 16;
     bool one_out_ring = false;                // local rank 0 holds the out ring of the whole node
     uint64_t fingerprint = 0;                 // hash of all that must be equal on all ranks
+    bool spreads_out_ring = false;            // over the memory of all NUMA nodes that have ranks
     std::shared_ptr<ProcessWatch> processes;  // that this one watches already
     WaitPolicy wait;                          // spin < 0: chosen from ranks and cores
   };
@@ -198,6 +200,7 @@ class LocalGroup {
   bool somebody_sleeps() const;
   void wake(int most);
   bool signatures_differ(const std::vector<int>& ranks, uint64_t sequence) const;
+  RankGroups make_groups() const;
   std::optional<CombiningTree> make_tree() const;
   std::vector<Doorbell*> bells() const;
   Doorbell& own_bell() const;
@@ -215,7 +218,7 @@ class LocalGroup {
   std::vector<Peer> peers_;
   int cores_;
   WaitPolicy policy_;
-  std::vector<std::vector<int>> groups_;
+  RankGroups groups_;
   std::optional<CombiningTree> tree_;
   uint64_t counted_[kTracks] = {};  // the steps that this rank has come to
   std::vector<Doorbell*> bells_;    // of all groups

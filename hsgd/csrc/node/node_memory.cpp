@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "node/segment_layout.hpp"
+#include "os/page.hpp"
 
 namespace hsgd {
 
@@ -12,11 +13,13 @@ size_t NodeMemory::pitch(size_t bytes) {
   return round_up(bytes, bytes >= kLargeSegment ? kHugePage : page_bytes());
 }
 
-NodeMemory::NodeMemory(int rank, int size, size_t first_bytes, size_t bytes)
+NodeMemory::NodeMemory(int rank, int size, size_t first_bytes, size_t bytes,
+                       const SharedSlots& slots)
     : rank_(rank),
       size_(size),
       first_bytes_(first_bytes),
       bytes_(bytes),
+      slots_(slots),
       first_pitch_(pitch(first_bytes)),
       pitch_(pitch(bytes)) {}
 
@@ -28,11 +31,29 @@ MeetingFile NodeMemory::bring(const char* remedy, std::optional<size_t> availabl
     return new_memory_file(begin(size_));
   };
   file.prepare = [=](Fd descriptor) {
-    allocate_pages(descriptor.get(), begin(rank_), part_bytes(rank_));
+    allocate(descriptor.get());
     segment_ = Segment::attach_empty(std::move(descriptor), begin(size_));
     if (ready) ready();
   };
   return file;
+}
+
+void NodeMemory::allocate(int fd) const {
+  const bool shares = slots_.count > 0;
+  const size_t own = shares && rank_ == 0 ? slots_.begin : part_bytes(rank_);
+  if (own > 0) allocate_pages(fd, begin(rank_), own);
+  if (!shares) return;
+  // From the first page that begins in the share of this rank to the first one of the next.
+  const auto border = [&](size_t slot, int rank) {
+    const size_t share = slots_.bytes * static_cast<size_t>(rank) / static_cast<size_t>(size_);
+    const bool ends = slot + 1 == slots_.count && rank == size_;
+    return ends ? first_bytes_ : round_up(slots_.begin + slot * slots_.bytes + share, page_bytes());
+  };
+  for (size_t slot = 0; slot < slots_.count; ++slot) {
+    const size_t from = border(slot, rank_);
+    const size_t to = border(slot, rank_ + 1);
+    if (to > from) allocate_pages(fd, from, to - from);
+  }
 }
 
 void NodeMemory::complete(size_t most_bytes) {

@@ -1,7 +1,7 @@
 // Memory that all ranks of a node share: one file with a part for each rank, mapped once by each.
 //
 // Owns the mapping, and the file until all ranks have it. Each rank allocates the pages of its own
-// part, near its cores. Never decides what lies in a part.
+// part, and of its share of what all share, near its cores. Never decides what lies in a part.
 #ifndef HSGD_NODE_NODE_MEMORY_HPP_
 #define HSGD_NODE_NODE_MEMORY_HPP_
 
@@ -15,10 +15,18 @@
 
 namespace hsgd {
 
+// Slots at the end of local rank 0's part of which each rank uses a share, in the order of ranks.
+struct SharedSlots {
+  size_t begin = 0;
+  size_t bytes = 0;  // of one
+  size_t count = 0;  // 0: there are none
+};
+
 class NodeMemory {
  public:
-  // `first_bytes`: of local rank 0's part; `bytes`: of each other. The same on all ranks.
-  NodeMemory(int rank, int size, size_t first_bytes, size_t bytes);
+  // `first_bytes`: of local rank 0's part; `bytes`: of each other. The same on all ranks. Each rank
+  // allocates its share of the `slots`, so that these lie near all of them, and not near one.
+  NodeMemory(int rank, int size, size_t first_bytes, size_t bytes, const SharedSlots& slots = {});
 
   // From where one part begins to where the next one does: whole pages, huge ones where parts are
   // large enough for some.
@@ -42,6 +50,7 @@ class NodeMemory {
     return rank == 0 ? 0 : first_pitch_ + static_cast<size_t>(rank - 1) * pitch_;
   }
 
+  void allocate(int fd) const;
   // Whether there are pages between parts, which nobody allocates.
   bool has_gaps() const { return std::max(first_bytes_, bytes_) >= kLargeSegment; }
 
@@ -49,6 +58,7 @@ class NodeMemory {
   int size_;
   size_t first_bytes_;
   size_t bytes_;
+  SharedSlots slots_;
   size_t first_pitch_;
   size_t pitch_;
   Segment segment_;

@@ -89,8 +89,7 @@ Groups join(const Groups& groups, size_t least, size_t most, const AreNear& are_
 
 // Small groups always, larger ones while there are too many.
 template <class AreNear>
-void join_within(Groups* groups, size_t ranks, const AreNear& are_near) {
-  const size_t most = most_of_group(ranks);
+void join_within(Groups* groups, size_t ranks, size_t most, const AreNear& are_near) {
   const size_t enough = std::max(kMostGroups, (ranks + kMostGroup - 1) / kMostGroup);
   for (size_t least = kSmall; least <= most; least *= 2) {
     if (least > kSmall && groups->size() <= enough) return;
@@ -124,15 +123,16 @@ std::vector<int> ranks_on(int node, const std::vector<int>& numa_of_rank) {
 
 }  // namespace
 
-RankGroups rank_groups(const std::vector<CpuPlace>& places) {
+RankGroups rank_groups(const std::vector<CpuPlace>& places, size_t most) {
   const size_t ranks = places.size();
-  Groups groups = cut(domains_of(places), most_of_group(ranks));
-  join_within(&groups, ranks,
+  if (most == 0) most = most_of_group(ranks);
+  Groups groups = cut(domains_of(places), most);
+  join_within(&groups, ranks, most,
               [](const CpuPlace& a, const CpuPlace& b) { return a.numa >= 0 && a.numa == b.numa; });
-  join_within(&groups, ranks, [](const CpuPlace& a, const CpuPlace& b) {
+  join_within(&groups, ranks, most, [](const CpuPlace& a, const CpuPlace& b) {
     return a.package >= 0 && a.package == b.package;
   });
-  join_within(&groups, ranks, [](const CpuPlace&, const CpuPlace&) { return true; });
+  join_within(&groups, ranks, most, [](const CpuPlace&, const CpuPlace&) { return true; });
   RankGroups found;
   for (Group& group : groups) {
     std::sort(group.ranks.begin(), group.ranks.end());

@@ -6,6 +6,7 @@
 #ifndef HSGD_NODE_RANK_GROUPS_HPP_
 #define HSGD_NODE_RANK_GROUPS_HPP_
 
+#include <cstddef>
 #include <vector>
 
 #include "topology/cpu_topology.hpp"
@@ -25,7 +26,8 @@ using RankGroups = std::vector<std::vector<int>>;
 // Domains of fewer than 4 ranks join neighbours up to the same bound, in the NUMA node if they can,
 // else in the package, else anywhere. Where there still are more than 16 groups (or L / 16), larger
 // ones join likewise. For a tree of three levels, group the places of the leaders again.
-RankGroups rank_groups(const std::vector<CpuPlace>& places);
+// `most`: in a group, instead of 8 or 16.
+RankGroups rank_groups(const std::vector<CpuPlace>& places, size_t most = 0);
 
 // The NUMA node of each local rank, -1 where it is not known.
 std::vector<int> numa_of_ranks(const std::vector<CpuPlace>& places);

@@ -17,6 +17,7 @@
 #include "node/combining_tree.hpp"
 #include "os/cpu_budget.hpp"
 #include "os/wait.hpp"
+#include "topology/cpu_topology.hpp"
 
 namespace hsgd {
 
@@ -80,6 +81,7 @@ struct alignas(kLine) Survival {
 struct alignas(kLine) Control {
   std::atomic<uint32_t> closed;  // the owner has destroyed its communicator
   Cores cores;                   // what the owner may use
+  CpuPlace place;                // where that lies; unknown where ranks are not counted in groups
   uint64_t meeting[4];           // local rank 0: MeetingWords of the next meeting
   alignas(kLine) Progress progress;
   // Of a group's first rank: those of the group sleep on it, and count themselves there.
@@ -125,6 +127,7 @@ class SegmentLayout {
     return out_slot(0) + (with_out_ring ? slots_ * out_bytes_ : 0);
   }
   size_t slots() const { return slots_; }
+  size_t out_bytes() const { return out_bytes_; }  // of one slot
 
  private:
   size_t cell_bytes_ = 0;

@@ -13,7 +13,8 @@ namespace hsgd {
 
 // Neither call uses FUTEX_PRIVATE_FLAG: the word lies in memory that several processes map. Weak:
 // tests count them.
-__attribute__((weak)) void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) {
+__attribute__((weak)) void futex_wait(std::atomic<uint32_t>& word, uint32_t expected,
+                                      int64_t timeout_ns) {
   timespec timeout{};
   timeout.tv_sec = timeout_ns / 1'000'000'000;
   timeout.tv_nsec = timeout_ns % 1'000'000'000;

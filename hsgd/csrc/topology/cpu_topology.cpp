@@ -119,4 +119,10 @@ CpuPlace place_of(const Cores& cores, const std::string& root) {
   return place;
 }
 
+int numa_nodes_with_cpus(const std::string& root) {
+  const CpuSet nodes =
+      cpus_in(root + "/sys/devices/system/node/has_cpu");  // a list of the same form
+  return std::max(1, static_cast<int>(nodes.count()));
+}
+
 }  // namespace hsgd

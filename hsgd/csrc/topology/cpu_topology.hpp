@@ -33,6 +33,9 @@ static_assert(sizeof(CpuPlace) == 12 && std::is_trivially_copyable_v<CpuPlace>);
 // `root`: what the path of /sys begins with; tests have folders of their own.
 CpuPlace place_of(const Cores& cores, const std::string& root = "");
 
+// Of the machine; 1 where the kernel knows none. Nodes of memory alone do not count.
+int numa_nodes_with_cpus(const std::string& root = "");
+
 }  // namespace hsgd
 
 #endif  // HSGD_TOPOLOGY_CPU_TOPOLOGY_HPP_

@@ -2,6 +2,8 @@
 #include <sys/stat.h>
 
 #include "node/node_memory.hpp"
+#include "node/segment_layout.hpp"
+#include "os/page.hpp"
 #include "rendezvous/secret.hpp"
 #include "support/ranks.hpp"
 
@@ -42,6 +44,39 @@ TEST("what a rank writes in its part before it comes, all others read") {
         }
       }
     });
+  }
+}
+
+TEST("each rank allocates its share of slots that all use, and together they allocate all") {
+  const size_t page = hsgd::page_bytes();
+  for (const int size : {1, 2, 3, 7}) {
+    for (const hsgd::SharedSlots& slots : {hsgd::SharedSlots{page, 3 * page, 4},
+                                           {3 * page, 5 * page / 2, 3},
+                                           {0, page / 4, 5},
+                                           {2 * page, 40 * page, 1}}) {
+      const size_t first = slots.begin + slots.count * slots.bytes + 100;
+      size_t taken = 0;
+      std::vector<hsgd::MeetingFile> files;
+      std::vector<std::unique_ptr<NodeMemory>> memories;
+      for (int rank = 0; rank < size; ++rank) {
+        memories.push_back(std::make_unique<NodeMemory>(rank, size, first, page, slots));
+        files.push_back(memories.back()->bring("ask for less", {}));
+      }
+      const hsgd::Fd fd = files[0].make();
+      size_t before = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        files[static_cast<size_t>(rank)].prepare(hsgd::Fd(::dup(fd.get())));
+        struct stat status{};
+        CHECK_EQ(::fstat(fd.get(), &status), 0);
+        taken = static_cast<size_t>(status.st_blocks) * 512;
+        // No rank takes what another one has taken: an even share of the slots, give or take pages.
+        const size_t own = taken - before - (rank == 0 ? hsgd::round_up(slots.begin, page) : page);
+        const size_t share = slots.count * slots.bytes / static_cast<size_t>(size);
+        CHECK(own <= share + (slots.count + 2) * page);
+        before = taken;
+      }
+      CHECK_EQ(taken, hsgd::round_up(first, page) + static_cast<size_t>(size - 1) * page);
+    }
   }
 }
 

@@ -73,7 +73,7 @@ int most_wakes(int size, uint32_t flat_ranks, int barriers) {
 TEST("the last rank of a barrier wakes all others by one call for each group") {
   constexpr int kBarriers = 3;
   // Between the end of one barrier and the sleep in the next nobody calls anything.
-  CHECK(most_wakes(6, 16, kBarriers) == 1);
-  CHECK(most_wakes(9, 1, kBarriers) == 3);
-  CHECK(most_wakes(24, 16, kBarriers) == 5);
+  CHECK_EQ(most_wakes(6, 16, kBarriers), 1);
+  CHECK_EQ(most_wakes(9, 1, kBarriers), 3);
+  CHECK_EQ(most_wakes(24, 16, kBarriers), 3);
 }

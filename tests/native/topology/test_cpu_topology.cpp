@@ -67,6 +67,7 @@ class Machine {
     for (const int cpu : cpus) cores.affinity[cpu / 64] |= uint64_t{1} << cpu % 64;
     return hsgd::place_of(cores, root_.path());
   }
+  int nodes() const { return hsgd::numa_nodes_with_cpus(root_.path()); }
 
  private:
   static std::string cpu_folder(int cpu) { return "/cpu/cpu" + std::to_string(cpu); }
@@ -210,4 +211,13 @@ TEST("processors beyond those that Cores holds are left out") {
 TEST("this process has a place on this machine") {
   const CpuPlace place = hsgd::place_of(hsgd::own_cores());
   CHECK(place.cache >= -1 && place.numa >= -1 && place.package >= -1);
+}
+
+TEST("nodes with processors are counted; where none is known the machine is one") {
+  Machine machine;
+  CHECK_EQ(machine.nodes(), 1);
+  CHECK_EQ(machine.write("/node/has_cpu", "0").nodes(), 1);
+  CHECK_EQ(machine.write("/node/has_cpu", "0-3,8").nodes(), 5);
+  CHECK_EQ(machine.write("/node/has_cpu", "").nodes(), 1);
+  CHECK_EQ(machine.write("/node/has_cpu", "all of them").nodes(), 1);
 }
