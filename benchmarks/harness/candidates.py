@@ -35,7 +35,7 @@ class Job:
 
     name: str
     native: bool = False  # the C program instead of worker.py
-    peer: str | None = None  # installed for the comparison by peers.py: "mpich" or "deepspeed"
+    peer: str | None = None  # installed by peers.py: "mpich", "impi" or "deepspeed"
     pauses: bool = False  # threads of its own wake up: stopped while another job is measured
     environment: dict[str, str] = field(default_factory=dict)
     crowded: dict[str, str] = field(default_factory=dict)  # as well when ranks outnumber cores
@@ -84,12 +84,22 @@ MPICH_YIELDS = {
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "1",
 }
+# Intel's library yields as it comes; WAIT_MODE=1 and SPIN_COUNT differ by less than two runs do.
+INTEL_MPI = {"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}  # without libfabric; unbound as the others
+INTEL_MPI_YIELDS = {"I_MPI_THREAD_YIELD": "2"}
 JOBS = (
     Job("native", native=True),
     Job("native-bf16", native=True, environment={"HSGD_WIRE_DTYPE": "bfloat16"}),
     Job("native-sm", native=True, environment={"OMPI_MCA_coll_sm_priority": "100"}),
     Job("native-flat", native=True, environment={"OMPI_MCA_coll_han_priority": "0"}),
     Job("native-mpich", native=True, peer="mpich", crowded=MPICH_YIELDS),
+    Job(
+        "native-impi",
+        native=True,
+        peer="impi",
+        environment=INTEL_MPI,
+        crowded=INTEL_MPI_YIELDS,
+    ),
     Job("native-deepspeed", native=True, peer="deepspeed"),
     Job("python"),
     Job("tcp", interface_variable="HSGD_INTERFACES"),
@@ -163,6 +173,16 @@ CANDIDATES = (
         "PMPI_Allreduce and its like of MPICH, in the same C program",
         binding="mpi-c",
         collectives=ALL,
+    ),
+    Candidate(
+        "impi-c",
+        "native-impi",
+        "Intel MPI (C)",
+        "peer",
+        "the same program, compiled with MPICH's headers, over Intel MPI",
+        binding="mpi-c",
+        collectives=ALL,
+        nodes="one",  # the wheel has no libfabric
     ),
     Candidate(
         "deepspeed",

@@ -19,14 +19,21 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from harness.candidates import Job
+from harness.descriptors import limited
 from harness.layouts import JobLayout, Testbed
-from harness.peers import deepspeed_library, mpich_environment, telling_line
+from harness.peers import (
+    INTEL_MPI,
+    deepspeed_library,
+    intel_mpi_environment,
+    mpich_environment,
+    telling_line,
+)
 from harness.rank_command import BENCHMARKS, rank_command
 from hsgd.launch import launch, mpirun
 from hsgd.launch.mpi_compiler import find_wrapper
@@ -34,6 +41,7 @@ from hsgd.launch.mpi_compiler import find_wrapper
 __all__ = ["JobFailed", "Tools", "WorkerJob", "compile_native", "environment", "prepare"]
 
 START_LIMIT_S = 180.0  # importing torch in all jobs at once on a busy machine
+RANK_START_LIMIT_S, RANK_END_LIMIT_S = 2.0, 0.25  # and for each rank
 ORDER_LIMIT_S = 300.0
 END_LIMIT_S = 20.0
 EXPORTED = ("PATH", "OMP_NUM_THREADS", "NUMPY_MADVISE_HUGEPAGE", "PYTHONPATH", "LD_LIBRARY_PATH")
@@ -62,6 +70,8 @@ class Tools:
     worker: tuple[str, ...]  # the command of a rank, but for the address
     bin: Path  # comes first on the ranks' PATH
     word: str = ""  # goes with each setup order
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks
+    mpi_args: tuple[str, ...] = ()
 
 
 def environment(layout: JobLayout) -> dict[str, str]:
@@ -85,6 +95,8 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
     """Find, compile or install what the job needs; blocking. Raises JobFailed, LaunchError, or
     PeerMissing.
     """
+    if job.peer == "impi":
+        return _prepare_intel_mpi(folder, install)
     if job.peer == "mpich":
         home = mpich_environment(install)
         path = home / "bin" / "mpirun"
@@ -102,6 +114,23 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
     path_first = {"PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     launcher = launch.find_launcher({**os.environ, **path_first})
     return Tools(launcher, tuple(worker), beside, word)
+
+
+def _prepare_intel_mpi(folder: Path, install: bool) -> Tools:
+    """Intel MPI has MPICH's binary interface: it runs the C program that MPICH compiled."""
+    home = intel_mpi_environment(install)
+    compiler = mpich_environment(install) / "bin" / "mpicc"
+    worker = compile_native(folder, str(compiler), hsgd=False)
+    path = home / "bin" / "mpiexec.hydra"
+    before = os.environ.get("LD_LIBRARY_PATH", "")
+    libraries = f"{home / 'lib'}:{before}" if before else str(home / "lib")
+    return Tools(
+        mpirun.Launcher(str(path), "MPICH", INTEL_MPI),  # whose options its launcher takes
+        (str(worker),),
+        path.parent,
+        environment={"LD_LIBRARY_PATH": libraries},
+        mpi_args=("-launcher", "fork"),
+    )
 
 
 def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
@@ -129,7 +158,10 @@ def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
 class WorkerJob:
     """The ranks of one job. Use as a context manager: leaving it ends them."""
 
-    def __init__(self, job: Job, testbed: Testbed, folder: Path, tools: Tools) -> None:
+    def __init__(
+        self, job: Job, testbed: Testbed, folder: Path, tools: Tools, ulimit: str = ""
+    ) -> None:
+        """Start it, each rank after `ulimit ULIMIT`."""
         self.job = job
         self.word = tools.word
         self._ranks: list[_Rank] = []
@@ -144,9 +176,9 @@ class WorkerJob:
         environ = environment(testbed.layout)
         environ["PATH"] = f"{tools.bin}{os.pathsep}{environ['PATH']}"
         environ = testbed.environment(environ)
-        self.words = mpirun.command_line(
-            tools.launcher, _plan(job, testbed, (*tools.worker, address), environ), environ
-        )
+        command = limited((*tools.worker, address), ulimit)
+        plan = _plan(job, testbed, tools, command, environ)
+        self.words = mpirun.command_line(tools.launcher, plan, environ)
         with self._log.open("wb") as log:
             self._mpirun = subprocess.Popen(
                 testbed.command(self.words),
@@ -167,14 +199,16 @@ class WorkerJob:
 
     def connect(self) -> None:
         """Wait until all ranks are there. Raises JobFailed."""
-        deadline = time.monotonic() + START_LIMIT_S
+        deadline = time.monotonic() + START_LIMIT_S + RANK_START_LIMIT_S * self._expected
         ended = os.pidfd_open(self._mpirun.pid)
         try:
-            sources: list[Any] = [self._listener, ended]
+            sources = select.poll()  # select() takes descriptors below 1024 alone
+            for source in (self._listener.fileno(), ended):
+                sources.register(source, select.POLLIN)
             while len(self._ranks) < self._expected:
                 left = deadline - time.monotonic()
-                ready = select.select(sources, [], [], max(0.0, left))[0]
-                if self._listener not in ready:
+                ready = [source for source, _ in sources.poll(1e3 * max(0.0, left))]
+                if self._listener.fileno() not in ready:
                     raise self._failure("ended before it began" if ready else "did not start")
                 self._ranks.append(self._accept())
         except (OSError, ValueError) as error:
@@ -219,7 +253,7 @@ class WorkerJob:
             if stop is not None:
                 stop()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._mpirun.wait(END_LIMIT_S)
+                self._mpirun.wait(END_LIMIT_S + RANK_END_LIMIT_S * self._expected)
                 break
         self._signal(signal.SIGKILL)
         for rank in self._ranks:
@@ -273,10 +307,11 @@ class WorkerJob:
 
 
 def _plan(
-    job: Job, testbed: Testbed, command: tuple[str, ...], environ: dict[str, str]
+    job: Job, testbed: Testbed, tools: Tools, command: tuple[str, ...], environ: dict[str, str]
 ) -> mpirun.Job:
     """The job in the launcher's words."""
-    define = {**job.environment, **(job.crowded if testbed.layout.crowded else {})}
+    crowded = job.crowded if testbed.layout.crowded else {}
+    define = {**job.environment, **crowded, **tools.environment}
     if job.interface_variable:
         define[job.interface_variable] = testbed.interface or "lo"
     several = testbed.interface is not None
@@ -285,10 +320,14 @@ def _plan(
         command=command,
         ranks=testbed.layout.ranks,
         cores=testbed.cores_of_a_host,
-        hosts=mpirun.parse_hosts(testbed.hosts, testbed.layout.ranks),
+        hosts=()
+        if job.peer == "impi"  # it runs here without
+        else mpirun.parse_hosts(testbed.hosts, testbed.layout.ranks),
         export=tuple(sorted(exported - define.keys())) if several else (),
         define=define,
-        mpi_args=("-iface", str(testbed.interface)) if several and job.peer == "mpich" else (),
+        mpi_args=("-iface", str(testbed.interface))
+        if several and job.peer == "mpich"
+        else tools.mpi_args,
         interfaces=(str(testbed.interface),) if several else (),
     )
 

@@ -1,8 +1,8 @@
-"""Peers that no environment brings along: MPICH beside Open MPI, DeepSpeed's allreduce, timm.
+"""Peers that no environment brings along: MPICH, Intel MPI, DeepSpeed's allreduce, timm.
 
-Owns the folder "peers" in hsgd's cache: a virtual environment with MPICH, a library made from
-DeepSpeed's source distribution, timm's files. All are made once, by pip, and nothing of them is in
-this repository. Never changes the environment that benchmarks run in.
+Owns the folder "peers" in hsgd's cache: virtual environments with MPICH and Intel MPI, a library
+made from DeepSpeed's source distribution, timm's files. All are made once, by pip, and nothing of
+them is in this repository. Never changes the environment that benchmarks run in.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from harness.rank_command import BENCHMARKS
 from hsgd.launch.horovod_wheel import cache_folder
 
 __all__ = [
+    "INTEL_MPI",
     "PeerMissing",
     "deepspeed_library",
+    "intel_mpi_environment",
     "mpich_environment",
     "telling_line",
     "timm_lars_file",
 ]
 
 MPICH = ("mpich>=5.0", "mpi4py>=4.0", "numpy")
+INTEL_MPI = "2021.19.0"
 DEEPSPEED = "0.19.8"
 TIMM = "1.0.31"
 DEEPSPEED_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-w")
@@ -59,6 +62,20 @@ def mpich_environment(install: bool) -> Path:
             _run("MPICH", [sys.executable, "-m", "venv", str(folder)])
             pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
             _run("MPICH", [*pip, "install", "--quiet", *MPICH])
+    return folder
+
+
+def intel_mpi_environment(install: bool) -> Path:
+    """A virtual environment with Intel MPI, without libfabric, so for one node; made at the first
+    call if `install`. Raises PeerMissing.
+    """
+    with _made_once(f"impi-{INTEL_MPI}", install) as (folder, missing):
+        if missing:
+            _say("Intel MPI into an environment of its own")
+            _run("Intel MPI", [sys.executable, "-m", "venv", str(folder)])
+            pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+            words = ["install", "--quiet", "--no-deps", f"impi-rt=={INTEL_MPI}"]
+            _run("Intel MPI", [*pip, *words])
     return folder
 
 

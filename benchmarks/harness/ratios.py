@@ -13,12 +13,12 @@ from typing import Any
 from harness import report
 from harness.candidates import CANDIDATES, JOBS
 
-__all__ = ["SHOWN", "SUBJECTS", "Subject", "ratios"]
+__all__ = ["FROM_C", "SHOWN", "SUBJECTS", "Subject", "ratios"]
 
 # Compared by itself: it serves inference on one node, with up to 16 spinning ranks.
 APART = frozenset({"deepspeed"})
 _NATIVE = {job.name for job in JOBS if job.native}
-_FROM_C = {candidate.name for candidate in CANDIDATES if candidate.job in _NATIVE}
+FROM_C = {candidate.name for candidate in CANDIDATES if candidate.job in _NATIVE}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Subject:
             name: value
             for name, value in medians.items()
             if kinds[name] == "peer"
-            and (self.from_c or name not in _FROM_C)
+            and (self.from_c or name not in FROM_C)
             and (not self.peers or name in self.peers)
         }
 

@@ -23,6 +23,7 @@ from typing import Any
 __all__ = [
     "case_tables",
     "check_targets",
+    "colour",
     "facts",
     "half_width",
     "plot",
@@ -53,6 +54,7 @@ _COLOURS = {
     "mpi4py": "#fdae6b",
     "mpich-c": "#cb181d",
     "mpich": "#fb9a99",
+    "impi-c": "#6a51a3",
     "deepspeed": "#bf9000",
     "gloo": "#969696",
     "horovod": "#9e3d8f",
@@ -63,6 +65,11 @@ _COLOURS = {
     "limit-arena": "#737373",
     "limit-arena-past": "#969696",
 }
+
+
+def colour(candidate: str) -> str | None:
+    """That of a candidate in plots."""
+    return _COLOURS.get(candidate)
 
 
 def check_targets(parser: argparse.ArgumentParser, *paths: Path | None) -> None:
