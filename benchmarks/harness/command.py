@@ -11,31 +11,43 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import report
 from harness.candidates import CANDIDATES, HOROVOD_CYCLE_S, select
+from harness.descriptors import raise_limit
 from harness.jobs import environment
 from harness.layouts import JobLayout, on_one_node, read_layout
 from harness.operations import OPERATIONS
-from harness.ratios import SHOWN, ratios
+from harness.ratios import FROM_C, SHOWN, ratios
+from harness.setup_cost import setup_ratios
 from harness.stopping import keeping
-from harness.turns import BATCH_S, BUFFERS, CYCLE_CALLS, SLOW_S, MeasurementPlan, Run, measure
+from harness.turns import (
+    BATCH_S,
+    BUFFERS,
+    CYCLE_CALLS,
+    LEAST_CALLS,
+    LIMIT_S,
+    MeasurementPlan,
+    Run,
+    measure,
+)
 
 __all__ = ["Benchmark", "document", "run", "tables"]
 
 # Variables that change what is measured: they go into the JSON.
-_TELLING = ("HSGD_", "HOROVOD_", "OMPI_MCA_", "MPIR_CVAR_", "GLOO_", "OMP_")
+_TELLING = ("HSGD_", "HOROVOD_", "OMPI_MCA_", "MPIR_CVAR_", "I_MPI_", "GLOO_", "OMP_")
 
 EPILOG = f"""\
 A time is that of one call, the mean over a batch of calls of about {BATCH_S * 1e3:g} ms that
 begins with a barrier, and the largest over the ranks. Median and 99th percentile are over batches.
 After each turn the results of its last calls are compared with the exact ones, bit for bit, on all
 ranks; a wrong one is an error. Only hsgd with 16-bit floats between nodes may be off, by 2^-7.
-Who takes {SLOW_S:g} s for a call is not asked for larger sizes.
+Who takes more than --limit-s for {LEAST_CALLS} calls of a case is not asked for larger sizes: a
+line says so, and "failures" in the JSON.
 
 Horovod, with hsgd or without, answers in steps of its cycle of {HOROVOD_CYCLE_S * 1e3:g} ms, and
 looks for the answer as seldom. Calls back to back would fall into step with that, and count a
@@ -44,9 +56,13 @@ cycle, drawn at random, the same on all ranks and not timed, and a batch is the 
 {CYCLE_CALLS} such calls. They are in place, as those of its DistributedOptimizer.
 
 Where ranks outnumber cores Open MPI gets mpi_yield_when_idle, MPICH its progress throttle at every
-poll, and candidates that only spin are left out. Open MPI's TCP gets btl_tcp_links 4. Peers that
-are not there are installed once, into hsgd's cache: MPICH into an environment of its own, and
-DeepSpeed's allreduce, compiled from its source distribution.
+poll, Intel MPI I_MPI_THREAD_YIELD=2 (which it does as it comes), and candidates that only spin are
+left out. Open MPI's TCP gets btl_tcp_links 4. Peers that are not there are installed once, into
+hsgd's cache: MPICH and Intel MPI, for one node, into environments of their own, and DeepSpeed's
+allreduce, compiled from its source distribution.
+
+Descriptors: this program and the launchers raise their soft limit as far as they may; ranks keep
+the one that was there, or get that of --files.
 
 Virtual nodes (--nodes) need Linux and root; they share the cores of this machine.
 
@@ -72,6 +88,12 @@ class Benchmark:
     quick_rounds: int
     quick_budget_s: float
     notes: str  # at the end of the help
+    ranks: tuple[int, ...] = (2,)  # on one node, unless --np or --nodes say others
+    quick_ranks: tuple[int, ...] = (2,)
+    candidates: tuple[str, ...] = ()  # unless --candidates names others; empty: all
+    span: bool = False  # see MeasurementPlan; takes candidates from C alone
+    tables: Callable[[Mapping[str, Any]], str] | None = None  # instead of those of this file
+    plot: Callable[[Path, Path], None] | None = None  # from a JSON file into a PNG
 
 
 def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
@@ -84,11 +106,13 @@ def run(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
         measure(plan, found)
     doc = json.loads(json.dumps(document(benchmark.name, plan, found)))
     doc["meta"]["interrupted"] = bool(stopped.code)
-    print(tables(doc))
+    print((benchmark.tables or tables)(doc))
     with tempfile.TemporaryDirectory() as folder:
         written = options.json or Path(folder, "results.json")
         report.write_json(written, doc)
-        if options.png and doc["results"]:
+        if options.png and doc["results"] and benchmark.plot:
+            benchmark.plot(written, options.png)
+        elif options.png and doc["results"]:
             lower = {(vs, suffix): label for vs, suffix, _, label in SHOWN}
             report.plot(written, options.png, lower)
     if found.any_wrong:
@@ -107,6 +131,9 @@ def document(name: str, plan: MeasurementPlan, found: Run) -> dict[str, Any]:
         "candidates": {c.name: c.about for c in plan.candidates},
         "rounds": plan.rounds,
         "budget_s": plan.budget_s,
+        "limit_s": plan.limit_s,
+        "ulimit": plan.ulimit,
+        "span": plan.span,
         "batch_s": BATCH_S,
         "buffers": BUFFERS,
         "dtype": "float32",
@@ -122,7 +149,13 @@ def document(name: str, plan: MeasurementPlan, found: Run) -> dict[str, Any]:
         "machine": found.machine,
         "launches": found.launches,
     }
-    return {"meta": meta, "ratios": ratios(rows), "failures": found.failures, "results": rows}
+    return {
+        "meta": meta,
+        "ratios": {**ratios(rows), **setup_ratios(found.setups)},
+        "failures": found.failures,
+        "setup": found.setups,
+        "results": rows,
+    }
 
 
 def tables(doc: Mapping[str, Any]) -> str:
@@ -184,17 +217,21 @@ def _read_arguments(
     options = parser.parse_args(argv)
     try:
         sizes = [report.read_size(text) for text in options.sizes or ()]
-        layouts = _layouts(options)
+        layouts = _layouts(options, benchmark.quick_ranks if options.quick else benchmark.ranks)
         collectives = tuple(getattr(options, "collectives", None) or benchmark.collectives)
-        candidates = select(options.candidates, collectives)
+        candidates = select(options.candidates or benchmark.candidates, collectives)
     except ValueError as error:
         parser.error(str(error))
     if any(size < 4 or size % 4 for size in sizes):
         parser.error("--sizes: float32 takes multiples of 4 bytes")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds: 1 or more")
+    if benchmark.span and any(c.name not in FROM_C for c in candidates):
+        parser.error(f"--candidates: of {', '.join(sorted(FROM_C))}")
+    if options.limit_s <= 0 or (options.files is not None and options.files < 1):
+        parser.error("--limit-s, --files: above 0")
     report.check_targets(parser, options.json, options.png)
-    quick = options.quick
+    quick, restored = options.quick, raise_limit()
     plan = MeasurementPlan(
         sizes=tuple(sizes) or (benchmark.quick_sizes if quick else benchmark.sizes),
         layouts=layouts,
@@ -203,17 +240,21 @@ def _read_arguments(
         budget_s=benchmark.quick_budget_s if quick else 1.0,
         collectives=collectives,
         install=not options.no_install,
+        limit_s=options.limit_s,
+        span=benchmark.span,
+        ulimit=f"-n {options.files}" if options.files else restored,
     )
     return plan, options
 
 
-def _layouts(options: argparse.Namespace) -> tuple[JobLayout, ...]:
-    ranks = options.np or ([] if options.nodes else [2])
+def _layouts(options: argparse.Namespace, default: Sequence[int]) -> tuple[JobLayout, ...]:
+    ranks = options.np or ([] if options.nodes else default)
     return (*map(on_one_node, ranks), *map(read_layout, options.nodes or ()))
 
 
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     known = [c.name for c in CANDIDATES if set(c.collectives) & set(benchmark.collectives)]
+    ranks = " ".join(map(str, benchmark.ranks))
     parser = argparse.ArgumentParser(
         description=benchmark.about,
         epilog=f"{EPILOG}\n{benchmark.notes}",
@@ -224,12 +265,15 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write everything there")
     add("--png", type=Path, metavar="FILE", help="plot the first layout and collective there")
     add("--sizes", nargs="+", metavar="SIZE", help="bytes per rank, like 8 64KB 1MB")
-    add("--np", nargs="+", type=int, metavar="N", help="ranks on one node (default 2)")
+    add("--np", nargs="+", type=int, metavar="N", help=f"ranks on one node (default {ranks})")
     add("--nodes", nargs="+", metavar="LAYOUT", help="virtual nodes, like 2x2@1gbit 2+1@10gbit")
     if len(benchmark.collectives) > 1:
         choices = benchmark.collectives
         add("--collectives", nargs="+", choices=choices, help="these alone (default: all)")
     add("--candidates", nargs="+", default=[], metavar="NAME", help=f"of {', '.join(known)}")
     add("--rounds", type=int, help=f"turns of each candidate (default {benchmark.rounds})")
+    about = f"who takes longer for {LEAST_CALLS} calls of a case ends there (default {LIMIT_S:g})"
+    add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=about)
+    add("--files", type=int, metavar="N", help="descriptors of a rank, as with ulimit -n")
     add("--no-install", action="store_true", help="leave out peers that are not installed yet")
     return parser

@@ -27,6 +27,7 @@ from harness.jobs import JobFailed, WorkerJob, prepare
 from harness.layouts import JobLayout, Testbed, open_testbed
 from harness.operations import OPERATIONS
 from harness.peers import PeerMissing
+from harness.setup_cost import setup_rows
 from hsgd.errors import LaunchError
 
 __all__ = [
@@ -34,8 +35,10 @@ __all__ = [
     "BUFFERS",
     "CYCLE_CALLS",
     "LEAST_BATCHES",
+    "LEAST_CALLS",
+    "LIMIT_S",
     "MOST_CALLS",
-    "SLOW_S",
+    "SPAN_CALLS",
     "Jobs",
     "MeasurementPlan",
     "Run",
@@ -48,6 +51,7 @@ Case = tuple[str, str, int]  # layout, collective, bytes
 
 BUFFERS = 4  # pairs of buffers used in turn; more of the smallest, fewer where they would hold
 BUFFER_BYTES = 64 << 20  # more than this
+JOB_BYTES = 1 << 30  # or all ranks of a job more than this
 SMALL_BUFFERS, SMALL_BYTES = 16, 4 << 10
 KEPT_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3  # by all, between turns
 BATCH_S = 1e-3  # calls between two looks at the clock take about this long
@@ -56,7 +60,9 @@ TINY_BYTES = 256 << 10
 MOST_CALLS = 1000
 LEAST_BATCHES, MOST_BATCHES = 2, 400
 CYCLE_CALLS = 16  # calls per batch of a candidate that answers in steps, while they are short
-SLOW_S = 5.0  # who takes longer for a call is not asked for larger sizes
+SPAN_CALLS = 20  # in a batch that is timed from its first rank's begin to its last one's end
+LEAST_CALLS = 5
+LIMIT_S = 25.0  # who takes longer for so many calls is not asked for larger sizes
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,9 @@ class MeasurementPlan:
     budget_s: float  # of timed calls, for each candidate and case
     collectives: tuple[str, ...] = ("allreduce",)
     install: bool = True  # peers that are missing
+    limit_s: float = LIMIT_S  # of LEAST_CALLS calls of a case
+    ulimit: str = ""  # of each rank, in the words of the shell
+    span: bool = False  # time batches from the first begin to the last end: one node, C programs
 
     def cases(self, layout: JobLayout) -> list[Case]:
         """What is measured on a layout, in order; a barrier has no size."""
@@ -90,6 +99,7 @@ class Run:
 
     samples: dict[tuple[Case, str], list[float]] = field(default_factory=dict)
     machine: dict[str, dict[str, Any]] = field(default_factory=dict)  # by layout
+    setups: list[dict[str, Any]] = field(default_factory=list)  # see setup_cost.py
     launches: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # by layout and job
     failures: list[dict[str, Any]] = field(default_factory=list)
     ended: set[tuple[str, str, str]] = field(default_factory=set)  # layout, candidate, collective
@@ -145,7 +155,9 @@ class Jobs:
         for job in (job for job in JOBS if job.name in {c.job for c in wanted}):
             try:
                 tools = prepare(job, folder, self.plan.install)
-                started = stack.enter_context(WorkerJob(job, testbed, folder, tools))
+                started = stack.enter_context(
+                    WorkerJob(job, testbed, folder, tools, self.plan.ulimit)
+                )
             except (JobFailed, LaunchError, PeerMissing, OSError) as error:
                 self._end(job.name, str(error))
                 continue
@@ -158,7 +170,9 @@ class Jobs:
         for candidate in wanted:
             if candidate.job in self.by_name:
                 word = self.by_name[candidate.job].word
-                self._note(self.order(candidate, f"setup {candidate.does} {word}".strip()))
+                answers = self.order(candidate, f"setup {candidate.does} {word}".strip())
+                self._note(answers)
+                self.run.setups += setup_rows(candidate, self.layout, answers)
         self.probe()
 
     def probe(self) -> None:
@@ -218,6 +232,8 @@ class Jobs:
             return []
         if self.layout.ranks * len(self.by_name) * 2 * buffers * nbytes > KEPT_BYTES:
             self.order(candidate, "release")
+        if answers and self.plan.span:
+            return spans(answers, calls)
         return [max(batch) for batch in zip(*(a["seconds"] for a in answers), strict=True)]
 
     def finish(self) -> None:
@@ -296,8 +312,8 @@ def _measure_layout(
 
 def _measure_case(plan: MeasurementPlan, jobs: Jobs, case: Case, progress: _Progress) -> None:
     _, collective, nbytes = case
-    buffers = buffer_count(nbytes)
-    shape: dict[str, tuple[int, int]] = {}
+    buffers = buffer_count(nbytes, jobs.layout.ranks)
+    shape: dict[str, tuple[int, int, int]] = {}
     progress.step(f"{jobs.layout}: {collective} {report.size_label(nbytes)}")
     for turn in range(plan.rounds):
         alive = jobs.alive(case)
@@ -305,38 +321,71 @@ def _measure_case(plan: MeasurementPlan, jobs: Jobs, case: Case, progress: _Prog
             candidate = alive[(position + turn) % len(alive)]  # nobody is always the first
             key = (case, candidate.name)
             if candidate.name not in shape:
-                trial = (buffers, TRIALS) if nbytes <= TINY_BYTES else (1, 1)
-                times = jobs.sample(candidate, case, *trial, buffers)
+                times = _try_out(plan, jobs, case, candidate, buffers)
                 if not times:
                     continue
-                if min(times) > SLOW_S:
+                if LEAST_CALLS * min(times) > plan.limit_s:
                     jobs.run.samples[key] = times
                     took = f"a call of {report.size_label(nbytes)} took {min(times):.1f} s"
                     reason = f"{took}: measured once, no larger sizes"
                     jobs.run.fail(jobs.layout.name, candidate.name, reason, only=collective)
                     continue
                 shape[candidate.name] = batches(median(times), plan, buffers, candidate)
-            times = jobs.sample(candidate, case, *shape[candidate.name], buffers)
+            times = jobs.sample(candidate, case, *shape[candidate.name])
             jobs.run.samples.setdefault(key, []).extend(times)
             progress.update()
 
 
-def buffer_count(nbytes: int) -> int:
+def spans(answers: Sequence[dict[str, Any]], calls: int) -> list[float]:
+    """Seconds per call of each batch, from its first rank's begin to its last one's end. Where
+    ranks outnumber cores, one that begins late finds all done, and its own time says nothing.
+    """
+    begins = list(zip(*(answer["begins"] for answer in answers), strict=True))
+    lasted = list(zip(*(answer["seconds"] for answer in answers), strict=True))
+    return [
+        max(begin + calls * each for begin, each in zip(began, took, strict=True)) / calls
+        - min(began) / calls
+        for began, took in zip(begins, lasted, strict=True)
+    ]
+
+
+def _try_out(
+    plan: MeasurementPlan, jobs: Jobs, case: Case, candidate: Candidate, buffers: int
+) -> list[float]:
+    """Seconds per call of a few batches, which tell how long others may be. Where ranks outnumber
+    cores a call may take a second: one is tried first.
+    """
+    if jobs.layout.crowded:
+        times = jobs.sample(candidate, case, 1, 1, 1)
+        if not times or (TRIALS + 1) * buffers * min(times) > plan.budget_s:
+            return times
+    trial = (buffers, TRIALS) if case[2] <= TINY_BYTES else (1, 1)
+    return jobs.sample(candidate, case, *trial, buffers)
+
+
+def buffer_count(nbytes: int, ranks: int = 2) -> int:
     """Pairs of buffers that are used in turn; one where it is larger than caches anyway."""
     wanted = SMALL_BUFFERS if nbytes <= SMALL_BYTES else BUFFERS
-    return max(1, min(wanted, BUFFER_BYTES // max(1, nbytes)))
+    held = max(1, nbytes)
+    return max(1, min(wanted, BUFFER_BYTES // held, JOB_BYTES // (2 * ranks * held)))
 
 
 def batches(
     call_s: float, plan: MeasurementPlan, buffers: int, candidate: Candidate
-) -> tuple[int, int]:
-    """Calls per batch and batches per round, for calls that take `call_s` seconds."""
+) -> tuple[int, int, int]:
+    """Calls per batch, batches per round and pairs of buffers, for calls that take `call_s`."""
     call_s = max(call_s, 1e-9)
     if candidate.cycle_s:  # a mean over its steps; where a call takes many of them, one will do
         calls = min(CYCLE_CALLS, math.ceil(2 * CYCLE_CALLS * candidate.cycle_s / call_s))
     else:
         calls = min(math.ceil(BATCH_S / call_s), MOST_CALLS)
+    if plan.span:  # ranks leave the barrier one after the other: let that be a small part
+        most = int(plan.budget_s / plan.rounds / LEAST_BATCHES / call_s)
+        calls = max(calls, min(SPAN_CALLS, most))
     if candidate.in_place:  # filled again between batches
         calls = min(calls, buffers)
-    count = int(plan.budget_s / plan.rounds / (calls * call_s))
-    return calls, max(LEAST_BATCHES, min(MOST_BATCHES, count))
+    turn_s = plan.budget_s / plan.rounds
+    count = int(turn_s / (calls * call_s))
+    # Each buffer is used once before the clock starts.
+    used = max(1, min(buffers, int(turn_s / call_s))) if calls == 1 else buffers
+    return calls, max(LEAST_BATCHES, min(MOST_BATCHES, count)), used

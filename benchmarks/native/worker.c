@@ -13,11 +13,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { kMaxBatches = 4096, kRankStep = 7919, kBufferStep = 104729 };
+enum { kMaxBatches = 4096, kRankStep = 7919, kBufferStep = 104729, kRanksThatSumAll = 16 };
 
 static const Contender* const kContenders[] = {
 #ifdef WITH_HSGD
@@ -28,6 +30,34 @@ enum { kContenderCount = sizeof kContenders / sizeof *kContenders };
 static const char* const kNames[kCollectives] = {"allreduce",      "broadcast", "allgather",
                                                  "reduce_scatter", "alltoall",  "barrier"};
 static int started[kContenderCount];
+
+/* What something took of a clock and of the processor, in seconds. */
+typedef struct Spent {
+  double wall_s, cpu_s;
+} Spent;
+static Spent initializing; /* MPI_Init */
+
+/* Of a clock that all processes of a node share. */
+static double clock_s(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static Spent now(void) {
+  struct rusage used;
+  getrusage(RUSAGE_SELF, &used);
+  const Spent t = {clock_s(), (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+                                  (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6};
+  return t;
+}
+
+static Spent since(Spent begin) {
+  Spent t = now();
+  t.wall_s -= begin.wall_s;
+  t.cpu_s -= begin.cpu_s;
+  return t;
+}
 
 static float value(uint32_t index) {
   index *= 2654435761u;
@@ -167,12 +197,27 @@ static float expected(const Bench* b, int k, size_t i) {
   return sum;
 }
 
-/* Compares the results of one buffer; writes the answer and returns 0 when one is wrong. */
-static int check(const Bench* b, const float* result, int k, double tolerance, uint64_t* digest,
-                 FILE* peer) {
+/* The sums of an allreduce over many ranks, of which each adds up a part, or it would take ranks^2
+ * additions in all; NULL where each adds up what it compares. Collective. */
+static float* share_sums(const Bench* b, int k) {
+  const size_t count = b->use.count_out, ranks = (size_t)b->size;
+  if (b->use.collective != kAllreduce || ranks <= kRanksThatSumAll || count < ranks) return NULL;
+  const size_t part = (count + ranks - 1) / ranks, first = part * (size_t)b->rank;
+  float* mine = bench_allocate(part * sizeof(float));
+  float* all = bench_allocate(part * ranks * sizeof(float));
+  for (size_t i = 0; i < part; i++) mine[i] = expected(b, k, first + i);
+  PMPI_Allgather(mine, (int)part, MPI_FLOAT, all, (int)part, MPI_FLOAT, b->world);
+  free(mine);
+  return all;
+}
+
+/* Compares the results of one buffer with `sums`, if given; writes the answer and returns 0 when
+ * one is wrong. */
+static int check(const Bench* b, const float* result, int k, const float* sums, double tolerance,
+                 uint64_t* digest, FILE* peer) {
   size_t wrong = 0, first = 0;
   for (size_t i = 0; i < b->use.count_out; i++) {
-    const float wanted = expected(b, k, i);
+    const float wanted = sums ? sums[i] : expected(b, k, i);
     uint32_t got, want;
     memcpy(&got, &result[i], 4);
     memcpy(&want, &wanted, 4);
@@ -198,24 +243,31 @@ static void refuse(Bench* b, FILE* peer) {
   b->why[0] = 0;
 }
 
-/* Seconds per call of each batch, into `seconds`. Returns what the last call returned. */
-static int time_batches(Bench* b, const Contender* c, int calls, int batches, double* seconds) {
+/* When each batch began, and its seconds per call. Returns what the last call returned. */
+static int time_batches(Bench* b, const Contender* c, int calls, int batches, double* begins,
+                        double* seconds) {
   int failed = 0, used = 0;
   for (int k = 0; k < b->use.pairs && !failed; k++) failed = c->call(b, k);
   spoil_outputs(b); /* so that what is checked was written by the timed calls */
   for (int batch = 0; batch < batches && !failed; batch++) {
     if (c->in_place) fill_inputs(b);
     PMPI_Barrier(b->world);
-    const double begin = MPI_Wtime();
+    begins[batch] = clock_s();
     for (int i = 0; i < calls && !failed; i++, used++) failed = c->call(b, used % b->use.pairs);
-    seconds[batch] = (MPI_Wtime() - begin) / calls;
+    seconds[batch] = (clock_s() - begins[batch]) / calls;
   }
   return failed;
 }
 
+static void write_list(FILE* peer, const char* name, const double* values, int count) {
+  fprintf(peer, ", \"%s\": [", name);
+  for (int i = 0; i < count; i++) fprintf(peer, "%s%.12g", i ? ", " : "", values[i]);
+  fprintf(peer, "]");
+}
+
 static void measure(Bench* b, const Contender* c, Collective collective, size_t bytes, int calls,
                     int batches, int pairs, FILE* peer) {
-  static double seconds[kMaxBatches];
+  static double begins[kMaxBatches], seconds[kMaxBatches];
   if (pairs < 1 || pairs > kMaxBuffers || batches > kMaxBatches) {
     fprintf(peer, "{\"error\": \"too many buffers or batches\"}\n");
     return;
@@ -225,21 +277,27 @@ static void measure(Bench* b, const Contender* c, Collective collective, size_t 
     return;
   }
   if (choose_buffers(b, c, collective, bytes, pairs) ||
-      time_batches(b, c, calls, batches, seconds)) {
+      time_batches(b, c, calls, batches, begins, seconds)) {
     if (!b->why[0]) snprintf(b->why, sizeof b->why, "%s returned an error", kNames[collective]);
     refuse(b, peer);
     return;
   }
   const double tolerance = c->tolerance ? c->tolerance() : 0;
   uint64_t digest = 0;
+  int right = 1;
   for (int i = 0; !c->unchecked && i < pairs && i < calls; i++) { /* those of the last batch */
     const int k = (calls * batches - 1 - i) % pairs;
-    if (!check(b, c->in_place ? b->use.in[k] : b->use.out[k], k, tolerance, &digest, peer)) return;
+    const float* result = c->in_place ? b->use.in[k] : b->use.out[k];
+    float* sums = share_sums(b, k); /* by all ranks, also by one that was wrong */
+    right = right && check(b, result, k, sums, tolerance, &digest, peer);
+    free(sums);
   }
+  if (!right) return;
   if (c->in_place) fill_inputs(b); /* for who comes next */
-  fprintf(peer, "{\"digest\": %llu, \"seconds\": [", (unsigned long long)digest);
-  for (int i = 0; i < batches; i++) fprintf(peer, "%s%.9g", i ? ", " : "", seconds[i]);
-  fprintf(peer, "]}\n");
+  fprintf(peer, "{\"digest\": %llu", (unsigned long long)digest);
+  write_list(peer, "begins", begins, batches);
+  write_list(peer, "seconds", seconds, batches);
+  fprintf(peer, "}\n");
 }
 
 static void tell_state(Bench* b, FILE* peer) {
@@ -258,13 +316,17 @@ static void setup(Bench* b, int which, const char* word, FILE* peer) {
   char* facts = NULL;
   size_t length;
   FILE* text = open_memstream(&facts, &length);
+  PMPI_Barrier(b->world); /* what others are late for is no cost of this one */
+  const Spent begin = now();
   const int failed = kContenders[which]->start(b, word, text);
+  const Spent spent = since(begin);
   fclose(text);
   started[which] = !failed;
   if (failed) {
     refuse(b, peer);
   } else {
-    fprintf(peer, "{\"facts\": {%s}}\n", facts);
+    fprintf(peer, "{\"facts\": {%s}, \"setup\": [%.6g, %.6g], \"init\": [%.6g, %.6g]}\n", facts,
+            spent.wall_s, spent.cpu_s, initializing.wall_s, initializing.cpu_s);
   }
   free(facts);
 }
@@ -301,7 +363,9 @@ static int connect_to(const char* path) {
 
 int main(int argc, char** argv) {
   static Bench b;
+  const Spent begin = now();
   MPI_Init(&argc, &argv);
+  initializing = since(begin);
   b.world = MPI_COMM_WORLD;
   MPI_Comm_rank(b.world, &b.rank);
   MPI_Comm_size(b.world, &b.size);

@@ -106,7 +106,7 @@ def test_a_quick_run_writes_facts_rows_ratios_a_table_and_a_plot(tmp_path: Path)
         for size in ("8B", "16KB")
     }
     limits = {f"vs_limit/allreduce/np2/{size}" for size in ["8B"] * bool(lines) + ["16KB"]}
-    assert document["ratios"].keys() == cases | limits
+    assert document["ratios"].keys() == cases | limits | {"vs_goal/setup/np2"}
     assert "hsgd (C)" in done.stdout and "16KB" in done.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
 
@@ -561,7 +561,7 @@ def test_tiny_calls_are_measured_in_batches_and_large_ones_alone() -> None:
     ours, gloo, horovod = (plan(n).candidates[0] for n in ("hsgd", "gloo", "horovod"))
     assert turns.batches(1e-7, shape, 4, ours)[0] == turns.MOST_CALLS
     assert turns.batches(1e-6, shape, 4, gloo)[0] == 4  # in place: each buffer once
-    assert turns.batches(0.5, shape, 2, ours) == (1, turns.LEAST_BATCHES)
+    assert turns.batches(0.5, shape, 2, ours) == (1, turns.LEAST_BATCHES, 1)
     assert turns.batches(1e-3, shape, 16, horovod)[0] == turns.CYCLE_CALLS
     assert turns.batches(1e-3, shape, 4, horovod)[0] == 4  # in place, too
     assert turns.batches(0.1, shape, 4, horovod)[0] == 1
@@ -576,13 +576,13 @@ def test_who_is_too_slow_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     def sample(candidate: Any, case: Any, *_: int) -> list[float]:
         asked.append((candidate.name, case[2]))
-        return [turns.SLOW_S + 1 if candidate.name == "hsgd" else 1e-6]
+        return [turns.LIMIT_S if candidate.name == "hsgd" else 1e-6]
 
     monkeypatch.setattr(group, "sample", sample)
     for case in one.cases(one.layouts[0]):
         turns._measure_case(one, group, case, turns._Progress(0))
     assert [size for name, size in asked if name == "hsgd"] == [8]
-    assert group.run.samples[("np2", "allreduce", 8), "hsgd"] == [turns.SLOW_S + 1]
+    assert group.run.samples[("np2", "allreduce", 8), "hsgd"] == [turns.LIMIT_S]
     assert [size for name, size in asked if name == "mpi4py"] == [8] * 4 + [16] * 4
 
 

@@ -1,0 +1,83 @@
+"""What it takes until collectives can be called: hsgd's communicator, and MPI_Init of each MPI.
+
+Owns the rows of "setup" in the JSON and the goal for them. Never measures: native/worker.c does,
+with a clock and getrusage(), after a barrier for the communicator, from the start of the program
+for MPI_Init, which waits for all ranks to be started. MPIs set up more at the first calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness import report
+from harness.candidates import Candidate
+
+if TYPE_CHECKING:
+    from harness.layouts import JobLayout
+
+__all__ = ["goal_s", "setup_ratios", "setup_rows", "setup_table"]
+
+_WHAT = {"hsgd-c": ("communicator", "setup"), "mpi-c": ("MPI_Init", "init")}  # by binding
+
+
+def goal_s(ranks: int) -> float:
+    """Processor seconds of all ranks together that a communicator may take."""
+    return 1.0 + 0.005 * ranks
+
+
+def setup_rows(
+    candidate: Candidate, layout: JobLayout, answers: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The row of a candidate that was set up; none for those whose set-up is no MPI and not ours,
+    and for jobs in Python.
+    """
+    what, key = _WHAT.get(candidate.does, ("", ""))
+    spent = [answer[key] for answer in answers if key in answer]
+    if not spent:
+        return []
+    row = {
+        "candidate": candidate.name,
+        "label": candidate.label,
+        "what": what,
+        "layout": layout.name,
+        "ranks": layout.ranks,
+        "wall_s": max(wall for wall, _ in spent),
+        "cpu_s": round(sum(cpu for _, cpu in spent), 6),
+        "cpu_s_of_a_rank": round(sum(cpu for _, cpu in spent) / len(spent), 6),
+        "cpu_s_of_the_busiest_rank": max(cpu for _, cpu in spent),
+    }
+    return [row]
+
+
+def setup_ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """vs_goal/setup/LAYOUT: the goal over the processor time of hsgd's communicator."""
+    return {
+        f"vs_goal/setup/{row['layout']}": float(f"{goal_s(row['ranks']) / row['cpu_s']:.4g}")
+        for row in rows
+        if row["candidate"] == "hsgd-c" and row["cpu_s"] > 0
+    }
+
+
+def setup_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Wall seconds, and processor milliseconds of a rank, for each number of ranks."""
+    names = list(dict.fromkeys((row["candidate"], row["label"], row["what"]) for row in rows))
+    found = {(row["candidate"], row["ranks"]): row for row in rows}
+    header = ["ranks"]
+    for _, label, what in names:
+        header += [f"{label}: {what}, s", "ms of a rank"]
+    lines = []
+    for ranks in sorted({row["ranks"] for row in rows}):
+        line = [str(ranks)]
+        for name, _, _ in names:
+            here = found.get((name, ranks))
+            line += (
+                [f"{here['wall_s']:.3f}", f"{1e3 * here['cpu_s_of_a_rank']:.1f}"]
+                if here
+                else [
+                    "-",
+                    "-",
+                ]
+            )
+        lines.append(line)
+    return report.table(header, lines)
