@@ -7,7 +7,6 @@
 #include "base/fault_points.hpp"
 #include "context/process.hpp"
 #include "node/survivors.hpp"
-#include "topology/cpu_topology.hpp"
 
 namespace hsgd {
 namespace {
@@ -37,7 +36,6 @@ LocalGroup::Settings settings_for(const Place& place, const hsgd_options& option
   settings.layout = sizes.layout();
   settings.flat_ranks = static_cast<int>(options.flat_ranks);
   settings.one_out_ring = place.node_count > 1;
-  settings.spreads_out_ring = settings.one_out_ring && numa_nodes_with_cpus() > 1;
   settings.fingerprint = fingerprint_of(options, sizes.ring_bytes());
   settings.processes =
       options.process != nullptr ? options.process->watch : std::make_shared<ProcessWatch>();

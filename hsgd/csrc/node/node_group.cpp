@@ -43,8 +43,9 @@ WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   return policy;
 }
 
+// Spread over the memory of all NUMA nodes that have ranks.
 SharedSlots shared_slots(const LocalGroup::Settings& settings) {
-  if (!settings.spreads_out_ring) return {};
+  if (!settings.one_out_ring || numa_nodes_with_cpus() == 1) return {};
   const SegmentLayout& layout = settings.layout;
   return {layout.out_slot(0), layout.out_bytes(), layout.slots()};
 }

@@ -34,7 +34,6 @@ class LocalGroup {
     int flat_ranks = 16;
     bool one_out_ring = false;                // local rank 0 holds the out ring of the whole node
     uint64_t fingerprint = 0;                 // hash of all that must be equal on all ranks
-    bool spreads_out_ring = false;            // over the memory of all NUMA nodes that have ranks
     std::shared_ptr<ProcessWatch> processes;  // that this one watches already
     WaitPolicy wait;                          // spin < 0: chosen from ranks and cores
   };
