@@ -32,8 +32,9 @@ void ChunkPipeline::open(const Operation& operation) {
 void ChunkPipeline::run(const Operation& operation) {
   open(operation);
   Permission granted = Permission::kUnknown;
+  const FirstStepFn first = [&] { return first_step(); };
   context_.wait([&] {
-    if (granted == Permission::kUnknown) granted = context_.permission();
+    if (granted != Permission::kGranted) granted = context_.permission(first);
     return step(granted);
   });
   HSGD_FAULT_POINT("pipeline: through");
@@ -52,13 +53,26 @@ bool ChunkPipeline::stage_first() {
          try_stage(Permission::kUnknown);
 }
 
+// Between nodes headers wait for it: a collective takes a round trip less.
+std::optional<RoundPayload*> ChunkPipeline::first_step() {
+  if (!stages_.rides) return nullptr;
+  if (!may_exchange(0)) return std::nullopt;
+  RoundPayload* payload = stages_.window->with_headers();
+  if (payload != nullptr) begin_exchange(0);
+  return payload;
+}
+
+// A rank reduces the first step before it knows of other nodes, and no more: when it knows, all
+// ranks here have done so.
 Step ChunkPipeline::step(Permission permission) {
   hsgd_record* record = context_.record();
   bool moved = at_level(record, &hsgd_record::reduce, [&] { return try_stage(permission); });
+  const bool reduces = permission == Permission::kGranted ||
+                       (permission == Permission::kOnNode && stages_.leaders > 0 && reduced_ == 0);
+  if (stages_.reduces && reduces) {
+    moved |= at_level(record, &hsgd_record::reduce, [&] { return try_reduce(); });
+  }
   if (permission == Permission::kGranted) {
-    if (stages_.reduces) {
-      moved |= at_level(record, &hsgd_record::reduce, [&] { return try_reduce(); });
-    }
     if (stages_.window != nullptr) {
       moved |= at_level(record, &hsgd_record::inter, [&] { return try_exchange(); });
     }

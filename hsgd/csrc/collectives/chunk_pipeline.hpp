@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "context/context.hpp"
 
@@ -32,6 +33,7 @@ struct Stages {
   enum class Staging { kCopies, kNothing, kInReach } staging = Staging::kCopies;
   bool reduces = false;                // from the in rings of all
   bool gathers = true;                 // into the output
+  bool rides = true;                   // the first step of local rank 0 travels with the headers
   StepWindow* window = nullptr;        // on ranks that carry it between nodes
   Store store = Store::kOrdinary;      // into shared memory
   Store out_store = Store::kOrdinary;  // into the user's output
@@ -49,7 +51,8 @@ class ChunkPipeline {
   ChunkPipeline(Context& context, const Stages& stages) : context_(context), stages_(stages) {}
 
   // --- what the collective does with a step ---
-  // May touch the output only when the permission is granted.
+  // May touch the output only when the permission is granted. Between nodes nothing but gather()
+  // touches it.
   virtual void stage(uint64_t, std::byte*, Permission) {}
   virtual void reduce(uint64_t) {}
   virtual void begin_exchange(uint64_t) {}
@@ -95,6 +98,7 @@ class ChunkPipeline {
  private:
   Step step(Permission permission);
   bool stage_first();
+  std::optional<RoundPayload*> first_step();
   void open(const Operation& operation);
   bool try_stage(Permission permission);
   bool try_reduce();

@@ -10,6 +10,14 @@
 namespace hsgd {
 namespace {
 
+// Where the parts of nodes begin in the area of a leader, in bytes of the step.
+std::vector<size_t> begins_of(const SectionLayout& layout, int leader, uint64_t step,
+                              size_t element_bytes) {
+  std::vector<size_t> begins;
+  for (const uint64_t begin : layout.area(leader, step)) begins.push_back(begin * element_bytes);
+  return begins;
+}
+
 class NodeAllgather final : public ChunkPipeline {
  public:
   NodeAllgather(Context& context, const Operation& operation, const SectionLayout& layout,
@@ -41,10 +49,7 @@ class NodeAllgather final : public ChunkPipeline {
   }
 
   void begin_exchange(uint64_t step) override {
-    std::vector<size_t> begins;
-    const std::vector<uint64_t> area = layout_.area(local().rank(), step);
-    for (const uint64_t begin : area) begins.push_back(begin * element_bytes_);
-    blocks_->begin(out_slot(0, step), std::move(begins));
+    blocks_->begin(out_slot(0, step), begins_of(layout_, local().rank(), step, element_bytes_));
   }
 
   void gather(uint64_t step) override {
@@ -98,6 +103,11 @@ void allgather_between_nodes(Context& context, const Operation& operation) {
   stages.steps = layout.steps();
   stages.leaders = plan.leaders;
   if (context.place().local_rank < plan.leaders) stages.window = context.links().blocks();
+  if (context.place().local_rank == 0) {
+    stages.rides =
+        context.links().blocks()->fits(begins_of(layout, 0, 0, operation.reduction.element_bytes),
+                                       context.links().headers().most_part_bytes());
+  }
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
   NodeAllgather(context, operation, layout, stages).run(operation);

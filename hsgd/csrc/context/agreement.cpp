@@ -70,8 +70,12 @@ void Context::start_headers(const Outgoing& outgoing) {
   if (!agree) header.status = HSGD_ERR_SIGNATURE;
   header.call = sides[0];
   header.other = sides[1];
-  links_->headers().start(header, agree ? outgoing.payload : Payload{}, outgoing.merge,
-                          outgoing.result);
+  if (agree && outgoing.first_step != nullptr) {
+    links_->headers().start(header, outgoing.first_step);
+  } else {
+    links_->headers().start(header, agree ? outgoing.payload : Payload{}, outgoing.merge,
+                            outgoing.result);
+  }
   call_.headers_started = true;
 }
 
@@ -104,20 +108,36 @@ hsgd_status Context::judge_headers() {
 }
 
 // May the pipeline move data? Throws when ranks differ.
-Permission Context::permission() {
+Permission Context::permission(const FirstStepFn& first_step) {
   if (!headers_open()) return Permission::kUnknown;
   if (one_node()) {
     require_agreement();
     return Permission::kGranted;
   }
+  Call sides[2];
+  call_.node_agrees = call_.node_agrees || headers_agree(sides);
+  const Permission unknown = call_.node_agrees ? Permission::kOnNode : Permission::kUnknown;
   if (place_.local_rank == 0 && !group_->has_result(call_.sequence)) {
-    if (!call_.headers_started) start_headers({});
-    if (!links_->headers().done()) return Permission::kUnknown;
+    if (!call_.headers_started) {
+      Outgoing outgoing;
+      if (call_.node_agrees && first_step) {
+        const std::optional<RoundPayload*> first = first_step();
+        if (!first) return unknown;
+        outgoing.first_step = *first;
+      }
+      at_level(record(), &hsgd_record::inter, [&] {
+        start_headers(outgoing);
+        return true;
+      });
+    }
+    const bool done =
+        at_level(record(), &hsgd_record::inter, [&] { return links_->headers().done(); });
+    if (!done) return unknown;
     const hsgd_status status = judge_headers();
     group_->publish_result(call_.sequence, status);
     HSGD_FAULT_POINT("between nodes: permission published");
   }
-  if (!group_->has_result(call_.sequence)) return Permission::kUnknown;
+  if (!group_->has_result(call_.sequence)) return unknown;
   if (group_->result_status(call_.sequence) == HSGD_ERR_SIGNATURE)
     fail_mismatch(group_->mismatch());
   return Permission::kGranted;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "context/links.hpp"
 #include "context/step_sizes.hpp"
 #include "internode/slice_allreduce.hpp"
 
@@ -39,6 +40,7 @@ uint64_t memory_of_node(const Place& place, const RoundSchedule& rounds, const S
     bytes += static_cast<size_t>(sizes.most_leaders()) *
              SliceAllreduce::buffer_bytes(rounds, sizes.slice_bytes(), options.slots,
                                           options.wire_dtype != HSGD_FLOAT32);
+    bytes += HeaderExchange::buffer_bytes(rounds, header_room(rounds, sizes));
   }
   return bytes;
 }

@@ -113,7 +113,7 @@ void Context::begin(const Signature& signature, const hsgd_label* label) {
   call_.signature = signature;
   call_.label = label;
   call_.open_seen = 0;
-  call_.headers_started = false;
+  call_.headers_started = call_.node_agrees = false;
   stores_.begin();
 }
 

@@ -31,8 +31,9 @@
 
 namespace hsgd {
 
-// Whether data may move: all headers of the collective agree.
-enum class Permission { kUnknown, kGranted };
+// Whether data may move. kOnNode: the headers of this node agree, so that its first step may be
+// reduced, and sent beside the headers, but no output be touched. kGranted: all agree.
+enum class Permission { kUnknown, kOnNode, kGranted };
 
 // What local rank 0 tells the other nodes together with the headers.
 struct Outgoing {
@@ -40,7 +41,12 @@ struct Outgoing {
   MergeFn merge;                // none: nobody has a payload
   std::byte* result = nullptr;  // where the payloads of all nodes go, merged
   ExchangeNote note;
+  RoundPayload* first_step = nullptr;  // of a pipeline, in the place of a payload
 };
+
+// The first step of a pipeline on local rank 0, once it may travel with the headers; nullptr: that
+// goes without headers, after them.
+using FirstStepFn = std::function<std::optional<RoundPayload*>()>;
 
 class Context final : private Watch {
  public:
@@ -118,7 +124,8 @@ class Context final : private Watch {
   // --- agreement: in context/agreement.cpp. All throw when ranks differ, on all ranks alike ---
   bool headers_open();
   void wait_for_headers();  // on one node
-  Permission permission();  // for pipelines, which have more to do than to wait
+  // For pipelines, which have more to do than to wait.
+  Permission permission(const FirstStepFn& first_step = {});
   // The part of local rank 0 in a small collective between nodes: `collect` what the ranks here
   // have put into their cells, when all headers agree, exchange it together with the headers, and
   // `conclude` from the notes of all ranks, where there are any.
@@ -167,6 +174,7 @@ class Context final : private Watch {
     const hsgd_label* label = nullptr;
     int open_seen = 0;  // headers of ranks of this node
     bool headers_started = false;
+    bool node_agrees = false;  // once known; a rank that differs is looked for again
   } call_;
   uint64_t first_sequence_ = 0;  // collectives of the set-up, which users do not count
   uint64_t base_ = 0;

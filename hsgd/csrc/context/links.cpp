@@ -1,7 +1,21 @@
 // What leaders send, and who has parted.
 #include "context/links.hpp"
 
+#include <algorithm>
+
 namespace hsgd {
+
+HeaderExchange::Room header_room(const RoundSchedule& rounds, const StepSizes& sizes) {
+  HeaderExchange::Room room;
+  // Sums of 16-bit floats travel as float32 where there are several rounds.
+  room.payload = (rounds.is_direct() ? 1 : 2) * sizes.oneshot_bytes();
+  if (rounds.rounds() == 0) return room;
+  room.whole = sizes.slice_bytes();
+  const auto least_radix = static_cast<size_t>(rounds.radix(rounds.rounds() - 1));
+  room.part = std::max(SliceAllreduce::most_part_bytes(rounds, room.whole),
+                       room.whole / least_radix + StepSizes::kChunkUnit);
+  return room;
+}
 
 Links::Links(std::unique_ptr<Transport> transport, const Place& place, const RoundSchedule& rounds,
              const StepSizes& sizes, const hsgd_options& options)
@@ -16,9 +30,8 @@ Links::Links(std::unique_ptr<Transport> transport, const Place& place, const Rou
   blocks_ = std::make_unique<SliceAllgather>(*transport_, rounds, options.slots, counters_);
   copies_ = std::make_unique<SliceBroadcast>(*transport_, rounds, options.slots, counters_);
   if (place.local_rank != 0) return;
-  // Sums of 16-bit floats travel as float32 where there are several rounds.
-  const size_t payload_bytes = (rounds.is_direct() ? 1 : 2) * sizes.oneshot_bytes();
-  headers_ = std::make_unique<HeaderExchange>(*transport_, rounds, payload_bytes, counters_);
+  headers_ =
+      std::make_unique<HeaderExchange>(*transport_, rounds, header_room(rounds, sizes), counters_);
 }
 
 void Links::part(const Parting& parting) {

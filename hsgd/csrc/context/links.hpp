@@ -20,6 +20,9 @@
 
 namespace hsgd {
 
+// What may lie behind a header: a small payload, or a leader's slice of a step.
+HeaderExchange::Room header_room(const RoundSchedule& rounds, const StepSizes& sizes);
+
 class Links {
  public:
   // `transport`: on leaders of several nodes, else nullptr.

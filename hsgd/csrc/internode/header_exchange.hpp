@@ -1,18 +1,20 @@
-// What nodes tell one another before data moves, and the small payloads that travel beside it.
+// What nodes tell one another before results are written, and the payloads that travel beside it.
 //
 // Owns the messages, round by round, and how headers are put together: after the last round all
-// nodes have the same one. Never touches flags in shared memory and never blocks.
+// nodes have the same one. Messages are the same in number and order whatever a node called, and
+// have no payload from the first one on whose sender knows of two ranks that differ. Never touches
+// flags in shared memory and never blocks.
 #ifndef HSGD_INTERNODE_HEADER_EXCHANGE_HPP_
 #define HSGD_INTERNODE_HEADER_EXCHANGE_HPP_
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/call_signature.hpp"
 #include "internode/messages.hpp"
+#include "internode/round_payload.hpp"
 #include "internode/round_schedule.hpp"
 
 namespace hsgd {
@@ -43,25 +45,24 @@ struct WireHeader {
   ExchangeNote note;
 };
 
-// A payload of a node, or of a group of nodes whose payloads have been merged.
-struct Payload {
-  const std::byte* data = nullptr;
-  size_t bytes = 0;
-};
-
-// How the payloads of consecutive groups of nodes become one, written to `out`, which is apart from
-// all of them. `is_last`: of all nodes. Returns its bytes.
-using MergeFn =
-    std::function<size_t(const std::vector<Payload>& parts, std::byte* out, bool is_last)>;
-
 class HeaderExchange {
  public:
-  // `payload_bytes`: the most that any group of nodes has.
-  HeaderExchange(Transport& transport, const RoundSchedule& rounds, size_t payload_bytes,
+  // The most bytes behind a header. The same on all nodes: others may have called anything.
+  struct Room {
+    size_t payload = 0;  // of small collectives: of any group of nodes
+    size_t part = 0;     // of a RoundPayload: to a node in a round,
+    size_t whole = 0;    // and to a partner
+  };
+  HeaderExchange(Transport& transport, const RoundSchedule& rounds, const Room& room,
                  WireCounters& counters);
+  // What such an object allocates.
+  static size_t buffer_bytes(const RoundSchedule& rounds, const Room& room);
   // `result`: where the payload of all nodes goes, unless ranks differ. May be where `payload` is.
   void start(const WireHeader& header, const Payload& payload, MergeFn merge, std::byte* result);
+  // `parts` lasts until the exchange is done, or another begins.
+  void start(const WireHeader& header, RoundPayload* parts);
   bool done();
+  size_t most_part_bytes() const { return round_bytes_ - sizeof(WireHeader); }
   const WireHeader& header() const { return *header_of(own_); }  // of all nodes, when done
 
  private:
@@ -70,7 +71,11 @@ class HeaderExchange {
     return reinterpret_cast<WireHeader*>(message);
   }
   static std::byte* payload_of(std::byte* message) { return message + sizeof(WireHeader); }
-  std::byte* message(int index) { return messages_.get() + static_cast<size_t>(index) * stride_; }
+  // Of the message that comes from a node of the group, or goes there; index 0 of the partner.
+  std::byte* incoming(int index) { return inbox_ + static_cast<size_t>(index) * round_bytes_; }
+  std::byte* outgoing(int index) { return outbox_ + static_cast<size_t>(index) * round_bytes_; }
+  bool sends_parts() const { return parts_ != nullptr && header().status == HSGD_OK; }
+  void begin(const WireHeader& header);
   void begin_stage();
   void begin_round();
   void end_stage();
@@ -78,15 +83,21 @@ class HeaderExchange {
   void merge(const std::vector<std::byte*>& parts, bool is_last);
   void merge_round();
   void send(int node);
-  void receive(int node, std::byte* message);
+  void send_part(int core, int index);
+  void receive(int node, std::byte* message, size_t capacity_bytes);
 
   Transport& transport_;
   const RoundSchedule& rounds_;
   WireCounters& counters_;
-  size_t stride_;
-  std::unique_ptr<std::byte[]> messages_;  // two of this node's own, then those that come in
+  const size_t own_bytes_;                 // the longest message of this node's own,
+  const size_t round_bytes_;               // in a round,
+  const size_t fold_bytes_;                // and between partners
+  std::unique_ptr<std::byte[]> messages_;  // two of this node's own, then inbox and outbox
+  std::byte* inbox_;
+  std::byte* outbox_;  // of parts
   Messages pending_;
   MergeFn merge_;
+  RoundPayload* parts_ = nullptr;
   std::byte* result_ = nullptr;
   std::byte* own_ = nullptr;    // what this node has of its own and other nodes' headers
   std::byte* spare_ = nullptr;  // where it is put together with others

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "internode/round_payload.hpp"
 #include "internode/transport.hpp"
 
 namespace hsgd {
@@ -40,6 +41,9 @@ class StepWindow {
   uint64_t begun() const { return begun_; }
   uint64_t finished() const { return finished_; }  // in the order in which they began
   bool progress();                                 // true when anything moved on
+  // Has the next step travel with the headers as far as it can: its begin() only prepares it, and
+  // once the headers have gone their rounds progress() does the rest. nullptr: steps here do not.
+  virtual RoundPayload* with_headers() { return nullptr; }
 
  protected:
   static constexpr int kFinished = INT32_MAX;

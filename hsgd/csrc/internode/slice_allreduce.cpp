@@ -2,6 +2,7 @@
 #include "internode/slice_allreduce.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/error.hpp"
@@ -47,6 +48,10 @@ SliceAllreduce::Buffers::Buffers(const RoundSchedule& rounds, size_t slice_bytes
   inbox_bytes = std::max(radix * part_bytes, rounds.folds() ? slice_bytes : 0);
   outbox_bytes = narrows ? radix * round_up(part_bytes / 2, kLine) : 0;
   wide_count = rounds.is_direct() ? 0 : slice_bytes / Narrowing::kElementBytes;
+}
+
+size_t SliceAllreduce::most_part_bytes(const RoundSchedule& rounds, size_t slice_bytes) {
+  return Buffers(rounds, slice_bytes, false).part_bytes;
 }
 
 size_t SliceAllreduce::buffer_bytes(const RoundSchedule& rounds, size_t slice_bytes, size_t slots,
@@ -97,7 +102,12 @@ void SliceAllreduce::begin_slice(Slice& slice) {
     slice.data = slice.outbox;
     reduction_.narrowing.conversion.narrow(slice.data, slice.sums, slice.count);
   }
-  post(slice, stages_.front());
+  slice.is_summed = std::exchange(next_rides_, false);
+  if (slice.is_summed) {
+    riding_ = &slice;
+  } else {
+    post(slice, stages_.front());
+  }
   HSGD_FAULT_POINT("between nodes: slice sent");
 }
 
@@ -106,7 +116,11 @@ void SliceAllreduce::begin_slice(Slice& slice) {
 bool SliceAllreduce::advance(size_t slot, int& phase, bool is_first) {
   Slice& slice = slices_[slot];
   if (!slice.messages.all_done() || !is_first) return slice.messages.progressed();
-  finish(slice, stages_[static_cast<size_t>(phase)]);
+  if (std::exchange(slice.is_summed, false)) {
+    phase = (rounds_.folds() ? 1 : 0) + rounds_.rounds() - 1;  // the last sum
+  } else {
+    finish(slice, stages_[static_cast<size_t>(phase)]);
+  }
   if (static_cast<size_t>(++phase) < stages_.size()) {
     post(slice, stages_[static_cast<size_t>(phase)]);
     HSGD_FAULT_POINT("between nodes: sum sent");
@@ -119,6 +133,35 @@ bool SliceAllreduce::advance(size_t slot, int& phase, bool is_first) {
   }
   phase = kFinished;
   return true;
+}
+
+RoundPayload* SliceAllreduce::with_headers() {
+  next_rides_ = true;
+  return this;
+}
+
+size_t SliceAllreduce::write(int round, int core, std::byte* out) {
+  const size_t size = partial_bytes(*riding_);
+  const Range part = round == kFold ? Range{0, riding_->count} : range(*riding_, round + 1, core);
+  if (part.count() > 0) {
+    std::memcpy(out, partial_sums(*riding_) + part.begin * size, part.count() * size);
+  }
+  return part.count() * size;
+}
+
+void SliceAllreduce::merge(int round, const std::vector<Payload>& parts) {
+  Slice& slice = *riding_;
+  const size_t size = partial_bytes(slice);
+  const Range own = round == kFold ? Range{0, slice.count} : range(slice, round + 1, core_);
+  const int own_index = round == kFold ? 0 : rounds_.index(round, core_);
+  inputs_.clear();
+  for (size_t index = 0; index < std::max<size_t>(1, parts.size()); ++index) {
+    const bool is_own = static_cast<int>(index) == own_index;
+    HSGD_CHECK(is_own || parts[index].bytes == own.count() * size);
+    inputs_.push_back(is_own ? partial_sums(slice) + own.begin * size : parts[index].data);
+  }
+  if (round == kFold && parts.empty() && !widens_) return;
+  reduce(slice, own, round + 1 == rounds_.rounds());
 }
 
 void SliceAllreduce::post(Slice& slice, const Stage& stage) {

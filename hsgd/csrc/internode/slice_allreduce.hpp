@@ -20,12 +20,14 @@
 
 namespace hsgd {
 
-class SliceAllreduce final : public StepWindow {
+class SliceAllreduce final : public StepWindow, public RoundPayload {
  public:
   // `slice_bytes`: the largest slice of one step; `slots`: steps in flight; `narrows`: some
   // reductions will narrow, which takes memory.
   SliceAllreduce(Transport& transport, const RoundSchedule& rounds, size_t slice_bytes,
                  size_t slots, bool narrows, WireCounters& counters);
+  // What one node sends another in a round, at most.
+  static size_t most_part_bytes(const RoundSchedule& rounds, size_t slice_bytes);
   // What such an object allocates for what it receives and prepares.
   static size_t buffer_bytes(const RoundSchedule& rounds, size_t slice_bytes, size_t slots,
                              bool narrows);
@@ -39,6 +41,10 @@ class SliceAllreduce final : public StepWindow {
   // without gaps in the order of RoundSchedule::nodes_by_leaf(). No core and its partner have more
   // than an equal share of the largest slice.
   void begin_parts(std::byte* sums, std::vector<uint64_t> begins);
+  // The sums of a step may travel with the headers, but not what spreads them.
+  RoundPayload* with_headers() override;
+  size_t write(int round, int core, std::byte* out) override;
+  void merge(int round, const std::vector<Payload>& parts) override;
 
  private:
   enum class Kind { kTake, kSum, kSpread, kGive };
@@ -53,6 +59,7 @@ class SliceAllreduce final : public StepWindow {
     std::vector<uint64_t> begins;  // of parts, by node
     std::byte* data = nullptr;     // what is sent: the sums, or they narrowed
     bool is_wide = false;          // until all nodes are in the sums these lie in `wide`
+    bool is_summed = false;        // with the headers
     std::byte* inbox = nullptr;
     std::byte* outbox = nullptr;  // for the narrowed slice
     float* wide = nullptr;        // for sums of some nodes of 16-bit floats
@@ -101,6 +108,8 @@ class SliceAllreduce final : public StepWindow {
   std::unique_ptr<std::byte[]> outboxes_;
   std::unique_ptr<float[]> wide_;
   std::vector<Slice> slices_;
+  bool next_rides_ = false;
+  Slice* riding_ = nullptr;  // that travels with the headers
   std::vector<const void*> inputs_;
   std::vector<float> widened_;  // a block of each input
 };

@@ -2,9 +2,11 @@
 #include "internode/slice_broadcast.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
+#include "base/error.hpp"
 #include "base/fault_points.hpp"
-#include "internode/reduction.hpp"
 #include "internode/round_messages.hpp"
 
 namespace hsgd {
@@ -34,13 +36,45 @@ void SliceBroadcast::begin(std::byte* data, size_t bytes) {
   Slice& slice = slices_[begin_step()];
   slice.data = data;
   slice.bytes = bytes;
-  post(slice, stages_.front());
+  slice.is_split = std::exchange(next_rides_, false);
+  if (slice.is_split) {
+    riding_ = &slice;
+  } else {
+    post(slice, stages_.front());
+  }
+}
+
+RoundPayload* SliceBroadcast::with_headers() {
+  next_rides_ = true;
+  return this;
+}
+
+size_t SliceBroadcast::write(int round, int core, std::byte* out) {
+  const bool has_all = round == kFold && node_ == root_;
+  if (!has_all && (round == kFold || !holds(core_, round))) return 0;
+  const Range range = has_all ? Range{0, riding_->bytes} : part(*riding_, round, core);
+  if (range.count() > 0) std::memcpy(out, riding_->data + range.begin, range.count());
+  return range.count();
+}
+
+void SliceBroadcast::merge(int round, const std::vector<Payload>& parts) {
+  const bool is_new = round == kFold ? folds_root() && core_ == root_core_
+                                     : !holds(core_, round) && holds(core_, round + 1);
+  if (!is_new) return;
+  const Range range = round == kFold ? Range{0, riding_->bytes} : part(*riding_, round, core_);
+  const int from = round == kFold ? 1 : rounds_.index(round, root_core_);
+  const Payload& payload = parts[static_cast<size_t>(from)];
+  HSGD_CHECK(payload.bytes == range.count());
+  if (payload.bytes > 0) std::memcpy(riding_->data + range.begin, payload.data, payload.bytes);
 }
 
 // A stage is posted in the order of steps on all nodes.
 bool SliceBroadcast::advance(size_t slot, int& phase, bool is_first) {
   Slice& slice = slices_[slot];
   if (!slice.messages.all_done() || !is_first) return slice.messages.progressed();
+  if (std::exchange(slice.is_split, false)) {
+    phase = (rounds_.folds() ? 1 : 0) + rounds_.rounds() - 1;  // the last that splits
+  }
   if (static_cast<size_t>(++phase) == stages_.size()) {
     phase = kFinished;
   } else {
@@ -59,8 +93,7 @@ void SliceBroadcast::post(Slice& slice, const Stage& stage) {
 
 // Between a core and the node that takes no part: this is the root, or it gets what all have.
 void SliceBroadcast::post_fold(Slice& slice, Kind kind) {
-  const bool from_partner = !rounds_.is_core(root_);
-  if (partner_ < 0 || (core_ == root_core_ && from_partner) != (kind == Kind::kTake)) return;
+  if (partner_ < 0 || (core_ == root_core_ && folds_root()) != (kind == Kind::kTake)) return;
   if (rounds_.is_core(node_) == (kind == Kind::kGive)) {
     slice.messages.send(partner_, Channel::kBroadcast, slice.data, slice.bytes, counters_);
   } else {
@@ -70,43 +103,35 @@ void SliceBroadcast::post_fold(Slice& slice, Kind kind) {
 
 void SliceBroadcast::post_scatter(Slice& slice, int round) {
   if (!holds(core_, round + 1)) return;
-  const auto part = [&](int core) {
-    const RoundSchedule::Leaves leaves = rounds_.leaves(round + 1, core);
-    return Range{offset(slice, leaves.begin), offset(slice, leaves.end)};
-  };
   const bool sends = holds(core_, round);
   for_each_member(
       rounds_, round, core_,
       [&](int member) {
         if (sends || !holds(member, round)) return;
-        const Range own = part(core_);
+        const Range own = part(slice, round, core_);
         slice.messages.receive(rounds_.node_of(member), Channel::kBroadcast, slice.data + own.begin,
                                own.count(), counters_);
       },
       [&](int member) {
         if (!sends) return;
-        const Range its_part = part(member);
+        const Range its_part = part(slice, round, member);
         slice.messages.send(rounds_.node_of(member), Channel::kBroadcast,
                             slice.data + its_part.begin, its_part.count(), counters_);
       });
 }
 
 void SliceBroadcast::post_spread(Slice& slice, int round) {
-  const auto part = [&](int core) {
-    const RoundSchedule::Leaves leaves = rounds_.leaves(round + 1, core);
-    return Range{offset(slice, leaves.begin), offset(slice, leaves.end)};
-  };
   for_each_member(
       rounds_, round, core_,
       [&](int member) {
         if (holds(core_, round)) return;
-        const Range its_part = part(member);
+        const Range its_part = part(slice, round, member);
         slice.messages.receive(rounds_.node_of(member), Channel::kGather,
                                slice.data + its_part.begin, its_part.count(), counters_);
       },
       [&](int member) {
         if (holds(member, round)) return;
-        const Range own = part(core_);
+        const Range own = part(slice, round, core_);
         slice.messages.send(rounds_.node_of(member), Channel::kGather, slice.data + own.begin,
                             own.count(), counters_);
       });
@@ -118,6 +143,11 @@ bool SliceBroadcast::holds(int core, int round) const {
     if (rounds_.index(later, core) != rounds_.index(later, root_core_)) return false;
   }
   return true;
+}
+
+Range SliceBroadcast::part(const Slice& slice, int round, int core) const {
+  const RoundSchedule::Leaves leaves = rounds_.leaves(round + 1, core);
+  return {offset(slice, leaves.begin), offset(slice, leaves.end)};
 }
 
 // The leaves of the root's group of the first round are empty, the others equal.

@@ -13,11 +13,12 @@
 #include <vector>
 
 #include "internode/messages.hpp"
+#include "internode/reduction.hpp"
 #include "internode/round_schedule.hpp"
 
 namespace hsgd {
 
-class SliceBroadcast final : public StepWindow {
+class SliceBroadcast final : public StepWindow, public RoundPayload {
  public:
   SliceBroadcast(Transport& transport, const RoundSchedule& rounds, size_t slots,
                  WireCounters& counters);
@@ -25,6 +26,10 @@ class SliceBroadcast final : public StepWindow {
   bool is_root() const { return node_ == root_; }
   // The next step: on the root's node its data, elsewhere where it goes.
   void begin(std::byte* data, size_t bytes);
+  // What the root splits may travel with the headers, but not what puts it together.
+  RoundPayload* with_headers() override;
+  size_t write(int round, int core, std::byte* out) override;
+  void merge(int round, const std::vector<Payload>& parts) override;
 
  private:
   enum class Kind { kTake, kScatter, kSpread, kGive };
@@ -36,6 +41,7 @@ class SliceBroadcast final : public StepWindow {
     explicit Slice(Transport& transport) : messages(transport) {}
     std::byte* data = nullptr;
     size_t bytes = 0;
+    bool is_split = false;  // with the headers
     Messages messages;
   };
   bool advance(size_t slot, int& phase, bool is_first) override;
@@ -45,6 +51,9 @@ class SliceBroadcast final : public StepWindow {
   void post_spread(Slice& slice, int round);
   // Whether a core has got from the root all that it has to do with before a round.
   bool holds(int core, int round) const;
+  // What `core` gets from the root in a round, for itself and others.
+  Range part(const Slice& slice, int round, int core) const;
+  bool folds_root() const { return !rounds_.is_core(root_); }
   size_t offset(const Slice& slice, int leaf) const;
 
   const RoundSchedule& rounds_;
@@ -56,6 +65,8 @@ class SliceBroadcast final : public StepWindow {
   int root_core_ = 0;
   std::vector<Stage> stages_;
   std::vector<Slice> slices_;
+  bool next_rides_ = false;
+  Slice* riding_ = nullptr;  // that travels with the headers
 };
 
 }  // namespace hsgd

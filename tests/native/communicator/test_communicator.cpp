@@ -182,6 +182,56 @@ TEST("ranks that differ, within a node or between nodes, are told so alike and g
 
 namespace {
 
+// A large collective of each kind, a small one and one without data, by number.
+void call_one(hsgd::Communicator& comm, int kind, std::vector<double>& in,
+              std::vector<double>& out) {
+  const auto size = static_cast<size_t>(comm.topology().size);
+  const std::vector<uint64_t> blocks(size, in.size() / size);
+  switch (kind) {
+    case 0:
+      return comm.allreduce(in.data(), out.data(), in.size(), HSGD_FLOAT64, HSGD_SUM, nullptr);
+    case 1:
+      return comm.reduce_scatter(in.data(), out.data(), blocks.data(), HSGD_FLOAT64, HSGD_SUM,
+                                 nullptr);
+    case 2:
+      return comm.allgather(in.data(), out.data(), blocks.data(), HSGD_FLOAT64, nullptr);
+    case 3:
+      return comm.broadcast(out.data(), out.size(), HSGD_FLOAT64, 0, nullptr);
+    case 4:
+      return comm.allreduce(in.data(), out.data(), 3, HSGD_FLOAT64, HSGD_SUM, nullptr);
+    default:
+      return comm.barrier();
+  }
+}
+
+}  // namespace
+
+TEST("a node that calls another collective is told so as all are, and no output is touched") {
+  for (const int nodes : {2, 3, 5, 16, 17}) {
+    const Cluster cluster{std::vector<int>(static_cast<size_t>(nodes), nodes < 4 ? 2 : 1),
+                          ranks::small_steps(),
+                          {1, 5, 6}};
+    cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+      const int odd = cluster.size() / 2;
+      const std::vector<double> before(static_cast<size_t>(cluster.size()) * 90, 2.0);
+      for (int usual = 0; usual < 6; ++usual) {
+        for (int other = 0; other < 6; ++other) {
+          if (usual == other) continue;
+          std::vector<double> in(before.size(), 1.0);
+          std::vector<double> out = before;
+          const int kind = rank == odd ? other : usual;
+          CHECK_EQ(status_of([&] { call_one(*comm, kind, in, out); }), HSGD_ERR_SIGNATURE);
+          CHECK(out == before);
+          call_one(*comm, 0, in, out);
+          CHECK(out == std::vector<double>(in.size(), 1.0 * cluster.size()));
+        }
+      }
+    });
+  }
+}
+
+namespace {
+
 struct Destroy {
   void operator()(hsgd_comm* comm) const { hsgd_comm_destroy(comm); }
 };

@@ -1,112 +1,22 @@
 // What leaders of many nodes send one another, all of them in one thread: nothing of it blocks.
 #include <cstring>
 #include <memory>
-#include <numeric>
 
-#include "internode/header_exchange.hpp"
 #include "internode/slice_allgather.hpp"
 #include "internode/slice_allreduce.hpp"
 #include "internode/slice_broadcast.hpp"
-#include "support/ranks.hpp"
-#include "support/transport_inproc.hpp"
+#include "support/leaders.hpp"
 
 namespace {
 
 using hsgd::RoundSchedule;
-
-// One thread, in which the thread sanitizer has nothing to find and takes minutes for a thousand.
-#if defined(__SANITIZE_THREAD__)
-constexpr int kMostNodes = 40;
-#else
-constexpr int kMostNodes = 1000;
-#endif
-
-class CountingTransport final : public hsgd::Transport {
- public:
-  CountingTransport(std::unique_ptr<hsgd::Transport> below, int* messages)
-      : below_(std::move(below)), messages_(messages) {}
-  int node_rank() const override { return below_->node_rank(); }
-  int node_count() const override { return below_->node_count(); }
-  Ticket send(int node, hsgd::Channel channel, const void* data, size_t bytes) override {
-    ++*messages_;
-    return below_->send(node, channel, data, bytes);
-  }
-  Ticket receive(int node, hsgd::Channel channel, void* data, size_t capacity_bytes) override {
-    return below_->receive(node, channel, data, capacity_bytes);
-  }
-  bool done(Ticket ticket) override { return below_->done(ticket); }
-  void part(const hsgd::Parting& parting) noexcept override { below_->part(parting); }
-  bool heard(hsgd::Parting* parting) override { return below_->heard(parting); }
-  bool quiesce(const hsgd::Deadline& deadline) noexcept override {
-    return below_->quiesce(deadline);
-  }
-
- private:
-  std::unique_ptr<hsgd::Transport> below_;
-  int* messages_;
-};
-
-// Local rank 0 of each node.
-struct Leaders {
-  RoundSchedule rounds;
-  std::vector<int> messages;  // sent, by node
-  std::vector<hsgd::WireCounters> counters;
-  std::vector<std::unique_ptr<hsgd::Transport>> transports;
-
-  explicit Leaders(int nodes, int radix = 16, uint64_t seed = 0)
-      : rounds(nodes, radix),
-        messages(static_cast<size_t>(nodes)),
-        counters(static_cast<size_t>(nodes)) {
-    const auto network = hsgd::make_inproc_network({nodes, seed, 4});
-    for (int node = 0; node < nodes; ++node) {
-      transports.push_back(std::make_unique<CountingTransport>(
-          hsgd::make_inproc_transport(network, node, 0), &messages[static_cast<size_t>(node)]));
-    }
-  }
-  size_t size() const { return transports.size(); }
-  int most_messages() const { return *std::max_element(messages.begin(), messages.end()); }
-};
-
-// Until step(node) has said true for each.
-template <class StepOfNode>
-void until_all(size_t nodes, StepOfNode&& step) {
-  std::vector<bool> done(nodes);
-  for (size_t left = nodes; left > 0;) {
-    for (size_t node = 0; node < nodes; ++node) {
-      if (done[node] || !step(node)) continue;
-      done[node] = true;
-      --left;
-    }
-  }
-}
-
-hsgd::Reduction reduction_of(hsgd_dtype dtype) {
-  hsgd::Reduction reduction;
-  const hsgd::Isa isa = hsgd::detect_isa();
-  reduction.reduce = hsgd::select_reduce(dtype, HSGD_SUM, isa);
-  reduction.copy = hsgd::select_copy(isa);
-  reduction.element_bytes = hsgd_dtype_bytes(dtype);
-  if (dtype == HSGD_BFLOAT16) {
-    reduction.widening = {hsgd::select_conversion(dtype, isa),
-                          hsgd::select_reduce(HSGD_FLOAT32, HSGD_SUM, isa)};
-  }
-  return reduction;
-}
-
-ranks::Operation sum_of(hsgd_dtype dtype, uint64_t count) {
-  ranks::Operation operation{};
-  operation.dtype = dtype;
-  operation.op = HSGD_SUM;
-  operation.count = count;
-  operation.seed = count + 5;
-  return operation;
-}
-
-std::vector<std::byte> expected_sum(const ranks::Operation& operation, int nodes, int radix) {
-  return ranks::expected(operation,
-                         ranks::in_a_row(std::vector<int>(static_cast<size_t>(nodes), 1)),
-                         HSGD_FLOAT32, radix);
-}
+using leaders::expected_sum;
+using leaders::kMostNodes;
+using leaders::Leaders;
+using leaders::part_begins;
+using leaders::reduction_of;
+using leaders::sum_of;
+using leaders::until_all;
 
 // Steps of an allreduce that are in flight together, as the pipeline has them.
 void run_allreduce(Leaders& leaders, const ranks::Operation& operation, uint64_t steps, int radix) {
@@ -131,16 +41,6 @@ void run_allreduce(Leaders& leaders, const ranks::Operation& operation, uint64_t
   for (const auto& of_node : data) {
     for (const auto& sums : of_node) CHECK(sums == wanted);
   }
-}
-
-// Where the part of each node begins, some of them empty, and the end of all.
-std::vector<uint64_t> part_begins(const RoundSchedule& rounds) {
-  std::vector<uint64_t> begins(static_cast<size_t>(rounds.nodes()) + 1);
-  for (const int node : rounds.nodes_by_leaf()) {
-    begins[static_cast<size_t>(node)] = begins.back();
-    begins.back() += node % 7 == 3 ? 0 : static_cast<uint64_t>(node * 37 % 101);
-  }
-  return begins;
 }
 
 // Two steps of a reduce_scatter in flight. `begins`: in the order of leaves, in which the expected
@@ -182,14 +82,6 @@ void run_parts(Leaders& leaders, const ranks::Operation& operation,
             std::memcmp(sums.data() + begin, wanted.data() + begin, end - begin) == 0);
     }
   }
-}
-
-hsgd::WireHeader header_of(size_t node) {
-  hsgd::WireHeader header{};
-  header.sequence = 1;
-  header.call.rank = static_cast<int32_t>(node);
-  header.note.imbalance = node;
-  return header;
 }
 
 }  // namespace
@@ -336,53 +228,6 @@ TEST("what any root has reaches 2 to 64 nodes, once each, and no node sends much
         const double most = (rounds.folds() ? 2.0 : 1.0) + (rounds.most_radix() < 3 ? 1.0 : 0.6);
         CHECK(static_cast<double>(counters.bytes_sent) <=
               most * static_cast<double>(kSteps * wanted.size()));
-      }
-    }
-  }
-}
-
-TEST("headers of many nodes are put together in messages by the logarithm of their number") {
-  for (const int nodes : {2, 16, 17, 64, 300, 1000}) {
-    if (nodes > kMostNodes) continue;
-    Leaders leaders(nodes);
-    std::vector<std::unique_ptr<hsgd::HeaderExchange>> headers;
-    for (size_t node = 0; node < leaders.size(); ++node) {
-      headers.push_back(std::make_unique<hsgd::HeaderExchange>(
-          *leaders.transports[node], leaders.rounds, 64, leaders.counters[node]));
-      headers[node]->start(header_of(node), {}, {}, nullptr);
-    }
-    until_all(leaders.size(), [&](size_t node) { return headers[node]->done(); });
-    const auto n = static_cast<uint64_t>(nodes);
-    for (const auto& header : headers) {
-      CHECK_EQ(header->header().status, HSGD_OK);
-      CHECK_EQ(header->header().note.imbalance, n * (n - 1) / 2);
-    }
-    CHECK_EQ(leaders.most_messages(), leaders.rounds.messages());
-    CHECK(leaders.most_messages() <= 16);
-  }
-}
-
-TEST("all of many nodes hear of the same two ranks that differ, wherever they are") {
-  for (const int nodes : {16, 37, 100}) {
-    if (nodes > kMostNodes) continue;
-    for (const int odd : {0, 1, nodes / 2, nodes - 1}) {
-      Leaders leaders(nodes);
-      std::vector<std::unique_ptr<hsgd::HeaderExchange>> headers;
-      for (size_t node = 0; node < leaders.size(); ++node) {
-        headers.push_back(std::make_unique<hsgd::HeaderExchange>(
-            *leaders.transports[node], leaders.rounds, 64, leaders.counters[node]));
-        hsgd::WireHeader header = header_of(node);
-        header.call.signature.count = static_cast<int>(node) == odd ? 5 : 4;
-        headers[node]->start(header, {}, {}, nullptr);
-      }
-      until_all(leaders.size(), [&](size_t node) { return headers[node]->done(); });
-      for (const auto& header : headers) {
-        const hsgd::WireHeader& told = header->header();
-        CHECK_EQ(told.status, HSGD_ERR_SIGNATURE);
-        CHECK_EQ(told.call.rank, headers[0]->header().call.rank);
-        CHECK_EQ(told.other.rank, headers[0]->header().other.rank);
-        CHECK(told.call.rank == odd || told.other.rank == odd);
-        CHECK(told.call.rank != told.other.rank);
       }
     }
   }
