@@ -19,14 +19,14 @@ class BroadcastPipeline final : public ChunkPipeline {
  public:
   // `root`: local rank of the root, or -1 when it is on another node.
   BroadcastPipeline(Context& context, const Operation& operation, const Chunking& chunking,
-                    const Stages& stages, int root)
+                    const Stages& stages, int root, BroadcastSteps* copies)
       : ChunkPipeline(context, stages),
         data_(static_cast<std::byte*>(operation.out)),
         chunking_(chunking),
         element_bytes_(operation.reduction.element_bytes),
         copy_(operation.reduction.copy),
         root_(root),
-        copies_(stages.window != nullptr ? context.links().copies() : nullptr) {
+        copies_(copies) {
     if (copies_ != nullptr) copies_->start(context.node_of(operation.root));
   }
 
@@ -90,7 +90,7 @@ class BroadcastPipeline final : public ChunkPipeline {
   const size_t element_bytes_;  // of an element
   const CopyFn copy_;
   const int root_;
-  SliceBroadcast* copies_;  // on leaders
+  BroadcastSteps* copies_;  // on leaders
 };
 
 // Each rank copies its part from the root's buffer into those of all others.
@@ -128,10 +128,13 @@ void run(Context& context, const Operation& operation) {
   stages.leaders = plan.leaders;
   if (!is_root) stages.staging = Stages::Staging::kNothing;
   stages.gathers = !is_root;
-  if (context.place().local_rank < plan.leaders) stages.window = context.links().copies();
+  const bool leads = context.place().local_rank < plan.leaders;
+  BroadcastSteps* copies = leads ? context.links().copies(plan.form) : nullptr;
+  stages.window = copies;
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
-  BroadcastPipeline(context, operation, chunking, stages, context.local_rank_of(operation.root))
+  BroadcastPipeline(context, operation, chunking, stages, context.local_rank_of(operation.root),
+                    copies)
       .run(operation);
 }
 

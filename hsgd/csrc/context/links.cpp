@@ -29,9 +29,15 @@ Links::Links(std::unique_ptr<Transport> transport, const Place& place, const Rou
   }
   blocks_ = std::make_unique<SliceAllgather>(*transport_, rounds, options.slots, counters_);
   copies_ = std::make_unique<SliceBroadcast>(*transport_, rounds, options.slots, counters_);
+  trees_ = std::make_unique<TreeBroadcast>(*transport_, options.slots, counters_);
   if (place.local_rank != 0) return;
   headers_ =
       std::make_unique<HeaderExchange>(*transport_, rounds, header_room(rounds, sizes), counters_);
+}
+
+BroadcastSteps* Links::copies(BroadcastForm form) {
+  if (form == BroadcastForm::kTrees) return trees_.get();
+  return copies_.get();
 }
 
 void Links::part(const Parting& parting) {

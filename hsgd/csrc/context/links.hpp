@@ -17,6 +17,7 @@
 #include "internode/slice_allreduce.hpp"
 #include "internode/slice_broadcast.hpp"
 #include "internode/transport.hpp"
+#include "internode/tree_broadcast.hpp"
 
 namespace hsgd {
 
@@ -31,9 +32,10 @@ class Links {
   bool leads() const { return transport_ != nullptr; }
   int descriptor() const { return leads() ? transport_->descriptor() : -1; }  // see Transport
   HeaderExchange& headers() { return *headers_; }                             // on local rank 0
-  SliceAllreduce* slices() { return slices_.get(); }    // nullptr but on leaders
-  SliceAllgather* blocks() { return blocks_.get(); }    // as slices()
-  SliceBroadcast* copies() { return copies_.get(); }    // as slices()
+  SliceAllreduce* slices() { return slices_.get(); }  // nullptr but on leaders
+  SliceAllgather* blocks() { return blocks_.get(); }  // as slices()
+  // As slices(), for a payload of one step or of many.
+  BroadcastSteps* copies(BroadcastForm form);
   StepMessages* messages() { return messages_.get(); }  // as slices()
   const WireCounters& counters() const { return counters_; }
 
@@ -53,6 +55,7 @@ class Links {
   std::unique_ptr<SliceAllreduce> slices_;
   std::unique_ptr<SliceAllgather> blocks_;
   std::unique_ptr<SliceBroadcast> copies_;
+  std::unique_ptr<TreeBroadcast> trees_;
   std::unique_ptr<StepMessages> messages_;
   std::optional<Parting> parting_;  // of the nodes that parted, the one that misses most
 };

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "internode/two_trees.hpp"
+
 namespace hsgd {
 namespace {
 
@@ -144,13 +146,24 @@ WirePlan StepSizes::wire_plan(size_t bytes) const {
   return {static_cast<int>(leaders), std::max(kChunkUnit, step_bytes)};
 }
 
-// The root's group of the first round has no part in a step: messages stay as large.
+// In a split step the root's group of the first round has no part: messages stay as large. What is
+// more than one such step goes in trees where there are several rounds, in shorter messages the
+// less it is, as a step waits for one message on each level of a tree.
 WirePlan StepSizes::broadcast_plan(size_t bytes) const {
+  constexpr size_t kTreeSteps = 32;
   WirePlan plan = wire_plan(bytes);
   if (place_.node_count == 1) return plan;
   const auto radix = static_cast<size_t>(rounds_.most_radix());
-  const size_t step_bytes = plan.step_bytes / radix * (radix - 1) / kChunkUnit * kChunkUnit;
-  plan.step_bytes = std::max(kChunkUnit, step_bytes);
+  const size_t split_bytes = plan.step_bytes / radix * (radix - 1) / kChunkUnit * kChunkUnit;
+  if (rounds_.is_direct() || bytes <= split_bytes) {
+    plan.step_bytes = std::max(kChunkUnit, split_bytes);
+    return plan;
+  }
+  plan.form = BroadcastForm::kTrees;
+  const size_t halves = TwoTrees::kTrees * static_cast<size_t>(plan.leaders);
+  const size_t message =
+      std::clamp(bytes / (kTreeSteps * halves), kLeastMessageBytes, kMessageBytes);
+  plan.step_bytes = std::min(plan.step_bytes, round_up(halves * message, kChunkUnit));
   return plan;
 }
 

@@ -16,10 +16,14 @@
 
 namespace hsgd {
 
+// How a broadcast travels between nodes: each step split among all, or in two trees.
+enum class BroadcastForm { kSplit, kTrees };
+
 // How a payload travels between nodes.
 struct WirePlan {
   int leaders;  // local ranks that carry it; 0 on one node
   size_t step_bytes;
+  BroadcastForm form = BroadcastForm::kSplit;
 };
 
 // The options of a communicator, with the slots that it has.

@@ -13,7 +13,7 @@ namespace hsgd {
 
 SliceBroadcast::SliceBroadcast(Transport& transport, const RoundSchedule& rounds, size_t slots,
                                WireCounters& counters)
-    : StepWindow(slots),
+    : BroadcastSteps(slots),
       rounds_(rounds),
       counters_(counters),
       node_(transport.node_rank()),

@@ -12,20 +12,20 @@
 #include <cstddef>
 #include <vector>
 
+#include "internode/broadcast_steps.hpp"
 #include "internode/messages.hpp"
 #include "internode/reduction.hpp"
 #include "internode/round_schedule.hpp"
 
 namespace hsgd {
 
-class SliceBroadcast final : public StepWindow, public RoundPayload {
+class SliceBroadcast final : public BroadcastSteps, public RoundPayload {
  public:
   SliceBroadcast(Transport& transport, const RoundSchedule& rounds, size_t slots,
                  WireCounters& counters);
-  void start(int root_node);
-  bool is_root() const { return node_ == root_; }
-  // The next step: on the root's node its data, elsewhere where it goes.
-  void begin(std::byte* data, size_t bytes);
+  void start(int root_node) override;
+  bool is_root() const override { return node_ == root_; }
+  void begin(std::byte* data, size_t bytes) override;
   // What the root splits may travel with the headers, but not what puts it together.
   RoundPayload* with_headers() override;
   size_t write(int round, int core, std::byte* out) override;
