@@ -61,8 +61,11 @@ size_t chunk_bytes_for(const Place& place, const NodeMap& map, const RoundSchedu
   // rank of another node in one of an alltoall.
   const size_t least = std::max(static_cast<size_t>(place.node_count) * 4 * sizeof(double),
                                 static_cast<size_t>(map.most_ranks()) * 4 * kLine);
+  // From three rounds on most messages of a step are small shares of it: in longer ones they cost
+  // less.
+  const size_t share = rounds.rounds() > 2 ? 2 : 1;
   const auto messages =
-      static_cast<size_t>(place.leaders) * static_cast<size_t>(rounds.most_radix());
+      share * static_cast<size_t>(place.leaders) * static_cast<size_t>(rounds.most_radix());
   const size_t most = most_chunk_bytes(map, cell_bytes_for(place, rounds, options), options);
   const size_t wanted = options.wire_chunk_bytes > 0
                             ? options.wire_chunk_bytes
@@ -154,7 +157,9 @@ WirePlan StepSizes::broadcast_plan(size_t bytes) const {
   WirePlan plan = wire_plan(bytes);
   if (place_.node_count == 1) return plan;
   const auto radix = static_cast<size_t>(rounds_.most_radix());
-  const size_t split_bytes = plan.step_bytes / radix * (radix - 1) / kChunkUnit * kChunkUnit;
+  const size_t message_bytes =
+      std::min(plan.step_bytes / radix, kMessageBytes * static_cast<size_t>(plan.leaders));
+  const size_t split_bytes = message_bytes * (radix - 1) / kChunkUnit * kChunkUnit;
   if (rounds_.is_direct() || bytes <= split_bytes) {
     plan.step_bytes = std::max(kChunkUnit, split_bytes);
     return plan;
