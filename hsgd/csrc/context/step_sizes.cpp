@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "internode/two_trees.hpp"
+#include "internode/tree_broadcast.hpp"
 
 namespace hsgd {
 namespace {

@@ -14,7 +14,6 @@
 
 #include "base/call_signature.hpp"
 #include "internode/messages.hpp"
-#include "internode/round_payload.hpp"
 #include "internode/round_schedule.hpp"
 
 namespace hsgd {

@@ -1,14 +1,16 @@
-// Messages between leaders, and the window of pipeline steps whose messages are in flight.
+// Messages between leaders, the window of pipeline steps whose messages are in flight, and what of
+// a step may travel behind the headers.
 //
 // Owns the order: a step is finished when its messages and those of all earlier steps have arrived
 // and left. Never knows what the messages hold.
 #ifndef HSGD_INTERNODE_MESSAGES_HPP_
 #define HSGD_INTERNODE_MESSAGES_HPP_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
-#include "internode/round_payload.hpp"
 #include "internode/transport.hpp"
 
 namespace hsgd {
@@ -32,6 +34,32 @@ class Messages {
   Transport& transport_;
   std::vector<Transport::Ticket> pending_;
   bool progressed_ = false;
+};
+
+// A payload of a node, or of a group of nodes whose payloads have been merged.
+struct Payload {
+  const std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+// How the payloads of consecutive groups of nodes become one, written to `out`, which is apart from
+// all of them. `is_last`: of all nodes. Returns its bytes.
+using MergeFn =
+    std::function<size_t(const std::vector<Payload>& parts, std::byte* out, bool is_last)>;
+
+// The first step of a pipeline, of which each node is sent what it has to do with. Nothing is
+// merged from nodes that called something else, nor from others after one is known.
+class RoundPayload {
+ public:
+  // Before the rounds: from the node that takes no part to its partner.
+  static constexpr int kFold = -1;
+
+  virtual ~RoundPayload() = default;
+  // Writes what goes to `core` in a round, and returns its bytes.
+  virtual size_t write(int round, int core, std::byte* out) = 0;
+  // Takes what came: in a round by index in the group, with nothing at this core's own; before the
+  // rounds nothing and what the partner sent, or no parts on a core that has none.
+  virtual void merge(int round, const std::vector<Payload>& parts) = 0;
 };
 
 // Steps of a pipeline, of which several are in flight and go through the same phases.
@@ -60,6 +88,18 @@ class StepWindow {
   std::vector<int> phases_;
   uint64_t begun_ = 0;
   uint64_t finished_ = 0;
+};
+
+// Steps in which one node's data goes to all.
+class BroadcastSteps : public StepWindow {
+ public:
+  virtual void start(int root_node) = 0;
+  virtual bool is_root() const = 0;
+  // The next step: on the root's node its data, elsewhere where it goes.
+  virtual void begin(std::byte* data, size_t bytes) = 0;
+
+ protected:
+  using StepWindow::StepWindow;
 };
 
 // Steps of one phase: messages that are sent and received.

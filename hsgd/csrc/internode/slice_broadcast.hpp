@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "internode/broadcast_steps.hpp"
 #include "internode/messages.hpp"
 #include "internode/reduction.hpp"
 #include "internode/round_schedule.hpp"

@@ -1,9 +1,10 @@
 // What one node has goes to all, for what takes many steps.
 //
-// Owns the order of messages. Each tree of two_trees.hpp carries half of a step, and a node passes
-// on what has come from its parent; the other half may come later. A node receives each byte once
-// and sends as many at most, and a step is as many messages behind the root as trees are deep.
-// Never touches flags in shared memory and never blocks.
+// Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+// scan", Parallel Computing 35, 2009: each of two trees carries half of a step, so that every node
+// receives each byte once and sends as many at most. Owns the trees, which are the same on all
+// nodes, and the order of messages: a node passes on what has come from its parent, whatever the
+// other half waits for. Never touches flags in shared memory and never blocks.
 #ifndef HSGD_INTERNODE_TREE_BROADCAST_HPP_
 #define HSGD_INTERNODE_TREE_BROADCAST_HPP_
 
@@ -11,12 +12,30 @@
 #include <cstddef>
 #include <vector>
 
-#include "internode/broadcast_steps.hpp"
 #include "internode/messages.hpp"
 #include "internode/transport.hpp"
-#include "internode/two_trees.hpp"
 
 namespace hsgd {
+
+// Two binary trees over all nodes but a root. Who has children in one tree is a leaf of the other.
+class TwoTrees {
+ public:
+  static constexpr int kTrees = 2;
+
+  TwoTrees(int nodes, int root) : nodes_(nodes), root_(root) {}
+  // Of a node that is not the root; the root is the parent of the first node of each tree.
+  int parent(int tree, int node) const;
+  std::vector<int> children(int tree, int node) const;
+
+ private:
+  // The root has 0, others have 1 to nodes - 1, in the order in which a walk of the tree from left
+  // to right meets them. Odd ones are leaves.
+  int position(int tree, int node) const;
+  int node_at(int tree, int position) const;
+
+  int nodes_;
+  int root_;
+};
 
 class TreeBroadcast final : public BroadcastSteps {
  public:

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "internode/tree_broadcast.hpp"
-#include "internode/two_trees.hpp"
 #include "support/leaders.hpp"
 
 namespace {
