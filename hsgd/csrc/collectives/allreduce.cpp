@@ -282,8 +282,10 @@ void reduce_staged_claimed(Context& context, const Operation& operation) {
     open_in_private(context, operation);
   }
   context.wait_for_headers();
+  if (!stages_first) steps.stage(0);
   for (uint64_t step = 0; step < steps.count(); ++step) {
-    if (step > 0 || !stages_first) steps.stage(step);
+    // One ahead: when a rank gets its turn, most have staged what it is to sum.
+    if (step + 1 < steps.count()) steps.stage(step + 1);
     steps.reduce(step);
     steps.gather(step);
   }
@@ -318,13 +320,20 @@ void reduce_chunks(Context& context, const Operation& operation,
       .run(operation);
 }
 
+// Few ranks that take turns on cores: slices of their own are as fast in several steps, and
+// up to a quarter faster with a dozen.
+bool shares_out_sums(const Context& context, const Operation& operation) {
+  const LocalGroup& local = context.local();
+  const bool one_step = operation.bytes() <= context.sizes().node_step_bytes();
+  return context.one_node() && local.shares_cores() && (one_step || local.combines());
+}
+
 void run(Context& context, const Operation& operation) {
   if (is_small(context, operation)) return run_one_shot(context, operation);
   const size_t bytes = operation.bytes();
   const auto shared = shared_arguments(context, operation, bytes, bytes);
   if (shared && context.one_node()) return reduce_in_place(context, operation, *shared);
-  if (context.one_node() && context.local().shares_cores())
-    return reduce_staged_claimed(context, operation);
+  if (shares_out_sums(context, operation)) return reduce_staged_claimed(context, operation);
   reduce_chunks(context, operation, shared);
 }
 

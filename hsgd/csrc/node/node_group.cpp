@@ -36,10 +36,11 @@ WaitPolicy policy_for(const LocalGroup::Settings& settings, int cores) {
   WaitPolicy policy = settings.wait;
   if (policy.spin < 0) policy.spin = settings.size <= cores ? WaitPolicy{}.spin : 0;
   policy.may_stay_awake = settings.size <= cores;
-  // As long as it takes until all that share a core have had their turn.
-  constexpr int64_t kTurnNs = 4'000;
-  if (settings.size > cores)
-    policy.yield_ns = std::max(policy.yield_ns, kTurnNs * settings.size / cores);
+  // As long as it takes until all that share a core have had their turn, and have copied something.
+  // Who yields takes no core from anybody, and to sleep and be woken costs more than a turn.
+  constexpr int64_t kLeastNs = 200'000;
+  constexpr int64_t kTurnNs = 8'000;
+  if (settings.size > cores) policy.yield_ns = std::max(kLeastNs, kTurnNs * settings.size / cores);
   return policy;
 }
 
