@@ -38,13 +38,8 @@ a root of small broadcasts may run ahead of who receives them.
 each MPI, from the start of the program on; hsgd's comes on top of Open MPI's. vs_goal/setup/LAYOUT
 is 1 s + 5 ms per rank over the processor time that all ranks take for hsgd's.
 
-256 ranks: some 10 GB of memory for the three jobs, which stay side by side, and minutes to start
-where cores are few. This program takes two descriptors for each rank of each job, launchers take
-four and more: their limit must be above 1024 (MPICH's and Intel's launchers end with 256 ranks
-below 1030), while a rank of hsgd gets by with 1024. As an ordinary user with such a limit:
-
-  setpriv --reuid 65534 --regid 65534 --clear-groups env HOME=/tmp HSGD_CACHE=/tmp/hsgd-cache \\
-    sh -c 'ulimit -Sn 1024; exec "$0" "$@"' .venv/bin/python benchmarks/ranks_per_node.py --np 256
+With many ranks the three jobs, which stay side by side, need memory, descriptors (this program
+raises its own soft limit) and, where cores are few, minutes to start.
 
 examples:
   python benchmarks/ranks_per_node.py --quick

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 __all__ = ["limited", "raise_limit"]
 
-ENOUGH = 8192  # two for each rank of a job, and what launchers take; some close all there may be
+ENOUGH = 8192  # and no more: some launchers close all that there may be
 
 
 def raise_limit() -> str:

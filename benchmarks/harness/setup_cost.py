@@ -2,7 +2,7 @@
 
 Owns the rows of "setup" in the JSON and the goal for them. Never measures: native/worker.c does,
 with a clock and getrusage(), after a barrier for the communicator, from the start of the program
-for MPI_Init, which waits for all ranks to be started. MPIs set up more at the first calls.
+for MPI_Init, which waits for all ranks to be started.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class BroadcastPipeline final : public ChunkPipeline {
  private:
   // The slot must be copied by everybody here, and sent by all leaders.
   bool may_stage(uint64_t step) const override {
-    if (!peers_freed(&Progress::gathered, step)) return false;
+    if (!peers_freed(&Progress::gathered, step) || !earlier_is_sent(step)) return false;
     for (int leader = 0; leader < stages_.leaders; ++leader) {
       const bool freed = leader == local().rank() ? step < exchanged() + context_.slots()
                                                   : rank_freed(leader, &Progress::exchanged, step);

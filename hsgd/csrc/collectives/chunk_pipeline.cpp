@@ -97,7 +97,19 @@ bool ChunkPipeline::may_stage(uint64_t step) const {
   // One step ahead keeps the ring in cache; between nodes the link is slower than any cache.
   const uint64_t ahead = stages_.leaders == 0 ? 2 : context_.slots();
   if (step >= (stages_.reduces ? reduced_ : gathered_) + ahead) return false;
-  return peers_freed(stages_.reduces ? &Progress::reduced : &Progress::gathered, step);
+  return peers_freed(stages_.reduces ? &Progress::reduced : &Progress::gathered, step) &&
+         earlier_is_sent(step);
+}
+
+// A rank that has copied a step may not have sent it yet.
+bool ChunkPipeline::earlier_is_sent(uint64_t step) const {
+  const uint64_t base = context_.base();
+  const uint64_t end = base + step + 1;
+  const uint64_t held = end > context_.slots() ? end - context_.slots() : 0;
+  for (int leader = 0; leader < context_.place().leaders; ++leader) {
+    if (!local().rank_reached(leader, &Progress::exchanged, std::min(base, held))) return false;
+  }
+  return true;
 }
 
 bool ChunkPipeline::try_stage(Permission permission) {

@@ -88,6 +88,9 @@ class ChunkPipeline {
                LocalGroup::Audience audience = LocalGroup::Audience::kAll) {
     local().publish(member, context_.base() + steps, audience);
   }
+  // Whether leaders have sent what the slot of `step` held in an earlier collective, also those
+  // that have no part in this one.
+  bool earlier_is_sent(uint64_t step) const;
   uint64_t staged() const { return staged_; }
   uint64_t exchanged() const { return exchanged_; }
   uint64_t gathered() const { return gathered_; }

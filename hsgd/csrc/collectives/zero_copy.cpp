@@ -40,7 +40,10 @@ std::optional<SharedArguments> shared_arguments(Context& context, const Operatio
     places[1] = place_of(*all.out_buffer, operation.out);
   }
   open_large(context, operation, places);
-  context.wait_until([&] { return context.permission() == Permission::kGranted; });
+  // This node's agreement is enough. Its first step goes with the headers as that of private
+  // buffers does: other nodes, and other ranks of this one, may have those.
+  const FirstStepFn later = [] { return std::optional<RoundPayload*>(); };
+  context.wait_until([&] { return context.permission(later) != Permission::kUnknown; });
   for (int rank = 0; rank < context.place().local_size; ++rank) {
     ArenaPlace theirs[2];
     std::memcpy(theirs, context.local().payload(rank, context.sequence(), sizeof theirs),

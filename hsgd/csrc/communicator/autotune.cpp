@@ -88,7 +88,7 @@ Tuning measured(Context& context) {
   }
   const int ranks = context.place().local_size;
   return choose_tuning(
-      options, ranks, ranks > context.local().cores(),
+      options, ranks, context.local().shares_cores(), context.local().combines(),
       [&](size_t bytes, const auto& tunings) { return measure(context, bytes, tunings); });
 }
 

@@ -41,8 +41,8 @@ size_t most_chunk_bytes(const NodeMap& map, size_t cell_bytes, const hsgd_option
   constexpr size_t kRankBytes = 4 << 20;
   constexpr size_t kNodeBytes = 56 << 20;
   // Rings of a step's size beside the ranks' own: the node's out ring, what leaders receive and,
-  // where that is more, in its wide form, and what they narrow.
-  constexpr size_t kNodeRings = 7;
+  // where that is more, in its wide form, what they narrow, and what travels with headers.
+  constexpr size_t kNodeRings = 8;
   const auto ranks = static_cast<size_t>(map.most_ranks());
   const size_t small = ranks * (2 * kCells * (cell_bytes + kLine) + sizeof(Control) + kPartUnit);
   const size_t budget = ranks * kRankBytes + kNodeBytes;

@@ -31,7 +31,7 @@ Tuning Tuning::of(const hsgd_options& options, size_t fixed_bytes) {
   return tuning;
 }
 
-Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
+Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, bool combines,
                      const MeasureTunings& measure) {
   constexpr size_t kLargeBytes = 512 << 10;
   // That a rank which takes turns with others reads sooner than it gets its turn twice: with 3 to
@@ -46,9 +46,8 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
     }
     return tuning;
   }
-  // More ranks than look at one another: one sums for all, and that shall not take longer than two
-  // steps in which all work.
-  if (ranks > static_cast<int>(options.flat_ranks) && options.oneshot_bytes < 0) {
+  // One rank sums for all: that shall not take longer than two steps in which all work.
+  if (combines && options.oneshot_bytes < 0) {
     const size_t share = kSummedBytes / static_cast<size_t>(ranks) / kLine * kLine;
     tuning.oneshot_bytes = std::clamp(share, kLine, tuning.oneshot_bytes);
   }

@@ -35,8 +35,8 @@ using MeasureTunings =
     std::function<std::vector<double>(size_t bytes, const std::vector<Tuning>& tunings)>;
 
 // Chooses what the options leave open for the ranks of a node. Collective through `measure`, which
-// is not called where ranks share cores.
-Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores,
+// is not called where ranks share cores. `combines`: small sums are made by one rank.
+Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, bool combines,
                      const MeasureTunings& measure);
 
 }  // namespace hsgd

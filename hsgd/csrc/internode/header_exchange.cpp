@@ -137,6 +137,7 @@ void HeaderExchange::end_stage() {
     std::swap(own_, spare_);
     const WireHeader& all = header();
     HSGD_CHECK(all.sequence == sequence_);
+    HSGD_CHECK(sizeof all + all.payload_bytes <= own_bytes_);
     counters_.bytes_received += sizeof all + all.payload_bytes;
     if (all.status == HSGD_OK && all.payload_bytes > 0) {
       std::memcpy(result_, payload_of(own_), all.payload_bytes);

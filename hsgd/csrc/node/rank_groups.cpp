@@ -97,30 +97,6 @@ void join_within(Groups* groups, size_t ranks, size_t most, const AreNear& are_n
   }
 }
 
-// Takes the ranks of `queues` by turns.
-void take_turns(const std::vector<std::vector<int>>& queues, std::vector<int>* order) {
-  size_t longest = 0;
-  for (const std::vector<int>& queue : queues) longest = std::max(longest, queue.size());
-  for (size_t turn = 0; turn < longest; ++turn) {
-    for (const std::vector<int>& queue : queues) {
-      if (turn < queue.size()) order->push_back(queue[turn]);
-    }
-  }
-}
-
-bool contains(const std::vector<int>& values, int value) {
-  return std::find(values.begin(), values.end(), value) != values.end();
-}
-
-// `node` -1: those whose node is not known.
-std::vector<int> ranks_on(int node, const std::vector<int>& numa_of_rank) {
-  std::vector<int> ranks;
-  for (size_t rank = 0; rank < numa_of_rank.size(); ++rank) {
-    if (std::max(-1, numa_of_rank[rank]) == node) ranks.push_back(static_cast<int>(rank));
-  }
-  return ranks;
-}
-
 }  // namespace
 
 RankGroups rank_groups(const std::vector<CpuPlace>& places, size_t most) {
@@ -140,32 +116,6 @@ RankGroups rank_groups(const std::vector<CpuPlace>& places, size_t most) {
   }
   std::sort(found.begin(), found.end());
   return found;
-}
-
-std::vector<int> numa_of_ranks(const std::vector<CpuPlace>& places) {
-  std::vector<int> nodes;
-  for (const CpuPlace& place : places) nodes.push_back(place.numa);
-  return nodes;
-}
-
-std::vector<int> leader_order(const std::vector<int>& numa_of_rank,
-                              const std::vector<int>& nic_numa_nodes) {
-  std::vector<int> near;
-  for (const int node : nic_numa_nodes) {
-    if (node >= 0 && !contains(near, node)) near.push_back(node);
-  }
-  std::vector<int> far;  // in the order of their first ranks
-  for (const int node : numa_of_rank) {
-    if (node >= 0 && !contains(near, node) && !contains(far, node)) far.push_back(node);
-  }
-  std::vector<int> order;
-  for (const std::vector<int>* nodes : {&near, &far}) {
-    std::vector<std::vector<int>> queues;
-    for (const int node : *nodes) queues.push_back(ranks_on(node, numa_of_rank));
-    take_turns(queues, &order);
-  }
-  take_turns({ranks_on(-1, numa_of_rank)}, &order);
-  return order;
 }
 
 }  // namespace hsgd

@@ -1,8 +1,8 @@
-// In which groups the ranks of a node arrive, and in which order they lead.
+// In which groups the ranks of a node arrive.
 //
 // Owns arithmetic over the places of all local ranks, a table that all of them see: each computes
-// the same groups and the same order without a message. Groups order waiting alone, never sums, so
-// that no result depends on them. Never reads a file and never waits.
+// the same groups without a message. Groups order waiting alone, never sums, so that no result
+// depends on them. Never reads a file and never waits.
 #ifndef HSGD_NODE_RANK_GROUPS_HPP_
 #define HSGD_NODE_RANK_GROUPS_HPP_
 
@@ -25,19 +25,8 @@ using RankGroups = std::vector<std::vector<int>>;
 // 16, and so are ranks that are bound to nothing: about as many groups as a group has ranks.
 // Domains of fewer than 4 ranks join neighbours up to the same bound, in the NUMA node if they can,
 // else in the package, else anywhere. Where there still are more than 16 groups (or L / 16), larger
-// ones join likewise. For a tree of three levels, group the places of the leaders again.
-// `most`: in a group, instead of 8 or 16.
+// ones join likewise. `most`: in a group, instead of 8 or 16.
 RankGroups rank_groups(const std::vector<CpuPlace>& places, size_t most = 0);
-
-// The NUMA node of each local rank, -1 where it is not known.
-std::vector<int> numa_of_ranks(const std::vector<CpuPlace>& places);
-
-// All local ranks in the order in which they should become leaders between nodes: those in a NUMA
-// node that has an adapter first, by turns over these nodes, then by turns over the other nodes,
-// then ranks whose node is not known; within a node ascending. `nic_numa_nodes`: see
-// topology/nic_locality.hpp. Where no rank's node is known: 0, 1, 2, ...
-std::vector<int> leader_order(const std::vector<int>& numa_of_rank,
-                              const std::vector<int>& nic_numa_nodes);
 
 }  // namespace hsgd
 

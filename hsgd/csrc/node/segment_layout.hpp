@@ -1,7 +1,8 @@
 // What lies in the shared segment that each rank owns.
 //
-// Owns offsets and the shared structs: fixed width, no pointers, one writer per cache line; a
-// change needs a new kVersion (rendezvous/meeting_messages.hpp). Never touches memory.
+// Owns offsets and the shared structs: fixed width, no pointers, one writer per cache line but
+// where ranks count, claim or sleep; a change needs a new kVersion
+// (rendezvous/meeting_messages.hpp). Never touches memory.
 //
 //   Control | cells: kCells x (header line + one-shot payload) | results: the same | in ring | out
 //   ring

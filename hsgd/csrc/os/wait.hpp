@@ -13,6 +13,7 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
+#include <optional>
 
 #include "base/error.hpp"
 
@@ -200,7 +201,14 @@ class Waiter {
 
   template <class StepFunction>
   Step sleep_once(StepFunction& step, Idle& idle, int64_t max_sleep_ns, uint64_t& idle_ticks) {
-    bell_.asleep.fetch_add(1, std::memory_order_seq_cst);
+    struct Asleep {  // also when `step` throws
+      explicit Asleep(Doorbell& of) : bell(of) {
+        bell.asleep.fetch_add(1, std::memory_order_seq_cst);
+      }
+      ~Asleep() { bell.asleep.fetch_sub(1, std::memory_order_relaxed); }
+      Doorbell& bell;
+    };
+    std::optional<Asleep> asleep(bell_);
     // Orders it before the loads in `step`, which are acquire loads only; see ring().
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
@@ -210,7 +218,7 @@ class Waiter {
       futex_wait(bell_.rings, rings, idle.next_sleep_ns(max_sleep_ns));
       idle_ticks += ticks() - start;
     }
-    bell_.asleep.fetch_sub(1, std::memory_order_relaxed);
+    asleep.reset();
     return state == Step::kIdle ? step() : state;
   }
 

@@ -74,7 +74,76 @@ void random_sharing(const std::vector<int>& ranks_of_node, uint64_t seed, int op
   });
 }
 
+// Allreduces in which each rank draws for each call whether its buffers are shared or private.
+void random_mixing(const std::vector<int>& ranks_of_node, uint64_t seed, int operations,
+                   const hsgd_options& options) {
+  const Cluster cluster{ranks_of_node, options, {1, seed, 12}};
+  cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+    const auto in = comm->allocate(50000, HSGD_FLOAT64, false, nullptr);
+    const auto out = comm->allocate(50000, HSGD_FLOAT64, false, nullptr);
+    std::mt19937_64 program(seed);
+    std::mt19937_64 own(seed + static_cast<uint64_t>(rank));
+    for (int i = 0; i < operations; ++i) {
+      Operation operation = ranks::draw(program, cluster.size());
+      operation.kind = Operation::Kind::kAllreduce;
+      std::vector<std::byte> data = ranks::input_of(operation, rank);
+      std::vector<std::byte> private_out(operation.bytes());
+      const bool shares = own() % 2 == 0;
+      if (shares && !data.empty()) std::memcpy(in->own(), data.data(), data.size());
+      std::byte* result = shares ? out->own() : private_out.data();
+      comm->allreduce(shares ? in->own() : data.data(), result, operation.count, operation.dtype,
+                      operation.op, nullptr);
+      const std::vector<std::byte> expected =
+          ranks::expected(operation, ranks::in_a_row(ranks_of_node), HSGD_FLOAT32,
+                          static_cast<int>(options.wire_radix));
+      CHECK(expected.empty() || std::memcmp(result, expected.data(), expected.size()) == 0);
+    }
+  });
+}
+
+// Broadcasts one after the other, from one root, that take all leaders in many steps, or one in
+// one: what one has staged may still be on its way when the next one begins.
+void broadcasts_in_a_row(const std::vector<int>& ranks_of_node, uint64_t seed, int operations) {
+  hsgd_options options = ranks::small_steps();
+  options.wire_radix = 2;
+  const Cluster cluster{ranks_of_node, options, {1, seed, 12}};
+  cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
+    std::mt19937_64 program(seed);
+    const int root = static_cast<int>(seed % 3);
+    for (int i = 0; i < operations; ++i) {
+      const uint64_t counts[] = {20000, 500, 900, 3000, 100};
+      const uint64_t count = counts[program() % 5] + program() % 50;
+      std::vector<uint64_t> data(count, rank == root ? seed + static_cast<uint64_t>(i) : 0);
+      for (uint64_t k = 0; rank == root && k < count; ++k) data[k] += k * 1000;
+      comm->broadcast(data.data(), count, HSGD_INT64, root, nullptr);
+      bool right = true;
+      for (uint64_t k = 0; k < count; ++k)
+        right = right && data[k] == seed + static_cast<uint64_t>(i) + k * 1000;
+      CHECK(right);
+    }
+  });
+}
+
 }  // namespace
+
+TEST("ranks that bring shared and private buffers to one allreduce get the reference") {
+  uint64_t seed = 500;
+  hsgd_options options = ranks::small_steps();
+  for (const uint32_t flat_ranks : {16u, 1u}) {
+    options.flat_ranks = flat_ranks;
+    for (const std::vector<int>& layout : {std::vector<int>{1, 1}, {2, 2}, {3, 1, 2}})
+      random_mixing(layout, seed++, ranks::kOperations / 30, options);
+  }
+  options.wire_radix = 2;  // in rounds
+  random_mixing({1, 2, 1, 1, 2, 1, 1, 1, 1}, seed++, ranks::kOperations / 60, options);
+}
+
+TEST("broadcasts in a row, of many steps and of few, keep their data apart") {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    broadcasts_in_a_row({3, 3}, seed, ranks::kOperations / 60);
+    broadcasts_in_a_row({3, 2, 2, 2, 2, 2, 2, 2, 2, 2}, seed, ranks::kOperations / 150);
+  }
+}
 
 TEST("random programs on several nodes give the reference, bit for bit") {
   uint64_t seed = 1;

@@ -223,15 +223,6 @@ TEST("ranks of a package that may use all its nodes are apart from those bound t
   CHECK_EQ(members(hsgd::rank_groups(places)), "0-7 8-15");
 }
 
-TEST("the leaders of groups are grouped by the same rule") {
-  const Places places = by_core(kMilan, 128);
-  Places leaders;
-  for (const auto& group : hsgd::rank_groups(places)) {
-    leaders.push_back(places[static_cast<size_t>(group.front())]);
-  }
-  CHECK_EQ(members(hsgd::rank_groups(leaders)), "0-7 8-15");
-}
-
 TEST("whatever the places are, each rank is in one group, and groups are neither large nor many") {
   std::mt19937 random(7);
   const auto draw = [&](int most) {
@@ -255,33 +246,4 @@ TEST("every number of ranks on every machine is grouped soundly, by core and by 
       CHECK(is_sound(hsgd::rank_groups(by_turns(shape, ranks, 8)), static_cast<size_t>(ranks)));
     }
   }
-}
-
-TEST("the node of a rank is that of its place") {
-  CHECK((hsgd::numa_of_ranks({{0, 3, 0}, {-1, -1, 0}}) == std::vector<int>{3, -1}));
-}
-
-TEST("where no node is known ranks lead in their own order") {
-  const std::vector<int> own = {0, 1, 2, 3};
-  CHECK(hsgd::leader_order({-1, -1, -1, -1}, {}) == own);
-  CHECK(hsgd::leader_order({-1, -1, -1, -1}, {1}) == own);
-  CHECK(hsgd::leader_order({0, 0, 0, 0}, {}) == own);
-  CHECK(hsgd::leader_order({}, {0}).empty());
-}
-
-TEST("without adapters leaders go round the nodes by turns") {
-  CHECK((hsgd::leader_order({0, 0, 0, 1, 1, 1}, {}) == std::vector<int>{0, 3, 1, 4, 2, 5}));
-  CHECK((hsgd::leader_order({1, 0, 1, 0}, {}) == std::vector<int>{0, 1, 2, 3}));
-  CHECK((hsgd::leader_order({2, 2, 2, 0}, {-1}) == std::vector<int>{0, 3, 1, 2}));
-}
-
-TEST("ranks near adapters lead first, by turns over the nodes of the adapters") {
-  CHECK((hsgd::leader_order({0, 0, 1, 1}, {1}) == std::vector<int>{2, 3, 0, 1}));
-  CHECK((hsgd::leader_order({0, 0, 1, 1, 2, 2, 3, 3}, {3, 1, 3}) ==
-         std::vector<int>{6, 2, 7, 3, 0, 4, 1, 5}));
-  CHECK((hsgd::leader_order({0, 1}, {7}) == std::vector<int>{0, 1}));
-}
-
-TEST("ranks whose node is not known lead last") {
-  CHECK((hsgd::leader_order({-1, 0, -5, 1}, {1}) == std::vector<int>{3, 1, 0, 2}));
 }

@@ -119,6 +119,19 @@ TEST("what a watch throws ends the wait and leaves the doorbell awake") {
   CHECK_EQ(bell.asleep.load(), 0u);
 }
 
+TEST("what a step throws in the last look before a sleep leaves the doorbell awake") {
+  hsgd::Doorbell bell{};
+  const hsgd::WaitPolicy policy{0, 0};
+  hsgd::Waiter waiter(bell, policy);
+  Patient watch;
+  const auto step = [&] {
+    if (bell.asleep != 0) throw std::runtime_error("differs");
+    return hsgd::Step::kIdle;
+  };
+  CHECK_THROWS(waiter.run(step, watch, 1'000'000), "differs");
+  CHECK_EQ(bell.asleep.load(), 0u);
+}
+
 // As it is for a process that was stopped past its deadline just before the look of its watch.
 TEST("what comes before a watch throws counts, but not for an interruption") {
   struct Late : hsgd::Watch {
