@@ -13,7 +13,6 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
-#include <optional>
 
 #include "base/error.hpp"
 
@@ -199,26 +198,31 @@ class Waiter {
     bool driven_ = false;  // there may be more to drive
   };
 
+  struct Asleep {  // also when what is looked at throws
+    explicit Asleep(Doorbell& of) : bell(of) {
+      bell.asleep.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Asleep() { bell.asleep.fetch_sub(1, std::memory_order_relaxed); }
+    Asleep(const Asleep&) = delete;
+    Asleep& operator=(const Asleep&) = delete;
+    Doorbell& bell;
+  };
+
   template <class StepFunction>
   Step sleep_once(StepFunction& step, Idle& idle, int64_t max_sleep_ns, uint64_t& idle_ticks) {
-    struct Asleep {  // also when `step` throws
-      explicit Asleep(Doorbell& of) : bell(of) {
-        bell.asleep.fetch_add(1, std::memory_order_seq_cst);
+    Step state;
+    {
+      const Asleep asleep(bell_);
+      // Orders it before the loads in `step`, which are acquire loads only; see ring().
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
+      state = step();  // the last look, after `asleep` is visible
+      if (state == Step::kIdle) {
+        const uint64_t start = ticks();
+        futex_wait(bell_.rings, rings, idle.next_sleep_ns(max_sleep_ns));
+        idle_ticks += ticks() - start;
       }
-      ~Asleep() { bell.asleep.fetch_sub(1, std::memory_order_relaxed); }
-      Doorbell& bell;
-    };
-    std::optional<Asleep> asleep(bell_);
-    // Orders it before the loads in `step`, which are acquire loads only; see ring().
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
-    Step state = step();  // the last look, after `asleep` is visible
-    if (state == Step::kIdle) {
-      const uint64_t start = ticks();
-      futex_wait(bell_.rings, rings, idle.next_sleep_ns(max_sleep_ns));
-      idle_ticks += ticks() - start;
     }
-    asleep.reset();
     return state == Step::kIdle ? step() : state;
   }
 
