@@ -172,8 +172,8 @@ class Comm(Closing):
         """A communicator of `size` processes on any nodes, without MPI; collective, blocking.
 
         Ranks that share a node find that out by connecting to one another, and use shared memory;
-        between nodes the first ranks of each carry data over TCP, IPv4 or IPv6, at the interfaces
-        of `config.interfaces`. Results are the same bits as over MPI.
+        between nodes up to 8 ranks of each carry data over TCP, IPv4 or IPv6, at the interfaces of
+        `config.interfaces`. Results are the same bits as over MPI.
         store: where the ranks tell one another their addresses, and secrets: one of
         torch.distributed, or what has its methods set(key, text), get(key), add(key, number),
         check(keys) and wait(keys, timedelta). Nobody else may read it. Not used afterwards.

@@ -106,6 +106,15 @@ class Config:
     """Up to so many ranks of a node look at one another; more are counted in groups, by caches and
     NUMA nodes, and each looks at its group alone.
     """
+    near_nic: int = _variable(  # type: ignore[assignment]
+        "HSGD_NEAR_NIC",
+        -1,
+        _between(int, -1, 1024),
+        "an adapter's number from 1 to 1024, 0 for none, -1 to ask the kernel",
+    )
+    """Of this rank alone: the network adapter that it is near, from 1; 0: none; -1 asks the kernel.
+    With several nodes such ranks exchange with other nodes, by turns over the adapters.
+    """
     wire_dtype: Literal["none", "bfloat16", "float16"] = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_DTYPE",
         "none",

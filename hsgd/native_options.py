@@ -30,6 +30,7 @@ def native_options(config: Config) -> _native.Options:
     options.wire_chunk_bytes = config.wire_chunk_bytes
     options.wire_radix = config.wire_radix
     options.flat_ranks = config.flat_ranks
+    options.near_nic = config.near_nic
     options.wire_dtype = _WIRE_DTYPES[config.wire_dtype]
     options.slots = config.slots
     options.spin = config.spin

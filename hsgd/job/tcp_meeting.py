@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,10 @@ def meet_over_store(
     Raises what the board does, ValueError for different settings or unusable interfaces, PeerLost
     and CollectiveTimeout naming leaders that cannot be reached, SharedMemoryError.
     """
-    for rank, other in enumerate(board.exchange("settings", settings)):
+    from hsgd import _native
+
+    rows = board.exchange("settings", [settings, _native.near_nic(options)])
+    for rank, (other, _) in enumerate(rows):
         differ = [name for name in settings if other.get(name) != settings[name]]
         if differ:
             raise ValueError(
@@ -44,7 +46,7 @@ def meet_over_store(
                 f"settings ({', '.join(differ)}); give all ranks the same"
             )
     node_of_rank = find_nodes(board, len(board.members))
-    return _meet_on_nodes(board, node_of_rank, options, interfaces)
+    return _meet_on_nodes(board, node_of_rank, [nic for _, nic in rows], options, interfaces)
 
 
 def meet_within(
@@ -60,14 +62,17 @@ def meet_within(
     rank's communicator is of, in order; none: it takes part in the steps only. own: rank, and node
     of each rank, in the other one. Raises as meet_over_store(), on all members alike.
     """
+    from hsgd import _native
+
     if not members:
-        for _ in _STEPS:
+        for _ in ("adapters", *_STEPS):
             tell_all(None)
         return None
     rank, nodes = own
     part = _Part(tell_all, members, members.index(rank))
     node_of_rank = number_nodes([nodes[member] for member in members])
-    return _meet_on_nodes(part, node_of_rank, options, interfaces)
+    nics = part.exchange("adapters", _native.near_nic(options))
+    return _meet_on_nodes(part, node_of_rank, nics, options, interfaces)
 
 
 class _Part:
@@ -83,38 +88,38 @@ class _Part:
 
 
 def _meet_on_nodes(
-    circle: Circle, node_of_rank: list[int], options: _native.Options, interfaces: str
+    circle: Circle,
+    node_of_rank: list[int],
+    nics: list[int],
+    options: _native.Options,
+    interfaces: str,
 ) -> _native.Comm:
     from hsgd import _native
 
     node = node_of_rank[circle.rank]
-    ranks_of: list[list[int]] = [[] for _ in range(max(node_of_rank) + 1)]
-    for rank, its_node in enumerate(node_of_rank):
-        ranks_of[its_node].append(rank)
-    local_rank = ranks_of[node].index(circle.rank)
-    least = min(Counter(node_of_rank).values())
-    leads = len(ranks_of) > 1 and local_rank < min(least, _native.most_leaders())
+    nodes = max(node_of_rank) + 1
+    first = node_of_rank.index(node)
+    lanes = _native.leaders(node_of_rank, nics) if nodes > 1 else []
+    lane = next((ranks for ranks in lanes if circle.rank in ranks), [])
     leader: list[_native.Leader] = []
 
     def open_up() -> list[str]:
-        if leads:
-            leader.append(_native.Leader(interfaces, len(ranks_of)))
-        address = base64.b64encode(leader[0].address()).decode() if leads else ""
-        return [draw_meeting_path() if local_rank == 0 else "", address]
+        if lane:
+            leader.append(_native.Leader(interfaces, nodes))
+        address = base64.b64encode(leader[0].address()).decode() if lane else ""
+        return [draw_meeting_path() if circle.rank == first else "", address]
 
     rows = _together(circle, _STEPS[0], open_up, options.timeout_s)
 
     def connect() -> None:
-        if leads:
-            leaders = [members[local_rank] for members in ranks_of]
-            addresses = b"".join(base64.b64decode(rows[rank][1]) for rank in leaders)
-            leader[0].connect(addresses, leaders, node, options)
+        if lane:
+            addresses = b"".join(base64.b64decode(rows[rank][1]) for rank in lane)
+            leader[0].connect(addresses, lane, node, options)
 
     # Leaders wait for one another that long; who waits for leaders has to hear why they gave up.
     _together(circle, _STEPS[1], connect, 2 * options.timeout_s)
-    path = rows[ranks_of[node][0]][0]
     return _native.Comm.over_tcp(
-        path, node_of_rank, circle.rank, leader[0] if leads else None, options
+        rows[first][0], node_of_rank, nics, circle.rank, leader[0] if lane else None, options
     )
 
 

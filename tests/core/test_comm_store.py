@@ -6,6 +6,7 @@ Run under mpirun, this file is the program of their ranks.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -85,6 +86,27 @@ def test_collectives_work_and_agree_on_all_ranks(ranks: Ranks, tmp_path: Path, l
     rows = [np.random.default_rng(COUNTS[2] + k).standard_normal(COUNTS[2]) for k in range(size)]
     close = np.sum(np.array(rows, np.float32), axis=0, dtype=np.float64)
     assert np.allclose(np.frombuffer(found[0][6], np.float32), close, atol=1e-5)
+
+
+def do_collectives_near(seat: Seat, folder: str, nics: list[int]) -> tuple[list[Any], bool]:
+    config = dataclasses.replace(PATIENT, near_nic=nics[seat.rank])
+    with meet(seat, folder, [0, 0, 0, 1], config) as comm, comm.split(0) as part:
+        assert part is not None
+        return results(part), part.metrics().inter_bytes_sent > 0
+
+
+def test_the_rank_near_the_adapter_carries_what_goes_between_nodes(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    found = {}
+    for nics in ([0, 0, 0, 0], [0, 0, 1, 0], [0, 2, 1, 1]):
+        folder = tmp_path / str(nics)
+        folder.mkdir()
+        rows = ranks.run(do_collectives_near, str(folder), nics)
+        found[str(nics)] = [row for row, _ in rows]
+        carries = 2 if 1 in nics[:3] else 0
+        assert [sends for _, sends in rows] == [rank in (carries, 3) for rank in range(4)]
+    assert len({repr(one) for one in found.values()}) == 1  # who carries changes no bit
 
 
 def do_split(seat: Seat, folder: str) -> list[Any]:
@@ -270,7 +292,7 @@ def program(folder: str) -> None:
     from torch.distributed import FileStore
 
     world = MPI.COMM_WORLD
-    names = {"HSGD_INTERFACES": "eth0"}
+    names = {"HSGD_INTERFACES": "eth0", "HSGD_NEAR_NIC": "1" if world.rank == 1 else "0"}
     config = Config.from_env({**os.environ, **names})
     store = FileStore(f"{folder}/store", world.size)
     with (
@@ -278,8 +300,14 @@ def program(folder: str) -> None:
         Comm.over_store(store, world.rank, world.size, config=config) as over_tcp,
     ):
         same = results(over_mpi) == results(over_tcp) and over_mpi.nodes == over_tcp.nodes
+        sends = [comm.metrics().inter_bytes_sent > 0 for comm in (over_mpi, over_tcp)]
         all_same = world.allreduce(same, MPI.LAND)
-        report = {"same": all_same, "nodes": over_tcp.nodes, "mpi": over_tcp.mpi is not None}
+        report = {
+            "same": all_same,
+            "nodes": over_tcp.nodes,
+            "mpi": over_tcp.mpi is not None,
+            "sends": world.allgather(sends),
+        }
         if world.rank == 0:
             print(json.dumps(report))
 
@@ -294,7 +322,13 @@ def test_results_between_virtual_nodes_are_the_bits_of_mpi(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     nodes = [node for node, count in enumerate(counts) for _ in range(count)]
-    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "nodes": nodes, "mpi": False}
+    sends = [min(counts) > 1, True, True, True]  # over MPI and over TCP
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "same": True,
+        "nodes": nodes,
+        "mpi": False,
+        "sends": [[each, each] for each in sends],
+    }
 
 
 if __name__ == "__main__":

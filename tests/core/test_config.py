@@ -44,6 +44,7 @@ class NativeOptions(ctypes.Structure):
         ("wire_dtype", ctypes.c_uint32),
         ("wire_radix", ctypes.c_uint32),
         ("flat_ranks", ctypes.c_uint32),
+        ("near_nic", ctypes.c_int32),
         ("interrupted", ctypes.c_void_p),
         ("timeout_given", ctypes.c_uint32),
         ("late", ctypes.c_void_p),

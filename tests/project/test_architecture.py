@@ -37,7 +37,7 @@ ROOMS = {
     "tcp": "base os rendezvous onesided",
     "tcp_transport": "base os rendezvous internode tcp",
     "tree": "base os kernels onesided",
-    "capi": "include base os kernels context communicator onesided tcp tcp_transport",
+    "capi": "include base os topology kernels context communicator onesided tcp tcp_transport",
     "mpi": "include base os internode onesided",
     "mpi_setup": "include base os rendezvous onesided capi mpi",
     # Of another language, or library: they see the C interface only.

@@ -70,6 +70,8 @@ void read_environment(hsgd_options& options) {
               "bytes from 0 to 268435456");
   read_number("HSGD_WIRE_RADIX", options.wire_radix, 2, 64, "a whole number from 2 to 64");
   read_number("HSGD_FLAT_RANKS", options.flat_ranks, 1, 1024, "a whole number from 1 to 1024");
+  read_number("HSGD_NEAR_NIC", options.near_nic, -1, 1024,
+              "an adapter's number from 1 to 1024, 0 for none, -1 to ask the kernel");
   read_number("HSGD_SLOTS", options.slots, 3, 64, "a whole number from 3 to 64");
   read_number("HSGD_SPIN", options.spin, -1, 1e9, "iterations, 0 to yield at once, -1 to choose");
   read_number("HSGD_MIN_BYTES", options.min_bytes, 0, 1e15, "bytes from 0");
@@ -95,6 +97,7 @@ void hsgd_options_default(hsgd_options* options) {
   options->wire_chunk_bytes = 0;
   options->wire_radix = 16;
   options->flat_ranks = 16;
+  options->near_nic = -1;
   options->slots = 4;
   options->spin = -1;
   options->min_bytes = 1024;

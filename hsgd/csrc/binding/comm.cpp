@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -76,6 +77,30 @@ class MpiLibrary {
   decltype(&hsgd_mpi_rma_create) rma_;
 };
 
+void check_same_size(const std::vector<int>& node_of_rank, const std::vector<int>& nic_of_rank) {
+  if (node_of_rank.size() == nic_of_rank.size()) return;
+  throw nb::value_error("nic_of_rank: not one for each rank");
+}
+
+// The world ranks of each lane, by node.
+std::vector<std::vector<int>> leaders(const std::vector<int>& node_of_rank,
+                                      const std::vector<int>& nic_of_rank) {
+  check_same_size(node_of_rank, nic_of_rank);
+  const int size = static_cast<int>(node_of_rank.size());
+  const int nodes = size == 0 ? 0 : *std::max_element(node_of_rank.begin(), node_of_rank.end()) + 1;
+  std::vector<int> ranks(static_cast<size_t>(hsgd_most_leaders()) *
+                         static_cast<size_t>(std::max(0, nodes)));
+  int count = 0;
+  call_core([&](hsgd_error* error) {
+    return hsgd_leaders(node_of_rank.data(), nic_of_rank.data(), size, ranks.data(), &count, error);
+  });
+  std::vector<std::vector<int>> lanes;
+  for (int first = 0; first < count; first += nodes) {
+    lanes.emplace_back(ranks.begin() + first, ranks.begin() + first + nodes);
+  }
+  return lanes;
+}
+
 // What a rank needs that carries data between nodes over TCP.
 class Leader {
  public:
@@ -136,13 +161,16 @@ class Comm {
   }
 
   // `leader`: on those that lead between nodes, which then is of no further use.
-  static Comm over_tcp(const std::string& path, const std::vector<int>& node_of_rank, int rank,
-                       Leader* leader, const hsgd_options& options) {
+  static Comm over_tcp(const std::string& path, const std::vector<int>& node_of_rank,
+                       const std::vector<int>& nic_of_rank, int rank, Leader* leader,
+                       const hsgd_options& options) {
+    check_same_size(node_of_rank, nic_of_rank);
     hsgd_comm* comm = nullptr;
     call_core([&](hsgd_error* error) {
-      return hsgd_comm_create_over_tcp(
-          path.c_str(), node_of_rank.data(), rank, static_cast<int>(node_of_rank.size()),
-          leader == nullptr ? nullptr : leader->get(), &options, &comm, error);
+      return hsgd_comm_create_over_tcp(path.c_str(), node_of_rank.data(), nic_of_rank.data(), rank,
+                                       static_cast<int>(node_of_rank.size()),
+                                       leader == nullptr ? nullptr : leader->get(), &options, &comm,
+                                       error);
     });
     if (leader != nullptr) leader->give_away();
     return Comm(comm);
@@ -337,7 +365,8 @@ void bind_comm(nb::module_& module) {
   comm.def_static("local", &Comm::local, nb::arg("path"), nb::arg("rank"), nb::arg("size"),
                   nb::arg("options"))
       .def_static("over_tcp", &Comm::over_tcp, nb::arg("path"), nb::arg("node_of_rank"),
-                  nb::arg("rank"), nb::arg("leader").none(), nb::arg("options"))
+                  nb::arg("nic_of_rank"), nb::arg("rank"), nb::arg("leader").none(),
+                  nb::arg("options"))
       .def("allocate", &Comm::allocate, nb::arg("dtype"), nb::arg("shape"),
            nb::arg("once_per_node"), nb::arg("name").none())
       .def("split", &Comm::split, nb::arg("color"), nb::arg("key"))
@@ -362,7 +391,10 @@ void bind_comm(nb::module_& module) {
       .def("address", &Leader::address)
       .def("connect", &Leader::connect, nb::arg("addresses"), nb::arg("ranks"), nb::arg("node"),
            nb::arg("options"));
-  module.def("most_leaders", &hsgd_most_leaders);
+  module.def(
+      "near_nic", [](const hsgd_options& options) { return hsgd_near_nic(&options); },
+      nb::arg("options"));
+  module.def("leaders", &leaders, nb::arg("node_of_rank"), nb::arg("nic_of_rank"));
 
   nb::class_<Request>(module, "Request")
       .def("done", &Request::done)

@@ -12,6 +12,7 @@
 #include "kernels/reduce.hpp"
 #include "os/cgroup.hpp"
 #include "os/cpu_budget.hpp"
+#include "topology/nic_locality.hpp"
 
 namespace hsgd {
 namespace {
@@ -52,6 +53,9 @@ void check_options(const hsgd_options& options) {
   if (options.flat_ranks < 1 || options.flat_ranks > 1024)
     throw Error(HSGD_ERR_ARGUMENT, -1,
                 text("flat_ranks is %u; give a number from 1 to 1024", options.flat_ranks));
+  if (options.near_nic > 1024)
+    throw Error(HSGD_ERR_ARGUMENT, -1,
+                text("near_nic is %d; give a number up to 1024", options.near_nic));
   if (options.wire_dtype != HSGD_FLOAT32 && options.wire_dtype != HSGD_FLOAT16 &&
       options.wire_dtype != HSGD_BFLOAT16)
     throw Error(HSGD_ERR_ARGUMENT, -1,
@@ -92,6 +96,10 @@ void hsgd_process_destroy(hsgd_process* process) { delete process; }
 const char* hsgd_simd_name(void) { return hsgd::isa_name(hsgd::detect_isa()); }
 int hsgd_usable_cores(void) { return hsgd::count_cores(hsgd::own_cores()); }
 uint64_t hsgd_memory_limit_bytes(void) { return hsgd::Cgroups().memory_limit_bytes(); }
+
+int hsgd_near_nic(const hsgd_options* options) {
+  return options->near_nic >= 0 ? options->near_nic : hsgd::nic_of_process();
+}
 
 int hsgd_plan_allreduce(const hsgd_options* options, int nodes, int ranks_per_node, uint64_t bytes,
                         hsgd_allreduce_plan* plan, hsgd_error* err) {

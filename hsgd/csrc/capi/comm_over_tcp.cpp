@@ -1,4 +1,5 @@
 // The C interface of communicators over TCP: leaders, and what is made of them.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -45,14 +46,24 @@ void check_ranks(const std::vector<int>& node_of_rank, int rank, int size) {
   }
 }
 
+// What the caller says of all ranks.
+struct RankTable {
+  RankTable(const int32_t* node_of_rank, const int32_t* nic_of_rank, int rank, int size)
+      : nodes(node_of_rank, node_of_rank + std::max(size, 0)),
+        nics(nic_of_rank, nic_of_rank + std::max(size, 0)) {
+    check_ranks(nodes, rank, size);
+  }
+  std::vector<int> nodes, nics;
+};
+
 std::unique_ptr<Communicator> meet_over_tcp(const char* path, Place place, TcpLeader* leader,
                                             const hsgd_options& options) {
   std::unique_ptr<Transport> transport;
-  if (place.local_rank < place.leaders) {
+  if (place.lane >= 0) {
     if (leader == nullptr) {
-      throw Error(HSGD_ERR_ARGUMENT, place.rank,
-                  text("rank %d is leader %d of its node and has no hsgd_leader", place.rank,
-                       place.local_rank));
+      throw Error(
+          HSGD_ERR_ARGUMENT, place.rank,
+          text("rank %d is leader %d of its node and has no hsgd_leader", place.rank, place.lane));
     }
     transport = leader->make_transport(options.timeout_s);
   }
@@ -64,6 +75,19 @@ std::unique_ptr<Communicator> meet_over_tcp(const char* path, Place place, TcpLe
 }  // namespace hsgd
 
 int hsgd_most_leaders(void) { return hsgd::kMostLeaders; }
+
+int hsgd_leaders(const int32_t* node_of_rank, const int32_t* nic_of_rank, int size,
+                 int32_t* leaders, int* count, hsgd_error* err) {
+  return hsgd::guarded(err, [&] {
+    const hsgd::RankTable table(node_of_rank, nic_of_rank, 0, size);
+    *count = 0;
+    for (const std::vector<int>& lane : hsgd::leaders_of(table.nodes, table.nics)) {
+      leaders = std::copy(lane.begin(), lane.end(), leaders);
+      *count += static_cast<int>(lane.size());
+    }
+  });
+}
+
 size_t hsgd_leader_address_bytes(void) { return sizeof(hsgd::SocketPlace); }
 
 int hsgd_leader_create(const char* interfaces, int nodes, hsgd_leader** leader, hsgd_error* err) {
@@ -96,15 +120,14 @@ int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, const int32_
 
 void hsgd_leader_destroy(hsgd_leader* leader) { delete leader; }
 
-int hsgd_comm_create_over_tcp(const char* path, const int32_t* node_of_rank, int rank, int size,
-                              hsgd_leader* leader, const hsgd_options* options, hsgd_comm** comm,
-                              hsgd_error* err) {
+int hsgd_comm_create_over_tcp(const char* path, const int32_t* node_of_rank,
+                              const int32_t* nic_of_rank, int rank, int size, hsgd_leader* leader,
+                              const hsgd_options* options, hsgd_comm** comm, hsgd_error* err) {
   return hsgd::guarded(err, [&] {
     *comm = nullptr;
     hsgd::check_options(*options);
-    const std::vector<int> nodes(node_of_rank, node_of_rank + (size > 0 ? size : 0));
-    hsgd::check_ranks(nodes, rank, size);
-    *comm = hsgd::new_comm(hsgd::meet_over_tcp(path, hsgd::place_on(nodes, rank),
+    const hsgd::RankTable table(node_of_rank, nic_of_rank, rank, size);
+    *comm = hsgd::new_comm(hsgd::meet_over_tcp(path, hsgd::place_on(table.nodes, rank, table.nics),
                                                leader == nullptr ? nullptr : &leader->leader,
                                                *options));
     delete leader;

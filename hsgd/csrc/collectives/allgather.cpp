@@ -107,7 +107,7 @@ void run_small_between_nodes(Context& context, const Operation& operation) {
   const uint64_t sequence = context.sequence();
   const auto bytes_of = [&](int place) { return operation.counts.of_rank[map.rank(place)] * size; };
   context.open(operation, operation.in, bytes_of(map.place()));
-  if (context.place().local_rank == 0) {
+  if (context.place().leads(1)) {
     std::byte* result = context.local().result_payload(sequence, bytes);
     const std::vector<Block> blocks = blocks_of(operation.counts.of_rank, map);
     // Groups of nodes in order have blocks in the order of places, but the result has that of
@@ -163,7 +163,7 @@ void run(Context& context, const Operation& operation) {
   const size_t size = operation.reduction.element_bytes;
   const uint64_t* counts = operation.counts.of_rank;
   const bool one_node = context.one_node();
-  // Between nodes local rank 0 has one cell for the whole result.
+  // Between nodes one cell holds the whole result.
   const uint64_t held =
       one_node ? *std::max_element(counts, counts + context.place().size) : operation.count;
   // Blocks may lie in reach, from where they are copied once: that pays earlier.

@@ -67,7 +67,7 @@ class AllreducePipeline final : public ChunkPipeline {
 
   void begin_exchange(uint64_t step) override {
     const Range own =
-        part_of(chunking_.chunk(step).count(), stages_.leaders, local().rank(), element_bytes_);
+        part_of(chunking_.chunk(step).count(), stages_.leaders, lane(), element_bytes_);
     slices_->begin(out_slot(0, step) + own.begin * element_bytes_, own.count());
   }
 
@@ -114,7 +114,7 @@ Stages stages_of(Context& context, const Operation& operation, uint64_t steps, i
   stages.steps = steps;
   stages.leaders = leaders;
   stages.reduces = true;
-  if (context.place().local_rank < leaders) stages.window = context.links().slices();
+  if (context.place().leads(leaders)) stages.window = context.links().slices();
   stages.store = context.stores().usual();
   stages.out_store = context.stores().into_output(operation);
   return stages;

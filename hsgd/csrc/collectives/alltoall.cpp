@@ -86,12 +86,12 @@ class AlltoallPipeline final : public ChunkPipeline {
     messages_->begin();
     const Turn turn = this->turn(step);
     if (turn.to == map_.node()) return;
-    for (int rank = local().rank(); rank < map_.ranks_on(turn.from); rank += stages_.leaders) {
+    for (int rank = lane(); rank < map_.ranks_on(turn.from); rank += stages_.leaders) {
       messages_->receive(turn.from, Channel::kExchange, landing(step, rank),
                          layout_.landing_bytes());
     }
     const int receivers = static_cast<int>(turn.ranks.count());
-    for (int rank = local().rank(); rank < local().size(); rank += stages_.leaders) {
+    for (int rank = lane(); rank < local().size(); rank += stages_.leaders) {
       const std::byte* slot = in_slot(rank, step);
       messages_->send(turn.to, Channel::kExchange, slot, offset_at(slot, receivers));
     }
@@ -102,7 +102,7 @@ class AlltoallPipeline final : public ChunkPipeline {
     const Turn turn = this->turn(step);
     if (turn.to == map_.node()) return;
     const int receivers = static_cast<int>(turn.ranks.count());
-    for (int rank = local().rank(); rank < map_.ranks_on(turn.from); rank += stages_.leaders) {
+    for (int rank = lane(); rank < map_.ranks_on(turn.from); rank += stages_.leaders) {
       messages_->count_received(offset_at(landing(step, rank), receivers));
     }
   }
@@ -229,7 +229,7 @@ ExchangeNote notes_between_nodes(Context& context) {
   LocalGroup& local = context.local();
   const uint64_t sequence = context.sequence();
   ExchangeNote all;
-  if (place.local_rank == 0) {
+  if (place.leads(1)) {
     std::byte* packets = local.result_packets(sequence);
     context.lead(
         [&] {

@@ -34,9 +34,10 @@ class BroadcastPipeline final : public ChunkPipeline {
   // The slot must be copied by everybody here, and sent by all leaders.
   bool may_stage(uint64_t step) const override {
     if (!peers_freed(&Progress::gathered, step) || !earlier_is_sent(step)) return false;
-    for (int leader = 0; leader < stages_.leaders; ++leader) {
-      const bool freed = leader == local().rank() ? step < exchanged() + context_.slots()
-                                                  : rank_freed(leader, &Progress::exchanged, step);
+    for (int lane = 0; lane < stages_.leaders; ++lane) {
+      const bool freed = lane == this->lane()
+                             ? step < exchanged() + context_.slots()
+                             : rank_freed(leader(lane), &Progress::exchanged, step);
       if (!freed) return false;
     }
     return true;
@@ -58,16 +59,13 @@ class BroadcastPipeline final : public ChunkPipeline {
 
   void begin_exchange(uint64_t step) override {
     const Range own =
-        part_of(chunking_.chunk(step).count(), stages_.leaders, local().rank(), element_bytes_);
+        part_of(chunking_.chunk(step).count(), stages_.leaders, lane(), element_bytes_);
     copies_->begin(slot(step) + own.begin * element_bytes_, own.count() * element_bytes_);
   }
 
   bool may_gather(uint64_t step) const override {
     if (root_ >= 0) return rank_reached(root_, &Progress::staged, step);
-    for (int leader = 0; leader < stages_.leaders; ++leader) {
-      if (!rank_reached(leader, &Progress::exchanged, step)) return false;
-    }
-    return true;
+    return leaders_reached(step);
   }
 
   void gather(uint64_t step) override {
@@ -128,7 +126,7 @@ void run(Context& context, const Operation& operation) {
   stages.leaders = plan.leaders;
   if (!is_root) stages.staging = Stages::Staging::kNothing;
   stages.gathers = !is_root;
-  const bool leads = context.place().local_rank < plan.leaders;
+  const bool leads = context.place().leads(plan.leaders);
   BroadcastSteps* copies = leads ? context.links().copies(plan.form) : nullptr;
   stages.window = copies;
   stages.store = context.stores().into_ring(operation);

@@ -106,8 +106,15 @@ bool ChunkPipeline::earlier_is_sent(uint64_t step) const {
   const uint64_t base = context_.base();
   const uint64_t end = base + step + 1;
   const uint64_t held = end > context_.slots() ? end - context_.slots() : 0;
-  for (int leader = 0; leader < context_.place().leaders; ++leader) {
+  for (const int leader : context_.place().leader_ranks) {
     if (!local().rank_reached(leader, &Progress::exchanged, std::min(base, held))) return false;
+  }
+  return true;
+}
+
+bool ChunkPipeline::leaders_reached(uint64_t step) const {
+  for (int lane = 0; lane < stages_.leaders; ++lane) {
+    if (!rank_reached(leader(lane), &Progress::exchanged, step)) return false;
   }
   return true;
 }
@@ -175,10 +182,7 @@ bool ChunkPipeline::may_gather(uint64_t step) const {
   if (step >= (stages_.reduces ? reduced_ : staged_)) return false;
   if (!stages_.reduces && !peers_reached(&Progress::staged, step)) return false;
   if (stages_.leaders == 0) return !stages_.reduces || peers_reached(&Progress::reduced, step);
-  for (int leader = 0; leader < stages_.leaders; ++leader) {
-    if (!rank_reached(leader, &Progress::exchanged, step)) return false;
-  }
-  return true;
+  return leaders_reached(step);
 }
 
 bool ChunkPipeline::try_gather() {

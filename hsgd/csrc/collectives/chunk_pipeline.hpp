@@ -33,7 +33,7 @@ struct Stages {
   enum class Staging { kCopies, kNothing, kInReach } staging = Staging::kCopies;
   bool reduces = false;                // from the in rings of all
   bool gathers = true;                 // into the output
-  bool rides = true;                   // the first step of local rank 0 travels with the headers
+  bool rides = true;                   // the first leader's first step travels with the headers
   StepWindow* window = nullptr;        // on ranks that carry it between nodes
   Store store = Store::kOrdinary;      // into shared memory
   Store out_store = Store::kOrdinary;  // into the user's output
@@ -91,6 +91,11 @@ class ChunkPipeline {
   // Whether leaders have sent what the slot of `step` held in an earlier collective, also those
   // that have no part in this one.
   bool earlier_is_sent(uint64_t step) const;
+  // The local rank that carries the share `lane` of a step, and which of them this rank carries.
+  int leader(int lane) const { return context_.place().leader_ranks[static_cast<size_t>(lane)]; }
+  int lane() const { return context_.place().lane; }
+  // Whether the shares of all leaders are here.
+  bool leaders_reached(uint64_t step) const;
   uint64_t staged() const { return staged_; }
   uint64_t exchanged() const { return exchanged_; }
   uint64_t gathered() const { return gathered_; }

@@ -49,7 +49,7 @@ class NodeAllgather final : public ChunkPipeline {
   }
 
   void begin_exchange(uint64_t step) override {
-    blocks_->begin(out_slot(0, step), begins_of(layout_, local().rank(), step, element_bytes_));
+    blocks_->begin(out_slot(0, step), begins_of(layout_, lane(), step, element_bytes_));
   }
 
   void gather(uint64_t step) override {
@@ -102,8 +102,8 @@ void allgather_between_nodes(Context& context, const Operation& operation) {
   Stages stages;
   stages.steps = layout.steps();
   stages.leaders = plan.leaders;
-  if (context.place().local_rank < plan.leaders) stages.window = context.links().blocks();
-  if (context.place().local_rank == 0) {
+  if (context.place().leads(plan.leaders)) stages.window = context.links().blocks();
+  if (context.place().leads(1)) {
     stages.rides =
         context.links().blocks()->fits(begins_of(layout, 0, 0, operation.reduction.element_bytes),
                                        context.links().headers().most_part_bytes());

@@ -106,7 +106,7 @@ void run_between_nodes(Context& context, const Operation& operation) {
   const bool is_root = operation.root == context.place().rank;
   const size_t bytes = operation.bytes();
   context.open(operation, !broadcasts || is_root ? operation.in : nullptr, bytes);
-  if (context.place().local_rank == 0) {
+  if (context.place().leads(1)) {
     NodeSums sums(context, operation);
     std::byte* result = context.local().result_payload(context.sequence(), bytes);
     context.lead([&] {

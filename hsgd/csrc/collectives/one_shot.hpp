@@ -1,8 +1,8 @@
 // Small payloads: one synchronization, in which each rank's payload travels beside its header.
 //
 // Owns the form of allreduce, broadcast, barrier and reduce_scatter that takes the whole payload at
-// once. Inside a node everybody reads everybody's cell; between nodes local rank 0 sends what its
-// node has together with the headers.
+// once. Inside a node everybody reads everybody's cell; between nodes the first leader sends what
+// its node has together with the headers.
 #ifndef HSGD_COLLECTIVES_ONE_SHOT_HPP_
 #define HSGD_COLLECTIVES_ONE_SHOT_HPP_
 

@@ -133,7 +133,7 @@ class BetweenNodes final : public ReduceScatterPipeline {
   }
 
   void begin_exchange(uint64_t step) override {
-    std::vector<uint64_t> begins = layout_.area(local().rank(), step);
+    std::vector<uint64_t> begins = layout_.area(lane(), step);
     const uint64_t first = begins.front();
     for (uint64_t& begin : begins) begin -= first;
     slices_->begin_parts(sums(step) + first * element_bytes_, std::move(begins));
@@ -197,7 +197,7 @@ Stages stages_of(Context& context, const Operation& operation, uint64_t steps, i
   stages.leaders = leaders;
   stages.reduces = true;
   stages.gathers = leaders > 0;
-  if (context.place().local_rank < leaders) stages.window = context.links().slices();
+  if (context.place().leads(leaders)) stages.window = context.links().slices();
   stages.store = context.stores().into_ring(operation);
   stages.out_store = context.stores().into_output(operation);
   return stages;

@@ -1,5 +1,5 @@
 // How ranks agree that they called the same collective: inside a node each looks at all headers;
-// between nodes local rank 0 exchanges them, and says what came of it.
+// between nodes the first leader exchanges them, and says what came of it.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -28,7 +28,7 @@ void Context::learn_cost() {
   stores_.learn(most);
 }
 
-// Between nodes: local rank 0 has heard from all nodes, and says what came of it.
+// Between nodes: the first leader has heard from all nodes, and says what came of it.
 void Context::wait_for_result() {
   wait_until([&] { return group_->has_result(call_.sequence); });
   if (group_->result_status(call_.sequence) == HSGD_ERR_SIGNATURE)
@@ -60,7 +60,7 @@ void Context::fail_mismatch(const Call sides[2]) const {
                       side_of(sides[0]), side_of(sides[1]));
 }
 
-// Local rank 0 tells the other nodes what this one called, or that its ranks differ.
+// The first leader tells the other nodes what this one called, or that its ranks differ.
 void Context::start_headers(const Outgoing& outgoing) {
   WireHeader header{};
   header.note = outgoing.note;
@@ -117,7 +117,7 @@ Permission Context::permission(const FirstStepFn& first_step) {
   Call sides[2];
   call_.node_agrees = call_.node_agrees || headers_agree(sides);
   const Permission unknown = call_.node_agrees ? Permission::kOnNode : Permission::kUnknown;
-  if (place_.local_rank == 0 && !group_->has_result(call_.sequence)) {
+  if (place_.leads(1) && !group_->has_result(call_.sequence)) {
     if (!call_.headers_started) {
       Outgoing outgoing;
       if (call_.node_agrees && first_step) {

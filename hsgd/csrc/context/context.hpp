@@ -35,7 +35,7 @@ namespace hsgd {
 // reduced, and sent beside the headers, but no output be touched. kGranted: all agree.
 enum class Permission { kUnknown, kOnNode, kGranted };
 
-// What local rank 0 tells the other nodes together with the headers.
+// What the first leader tells the other nodes together with the headers.
 struct Outgoing {
   Payload payload;
   MergeFn merge;                // none: nobody has a payload
@@ -44,8 +44,8 @@ struct Outgoing {
   RoundPayload* first_step = nullptr;  // of a pipeline, in the place of a payload
 };
 
-// The first step of a pipeline on local rank 0, once it may travel with the headers; nullptr: that
-// goes without headers, after them.
+// The first step of a pipeline on the first leader, once it may travel with the headers; nullptr:
+// that goes without headers, after them.
 using FirstStepFn = std::function<std::optional<RoundPayload*>()>;
 
 class Context final : private Watch {
@@ -126,7 +126,7 @@ class Context final : private Watch {
   void wait_for_headers();  // on one node
   // For pipelines, which have more to do than to wait.
   Permission permission(const FirstStepFn& first_step = {});
-  // The part of local rank 0 in a small collective between nodes: `collect` what the ranks here
+  // The part of the first leader in a small collective between nodes: `collect` what the ranks here
   // have put into their cells, when all headers agree, exchange it together with the headers, and
   // `conclude` from the notes of all ranks, where there are any.
   void lead(const std::function<Outgoing()>& collect,

@@ -22,7 +22,7 @@ Links::Links(std::unique_ptr<Transport> transport, const Place& place, const Rou
     : transport_(std::move(transport)) {
   if (transport_ == nullptr) return;
   messages_ = std::make_unique<StepMessages>(*transport_, options.slots, counters_);
-  if (place.local_rank < sizes.most_leaders()) {
+  if (place.leads(sizes.most_leaders())) {
     slices_ =
         std::make_unique<SliceAllreduce>(*transport_, rounds, sizes.slice_bytes(), options.slots,
                                          options.wire_dtype != HSGD_FLOAT32, counters_);
@@ -30,7 +30,7 @@ Links::Links(std::unique_ptr<Transport> transport, const Place& place, const Rou
   blocks_ = std::make_unique<SliceAllgather>(*transport_, rounds, options.slots, counters_);
   copies_ = std::make_unique<SliceBroadcast>(*transport_, rounds, options.slots, counters_);
   trees_ = std::make_unique<TreeBroadcast>(*transport_, options.slots, counters_);
-  if (place.local_rank != 0) return;
+  if (!place.leads(1)) return;
   headers_ =
       std::make_unique<HeaderExchange>(*transport_, rounds, header_room(rounds, sizes), counters_);
 }

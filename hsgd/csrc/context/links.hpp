@@ -31,7 +31,7 @@ class Links {
         const StepSizes& sizes, const hsgd_options& options);
   bool leads() const { return transport_ != nullptr; }
   int descriptor() const { return leads() ? transport_->descriptor() : -1; }  // see Transport
-  HeaderExchange& headers() { return *headers_; }                             // on local rank 0
+  HeaderExchange& headers() { return *headers_; }                             // on the first leader
   SliceAllreduce* slices() { return slices_.get(); }  // nullptr but on leaders
   SliceAllgather* blocks() { return blocks_.get(); }  // as slices()
   // As slices(), for a payload of one step or of many.

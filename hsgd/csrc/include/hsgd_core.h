@@ -70,7 +70,8 @@ typedef struct hsgd_error {
   hsgd_side sides[2]; /* with HSGD_ERR_SIGNATURE only */
 } hsgd_error;
 
-/* Every field has a default (hsgd_options_default); all ranks must pass the same values. */
+/* Every field has a default (hsgd_options_default); all ranks must pass the same values but for
+ * near_nic. */
 typedef struct hsgd_options {
   uint32_t struct_bytes; /* sizeof(hsgd_options), for versioning */
   uint32_t nontemporal; /* kind of store into shared memory: 0 ordinary, 1 non-temporal, 2 measured,
@@ -95,6 +96,9 @@ typedef struct hsgd_options {
                           in rounds, in groups of at most so many */
   uint32_t flat_ranks; /* up to so many ranks of a node, from 1 to 1024, look at one another; more
                           are counted in groups, and each looks at its group alone */
+  int32_t
+      near_nic; /* of this rank alone: number, from 1, of the network adapter that it is near; 0:
+                   none; < 0: what the kernel says. Such ranks exchange with other nodes first */
   /* NULL, or what a waiting rank calls some fifty times a second, in the thread that waits: nonzero
    * ends the wait. So that Ctrl-C works in languages that only note a signal. */
   int (*interrupted)(void);
@@ -179,11 +183,19 @@ HSGD_API int hsgd_comm_create_local(const char* path, int rank, int size,
 /* --- ranks of several nodes over TCP, without MPI --- */
 
 /* What a rank needs that carries data between nodes, a leader: an address at which the leaders of
- * other nodes find it, and connections to them. Leaders are the first `leaders` ranks of each node,
- * as many as the smallest node has, and at most hsgd_most_leaders(); those with one local rank
- * connect to one another. */
+ * other nodes find it, and connections to them. Each node has as many as the smallest one has
+ * ranks, at most hsgd_most_leaders(); those on one lane connect to one another. */
 typedef struct hsgd_leader hsgd_leader;
 HSGD_API int hsgd_most_leaders(void);
+/* Local. options->near_nic, or what the kernel says: the network adapter, from 1, that all
+ * processors of this process are near; 0: none, or not known. */
+HSGD_API int hsgd_near_nic(const hsgd_options* options);
+/* Local. Who leads: fills the world ranks of each lane, by node, one lane behind the other, and
+ * their number, at most hsgd_most_leaders() times the nodes. Ranks near an adapter lead first, by
+ * turns over the adapters of their node. `node_of_rank`: `size` entries; nodes are numbered by
+ * their first ranks. `nic_of_rank`: hsgd_near_nic() of each rank. */
+HSGD_API int hsgd_leaders(const int32_t* node_of_rank, const int32_t* nic_of_rank, int size,
+                          int32_t* leaders, int* count, hsgd_error* err);
 HSGD_API size_t hsgd_leader_address_bytes(void);
 /* Local. Listens at the interfaces that are named, separated by commas; "" or NULL: at all but
  * loopback. HSGD_ERR_SYSTEM where the file descriptors for connections to so many nodes are
@@ -194,7 +206,7 @@ HSGD_API int hsgd_leader_create(const char* interfaces, int nodes, hsgd_leader**
 /* Local. Fills hsgd_leader_address_bytes() bytes, which go to the other leaders by a way of the
  * caller's that nobody else reads: they hold the secret by which leaders know one another. */
 HSGD_API void hsgd_leader_address(const hsgd_leader* leader, void* address);
-/* Collective over the leaders with one local rank, blocking, with options->timeout_s as deadline.
+/* Collective over the leaders of one lane, blocking, with options->timeout_s as deadline.
  * `addresses` and world `ranks` of all of them, by node; `node` is the own one. Once. */
 HSGD_API int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, const int32_t* ranks,
                                  int nodes, int node, const hsgd_options* options, hsgd_error* err);
@@ -202,9 +214,11 @@ HSGD_API int hsgd_leader_connect(hsgd_leader* leader, const void* addresses, con
 HSGD_API void hsgd_leader_destroy(hsgd_leader* leader);
 /* Collective over all ranks, blocking. `node_of_rank`: `size` entries; nodes are numbered by their
  * first ranks. `path`: as of hsgd_comm_create_local, the same on all ranks of a node, another one
- * on each. `leader`: connected, on leaders of several nodes, else NULL; taken on success. */
-HSGD_API int hsgd_comm_create_over_tcp(const char* path, const int32_t* node_of_rank, int rank,
-                                       int size, hsgd_leader* leader, const hsgd_options* options,
+ * on each. `leader`: connected, on leaders of several nodes, else NULL; taken on success.
+ * `nic_of_rank`: as of hsgd_leaders, the same on all ranks. */
+HSGD_API int hsgd_comm_create_over_tcp(const char* path, const int32_t* node_of_rank,
+                                       const int32_t* nic_of_rank, int rank, int size,
+                                       hsgd_leader* leader, const hsgd_options* options,
                                        hsgd_comm** comm, hsgd_error* err);
 
 /* Local. Unmaps the segments. Waits for nobody, except for requests that are open, which it

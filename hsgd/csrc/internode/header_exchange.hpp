@@ -33,7 +33,7 @@ struct ExchangeNote {
   }
 };
 
-// What local rank 0 tells of its node, and then of ever more nodes, before any data moves; the
+// What the first leader tells of its node, and then of ever more nodes, before any data moves; the
 // payload of small collectives follows.
 struct WireHeader {
   uint64_t sequence;

@@ -62,14 +62,36 @@ void note_threads(int level, Wanted wanted, Place* place) {
   place->why_foreign = kForeignThread;
 }
 
-Place find_place(Steps& steps, const Nodes& nodes, Wanted wanted) {
-  Place place = place_on(nodes.node_of_rank, steps.rank());
-  if (place.node_count == 1) return place;
-  static_assert(MPI_THREAD_MULTIPLE > MPI_THREAD_SINGLE, "levels rise");
-  const auto lacks = static_cast<uint64_t>(MPI_THREAD_MULTIPLE - thread_level());
-  const uint64_t most = steps.greatest(lacks, "told their level of threads");
-  note_threads(MPI_THREAD_MULTIPLE - static_cast<int>(most), wanted, &place);
-  return place;
+// What a rank of several nodes tells all others.
+struct Circumstances {
+  int32_t thread_level;
+  int32_t nic;
+};
+
+// A rank that leads between nodes, and the ranks that it exchanges with, by node.
+struct Lead {
+  Place place;
+  std::vector<int> ranks;
+};
+
+Lead find_place(Steps& steps, const Nodes& nodes, const hsgd_options& options, Wanted wanted) {
+  if (nodes.count == 1) return {place_on(nodes.node_of_rank, steps.rank()), {}};
+  const Circumstances own{thread_level(), hsgd_near_nic(&options)};
+  std::vector<Circumstances> rows(static_cast<size_t>(steps.size()));
+  steps.gather(&own, rows.data(), sizeof own, "told their level of threads and their adapter");
+  int level = MPI_THREAD_MULTIPLE;
+  std::vector<int> nic_of_rank;
+  for (const Circumstances& row : rows) {
+    static_assert(MPI_THREAD_MULTIPLE > MPI_THREAD_SINGLE, "levels rise");
+    level = std::min(level, static_cast<int>(row.thread_level));
+    nic_of_rank.push_back(row.nic);
+  }
+  Lead lead{place_on(nodes.node_of_rank, steps.rank(), nic_of_rank), {}};
+  note_threads(level, wanted, &lead.place);
+  if (lead.place.lane >= 0) {
+    lead.ranks = leaders_of(nodes.node_of_rank, nic_of_rank)[static_cast<size_t>(lead.place.lane)];
+  }
+  return lead;
 }
 
 void check_usable(MPI_Comm comm, Wanted wanted) {
@@ -116,20 +138,20 @@ class MpiWatch final : public Watch {
   Turn& turn_;
 };
 
-// The ranks' own communicator serves its leaders: those with one local rank are a line of their
-// own.
-std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Place place,
+// The ranks' own communicator serves its leaders: those of one lane are a line of their own.
+std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Lead lead,
                                    const hsgd_options& options, const Steps& steps, Turn& turn) {
   std::unique_ptr<Transport> transport;
-  if (place.local_rank < place.leaders) {
-    transport = make_mpi_transport({own, nodes.ranks_at(place.local_rank), place.node_rank},
-                                   place.is_foreign_thread);
+  if (!lead.ranks.empty()) {
+    transport = make_mpi_transport({own, std::move(lead.ranks), lead.place.node_rank},
+                                   lead.place.is_foreign_thread);
   }
   MpiWatch watch(steps, turn);
   std::unique_ptr<Communicator> communicator;
   turn.leave_for([&] {
-    communicator = std::make_unique<Communicator>(
-        nodes.path, nodes.listener.get(), std::move(place), std::move(transport), options, &watch);
+    communicator =
+        std::make_unique<Communicator>(nodes.path, nodes.listener.get(), std::move(lead.place),
+                                       std::move(transport), options, &watch);
   });
   return communicator;
 }
@@ -141,13 +163,14 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
   Nodes nodes = find_nodes(steps, words);
   HSGD_FAULT_POINT("over MPI: node found");
   if (wanted == Wanted::kBehindMpi && nodes.count == steps.size()) return nullptr;
-  Place place = find_place(steps, nodes, wanted);
-  agree_on(steps, "counted their file descriptors",
-           [&] { check_descriptors(kDescriptorsPerRank * static_cast<size_t>(place.local_size)); });
+  Lead lead = find_place(steps, nodes, options, wanted);
+  agree_on(steps, "counted their file descriptors", [&] {
+    check_descriptors(kDescriptorsPerRank * static_cast<size_t>(lead.place.local_size));
+  });
   HSGD_FAULT_POINT("over MPI: place found");
   std::unique_ptr<Communicator> communicator;
   agree_on(steps, kMeet, [&] {
-    communicator = meet(own, std::move(nodes), std::move(place), options, steps, turn);
+    communicator = meet(own, std::move(nodes), std::move(lead), options, steps, turn);
     HSGD_FAULT_POINT("over MPI: met");
   });
   return new_comm(std::move(communicator));

@@ -4,7 +4,6 @@
 #include <limits.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <fstream>
 #include <unordered_map>
 #include <utility>
@@ -51,15 +50,11 @@ std::vector<int> ranks_with(const std::vector<Candidacy>& rows, uint64_t candida
 // Of all nodes.
 void number_nodes(const std::vector<Candidacy>& rows, Nodes* nodes) {
   std::unordered_map<uint64_t, int> numbers;
-  std::vector<int> sizes;
   for (const Candidacy& row : rows) {
-    const auto [found, is_new] = numbers.emplace(row.candidates, static_cast<int>(sizes.size()));
-    if (is_new) sizes.push_back(0);
-    ++sizes[static_cast<size_t>(found->second)];
-    nodes->node_of_rank.push_back(found->second);
+    nodes->node_of_rank.push_back(
+        numbers.emplace(row.candidates, static_cast<int>(numbers.size())).first->second);
   }
-  nodes->count = static_cast<int>(sizes.size());
-  nodes->least_ranks = *std::min_element(sizes.begin(), sizes.end());
+  nodes->count = static_cast<int>(numbers.size());
 }
 
 // One round of those who have not found their node yet. The first of the candidates opens a door;
@@ -85,16 +80,6 @@ bool try_candidates(Steps& steps, const std::vector<Candidacy>& rows, bool searc
 }
 
 }  // namespace
-
-std::vector<int> Nodes::ranks_at(int local_rank) const {
-  std::vector<int> seen(static_cast<size_t>(count), 0);
-  std::vector<int> found(static_cast<size_t>(count), -1);
-  for (size_t rank = 0; rank < node_of_rank.size(); ++rank) {
-    const auto node = static_cast<size_t>(node_of_rank[rank]);
-    if (seen[node]++ == local_rank) found[node] = static_cast<int>(rank);
-  }
-  return found;
-}
 
 // Who cannot reach the first of its candidates is a candidate for a node with others who cannot. In
 // each round the first ones are done, so the rounds end.

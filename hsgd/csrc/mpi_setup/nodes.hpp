@@ -19,15 +19,11 @@ namespace hsgd {
 struct Nodes {
   std::vector<int> node_of_rank;  // numbered in the order of their first ranks
   int count = 0;
-  int least_ranks = 0;  // of a node
 
   // The own one: its ranks in order, and where they meet.
   std::vector<int> ranks;
   std::string path;
   std::unique_ptr<Listener> listener;  // on its first rank
-
-  // The rank with this local rank, by node.
-  std::vector<int> ranks_at(int local_rank) const;
 };
 
 // Collective. `words`: the same on all ranks, told over MPI; they make the secret of the meetings.

@@ -79,7 +79,7 @@ class LocalGroup {
     return reinterpret_cast<std::byte*>(&cell(rank, sequence)) + kLine;
   }
 
-  // --- result cells: what local rank 0 publishes for the whole node ---
+  // --- result cells, in local rank 0's memory: what one rank publishes for the whole node ---
   std::byte* result_payload(uint64_t sequence, size_t bytes);
   std::byte* result_packets(uint64_t sequence) const {  // as packet()
     return reinterpret_cast<std::byte*>(&result(sequence)) + kLine;
@@ -87,7 +87,7 @@ class LocalGroup {
   void publish_result(uint64_t sequence, hsgd_status status);
   bool has_result(uint64_t sequence) const;
   hsgd_status result_status(uint64_t sequence) const;
-  Call (&mismatch())[2];  // of local rank 0
+  Call (&mismatch())[2];  // in local rank 0's memory
 
   // --- progress and rings ---
   const Progress& progress(int rank) const { return control(rank).progress; }

@@ -98,7 +98,7 @@ struct alignas(kLine) Control {
   alignas(kLine) Failure failure;
   alignas(kLine) Survival survival;
   alignas(kLine) Label labels[kCells];
-  alignas(kLine) Call mismatch[2];  // local rank 0: the two sides of a mismatch between nodes
+  alignas(kLine) Call mismatch[2];  // local rank 0's: the two sides of a mismatch between nodes
 };
 
 class SegmentLayout {

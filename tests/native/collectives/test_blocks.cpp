@@ -171,6 +171,17 @@ TEST("random programs give the reference, bit for bit, however ranks are numbere
   }
 }
 
+TEST("nodes that their last ranks lead give the reference, bit for bit") {
+  uint64_t seed = 40;
+  for (const std::vector<int>& layout : {std::vector<int>{2, 2}, {4, 2, 3}, {1, 3}, {9, 10}}) {
+    for (const bool dealt : {false, true}) {
+      Cluster cluster{layout, ranks::small_steps(), {1, seed % 3, 12}, dealt};
+      cluster.let_the_last_lead();
+      random_program(cluster, seed++, ranks::kOperations / 40);
+    }
+  }
+}
+
 TEST("every step size, number of slots and one-shot size gives the same result") {
   hsgd_options options = ranks::small_steps();
   for (const uint32_t slots : {3u, 4u, 7u}) {

@@ -40,17 +40,21 @@ void run_operation(hsgd::Communicator& comm, const Operation& operation, int ran
   }
 }
 
-void random_program(const std::vector<int>& ranks_of_node, uint64_t seed, uint64_t wire_seed,
-                    int operations, hsgd_options options = ranks::small_steps()) {
-  const Cluster cluster{ranks_of_node, options, {1, wire_seed, 12}};
+void run_program(const Cluster& cluster, uint64_t seed, int operations) {
   cluster.run([&](int rank, std::unique_ptr<hsgd::Communicator>& comm) {
     std::mt19937_64 program(seed);
     std::mt19937_64 own(seed + static_cast<uint64_t>(rank));
     for (int i = 0; i < operations; ++i) {
       ranks::dawdle(own);
-      run_operation(*comm, ranks::draw(program, cluster.size()), rank, ranks_of_node, options);
+      run_operation(*comm, ranks::draw(program, cluster.size()), rank, cluster.ranks,
+                    cluster.options);
     }
   });
+}
+
+void random_program(const std::vector<int>& ranks_of_node, uint64_t seed, uint64_t wire_seed,
+                    int operations, hsgd_options options = ranks::small_steps()) {
+  run_program({ranks_of_node, options, {1, wire_seed, 12}}, seed, operations);
 }
 
 void random_sharing(const std::vector<int>& ranks_of_node, uint64_t seed, int operations) {
@@ -99,6 +103,14 @@ void random_mixing(const std::vector<int>& ranks_of_node, uint64_t seed, int ope
       CHECK(expected.empty() || std::memcmp(result, expected.data(), expected.size()) == 0);
     }
   });
+}
+
+// Of any kind, while the last local ranks lead, the very last one first.
+void random_led_by_the_last(const std::vector<int>& ranks_of_node, uint64_t seed, int operations) {
+  Cluster cluster{ranks_of_node, ranks::small_steps(), {1, seed, 12}};
+  cluster.let_the_last_lead();
+  CHECK(cluster.place(ranks_of_node[0] - 1).lane == 0);
+  run_program(cluster, seed, operations);
 }
 
 // Broadcasts one after the other, from one root, that take all leaders in many steps, or one in
@@ -153,6 +165,13 @@ TEST("random programs on several nodes give the reference, bit for bit") {
 TEST("shared buffers on several nodes give the reference, bit for bit") {
   uint64_t seed = 50;
   for (const auto& layout : kLayouts) random_sharing(layout, seed++, ranks::kOperations / 30);
+}
+
+TEST("nodes that their last ranks lead give the reference, bit for bit") {
+  uint64_t seed = 60;
+  for (const std::vector<int>& layout : {std::vector<int>{2, 2}, {3, 2, 4}, {2, 1}, {10, 9}}) {
+    random_led_by_the_last(layout, seed++, ranks::kOperations / 30);
+  }
 }
 
 TEST("ranks that are counted in groups on several nodes give the reference, bit for bit") {

@@ -24,8 +24,15 @@ struct Cluster {
   hsgd::InprocOptions network;
   bool dealt = false;  // ranks are numbered across the nodes, as cards are dealt, not node by node
   std::string one_thread = {};
+  std::vector<int> nic_of_rank = {};  // see hsgd::leaders_of()
   // What a node's leader on lane 0 uses instead of its transport; none: that itself.
   std::function<std::unique_ptr<hsgd::Transport>(std::unique_ptr<hsgd::Transport>)> wrapped = {};
+
+  // Of each node the last rank leads first, then the one before it, ...
+  void let_the_last_lead() {
+    nic_of_rank.clear();
+    for (int rank = 0; rank < size(); ++rank) nic_of_rank.push_back(size() - rank);
+  }
 
   int size() const {
     int size = 0;
@@ -56,19 +63,8 @@ struct Cluster {
   }
 
   hsgd::Place place(int rank) const {
-    hsgd::Place place;
-    const std::vector<int> node_of = node_of_rank();
-    place.rank = rank;
-    place.size = size();
+    hsgd::Place place = hsgd::place_on(node_of_rank(), rank, nic_of_rank);
     place.one_thread = one_thread;
-    place.node_rank = node_of[static_cast<size_t>(rank)];
-    place.local_size = ranks[static_cast<size_t>(place.node_rank)];
-    place.local_rank =
-        static_cast<int>(std::count(node_of.begin(), node_of.begin() + rank, place.node_rank));
-    place.node_count = static_cast<int>(ranks.size());
-    if (place.node_count == 1) return place;
-    place.leaders = *std::min_element(ranks.begin(), ranks.end());
-    place.node_of_rank = node_of;
     return place;
   }
 
@@ -88,9 +84,9 @@ struct Cluster {
     ::ranks::run(size(), [&](int rank) {
       hsgd::Place own = place(rank);
       std::unique_ptr<hsgd::Transport> transport;
-      if (own.local_rank < own.leaders) {
-        transport = hsgd::make_inproc_transport(joined, own.node_rank, own.local_rank);
-        if (wrapped && own.local_rank == 0) transport = wrapped(std::move(transport));
+      if (own.lane >= 0) {
+        transport = hsgd::make_inproc_transport(joined, own.node_rank, own.lane);
+        if (wrapped && own.lane == 0) transport = wrapped(std::move(transport));
       }
       const std::string node = path + "-" + std::to_string(own.node_rank);
       auto communicator = std::make_unique<hsgd::Communicator>(node, nullptr, std::move(own),
