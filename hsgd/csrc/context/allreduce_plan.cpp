@@ -2,6 +2,8 @@
 #include "context/allreduce_plan.hpp"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "context/links.hpp"
@@ -18,16 +20,11 @@ Place place_in(int nodes, int ranks_per_node) {
                 text("%d nodes of %d ranks; give at least 1 of both, and at most %d ranks in all",
                      nodes, ranks_per_node, kMostRanks));
   }
-  Place place;
-  place.size = nodes * ranks_per_node;
-  place.local_size = ranks_per_node;
-  place.node_count = nodes;
-  if (nodes == 1) return place;
-  place.leaders = std::min(ranks_per_node, kMostLeaders);
-  for (int rank = 0; rank < place.size; ++rank) {
-    place.node_of_rank.push_back(rank / ranks_per_node);
+  std::vector<int> node_of_rank;
+  for (int rank = 0; rank < nodes * ranks_per_node; ++rank) {
+    node_of_rank.push_back(rank / ranks_per_node);
   }
-  return place;
+  return place_on(std::move(node_of_rank), 0);
 }
 
 uint64_t memory_of_node(const Place& place, const RoundSchedule& rounds, const StepSizes& sizes,

@@ -2,6 +2,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "context/allreduce_plan.hpp"
 #include "context/links.hpp"
@@ -43,26 +45,26 @@ hsgd_options options_with(uint32_t wire_dtype) {
   return options;
 }
 
+hsgd::Place place_of(int rank, int ranks, int nodes) {
+  std::vector<int> node_of_rank;
+  for (int of = 0; of < ranks * nodes; ++of) node_of_rank.push_back(of / ranks);
+  return hsgd::place_on(std::move(node_of_rank), rank);
+}
+
 // Of one node, with the options that a context of several nodes has.
 Bytes bytes_of_node(int ranks, int nodes, uint32_t wire_dtype) {
   const hsgd_options options = hsgd::with_wire_slots(nodes, options_with(wire_dtype));
-  hsgd::Place place;
-  place.size = ranks * nodes;
-  place.local_size = ranks;
-  place.node_count = nodes;
-  place.leaders = nodes > 1 ? std::min(ranks, hsgd::kMostLeaders) : 0;
-  for (int rank = 0; nodes > 1 && rank < place.size; ++rank) {
-    place.node_of_rank.push_back(rank / ranks);
-  }
+  const hsgd::Place place = place_of(0, ranks, nodes);
   const hsgd::NodeMap map(place.node_of_rank, place.size, 0, 0);
   const hsgd::RoundSchedule rounds(nodes, static_cast<int>(options.wire_radix));
   const hsgd::StepSizes sizes(place, map, rounds, options);
   const hsgd::SegmentLayout layout = sizes.layout();
   const bool one_out_ring = nodes > 1;
   Bytes bytes{layout.bytes(true) + static_cast<size_t>(ranks - 1) * layout.bytes(!one_out_ring), 0};
-  for (place.local_rank = 0; place.local_rank < place.leaders; ++place.local_rank) {
+  for (int leader = 0; leader < place.leaders; ++leader) {
+    const hsgd::Place own = place_of(leader, ranks, nodes);
     const size_t before = allocated();
-    const hsgd::Links links(std::make_unique<NoTransport>(nodes), place, rounds, sizes, options);
+    const hsgd::Links links(std::make_unique<NoTransport>(nodes), own, rounds, sizes, options);
     bytes.own += allocated() - before;
   }
   return bytes;
