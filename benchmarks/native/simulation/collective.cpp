@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -41,12 +42,9 @@ class HsgdCollectives final : public Collectives {
   explicit HsgdCollectives(int radix) {
     const int rank = rank_here();
     const int size = size_of_world();
-    hsgd::Place place;
-    place.rank = place.node_rank = rank;
-    place.size = place.node_count = size;
-    place.leaders = size > 1 ? 1 : 0;
-    place.node_of_rank.resize(static_cast<size_t>(size));
-    std::iota(place.node_of_rank.begin(), place.node_of_rank.end(), 0);
+    std::vector<int> node_of_rank(static_cast<size_t>(size));
+    std::iota(node_of_rank.begin(), node_of_rank.end(), 0);
+    hsgd::Place place = hsgd::place_on(std::move(node_of_rank), rank);
     MPI_Comm comm = MPI_COMM_NULL;
     PMPI_Comm_dup(MPI_COMM_WORLD, &comm);
     hsgd::Line line{std::make_shared<hsgd::OwnComm>(comm), place.node_of_rank, rank};
