@@ -99,8 +99,9 @@ pytest: $(VENV)/.dev $(VENV)/.horovod ## the Python tests in their short form, w
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
 
-test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch
+test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch, and torch's own tests over gloo and hsgd
 	$(PYTEST) -m torch $(PYTEST_ARGS)
+	for size in 3 4; do $(BIN)/python tests/c10d/torch_suite.py --size $$size; done
 
 test-bench: $(VENV)/.dev $(VENV)/.horovod ## a short run of each benchmark
 	$(PYTEST) -m bench $(PYTEST_ARGS)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from hsgd.config import Config
-from hsgd.errors import HsgdError, MissingExtra
-from hsgd.launch import launch
+from hsgd.errors import HsgdError, LaunchError, MissingExtra
+from hsgd.launch import hook, launch
 from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
 
@@ -42,8 +42,10 @@ RUN_EXAMPLES = """examples:
   hsgd run -np 8 --mpi-args="--mca btl_tcp_if_include eth0" python train.py
   hsgd run -np 2 --dry-run python train.py       print the mpirun command and start nothing
   hsgd run -np 4 -H node1:2,node2:2 --launcher torchrun python train.py   without MPI
+  hsgd run --gloo -np 2 python train.py          a program that asks torch for "gloo"
+  hsgd run --gloo -- torchrun --nproc-per-node 2 train.py
 
-The exit code is the job's. Neither Horovod nor the start-up hook is needed.
+The exit code is the job's. Horovod is not needed.
 """
 
 
@@ -129,9 +131,8 @@ def _add_run(commands: Any) -> None:
         "-n",
         dest="ranks",
         type=_rank_count,
-        required=True,
         metavar="N",
-        help="number of ranks",
+        help="number of ranks; with --gloo: where CMD does not start them itself",
     )
     run.add_argument(
         "-H",
@@ -151,6 +152,12 @@ def _add_run(commands: Any) -> None:
         default="auto",
         help="what starts the ranks; torchrun: without MPI, over TCP between hosts (default: "
         "mpirun, or torchrun where there is none)",
+    )
+    run.add_argument(
+        "--gloo",
+        action="store_true",
+        help='serve what CMD asks of the torch.distributed backend "gloo"; torchrun starts the '
+        "ranks, or CMD itself without -np",
     )
     run.add_argument("--verbose", action="store_true", help="print the command, then start it")
     run.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
@@ -176,7 +183,15 @@ def _run(arguments: argparse.Namespace) -> int | None:
         arguments.usage_error("no command to run; for example: hsgd run -np 2 python train.py")
     mpi_args = shlex.split(arguments.mpi_args)
     Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
-    if arguments.launcher == "torchrun":
+    if arguments.gloo:
+        hook.check_installed("--gloo")
+        os.environ[Config.variables()["as_gloo"]] = "1"
+    elif arguments.ranks is None:
+        arguments.usage_error("the following arguments are required: -np/-n")
+    if arguments.ranks is None:
+        _run_as_it_is(arguments, job)
+        return None
+    if arguments.launcher == "torchrun" or (arguments.gloo and arguments.launcher == "auto"):
         if mpi_args:
             arguments.usage_error("--mpi-args are words for mpirun; leave them out with torchrun")
         return _run_without_mpi(arguments, job)
@@ -191,6 +206,18 @@ def _run(arguments: argparse.Namespace) -> int | None:
     if not arguments.dry_run:
         os.execve(words[0], words, {**os.environ, **added})
     return None
+
+
+def _run_as_it_is(arguments: argparse.Namespace, job: Sequence[str]) -> None:
+    """A command that starts its ranks itself."""
+    if arguments.hosts or arguments.mpi_args or arguments.launcher != "auto":
+        arguments.usage_error("-H, --mpi-args and --launcher place ranks; give -np with them")
+    _announce(arguments, [shlex.join(["env", "HSGD_AS_GLOO=1", *job])])
+    if not arguments.dry_run:
+        try:
+            os.execvp(job[0], list(job))
+        except OSError as error:
+            raise LaunchError(f"{job[0]} does not start: {error.strerror}") from None
 
 
 def _run_without_mpi(arguments: argparse.Namespace, job: Sequence[str]) -> int | None:

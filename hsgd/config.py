@@ -158,7 +158,11 @@ class Config:
     report: bool = _variable(  # type: ignore[assignment]
         "HSGD_REPORT", False, _flag, "0 or 1"
     )
-    """Interposer: print one line of counters per rank when MPI is finalized."""
+    """Interposer, and HSGD_AS_GLOO: print one line of counters per rank at the end."""
+    as_gloo: bool = _variable(  # type: ignore[assignment]
+        "HSGD_AS_GLOO", False, _flag, "0 or 1"
+    )
+    """torch.distributed: process groups that a program makes with gloo are served by hsgd."""
     debug: bool = _variable(  # type: ignore[assignment]
         "HSGD_DEBUG", False, _flag, "0 or 1"
     )

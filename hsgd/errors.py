@@ -17,8 +17,8 @@ __all__ = [
 ]
 
 
-class HsgdError(Exception):
-    """Base of all errors that hsgd raises on its own account.
+class HsgdError(RuntimeError):
+    """Base of all errors that hsgd raises on its own account; RuntimeErrors, as those of torch.
 
     rank: the rank that the error is about, or -1.
     """

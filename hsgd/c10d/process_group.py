@@ -1,74 +1,31 @@
-"""The process group of backend "hsgd": torch.distributed's collectives on CPU tensors.
+"""The process group of backend "hsgd": collectives of hsgd, messages of gloo, and torch's own
+backends for tensors of other devices.
 
-Owns the translation of torch's calls, lists of tensors and options, into collectives of flat
-arrays. The order of execution is Worker's, the meeting of ranks meet()'s, tensors of other devices
-are torch's. All methods are collective over the group, and follow torch.distributed's own rules for
-blocking: `asyncOp` of the options.
+Owns what torch asks of a group about itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import weakref
-from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    ReduceScatterOptions,
-)
+from torch._C._distributed_c10d import BarrierOptions
 
-from hsgd.c10d import NAME, dtypes
+from hsgd.c10d import NAME
 from hsgd.c10d.accelerators import Accelerators
-from hsgd.c10d.backward import Backward
-from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
-from hsgd.c10d.global_ranks import in_global_ranks
+from hsgd.c10d.collectives import Collectives, by_device
 from hsgd.c10d.point_to_point import PointToPoint
-from hsgd.c10d.rendezvous import meet, open_board
-from hsgd.c10d.sparse import allreduce_sparse
-from hsgd.c10d.tracing import traced
-from hsgd.c10d.work import HsgdWork, Worker
+from hsgd.c10d.rendezvous import open_board
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 
 __all__ = ["HsgdProcessGroup"]
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-
-def _first_tensor(arguments: Sequence[Any]) -> Tensor | None:
-    for each in arguments:
-        if isinstance(each, Tensor):
-            return each
-        if isinstance(each, list | tuple) and (found := _first_tensor(each)) is not None:
-            return found
-    return None
-
-
-def _by_device(method: Method) -> Method:
-    """Hand calls with tensors of other devices to the backend that was configured for them."""
-
-    @functools.wraps(method)
-    def call(self: HsgdProcessGroup, *arguments: Any, **named: Any) -> Any:
-        tensor = _first_tensor([*arguments, *named.values()])
-        if tensor is None or tensor.device.type == "cpu":
-            return method(self, *arguments, **named)
-        other = self._accelerators.group(self, tensor.device)
-        return getattr(other, method.__name__)(*arguments, **named)
-
-    return cast(Method, call)
-
-
-class HsgdProcessGroup(dist.ProcessGroup):
+class HsgdProcessGroup(Collectives):
     """What init_process_group("hsgd") and new_group make; collective over its ranks, blocking.
 
     options: of torch's extended backend interface. backend_options: `pg_options` of the caller, for
@@ -77,25 +34,15 @@ class HsgdProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, options: Any, backend_options: Any = None) -> None:
-        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         members = list(options.global_ranks_in_group) or list(range(options.group_size))
         config = Config.from_env()
         limit_s = min(options.timeout.total_seconds(), config.timeout_s)
-        self._limit_s = limit_s
-        self._board = open_board(options.store, options.group_rank, members, limit_s)
-        self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=limit_s))
+        board = open_board(options.store, options.group_rank, members, limit_s)
+        super().__init__(board, dataclasses.replace(config, timeout_s=limit_s))
         one_node = self._comm.cross_size == 1
-        self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
-        self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
-        self._worker = Worker(NAME)
-        self._backward = Backward(__name__, self._worker)
+        self._messages: PointToPoint | None = PointToPoint(board, local=one_node)
         self._accelerators = Accelerators(options, backend_options)
         self._name = self._description = ""
-        # A group that nobody destroyed: its thread ends, and its memory is given back.
-        self._end = weakref.finalize(self, _close, self._worker, self._comm)
-        self._end.atexit = False  # Comm closes itself before the interpreter ends
-        forget = weakref.WeakMethod(self._forget)
-        self._comm.before_close(lambda: (method := forget()) and method())
 
     # What torch asks of a group.
 
@@ -156,349 +103,11 @@ class HsgdProcessGroup(dist.ProcessGroup):
         """Finish what was called and give everything back; local. A second call does nothing."""
         self._accelerators.shutdown()
         self._messages = None
-        self._end()
+        super().shutdown()
 
-    def _forget(self) -> None:
-        """torch keeps a group that nobody destroyed for ever, and with it what it refers to."""
-        self._comm = self._buckets = None
-        self._end.detach()
-
-    def abort(self) -> None:
-        """shutdown()."""
-        self.shutdown()
-
-    # Execution.
-
-    def _submit(
-        self, what: str, call: Callable[[], None], tensors: list[Tensor], opts: Any
-    ) -> HsgdWork:
-        members = self._board.members
-
-        def execute() -> None:
-            try:
-                call()
-            except HsgdError as error:
-                raise in_global_ranks(error, members) from None
-
-        limit_s = opts.timeout.total_seconds() if opts is not None else 0.0
-        work = HsgdWork(what, execute, tensors, self._worker)
-        blocking = opts is not None and not opts.asyncOp
-        own_limit = limit_s if 0 < limit_s < self._limit_s else None
-        if not blocking:
-            self._backward.watch(work)
-        with traced(what):
-            return self._worker.submit(work, blocking=blocking, limit_s=own_limit)
-
-    def _gather(self, array: Tensor) -> Tensor:
-        """The flat arrays of all ranks in rank order; blocking, within a work."""
-        out = array.new_empty(self.size() * array.numel())
-        self._comm.allgather(dtypes.as_bytes(array), out=dtypes.as_bytes(out))
-        return out
-
-    def _reduce_into(self, source: Tensor, op: Any, target: Tensor) -> None:
-        """Reduce flat tensors; `target` may be `source`."""
-        if (combine := dtypes.bitwise(op, source.dtype)) is not None:
-            rows = dtypes.as_bytes(self._gather(source)).view(self.size(), -1)
-            target.copy_(functools.reduce(combine, rows).view(source.dtype))
-            return
-        view = dtypes.reducing(op, source.dtype)
-        array = view.into(source)
-        in_place = target.data_ptr() == source.data_ptr()
-        out = array if in_place else torch.empty_like(array)
-        self._comm.allreduce(array, view.op, out=out)
-        back = view.back(out)
-        if back.data_ptr() != target.data_ptr():
-            target.copy_(back)
-
-    # Reductions.
-
-    @_by_device
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
-        """Each tensor becomes the combination of all ranks', in place."""
-        opts = AllreduceOptions() if opts is None else opts
-        op = opts.reduceOp
-        for tensor in tensors:
-            _check_reducible(op, tensor)
-        # As DDP does, whose reducer calls from autograd's engine; a joined rank's does not.
-        buckets = self._buckets if opts.asyncOp and len(tensors) == 1 else None
-        is_bucket = buckets is not None and is_called_by_autograd(2)
-
-        def call() -> None:
-            for tensor in tensors:
-                if buckets is not None and buckets.concerns(tensor):
-                    buckets.move(tensor, is_bucket)
-                if tensor.layout == torch.sparse_coo:
-                    allreduce_sparse(tensor, self._gather, self.size())
-                    continue
-                array = dtypes.flat(tensor)
-                self._reduce_into(array, op, array)
-                dtypes.put_back(array, tensor)
-
-        return self._submit("all_reduce", call, tensors, opts)
-
-    @_by_device
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
-        """allreduce of all tensors, joined into one of each dtype."""
-        opts = AllreduceCoalescedOptions() if opts is None else opts
-        op = opts.reduceOp
-        for tensor in tensors:
-            _check_reducible(op, tensor)
-
-        def call() -> None:
-            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-                alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-                joined = torch.cat([dtypes.flat(tensor) for tensor in alike])
-                self._reduce_into(joined, op, joined)
-                _scatter_back(joined, alike)
-
-        return self._submit("all_reduce_coalesced", call, tensors, opts)
-
-    @_by_device
-    def reduce(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
-        """The root's tensor becomes the combination of all ranks'; the others keep theirs."""
-        (tensor,) = tensors
-        op = opts.reduceOp
-        _check_reducible(op, tensor)
-
-        def call() -> None:
-            array = dtypes.flat(tensor)
-            if self.rank() == opts.rootRank:
-                self._reduce_into(array, op, array)
-                dtypes.put_back(array, tensor)
-            else:
-                self._reduce_into(array, op, torch.empty_like(array))
-
-        return self._submit("reduce", call, tensors, opts)
-
-    @_by_device
-    def reduce_scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
-    ) -> HsgdWork:
-        """Each rank keeps the combination of what all gave at its place of the list."""
-        pairs = list(zip(outputs, inputs, strict=True))
-        for output, parts in pairs:
-            _check_parts("reduce_scatter", parts, self.size(), output.numel())
-
-        def call(op: Any) -> None:
-            for output, parts in pairs:
-                self._keep_own(torch.cat([dtypes.flat(part) for part in parts]), op, output)
-
-        return self._submit_reduction("reduce_scatter", call, outputs, opts)
-
-    @_by_device
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
-        """Each rank keeps its part of the combination of all inputs."""
-        return self.reduce_scatter_single_coalesced([output], [source], opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    @_by_device
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> HsgdWork:
-        """reduce_scatter_single of several tensors."""
-        pairs = list(zip(outputs, inputs, strict=True))
-        for output, source in pairs:
-            _check_size("reduce_scatter_tensor", source, self.size() * output.numel())
-
-        def call(op: Any) -> None:
-            for output, source in pairs:
-                self._keep_own(dtypes.flat(source), op, output)
-
-        return self._submit_reduction("reduce_scatter_tensor", call, outputs, opts)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _submit_reduction(
-        self, what: str, call: Callable[[Any], None], outputs: list[Tensor], opts: Any
-    ) -> HsgdWork:
-        opts = ReduceScatterOptions() if opts is None else opts
-        op = opts.reduceOp
-        for output in outputs:
-            _check_reducible(op, output)
-        return self._submit(what, lambda: call(op), outputs, opts)
-
-    def _keep_own(self, source: Tensor, op: Any, output: Tensor) -> None:
-        """Reduce flat `source` over all ranks into this rank's part of it."""
-        if dtypes.bitwise(op, source.dtype) is not None:
-            total = torch.empty_like(source)
-            self._reduce_into(source, op, total)
-            own = total[self.rank() * output.numel() :][: output.numel()]
-            output.detach().copy_(own.view(output.shape))
-            return
-        view = dtypes.reducing(op, source.dtype)
-        array = view.into(source)
-        place = output.detach()
-        direct = place.is_contiguous() and array.data_ptr() == source.data_ptr()
-        rows = array.numel() // self.size()
-        out = view.into(place.view(-1)) if direct else array.new_empty(rows)
-        self._comm.reduce_scatter(array, view.op, out=out)
-        if not direct:
-            place.copy_(view.back(out).view(place.shape))
-
-    # Movements.
-
-    @_by_device
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
-        """Each tensor becomes the root's."""
-
-        def call() -> None:
-            for tensor in tensors:
-                array = dtypes.flat(tensor)
-                self._comm.broadcast(dtypes.as_bytes(array), opts.rootRank)
-                dtypes.put_back(array, tensor)
-
-        return self._submit("broadcast", call, tensors, opts)
-
-    @_by_device
-    def allgather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
-    ) -> HsgdWork:
-        """Each rank gets the tensors of all, one list for each input."""
-        opts = AllgatherOptions() if opts is None else opts
-        pairs = list(zip(outputs, inputs, strict=True))
-        for parts, source in pairs:
-            _check_parts("all_gather", parts, self.size(), source.numel())
-
-        def call() -> None:
-            for parts, source in pairs:
-                _scatter_back(self._gather(dtypes.flat(source)), parts)
-
-        return self._submit("all_gather", call, [part for parts in outputs for part in parts], opts)
-
-    @_by_device
-    def allgather_coalesced(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
-    ) -> HsgdWork:
-        """allgather of several tensors; `outputs` has one list for each rank."""
-        if len(outputs) != self.size() or any(len(parts) != len(inputs) for parts in outputs):
-            raise ValueError(
-                f"all_gather_coalesced: {len(inputs)} tensors on {self.size()} ranks, output lists "
-                f"of {[len(parts) for parts in outputs]}; give one list for every rank, with a "
-                "place for each tensor"
-            )
-        return self.allgather([list(places) for places in zip(*outputs, strict=True)], inputs, opts)
-
-    @_by_device
-    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
-        """Each rank gets the tensors of all, joined in rank order."""
-        return self.all_gather_single_coalesced([output], [source], opts)
-
-    _allgather_base = all_gather_single
-
-    @_by_device
-    def all_gather_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> HsgdWork:
-        """all_gather_single of several tensors."""
-        opts = AllgatherOptions() if opts is None else opts
-        pairs = list(zip(outputs, inputs, strict=True))
-        for output, source in pairs:
-            _check_size("all_gather_into_tensor", output, self.size() * source.numel())
-
-        def call() -> None:
-            for output, source in pairs:
-                array, place = dtypes.flat(source), dtypes.flat(output)
-                self._comm.allgather(dtypes.as_bytes(array), out=dtypes.as_bytes(place))
-                dtypes.put_back(place, output)
-
-        return self._submit("all_gather_into_tensor", call, outputs, opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    @_by_device
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HsgdWork:
-        """The root gets the tensors of all."""
-        (source,) = inputs
-        parts = outputs[0] if self.rank() == opts.rootRank else []
-        if self.rank() == opts.rootRank:
-            _check_parts("gather", parts, self.size(), source.numel())
-        everything = [source.numel() * (rank == opts.rootRank) for rank in range(self.size())]
-        here = [source.numel() if parts else 0] * self.size()
-
-        def call() -> None:
-            array = dtypes.flat(source)
-            out = array.new_empty(sum(here))
-            self._exchange(array, everything, out)
-            _scatter_back(out, parts)
-
-        return self._submit("gather", call, parts, opts)
-
-    @_by_device
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HsgdWork:
-        """Each rank gets its tensor of the root's list."""
-        (output,) = outputs
-        parts = inputs[0] if self.rank() == opts.rootRank else []
-        if self.rank() == opts.rootRank:
-            _check_parts("scatter", parts, self.size(), output.numel())
-
-        def call() -> None:
-            sent = [part.numel() for part in parts] or [0] * self.size()
-            array = (
-                torch.cat([dtypes.flat(part) for part in parts]) if parts else output.new_empty(0)
-            )
-            out = dtypes.flat(output)
-            self._exchange(array, sent, out)
-            dtypes.put_back(out, output)
-
-        return self._submit("scatter", call, outputs, opts)
-
-    @_by_device
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        source: Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        opts: Any = None,
-    ) -> HsgdWork:
-        """Each rank sends parts of the first dimension to all; no splits: even ones."""
-        opts = AllToAllOptions() if opts is None else opts
-        sent = _elements("input", source, input_splits, self.size())
-        _elements("output", output, output_splits, self.size())
-
-        def call() -> None:
-            array, out = dtypes.flat(source), dtypes.flat(output)
-            self._exchange(array, sent, out)
-            dtypes.put_back(out, output)
-
-        return self._submit("all_to_all_single", call, [output], opts)
-
-    alltoall_base = all_to_all_single
-
-    @_by_device
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HsgdWork:
-        """Each rank sends one tensor to each."""
-        opts = AllToAllOptions() if opts is None else opts
-        if not len(outputs) == len(inputs) == self.size():
-            raise ValueError(
-                f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs on "
-                f"{self.size()} ranks; give one of each for every rank"
-            )
-
-        def call() -> None:
-            array = torch.cat([dtypes.flat(source) for source in inputs])
-            out = array.new_empty(sum(output.numel() for output in outputs))
-            self._exchange(array, [source.numel() for source in inputs], out)
-            _scatter_back(out, outputs)
-
-        return self._submit("all_to_all", call, outputs, opts)
-
-    def _exchange(self, array: Tensor, sent: list[int], out: Tensor) -> None:
-        """alltoall of flat tensors, `sent` elements for each rank; blocking, within a work."""
-        packed = dtypes.as_bytes(array)
-        width = 1 if packed.dtype == array.dtype else array.element_size()
-        counts = [count * width for count in sent]
-        self._comm.alltoall(packed, counts, out=dtypes.as_bytes(out))
-
-    @_by_device
-    def barrier(self, opts: Any = None) -> HsgdWork:
-        """Done when all ranks have called it."""
-        opts = BarrierOptions() if opts is None else opts
-        device = getattr(opts, "device", None)
-        if device is not None and device.type != "cpu":
-            return cast(HsgdWork, self._accelerators.group(self, device).barrier(opts))
-        return self._submit("barrier", lambda: self._comm.barrier(), [], opts)
+    def group_for(self, device: torch.device, method: str) -> Any:
+        """The backend that was configured for the device. Raises ValueError where none was."""
+        return self._accelerators.group(self, device)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -517,73 +126,17 @@ class HsgdProcessGroup(dist.ProcessGroup):
             raise HsgdError(f"{NAME}: the process group was destroyed; make a new one")
         return self._messages
 
-    @_by_device
+    @by_device
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Any:
         """Send to a group rank; not blocking."""
         return self._checked_messages().send(tensors, to, tag)
 
-    @_by_device
+    @by_device
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         """Receive from a group rank; not blocking."""
         return self._checked_messages().recv(tensors, source, tag)
 
-    @_by_device
+    @by_device
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
         """Receive from whoever sends first; not blocking."""
         return self._checked_messages().recv_anysource(tensors, tag)
-
-
-def _close(worker: Worker, comm: Any) -> None:
-    worker.close()
-    comm.close()
-
-
-def _scatter_back(joined: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write the parts of a flat tensor to the tensors."""
-    begin = 0
-    for tensor in tensors:
-        tensor.detach().copy_(joined[begin : begin + tensor.numel()].view(tensor.shape))
-        begin += tensor.numel()
-
-
-def _check_reducible(op: Any, tensor: Tensor) -> None:
-    if tensor.layout == torch.sparse_coo:
-        if op != dist.ReduceOp.SUM:
-            raise TypeError("sparse tensors can be summed only; use SUM")
-        return
-    if dtypes.bitwise(op, tensor.dtype) is None:
-        dtypes.reducing(op, tensor.dtype)
-
-
-def _check_size(what: str, tensor: Tensor, elements: int) -> None:
-    if tensor.numel() != elements:
-        raise ValueError(
-            f"{what}: the joined tensor has {tensor.numel()} elements, the parts of all ranks "
-            f"{elements}; make them equal"
-        )
-
-
-def _check_parts(what: str, parts: Sequence[Tensor], size: int, elements: int) -> None:
-    if len(parts) != size or any(part.numel() != elements for part in parts):
-        raise ValueError(
-            f"{what}: the list has tensors of {[part.numel() for part in parts]} elements on "
-            f"{size} ranks; give one of {elements} for every rank"
-        )
-
-
-def _elements(what: str, tensor: Tensor, splits: list[int], size: int) -> list[int]:
-    """Elements for each rank of a tensor that is split along its first dimension."""
-    rows = tensor.shape[0] if tensor.dim() else 0
-    if not splits:
-        if rows % size:
-            raise ValueError(
-                f"all_to_all_single: {what} has {rows} rows on {size} ranks; give split sizes"
-            )
-        splits = [rows // size] * size
-    if len(splits) != size or sum(splits) != rows:
-        raise ValueError(
-            f"all_to_all_single: {what} split sizes are {list(splits)}, rows {rows}; give one for "
-            f"each of {size} ranks, {rows} in all"
-        )
-    width = tensor.numel() // rows if rows else 0
-    return [split * width for split in splits]

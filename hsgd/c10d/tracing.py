@@ -1,28 +1,48 @@
-"""What torch.profiler sees of the backend: a range for each call, and one for each wait.
+"""What torch.profiler sees of a process group: a range for each collective, and one for each wait.
 
-Owns the names, "hsgd:all_reduce" and "hsgd:all_reduce wait", after gloo's "gloo:all_reduce". torch
-profiles the threads of the program only, so a range is what the caller spends: a blocking call
-whole, an asynchronous one until it is handed over.
+Owns the names, as "hsgd:all_reduce" and "hsgd:all_reduce wait", after gloo's "gloo:all_reduce". The
+range of a collective begins in the thread that calls and ends where it is done; a wait is what its
+caller spends.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch._C._autograd import _profiler_enabled
+import torch
+from torch._C._autograd import (
+    _profiler_enabled,
+    _record_function_with_args_enter,
+    _record_function_with_args_exit,
+)
 from torch.profiler import record_function
 
 from hsgd.c10d import NAME
 
-__all__ = ["traced"]
+__all__ = ["begin", "end", "waiting"]
 
 _UNTRACED = contextlib.nullcontext()
 
 
-def traced(what: str) -> AbstractContextManager[Any]:
+def begin(backend: str, what: str, tensors: Iterable[torch.Tensor]) -> Any:
+    """Begin the range of a collective, with the shapes of its tensors; None where no profiler of
+    this thread runs. Local.
+    """
+    if not _profiler_enabled():
+        return None
+    return _record_function_with_args_enter(f"{backend}:{what}", *tensors)
+
+
+def end(begun: Any) -> None:
+    """End what begin() gave, in any thread; local."""
+    _record_function_with_args_exit(begun)
+
+
+def waiting(what: str) -> AbstractContextManager[Any]:
     """A context that shows in a profile of this thread; costs little where there is none."""
     if not _profiler_enabled():
         return _UNTRACED
-    return record_function(f"{NAME}:{what}")
+    return record_function(f"{NAME}:{what} wait")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hsgd.c10d.tracing import traced
+from hsgd.c10d import tracing
 from hsgd.errors import CollectiveTimeout, HsgdError
 
 __all__ = ["HsgdWork", "Worker"]
@@ -51,6 +51,7 @@ class HsgdWork(dist.Work):
         self._future: Any = None
         self._unresolved: Any = None
         self.announced = False  # its callbacks have run
+        self.traced: Any = None  # its range in a profile, until it has ended
         # Who asked for it in a backward pass, and what else that pass watches: see backward.py.
         self.asker = ""
         self.siblings: list[HsgdWork] | None = None
@@ -63,6 +64,9 @@ class HsgdWork(dist.Work):
             call()
         except BaseException as error:
             self._error = error
+        if self.traced is not None:
+            tracing.end(self.traced)
+            self.traced = None
         with self._lock:
             self._ended.set()
             self._unresolved = self._future  # one that is asked for later is done from the start
@@ -97,12 +101,13 @@ class HsgdWork(dist.Work):
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         if not self._ended.is_set():
-            with traced(f"{self._what} wait"):
+            with tracing.waiting(self._what):
                 self._worker.help(self)
                 self._ended.wait(seconds if seconds > 0 else None)
         if not self._ended.is_set():
             raise CollectiveTimeout(
-                f"{self._what}: not done within {seconds:g} s; it goes on, wait for it again"
+                f"{self._what}: not done within the timeout of {seconds:g} s; it goes on, wait for "
+                "it again"
             )
         if self._error is not None:
             raise self._cause(self._error)
@@ -169,16 +174,24 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._announcing: HsgdWork | None = None  # whose callbacks run
 
-    def submit(self, work: HsgdWork, *, blocking: bool, limit_s: float | None = None) -> HsgdWork:
+    def submit(
+        self,
+        work: HsgdWork,
+        *,
+        blocking: bool,
+        limit_s: float | None = None,
+        threaded: bool = False,
+    ) -> HsgdWork:
         """Have `work` executed: `blocking` returns when it has ended, and raises what it raised.
 
-        limit_s: of the wait, where it is shorter than the group's.
+        limit_s: of the wait, where it is shorter than the group's. threaded: never in the thread of
+        the caller.
         """
         with self._turn:
             if self._closed:
                 raise HsgdError(f"{self._name}: the process group was destroyed; make a new one")
             free = not (self._busy or self._waiting or self._urgent)
-            inline = blocking and limit_s is None and free
+            inline = blocking and limit_s is None and free and not threaded
             if inline:
                 self._busy = True
             else:

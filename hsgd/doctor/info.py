@@ -22,11 +22,10 @@ from hsgd.c10d import launchers
 from hsgd.config import Config
 from hsgd.doctor import cpu_domains, fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
-from hsgd.launch import elf, launch, preload
+from hsgd.launch import elf, hook, launch, preload
 
 __all__ = ["Problem", "Report", "gather"]
 
-HOOK = "hsgd_horovod_hook"
 _SHM = "/dev/shm"
 _YIELDS = "OMPI_MCA_mpi_yield_when_idle"
 _SMALL_SHM_BYTES = 1 << 30
@@ -203,14 +202,14 @@ def _add_horovod(report: Report) -> None:
             report.problem(str(error), "Until then: no horovodrun --plugin hsgd")
     if any(path.parent.name == "torch" for path in libraries):
         _add_horovod_torch(report)
-    hook = HOOK in sys.modules
-    report.fact("Horovod", "start-up hook", "installed" if hook else "not installed")
-    if not hook:
+    found = hook.is_installed()
+    report.fact("Horovod", "start-up hook", "installed" if found else "not installed")
+    if not found:
         report.problem(
-            "the start-up hook does not run: horovodrun has no --plugin, HOROVOD_PLUGIN=hsgd has "
-            "no effect",
-            "Install hsgd with pip install . (an editable install may lack it), or use hsgd run, "
-            "or import hsgd.torch",
+            "the start-up hook does not run: horovodrun has no --plugin, HOROVOD_PLUGIN=hsgd and "
+            "HSGD_AS_GLOO=1 have no effect",
+            f"{hook.MISSING_REMEDY.capitalize()}, or use hsgd run without --gloo, or import "
+            "hsgd.torch",
             stops=False,
         )
 
@@ -260,6 +259,13 @@ def _add_distributed(report: Report) -> None:
     state = "known to torch" if known else "not known to torch: import hsgd.torch first"
     report.fact("torch.distributed", "backend hsgd", state)
     report.fact("torch.distributed", "would use", launchers.describe(os.environ))
+    report.fact("torch.distributed", 'backend "gloo"', _who_serves_gloo())
+
+
+def _who_serves_gloo() -> str:
+    if os.environ.get(Config.variables()["as_gloo"]) != "1":
+        return "gloo; hsgd with hsgd run --gloo, or HSGD_AS_GLOO=1"
+    return "hsgd" if hook.is_installed() else "gloo: there is no start-up hook"
 
 
 def _add_machine(report: Report) -> None:

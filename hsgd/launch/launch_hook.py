@@ -1,11 +1,12 @@
 """Runs when an interpreter starts, through a .pth line, as the top-level module
 `hsgd_horovod_hook`.
 
-Owns two things that must happen inside programs that know nothing of hsgd: `horovodrun` gets its
---plugin option, and a worker with HOROVOD_PLUGIN set gets the interposer before Horovod's MPI
-library is loaded. At start-up it adds one finder to sys.meta_path and nothing else: it imports no
-module (not even hsgd) and never raises. All work is done by hsgd.launch.horovodrun and
-hsgd.launch.preload, when one of the modules below is really imported.
+Owns three things that must happen inside programs that know nothing of hsgd: `horovodrun` gets its
+--plugin option, a worker with HOROVOD_PLUGIN set gets the interposer before Horovod's MPI library
+is loaded, and one with HSGD_AS_GLOO=1 gets process groups of hsgd where it asks for gloo. At
+start-up it adds one finder to sys.meta_path and nothing else: it imports no module (not even hsgd)
+and never raises. All work is done by hsgd.launch.horovodrun, hsgd.launch.preload and
+hsgd.c10d.as_gloo, when one of the modules below is really imported.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["Finder", "install"]
 
 LAUNCHER = "horovod.runner.launch"
 FRAMEWORKS = ("horovod.torch", "horovod.tensorflow", "horovod.mxnet")
+C10D = "torch.distributed.distributed_c10d"
 OPERATIONS = tuple(
     name + ".mpi_ops" for name in FRAMEWORKS
 )  # loaded: Horovod's MPI library is bound
@@ -39,6 +41,8 @@ class Finder:
             return self._watch(name, path, target, before=_load_plugin)
         if name in OPERATIONS:
             return self._watch(name, path, target, after=_verify_plugin)
+        if name == C10D:
+            return self._watch(name, path, target, after=_serve_gloo)
         return None
 
     def _watch(
@@ -103,6 +107,23 @@ def _load_plugin(module: ModuleType) -> None:
 def _verify_plugin(module: ModuleType) -> None:
     if _plugin():
         _or_exit("verify_horovod", module)
+
+
+def _serve_gloo(module: ModuleType) -> None:
+    """As _or_exit: never train over gloo where hsgd was asked for."""
+    import os
+
+    if not os.environ.get("HSGD_AS_GLOO"):
+        return
+    try:
+        from hsgd.config import Config
+
+        if Config.from_env().as_gloo:
+            from hsgd.c10d import as_gloo
+
+            as_gloo.install(module)
+    except Exception as error:
+        raise SystemExit(f"hsgd: error: {error}") from None
 
 
 def _or_exit(step: str, module: ModuleType) -> None:

@@ -12,10 +12,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
 
 import hsgd.c10d
 
-__all__ = ["COLLECTIVES", "LIMIT", "group", "made", "run_collective", "run_collectives"]
+__all__ = [
+    "COLLECTIVES",
+    "LIMIT",
+    "group",
+    "made",
+    "register_standin",
+    "run_collective",
+    "run_collectives",
+]
 
 LIMIT = timedelta(seconds=30)
 Tensor = torch.Tensor
@@ -39,6 +48,16 @@ def made(rank: int, count: int, dtype: torch.dtype = torch.float32, salt: int = 
     """Small numbers that differ from rank to rank, exact in every dtype."""
     numbers = (torch.arange(count) * 7 + rank * 5 + salt) % 4
     return (numbers > 1) if dtype == torch.bool else (numbers + 1).to(dtype)
+
+
+def register_standin() -> None:
+    """For "cuda:nccl": torch's fake backend as "meta:standin", for tensors without memory."""
+
+    def create(store: Any, rank: int, size: int, limit: Any) -> Any:
+        return FakeProcessGroup._create_internal(rank, size)
+
+    if "standin" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("standin", create, devices="meta")
 
 
 def _all_reduce(rank: int, size: int) -> list[Tensor]:

@@ -10,9 +10,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup
 
-from backend_programs import COLLECTIVES, group, made, run_collectives
+from backend_programs import COLLECTIVES, group, made, register_standin, run_collectives
 from gloo_reference import over_gloo
 from hsgd.c10d import register
 from ranks import Ranks, Seat
@@ -313,16 +312,6 @@ def test_different_shapes_are_an_error_on_all_ranks_and_the_group_goes_on(
         assert kind == "SignatureMismatch"
         assert "rank 0" in message and "rank 1" in message and "4" in message
         assert "rank 0" in later and "6" in later
-
-
-def register_standin() -> None:
-    """For "cuda:nccl": torch's fake backend as "meta:standin", for tensors without memory."""
-
-    def create(store: Any, rank: int, size: int, limit: Any) -> Any:
-        return FakeProcessGroup._create_internal(rank, size)
-
-    if "standin" not in dist.Backend.backend_list:
-        dist.Backend.register_backend("standin", create, devices="meta")
 
 
 def do_mixed(seat: Seat, path: str) -> list[str]:

@@ -418,7 +418,8 @@ def test_ranks_that_come_late_are_waited_for_with_a_warning(
         output
     )
     names = ", ".join(rf"rank {rank} \([^)]*\)" for rank in late)
-    text = rf"warning: allreduce #2: not finished within 0.5 s: {names} did not .*waiting on"
+    late_by = "not finished within the timeout of 0.5 s"
+    text = rf"warning: allreduce #2: {late_by}: {names} did not .*waiting on"
     assert any(re.search(text, line) for line in output), output
 
 

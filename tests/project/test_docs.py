@@ -134,7 +134,8 @@ Check = Callable[[list[str]], None]
 def check_python(words: list[str]) -> None:
     """The program is there, and its help has the options."""
     if words[0] == "-m":
-        program, options = [*words[:2]], words[2:]
+        taken = 3 if words[1] == "hsgd.cli" else 2  # its commands have options of their own
+        program, options = words[:taken], words[taken:]
     else:
         assert (ROOT / words[0]).is_file(), f"{words[0]} is not there"
         program, options = [words[0]], words[1:]
@@ -153,7 +154,13 @@ def check_make(words: list[str]) -> None:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
 
 
-CHECKS: dict[str, Check] = {"python": check_python, "make": check_make}
+def check_hsgd(words: list[str]) -> None:
+    """Options before the command of the ranks, which has its own."""
+    own = words[: words.index("--")] if "--" in words else words
+    check_python(["-m", "hsgd.cli", *own])
+
+
+CHECKS: dict[str, Check] = {"python": check_python, "make": check_make, "hsgd": check_hsgd}
 NOT_CHECKED = {"pip": "downloads; .ci/run installs the same way"}
 
 

@@ -174,8 +174,8 @@ void Context::check() {
     throw Error(HSGD_ERR_PEER_LOST, parted->rank,
                 what() + (parted->closed != 0 ? ": " : ": another node gave up: ") + parted->line);
   }
-  const std::string late =
-      what() + text(": not finished within %g s: %s; ", options_.timeout_s, who.c_str());
+  const std::string late = what() + text(": not finished within the timeout of %g s: %s; ",
+                                         options_.timeout_s, who.c_str());
   if (options_.late == nullptr)
     throw Error(HSGD_ERR_TIMEOUT, first, late + "raise HSGD_TIMEOUT_S if this is expected");
   if (group_->is_first_that_waits()) {  // on each node: no node knows whether others wait, too

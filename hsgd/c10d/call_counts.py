@@ -1,0 +1,45 @@
+"""Which collectives of torch.distributed hsgd served in this process, and which it left to others.
+
+Owns the numbers of all groups, and the line that HSGD_REPORT=1 prints when the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Iterable
+
+import torch
+
+__all__ = ["CallCounts"]
+
+
+class CallCounts:
+    """Calls and bytes by the name of a collective; local, may be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: dict[tuple[bool, str], list[int]] = {}
+
+    def add(self, served: bool, what: str, tensors: Iterable[torch.Tensor]) -> None:
+        """One call, hsgd's or left to gloo, with the tensors that this rank puts in."""
+        size = sum(each.numel() * each.element_size() for each in tensors)
+        with self._lock:
+            counts = self._calls.setdefault((served, what), [0, 0])
+            counts[0] += 1
+            counts[1] += size
+
+    def line(self) -> str:
+        """What was counted, in one line."""
+        with self._lock:
+            parts = {served: self._listed(served) for served in (True, False)}
+        return f"served by hsgd: {parts[True]}; left to gloo: {parts[False]}"
+
+    def _listed(self, served: bool) -> str:
+        found = sorted((what, *each) for (by, what), each in self._calls.items() if by == served)
+        return ", ".join(f"{what} {calls} calls {size} B" for what, calls, size in found) or "none"
+
+    def print_at_exit(self, rank: int) -> None:
+        """Write the line to stderr when the interpreter ends. rank: in the job."""
+        atexit.register(lambda: print(f"hsgd: rank {rank}: {self.line()}", file=sys.stderr))

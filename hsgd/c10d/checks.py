@@ -1,0 +1,67 @@
+"""What torch.distributed's arguments must be: each check raises one line that says what was given.
+
+Owns the lines. Never communicates: a rank whose arguments are wrong says so at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hsgd.c10d import dtypes
+
+__all__ = ["elements", "parts", "reducible", "size"]
+
+
+def reducible(op: Any, tensor: Tensor) -> None:
+    """Raise TypeError where `op` has no meaning for the tensor."""
+    if tensor.layout == torch.sparse_coo:
+        if op != dist.ReduceOp.SUM:
+            raise TypeError("sparse tensors can be summed only; use SUM")
+        return
+    if dtypes.bitwise(op, tensor.dtype) is None:
+        dtypes.reducing(op, tensor.dtype)
+
+
+def size(what: str, tensor: Tensor, elements: int) -> None:
+    """Raise ValueError unless the joined tensor has as many elements as the parts of all ranks."""
+    if tensor.numel() != elements:
+        raise ValueError(
+            f"{what}: the joined tensor has {tensor.numel()} elements, the parts of all ranks "
+            f"{elements}; make them equal"
+        )
+
+
+def parts(what: str, parts: Sequence[Tensor], size: int, elements: int) -> None:
+    """Raise ValueError unless there is a tensor of `elements` for each of `size` ranks."""
+    if len(parts) != size or any(part.numel() != elements for part in parts):
+        raise ValueError(
+            f"{what}: the list has tensors of {[part.numel() for part in parts]} elements on "
+            f"{size} ranks; give one of {elements} for every rank"
+        )
+
+
+def elements(what: str, tensor: Tensor, splits: list[int], size: int) -> list[int]:
+    """Elements for each rank of a tensor that is split along its first dimension, evenly if
+    there are no split sizes.
+
+    Raises ValueError where the split sizes do not fit.
+    """
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if not splits:
+        if rows % size:
+            raise ValueError(
+                f"all_to_all_single: {what} has {rows} rows on {size} ranks; give split sizes"
+            )
+        splits = [rows // size] * size
+    if len(splits) != size or sum(splits) != rows:
+        raise ValueError(
+            f"all_to_all_single: {what} split sizes are {list(splits)}, rows {rows}; give one for "
+            f"each of {size} ranks, {rows} in all"
+        )
+    width = tensor.numel() // rows if rows else 0
+    return [split * width for split in splits]

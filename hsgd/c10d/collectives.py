@@ -1,0 +1,471 @@
+"""Collectives of torch.distributed on CPU tensors: what the process groups of hsgd share.
+
+Owns the translation of torch's calls, lists of tensors and options, into collectives of flat
+arrays. The order of execution is Worker's; tensors of other devices are another process group's.
+All methods are collective over the group, and follow torch.distributed's own rules for blocking:
+`asyncOp` of the options.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    ReduceScatterOptions,
+)
+
+from hsgd.c10d import NAME, checks, dtypes, tracing
+from hsgd.c10d.backward import Backward
+from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
+from hsgd.c10d.global_ranks import in_global_ranks
+from hsgd.c10d.rendezvous import meet
+from hsgd.c10d.sparse import allreduce_sparse
+from hsgd.c10d.work import HsgdWork, Worker
+from hsgd.config import Config
+from hsgd.errors import HsgdError
+from hsgd.job.board import Board
+
+__all__ = ["Collectives", "by_device"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _first_tensor(arguments: Sequence[Any]) -> Tensor | None:
+    for each in arguments:
+        if isinstance(each, Tensor):
+            return each
+        if isinstance(each, list | tuple) and (found := _first_tensor(each)) is not None:
+            return found
+    return None
+
+
+def by_device(method: Method) -> Method:
+    """Hand calls with tensors of other devices to the process group that takes them."""
+
+    @functools.wraps(method)
+    def call(self: Collectives, *arguments: Any, **named: Any) -> Any:
+        tensor = _first_tensor([*arguments, *named.values()])
+        if tensor is None or tensor.device.type == "cpu":
+            return method(self, *arguments, **named)
+        other = self.group_for(tensor.device, method.__name__)
+        return getattr(other, method.__name__)(*arguments, **named)
+
+    return cast(Method, call)
+
+
+class Collectives(dist.ProcessGroup):
+    """A process group whose collectives on CPU tensors go through a Comm of its own.
+
+    board: where its ranks meet. limit_s: of each collective. Raises CollectiveTimeout naming ranks
+    that do not come.
+    """
+
+    # In a profile: the name, and whether blocking calls run in the thread of the group, too.
+    _traced_as, _traced_threaded = NAME, False
+
+    def __init__(self, board: Board, config: Config) -> None:
+        super().__init__(board.rank, len(board.members))  # type: ignore[call-arg]
+        self._limit_s = config.timeout_s
+        self._board = board
+        self._comm: Any = meet(board, config)
+        self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
+        self._worker = Worker(NAME)
+        self._backward = Backward(__name__, self._worker)
+        # A group that nobody destroyed: its thread ends, and its memory is given back.
+        self._end = weakref.finalize(self, _close, self._worker, self._comm)
+        self._end.atexit = False  # Comm closes itself before the interpreter ends
+        forget = weakref.WeakMethod(self._forget)
+        self._comm.before_close(lambda: (method := forget()) and method())
+
+    def group_for(self, device: torch.device, method: str) -> Any:
+        """Whose `method` takes tensors of a device other than the CPU: each class has its own."""
+        raise NotImplementedError
+
+    def _limit_now(self) -> float:
+        """Seconds that a call may take, at most those of the communicator; local."""
+        return self._limit_s
+
+    def shutdown(self) -> None:
+        """Finish what was called and give everything back; local. A second call does nothing."""
+        self._end()
+
+    def _forget(self) -> None:
+        """torch keeps a group that nobody destroyed for ever, and with it what it refers to."""
+        self._comm = self._buckets = None
+        self._end.detach()
+
+    def abort(self) -> None:
+        """shutdown()."""
+        self.shutdown()
+
+    # Execution.
+
+    def _submit(
+        self,
+        what: str,
+        call: Callable[[], None],
+        tensors: list[Tensor],
+        opts: Any,
+        given: Sequence[Tensor] | None = None,
+    ) -> HsgdWork:
+        """tensors: of the result. given: what this rank puts in, where that is something else."""
+        members = self._board.members
+
+        def execute() -> None:
+            try:
+                call()
+            except HsgdError as error:
+                raise in_global_ranks(error, members) from None
+
+        limit_s = opts.timeout.total_seconds() if opts is not None else 0.0
+        work = HsgdWork(what, execute, tensors, self._worker)
+        blocking = opts is not None and not opts.asyncOp
+        most_s = self._limit_now()
+        own_limit = limit_s if 0 < limit_s < most_s else most_s if most_s < self._limit_s else None
+        if not blocking:
+            self._backward.watch(work)
+        work.traced = tracing.begin(self._traced_as, what, tensors if given is None else given)
+        threaded = work.traced is not None and self._traced_threaded
+        return self._worker.submit(work, blocking=blocking, limit_s=own_limit, threaded=threaded)
+
+    def _gather(self, array: Tensor) -> Tensor:
+        """The flat arrays of all ranks in rank order; blocking, within a work."""
+        out = array.new_empty(self.size() * array.numel())
+        self._comm.allgather(dtypes.as_bytes(array), out=dtypes.as_bytes(out))
+        return out
+
+    def _reduce_into(self, source: Tensor, op: Any, target: Tensor) -> None:
+        """Reduce flat tensors; `target` may be `source`."""
+        if (combine := dtypes.bitwise(op, source.dtype)) is not None:
+            rows = dtypes.as_bytes(self._gather(source)).view(self.size(), -1)
+            target.copy_(functools.reduce(combine, rows).view(source.dtype))
+            return
+        view = dtypes.reducing(op, source.dtype)
+        array = view.into(source)
+        in_place = target.data_ptr() == source.data_ptr()
+        out = array if in_place else torch.empty_like(array)
+        self._comm.allreduce(array, view.op, out=out)
+        back = view.back(out)
+        if back.data_ptr() != target.data_ptr():
+            target.copy_(back)
+
+    # Reductions.
+
+    @by_device
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
+        """Each tensor becomes the combination of all ranks', in place."""
+        opts = AllreduceOptions() if opts is None else opts
+        op = opts.reduceOp
+        for tensor in tensors:
+            checks.reducible(op, tensor)
+        # As DDP does, whose reducer calls from autograd's engine; a joined rank's does not.
+        buckets = self._buckets if opts.asyncOp and len(tensors) == 1 else None
+        is_bucket = buckets is not None and is_called_by_autograd(2)
+
+        def call() -> None:
+            for tensor in tensors:
+                if buckets is not None and buckets.concerns(tensor):
+                    buckets.move(tensor, is_bucket)
+                if tensor.layout == torch.sparse_coo:
+                    allreduce_sparse(tensor, self._gather, self.size())
+                    continue
+                array = dtypes.flat(tensor)
+                self._reduce_into(array, op, array)
+                dtypes.put_back(array, tensor)
+
+        return self._submit("all_reduce", call, tensors, opts)
+
+    @by_device
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
+        """allreduce of all tensors, joined into one of each dtype."""
+        opts = AllreduceCoalescedOptions() if opts is None else opts
+        op = opts.reduceOp
+        for tensor in tensors:
+            checks.reducible(op, tensor)
+
+        def call() -> None:
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+                alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+                joined = torch.cat([dtypes.flat(tensor) for tensor in alike])
+                self._reduce_into(joined, op, joined)
+                _scatter_back(joined, alike)
+
+        return self._submit("all_reduce_coalesced", call, tensors, opts)
+
+    @by_device
+    def reduce(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
+        """The root's tensor becomes the combination of all ranks'; the others keep theirs."""
+        (tensor,) = tensors
+        op = opts.reduceOp
+        checks.reducible(op, tensor)
+
+        def call() -> None:
+            array = dtypes.flat(tensor)
+            if self.rank() == opts.rootRank:
+                self._reduce_into(array, op, array)
+                dtypes.put_back(array, tensor)
+            else:
+                self._reduce_into(array, op, torch.empty_like(array))
+
+        return self._submit("reduce", call, tensors, opts)
+
+    @by_device
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> HsgdWork:
+        """Each rank keeps the combination of what all gave at its place of the list."""
+        pairs = list(zip(outputs, inputs, strict=True))
+        for output, parts in pairs:
+            checks.parts("reduce_scatter", parts, self.size(), output.numel())
+
+        def call(op: Any) -> None:
+            for output, parts in pairs:
+                self._keep_own(torch.cat([dtypes.flat(part) for part in parts]), op, output)
+
+        given = [part for _, parts in pairs for part in parts]
+        return self._submit_reduction("reduce_scatter", call, outputs, opts, given)
+
+    @by_device
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
+        """Each rank keeps its part of the combination of all inputs."""
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @by_device
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> HsgdWork:
+        """reduce_scatter_single of several tensors."""
+        pairs = list(zip(outputs, inputs, strict=True))
+        for output, source in pairs:
+            checks.size("reduce_scatter_tensor", source, self.size() * output.numel())
+
+        def call(op: Any) -> None:
+            for output, source in pairs:
+                self._keep_own(dtypes.flat(source), op, output)
+
+        return self._submit_reduction("reduce_scatter_tensor", call, outputs, opts, inputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _submit_reduction(
+        self,
+        what: str,
+        call: Callable[[Any], None],
+        outputs: list[Tensor],
+        opts: Any,
+        given: Sequence[Tensor],
+    ) -> HsgdWork:
+        opts = ReduceScatterOptions() if opts is None else opts
+        op = opts.reduceOp
+        for output in outputs:
+            checks.reducible(op, output)
+        return self._submit(what, lambda: call(op), outputs, opts, given)
+
+    def _keep_own(self, source: Tensor, op: Any, output: Tensor) -> None:
+        """Reduce flat `source` over all ranks into this rank's part of it."""
+        if dtypes.bitwise(op, source.dtype) is not None:
+            total = torch.empty_like(source)
+            self._reduce_into(source, op, total)
+            own = total[self.rank() * output.numel() :][: output.numel()]
+            output.detach().copy_(own.view(output.shape))
+            return
+        view = dtypes.reducing(op, source.dtype)
+        array = view.into(source)
+        place = output.detach()
+        direct = place.is_contiguous() and array.data_ptr() == source.data_ptr()
+        rows = array.numel() // self.size()
+        out = view.into(place.view(-1)) if direct else array.new_empty(rows)
+        self._comm.reduce_scatter(array, view.op, out=out)
+        if not direct:
+            place.copy_(view.back(out).view(place.shape))
+
+    # Movements.
+
+    @by_device
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
+        """Each tensor becomes the root's."""
+
+        def call() -> None:
+            for tensor in tensors:
+                array = dtypes.flat(tensor)
+                self._comm.broadcast(dtypes.as_bytes(array), opts.rootRank)
+                dtypes.put_back(array, tensor)
+
+        return self._submit("broadcast", call, tensors, opts)
+
+    @by_device
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> HsgdWork:
+        """Each rank gets the tensors of all, one list for each input."""
+        opts = AllgatherOptions() if opts is None else opts
+        pairs = list(zip(outputs, inputs, strict=True))
+        for parts, source in pairs:
+            checks.parts("all_gather", parts, self.size(), source.numel())
+
+        def call() -> None:
+            for parts, source in pairs:
+                _scatter_back(self._gather(dtypes.flat(source)), parts)
+
+        places = [part for parts in outputs for part in parts]
+        return self._submit("all_gather", call, places, opts, inputs)
+
+    @by_device
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> HsgdWork:
+        """allgather of several tensors; `outputs` has one list for each rank."""
+        if len(outputs) != self.size() or any(len(parts) != len(inputs) for parts in outputs):
+            raise ValueError(
+                f"all_gather_coalesced: {len(inputs)} tensors on {self.size()} ranks, output lists "
+                f"of {[len(parts) for parts in outputs]}; give one list for every rank, with a "
+                "place for each tensor"
+            )
+        return self.allgather([list(places) for places in zip(*outputs, strict=True)], inputs, opts)
+
+    @by_device
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
+        """Each rank gets the tensors of all, joined in rank order."""
+        return self.all_gather_single_coalesced([output], [source], opts)
+
+    _allgather_base = all_gather_single
+
+    @by_device
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> HsgdWork:
+        """all_gather_single of several tensors."""
+        opts = AllgatherOptions() if opts is None else opts
+        pairs = list(zip(outputs, inputs, strict=True))
+        for output, source in pairs:
+            checks.size("all_gather_into_tensor", output, self.size() * source.numel())
+
+        def call() -> None:
+            for output, source in pairs:
+                array, place = dtypes.flat(source), dtypes.flat(output)
+                self._comm.allgather(dtypes.as_bytes(array), out=dtypes.as_bytes(place))
+                dtypes.put_back(place, output)
+
+        return self._submit("all_gather_into_tensor", call, outputs, opts, inputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @by_device
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HsgdWork:
+        """The root gets the tensors of all."""
+        (source,) = inputs
+        parts = outputs[0] if self.rank() == opts.rootRank else []
+        if self.rank() == opts.rootRank:
+            checks.parts("gather", parts, self.size(), source.numel())
+        everything = [source.numel() * (rank == opts.rootRank) for rank in range(self.size())]
+        here = [source.numel() if parts else 0] * self.size()
+
+        def call() -> None:
+            array = dtypes.flat(source)
+            out = array.new_empty(sum(here))
+            self._exchange(array, everything, out)
+            _scatter_back(out, parts)
+
+        return self._submit("gather", call, parts, opts, inputs)
+
+    @by_device
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HsgdWork:
+        """Each rank gets its tensor of the root's list."""
+        (output,) = outputs
+        parts = inputs[0] if self.rank() == opts.rootRank else []
+        if self.rank() == opts.rootRank:
+            checks.parts("scatter", parts, self.size(), output.numel())
+
+        def call() -> None:
+            sent = [part.numel() for part in parts] or [0] * self.size()
+            array = (
+                torch.cat([dtypes.flat(part) for part in parts]) if parts else output.new_empty(0)
+            )
+            out = dtypes.flat(output)
+            self._exchange(array, sent, out)
+            dtypes.put_back(out, output)
+
+        return self._submit("scatter", call, outputs, opts, parts)
+
+    @by_device
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any = None,
+    ) -> HsgdWork:
+        """Each rank sends parts of the first dimension to all; no splits: even ones."""
+        opts = AllToAllOptions() if opts is None else opts
+        sent = checks.elements("input", source, input_splits, self.size())
+        checks.elements("output", output, output_splits, self.size())
+
+        def call() -> None:
+            array, out = dtypes.flat(source), dtypes.flat(output)
+            self._exchange(array, sent, out)
+            dtypes.put_back(out, output)
+
+        return self._submit("all_to_all_single", call, [output], opts, [source])
+
+    alltoall_base = all_to_all_single
+
+    @by_device
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HsgdWork:
+        """Each rank sends one tensor to each."""
+        opts = AllToAllOptions() if opts is None else opts
+        if not len(outputs) == len(inputs) == self.size():
+            raise ValueError(
+                f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs on "
+                f"{self.size()} ranks; give one of each for every rank"
+            )
+
+        def call() -> None:
+            array = torch.cat([dtypes.flat(source) for source in inputs])
+            out = array.new_empty(sum(output.numel() for output in outputs))
+            self._exchange(array, [source.numel() for source in inputs], out)
+            _scatter_back(out, outputs)
+
+        return self._submit("all_to_all", call, outputs, opts, inputs)
+
+    def _exchange(self, array: Tensor, sent: list[int], out: Tensor) -> None:
+        """alltoall of flat tensors, `sent` elements for each rank; blocking, within a work."""
+        packed = dtypes.as_bytes(array)
+        width = 1 if packed.dtype == array.dtype else array.element_size()
+        counts = [count * width for count in sent]
+        self._comm.alltoall(packed, counts, out=dtypes.as_bytes(out))
+
+    @by_device
+    def barrier(self, opts: Any = None) -> HsgdWork:
+        """Done when all ranks have called it."""
+        opts = BarrierOptions() if opts is None else opts
+        device = getattr(opts, "device", None)
+        if device is not None and device.type != "cpu":
+            return cast(HsgdWork, self.group_for(device, "barrier").barrier(opts))
+        return self._submit("barrier", lambda: self._comm.barrier(), [], opts)
+
+
+def _close(worker: Worker, comm: Any) -> None:
+    worker.close()
+    comm.close()
+
+
+def _scatter_back(joined: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write the parts of a flat tensor to the tensors."""
+    begin = 0
+    for tensor in tensors:
+        tensor.detach().copy_(joined[begin : begin + tensor.numel()].view(tensor.shape))
+        begin += tensor.numel()

@@ -1,0 +1,137 @@
+"""A process group that torch made with gloo, whose collectives on CPU tensors hsgd serves.
+
+Owns the choice of what is hsgd's and what stays with torch's own group underneath: messages between
+two ranks, monitored_barrier, and tensors of other devices. To the program it is the group that it
+asked for: the same name, the same backends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hsgd.c10d.call_counts import CallCounts
+from hsgd.c10d.collectives import Collectives, by_device
+from hsgd.c10d.rendezvous import open_board
+from hsgd.c10d.work import HsgdWork
+from hsgd.config import Config
+
+__all__ = ["GlooGroup"]
+
+
+class GlooGroup(Collectives):
+    """Stands for `underneath`, which torch made over gloo; collective over its ranks, blocking.
+
+    store: of the group. members: global ranks, by group rank. counts: of all calls; None: nobody
+    counts. Raises CollectiveTimeout naming ranks that do not come.
+    """
+
+    _traced_as, _traced_threaded = "gloo", True  # what is gloo's ends in a thread of gloo
+
+    def __init__(
+        self,
+        underneath: dist.ProcessGroup,
+        store: Any,
+        members: list[int],
+        timeout: timedelta,
+        counts: CallCounts | None,
+    ) -> None:
+        config = Config.from_env()
+        limit_s = min(timeout.total_seconds(), config.timeout_s)
+        board = open_board(store, underneath.rank(), members, limit_s)
+        super().__init__(board, dataclasses.replace(config, timeout_s=limit_s))
+        self._underneath = underneath
+        self._gloo: Any = underneath._get_backend(torch.device("cpu"))
+        self._counts = counts
+        self._take_over(underneath)
+
+    def _take_over(self, underneath: Any) -> None:
+        """Be to C++ what the group underneath is: its backends, names and device."""
+        for device in underneath._device_types:
+            backend = underneath._get_backend(device)
+            self._register_backend(device, _kind(backend._get_backend_name()), backend)
+        default = _kind(underneath._get_backend_name())
+        # torch forgets it for "cpu:gloo" where a plugin is known.
+        unknown = default == dist.ProcessGroup.BackendType.UNDEFINED
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO if unknown else default)
+        self._set_group_name(underneath.group_name)
+        self._set_group_desc(underneath.group_desc)
+        if underneath.bound_device_id is not None:
+            self.bound_device_id = underneath.bound_device_id
+
+    # What torch asks of a group.
+
+    def getBackendName(self) -> str:
+        """The name of the backend that torch made."""
+        return str(self._underneath._get_backend_name())
+
+    def get_group_store(self) -> Any:
+        """The store of the group."""
+        return self._board.store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of every later call; longer than the group's own it is not for what hsgd serves."""
+        self._underneath.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        """Finish what was called and give everything back; local. A second call does nothing."""
+        super().shutdown()
+        self._underneath.shutdown()
+
+    # Who does what.
+
+    def _submit(
+        self,
+        what: str,
+        call: Callable[[], None],
+        tensors: list[Tensor],
+        opts: Any,
+        given: Sequence[Tensor] | None = None,
+    ) -> HsgdWork:
+        if self._counts is not None:
+            self._counts.add(True, what, tensors if given is None else given)
+        return super()._submit(what, call, tensors, opts, given)
+
+    def _limit_now(self) -> float:
+        """torch sets a group's timeout by its backends."""
+        gloos_s: float = self._gloo.options._timeout.total_seconds()
+        return min(self._limit_s, gloos_s)
+
+    def group_for(self, device: torch.device, method: str) -> Any:
+        """The group underneath."""
+        return self._left(f"{method} of {device.type} tensors", [])
+
+    def _left(self, what: str, tensors: list[Tensor]) -> Any:
+        if self._counts is not None:
+            self._counts.add(False, what, tensors)
+        return self._underneath
+
+    def monitored_barrier(self, *arguments: Any, **named: Any) -> None:
+        """gloo's: its messages say which rank did not come to which barrier."""
+        self._left("monitored_barrier", []).monitored_barrier(*arguments, **named)
+
+    @by_device
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Any:
+        """gloo's."""
+        return self._left("send", tensors).send(tensors, to, tag)
+
+    @by_device
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
+        """gloo's."""
+        return self._left("recv", tensors).recv(tensors, source, tag)
+
+    @by_device
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
+        """gloo's."""
+        return self._left("recv_anysource", tensors).recv_anysource(tensors, tag)
+
+
+def _kind(name: str) -> Any:
+    kinds = dist.ProcessGroup.BackendType
+    return getattr(kinds, name.upper(), kinds.CUSTOM)

@@ -1,0 +1,338 @@
+"""HSGD_AS_GLOO=1: groups that a program makes over gloo are hsgd's, and look as they did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from backend_programs import LIMIT, group, made, register_standin, run_collectives
+from gloo_reference import over_gloo
+from hsgd.c10d import as_gloo
+from hsgd.c10d.gloo_group import GlooGroup
+from hsgd.errors import LaunchError
+from hsgd.testing.processes import run_marked
+from ranks import Ranks, Seat
+from site_copy import installed_environ
+
+__all__: list[str] = []
+
+JOB_S = 120.0
+c10d = dist.distributed_c10d
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3) as pool:
+        yield pool
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@contextlib.contextmanager
+def served(report: str = "0") -> Iterator[None]:
+    """torch as the start-up hook leaves it, and as it was afterwards."""
+    before = c10d._new_process_group_helper
+    with mock.patch.dict(os.environ, HSGD_REPORT=report):
+        as_gloo.install(c10d)
+    try:
+        yield
+    finally:
+        c10d._new_process_group_helper = before
+
+
+def do_collectives(seat: Seat, path: str, size: int) -> dict[str, list[Any]]:
+    with served(), group(seat.rank, size, path, "gloo") as whole:
+        assert type(whole) is GlooGroup
+        return run_collectives(seat.rank, size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_collective_gives_what_gloo_gives(ranks: Ranks, path: str, size: int) -> None:
+    found = ranks.run(do_collectives, path, size, on=range(size))
+    assert found == over_gloo(size, f"{path}-gloo", run_collectives)
+
+
+FORMS: tuple[Any, ...] = (
+    "gloo",
+    "GLOO",
+    "cpu:gloo,meta:standin",
+    "meta:standin,cpu:gloo",
+    "cpu:gloo",
+    None,
+)
+
+
+def do_look(seat: Seat, path: str) -> list[list[Any]]:
+    """What a program may ask of its groups, for every way to ask for gloo."""
+    register_standin()
+    seen = []
+    cpu = torch.device("cpu")
+    for number, form in enumerate(FORMS):
+        store = dist.FileStore(f"{path}-{number}", 2)
+        dist.init_process_group(form, store=store, rank=seat.rank, world_size=2, timeout=LIMIT)
+        whole: Any = dist.group.WORLD
+        mesh = dist.init_device_mesh("cpu", (2, 1))
+        part = dist.new_group([1, 0], timeout=LIMIT)
+        groups = [whole, part, *mesh.get_all_groups()]
+        tensor = made(seat.rank, 4)
+        for each in groups:
+            dist.all_reduce(torch.ones(1), group=each)
+        dist.all_reduce(tensor, group=c10d._resolve_process_group(whole.group_name))
+        if dist.get_backend() == "gloo":  # torch refuses it for others
+            dist.monitored_barrier()
+        seen.append(
+            [
+                *{type(each).__name__ for each in groups},
+                dist.get_backend(),
+                type(whole._get_backend(cpu)).__name__,
+                isinstance(whole, dist.ProcessGroup),
+                sorted({device.type for device in whole._device_types}),
+                torch.equal(tensor, made(0, 4) + made(1, 4)),
+                (whole.group_desc, whole.get_group_store() is not None, whole.rank(), whole.size()),
+                dist.get_process_group_ranks(part),
+                sorted(c10d._world.pg_names.values()) == sorted(map(_name, c10d._world.pg_map)),
+            ]
+        )
+        dist.destroy_process_group()
+    return seen
+
+
+def _name(group: Any) -> str:
+    return str(group.group_name)
+
+
+def do_look_served(seat: Seat, path: str) -> list[list[Any]]:
+    with served():
+        return do_look(seat, path)
+
+
+def test_groups_look_as_those_of_gloo(ranks: Ranks, path: str) -> None:
+    ours = ranks.run(do_look_served, path, on=range(2))
+    theirs = ranks.run(do_look, f"{path}-plain", on=range(2))
+    for mine, other in zip(ours, theirs, strict=True):
+        for form, a, b in zip(FORMS, mine, other, strict=True):
+            assert (a[0], b[0]) == ("GlooGroup", "ProcessGroup"), form
+            assert a[1:] == b[1:], form
+
+
+def do_left(seat: Seat, path: str) -> str:
+    """Calls that are hsgd's and calls that are not, counted."""
+    other, rank = 1 - seat.rank, seat.rank
+    with served("1"), group(rank, 2, path, "gloo") as whole:
+        requests = [dist.isend(made(rank, 5), other)]
+        dist.recv(place := torch.zeros(5), other)
+        requests[0].wait()
+        assert torch.equal(place, made(other, 5))
+        dist.all_reduce(torch.ones(10))
+        dist.monitored_barrier()
+        return str(whole._counts.line())
+
+
+def test_calls_are_counted_by_who_served_them(ranks: Ranks, path: str) -> None:
+    assert (
+        ranks.run(do_left, path, on=range(2))
+        == [
+            "served by hsgd: all_reduce 1 calls 40 B; left to gloo: monitored_barrier 1 calls 0 B, "
+            "recv 1 calls 20 B, send 1 calls 20 B"
+        ]
+        * 2
+    )
+
+
+def do_detail(seat: Seat, path: str) -> tuple[str, str]:
+    """What torch checks in its debug mode, with an error of its own."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with served(), group(seat.rank, 2, path, "gloo") as whole:
+            try:
+                dist.all_reduce(torch.ones(2 + seat.rank))
+            except RuntimeError as error:
+                return type(whole).__name__, str(error)
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    return "", ""
+
+
+def test_groups_that_torch_checks_itself_stay_with_it(ranks: Ranks, path: str) -> None:
+    for kind, text in ranks.run(do_detail, path, on=range(2)):
+        assert kind == "ProcessGroup"
+        assert "Detected mismatch between collectives" in text
+
+
+def do_shorten(seat: Seat, path: str) -> tuple[str, str]:
+    told = dist.FileStore(f"{path}-told", 2)
+    with served(), group(seat.rank, 2, path, "gloo"):
+        c10d._set_pg_timeout(timedelta(seconds=1))
+        if seat.rank == 1:
+            told.wait(["late"])
+            return "", ""
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            return type(error).__name__, str(error)
+        finally:
+            told.set("late", "")
+    return "", ""
+
+
+def test_a_timeout_that_torch_sets_later_holds(ranks: Ranks, path: str) -> None:
+    kind, text = ranks.run(do_shorten, path, on=range(2))[0]
+    assert kind == "CollectiveTimeout"
+    assert " timeout " in text  # as programs look for
+
+
+def do_mixed(seat: Seat, path: str) -> str:
+    """Rank 1 does not know of hsgd."""
+    with served() if seat.rank != 1 else contextlib.nullcontext():
+        try:
+            with group(seat.rank, 3, path, "gloo"):
+                dist.barrier()
+        except (RuntimeError, ValueError) as error:
+            assert (not dist.is_initialized()) == (seat.rank != 1) or seat.rank == 1
+            assert not c10d._world.pg_map or seat.rank == 1
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_rank_without_the_switch_is_named_on_the_others(path: str) -> None:
+    with Ranks(3) as pool:
+        found = pool.run(do_mixed, path, on=range(3))
+    expected = (
+        "LaunchError: HSGD_AS_GLOO=1 is set here but not on rank 1; set it on all ranks, or on none"
+    )
+    assert (found[0], found[2]) == (expected, expected)
+    assert found[1].startswith("RuntimeError")
+
+
+def test_another_backend_is_refused_in_one_line(path: str) -> None:
+    def create(*_: Any) -> None:
+        raise AssertionError("never called")
+
+    dist.Backend.register_backend("other", create, devices="cpu")
+    with served(), pytest.raises(LaunchError) as told:
+        dist.init_process_group(
+            "other", store=dist.FileStore(path, 1), rank=0, world_size=1, timeout=LIMIT
+        )
+    assert str(told.value) == (
+        "HSGD_AS_GLOO=1 serves programs that ask for gloo, and this one asks for 'other' on the "
+        "CPU; leave out --gloo or HSGD_AS_GLOO, or change the backend"
+    )
+    assert not dist.is_initialized()
+
+
+# The start-up hook and the command line.
+
+LOOK = """
+import sys
+import torch.distributed as dist
+made = dist.distributed_c10d._new_process_group_helper
+print(hasattr(made, "__wrapped__"), made.__module__, "hsgd.c10d.as_gloo" in sys.modules)
+"""
+
+
+def look(**variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", LOOK]
+    return run_marked(command, installed_environ(**variables), JOB_S)
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_without_the_variable_nothing_of_torch_is_touched(value: str | None) -> None:
+    done = look() if value is None else look(HSGD_AS_GLOO=value)
+    assert (done.returncode, done.stdout) == (0, "False torch.distributed.distributed_c10d False\n")
+
+
+def test_the_variable_reaches_a_program_that_does_not_know_of_it() -> None:
+    done = look(HSGD_AS_GLOO="1")
+    assert (done.returncode, done.stdout) == (0, "True torch.distributed.distributed_c10d True\n")
+
+
+def test_a_wrong_value_ends_the_program_with_one_line() -> None:
+    done = look(HSGD_AS_GLOO="yes")
+    assert done.returncode == 1
+    assert done.stderr == "hsgd: error: HSGD_AS_GLOO=yes: expected 0 or 1\n"
+
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(1, 4)).sum().backward()
+print(f"|{dist.get_rank()} {dist.get_world_size()} {dist.get_backend()}|", flush=True)
+dist.destroy_process_group()
+"""
+HSGD = [sys.executable, "-m", "hsgd.cli"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return str(tmp_path / "train.py")
+
+
+@pytest.mark.parametrize("starts_itself", [False, True])
+def test_a_program_that_says_gloo_runs_on_hsgd_unedited(script: str, starts_itself: bool) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = ["--", *torchrun] if starts_itself else ["-np", "2", sys.executable]
+    words = [*HSGD, "run", "--gloo", *command, script]
+    done = run_marked(words, installed_environ(HSGD_REPORT="1", OMP_NUM_THREADS="1"), JOB_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(re.findall(r"\|(.*?)\|", done.stdout)) == ["0 2 gloo", "1 2 gloo"]
+    for rank in range(2):
+        assert f"hsgd: rank {rank}: served by hsgd: all_gather" in done.stderr
+    assert done.stderr.count("left to gloo: none") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "true"], "the following arguments are required: -np/-n"),
+        (["run", "--gloo"], "no command to run"),
+        (["run", "--gloo", "-H", "a:2", "true"], "-H, --mpi-args and --launcher place ranks"),
+        (["run", "--gloo", "--", "no-such-program"], "no-such-program does not start"),
+    ],
+)
+def test_a_command_that_cannot_run_is_refused(words: list[str], told: str) -> None:
+    done = run_marked([*HSGD, *words], installed_environ(), JOB_S)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr.splitlines()[-1]
+
+
+def test_without_the_start_up_hook_gloo_cannot_be_served() -> None:
+    done = run_marked(
+        [sys.executable, "-S", "-c", _without_site("run", "--gloo", "true")],
+        dict(os.environ),
+        JOB_S,
+    )
+    assert done.returncode == 1
+    assert "--gloo: the start-up hook does not run in" in done.stderr
+
+
+def _without_site(*words: str) -> str:
+    return (
+        f"import sys; sys.path[:0] = {sys.path!r}; from hsgd.cli import main; "
+        f"sys.exit(main({list(words)!r}))"
+    )
+
+
+def test_info_says_who_serves_the_name() -> None:
+    for value, told in (("1", "hsgd"), ("0", "gloo; hsgd with hsgd run --gloo")):
+        done = run_marked([*HSGD, "info"], installed_environ(HSGD_AS_GLOO=value), JOB_S)
+        (line,) = [each for each in done.stdout.splitlines() if 'backend "gloo"' in each]
+        assert line.split('backend "gloo"')[1].strip(" :").startswith(told)
