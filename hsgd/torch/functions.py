@@ -15,6 +15,7 @@ from torch import Tensor
 from hsgd.errors import MissingExtra
 from hsgd.optim.node_shared.node_shared_optimizer import NodeSharedOptimizer
 from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
+from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 from hsgd.torch.collectives.allgather import allgather
 from hsgd.torch.collectives.broadcast import broadcast_, broadcast_async_
 from hsgd.torch.collectives.submission import synchronize
@@ -69,12 +70,15 @@ def broadcast_optimizer_state(
 ) -> None:
     """Overwrite the state of an optimizer by the root's; collective, blocking.
 
-    Ranks whose optimizer has no state yet get the root's. A DistributedOptimizer may be given as
-    well as a plain one; no gradient travels. `model` is taken for Horovod's sake.
+    A DistributedOptimizer may be given as well as a plain one; no gradient travels. An optimizer
+    without state first gets the one that a step on gradients of zero leaves, and keeps these
+    gradients, as Horovod's does; the parameters stay as they are, which Horovod's do not where
+    there is weight decay. model: sparse embeddings of it get sparse gradients.
     Raises ValueError for LBFGS, as Horovod does.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    _make_state(optimizer, model)
     state = optimizer.state_dict()
     tensors: list[Tensor] = []
     skeleton = broadcast_object(_take_apart(state, tensors), root_rank, "optimizer_state")
@@ -86,6 +90,34 @@ def broadcast_optimizer_state(
     )
     if runtime.current().comm.rank != root_rank or isinstance(optimizer, _LOADED_TOGETHER):
         _load(optimizer, _put_together(skeleton[0], tensors))
+
+
+def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    """As Horovod does before it broadcasts; local."""
+    if isinstance(optimizer, NodeSharedOptimizer | WrappingOptimizer):
+        return  # their steps are collective
+    if optimizer.state_dict()["state"]:
+        return
+    tables = (
+        [each for each in model.modules() if isinstance(each, torch.nn.Embedding)] if model else []
+    )
+    sparse = {id(table.weight) for table in tables if table.sparse}
+    groups = optimizer.param_groups
+    parameters = [each for group in groups for each in group["params"] if each.requires_grad]
+    for parameter in parameters:
+        gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+        is_sparse = isinstance(optimizer, torch.optim.SGD) and id(parameter) in sparse
+        if is_sparse or isinstance(optimizer, torch.optim.SparseAdam):
+            gradient = gradient.to_sparse()
+        parameter.grad = gradient
+    before = [parameter.detach().clone() for parameter in parameters]
+    if isinstance(optimizer, Distributed):
+        super(Distributed, optimizer).step()
+    else:
+        type(optimizer).step(optimizer)  # not what a scheduler counts
+    with torch.no_grad():
+        for parameter, values in zip(parameters, before, strict=True):
+            parameter.copy_(values)
 
 
 class _TensorReference:

@@ -54,6 +54,12 @@ class Distributed(torch.optim.Optimizer):
     sparse_as_dense: bool
 
     @property
+    def _parameter_names(self) -> dict[Tensor, str]:
+        """Horovod's attribute, which scripts read."""
+        groups = self.param_groups
+        return {each: self._names[id(each)] for group in groups for each in group["params"]}
+
+    @property
     def backward_passes_per_step(self) -> int:
         """Backward passes between two steps."""
         return self._reducer.passes

@@ -452,6 +452,51 @@ def broadcast_optimizer_state(hvd: Any) -> Any:
 
 
 @case
+def broadcast_optimizer_state_that_is_not_there(hvd: Any) -> Any:
+    """The state of a step on zeros, and the zeros."""
+    found = []
+    for kind, options in (
+        (torch.optim.SGD, {"lr": 0.1}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        (torch.optim.Adam, {"lr": 0.1}),
+        (torch.optim.Adagrad, {"lr": 0.1}),
+    ):
+        for wrapped in (False, True):
+            torch.manual_seed(hvd.rank())
+            model = torch.nn.Linear(3, 2)
+            frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+            before = [each.detach().clone() for each in model.parameters()]
+            optimizer = kind([*model.parameters(), frozen], **options)
+            if wrapped:
+                named = [*model.named_parameters(), ("frozen", frozen)]
+                optimizer = hvd.DistributedOptimizer(optimizer, named)
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            assert frozen.grad is None
+            assert all(map(torch.equal, before, model.parameters()))
+            found.append([each.grad.clone() for each in model.parameters()])
+            found.append(_numbers(optimizer.state_dict()["state"]))
+            model(torch.ones(1, 3)).sum().backward()  # on top of the zeros
+            if wrapped:
+                optimizer.step()
+                found.append([each.grad.clone() for each in model.parameters()])
+    return found
+
+
+@case
+def names_of_parameters(hvd: Any) -> Any:
+    def named(model: torch.nn.Module, optimizer: Any) -> list[str]:
+        return [optimizer._parameter_names[each] for each in model.parameters()]
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    groups = [{"params": each.parameters()} for each in model]
+    unnamed = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+    given = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    return [named(model, unnamed), named(model, given)]
+
+
+@case
 def objects(hvd: Any) -> Any:
     thing = {"rank": hvd.rank(), "list": [1, "two", None]}
     return [
