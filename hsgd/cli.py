@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
-from hsgd.launch import hook, launch
+from hsgd.launch import as_horovod, hook, horovod_options, launch
 from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
 
@@ -44,6 +44,7 @@ RUN_EXAMPLES = """examples:
   hsgd run -np 4 -H node1:2,node2:2 --launcher torchrun python train.py   without MPI
   hsgd run --gloo -np 2 python train.py          a program that asks torch for "gloo"
   hsgd run --gloo -- torchrun --nproc-per-node 2 train.py
+  hsgd run --horovod -np 2 python train.py       a program that imports horovod.torch
 
 The exit code is the job's. Horovod is not needed.
 """
@@ -159,6 +160,12 @@ def _add_run(commands: Any) -> None:
         help='serve what CMD asks of the torch.distributed backend "gloo"; torchrun starts the '
         "ranks, or CMD itself without -np",
     )
+    run.add_argument(
+        "--horovod",
+        action="store_true",
+        help="give CMD hsgd.torch where it imports horovod.torch, which need not be installed",
+    )
+    horovod_options.add_options(run)
     run.add_argument("--verbose", action="store_true", help="print the command, then start it")
     run.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
     run.add_argument(
@@ -183,10 +190,8 @@ def _run(arguments: argparse.Namespace) -> int | None:
         arguments.usage_error("no command to run; for example: hsgd run -np 2 python train.py")
     mpi_args = shlex.split(arguments.mpi_args)
     Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
-    if arguments.gloo:
-        hook.check_installed("--gloo")
-        os.environ[Config.variables()["as_gloo"]] = "1"
-    elif arguments.ranks is None:
+    _set_names(arguments)
+    if arguments.ranks is None and not arguments.gloo:
         arguments.usage_error("the following arguments are required: -np/-n")
     if arguments.ranks is None:
         _run_as_it_is(arguments, job)
@@ -206,6 +211,29 @@ def _run(arguments: argparse.Namespace) -> int | None:
     if not arguments.dry_run:
         os.execve(words[0], words, {**os.environ, **added})
     return None
+
+
+def _set_names(arguments: argparse.Namespace) -> None:
+    """What the ranks find in their environment for --gloo, --horovod and its options."""
+    names = Config.variables()
+    if arguments.gloo:
+        hook.check_installed("--gloo")
+        os.environ[names["as_gloo"]] = "1"
+    if arguments.horovod:
+        hook.check_installed("--horovod")
+        if Config.from_env().as_horovod == "0":
+            os.environ[names["as_horovod"]] = "1"
+        as_horovod.find("horovod", hook.find_elsewhere("horovod"))  # told here, not by every rank
+    os.environ.update(horovod_options.variables(arguments))
+    if arguments.hostfile:
+        if arguments.hosts:
+            arguments.usage_error("-H and --hostfile both give hosts; leave one out")
+        arguments.hosts = horovod_options.read_hostfile(arguments.hostfile)
+    if idle := horovod_options.without_meaning(arguments):
+        print(
+            f"hsgd: {', '.join(idle)}: no meaning here, as hsgd neither negotiates nor fuses",
+            file=sys.stderr,
+        )
 
 
 def _run_as_it_is(arguments: argparse.Namespace, job: Sequence[str]) -> None:

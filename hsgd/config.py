@@ -163,6 +163,10 @@ class Config:
         "HSGD_AS_GLOO", False, _flag, "0 or 1"
     )
     """torch.distributed: process groups that a program makes with gloo are served by hsgd."""
+    as_horovod: Literal["0", "1", "force"] = _variable(  # type: ignore[assignment]
+        "HSGD_AS_HOROVOD", "0", _one_of("0", "1", "force"), "0, 1 or force"
+    )
+    """`import horovod.torch` gives hsgd.torch; force: even where Horovod is installed."""
     debug: bool = _variable(  # type: ignore[assignment]
         "HSGD_DEBUG", False, _flag, "0 or 1"
     )

@@ -1,12 +1,13 @@
 """Runs when an interpreter starts, through a .pth line, as the top-level module
 `hsgd_horovod_hook`.
 
-Owns three things that must happen inside programs that know nothing of hsgd: `horovodrun` gets its
+Owns four things that must happen inside programs that know nothing of hsgd: `horovodrun` gets its
 --plugin option, a worker with HOROVOD_PLUGIN set gets the interposer before Horovod's MPI library
-is loaded, and one with HSGD_AS_GLOO=1 gets process groups of hsgd where it asks for gloo. At
+is loaded, one with HSGD_AS_GLOO=1 gets process groups of hsgd where it asks for gloo, and one with
+HSGD_AS_HOROVOD=1 gets hsgd.torch where it imports horovod.torch. At
 start-up it adds one finder to sys.meta_path and nothing else: it imports no module (not even hsgd)
-and never raises. All work is done by hsgd.launch.horovodrun, hsgd.launch.preload and
-hsgd.c10d.as_gloo, when one of the modules below is really imported.
+and never raises. All work is done by hsgd.launch.horovodrun, hsgd.launch.preload,
+hsgd.launch.as_horovod and hsgd.c10d.as_gloo, when one of the modules below is really imported.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if name.partition(".")[0] == "horovod" and (spec := self._stand_in(name)) is not None:
+            return spec
         if name == LAUNCHER:
             return self._watch(name, path, target, after=_add_plugin_option)
         if name in FRAMEWORKS:
@@ -53,12 +56,8 @@ class Finder:
         before: Callable[[ModuleType], None] | None = None,
         after: Callable[[ModuleType], None] | None = None,
     ) -> ModuleSpec | None:
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find(name, path, target) if find else None
-            if spec is not None:
-                break
-        else:
+        spec = self._elsewhere(name, path, target)
+        if spec is None:
             return None
         run = getattr(spec.loader, "exec_module", None)
         if run is None:
@@ -73,6 +72,33 @@ class Finder:
 
         spec.loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
         return spec
+
+    def _elsewhere(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is not None:
+                return spec
+        return None
+
+    def _stand_in(self, name: str) -> ModuleSpec | None:
+        """What HSGD_AS_HOROVOD gives for a module of Horovod."""
+        import os
+
+        if not os.environ.get("HSGD_AS_HOROVOD"):
+            return None
+        theirs = self._elsewhere("horovod")
+        try:
+            from hsgd.launch import as_horovod
+
+            place = None if theirs is None else theirs.origin or "an unknown place"
+            return as_horovod.find(name, place)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            raise SystemExit(f"hsgd: error: {error}") from None
 
 
 def install() -> None:

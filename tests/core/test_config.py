@@ -20,7 +20,15 @@ from hsgd.native_options import _STORES, _WIRE_DTYPES, native_options
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON_ONLY = {"abort_after_s", "as_gloo", "overlap", "interfaces", "debug", "cache_dir"}
+PYTHON_ONLY = {
+    "abort_after_s",
+    "as_gloo",
+    "as_horovod",
+    "overlap",
+    "interfaces",
+    "debug",
+    "cache_dir",
+}
 SHARED = {f: v for f, v in Config.variables().items() if f not in PYTHON_ONLY}
 WORDS = {"HSGD_STORE": _STORES, "HSGD_WIRE_DTYPE": _WIRE_DTYPES}
 NUMBERS = sorted(set(SHARED.values()) - set(WORDS))

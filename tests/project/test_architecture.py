@@ -102,9 +102,9 @@ PACKAGES = {
         "hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch": (
-        "hsgd.c10d hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.torch.collectives "
-        "hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job hsgd.torch.negotiation "
-        "hsgd.torch.operations hsgd.torch.strategies"
+        "hsgd.c10d hsgd.optim hsgd.optim.node_shared hsgd.optim.notified_tree "
+        "hsgd.torch.collectives hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job "
+        "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.strategies"
     ),
 }
 # All that the reader takes from the front of hsgd: it can be used without the core.

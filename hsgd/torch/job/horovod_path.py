@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hsgd.errors import MissingExtra
-from hsgd.launch import preload
+from hsgd.launch import as_horovod, preload
 from hsgd.torch.job import runtime
 
 __all__ = ["for_device", "installed", "keep", "load", "owns", "poll", "synchronize", "usable"]
@@ -28,6 +28,8 @@ _loaded: list[Any] = []
 
 def installed() -> bool:
     """Whether Horovod built for PyTorch is there; local, imports nothing of it."""
+    if as_horovod.is_on():  # its name is hsgd's
+        return False
     return any(path.parent.name == "torch" for path in preload.horovod_libraries())
 
 
