@@ -198,7 +198,10 @@ def _run(arguments: argparse.Namespace) -> int | None:
         return None
     if arguments.launcher == "torchrun" or (arguments.gloo and arguments.launcher == "auto"):
         if mpi_args:
-            arguments.usage_error("--mpi-args are words for mpirun; leave them out with torchrun")
+            arguments.usage_error(
+                "--mpi-args are words for mpirun, and torchrun starts the ranks; leave them out, "
+                "or add --launcher mpirun"
+            )
         return _run_without_mpi(arguments, job)
     try:
         words, added = launch.plan_run(job, arguments.ranks, arguments.hosts, mpi_args, os.environ)
@@ -207,24 +210,31 @@ def _run(arguments: argparse.Namespace) -> int | None:
             raise
         print("hsgd: no mpirun was found: torchrun starts the ranks, without MPI", file=sys.stderr)
         return _run_without_mpi(arguments, job)
-    _announce(arguments, [launch.read_command(words, added)])
+    _announce(arguments, [launch.read_command(words, {**_named(arguments), **added})])
     if not arguments.dry_run:
         os.execve(words[0], words, {**os.environ, **added})
     return None
 
 
-def _set_names(arguments: argparse.Namespace) -> None:
+def _named(arguments: argparse.Namespace) -> dict[str, str]:
     """What the ranks find in their environment for --gloo, --horovod and its options."""
     names = Config.variables()
+    found = horovod_options.variables(arguments)
+    if arguments.gloo:
+        found[names["as_gloo"]] = "1"
+    if arguments.horovod:
+        given = Config.from_env().as_horovod
+        found[names["as_horovod"]] = "1" if given == "0" else given
+    return found
+
+
+def _set_names(arguments: argparse.Namespace) -> None:
+    os.environ.update(_named(arguments))
     if arguments.gloo:
         hook.check_installed("--gloo")
-        os.environ[names["as_gloo"]] = "1"
     if arguments.horovod:
         hook.check_installed("--horovod")
-        if Config.from_env().as_horovod == "0":
-            os.environ[names["as_horovod"]] = "1"
         as_horovod.find("horovod", hook.find_elsewhere("horovod"))  # told here, not by every rank
-    os.environ.update(horovod_options.variables(arguments))
     if arguments.hostfile:
         if arguments.hosts:
             arguments.usage_error("-H and --hostfile both give hosts; leave one out")
@@ -240,7 +250,7 @@ def _run_as_it_is(arguments: argparse.Namespace, job: Sequence[str]) -> None:
     """A command that starts its ranks itself."""
     if arguments.hosts or arguments.mpi_args or arguments.launcher != "auto":
         arguments.usage_error("-H, --mpi-args and --launcher place ranks; give -np with them")
-    _announce(arguments, [shlex.join(["env", "HSGD_AS_GLOO=1", *job])])
+    _announce(arguments, [launch.read_command(job, _named(arguments))])
     if not arguments.dry_run:
         try:
             os.execvp(job[0], list(job))
@@ -254,7 +264,7 @@ def _run_without_mpi(arguments: argparse.Namespace, job: Sequence[str]) -> int |
     commands = without_mpi.plan(
         job, arguments.ranks, arguments.hosts, os.environ, launch.exported(os.environ)
     )
-    _announce(arguments, [shlex.join(words) for words in commands])
+    _announce(arguments, [launch.read_command(words, _named(arguments)) for words in commands])
     if arguments.dry_run:
         return None
     if len(commands) == 1:

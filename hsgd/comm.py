@@ -607,6 +607,13 @@ class Comm(Closing):
 
         return Counters.of(self._native)
 
+    def abort(self) -> None:
+        """Have a collective that waits, in whatever thread, end with HsgdError, and all later ones;
+        local, never blocks. For a rank that gives up before the deadline. Other ranks hear of it as
+        of a rank that left.
+        """
+        self._native.abort()
+
     def leave(self) -> None:
         """Tell the other ranks, as close() does, that this one calls no collective any more; local.
         For those who at the end of a program have to wait for others first: these may be waiting

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import traceback
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -18,9 +20,15 @@ from hsgd.c10d.call_counts import CallCounts
 from hsgd.config import Config
 from hsgd.errors import LaunchError
 
-__all__ = ["install"]
+__all__ = ["install", "is_installed"]
 
-_SERVED, _ALLOWED = "gloo", (NAME, "fake", "undefined")
+_GLOO = "gloo"
+_OTHERS = (NAME, "fake", "undefined")  # that a program may ask for on the CPU
+_LAZY = "TORCH_GLOO_LAZY_INIT"  # torch's own: gloo connects at the first message
+_ARGUMENTS = {
+    *("backend", "global_ranks_in_group", "group_name", "group_rank", "group_size"),
+    *("store", "timeout"),
+}
 
 
 def install(c10d: ModuleType) -> None:
@@ -28,17 +36,17 @@ def install(c10d: ModuleType) -> None:
 
     A second call does nothing. Raises LaunchError where this torch makes groups in another way.
     """
+    if is_installed(c10d):
+        return
     make = getattr(c10d, "_new_process_group_helper", None)
-    if make is None:
+    parameters = inspect.signature(make) if make is not None else None
+    if make is None or parameters is None or not set(parameters.parameters) >= _ARGUMENTS:
         import torch
 
         raise LaunchError(
             f"torch {torch.__version__} makes process groups in a way that is not known; leave out "
             f"HSGD_AS_GLOO and ask for the backend {NAME!r}"
         )
-    if hasattr(make, "__wrapped__"):
-        return
-    parameters = inspect.signature(make)
     counts = CallCounts() if Config.from_env().report else None
 
     @functools.wraps(make)
@@ -46,11 +54,21 @@ def install(c10d: ModuleType) -> None:
         request = _Request(c10d, parameters.bind(*arguments, **named).arguments)
         if not request.is_for_gloo():
             return make(*arguments, **named)
-        request.say_so()
-        group, store = make(*arguments, **named)
-        return request.served(group, store, counts), store
+        request.announce()
+        try:
+            made = [*make(*arguments, **named)]
+        except RuntimeError:
+            request.refuse_mixed()  # as others do, which ends gloo's connections
+            raise
+        return request.serve(made, counts)
 
+    helper.serves_gloo = True  # type: ignore[attr-defined]
     c10d._new_process_group_helper = helper  # type: ignore[attr-defined]
+
+
+def is_installed(c10d: ModuleType) -> bool:
+    """Whether install() was called for this module; local."""
+    return hasattr(getattr(c10d, "_new_process_group_helper", None), "serves_gloo")
 
 
 class _Request:
@@ -66,73 +84,86 @@ class _Request:
 
         Raises LaunchError where the program asks for a third backend on the CPU.
         """
-        rank = self._given["group_rank"]
-        if rank is None or rank < 0:
-            return False
         if self._c10d.get_debug_level() == self._c10d.DebugLevel.DETAIL:
-            return False  # what torch wraps to check it
+            return False  # torch wraps those groups to check each call
         devices = self._c10d.BackendConfig(self._given["backend"]).get_device_backend_map()
-        name = str(devices.get("cpu", _SERVED))
-        if self._is_default and name not in (_SERVED, *_ALLOWED):
+        name = str(devices.get("cpu", _GLOO))
+        if self._is_default and name not in (_GLOO, *_OTHERS):
             raise LaunchError(
                 f"HSGD_AS_GLOO=1 serves programs that ask for gloo, and this one asks for {name!r} "
                 "on the CPU; leave out --gloo or HSGD_AS_GLOO, or change the backend"
             )
-        return bool(devices.get("cpu") == _SERVED)
+        rank = self._given["group_rank"]
+        return devices.get("cpu") == _GLOO and rank is not None and rank >= 0
 
-    def say_so(self) -> None:
-        """Tell the other ranks that this one will be served by hsgd; local."""
+    def announce(self) -> None:
+        """Tell the other ranks that hsgd serves this one; local."""
         self._store().set(str(self._given["group_rank"]), NAME)
 
     def _store(self) -> Any:
         name = f"{NAME}/as_gloo/{self._given['group_name']}"
         return self._c10d.PrefixStore(name, self._given["store"])
 
-    def served(self, group: Any, store: Any, counts: CallCounts | None) -> Any:
-        """The group in place of `group`, known to torch instead of it; collective, blocking."""
-        if type(group) is not self._c10d.ProcessGroup:
-            return group
+    def serve(self, made: list[Any], counts: CallCounts | None) -> tuple[Any, Any]:
+        """Put a GlooGroup in the place of a group wherever torch keeps it; collective, blocking.
+
+        made: the group and its store, as torch made them; emptied, so that gloo's connections end
+        where this raises and the other ranks see that.
+        """
+        group, store = made
         backend = group._get_backend(self._c10d.torch.device("cpu"))
-        if not isinstance(backend, self._c10d.ProcessGroupGloo):
-            return group
+        is_torchs = type(group) is self._c10d.ProcessGroup
+        if not is_torchs or not isinstance(backend, self._c10d.ProcessGroupGloo):
+            return group, store
         from hsgd.c10d.gloo_group import GlooGroup
 
         try:
-            self._refuse_mixed()
+            self.refuse_mixed()
             new = GlooGroup(group, store, self._ranks, self._given["timeout"], counts)
-        except BaseException:
+        except BaseException as error:
             self._replace(group, None)
             group.shutdown()
+            made.clear()
+            del group, backend
+            traceback.clear_frames(error.__traceback__)
             raise
         self._replace(group, new)
-        if self._is_default and counts is not None:
-            counts.print_at_exit(group.rank())
-        return new
+        if counts is not None:
+            counts.print_at_exit(self._ranks[new.rank()])
+        return new, store
 
-    def _refuse_mixed(self) -> None:
-        """gloo has met: who has not said so by now never will."""
-        store = self._store()
-        silent = [rank for index, rank in enumerate(self._ranks) if not store.check([str(index)])]
-        if silent:
-            raise LaunchError(
-                f"HSGD_AS_GLOO=1 is set here but not on rank {', '.join(map(str, silent[:8]))}"
-                f"{' ...' if silent[8:] else ''}; set it on all ranks, or on none"
-            )
+    def refuse_mixed(self) -> None:
+        """gloo has connected all ranks: who has not announced hsgd by now never will. Where it
+        connects later, the group's deadline finds them.
+        """
+        if os.environ.get(_LAZY, "0") not in ("", "0"):
+            return
+        store, keys = self._store(), [str(index) for index in range(len(self._ranks))]
+        if store.check(keys):
+            return
+        missing = [
+            rank for rank, key in zip(self._ranks, keys, strict=True) if not store.check([key])
+        ]
+        raise LaunchError(
+            f"HSGD_AS_GLOO=1 is set here, and rank {', '.join(map(str, missing[:8]))}"
+            f"{' ...' if missing[8:] else ''} made the group without it, or has ended; set it on "
+            "all ranks, or on none"
+        )
 
     def _replace(self, old: Any, new: Any) -> None:
-        """Wherever torch knows `old` it knows `new` then, or nothing if that is None; local."""
+        """Wherever torch keeps `old` it keeps `new` then, or nothing if that is None; local."""
         world, name = self._c10d._world, old.group_name
-        for known in (
+        for kept in (
             world.pg_map,
             world.pg_names,
             world.pg_group_ranks,
             world.pg_backend_config,
             world.pg_to_tag,
         ):
-            if old in known:
-                value = known.pop(old)
+            if old in kept:
+                value = kept.pop(old)
                 if new is not None:
-                    known[new] = value
+                    kept[new] = value
         for groups in world.tags_to_pg.values():
             if old in groups:
                 at = groups.index(old)

@@ -5,10 +5,10 @@ Owns the numbers of all groups, and the line that HSGD_REPORT=1 prints when the 
 
 from __future__ import annotations
 
-import atexit
 import sys
 import threading
 from collections.abc import Iterable
+from multiprocessing.util import Finalize
 
 import torch
 
@@ -20,10 +20,11 @@ class CallCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._printed = False
         self._calls: dict[tuple[bool, str], list[int]] = {}
 
     def add(self, served: bool, what: str, tensors: Iterable[torch.Tensor]) -> None:
-        """One call, hsgd's or left to gloo, with the tensors that this rank puts in."""
+        """One call, hsgd's or left to torch, with the tensors that this rank puts in."""
         size = sum(each.numel() * each.element_size() for each in tensors)
         with self._lock:
             counts = self._calls.setdefault((served, what), [0, 0])
@@ -34,12 +35,21 @@ class CallCounts:
         """What was counted, in one line."""
         with self._lock:
             parts = {served: self._listed(served) for served in (True, False)}
-        return f"served by hsgd: {parts[True]}; left to gloo: {parts[False]}"
+        return f"served by hsgd: {parts[True]}; left to torch: {parts[False]}"
 
     def _listed(self, served: bool) -> str:
         found = sorted((what, *each) for (by, what), each in self._calls.items() if by == served)
         return ", ".join(f"{what} {calls} calls {size} B" for what, calls, size in found) or "none"
 
     def print_at_exit(self, rank: int) -> None:
-        """Write the line to stderr when the interpreter ends. rank: in the job."""
-        atexit.register(lambda: print(f"hsgd: rank {rank}: {self.line()}", file=sys.stderr))
+        """Write the line to stderr when this process ends; a second call does nothing. rank: in the
+        job.
+        """
+        if not self._printed:
+            self._printed = True
+            # Runs in children of multiprocessing, too, which know no atexit.
+            Finalize(
+                None,
+                lambda: print(f"hsgd: rank {rank}: {self.line()}", file=sys.stderr, flush=True),
+                exitpriority=0,
+            )

@@ -80,7 +80,7 @@ class Collectives(dist.ProcessGroup):
         self._board = board
         self._comm: Any = meet(board, config)
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
-        self._worker = Worker(NAME)
+        self._worker = Worker(NAME, weakref.WeakMethod(self._comm.abort))
         self._backward = Backward(__name__, self._worker)
         # A group that nobody destroyed: its thread ends, and its memory is given back.
         self._end = weakref.finalize(self, _close, self._worker, self._comm)
@@ -106,7 +106,9 @@ class Collectives(dist.ProcessGroup):
         self._end.detach()
 
     def abort(self) -> None:
-        """shutdown()."""
+        """shutdown(), but what is under way fails at once."""
+        if self._comm is not None and not self._comm.closed:
+            self._comm.abort()
         self.shutdown()
 
     # Execution.
@@ -128,16 +130,16 @@ class Collectives(dist.ProcessGroup):
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
 
-        limit_s = opts.timeout.total_seconds() if opts is not None else 0.0
         work = HsgdWork(what, execute, tensors, self._worker)
         blocking = opts is not None and not opts.asyncOp
-        most_s = self._limit_now()
-        own_limit = limit_s if 0 < limit_s < most_s else most_s if most_s < self._limit_s else None
+        asked_s = opts.timeout.total_seconds() if opts is not None else 0.0
+        limit_s = min(self._limit_now(), asked_s if asked_s > 0 else self._limit_s)
+        work.limit_s = limit_s if limit_s < self._limit_s else 0.0
         if not blocking:
             self._backward.watch(work)
         work.traced = tracing.begin(self._traced_as, what, tensors if given is None else given)
         threaded = work.traced is not None and self._traced_threaded
-        return self._worker.submit(work, blocking=blocking, limit_s=own_limit, threaded=threaded)
+        return self._worker.submit(work, blocking=blocking, threaded=threaded)
 
     def _gather(self, array: Tensor) -> Tensor:
         """The flat arrays of all ranks in rank order; blocking, within a work."""

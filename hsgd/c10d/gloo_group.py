@@ -76,7 +76,9 @@ class GlooGroup(Collectives):
         return self._board.store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of every later call; longer than the group's own it is not for what hsgd serves."""
+        """Of every later call. A longer timeout than the group was made with does not apply to
+        what hsgd serves.
+        """
         self._underneath.set_timeout(timeout)
 
     def shutdown(self) -> None:
@@ -105,7 +107,15 @@ class GlooGroup(Collectives):
 
     def group_for(self, device: torch.device, method: str) -> Any:
         """The group underneath."""
-        return self._left(f"{method} of {device.type} tensors", [])
+        return self._left(f"{method} on {device.type}", [])
+
+    def split_group(self, *arguments: Any, **named: Any) -> Any:
+        """Refused."""
+        raise NotImplementedError(
+            "split_group: not with HSGD_AS_GLOO=1; use new_group, without device_id="
+        )
+
+    merge_remote_group = split_group
 
     def _left(self, what: str, tensors: list[Tensor]) -> Any:
         if self._counts is not None:

@@ -13,11 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._C._autograd import (
-    _profiler_enabled,
-    _record_function_with_args_enter,
-    _record_function_with_args_exit,
-)
+from torch._C._autograd import _profiler_enabled, _record_function_with_args_enter
 from torch.profiler import record_function
 
 from hsgd.c10d import NAME
@@ -33,12 +29,16 @@ def begin(backend: str, what: str, tensors: Iterable[torch.Tensor]) -> Any:
     """
     if not _profiler_enabled():
         return None
-    return _record_function_with_args_enter(f"{backend}:{what}", *tensors)
+    ended: Any = torch.futures.Future()
+    record = _record_function_with_args_enter(f"{backend}:{what}", *tensors)
+    # Ends the range with the profiler's state of this thread, whoever ends it.
+    torch.ops.profiler._call_end_callbacks_on_jit_fut(record, ended)
+    return ended
 
 
 def end(begun: Any) -> None:
     """End what begin() gave, in any thread; local."""
-    _record_function_with_args_exit(begun)
+    begun.set_result(None)
 
 
 def waiting(what: str) -> AbstractContextManager[Any]:

@@ -52,6 +52,7 @@ class HsgdWork(dist.Work):
         self._unresolved: Any = None
         self.announced = False  # its callbacks have run
         self.traced: Any = None  # its range in a profile, until it has ended
+        self.limit_s = 0.0  # of a wait that gives no timeout; 0: none of its own
         # Who asked for it in a backward pass, and what else that pass watches: see backward.py.
         self.asker = ""
         self.siblings: list[HsgdWork] | None = None
@@ -97,13 +98,23 @@ class HsgdWork(dist.Work):
         """Wait until the collective has ended; blocking. Raises what it raised.
 
         timeout: None, 0 or less waits until it ends, at the latest by the group's timeout. Raises
-        CollectiveTimeout when it passes before; the collective goes on.
+        CollectiveTimeout when it passes before; the collective goes on. Where the timeout was set
+        after the group was made, it ends, and the group with it.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
+        own = seconds <= 0 < self.limit_s
+        if own:
+            seconds = self.limit_s
         if not self._ended.is_set():
             with tracing.waiting(self._what):
                 self._worker.help(self)
                 self._ended.wait(seconds if seconds > 0 else None)
+        if own and not self._ended.is_set():
+            self._worker.give_up()
+            raise CollectiveTimeout(
+                f"{self._what}: not done within the timeout of {seconds:g} s; make a new process "
+                "group"
+            )
         if not self._ended.is_set():
             raise CollectiveTimeout(
                 f"{self._what}: not done within the timeout of {seconds:g} s; it goes on, wait for "
@@ -164,8 +175,9 @@ class Worker:
     ranks, whenever the callbacks run.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, abort: Callable[[], Callable[[], None] | None]) -> None:
         self._name = name
+        self._abort = abort
         self._turn = threading.Condition()
         self._waiting: deque[HsgdWork] = deque()
         self._urgent: deque[HsgdWork] = deque()  # of callbacks
@@ -174,24 +186,21 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._announcing: HsgdWork | None = None  # whose callbacks run
 
-    def submit(
-        self,
-        work: HsgdWork,
-        *,
-        blocking: bool,
-        limit_s: float | None = None,
-        threaded: bool = False,
-    ) -> HsgdWork:
+    def give_up(self) -> None:
+        """Have what is under way fail, and all that waits behind it; local, never blocks."""
+        if (abort := self._abort()) is not None:
+            abort()
+
+    def submit(self, work: HsgdWork, *, blocking: bool, threaded: bool = False) -> HsgdWork:
         """Have `work` executed: `blocking` returns when it has ended, and raises what it raised.
 
-        limit_s: of the wait, where it is shorter than the group's. threaded: never in the thread of
-        the caller.
+        threaded: never in the thread of the caller, nor is what has a limit of its own.
         """
         with self._turn:
             if self._closed:
                 raise HsgdError(f"{self._name}: the process group was destroyed; make a new one")
             free = not (self._busy or self._waiting or self._urgent)
-            inline = blocking and limit_s is None and free and not threaded
+            inline = blocking and not work.limit_s and free and not threaded
             if inline:
                 self._busy = True
             else:
@@ -202,7 +211,7 @@ class Worker:
             self._execute(work)
             self._let_go()
         if blocking:
-            work.wait(timedelta(seconds=limit_s or 0.0))
+            work.wait()
         return work
 
     def parent(self) -> HsgdWork | None:

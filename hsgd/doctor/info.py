@@ -263,8 +263,14 @@ def _add_distributed(report: Report) -> None:
 
 
 def _who_serves_gloo() -> str:
-    if os.environ.get(Config.variables()["as_gloo"]) != "1":
+    try:
+        on = Config.from_env().as_gloo
+    except ValueError:  # told elsewhere
+        on = False
+    if not on:
         return "gloo; hsgd with hsgd run --gloo, or HSGD_AS_GLOO=1"
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+        return "gloo, whose calls torch checks (TORCH_DISTRIBUTED_DEBUG=DETAIL)"
     return "hsgd" if hook.is_installed() else "gloo: there is no start-up hook"
 
 

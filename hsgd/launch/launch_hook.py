@@ -44,7 +44,7 @@ class Finder:
             return self._watch(name, path, target, before=_load_plugin)
         if name in OPERATIONS:
             return self._watch(name, path, target, after=_verify_plugin)
-        if name == C10D:
+        if name == C10D and _serves_gloo():
             return self._watch(name, path, target, after=_serve_gloo)
         return None
 
@@ -135,12 +135,14 @@ def _verify_plugin(module: ModuleType) -> None:
         _or_exit("verify_horovod", module)
 
 
-def _serve_gloo(module: ModuleType) -> None:
-    """As _or_exit: never train over gloo where hsgd was asked for."""
+def _serves_gloo() -> bool:
     import os
 
-    if not os.environ.get("HSGD_AS_GLOO"):
-        return
+    return os.environ.get("HSGD_AS_GLOO", "0") not in ("", "0")
+
+
+def _serve_gloo(module: ModuleType) -> None:
+    """As _or_exit: never train over gloo where hsgd was asked for."""
     try:
         from hsgd.config import Config
 

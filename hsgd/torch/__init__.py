@@ -1,7 +1,7 @@
 """`import hsgd.torch as hvd`: Horovod's API for PyTorch on hsgd's own collectives.
 
-Owns the public names. Horovod need not be installed: only Adasum, elastic.run and tensors on
-accelerators are its own, and say so where it is missing.
+Owns the public names. Horovod need not be installed: only elastic.run and tensors on accelerators
+are its own, and say so where it is missing.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from hsgd.errors import MissingExtra
 from hsgd.optim.node_shared.node_shared_optimizer import NodeSharedOptimizer
 from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
+from hsgd.torch.adasum_optimizer import AdasumDistributed
 from hsgd.torch.collectives.allgather import allgather
 from hsgd.torch.collectives.broadcast import broadcast_, broadcast_async_
 from hsgd.torch.collectives.submission import synchronize
@@ -111,10 +112,7 @@ def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None)
             gradient = gradient.to_sparse()
         parameter.grad = gradient
     before = [parameter.detach().clone() for parameter in parameters]
-    if isinstance(optimizer, Distributed):
-        super(Distributed, optimizer).step()
-    else:
-        type(optimizer).step(optimizer)  # not what a scheduler counts
+    _without_front(optimizer).step()
     with torch.no_grad():
         for parameter, values in zip(parameters, before, strict=True):
             parameter.copy_(values)
@@ -152,10 +150,15 @@ def _put_together(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    if isinstance(optimizer, Distributed):  # whose own would be collective over all ranks
-        super(Distributed, optimizer).load_state_dict(state)
-    else:
-        optimizer.load_state_dict(state)
+    _without_front(optimizer).load_state_dict(state)
+
+
+def _without_front(optimizer: torch.optim.Optimizer) -> Any:
+    """Whose step() and load_state_dict() are the user's optimizer's own, and not collective."""
+    for front in (Distributed, AdasumDistributed):
+        if isinstance(optimizer, front):
+            return super(front, optimizer)
+    return optimizer
 
 
 def broadcast_object(

@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 """Modules of hsgd.torch by family."""
 
 HOROVODS_OWN = {
-    "`op=Adasum`, `elastic.run`": ("`MissingExtra` that says how to install it", "Horovod's own"),
+    "`elastic.run`": ("`MissingExtra` that says how to install it", "Horovod's own"),
     "tensors on accelerators": (
         "`ValueError`",
         "Horovod's own where it was built for them, else `ValueError`",
@@ -42,7 +42,7 @@ HOROVODS_OWN = {
 }
 """What needs Horovod: without it, and with it."""
 
-_CONSTANTS = ("Average", "Sum", "Min", "Max", "Product")
+_CONSTANTS = ("Adasum", "Average", "Sum", "Min", "Max", "Product")
 _INTERNAL = {
     "hand_over",
     "local_root",

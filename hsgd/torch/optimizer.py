@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from hsgd.config import Config
+from hsgd.torch.adasum_optimizer import AdasumDistributed
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.overlap import OverlapChoice
 from hsgd.torch.gradients.reducer import GradientReducer, Options
-from hsgd.torch.job import horovod_path, runtime
+from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE
 from hsgd.torch.strategies.arguments import refuse_options
@@ -225,9 +226,10 @@ def DistributedOptimizer(
 
     named_parameters: model.named_parameters(); names are for reports and must be equal on all
     ranks. compression: what gradients travel as. backward_passes_per_step: passes whose gradients
-    are added up before they travel. op: Average, Sum, Min, Max, Product, or Adasum, which is
-    Horovod's own. gradient_predivide_factor: divides before the sum and multiplies after it, with
-    Average only. groups: how many buckets, or lists of parameters that share one; num_groups is
+    are added up before they travel. op: Average, Sum, Min, Max, Product, or Adasum, which
+    combines the steps of ranks, not their gradients, when all have stepped.
+    gradient_predivide_factor: divides before the sum and multiplies after it, with Average only.
+    groups: how many buckets, or lists of parameters that share one; num_groups is
     its old name. sparse_as_dense: let sparse gradients travel in buckets.
     bucket_cap_mb: most MiB of a bucket without groups. strategy: "overlap" starts a bucket when
     its last gradient has come, "after_backward" starts all in step(); "auto" tries both in the
@@ -265,15 +267,12 @@ def DistributedOptimizer(
         raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; give MiB above 0")
     size = runtime.current().comm.size
     if op == ADASUM and size > 1 and not node_shared:
-        if process_set is not global_process_set:
-            raise NotImplementedError("Adasum does not support non-global process sets yet.")
-        horovod = horovod_path.usable("Adasum")
-        return horovod.DistributedOptimizer(
+        return _with_adasum(
             optimizer,
-            named_parameters,
+            _names(optimizer.param_groups, named_parameters),
             compression,
             backward_passes_per_step,
-            op=horovod.Adasum,
+            process_set,
         )
     names = _names(optimizer.param_groups, named_parameters)
     _check_groups(groups)
@@ -306,14 +305,7 @@ def DistributedOptimizer(
         bucket_cap_mb,
         _OVERLAP.get(strategy) or Config.from_env().overlap,
     )
-    kind: Any = type(
-        type(optimizer).__name__,
-        (Distributed, type(optimizer)),
-        {"__module__": __name__, "__doc__": type(optimizer).__doc__},
-    )
-    wrapped = kind.__new__(kind)
-    # A scheduler of `optimizer` may have put a step of its own there.
-    wrapped.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    wrapped = _behind(Distributed, optimizer)
     wrapped._reducer = GradientReducer(options, backward_passes_per_step, names)
     wrapped._names = names
     wrapped.process_set, wrapped.op = process_set, op
@@ -322,4 +314,30 @@ def DistributedOptimizer(
     wrapped._synchronized, wrapped._should_synchronize = False, True
     if wrapped._active():
         wrapped._watch()
+    return wrapped
+
+
+def _with_adasum(
+    optimizer: torch.optim.Optimizer,
+    names: dict[int, str],
+    compression: type[Compressor],
+    passes: int,
+    process_set: ProcessSet,
+) -> Any:
+    wrapped = _behind(AdasumDistributed, optimizer)
+    wrapped._names, wrapped._compression = names, compression
+    wrapped.backward_passes_per_step, wrapped.process_set = passes, process_set
+    return wrapped
+
+
+def _behind(front: type, optimizer: torch.optim.Optimizer) -> Any:
+    """A new optimizer that shares all with `optimizer`, of a class with `front` before its own."""
+    kind: Any = type(
+        type(optimizer).__name__,
+        (front, type(optimizer)),
+        {"__module__": __name__, "__doc__": type(optimizer).__doc__},
+    )
+    wrapped = kind.__new__(kind)
+    # A scheduler of `optimizer` may have put a step of its own there.
+    wrapped.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     return wrapped

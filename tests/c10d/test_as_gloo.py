@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -147,8 +149,8 @@ def test_calls_are_counted_by_who_served_them(ranks: Ranks, path: str) -> None:
     assert (
         ranks.run(do_left, path, on=range(2))
         == [
-            "served by hsgd: all_reduce 1 calls 40 B; left to gloo: monitored_barrier 1 calls 0 B, "
-            "recv 1 calls 20 B, send 1 calls 20 B"
+            "served by hsgd: all_reduce 1 calls 40 B; left to torch: "
+            "monitored_barrier 1 calls 0 B, recv 1 calls 20 B, send 1 calls 20 B"
         ]
         * 2
     )
@@ -174,74 +176,158 @@ def test_groups_that_torch_checks_itself_stay_with_it(ranks: Ranks, path: str) -
         assert "Detected mismatch between collectives" in text
 
 
-def do_shorten(seat: Seat, path: str) -> tuple[str, str]:
+def do_shorten(seat: Seat, path: str, is_async: bool) -> tuple[str, str]:
+    """Rank 0 waits in vain, and destroys its group while the other lives and calls nothing."""
     told = dist.FileStore(f"{path}-told", 2)
     with served(), group(seat.rank, 2, path, "gloo"):
         c10d._set_pg_timeout(timedelta(seconds=1))
         if seat.rank == 1:
-            told.wait(["late"])
+            told.wait(["destroyed"], LIMIT / 2)
             return "", ""
-        try:
-            dist.barrier()
-        except RuntimeError as error:
-            return type(error).__name__, str(error)
-        finally:
-            told.set("late", "")
-    return "", ""
+        with pytest.raises(RuntimeError) as late:
+            _wait_for(dist.all_reduce(torch.ones(5), async_op=is_async))
+    told.set("destroyed", "")
+    return type(late.value).__name__, str(late.value)
 
 
-def test_a_timeout_that_torch_sets_later_holds(ranks: Ranks, path: str) -> None:
-    kind, text = ranks.run(do_shorten, path, on=range(2))[0]
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_timeout_that_torch_sets_later_holds(ranks: Ranks, path: str, is_async: bool) -> None:
+    kind, text = ranks.run(do_shorten, path, is_async, on=range(2))[0]
     assert kind == "CollectiveTimeout"
-    assert " timeout " in text  # as programs look for
+    assert " timeout of 1 s" in text  # programs look for the word
+
+
+def _wait_for(work: Any) -> None:
+    if work is not None:
+        work.wait()
+
+
+def do_profile(seat: Seat, path: str) -> list[tuple[str, bool, bool]]:
+    """Name, and whether the range ended before what came after it, and has the shapes."""
+    with served(), group(seat.rank, 2, path, "gloo"):
+        with torch.profiler.profile(record_shapes=True) as profile:
+            dist.all_reduce(torch.ones(3, 2))
+            dist.all_gather([torch.ones(4), torch.ones(4)], torch.ones(4), async_op=True).wait()
+            with torch.profiler.record_function("after"):
+                dist.barrier()
+        events = list(profile.events())
+        (after,) = [each for each in events if each.name == "after"]
+        return [
+            (each.name, each.time_range.end <= after.time_range.start, each.input_shapes)
+            for each in events
+            if each.name in ("gloo:all_reduce", "gloo:all_gather")
+        ]
+
+
+def test_a_profile_shows_calls_as_those_of_gloo_and_when_they_ended(
+    ranks: Ranks, path: str
+) -> None:
+    for found in ranks.run(do_profile, path, on=range(2)):
+        assert sorted(found) == [
+            ("gloo:all_gather", True, [[4]]),
+            ("gloo:all_reduce", True, [[3, 2]]),
+        ]
+
+
+def do_split(seat: Seat, path: str) -> str:
+    with served(), group(seat.rank, 1, path, "gloo") as whole:
+        with pytest.raises(NotImplementedError) as told:
+            whole.split_group([0], group_name="part")
+        return str(told.value)
+
+
+def test_a_split_is_refused_in_one_line(ranks: Ranks, path: str) -> None:
+    (text,) = ranks.run(do_split, path, on=range(1))
+    assert text == "split_group: not with HSGD_AS_GLOO=1; use new_group, without device_id="
+
+
+def do_part_of_others(seat: Seat, path: str) -> list[Any]:
+    """A rank that is not of a group, and groups that only their ranks make."""
+    with served(), group(seat.rank, 3, path, "gloo"):
+        part = dist.new_group([0, 2], timeout=LIMIT)
+        own = dist.new_group([0, 2], timeout=LIMIT, use_local_synchronization=True)
+        if seat.rank == 1:
+            return [part == dist.GroupMember.NON_GROUP_MEMBER]
+        seen = []
+        for each in (part, own):
+            dist.all_reduce(tensor := torch.ones(1) * (seat.rank + 1), group=each)
+            seen += [type(each).__name__, tensor.item()]
+        return seen
+
+
+def test_groups_of_some_ranks_are_served(ranks: Ranks, path: str) -> None:
+    both = ["GlooGroup", 4.0] * 2
+    assert ranks.run(do_part_of_others, path) == [both, [True], both]
+
+
+def do_come_late(seat: Seat, path: str) -> float:
+    """gloo connects nothing when a group is made: the others are not missing, they are late."""
+    with mock.patch.dict(os.environ, TORCH_GLOO_LAZY_INIT="1"):
+        if seat.rank == 1:
+            time.sleep(1)
+        with served(), group(seat.rank, 2, path, "gloo"):
+            dist.all_reduce(tensor := torch.ones(1))
+            return tensor.item()
+
+
+def test_with_lazy_connections_a_late_rank_is_waited_for(ranks: Ranks, path: str) -> None:
+    assert ranks.run(do_come_late, path, on=range(2)) == [2.0, 2.0]
 
 
 def do_mixed(seat: Seat, path: str) -> str:
-    """Rank 1 does not know of hsgd."""
+    """Rank 1 does not know of hsgd. The others keep the error, and live on."""
     with served() if seat.rank != 1 else contextlib.nullcontext():
         try:
             with group(seat.rank, 3, path, "gloo"):
                 dist.barrier()
         except (RuntimeError, ValueError) as error:
-            assert (not dist.is_initialized()) == (seat.rank != 1) or seat.rank == 1
-            assert not c10d._world.pg_map or seat.rank == 1
+            if seat.rank != 1:
+                assert not dist.is_initialized() and not c10d._world.pg_map
+            seat.kept["error"] = error
             return f"{type(error).__name__}: {error}"
     return ""
 
 
 def test_a_rank_without_the_switch_is_named_on_the_others(path: str) -> None:
     with Ranks(3) as pool:
-        found = pool.run(do_mixed, path, on=range(3))
+        found = pool.run(do_mixed, path, on=range(3), limit_s=LIMIT.total_seconds() / 2)
     expected = (
-        "LaunchError: HSGD_AS_GLOO=1 is set here but not on rank 1; set it on all ranks, or on none"
+        "LaunchError: HSGD_AS_GLOO=1 is set here, and rank 1 made the group without it, or has "
+        "ended; set it on all ranks, or on none"
     )
     assert (found[0], found[2]) == (expected, expected)
     assert found[1].startswith("RuntimeError")
 
 
-def test_another_backend_is_refused_in_one_line(path: str) -> None:
+@pytest.mark.parametrize("name", ["other", "mpi"])
+def test_another_backend_is_refused_in_one_line(path: str, name: str) -> None:
     def create(*_: Any) -> None:
         raise AssertionError("never called")
 
-    dist.Backend.register_backend("other", create, devices="cpu")
+    if "other" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("other", create, devices="cpu")
+    warnings.simplefilter("ignore")  # torch's, of MPI
     with served(), pytest.raises(LaunchError) as told:
         dist.init_process_group(
-            "other", store=dist.FileStore(path, 1), rank=0, world_size=1, timeout=LIMIT
+            name, store=dist.FileStore(path, 1), rank=0, world_size=1, timeout=LIMIT
         )
     assert str(told.value) == (
-        "HSGD_AS_GLOO=1 serves programs that ask for gloo, and this one asks for 'other' on the "
-        "CPU; leave out --gloo or HSGD_AS_GLOO, or change the backend"
+        "HSGD_AS_GLOO=1 serves programs that ask for gloo, and this one asks for "
+        f"{name!r} on the CPU; leave out --gloo or HSGD_AS_GLOO, or change the backend"
     )
     assert not dist.is_initialized()
 
 
 # The start-up hook and the command line.
 
+C10D = "torch.distributed.distributed_c10d"
 LOOK = """
 import sys
 import torch.distributed as dist
-made = dist.distributed_c10d._new_process_group_helper
+module = dist.distributed_c10d
+made = module._new_process_group_helper
 print(hasattr(made, "__wrapped__"), made.__module__, "hsgd.c10d.as_gloo" in sys.modules)
+print("exec_module" in vars(module.__spec__.loader))
 """
 
 
@@ -253,12 +339,12 @@ def look(**variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("value", [None, "", "0"])
 def test_without_the_variable_nothing_of_torch_is_touched(value: str | None) -> None:
     done = look() if value is None else look(HSGD_AS_GLOO=value)
-    assert (done.returncode, done.stdout) == (0, "False torch.distributed.distributed_c10d False\n")
+    assert (done.returncode, done.stdout) == (0, f"False {C10D} False\nFalse\n")
 
 
 def test_the_variable_reaches_a_program_that_does_not_know_of_it() -> None:
     done = look(HSGD_AS_GLOO="1")
-    assert (done.returncode, done.stdout) == (0, "True torch.distributed.distributed_c10d True\n")
+    assert (done.returncode, done.stdout) == (0, f"True {C10D} True\nTrue\n")
 
 
 def test_a_wrong_value_ends_the_program_with_one_line() -> None:
@@ -296,21 +382,21 @@ def test_a_program_that_says_gloo_runs_on_hsgd_unedited(script: str, starts_itse
     assert sorted(re.findall(r"\|(.*?)\|", done.stdout)) == ["0 2 gloo", "1 2 gloo"]
     for rank in range(2):
         assert f"hsgd: rank {rank}: served by hsgd: all_gather" in done.stderr
-    assert done.stderr.count("left to gloo: none") == 2
+    assert done.stderr.count("left to torch: none") == 2
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "code", "told"),
     [
-        (["run", "true"], "the following arguments are required: -np/-n"),
-        (["run", "--gloo"], "no command to run"),
-        (["run", "--gloo", "-H", "a:2", "true"], "-H, --mpi-args and --launcher place ranks"),
-        (["run", "--gloo", "--", "no-such-program"], "no-such-program does not start"),
+        (["run", "true"], 2, "the following arguments are required: -np/-n"),
+        (["run", "--gloo"], 2, "no command to run"),
+        (["run", "--gloo", "-H", "a:2", "true"], 2, "-H, --mpi-args and --launcher place ranks"),
+        (["run", "--gloo", "--", "no-such-program"], 1, "no-such-program does not start"),
     ],
 )
-def test_a_command_that_cannot_run_is_refused(words: list[str], told: str) -> None:
+def test_a_command_that_cannot_run_is_refused(words: list[str], code: int, told: str) -> None:
     done = run_marked([*HSGD, *words], installed_environ(), JOB_S)
-    assert done.returncode in (1, 2)
+    assert done.returncode == code
     assert told in done.stderr.splitlines()[-1]
 
 
@@ -329,6 +415,32 @@ def _without_site(*words: str) -> str:
         f"import sys; sys.path[:0] = {sys.path!r}; from hsgd.cli import main; "
         f"sys.exit(main({list(words)!r}))"
     )
+
+
+REPORTS = """
+import torch, torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+for number in range(2):
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=0, world_size=1)
+    dist.all_reduce(torch.ones(2), group=dist.new_group([0], backend="gloo"))
+    dist.destroy_process_group()
+"""
+
+
+def test_one_line_reports_all_groups_of_a_process() -> None:
+    environ = installed_environ(HSGD_AS_GLOO="1", HSGD_REPORT="1")
+    done = run_marked([sys.executable, "-c", REPORTS], environ, JOB_S)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("hsgd:")]
+    told = "hsgd: rank 0: served by hsgd: all_reduce 2 calls 16 B; "
+    assert len(lines) == 1 and lines[0].startswith(told)
+
+
+def test_a_command_that_is_only_shown_has_the_variable() -> None:
+    for words in (["-np", "2", "true"], ["--", "torchrun", "train"]):
+        done = run_marked([*HSGD, "run", "--gloo", "--dry-run", *words], installed_environ(), JOB_S)
+        assert done.stdout.startswith("env HSGD_AS_GLOO=1 ")
 
 
 def test_info_says_who_serves_the_name() -> None:

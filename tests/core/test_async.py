@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost, SignatureMismatch
 from hsgd.config import Config
-from ranks import PATIENT, Ranks, Seat, meeting_point, switch_points
+from ranks import LIMIT_S, PATIENT, Ranks, Seat, meeting_point, switch_points
 from reference import DTYPES, allreduced, as_torch, digest, made, zeros
 
 __all__: list[str] = []
@@ -744,3 +744,49 @@ def test_the_interpreter_ends_with_open_handles(how: str) -> None:
     assert ("a bug of the program" in reports[0][1]) == (how == "raises")
     assert "end of the program" in reports[1][0]
     assert ("was finished" in reports[1][0]) == (how == "finishes"), reports
+
+
+def do_abort(seat: Seat, path: str) -> list[str]:
+    """Rank 0 gives up a collective that waits in another thread; rank 1 comes later."""
+    comm = seat.comm(path, 2)
+    if seat.rank == 1:
+        seat.tell("ready")
+        assert seat.pipe.recv() == "go"
+        with pytest.raises(HsgdError) as lost:
+            # The first may succeed: rank 0 had brought its part.
+            [comm.allreduce(np.ones(3)) for _ in range(2)]
+        comm.close()
+        return [type(lost.value).__name__, str(lost.value)]
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            comm.allreduce(np.ones(3))
+        except HsgdError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)  # usually it waits by then
+    comm.abort()
+    thread.join(LIMIT_S / 2)
+    assert not thread.is_alive()
+    with pytest.raises(HsgdError) as later:
+        comm.allreduce(np.ones(3))
+    comm.close()
+    comm.abort()  # does nothing
+    return [str(failures[0]), str(later.value)]
+
+
+def test_a_collective_that_waits_is_ended_from_another_thread() -> None:
+    with Ranks(2) as pool:
+        pool.start(do_abort, meeting_point())
+        assert pool.hear(1) == "ready"
+        (aborted,) = pool.finish(on=[0])
+        pool.send(1, "go")
+        (other,) = pool.finish(on=[1])
+    assert aborted.error is None and other.error is None, (aborted.trace, other.trace)
+    waited, later = aborted.value
+    assert waited == "allreduce #1: rank 0 was interrupted"
+    assert "broken" in later
+    assert other.value[0] == "PeerLost" and "rank 0" in other.value[1]

@@ -44,9 +44,10 @@ def test_uneven_nodes_give_the_same(cluster: Callable[..., Cluster]) -> None:
     assert done.stdout.count("compared ") == 3
 
 
-def test_adasum_and_elastic_run_are_horovods(
-    mpirun: Callable[..., subprocess.CompletedProcess[str]],
+@pytest.mark.parametrize("size", short_form("torch", [2, 4], keep=[0]))
+def test_adasum_is_as_horovods_and_elastic_run_is_horovods(
+    mpirun: Callable[..., subprocess.CompletedProcess[str]], size: int
 ) -> None:
-    done = mpirun(2, OWN, timeout_s=LIMIT_S)
+    done = mpirun(size, OWN, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("as Horovod's") == 2
+    assert done.stdout.count("as Horovod's") == size

@@ -260,6 +260,10 @@ class Comm {
     forget_done();
   }
 
+  void abort() const {
+    if (comm_ != nullptr) hsgd_comm_abort(comm_.get());
+  }
+
   void leave() const {
     if (comm_ != nullptr) hsgd_comm_leave(comm_.get());
   }
@@ -375,6 +379,7 @@ void bind_comm(nb::module_& module) {
           "window",
           [](Comm& self, const WindowOptions& options) { return self.window(options, nullptr, 0); },
           nb::arg("options"))
+      .def("abort", &Comm::abort)
       .def("leave", &Comm::leave)
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)

@@ -148,6 +148,10 @@ void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters) {
   *counters = comm->communicator->counters();
 }
 
+void hsgd_comm_abort(hsgd_comm* comm) {
+  if (comm->communicator->is_mine()) comm->communicator->stop_waiting(true);
+}
+
 void hsgd_comm_leave(hsgd_comm* comm) {
   if (comm->communicator->is_mine()) comm->communicator->leave();
 }

@@ -257,6 +257,9 @@ typedef struct hsgd_record {
  * collective any more, and has its own fail. Does nothing while another thread is in a collective.
  */
 HSGD_API void hsgd_comm_leave(hsgd_comm* comm);
+/* Have the collective that waits, in whatever thread, and all later ones end as if they were
+   interrupted. Local, never blocks. */
+HSGD_API void hsgd_comm_abort(hsgd_comm* comm);
 
 /* Local. From the next collectives on the last `capacity` records are kept; 0 forgets them and
  * stops, which is how it begins. */

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hsgd.torch.collectives import adasum
 from hsgd.torch.collectives.allgather import allgather_async
 from hsgd.torch.collectives.submission import (
     coordinator_of,
@@ -23,6 +22,7 @@ from hsgd.torch.collectives.submission import (
 )
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.adasum import Adasum
 from hsgd.torch.operations.reductions import ADASUM, AVERAGE, SUM, Allreduce
 
 __all__ = [
@@ -73,10 +73,10 @@ def _start(
     wake: bool = True,
 ) -> int:
     kind = "grouped_allreduce" if grouped else "allreduce"
-    if op == ADASUM or any(tensor.device.type != "cpu" for tensor in tensors):
+    if any(tensor.device.type != "cpu" for tensor in tensors):
         return _by_horovod(tensors, name, op, scales, process_set, in_place, grouped)
     coordinator = coordinator_of(process_set, "Allreduce")
-    operation = Allreduce(
+    operation = (Adasum if op == ADASUM else Allreduce)(
         named(kind, name, process_set), tensors, op, scales, in_place=in_place, grouped=grouped
     )
     return submit(coordinator, operation, wake=wake)
@@ -98,8 +98,6 @@ def _by_horovod(
         start = getattr(horovod, function)
         return start(what, name=name, op=op, prescale_factor=scales[0], postscale_factor=scales[1])
 
-    if op == ADASUM:
-        return adasum.start(call, process_set)
     handle = hand_over(tensors, "allreduce", call)
     assert handle is not None
     return handle

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 __all__ = ["Signature"]
 
-_SCALED = ("allreduce", "reducescatter")
+_SCALED = ("adasum", "allreduce", "reducescatter")
 _JOINING = ("allgather", "alltoall")  # rows may differ between ranks
 
 
@@ -17,7 +17,9 @@ class Signature(NamedTuple):
     """One rank's side of an operation; cheap to pickle."""
 
     kind: str
-    """allreduce, allgather, broadcast, alltoall, reducescatter, barrier, join, process_set."""
+    """allreduce, adasum, allgather, broadcast, alltoall, reducescatter, barrier, join or
+    process_set.
+    """
     dtypes: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     """One per tensor of a group."""

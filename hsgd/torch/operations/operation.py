@@ -93,8 +93,10 @@ class TensorOperation(Operation):
 
     def label(self) -> str:
         """Name for the core, which compares dtype and shape of one tensor by itself."""
-        if not self.grouped:
-            return self.name
+        return self.compared_name() if self.grouped else self.name
+
+    def compared_name(self) -> str:
+        """The name with what stands for dtypes and shapes, which the core then compares, too."""
         signature = self.signature
         compared = repr((signature.dtypes, signature.compared_shapes()))
         return f"{self.name}#{zlib.crc32(compared.encode()):08x}"

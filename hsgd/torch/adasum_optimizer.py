@@ -1,0 +1,73 @@
+"""DistributedOptimizer with op=Adasum: each rank steps, and Adasum combines the steps.
+
+Owns what happens around the step of the user's optimizer, which is the optimizer's own, always.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hsgd.torch.collectives.allreduce import grouped_allreduce
+from hsgd.torch.compression import Compressor
+from hsgd.torch.job.process_sets import ProcessSet
+from hsgd.torch.operations.reductions import ADASUM
+
+__all__ = ["AdasumDistributed"]
+
+
+class AdasumDistributed(torch.optim.Optimizer):
+    """What is put in front of the class of a user's optimizer. Nothing travels before step()."""
+
+    _names: dict[int, str]
+    _compression: type[Compressor]
+    process_set: ProcessSet
+    backward_passes_per_step: int
+
+    @property
+    def _parameter_names(self) -> dict[Tensor, str]:
+        """Horovod's attribute, which scripts read."""
+        groups = self.param_groups
+        return {each: self._names[id(each)] for group in groups for each in group["params"]}
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Kept for scripts: gradients add up until step(), however many passes there are."""
+        self.backward_passes_per_step = passes
+
+    def synchronize(self) -> None:
+        """Nothing: gradients stay this rank's own, as Horovod's do here."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Refused, as by Horovod."""
+        raise AssertionError(
+            "Skipping synchronization is not supported when using Adasum optimizer."
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """A step on this rank's gradients, then Adasum of what it changed; collective over the
+        process set, blocking.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.param_groups
+        parameters = [each for group in groups for each in group["params"] if each.requires_grad]
+        before = [parameter.detach().clone() for parameter in parameters]
+        super().step()
+        sent, contexts = [], []
+        for parameter, start in zip(parameters, before, strict=True):
+            tensor, context = self._compression.compress((parameter - start).contiguous())
+            sent.append(tensor)
+            contexts.append(context)
+        if sent:
+            name = f"adasum.{self._names[id(parameters[0])]}"
+            found = grouped_allreduce(sent, name=name, op=ADASUM, process_set=self.process_set)
+        for parameter, start, tensor, context in zip(
+            parameters, before, found if sent else (), contexts, strict=True
+        ):
+            parameter.copy_(start + self._compression.decompress(tensor, context))
+        return loss
