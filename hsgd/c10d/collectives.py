@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hsgd.c10d import NAME, checks, dtypes, tracing
+from hsgd.c10d import NAME, checks, dtypes, overloads, tracing
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
 from hsgd.c10d.global_ranks import in_global_ranks
@@ -38,6 +38,7 @@ from hsgd.job.board import Board
 
 __all__ = ["Collectives", "by_device"]
 
+_REAL = (Tensor, torch.nn.Parameter, type(None))
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -51,15 +52,20 @@ def _first_tensor(arguments: Sequence[Any]) -> Tensor | None:
 
 
 def by_device(method: Method) -> Method:
-    """Hand calls with tensors of other devices to the process group that takes them."""
+    """Take all forms of the arguments, and hand calls with tensors of other devices to the process
+    group that takes them.
+    """
+    name = method.__name__
 
     @functools.wraps(method)
-    def call(self: Collectives, *arguments: Any, **named: Any) -> Any:
-        tensor = _first_tensor([*arguments, *named.values()])
+    def call(self: Collectives, *given: Any, **named: Any) -> Any:
+        arguments = overloads.usual(name, given, named)
+        tensor = _first_tensor(arguments)
         if tensor is None or tensor.device.type == "cpu":
-            return method(self, *arguments, **named)
-        other = self.group_for(tensor.device, method.__name__)
-        return getattr(other, method.__name__)(*arguments, **named)
+            is_fake = type(tensor) not in _REAL and hasattr(tensor, "fake_mode")
+            return self.pretend(name) if is_fake else method(self, *arguments)
+        other = self.group_for(tensor.device, name)
+        return getattr(other, name)(*arguments)
 
     return cast(Method, call)
 
@@ -91,6 +97,12 @@ class Collectives(dist.ProcessGroup):
     def group_for(self, device: torch.device, method: str) -> Any:
         """Whose `method` takes tensors of a device other than the CPU: each class has its own."""
         raise NotImplementedError
+
+    def pretend(self, what: str) -> HsgdWork:
+        """A collective of FakeTensors, which have no memory: it is done; local."""
+        work = HsgdWork(what, lambda: None, [], self._worker)
+        work.execute()
+        return work
 
     def _limit_now(self) -> float:
         """Seconds that a call may take, at most those of the communicator; local."""

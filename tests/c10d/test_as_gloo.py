@@ -132,6 +132,57 @@ def test_groups_look_as_those_of_gloo(ranks: Ranks, path: str) -> None:
             assert a[1:] == b[1:], form
 
 
+def do_call_directly(seat: Seat, path: str, is_served: bool) -> list[list[float]]:
+    """Methods of a group with single tensors, op and root, as a program may call them."""
+    rank, seen = seat.rank, []
+    with served() if is_served else contextlib.nullcontext(), group(rank, 2, path, "gloo") as whole:
+        both, one = [torch.zeros(2), torch.zeros(2)], torch.zeros(2)
+        mine = torch.ones(2) * (rank + 1)
+        wide = [torch.ones(2) * (rank + 1 + k) for k in range(2)]
+        calls = {
+            "max": lambda t: whole.allreduce(t, dist.ReduceOp.MAX),
+            "op": lambda t: whole.allreduce([t], op=dist.ReduceOp.PRODUCT),
+            "sum": lambda t: whole.allreduce(t),
+            "root": lambda t: whole.broadcast(t, 1),
+            "named": lambda t: whole.broadcast(t, root=1),
+            "first": lambda t: whole.broadcast([t]),
+            "reduce": lambda t: whole.reduce(t, 0),
+            "gathered": lambda t: whole.allgather(both, t),
+            "gather": lambda t: whole.gather(both if rank == 0 else [], t, 0),
+            "scatter": lambda t: whole.scatter(one, wide if rank == 0 else [], 0),
+            "alltoall": lambda t: whole.alltoall(both, wide),
+            "limit": lambda t: whole.allreduce(t, dist.ReduceOp.SUM, LIMIT),
+        }
+        for name, call in calls.items():
+            tensor = mine.clone()
+            call(tensor).wait()
+            if name == "reduce" and rank:  # gloo leaves parts of the sum there
+                tensor.zero_()
+            seen.append([*tensor.tolist(), *one.tolist(), *both[0].tolist(), *both[1].tolist()])
+        whole.barrier(timeout=LIMIT).wait()
+    return seen
+
+
+def test_methods_take_the_forms_that_gloos_take(ranks: Ranks, path: str) -> None:
+    ours = ranks.run(do_call_directly, path, True, on=range(2))
+    assert ours == ranks.run(do_call_directly, f"{path}-plain", False, on=range(2))
+
+
+def do_pretend(seat: Seat, path: str) -> list[Any]:
+    """What torch.compile and memory estimates run on: tensors without memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with served(), group(seat.rank, 2, path, "gloo"), FakeTensorMode():
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(joined := torch.ones(6), tensor, async_op=True).wait()
+        return [type(tensor).__name__, tuple(joined.shape)]
+
+
+def test_fake_tensors_go_nowhere(ranks: Ranks, path: str) -> None:
+    assert ranks.run(do_pretend, path, on=range(2)) == [["FakeTensor", (6,)]] * 2
+
+
 def do_left(seat: Seat, path: str) -> str:
     """Calls that are hsgd's and calls that are not, counted."""
     other, rank = 1 - seat.rank, seat.rank
