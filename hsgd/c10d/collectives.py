@@ -149,9 +149,14 @@ class Collectives(dist.ProcessGroup):
         work.limit_s = limit_s if limit_s < self._limit_s else 0.0
         if not blocking:
             self._backward.watch(work)
-        work.traced = tracing.begin(self._traced_as, what, tensors if given is None else given)
+        given = tensors if given is None else given
+        self._note(what, given)
+        work.traced = tracing.begin(self._traced_as, what, given)
         threaded = work.traced is not None and self._traced_threaded
         return self._worker.submit(work, blocking=blocking, threaded=threaded)
+
+    def _note(self, what: str, given: Sequence[Tensor]) -> None:
+        """Told of each call of this rank, before it runs; local."""
 
     def _gather(self, array: Tensor) -> Tensor:
         """The flat arrays of all ranks in rank order; blocking, within a work."""

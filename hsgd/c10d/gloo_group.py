@@ -8,7 +8,7 @@ asked for: the same name, the same backends.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from hsgd.c10d.call_counts import CallCounts
 from hsgd.c10d.collectives import Collectives, by_device
 from hsgd.c10d.rendezvous import open_board
-from hsgd.c10d.work import HsgdWork
 from hsgd.config import Config
 
 __all__ = ["GlooGroup"]
@@ -88,17 +87,9 @@ class GlooGroup(Collectives):
 
     # Who does what.
 
-    def _submit(
-        self,
-        what: str,
-        call: Callable[[], None],
-        tensors: list[Tensor],
-        opts: Any,
-        given: Sequence[Tensor] | None = None,
-    ) -> HsgdWork:
+    def _note(self, what: str, given: Sequence[Tensor]) -> None:
         if self._counts is not None:
-            self._counts.add(True, what, tensors if given is None else given)
-        return super()._submit(what, call, tensors, opts, given)
+            self._counts.add(True, what, given)
 
     def _limit_now(self) -> float:
         """torch sets a group's timeout by its backends."""
