@@ -8,9 +8,11 @@ All methods are collective over the group, and follow torch.distributed's own ru
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
@@ -29,12 +31,11 @@ from hsgd.c10d import NAME, checks, dtypes, overloads, tracing
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
 from hsgd.c10d.global_ranks import in_global_ranks
-from hsgd.c10d.rendezvous import meet
+from hsgd.c10d.rendezvous import meet, open_board
 from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.config import Config
 from hsgd.errors import HsgdError
-from hsgd.job.board import Board
 
 __all__ = ["Collectives", "by_device"]
 
@@ -73,18 +74,19 @@ def by_device(method: Method) -> Method:
 class Collectives(dist.ProcessGroup):
     """A process group whose collectives on CPU tensors go through a Comm of its own.
 
-    board: where its ranks meet. limit_s: of each collective. Raises CollectiveTimeout naming ranks
-    that do not come.
+    store, rank, members: of the group, its members as global ranks. timeout: of each collective,
+    unless HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout naming ranks that do not come.
     """
 
     # In a profile: the name, and whether blocking calls run in the thread of the group, too.
     _traced_as, _traced_threaded = NAME, False
 
-    def __init__(self, board: Board, config: Config) -> None:
-        super().__init__(board.rank, len(board.members))  # type: ignore[call-arg]
-        self._limit_s = config.timeout_s
-        self._board = board
-        self._comm: Any = meet(board, config)
+    def __init__(self, store: Any, rank: int, members: list[int], timeout: timedelta) -> None:
+        super().__init__(rank, len(members))  # type: ignore[call-arg]
+        config = Config.from_env()
+        self._limit_s = min(timeout.total_seconds(), config.timeout_s)
+        self._board = open_board(store, rank, members, self._limit_s)
+        self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=self._limit_s))
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
         self._worker = Worker(NAME, weakref.WeakMethod(self._comm.abort))
         self._backward = Backward(__name__, self._worker)

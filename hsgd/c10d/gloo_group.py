@@ -7,7 +7,6 @@ asked for: the same name, the same backends.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,8 +17,6 @@ from torch import Tensor
 
 from hsgd.c10d.call_counts import CallCounts
 from hsgd.c10d.collectives import Collectives, by_device
-from hsgd.c10d.rendezvous import open_board
-from hsgd.config import Config
 
 __all__ = ["GlooGroup"]
 
@@ -41,10 +38,7 @@ class GlooGroup(Collectives):
         timeout: timedelta,
         counts: CallCounts | None,
     ) -> None:
-        config = Config.from_env()
-        limit_s = min(timeout.total_seconds(), config.timeout_s)
-        board = open_board(store, underneath.rank(), members, limit_s)
-        super().__init__(board, dataclasses.replace(config, timeout_s=limit_s))
+        super().__init__(store, underneath.rank(), members, timeout)
         self._underneath = underneath
         self._gloo: Any = underneath._get_backend(torch.device("cpu"))
         self._counts = counts

@@ -6,7 +6,6 @@ Owns what torch asks of a group about itself.
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +17,6 @@ from hsgd.c10d import NAME
 from hsgd.c10d.accelerators import Accelerators
 from hsgd.c10d.collectives import Collectives, by_device
 from hsgd.c10d.point_to_point import PointToPoint
-from hsgd.c10d.rendezvous import open_board
-from hsgd.config import Config
 from hsgd.errors import HsgdError
 
 __all__ = ["HsgdProcessGroup"]
@@ -35,12 +32,9 @@ class HsgdProcessGroup(Collectives):
 
     def __init__(self, options: Any, backend_options: Any = None) -> None:
         members = list(options.global_ranks_in_group) or list(range(options.group_size))
-        config = Config.from_env()
-        limit_s = min(options.timeout.total_seconds(), config.timeout_s)
-        board = open_board(options.store, options.group_rank, members, limit_s)
-        super().__init__(board, dataclasses.replace(config, timeout_s=limit_s))
+        super().__init__(options.store, options.group_rank, members, options.timeout)
         one_node = self._comm.cross_size == 1
-        self._messages: PointToPoint | None = PointToPoint(board, local=one_node)
+        self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._accelerators = Accelerators(options, backend_options)
         self._name = self._description = ""
 
