@@ -41,6 +41,8 @@ LocalGroup::Settings settings_for(const Place& place, const hsgd_options& option
       options.process != nullptr ? options.process->watch : std::make_shared<ProcessWatch>();
   settings.wait.spin = options.spin;
   settings.wait.progress = options.progress;
+  // A message over TCP takes up to that long, and no message can end a sleep.
+  if (leads) settings.wait.yield_ns = 200'000;
   settings.wait.all_rings = !leads && options.progress == nullptr;  // all else comes from the node
   return settings;
 }
