@@ -45,6 +45,11 @@ LAYOUTS = (
     "3x1@1gbit",
     "3x2@1gbit",
     "4x1@1gbit",
+    "2x1@10gbit",
+    "2x2@10gbit",
+    "3x1@10gbit",
+    "3x2@10gbit",
+    "4x1@10gbit",
     "2x1@100mbit",
     "2x2@100mbit",
 )

@@ -16,8 +16,16 @@ from hsgd.plan.model import Cluster, predict_allreduce
 
 __all__ = ["Measured", "Residual", "fit", "residuals"]
 
-_START = Calibration(15.0, 3.0, 20.0, 0.9, 8.0, 1.0, 1.0, 1.0, "")
-_FITTED = ("latency_us", "message_us", "switch_us", "efficiency", "core_gb_s", "local_us")
+_START = Calibration(15.0, 3.0, 20.0, 0.9, 8.0, 1.0, 1.0, 1.0, 1.0, "")
+_FITTED = (
+    "latency_us",
+    "message_us",
+    "switch_us",
+    "efficiency",
+    "core_gb_s",
+    "core_sends_gb_s",
+    "local_us",
+)
 _LATENCY_OF_MESSAGES = 4.0  # a message arrives later than its sender is busy with it
 _FACTORS = (2.0, 1.4, 1.15, 1.05, 1.015, 1.005)
 

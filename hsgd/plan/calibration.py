@@ -22,7 +22,8 @@ class Calibration:
     latency_us: of one round between nodes, microseconds. message_us: what a message costs its
     sender; switch_us: and more for each rank per core where ranks outnumber cores. efficiency: the
     share of the link's bit rate that payload gets. core_gb_s: bytes that a core loads and stores
-    per second, 1e9. local_us: a small collective inside a node, each rank on a core of its own.
+    per second, 1e9. core_sends_gb_s: bytes that a core sends per second over TCP while as many come
+    in, 1e9. local_us: a small collective inside a node, each rank on a core of its own.
     spread_small, spread_large: nine of ten measured cases lie within this factor, either way, of
     what constants fitted to all other layouts predict. source: machine, layouts and command.
     """
@@ -32,6 +33,7 @@ class Calibration:
     switch_us: float
     efficiency: float
     core_gb_s: float
+    core_sends_gb_s: float
     local_us: float
     spread_small: float
     spread_large: float
@@ -46,7 +48,7 @@ class Calibration:
             least = 1.0 if field.name.startswith("spread") else 0.0
             if not isinstance(value, int | float) or not least <= value < float("inf"):
                 raise ValueError(f"{field.name} is {value!r}; give a number from {least:g} on")
-        for name in ("efficiency", "core_gb_s"):
+        for name in ("efficiency", "core_gb_s", "core_sends_gb_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is 0; give more")
 

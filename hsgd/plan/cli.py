@@ -22,7 +22,7 @@ __all__ = ["add_parser", "read_rate"]
 EXAMPLES = """examples:
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100 --compute-ms 180
-  hsgd plan --nodes 16 --ranks-per-node 4 --link 100gbit --model-mb 500 --latency-us 2 --json
+  hsgd plan --nodes 16 --ranks-per-node 4 --link 100gbit --model-mb 500 --rdma --latency-us 2 --json
 
 Columns: communication is the time of one step's gradients alone; exposed is what forward and
 backward cannot hide (backward is taken as two thirds of them; the last bucket comes after it);
@@ -74,6 +74,11 @@ def add_parser(commands: Any) -> None:
         help="of a node, for its ranks (default: one for each rank)",
     )
     plan.add_argument(
+        "--rdma",
+        action="store_true",
+        help="adapters move data between nodes (InfiniBand, RoCE); by default cores do, over TCP",
+    )
+    plan.add_argument(
         "--latency-us",
         type=float,
         metavar="US",
@@ -103,7 +108,9 @@ def _plan(arguments: argparse.Namespace) -> None:
     if arguments.latency_us is not None:
         calibration = dataclasses.replace(calibration, latency_us=arguments.latency_us)
     cores = arguments.ranks_per_node if arguments.cores is None else arguments.cores
-    cluster = Cluster(arguments.nodes, arguments.ranks_per_node, arguments.link, cores)
+    cluster = Cluster(
+        arguments.nodes, arguments.ranks_per_node, arguments.link, cores, arguments.rdma
+    )
     compute_s = None if arguments.compute_ms is None else arguments.compute_ms / 1e3
     if not math.isfinite(arguments.model_mb):
         raise ValueError(f"a model of {arguments.model_mb} MB; give a number")
@@ -146,8 +153,8 @@ def _lines(
         lines.append(
             f"an allreduce: {one.leaders} leaders per node, {one.messages} messages in "
             f"{one.rounds} round{'s' if one.rounds > 1 else ''}, "
-            f"{one.steps or 1} step{'s' if one.steps > 1 else ''}; the link takes "
-            f"{_ms(one.between_s)}, work inside the node {_ms(one.inside_s)}"
+            f"{one.steps or 1} step{'s' if one.steps > 1 else ''}; between nodes it takes "
+            f"{_ms(one.between_s)}, inside a node {_ms(one.inside_s)}"
         )
     compute_s = workload.compute_s
     header = ["strategy", "communication", "exposed"]

@@ -9,8 +9,10 @@ latency + bytes / bandwidth, with a cost per message as in LogP (Culler et al., 
     small    rounds x latency + messages x (message + bytes / bandwidth) + local
     large    max(inside, between) + min(inside, between) / steps + 2 x rounds x latency
     inside   ranks x traffic x bytes / (cores x memory bandwidth of a core)
-    between  max(2 (nodes - 1) / nodes x bytes / bandwidth, steps x 2 x messages x message)
+    between  max(sent / bandwidth, sent / sending rate, steps x 2 x messages x message)
+    sent     2 (nodes - 1) / nodes x bytes
 
+Over TCP cores send, at a rate that the leaders' cores have together; with RDMA adapters do.
 The pipeline hides the shorter of both levels but for one step. Where ranks outnumber cores a
 message waits for its receiver to get a core: `message` grows by `switch` x ranks / cores.
 Traffic is what a rank loads and stores for each byte (docs/performance.md): 5 - 2 / ranks where
@@ -25,7 +27,7 @@ from hsgd.config import Config
 from hsgd.native_options import native_options
 from hsgd.plan.calibration import Calibration
 
-__all__ = ["Cluster", "Prediction", "predict_allreduce"]
+__all__ = ["Cluster", "Prediction", "predict_allreduce", "seconds_per_byte"]
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class Cluster:
     """Nodes that are alike.
 
     link_gbit: of a node's network, each way, Gbit/s. cores: of a node that its ranks may use.
+    rdma: adapters move data between nodes, no core does.
     """
 
     nodes: int
     ranks_per_node: int
     link_gbit: float
     cores: float
+    rdma: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is no cluster: ValueError."""
@@ -90,7 +94,7 @@ def predict_allreduce(
     plan = _native.plan_allreduce(native_options(config), nodes, ranks, nbytes)
     is_small = plan.steps == 0
     sent_share = 1.0 if config.wire_dtype == "none" or is_small else 0.5
-    per_byte_s = 8 / (cluster.link_gbit * 1e9 * calibration.efficiency)
+    per_byte_s = seconds_per_byte(cluster, calibration, max(1, plan.leaders))
     crowding = ranks / cluster.cores
     message_s = calibration.message_us * 1e-6
     if crowding > 1:
@@ -127,3 +131,11 @@ def predict_allreduce(
         leaders=plan.leaders,
         steps=plan.steps,
     )
+
+
+def seconds_per_byte(cluster: Cluster, calibration: Calibration, senders: int) -> float:
+    """What a byte takes that `senders` ranks of a node send while as many bytes come in; local."""
+    link_s = 8 / (cluster.link_gbit * 1e9 * calibration.efficiency)
+    if cluster.rdma:
+        return link_s
+    return max(link_s, 1 / (min(senders, cluster.cores) * calibration.core_sends_gb_s * 1e9))

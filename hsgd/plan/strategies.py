@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hsgd.config import Config
 from hsgd.plan.calibration import Calibration
-from hsgd.plan.model import Cluster, Prediction, predict_allreduce
+from hsgd.plan.model import Cluster, Prediction, predict_allreduce, seconds_per_byte
 
 __all__ = ["BUCKET_BYTES", "Forecast", "Outlook", "Workload", "forecast"]
 
@@ -131,7 +131,7 @@ def _gossip(
     """Gradients are averaged inside the node in every step, and now and then the first ranks of two
     nodes average their models, which the others of their nodes wait for."""
     inside = _synchronous(dataclasses.replace(cluster, nodes=1), workload, calibration, config)
-    wire_s = 8 * workload.model_bytes / (cluster.link_gbit * 1e9 * calibration.efficiency)
+    wire_s = workload.model_bytes * seconds_per_byte(cluster, calibration, senders=1)
     pair_s = _GOSSIP_RATE * (wire_s + calibration.latency_us * 1e-6)
     spread = calibration.spread_large
     pair = (pair_s, pair_s / spread, pair_s * spread)

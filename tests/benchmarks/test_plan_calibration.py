@@ -14,11 +14,12 @@ from studies.plan_fit import Measured, fit, residuals
 
 __all__: list[str] = []
 
-TRUTH = Calibration(12.0, 1.5, 20.0, 0.9, 6.0, 0.8, 1.0, 1.0, "")
+TRUTH = Calibration(12.0, 1.5, 20.0, 0.9, 6.0, 0.5, 0.8, 1.0, 1.0, "")
 CLUSTERS = {
     "np2": Cluster(1, 2, 1.0, 2),
     "2x1": Cluster(2, 1, 1.0, 1),
     "2x2": Cluster(2, 2, 1.0, 1),
+    "3x1": Cluster(3, 1, 10.0, 2 / 3),
     "4x1": Cluster(4, 1, 10.0, 0.5),
 }
 SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -36,6 +37,7 @@ def test_constants_are_found_again() -> None:
     found = fit(cases, residuals(cases), "a test")
     assert found.efficiency == pytest.approx(TRUTH.efficiency, rel=0.02)
     assert found.core_gb_s == pytest.approx(TRUTH.core_gb_s, rel=0.1)
+    assert found.core_sends_gb_s == pytest.approx(TRUTH.core_sends_gb_s, rel=0.05)
     # On few layouts one may stand for a part of the other.
     assert found.latency_us + found.message_us == pytest.approx(13.5, rel=0.15)
     assert found.spread_large < 1.1

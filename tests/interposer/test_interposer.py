@@ -507,6 +507,19 @@ def test_one_rank_on_each_node_stays_with_mpi(cluster: Callable[..., Cluster]) -
     assert done.stderr.count("took the two-level path, 1 with 0.012 MB passed through") == 2
 
 
+def test_what_simulation_shows_behind_on_many_nodes_stays_with_mpi(
+    cluster: Callable[..., Cluster],
+) -> None:
+    done = cluster(9).mpirun(
+        10,
+        [sys.executable, __file__, "many_nodes"],
+        hosts=",".join(f"node{k}:{2 if k == 1 else 1}" for k in range(1, 10)),
+        env={"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"},
+        timeout_s=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "reduce_scatter 0 allreduce 1\n"), done.stderr
+
+
 # --- another MPI ---
 
 
@@ -689,6 +702,22 @@ def alone_on_nodes(world: Any) -> None:
     total = reduced(world)
     if world.rank == 0:
         print(total, "taken", taken())
+
+
+def many_nodes(world: Any) -> None:
+    many = np.ones((1 << 19) // world.size * world.size, np.float32)
+    few = np.empty(many.size // world.size, np.float32)
+    counts = []
+    world.Allreduce(np.ones(1 << 10, np.float32), np.empty(1 << 10, np.float32))
+    before = taken()
+    for _ in range(3):
+        world.Reduce_scatter_block(many, few)
+        assert (few == world.size).all()
+    counts.append(taken() - before)
+    world.Allreduce(many, np.empty_like(many))
+    counts.append(taken() - before)
+    if world.rank == 0:
+        print("reduce_scatter", counts[0], "allreduce", counts[1])
 
 
 def mistakes(world: Any) -> None:

@@ -35,7 +35,8 @@ hsgd_topology topology_of(const hsgd_comm* comm) {
 }
 
 int rank_of(const hsgd_comm* comm) { return topology_of(comm).rank; }
-bool on_one_node(const hsgd_comm* comm) { return topology_of(comm).node_count == 1; }
+int nodes_of(const hsgd_comm* comm) { return topology_of(comm).node_count; }
+bool on_one_node(const hsgd_comm* comm) { return nodes_of(comm) == 1; }
 
 void describe(const char* message, hsgd_error* error) {
   error->code = HSGD_ERR_SYSTEM;
@@ -50,27 +51,31 @@ struct Sizes {
   bool hold(uint64_t bytes) const { return least <= bytes && bytes <= most; }
 };
 
-// Where the two-level path is ahead of PMPI, as measured (docs/performance.md): fixed, so that all
-// ranks choose alike.
+// Where the two-level path is ahead of PMPI, as measured (docs/performance.md), on many nodes as
+// simulated (docs/scale.md): fixed, so that all ranks choose alike.
 struct Worthwhile {
   Sizes on_node, between_nodes;
+  int most_nodes;
   // Who calls an allreduce on MPI_COMM_WORLD, which stays, or of a size that gradients have, will
   // call it again; others have to earn the milliseconds that a communicator's set-up takes.
   bool gradients_at_once;
   bool somewhere(uint64_t bytes) const { return on_node.hold(bytes) || between_nodes.hold(bytes); }
+  bool on(int nodes, uint64_t bytes) const {
+    return nodes == 1 ? on_node.hold(bytes) : nodes <= most_nodes && between_nodes.hold(bytes);
+  }
 };
 
 constexpr uint64_t kAny = UINT64_MAX;
 constexpr Sizes kNever{kAny, 0};
 constexpr Sizes kAlways{0, kAny};
 constexpr uint64_t kGradientBytes = 16 << 10;
-constexpr Worthwhile kReductions{kAlways, kAlways, true};
-constexpr Worthwhile kScatteredReductions{kAlways, {1 << 20, kAny}, false};
+constexpr Worthwhile kReductions{kAlways, kAlways, 1024, true};
+constexpr Worthwhile kScatteredReductions{kAlways, {1 << 20, kAny}, 8, false};
 // From 64 KiB on Open MPI copies once, from process to process, and we twice.
 constexpr uint64_t kMostCopiedTwice = (64 << 10) - 1;
-constexpr Worthwhile kBroadcasts{{0, kMostCopiedTwice}, {256 << 10, kAny}, false};
-constexpr Worthwhile kGathers{{8 << 10, kMostCopiedTwice}, {1 << 20, kAny}, false};
-constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever, false};
+constexpr Worthwhile kBroadcasts{{0, kMostCopiedTwice}, {256 << 10, kAny}, 64, false};
+constexpr Worthwhile kGathers{{8 << 10, kMostCopiedTwice}, {1 << 20, kAny}, 8, false};
+constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever, 1, false};
 
 // Runs body(comm, &error), which returns a hsgd_status, when the payload is worth it and the
 // communicator one of ours. With HSGD_MIN_BYTES=0 every payload is.
@@ -91,8 +96,7 @@ Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhil
   int code = communicator_of(comm, *options, bytes, at_once, &core, &error);
   if (code == HSGD_OK) {
     if (core == nullptr) return pass(collective, bytes);
-    const Sizes& sizes = on_one_node(core) ? worthwhile.on_node : worthwhile.between_nodes;
-    if (!all && !sizes.hold(bytes)) return pass(collective, bytes);
+    if (!all && !worthwhile.on(nodes_of(core), bytes)) return pass(collective, bytes);
     try {
       code = body(core, &error);
     } catch (const std::bad_alloc&) {
