@@ -71,6 +71,31 @@ def by_device(method: Method) -> Method:
     return cast(Method, call)
 
 
+def at_once(native: str, arguments: int) -> Callable[[Method], Method]:
+    """Make a method that hands a blocking call of one plain tensor to the core as it is, where
+    nothing else is under way: `native` of the binding's Comm takes it, or says that it is not that
+    simple. Such a call returns None, as NCCL's do, and torch.distributed expects.
+    """
+
+    def decorated(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Collectives, *given: Any, **named: Any) -> Any:
+            comm, worker = self._comm, self._worker
+            is_usual = len(given) == arguments and not named and comm is not None
+            if not is_usual or tracing.is_on() or not self._is_unwatched():
+                return method(self, *given, **named)
+            run = getattr(comm._native, native)
+            try:
+                done = run(*given) if worker.is_unused else worker.run_if_free(run, given)
+            except HsgdError as error:
+                raise in_global_ranks(error, self._board.members) from None
+            return None if done else method(self, *given)
+
+        return cast(Method, call)
+
+    return decorated
+
+
 class Collectives(dist.ProcessGroup):
     """A process group whose collectives on CPU tensors go through a Comm of its own.
 
@@ -109,6 +134,10 @@ class Collectives(dist.ProcessGroup):
     def _limit_now(self) -> float:
         """Seconds that a call may take, at most those of the communicator; local."""
         return self._limit_s
+
+    def _is_unwatched(self) -> bool:
+        """Whether nobody counts calls, and the timeout is what the group was made with; local."""
+        return True
 
     def shutdown(self) -> None:
         """Finish what was called and give everything back; local. A second call does nothing."""
@@ -183,6 +212,7 @@ class Collectives(dist.ProcessGroup):
 
     # Reductions.
 
+    @at_once("group_allreduce", 2)
     @by_device
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
         """Each tensor becomes the combination of all ranks', in place."""
@@ -192,7 +222,7 @@ class Collectives(dist.ProcessGroup):
             checks.reducible(op, tensor)
         # As DDP does, whose reducer calls from autograd's engine; a joined rank's does not.
         buckets = self._buckets if opts.asyncOp and len(tensors) == 1 else None
-        is_bucket = buckets is not None and is_called_by_autograd(2)
+        is_bucket = buckets is not None and is_called_by_autograd(3)
 
         def call() -> None:
             for tensor in tensors:
@@ -357,6 +387,7 @@ class Collectives(dist.ProcessGroup):
             )
         return self.allgather([list(places) for places in zip(*outputs, strict=True)], inputs, opts)
 
+    @at_once("group_allgather", 3)
     @by_device
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
         """Each rank gets the tensors of all, joined in rank order."""

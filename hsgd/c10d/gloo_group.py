@@ -40,7 +40,8 @@ class GlooGroup(Collectives):
     ) -> None:
         super().__init__(store, underneath.rank(), members, timeout)
         self._underneath = underneath
-        self._gloo: Any = underneath._get_backend(torch.device("cpu"))
+        gloo: Any = underneath._get_backend(torch.device("cpu"))
+        self._gloo_options = gloo.options
         self._counts = counts
         self._take_over(underneath)
 
@@ -87,8 +88,11 @@ class GlooGroup(Collectives):
 
     def _limit_now(self) -> float:
         """torch sets a group's timeout by its backends."""
-        gloos_s: float = self._gloo.options._timeout.total_seconds()
+        gloos_s: float = self._gloo_options._timeout.total_seconds()
         return min(self._limit_s, gloos_s)
+
+    def _is_unwatched(self) -> bool:
+        return self._counts is None and self._limit_now() >= self._limit_s
 
     def group_for(self, device: torch.device, method: str) -> Any:
         """The group underneath."""

@@ -18,8 +18,9 @@ from torch.profiler import record_function
 
 from hsgd.c10d import NAME
 
-__all__ = ["begin", "end", "waiting"]
+__all__ = ["begin", "end", "is_on", "waiting"]
 
+is_on = _profiler_enabled  # a profiler of this thread runs; local
 _UNTRACED = contextlib.nullcontext()
 
 

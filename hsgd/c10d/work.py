@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -178,7 +178,9 @@ class Worker:
     def __init__(self, name: str, abort: Callable[[], Callable[[], None] | None]) -> None:
         self._name = name
         self._abort = abort
-        self._turn = threading.Condition()
+        self._lock = threading.RLock()
+        self._turn = threading.Condition(self._lock)
+        self.is_unused = True  # nothing was submitted that another thread may execute
         self._waiting: deque[HsgdWork] = deque()
         self._urgent: deque[HsgdWork] = deque()  # of callbacks
         self._busy = False  # until the callbacks of what was executed have run
@@ -214,6 +216,17 @@ class Worker:
             work.wait()
         return work
 
+    def run_if_free(self, call: Callable[..., bool], arguments: Sequence[Any]) -> bool:
+        """call(*arguments) in this thread, where nothing is under way; False where something is."""
+        with self._lock:  # the condition's, without its Python
+            if self._busy or self._waiting or self._urgent or self._closed:
+                return False
+            self._busy = True
+        try:
+            return call(*arguments)
+        finally:
+            self._let_go()
+
     def parent(self) -> HsgdWork | None:
         """The work whose callback calls this; None where none does."""
         return self._announcing if self._is_own_thread() else None
@@ -223,6 +236,7 @@ class Worker:
 
     def _start(self) -> None:
         if self._thread is None:
+            self.is_unused = False
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
 
@@ -278,6 +292,7 @@ class Worker:
         """
         with self._turn:
             self._closed = True
+            self.is_unused = False
             self._turn.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():

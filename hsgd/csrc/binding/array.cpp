@@ -122,11 +122,21 @@ hsgd_dtype dtype_of_dlpack(nb::dlpack::dtype dtype, const char* what) {
 }  // namespace
 
 Array::Array(nb::handle object, const char* what, bool writable) {
+  const TorchNames* torch = TorchNames::of(object.ptr());
+  if (torch != nullptr && take_tensor(object, *torch)) return;
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     take_buffer(object, what, writable);
   } else {
     take_dlpack(object, what);
   }
+}
+
+Array::Array(nb::handle object) {
+  const TorchNames* torch = TorchNames::of(object.ptr());
+  const bool is_taken = torch != nullptr && take_tensor(object, *torch);
+  extents_[0] = static_cast<int64_t>(count_);
+  shape_ = extents_;
+  ndim_ = is_taken ? 1 : -1;
 }
 
 Array::~Array() {
@@ -160,6 +170,36 @@ void Array::take_buffer(nb::handle object, const char* what, bool writable) {
   ndim_ = buffer_.ndim;
   shape_ = reinterpret_cast<const int64_t*>(buffer_.shape);
   for (int i = 0; i < ndim_; ++i) count_ *= static_cast<uint64_t>(shape_[i]);
+}
+
+// A dense tensor in CPU memory of a dtype that the core has, as nearly all are: DLPack takes ten
+// times as long. False where it is something else, or has no memory: take_dlpack() says what.
+bool Array::take_tensor(nb::handle object, const TorchNames& torch) {
+  PyObject* tensor = object.ptr();
+  const auto get = [tensor](PyObject* name) { return nb::steal(PyObject_GetAttr(tensor, name)); };
+  const auto call = [tensor](PyObject* name) {
+    return nb::steal(PyObject_CallMethodNoArgs(tensor, name));
+  };
+  dtype_ = torch.dtype_of(get(torch.dtype).ptr());
+  const bool is_dense = dtype_ != HSGD_DTYPE_COUNT && get(torch.layout).is(torch.strided) &&
+                        get(torch.is_cpu).is(Py_True) && call(torch.is_contiguous).is(Py_True) &&
+                        call(torch.is_neg).is(Py_False);
+  const nb::object shape = is_dense ? get(torch.shape) : nb::object();
+  const nb::object address = shape.is_valid() ? call(torch.data_ptr) : nb::object();
+  if (!address.is_valid() || PyTuple_GET_SIZE(shape.ptr()) > kMostDimensions) {
+    PyErr_Clear();  // of a nested tensor, or one without memory
+    return false;
+  }
+  ndim_ = static_cast<int>(PyTuple_GET_SIZE(shape.ptr()));
+  count_ = 1;
+  for (int i = 0; i < ndim_; ++i) {
+    extents_[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i));
+    count_ *= static_cast<uint64_t>(extents_[i]);
+  }
+  data_ = PyLong_AsVoidPtr(address.ptr());
+  shape_ = extents_;
+  tensor_ = nb::borrow(object);
+  return data_ != nullptr || count_ == 0;
 }
 
 void Array::take_dlpack(nb::handle object, const char* what) {

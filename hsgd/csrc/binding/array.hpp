@@ -2,8 +2,8 @@
 // core.
 //
 // Owns the checks that come before anything is sent: CPU memory, C-contiguous, native byte order,
-// supported dtype, writable where it must be. Takes NumPy and anything with the buffer protocol
-// directly, torch and others by DLPack.
+// supported dtype, writable where it must be. Takes NumPy, torch's plain tensors and anything with
+// the buffer protocol directly, others by DLPack.
 #ifndef HSGD_BINDING_ARRAY_HPP_
 #define HSGD_BINDING_ARRAY_HPP_
 
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "binding/torch_names.hpp"
 #include "hsgd_core.h"
 
 namespace hsgd::python {
@@ -26,6 +27,8 @@ class Array {
  public:
   // Throws TypeError or ValueError, saying `what` argument is wrong and why.
   Array(nb::handle object, const char* what, bool writable);
+  // A plain tensor in CPU memory, as one dimension; is_taken() says whether it is one.
+  explicit Array(nb::handle object);
   ~Array();
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
@@ -37,6 +40,7 @@ class Array {
   int ndim() const { return ndim_; }
   bool is_writable() const { return !holds_buffer_ || buffer_.readonly == 0; }
   bool is_like(const Array& other) const;  // same shape and dtype
+  bool is_taken() const { return ndim_ >= 0; }
 
   // Collectives on blocks split and join arrays along the first dimension. A 0-d array is one row.
   uint64_t rows() const { return ndim_ == 0 ? 1 : static_cast<uint64_t>(shape_[0]); }
@@ -45,6 +49,7 @@ class Array {
 
  private:
   void take_buffer(nb::handle object, const char* what, bool writable);
+  bool take_tensor(nb::handle object, const TorchNames& torch);
   void take_dlpack(nb::handle object, const char* what);
 
   void* data_ = nullptr;
@@ -55,6 +60,9 @@ class Array {
   Py_buffer buffer_{};
   bool holds_buffer_ = false;
   std::optional<nb::ndarray<>> dlpack_;
+  nb::object tensor_;  // with its shape below
+  static constexpr int kMostDimensions = 8;
+  int64_t extents_[kMostDimensions];
 };
 
 }  // namespace hsgd::python

@@ -110,12 +110,19 @@ Rows Collective::rows_of_ranks(const Array& array, const std::optional<Rows>& gi
                             .c_str());
 }
 
-void Collective::expect_rows(const Array& source, nb::handle out, hsgd_kind kind,
-                             const char* what) {
+bool Collective::take_flat(std::optional<Array>& place, nb::handle tensor) {
+  if (place.emplace(tensor).is_taken()) return true;
+  place.reset();
+  return false;
+}
+
+void Collective::take_joined(const Array& source, nb::handle out, const char* what) {
+  if (out.is_none()) return;
+  check_joins(source, take_out(out, (std::string(what) + ", out").c_str()), what);
+}
+
+void Collective::expect_rows(const Array& source, hsgd_kind kind, const char* what) {
   what_ = what;
-  if (!out.is_none()) {
-    check_joins(source, take_out(out, (std::string(what) + ", out").c_str()), what);
-  }
   call_.kind = kind;
   call_.in = source.data();
   call_.dtype = source.dtype();

@@ -45,14 +45,20 @@ class Collective {
   const Array& take_out(nb::handle array, const char* what) {
     return out_.emplace(array, what, true);
   }
+  // A plain tensor, as one dimension; nullptr where it is none, and nothing was taken.
+  const Array* take_flat_in(nb::handle tensor) { return take_flat(in_, tensor) ? &*in_ : nullptr; }
+  const Array* take_flat_out(nb::handle tensor) {
+    return take_flat(out_, tensor) ? &*out_ : nullptr;
+  }
+  // Where rows like those of `source` go, however many; None: to memory of its own.
+  void take_joined(const Array& source, nb::handle out, const char* what);
   // `ragged`: the number of rows may differ between ranks.
   void set_label(const Array& array, const Name& name, bool ragged = false);
   // The rows of each rank, or none: as even as can be, the first ranks get one more.
   Rows rows_of_ranks(const Array& array, const std::optional<Rows>& given, const char* what) const;
   const uint64_t* keep(Rows counts) { return (counts_ = std::move(counts)).data(); }
-  // For kinds that say where their rows go when the ranks have told one another how many there are;
-  // `out` may be None.
-  void expect_rows(const Array& source, nb::handle out, hsgd_kind kind, const char* what);
+  // For kinds that say where their rows go when the ranks have told one another how many there are.
+  void expect_rows(const Array& source, hsgd_kind kind, const char* what);
   hsgd_call& call() { return call_; }
   int rank() const { return topology_.rank; }
   int size() const { return topology_.size; }
@@ -64,6 +70,7 @@ class Collective {
   nb::object result();
 
  private:
+  static bool take_flat(std::optional<Array>& place, nb::handle tensor);
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
   };

@@ -19,14 +19,8 @@ namespace hsgd::python {
 
 // --- the kinds ---
 
-inline void allreduce(Collective& it, nb::handle in, nb::handle out, int op, const Name& name) {
-  const Array& source = it.take_in(in, "allreduce");
-  const bool in_place = in.is(out) && source.is_writable();  // to ask once costs half
-  const Array& target = in_place ? source : it.take_out(out, "allreduce, out");
-  if (!source.is_like(target)) {
-    throw nb::value_error(
-        "allreduce: out has another shape or dtype than the input; pass one like it");
-  }
+inline void describe_allreduce(Collective& it, const Array& source, const Array& target, int op,
+                               const Name& name) {
   it.set_label(source, name);
   hsgd_call& call = it.call();
   call.kind = HSGD_ALLREDUCE;
@@ -35,6 +29,24 @@ inline void allreduce(Collective& it, nb::handle in, nb::handle out, int op, con
   call.count = source.count();
   call.dtype = source.dtype();
   call.op = static_cast<hsgd_op>(op);
+}
+
+// Into what `it` has taken as output, or into memory of its own.
+inline void describe_allgather(Collective& it, const Array& source, const Name& name) {
+  it.call().count = source.rows();
+  it.set_label(source, name, true);
+  it.expect_rows(source, HSGD_ALLGATHER_ROWS, "allgather");
+}
+
+inline void allreduce(Collective& it, nb::handle in, nb::handle out, int op, const Name& name) {
+  const Array& source = it.take_in(in, "allreduce");
+  const bool in_place = in.is(out) && source.is_writable();  // to ask once costs half
+  const Array& target = in_place ? source : it.take_out(out, "allreduce, out");
+  if (!source.is_like(target)) {
+    throw nb::value_error(
+        "allreduce: out has another shape or dtype than the input; pass one like it");
+  }
+  describe_allreduce(it, source, target, op, name);
 }
 
 inline void broadcast(Collective& it, nb::handle data, int root, const Name& name) {
@@ -68,9 +80,8 @@ inline void reduce_scatter(Collective& it, nb::handle in, nb::handle out, int op
 
 inline void allgather(Collective& it, nb::handle in, nb::handle out, const Name& name) {
   const Array& source = it.take_in(in, "allgather");
-  it.call().count = source.rows();
-  it.set_label(source, name, true);
-  it.expect_rows(source, out, HSGD_ALLGATHER_ROWS, "allgather");
+  it.take_joined(source, out, "allgather");
+  describe_allgather(it, source, name);
 }
 
 // As many rows to each rank as to any other.
@@ -99,7 +110,8 @@ inline void alltoall_rows(Collective& it, nb::handle in, const Rows& counts, nb:
   const Array& source = it.take_in(in, "alltoall");
   it.call().counts = it.keep(it.rows_of_ranks(source, counts, "alltoall"));
   it.set_label(source, name, true);
-  it.expect_rows(source, out, HSGD_ALLTOALL_ROWS, "alltoall");
+  it.take_joined(source, out, "alltoall");
+  it.expect_rows(source, HSGD_ALLTOALL_ROWS, "alltoall");
 }
 
 // --- their methods ---

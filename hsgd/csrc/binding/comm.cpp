@@ -20,6 +20,7 @@
 #include "binding/collective_call.hpp"
 #include "binding/collectives.hpp"
 #include "binding/errors.hpp"
+#include "binding/group_calls.hpp"
 #include "binding/window.hpp"
 #include "capi/handles.hpp"
 #include "hsgd_core.h"
@@ -185,6 +186,17 @@ class Comm {
       return hsgd_comm_run(comm, &collective.call(), error);
     });
     return collective.result();
+  }
+
+  // The same where `fill` says that it has described one; false: it has not, and nothing was done.
+  template <class Fill>
+  bool run_if(Fill&& fill) {
+    Collective collective(topology_);
+    if (!fill(collective)) return false;
+    call([&](hsgd_comm* comm, hsgd_error* error) {
+      return hsgd_comm_run(comm, &collective.call(), error);
+    });
+    return true;
   }
 
   template <class Fill>
@@ -379,6 +391,20 @@ void bind_comm(nb::module_& module) {
           "window",
           [](Comm& self, const WindowOptions& options) { return self.window(options, nullptr, 0); },
           nb::arg("options"))
+      .def(
+          "group_allreduce",
+          [](Comm& self, Anything tensors, Anything options) {
+            return self.run_if(
+                [&](Collective& it) { return fill_group_allreduce(it, tensors, options); });
+          },
+          nb::arg("tensors"), nb::arg("options"))
+      .def(
+          "group_allgather",
+          [](Comm& self, Anything output, Anything source, Anything options) {
+            return self.run_if(
+                [&](Collective& it) { return fill_group_allgather(it, output, source, options); });
+          },
+          nb::arg("output"), nb::arg("source"), nb::arg("options"))
       .def("abort", &Comm::abort)
       .def("leave", &Comm::leave)
       .def("close", &Comm::close)
