@@ -296,6 +296,15 @@ CANDIDATES = (
         in_place=True,
     ),
     Candidate(
+        "hsgd-c10d",
+        "gloo",
+        "c10d",
+        "hsgd",
+        'the same in a group of backend "hsgd"',
+        collectives=ALL,
+        in_place=True,
+    ),
+    Candidate(
         "horovod",
         "horovod",
         "Horovod",

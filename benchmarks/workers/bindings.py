@@ -150,9 +150,11 @@ class _Gloo(Binding):
         from mpi4py import MPI
 
         self.dist, self.tensor = dist, torch.from_numpy
-        world = MPI.COMM_WORLD
-        meeting_point = "file://" + os.path.join(folder, "gloo")
-        dist.init_process_group("gloo", meeting_point, rank=world.rank, world_size=world.size)
+        if not dist.is_initialized():
+            world = MPI.COMM_WORLD
+            meeting_point = "file://" + os.path.join(folder, "gloo")
+            dist.init_process_group("gloo", meeting_point, rank=world.rank, world_size=world.size)
+        self.group: Any = dist.group.WORLD
 
     def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
         calls = super().bind(collective, inputs, outputs)
@@ -161,25 +163,38 @@ class _Gloo(Binding):
         return calls
 
     def allreduce(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.all_reduce, self.tensor(given))
+        return partial(self.dist.all_reduce, self.tensor(given), group=self.group)
 
     def broadcast(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.broadcast, self.tensor(taken), 0)
+        return partial(self.dist.broadcast, self.tensor(taken), 0, group=self.group)
 
     def allgather(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.all_gather_into_tensor, self.tensor(taken), self.tensor(given))
+        gather = self.dist.all_gather_into_tensor
+        return partial(gather, self.tensor(taken), self.tensor(given), group=self.group)
 
     def reduce_scatter(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.reduce_scatter_tensor, self.tensor(taken), self.tensor(given))
+        scatter = self.dist.reduce_scatter_tensor
+        return partial(scatter, self.tensor(taken), self.tensor(given), group=self.group)
 
     def alltoall(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.all_to_all_single, self.tensor(taken), self.tensor(given))
+        exchange = self.dist.all_to_all_single
+        return partial(exchange, self.tensor(taken), self.tensor(given), group=self.group)
 
     def barrier(self, given: Floats, taken: Floats) -> Call:
-        return partial(self.dist.barrier)
+        return partial(self.dist.barrier, self.group)
 
     def close(self) -> None:
-        self.dist.destroy_process_group()
+        if self.dist.is_initialized():
+            self.dist.destroy_process_group()
+
+
+class _HsgdC10d(_Gloo):
+    def __init__(self, folder: str) -> None:
+        from hsgd.c10d import register
+
+        super().__init__(folder)
+        register()
+        self.group = self.dist.new_group(backend="hsgd")
 
 
 class _Horovod(Binding):
@@ -237,6 +252,7 @@ BINDINGS: dict[str, type[Binding]] = {
     "hsgd-tcp": _HsgdTcp,
     "mpi4py": _Mpi4py,
     "gloo": _Gloo,
+    "hsgd-c10d": _HsgdC10d,
     "horovod": _Horovod,
     "horovod-plugin": _HorovodPlugin,
 }
