@@ -10,6 +10,7 @@ import importlib
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any, NoReturn
 
 from hsgd.config import Config
 from hsgd.errors import LaunchError
@@ -65,6 +66,15 @@ def find(name: str, installed: str | None) -> ModuleSpec | None:
 class _Package(Loader):
     def exec_module(self, module: ModuleType) -> None:
         module.__version__ = VERSION  # type: ignore[attr-defined]
+        if module.__name__ == _PACKAGES[0]:
+            module.run = _refuse_run  # type: ignore[attr-defined]
+
+
+def _refuse_run(*_: Any, **__: Any) -> NoReturn:
+    raise LaunchError(
+        "horovod.run: with HSGD_AS_HOROVOD a program does not start its ranks itself; start it by "
+        "`hsgd run --horovod -np N python PROGRAM`, and call the function in each rank"
+    )
 
 
 class _Alias(Loader):

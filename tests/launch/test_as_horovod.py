@@ -49,11 +49,15 @@ try:
     hvd.elastic.run(print)
 except ImportError as error:
     missing += "; " + type(error).__name__
+try:
+    horovod.run(print, np=2)
+except Exception as error:
+    missing += "; " + str(error)[:11] + " " + type(error).__name__
 print(f"|{horovod.__version__} {hvd.rank()} {hvd.size()} {total.tolist()} {missing}|", flush=True)
 """
 TOLD = (
     "No module named 'horovod.tensorflow': with HSGD_AS_HOROVOD the name horovod stands for "
-    "hsgd.torch, which has nothing like it; MissingExtra"
+    "hsgd.torch, which has nothing like it; MissingExtra; horovod.run LaunchError"
 )
 
 
