@@ -48,6 +48,7 @@ SIMULATED = (
     "_ZNSt6chrono3_V212steady_clock3nowEv",
 )
 MPI_ROOMS = ("mpi", "mpi_setup")
+BINDING_ROOMS = ("arrays", "binding")
 MPI_LIBRARIES = {"libhsgd_mpi.so", "libhsgd_pmpi.so", "libhsgd_preload.so"}
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
@@ -264,7 +265,7 @@ def binding_library() -> Library:
     folders = (include, nanobind.include_dir(), str(source.parent / "ext/robin_map/include"))
     return Library(
         EXTENSION,
-        (*sources_of("binding"), source / "nb_combined.cpp"),
+        (*sources_of(*BINDING_ROOMS), source / "nb_combined.cpp"),
         compile_flags=(*flags, *(word for folder in folders for word in ("-isystem", folder))),
         link_flags=("-Wl,--gc-sections",),
         needs=("libhsgd_core.so",),
@@ -481,7 +482,7 @@ READER = [f"hsgd.io.{name}" for name in find_packages("io")]
 
 setup(
     packages=[*find_packages(include=["hsgd", "hsgd.*"]), "hsgd.io", *READER],
-    ext_modules=[Extension("hsgd._native", [str(path) for path in sources_of("binding")])],
+    ext_modules=[Extension("hsgd._native", [str(path) for path in sources_of(*BINDING_ROOMS)])],
     cmdclass={
         "build_ext": BuildNative,
         "build_py": BuildPackages,

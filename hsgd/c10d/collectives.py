@@ -13,7 +13,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,73 +27,18 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hsgd.c10d import NAME, checks, dtypes, overloads, tracing
+from hsgd.c10d import NAME, checks, dtypes, routes, tracing
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.rendezvous import meet, open_board
+from hsgd.c10d.routes import at_once, by_device
 from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 
-__all__ = ["Collectives", "by_device"]
-
-_REAL = (Tensor, torch.nn.Parameter, type(None))
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _first_tensor(arguments: Sequence[Any]) -> Tensor | None:
-    for each in arguments:
-        if isinstance(each, Tensor):
-            return each
-        if isinstance(each, list | tuple) and (found := _first_tensor(each)) is not None:
-            return found
-    return None
-
-
-def by_device(method: Method) -> Method:
-    """Take all forms of the arguments, and hand calls with tensors of other devices to the process
-    group that takes them.
-    """
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: Collectives, *given: Any, **named: Any) -> Any:
-        arguments = overloads.usual(name, given, named)
-        tensor = _first_tensor(arguments)
-        if tensor is None or tensor.device.type == "cpu":
-            is_fake = type(tensor) not in _REAL and hasattr(tensor, "fake_mode")
-            return self.pretend(name) if is_fake else method(self, *arguments)
-        other = self.group_for(tensor.device, name)
-        return getattr(other, name)(*arguments)
-
-    return cast(Method, call)
-
-
-def at_once(native: str, arguments: int) -> Callable[[Method], Method]:
-    """Make a method that hands a blocking call of one plain tensor to the core as it is, where
-    nothing else is under way: `native` of the binding's Comm takes it, or says that it is not that
-    simple. Such a call returns None, as NCCL's do, and torch.distributed expects.
-    """
-
-    def decorated(method: Method) -> Method:
-        @functools.wraps(method)
-        def call(self: Collectives, *given: Any, **named: Any) -> Any:
-            comm, worker = self._comm, self._worker
-            is_usual = len(given) == arguments and not named and comm is not None
-            if not is_usual or tracing.is_on() or not self._is_unwatched():
-                return method(self, *given, **named)
-            run = getattr(comm._native, native)
-            try:
-                done = run(*given) if worker.is_unused else worker.run_if_free(run, given)
-            except HsgdError as error:
-                raise in_global_ranks(error, self._board.members) from None
-            return None if done else method(self, *given)
-
-        return cast(Method, call)
-
-    return decorated
+__all__ = ["Collectives"]
 
 
 class Collectives(dist.ProcessGroup):
@@ -114,7 +59,7 @@ class Collectives(dist.ProcessGroup):
         self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=self._limit_s))
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
         self._worker = Worker(NAME, weakref.WeakMethod(self._comm.abort))
-        self._backward = Backward(__name__, self._worker)
+        self._backward = Backward(routes.__name__, self._worker)
         # A group that nobody destroyed: its thread ends, and its memory is given back.
         self._end = weakref.finalize(self, _close, self._worker, self._comm)
         self._end.atexit = False  # Comm closes itself before the interpreter ends

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hsgd.c10d.call_counts import CallCounts
-from hsgd.c10d.collectives import Collectives, by_device
+from hsgd.c10d.collectives import Collectives
+from hsgd.c10d.routes import by_device
 
 __all__ = ["GlooGroup"]
 

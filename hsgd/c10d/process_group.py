@@ -15,8 +15,9 @@ from torch._C._distributed_c10d import BarrierOptions
 
 from hsgd.c10d import NAME
 from hsgd.c10d.accelerators import Accelerators
-from hsgd.c10d.collectives import Collectives, by_device
+from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.point_to_point import PointToPoint
+from hsgd.c10d.routes import by_device
 from hsgd.errors import HsgdError
 
 __all__ = ["HsgdProcessGroup"]

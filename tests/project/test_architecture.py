@@ -43,13 +43,14 @@ ROOMS = {
     # Of another language, or library: they see the C interface only.
     "interposer": "include",
     "preload": "include",
-    "binding": "include base kernels box onesided tree capi mpi_setup",
+    "arrays": "include",
+    "binding": "arrays include base kernels box onesided tree capi mpi_setup",
 }
 MPI_ROOMS = {"mpi", "mpi_setup", "interposer", "preload"}
 # Headers that only these rooms may include.
 FOREIGN_HEADERS: dict[str, set[str]] = {
     r"mpi\.h": MPI_ROOMS,
-    r"Python\.h|nanobind/.*": {"binding"},
+    r"Python\.h|datetime\.h|nanobind/.*": {"arrays", "binding"},
     r"torch/.*|ATen/.*|c10/.*": set(),
 }
 # Calls that only these files may make.

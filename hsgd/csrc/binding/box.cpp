@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "binding/array.hpp"
+#include "arrays/array.hpp"
 #include "binding/bindings.hpp"
 #include "binding/errors.hpp"
 

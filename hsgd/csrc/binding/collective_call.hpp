@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "binding/array.hpp"
+#include "arrays/array.hpp"
 #include "hsgd_core.h"
 
 namespace hsgd::python {

@@ -11,7 +11,7 @@
 #include <string>
 #include <type_traits>
 
-#include "binding/array.hpp"
+#include "arrays/array.hpp"
 #include "binding/collective_call.hpp"
 #include "hsgd_core.h"
 

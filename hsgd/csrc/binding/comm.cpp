@@ -15,7 +15,7 @@
 #include <tuple>
 #include <vector>
 
-#include "binding/array.hpp"
+#include "arrays/array.hpp"
 #include "binding/bindings.hpp"
 #include "binding/collective_call.hpp"
 #include "binding/collectives.hpp"

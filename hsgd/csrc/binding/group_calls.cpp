@@ -3,7 +3,7 @@
 
 #include <datetime.h>
 
-#include "binding/array.hpp"
+#include "arrays/array.hpp"
 #include "binding/collectives.hpp"
 
 namespace hsgd::python {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "binding/array.hpp"
+#include "arrays/array.hpp"
 #include "binding/tree.hpp"
 #include "hsgd_core.h"
 #include "onesided/notified_window.hpp"

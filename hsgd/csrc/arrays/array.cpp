@@ -1,5 +1,5 @@
 // Arrays of NumPy, of torch, and of whatever gives its memory by the buffer protocol or DLPack.
-#include "binding/array.hpp"
+#include "arrays/array.hpp"
 
 #include <nanobind/stl/string.h>
 

@@ -2,8 +2,8 @@
 // so that one build serves every version.
 //
 // Owns the references, taken when the first tensor comes. Everything here needs the GIL.
-#ifndef HSGD_BINDING_TORCH_NAMES_HPP_
-#define HSGD_BINDING_TORCH_NAMES_HPP_
+#ifndef HSGD_ARRAYS_TORCH_NAMES_HPP_
+#define HSGD_ARRAYS_TORCH_NAMES_HPP_
 
 #include <Python.h>
 
@@ -39,4 +39,4 @@ class TorchNames {
 
 }  // namespace hsgd::python
 
-#endif  // HSGD_BINDING_TORCH_NAMES_HPP_
+#endif  // HSGD_ARRAYS_TORCH_NAMES_HPP_

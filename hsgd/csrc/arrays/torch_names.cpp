@@ -1,5 +1,5 @@
 // torch's classes, dtypes and ops, looked up once.
-#include "binding/torch_names.hpp"
+#include "arrays/torch_names.hpp"
 
 #include <nanobind/nanobind.h>
 

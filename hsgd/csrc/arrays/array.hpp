@@ -4,8 +4,8 @@
 // Owns the checks that come before anything is sent: CPU memory, C-contiguous, native byte order,
 // supported dtype, writable where it must be. Takes NumPy, torch's plain tensors and anything with
 // the buffer protocol directly, others by DLPack.
-#ifndef HSGD_BINDING_ARRAY_HPP_
-#define HSGD_BINDING_ARRAY_HPP_
+#ifndef HSGD_ARRAYS_ARRAY_HPP_
+#define HSGD_ARRAYS_ARRAY_HPP_
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "binding/torch_names.hpp"
+#include "arrays/torch_names.hpp"
 #include "hsgd_core.h"
 
 namespace hsgd::python {
@@ -67,4 +67,4 @@ class Array {
 
 }  // namespace hsgd::python
 
-#endif  // HSGD_BINDING_ARRAY_HPP_
+#endif  // HSGD_ARRAYS_ARRAY_HPP_

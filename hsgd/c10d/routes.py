@@ -1,0 +1,79 @@
+"""Which way a call of a group's method goes: straight to the core, through the method, or to the
+process group of another device.
+
+Owns the choice, made for each call from its arguments. Never describes a collective.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from hsgd.c10d import overloads, tracing
+from hsgd.c10d.global_ranks import in_global_ranks
+from hsgd.errors import HsgdError
+
+if TYPE_CHECKING:
+    from hsgd.c10d.collectives import Collectives
+
+__all__ = ["at_once", "by_device"]
+
+_REAL = (Tensor, torch.nn.Parameter, type(None))
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _first_tensor(arguments: Sequence[Any]) -> Tensor | None:
+    for each in arguments:
+        if isinstance(each, Tensor):
+            return each
+        if isinstance(each, list | tuple) and (found := _first_tensor(each)) is not None:
+            return found
+    return None
+
+
+def by_device(method: Method) -> Method:
+    """Take all forms of the arguments, and hand calls with tensors of other devices to the process
+    group that takes them.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Collectives, *given: Any, **named: Any) -> Any:
+        arguments = overloads.usual(name, given, named)
+        tensor = _first_tensor(arguments)
+        if tensor is None or tensor.device.type == "cpu":
+            is_fake = type(tensor) not in _REAL and hasattr(tensor, "fake_mode")
+            return self.pretend(name) if is_fake else method(self, *arguments)
+        other = self.group_for(tensor.device, name)
+        return getattr(other, name)(*arguments)
+
+    return cast(Method, call)
+
+
+def at_once(native: str, arguments: int) -> Callable[[Method], Method]:
+    """Make a method that hands a blocking call of one plain tensor to the core as it is, where
+    nothing else is under way: `native` of the binding's Comm takes it, or says that it is not that
+    simple. Such a call returns None, as NCCL's do, and torch.distributed expects.
+    """
+
+    def decorated(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Collectives, *given: Any, **named: Any) -> Any:
+            comm, worker = self._comm, self._worker
+            is_usual = len(given) == arguments and not named and comm is not None
+            if not is_usual or tracing.is_on() or not self._is_unwatched():
+                return method(self, *given, **named)
+            run = getattr(comm._native, native)
+            try:
+                done = run(*given) if worker.is_unused else worker.run_if_free(run, given)
+            except HsgdError as error:
+                raise in_global_ranks(error, self._board.members) from None
+            return None if done else method(self, *given)
+
+        return cast(Method, call)
+
+    return decorated
