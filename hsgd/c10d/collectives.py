@@ -232,6 +232,7 @@ class Collectives(dist.ProcessGroup):
         given = [part for _, parts in pairs for part in parts]
         return self._submit_reduction("reduce_scatter", call, outputs, opts, given)
 
+    @at_once("group_reduce_scatter", 3)
     @by_device
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
         """Each rank keeps its part of the combination of all inputs."""
@@ -290,6 +291,7 @@ class Collectives(dist.ProcessGroup):
 
     # Movements.
 
+    @at_once("group_broadcast", 2)
     @by_device
     def broadcast(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
         """Each tensor becomes the root's."""

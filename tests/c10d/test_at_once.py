@@ -71,6 +71,13 @@ def do_plain(seat: Seat, path: str) -> dict[str, list[str]]:
                     dist.all_gather_into_tensor(joined, tensor.detach() * (seat.rank + 1))
                     assert bool((joined[: len(tensor)] == 2).all()), name
                     assert bool((joined[len(tensor) :] == 4).all()), name
+                if tensor.numel() and tensor.dtype != torch.bfloat16:
+                    dist.broadcast(tensor.detach().mul_(seat.rank + 1), src=1)
+                    assert bool((tensor == 4).all()), name
+                    both = torch.cat([tensor.detach().reshape(-1)] * 2) * (seat.rank + 1)
+                    own = torch.empty(tensor.numel(), dtype=tensor.dtype)
+                    dist.reduce_scatter_tensor(own, both, dist.ReduceOp.MAX)
+                    assert bool((own == 8).all()), name
             taken[name] = names
         for op, expected in ((dist.ReduceOp.MAX, 2), (dist.ReduceOp.AVG, 1.5), ("sum", 3)):
             tensor = torch.full((3,), seat.rank + 1.0)
@@ -130,10 +137,17 @@ def do_both(seat: Seat, path: str) -> list[str]:
             joined = torch.empty(8, 3)
             dist.all_gather_into_tensor(joined, source)
             assert bool((joined == 1).all())
+            data = torch.ones(3, 4) * seat.rank if seat.rank == 0 else torch.ones(4, 3).t()
+            dist.broadcast(data, src=1)
+            assert bool((data == 1).all())
+            own = torch.empty(6)
+            dist.reduce_scatter_tensor(own, torch.ones(3, 4) if seat.rank else torch.ones(4, 3).t())
+            assert bool((own == 2).all())
         for call in (
             lambda: dist.all_reduce(torch.ones(3 + seat.rank)),
             lambda: dist.all_reduce(torch.ones(3, dtype=torch.int64), dist.ReduceOp.AVG),
             lambda: dist.all_gather_into_tensor(torch.empty(7), torch.ones(3)),
+            lambda: dist.reduce_scatter_tensor(torch.empty(3), torch.ones(7)),
             lambda: dist.all_gather_into_tensor(torch.empty(6, dtype=torch.int32), torch.ones(3)),
         ):
             with pytest.raises((RuntimeError, ValueError, TypeError)) as raised:
@@ -147,10 +161,11 @@ def test_both_ways_fit_together_and_errors_are_those_of_the_long_one(
     ranks: Ranks, path: str
 ) -> None:
     for errors in ranks.run(do_both, path):
-        mismatch, average, size, dtype = errors
+        mismatch, average, size, shares, dtype = errors
         assert "rank 0 sent 3 float32" in mismatch and "rank 1 sent 4 float32" in mismatch
         assert "AVG of torch.int64 would round" in average
         assert "6" in size and "7" in size
+        assert "6" in shares and "7" in shares
         assert dtype
 
 

@@ -49,8 +49,7 @@ inline void allreduce(Collective& it, nb::handle in, nb::handle out, int op, con
   describe_allreduce(it, source, target, op, name);
 }
 
-inline void broadcast(Collective& it, nb::handle data, int root, const Name& name) {
-  const Array& array = it.take_out(data, "broadcast");
+inline void describe_broadcast(Collective& it, const Array& array, int root, const Name& name) {
   it.set_label(array, name);
   hsgd_call& call = it.call();
   call.kind = HSGD_BROADCAST;
@@ -60,14 +59,15 @@ inline void broadcast(Collective& it, nb::handle data, int root, const Name& nam
   call.root = root;
 }
 
+inline void broadcast(Collective& it, nb::handle data, int root, const Name& name) {
+  describe_broadcast(it, it.take_out(data, "broadcast"), root, name);
+}
+
 inline void barrier(Collective& it) { it.call().kind = HSGD_BARRIER; }
 
-inline void reduce_scatter(Collective& it, nb::handle in, nb::handle out, int op,
-                           const std::optional<Rows>& counts, const Name& name) {
-  const Array& source = it.take_in(in, "reduce_scatter");
-  const Array& target = it.take_out(out, "reduce_scatter, out");
-  const Rows rows = it.rows_of_ranks(source, counts, "reduce_scatter");
-  check_joined(source, target, rows[static_cast<size_t>(it.rank())], "reduce_scatter");
+// `rows`: of each rank.
+inline void describe_reduce_scatter(Collective& it, const Array& source, const Array& target,
+                                    int op, const Rows& rows, const Name& name) {
   it.set_label(source, name);
   hsgd_call& call = it.call();
   call.kind = HSGD_REDUCE_SCATTER;
@@ -76,6 +76,15 @@ inline void reduce_scatter(Collective& it, nb::handle in, nb::handle out, int op
   call.counts = it.keep(elements_of(source, rows));
   call.dtype = source.dtype();
   call.op = static_cast<hsgd_op>(op);
+}
+
+inline void reduce_scatter(Collective& it, nb::handle in, nb::handle out, int op,
+                           const std::optional<Rows>& counts, const Name& name) {
+  const Array& source = it.take_in(in, "reduce_scatter");
+  const Array& target = it.take_out(out, "reduce_scatter, out");
+  const Rows rows = it.rows_of_ranks(source, counts, "reduce_scatter");
+  check_joined(source, target, rows[static_cast<size_t>(it.rank())], "reduce_scatter");
+  describe_reduce_scatter(it, source, target, op, rows, name);
 }
 
 inline void allgather(Collective& it, nb::handle in, nb::handle out, const Name& name) {

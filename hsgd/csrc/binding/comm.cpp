@@ -378,6 +378,7 @@ class Comm {
 void bind_comm(nb::module_& module) {
   nb::class_<Comm> comm(module, "Comm");
   def_collectives(comm);
+  def_group_calls(comm);
   comm.def_static("local", &Comm::local, nb::arg("path"), nb::arg("rank"), nb::arg("size"),
                   nb::arg("options"))
       .def_static("over_tcp", &Comm::over_tcp, nb::arg("path"), nb::arg("node_of_rank"),
@@ -391,20 +392,6 @@ void bind_comm(nb::module_& module) {
           "window",
           [](Comm& self, const WindowOptions& options) { return self.window(options, nullptr, 0); },
           nb::arg("options"))
-      .def(
-          "group_allreduce",
-          [](Comm& self, Anything tensors, Anything options) {
-            return self.run_if(
-                [&](Collective& it) { return fill_group_allreduce(it, tensors, options); });
-          },
-          nb::arg("tensors"), nb::arg("options"))
-      .def(
-          "group_allgather",
-          [](Comm& self, Anything output, Anything source, Anything options) {
-            return self.run_if(
-                [&](Collective& it) { return fill_group_allgather(it, output, source, options); });
-          },
-          nb::arg("output"), nb::arg("source"), nb::arg("options"))
       .def("abort", &Comm::abort)
       .def("leave", &Comm::leave)
       .def("close", &Comm::close)

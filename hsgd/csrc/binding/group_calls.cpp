@@ -12,6 +12,7 @@ namespace {
 struct OptionNames {
   PyObject* async_op = PyUnicode_InternFromString("asyncOp");
   PyObject* reduce_op = PyUnicode_InternFromString("reduceOp");
+  PyObject* root_rank = PyUnicode_InternFromString("rootRank");
   PyObject* timeout = PyUnicode_InternFromString("timeout");
 };
 
@@ -48,17 +49,54 @@ bool is_floating(hsgd_dtype dtype) {
          dtype == HSGD_BFLOAT16;
 }
 
+// HSGD_OP_COUNT where the core does not reduce such a tensor so.
+hsgd_op op_of(nb::handle options, nb::handle tensor, const Array& array) {
+  const nb::object kind = get(options, names().reduce_op);
+  if (!kind.is_valid()) return HSGD_OP_COUNT;
+  const hsgd_op op = TorchNames::of(tensor.ptr())->op_of(kind.ptr());
+  return op == HSGD_MEAN && !is_floating(array.dtype()) ? HSGD_OP_COUNT : op;
+}
+
+// Whether `whole` has a share like that of each of `ranks`.
+bool are_shares(const Array& share, const Array& whole, int ranks) {
+  return share.dtype() == whole.dtype() &&
+         whole.count() == share.count() * static_cast<uint64_t>(ranks);
+}
+
 }  // namespace
 
 bool fill_group_allreduce(Collective& it, nb::handle tensors, nb::handle options) {
   const nb::handle tensor = only_of(tensors);
   if (!tensor.is_valid() || !is_simple(options)) return false;
-  const nb::object kind = get(options, names().reduce_op);
-  const Array* array = kind.is_valid() ? it.take_flat_in(tensor) : nullptr;
-  if (array == nullptr) return false;
-  const hsgd_op op = TorchNames::of(tensor.ptr())->op_of(kind.ptr());
-  if (op == HSGD_OP_COUNT || (op == HSGD_MEAN && !is_floating(array->dtype()))) return false;
+  const Array* array = it.take_flat_in(tensor);
+  const hsgd_op op = array == nullptr ? HSGD_OP_COUNT : op_of(options, tensor, *array);
+  if (op == HSGD_OP_COUNT) return false;
   describe_allreduce(it, *array, *array, op, nb::none());
+  return true;
+}
+
+bool fill_group_reduce_scatter(Collective& it, nb::handle output, nb::handle source,
+                               nb::handle options) {
+  if (!is_simple(options)) return false;
+  const Array* in = it.take_flat_in(source);
+  const Array* out = in == nullptr ? nullptr : it.take_flat_out(output);
+  if (out == nullptr || !are_shares(*out, *in, it.size())) return false;
+  const hsgd_op op = op_of(options, source, *in);
+  if (op == HSGD_OP_COUNT) return false;
+  describe_reduce_scatter(it, *in, *out, op, Rows(static_cast<size_t>(it.size()), out->count()),
+                          nb::none());
+  return true;
+}
+
+bool fill_group_broadcast(Collective& it, nb::handle tensors, nb::handle options) {
+  const nb::handle tensor = only_of(tensors);
+  if (!tensor.is_valid() || !is_simple(options)) return false;
+  const nb::object root = get(options, names().root_rank);
+  if (!root.is_valid() || PyLong_CheckExact(root.ptr()) == 0) return false;
+  const Array* array = it.take_flat_out(tensor);
+  const long rank = PyLong_AsLong(root.ptr());
+  if (array == nullptr || rank < 0 || rank >= it.size()) return false;
+  describe_broadcast(it, *array, static_cast<int>(rank), nb::none());
   return true;
 }
 
@@ -67,9 +105,7 @@ bool fill_group_allgather(Collective& it, nb::handle output, nb::handle source,
   if (!is_simple(options)) return false;
   const Array* in = it.take_flat_in(source);
   const Array* out = in == nullptr ? nullptr : it.take_flat_out(output);
-  if (out == nullptr || out->dtype() != in->dtype() ||
-      out->count() != in->count() * static_cast<uint64_t>(it.size()))
-    return false;
+  if (out == nullptr || !are_shares(*in, *out, it.size())) return false;
   describe_allgather(it, *in, nb::none());
   return true;
 }
