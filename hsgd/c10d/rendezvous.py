@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 
 from hsgd.c10d.global_ranks import in_global_ranks
-from hsgd.c10d.launchers import mpi_rank
 from hsgd.comm import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 from hsgd.job import launcher_variables
 from hsgd.job.board import Board
+from hsgd.job.launchers import mpi_rank
 
 __all__ = ["meet", "open_board"]
 

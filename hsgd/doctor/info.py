@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hsgd import built
-from hsgd.c10d import launchers
 from hsgd.config import Config
 from hsgd.doctor import cpu_domains, fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
+from hsgd.job import launchers
 from hsgd.launch import elf, hook, launch, preload
 
 __all__ = ["Problem", "Report", "gather"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hsgd.c10d import launchers
+from hsgd.job import launchers
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
 from tiers import short_form
