@@ -27,9 +27,10 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hsgd.c10d import NAME, checks, dtypes, routes, tracing
+from hsgd.c10d import NAME, checks, dtypes, flight_recorder, routes, torch_versions, tracing
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
+from hsgd.c10d.flight_recorder import FlightRecorder
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.rendezvous import meet, open_board
 from hsgd.c10d.routes import at_once, by_device
@@ -60,6 +61,9 @@ class Collectives(dist.ProcessGroup):
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
         self._worker = Worker(NAME, weakref.WeakMethod(self._comm.abort))
         self._backward = Backward(routes.__name__, self._worker)
+        self._recorder: FlightRecorder | None = None
+        self._records = flight_recorder.is_wanted()
+        self._may_be_at_once = torch_versions.blocking_returns_none and not self._records
         # A group that nobody destroyed: its thread ends, and its memory is given back.
         self._end = weakref.finalize(self, _close, self._worker, self._comm)
         self._end.atexit = False  # Comm closes itself before the interpreter ends
@@ -81,8 +85,10 @@ class Collectives(dist.ProcessGroup):
         return self._limit_s
 
     def _is_unwatched(self) -> bool:
-        """Whether nobody counts calls, and the timeout is what the group was made with; local."""
-        return True
+        """Whether nobody counts or records calls, and the timeout is what the group was made with;
+        local.
+        """
+        return self._may_be_at_once
 
     def shutdown(self) -> None:
         """Finish what was called and give everything back; local. A second call does nothing."""
@@ -110,26 +116,35 @@ class Collectives(dist.ProcessGroup):
         given: Sequence[Tensor] | None = None,
     ) -> HsgdWork:
         """tensors: of the result. given: what this rank puts in, where that is something else."""
-        members = self._board.members
+        members, recorder = self._board.members, self._flight_recorder()
+        given = tensors if given is None else given
 
         def execute() -> None:
             try:
-                call()
+                if recorder is None:
+                    call()
+                else:
+                    recorder.run(what, call, given, tensors)
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
 
         work = HsgdWork(what, execute, tensors, self._worker)
-        blocking = opts is not None and not opts.asyncOp
+        blocking = torch_versions.is_blocking(opts)
         asked_s = opts.timeout.total_seconds() if opts is not None else 0.0
         limit_s = min(self._limit_now(), asked_s if asked_s > 0 else self._limit_s)
         work.limit_s = limit_s if limit_s < self._limit_s else 0.0
         if not blocking:
             self._backward.watch(work)
-        given = tensors if given is None else given
         self._note(what, given)
         work.traced = tracing.begin(self._traced_as, what, given)
         threaded = work.traced is not None and self._traced_threaded
         return self._worker.submit(work, blocking=blocking, threaded=threaded)
+
+    def _flight_recorder(self) -> FlightRecorder | None:
+        """Made by the first call: torch names a group only after it has made it."""
+        if self._records and self._recorder is None:
+            self._recorder = FlightRecorder(self, self._board.members, self._board.store)
+        return self._recorder
 
     def _note(self, what: str, given: Sequence[Tensor]) -> None:
         """Told of each call of this rank, before it runs; local."""
@@ -165,8 +180,9 @@ class Collectives(dist.ProcessGroup):
         op = opts.reduceOp
         for tensor in tensors:
             checks.reducible(op, tensor)
+        blocking = torch_versions.is_blocking(opts)
         # As DDP does, whose reducer calls from autograd's engine; a joined rank's does not.
-        buckets = self._buckets if opts.asyncOp and len(tensors) == 1 else None
+        buckets = self._buckets if not blocking and len(tensors) == 1 else None
         is_bucket = buckets is not None and is_called_by_autograd(3)
 
         def call() -> None:
@@ -369,16 +385,32 @@ class Collectives(dist.ProcessGroup):
         parts = outputs[0] if self.rank() == opts.rootRank else []
         if self.rank() == opts.rootRank:
             checks.parts("gather", parts, self.size(), source.numel())
-        everything = [source.numel() * (rank == opts.rootRank) for rank in range(self.size())]
-        here = [source.numel() if parts else 0] * self.size()
 
         def call() -> None:
-            array = dtypes.flat(source)
-            out = array.new_empty(sum(here))
-            self._exchange(array, everything, out)
-            _scatter_back(out, parts)
+            _scatter_back(self._gather_at(opts.rootRank, dtypes.flat(source)), parts)
 
         return self._submit("gather", call, parts, opts, inputs)
+
+    @by_device
+    def gather_single(self, output: Tensor, source: Tensor, opts: Any) -> HsgdWork:
+        """The root gets the tensors of all, joined in rank order."""
+        places = [output] if self.rank() == opts.rootRank else []
+        for place in places:
+            checks.size("gather_single", place, self.size() * source.numel())
+
+        def call() -> None:
+            _scatter_back(self._gather_at(opts.rootRank, dtypes.flat(source)), places)
+
+        return self._submit("gather", call, places, opts, [source])
+
+    gather_into_tensor = gather_single
+
+    def _gather_at(self, root: int, array: Tensor) -> Tensor:
+        """The flat arrays of all ranks at the root, nothing elsewhere; blocking, within a work."""
+        sent = [array.numel() * (rank == root) for rank in range(self.size())]
+        out = array.new_empty(array.numel() * self.size() * (self.rank() == root))
+        self._exchange(array, sent, out)
+        return out
 
     @by_device
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HsgdWork:

@@ -1,7 +1,7 @@
 """send, recv and recv_anysource: torch's gloo, whose connections are made by the first message.
 
-Owns the gloo context. Every rank makes it with the group, which connects nothing; collectives
-never go here.
+Owns the gloo context. Every rank makes it with the group, which connects nothing (before torch 2.7
+all ranks); collectives never go here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from hsgd.c10d import torch_versions
 from hsgd.errors import CollectiveTimeout, PeerLost
 from hsgd.job.board import Board
 
@@ -65,12 +66,7 @@ class PointToPoint:
     def __init__(self, board: Board, *, local: bool) -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=board.timeout_s)
-        device = (
-            dist.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)
-            if local
-            else dist.ProcessGroupGloo.create_default_device(lazy_init=True)
-        )
-        options._devices = [device]
+        options._devices = [torch_versions.gloo_device("127.0.0.1" if local else "")]
         store = PrefixStore(f"{board.prefix}/messages", board.store)
         self._members = board.members
         self._gloo: Any = dist.ProcessGroupGloo(store, board.rank, len(board.members), options)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BarrierOptions
 
-from hsgd.c10d import NAME
+from hsgd.c10d import NAME, flight_recorder, torch_versions
 from hsgd.c10d.accelerators import Accelerators
 from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.point_to_point import PointToPoint
@@ -38,6 +38,7 @@ class HsgdProcessGroup(Collectives):
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._accelerators = Accelerators(options, backend_options)
         self._name = self._description = ""
+        self._default_backend = flight_recorder.name_backend(self)
 
     # What torch asks of a group.
 
@@ -109,10 +110,10 @@ class HsgdProcessGroup(Collectives):
     ) -> None:
         """barrier, blocking; an error names all ranks that did not come, as always here."""
         opts = BarrierOptions()
-        opts.asyncOp = False
+        torch_versions.make_blocking(opts)
         if timeout is not None:
             opts.timeout = timeout
-        self.barrier(opts)
+        self.barrier(opts).wait()
 
     # Messages between two ranks.
 

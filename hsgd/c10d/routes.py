@@ -57,7 +57,7 @@ def by_device(method: Method) -> Method:
 def at_once(native: str, arguments: int) -> Callable[[Method], Method]:
     """Make a method that hands a blocking call of one plain tensor to the core as it is, where
     nothing else is under way: `native` of the binding's Comm takes it, or says that it is not that
-    simple. Such a call returns None, as NCCL's do, and torch.distributed expects.
+    simple. Such a call returns None, as NCCL's do, where torch.distributed expects it.
     """
 
     def decorated(method: Method) -> Method:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 
 import hsgd.c10d
+from hsgd.c10d import torch_versions
 
 __all__ = [
     "COLLECTIVES",
@@ -24,6 +25,7 @@ __all__ = [
     "register_standin",
     "run_collective",
     "run_collectives",
+    "run_what_gloo_has",
 ]
 
 LIMIT = timedelta(seconds=30)
@@ -267,3 +269,14 @@ def run_collective(name: str, rank: int, size: int) -> list[Any]:
 def run_collectives(rank: int, size: int) -> dict[str, list[Any]]:
     """The results of all collectives by name, in one process group that is there already."""
     return {name: run_collective(name, rank, size) for name in COLLECTIVES}
+
+
+def run_what_gloo_has(rank: int, size: int) -> dict[str, list[Any]]:
+    """The same over gloo: that of torch 2.7 refuses some collectives, on all ranks."""
+    if torch_versions.blocking_returns_none:
+        return run_collectives(rank, size)
+    found = {}
+    for name in COLLECTIVES:
+        with contextlib.suppress(RuntimeError):
+            found[name] = run_collective(name, rank, size)
+    return found

@@ -140,7 +140,9 @@ def count_write(tensors: Sequence[Tensor]) -> None:
     """Have torch count a write that the core made, as it does its own: autograd and LARS, which
     keeps the norms of weights, look at that.
     """
-    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
 
 
 def meet(comm: Comm, name: str) -> None:

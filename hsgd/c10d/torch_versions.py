@@ -1,0 +1,41 @@
+"""What versions of torch have differently; docs/distributed.md says which were tested.
+
+Owns these differences, each found by what a torch has, never by its number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions
+
+__all__ = ["blocking_returns_none", "gloo_device", "is_blocking", "make_blocking"]
+
+# Whether torch.distributed says of each collective if it blocks, and takes None for one that does
+# and is done; before, it waits for whatever is returned.
+blocking_returns_none = hasattr(AllreduceOptions, "asyncOp")
+
+
+def is_blocking(options: Any) -> bool:
+    """Whether a collective is to have ended when its call returns; local."""
+    return options is not None and not getattr(options, "asyncOp", True)
+
+
+def make_blocking(options: Any) -> None:
+    """Have a collective end before its call returns, where torch can ask for that; local."""
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = False
+
+
+def gloo_device(hostname: str = "") -> Any:
+    """An address of gloo that connects two ranks at their first message, where torch knows that,
+    and else all when the group is made; local. hostname: none lets gloo look for one.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    create = gloo.create_device if hostname else gloo.create_default_device
+    where = {"hostname": hostname} if hostname else {}
+    try:
+        return create(**where, lazy_init=True)
+    except TypeError:
+        return create(**where)
