@@ -23,6 +23,8 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
+    from hsgd.c10d import torch_versions
     from hsgd.c10d.process_group import HsgdProcessGroup
 
+    torch_versions.refuse_old()
     return HsgdProcessGroup(options, backend_options)

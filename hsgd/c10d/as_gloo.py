@@ -54,6 +54,9 @@ def install(c10d: ModuleType) -> None:
         request = _Request(c10d, parameters.bind(*arguments, **named).arguments)
         if not request.is_for_gloo():
             return make(*arguments, **named)
+        from hsgd.c10d import torch_versions  # loads torch's own, which is not there at install()
+
+        torch_versions.refuse_old()
         request.announce()
         try:
             made = [*make(*arguments, **named)]

@@ -7,14 +7,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-__all__ = ["blocking_returns_none", "gloo_device", "is_blocking", "make_blocking"]
+from hsgd.errors import LaunchError
+
+__all__ = ["blocking_returns_none", "gloo_device", "is_blocking", "make_blocking", "refuse_old"]
 
 # Whether torch.distributed says of each collective if it blocks, and takes None for one that does
 # and is done; before, it waits for whatever is returned.
 blocking_returns_none = hasattr(AllreduceOptions, "asyncOp")
+
+
+def refuse_old() -> None:
+    """Raise LaunchError before torch 2.7: it drops a Work written in Python while C++ waits for it,
+    and functional collectives then wait for ever. `shutdown` came with the mend. Local.
+    """
+    if not hasattr(dist.ProcessGroup, "shutdown"):
+        raise LaunchError(
+            f"process groups of hsgd need torch 2.7 or newer, and this is {torch.__version__}; "
+            "hsgd.torch works with 2.4"
+        )
 
 
 def is_blocking(options: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
@@ -22,6 +23,7 @@ __all__ = [
     "LIMIT",
     "group",
     "made",
+    "not_in_torch_2_7",
     "register_standin",
     "run_collective",
     "run_collectives",
@@ -29,6 +31,9 @@ __all__ = [
 ]
 
 LIMIT = timedelta(seconds=30)
+not_in_torch_2_7 = pytest.mark.skipif(
+    not torch_versions.blocking_returns_none, reason="torch 2.7 cannot do it itself"
+)
 Tensor = torch.Tensor
 
 
@@ -56,7 +61,8 @@ def register_standin() -> None:
     """For "cuda:nccl": torch's fake backend as "meta:standin", for tensors without memory."""
 
     def create(store: Any, rank: int, size: int, limit: Any) -> Any:
-        return FakeProcessGroup._create_internal(rank, size)
+        make = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
+        return make(rank, size)
 
     if "standin" not in dist.Backend.backend_list:
         dist.Backend.register_backend("standin", create, devices="meta")

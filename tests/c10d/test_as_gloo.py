@@ -23,6 +23,7 @@ from backend_programs import (
     LIMIT,
     group,
     made,
+    not_in_torch_2_7,
     register_standin,
     run_collectives,
     run_what_gloo_has,
@@ -132,6 +133,7 @@ def do_look_served(seat: Seat, path: str) -> list[list[Any]]:
         return do_look(seat, path)
 
 
+@not_in_torch_2_7
 def test_groups_look_as_those_of_gloo(ranks: Ranks, path: str) -> None:
     ours = ranks.run(do_look_served, path, on=range(2))
     theirs = ranks.run(do_look, f"{path}-plain", on=range(2))
@@ -172,6 +174,7 @@ def do_call_directly(seat: Seat, path: str, is_served: bool) -> list[list[float]
     return seen
 
 
+@not_in_torch_2_7
 def test_methods_take_the_forms_that_gloos_take(ranks: Ranks, path: str) -> None:
     ours = ranks.run(do_call_directly, path, True, on=range(2))
     assert ours == ranks.run(do_call_directly, f"{path}-plain", False, on=range(2))

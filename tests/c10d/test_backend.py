@@ -15,6 +15,7 @@ from backend_programs import (
     COLLECTIVES,
     group,
     made,
+    not_in_torch_2_7,
     register_standin,
     run_collectives,
     run_what_gloo_has,
@@ -360,6 +361,7 @@ def do_mixed(seat: Seat, path: str) -> list[str]:
     return seen
 
 
+@not_in_torch_2_7
 def test_other_devices_go_to_the_backend_that_was_configured_for_them(
     ranks: Ranks, path: str
 ) -> None:

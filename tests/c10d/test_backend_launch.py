@@ -100,11 +100,11 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[d
 
     def get(size: int) -> list[dict[str, Any]]:
         if size not in found:
-            from backend_programs import run_collectives
+            from backend_programs import run_what_gloo_has
             from gloo_reference import over_gloo
 
             path = str(tmp_path_factory.mktemp("gloo") / "store")
-            found[size] = over_gloo(size, path, run_collectives)
+            found[size] = over_gloo(size, path, run_what_gloo_has)
         return found[size]
 
     return get
