@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from hsgd.c10d import NAME
-from hsgd.c10d.call_counts import CallCounts
+from hsgd.c10d.diagnostics.call_counts import CallCounts
 from hsgd.config import Config
 from hsgd.errors import LaunchError
 

@@ -27,10 +27,11 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hsgd.c10d import NAME, checks, dtypes, flight_recorder, routes, torch_versions, tracing
+from hsgd.c10d import NAME, checks, dtypes, routes, torch_versions
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
-from hsgd.c10d.flight_recorder import FlightRecorder
+from hsgd.c10d.diagnostics import flight_recorder, tracing
+from hsgd.c10d.diagnostics.flight_recorder import FlightRecorder
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.rendezvous import meet, open_board
 from hsgd.c10d.routes import at_once, by_device
@@ -85,9 +86,7 @@ class Collectives(dist.ProcessGroup):
         return self._limit_s
 
     def _is_unwatched(self) -> bool:
-        """Whether nobody counts or records calls, and the timeout is what the group was made with;
-        local.
-        """
+        """Whether nobody counts or records calls, and the group's timeout is the first; local."""
         return self._may_be_at_once
 
     def shutdown(self) -> None:
@@ -121,10 +120,7 @@ class Collectives(dist.ProcessGroup):
 
         def execute() -> None:
             try:
-                if recorder is None:
-                    call()
-                else:
-                    recorder.run(what, call, given, tensors)
+                recorder.run(what, call, given, tensors) if recorder is not None else call()
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hsgd.c10d.call_counts import CallCounts
 from hsgd.c10d.collectives import Collectives
+from hsgd.c10d.diagnostics.call_counts import CallCounts
 from hsgd.c10d.routes import by_device
 
 __all__ = ["GlooGroup"]

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BarrierOptions
 
-from hsgd.c10d import NAME, flight_recorder, torch_versions
+from hsgd.c10d import NAME, torch_versions
 from hsgd.c10d.accelerators import Accelerators
 from hsgd.c10d.collectives import Collectives
+from hsgd.c10d.diagnostics import flight_recorder
 from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.routes import by_device
 from hsgd.errors import HsgdError

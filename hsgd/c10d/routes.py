@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from hsgd.c10d import overloads, tracing
+from hsgd.c10d import overloads
+from hsgd.c10d.diagnostics import tracing
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.errors import HsgdError
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hsgd.c10d import tracing
+from hsgd.c10d.diagnostics import tracing
 from hsgd.errors import CollectiveTimeout, HsgdError
 
 __all__ = ["HsgdWork", "Worker"]
