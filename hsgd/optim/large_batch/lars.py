@@ -188,7 +188,8 @@ class LARS(Layerwise):
             if weights:
                 rule = _native_rule(group, excluded)
                 found = _native.lars_step(rows, rule, torch.get_num_threads())
-                torch.autograd.graph.increment_version(weights)
+                for weight in weights:
+                    torch.autograd.graph.increment_version(weight)
                 self._keep(weights, rows, found)
 
     def _known(self, weight: Tensor, address: int) -> _Found:
