@@ -14,6 +14,7 @@ HSGD_MPI ?= openmpi
 SANITIZE ?=
 PYTEST_ARGS ?=
 SIMULATE_ARGS ?= --limit-s 1200
+FRAMEWORKS_ARGS ?=
 PYTEST_WORKERS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
   if $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
@@ -34,13 +35,13 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-torch-version test-bench suites test-all prepare prepare-test clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-torch-version test-bench suites test-all frameworks prepare prepare-test clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Settings: PYTHON=, VENV=$(VENV), HSGD_TORCH='$(HSGD_TORCH)', HSGD_MPI=$(HSGD_MPI) (openmpi,"
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
-	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
+	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
 
 demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data with horovodrun --plugin hsgd
 	[ -e demo/digits ] || $(BIN)/hsgd data convert digits demo/digits
@@ -62,6 +63,9 @@ check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of wh
 
 bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Horovod and DeepSpeed
 	$(BIN)/python benchmarks/allreduce.py
+
+frameworks: $(VENV)/.dev ## programs of accelerate, Lightning, PyG, torchrec, ... over gloo and over hsgd
+	$(BIN)/python examples/frameworks/run.py $(FRAMEWORKS_ARGS)
 
 simulate: $(VENV)/.dev ## collectives on up to 1,024 simulated nodes; JSON and plot (needs SimGrid)
 	$(BIN)/python setup.py --quiet simulation

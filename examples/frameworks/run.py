@@ -1,0 +1,262 @@
+"""Run programs of others over gloo and over hsgd, in turns, and compare losses and times.
+
+Owns the command line and the order of the runs. The programs are in programs.py, what becomes of
+their figures in figures.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import figures
+from environments import Failure, cache, environment, wheel
+from programs import PROGRAMS, WORKERS, Program
+
+__all__ = ["main"]
+
+NOTES = """\
+Each program is an ordinary user's: it asks torch.distributed for gloo and knows nothing of hsgd. It
+gets a virtual environment of its own, once, in hsgd's cache ($HSGD_CACHE, or ~/.cache/hsgd), with
+what its requirements.txt says and hsgd as it lies here. Nothing but packages is downloaded.
+
+Candidates take turns, --rounds times each, with one thread per worker:
+  gloo    two workers
+  hsgd    the same command with HSGD_AS_GLOO=1, as `hsgd run --gloo -- COMMAND` sets it
+  alone   two copies at once, each with one worker that does the work of one of two
+A time is the median of a run's steps after the first five, and the median of these over rounds.
+Exposed communication is a step less that of "alone". Time in calls is that between calls and ends
+of collectives, per step, in a run of its own under torch.profiler; calls that wait for a slower
+worker, and those that overlap with work or with one another, count in full.
+
+Losses of all runs over gloo and over hsgd are compared; a relative difference above the program's
+tolerance (1e-5) is an error, and so is a run that hsgd did not serve.
+
+Ratios in the JSON, above 1 is ahead: vs_peer/PROGRAM is gloo's step over hsgd's;
+vs_peer/PROGRAM_exposed gloo's exposed communication over hsgd's, where gloo's is more than 5 % of
+a step. Less than 1 % of a step counts as 1 %.
+
+The exit code is 1 where a program failed or its losses differ; the others are measured all the
+same. Logs of all runs are kept in the cache, and a failure names its log.
+
+examples:
+  python examples/frameworks/run.py --quick --only lightning_ddp
+  python examples/frameworks/run.py --json frameworks.json --png frameworks.png
+"""
+OFFLINE = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+FOREIGN = ("HSGD_", "HOROVOD_", "PYTHON", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+class Runner:
+    """Runs one program in its environment; `logs` gets a file for each run."""
+
+    def __init__(self, program: Program, programs: Path, steps: int, limit_s: float) -> None:
+        self.program, self.programs = program, programs
+        self.steps, self.limit_s = steps, limit_s
+        self.logs = cache() / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+
+    def run(self, candidate: str, words: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """What each copy printed. Raises Failure."""
+        copies, workers = (WORKERS, 1) if candidate == "alone" else (1, WORKERS)
+        command = [*self.program.words(self.programs, workers), "--steps", str(self.steps), *words]
+        logs = [self.logs / f"{self.program.name}-{candidate}-{k}.log" for k in range(copies)]
+        with tempfile.TemporaryDirectory() as folder:
+            started: list[subprocess.Popen[bytes]] = []
+            try:
+                started += [self._start(command, candidate, log, folder) for log in logs]
+                for process, log in zip(started, logs, strict=True):
+                    self._wait(process, log)
+            finally:
+                for process in started:
+                    _end(process)
+        return [self._read(log, candidate) for log in logs]
+
+    def traced_us(self, candidate: str) -> float:
+        """Time in collectives per step."""
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder, "trace.json")
+            found = self.run(candidate, ["--trace", str(trace)])[0]
+            return figures.traced_us(trace, found["traced_steps"])
+
+    def _start(
+        self, command: Sequence[str], candidate: str, log: Path, folder: str
+    ) -> subprocess.Popen[bytes]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
+        path = f"{self.programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        served = {"HSGD_AS_GLOO": "1", "HSGD_REPORT": "1"} if candidate == "hsgd" else {}
+        with log.open("wb") as out:
+            return subprocess.Popen(
+                command,
+                cwd=self.program.folder,
+                env={**kept, **OFFLINE, **served, "PATH": path, "TMPDIR": folder},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        try:
+            code = process.wait(self.limit_s)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"took more than {self.limit_s:g} s; see {log}") from None
+        if code:
+            raise Failure(f"ended with {code}; see {log}")
+
+    def _read(self, log: Path, candidate: str) -> dict[str, Any]:
+        text = log.read_text(errors="replace")
+        if candidate == "hsgd" and self.program.reports and "served by hsgd: a" not in text:
+            raise Failure(f"no collective was served by hsgd; see {log}")
+        for line in reversed(text.splitlines()):
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise Failure(f"printed no losses; see {log}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a run: the group that the process leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def measure(runner: Runner, rounds: int) -> list[dict[str, Any]]:
+    """The rows of one program. Raises Failure."""
+    program, losses = runner.program, []
+    steps: dict[str, list[float]] = {"gloo": [], "hsgd": [], "alone": []}
+    for _ in range(rounds):
+        for candidate, medians in steps.items():
+            found = runner.run(candidate)
+            medians.append(max(figures.median_step_us(each["step_s"]) for each in found))
+            if candidate != "alone":
+                losses.append(found[0]["losses"])
+    differ = max(figures.difference(each, losses[0]) for each in losses)
+    traced = ("gloo", "hsgd") if program.traces else ()
+    in_calls = {candidate: runner.traced_us(candidate) for candidate in traced}
+    return figures.rows_of(program.name, steps, in_calls, differ)
+
+
+def measure_all(
+    chosen: Sequence[Program], steps: int, rounds: int, limit_s: float
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows and failures; a program that fails does not stop the others."""
+    rows: list[dict[str, Any]] = []
+    failures: list[str] = []
+    try:
+        built = wheel()
+    except Failure as failure:
+        return [], [f"hsgd: {failure}"]
+    for program in chosen:
+        print(f"{program.name}: {program.about}", file=sys.stderr)
+        try:
+            programs = environment(program.folder, built)
+            found = measure(Runner(program, programs, steps, limit_s), rounds)
+        except Failure as failure:
+            failures.append(f"{program.name}: {failure}")
+            print(failures[-1], file=sys.stderr)
+            continue
+        rows += found
+        differ = max(row.get("losses_differ", 0.0) for row in found)
+        if differ > program.tolerance:
+            failures.append(
+                f"{program.name}: losses differ by {differ:.2g}, more than {program.tolerance:g}; "
+                f"see {cache() / 'logs'}"
+            )
+    return rows, failures
+
+
+def _facts(chosen: Sequence[Program], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Where, when and with what this runs."""
+    lists = {each.name: each.folder / "requirements.txt" for each in chosen}
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "benchmark": "frameworks",
+        "command": ["python", *sys.argv],
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+        "host": {"machine": platform.machine(), "cores_usable": len(os.sched_getaffinity(0))},
+        "settings": settings,
+        "requirements": {name: path.read_text().split() for name, path in lists.items()},
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Run programs of others over gloo and over hsgd, and compare.",
+        epilog="programs:\n"
+        + "".join(f"  {each.name:16} {each.about}\n" for each in PROGRAMS)
+        + f"\n{NOTES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    names = [each.name for each in PROGRAMS]
+    add("--quick", action="store_true", help="one round of 20 steps")
+    add("--only", nargs="+", choices=names, metavar="NAME", help="these programs (default: all)")
+    add("--rounds", type=int, help="runs of each candidate (default 3)")
+    add("--steps", type=int, help="steps of a run (default 40)")
+    add("--limit-s", type=float, default=300.0, metavar="S", help="of one run (default 300)")
+    add("--json", type=Path, metavar="FILE", help="write everything there")
+    add("--png", type=Path, metavar="FILE", help="plot the steps there")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 1 where a program failed or its losses differ."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    rounds = options.rounds or (1 if options.quick else 3)
+    steps = options.steps or (20 if options.quick else 40)
+    if rounds < 1 or steps <= figures.WARM_UP or options.limit_s <= 0:
+        parser.error(f"--rounds: 1 or more; --steps: above {figures.WARM_UP}; --limit-s: above 0")
+    for path in filter(None, (options.json, options.png)):
+        if not path.absolute().parent.is_dir():
+            parser.error(f"{path}: there is no folder {path.parent}")
+    chosen = [each for each in PROGRAMS if not options.only or each.name in options.only]
+    rows, failures = measure_all(chosen, steps, rounds, options.limit_s)
+    settings = {"rounds": rounds, "steps": steps, "workers": WORKERS}
+    document = {
+        "meta": _facts(chosen, settings),
+        "ratios": figures.ratios(rows),
+        "failures": failures,
+        "results": rows,
+    }
+    if rows:
+        print("one step, median milliseconds")
+        print(figures.table(rows))
+    for line in failures:
+        print(f"error: {line}", file=sys.stderr)
+    if options.json:
+        figures.write_json(options.json, document)
+    if options.png and rows:
+        figures.plot(rows, options.png)
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Score text token by token with a Llama of random weights that tp_plan="auto" splits over ranks.
+transformers takes gloo for CPUs.
+
+    torchrun --standalone --nproc-per-node 2 score.py --steps 60
+
+--shard N runs the work of one of N ranks alone, without communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sysconfig
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, set_seed
+
+WARM_UP = 5
+SEQUENCES = 8
+
+
+class Record:
+    """Losses and times of the steps of this rank, and a trace of all but the first ones."""
+
+    def __init__(self, trace: str | None) -> None:
+        self.losses: list[float] = []
+        self.ends = [time.perf_counter()]
+        self.trace = trace
+        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+    def step(self, loss: float) -> None:
+        self.losses.append(loss)
+        self.ends.append(time.perf_counter())
+        if self.trace and len(self.losses) == WARM_UP:
+            self.profiler.start()
+
+    def show(self) -> None:
+        found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
+        if self.trace:
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(self.trace)
+            found["traced_steps"] = len(self.losses) - WARM_UP
+        print(json.dumps(found), flush=True)
+
+
+def config(shard: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=256,
+        hidden_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=12 // shard,
+        num_key_value_heads=12 // shard,
+        head_dim=64,
+        intermediate_size=2048 // shard,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+
+
+def text(steps: int) -> torch.Tensor:
+    """Bytes of the standard library, a sequence in each row."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    data = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    count = SEQUENCES * (steps + 1)
+    return torch.frombuffer(bytearray(data[:count]), dtype=torch.uint8).view(SEQUENCES, -1).long()
+
+
+def load(shard: int) -> torch.nn.Module:
+    """Each rank writes the same weights and reads its part, as of a checkpoint."""
+    set_seed(1)
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config(shard)).save_pretrained(folder)
+        plan = {"tp_plan": "auto"} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else {}
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **plan).eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--shard", type=int, default=1, metavar="N")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace of the later steps there")
+    options = parser.parse_args()
+    model, tokens = load(options.shard), text(options.steps)
+    record, cache = Record(options.trace), None
+    with torch.no_grad():
+        for step in range(options.steps):
+            found = model(tokens[:, step : step + 1], past_key_values=cache, use_cache=True)
+            cache = found.past_key_values
+            record.step(functional.cross_entropy(found.logits[:, -1], tokens[:, step + 1]).item())
+    if int(os.environ.get("RANK", "0")) == 0:
+        record.show()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Train a small BERT, made from a config, on the sources of Python: Hugging Face's Trainer over
+accelerate over gloo.
+
+    torchrun --standalone --nproc-per-node 2 train.py --steps 40
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+WARM_UP = 5
+LENGTH = 64
+MASK = 256  # tokens are bytes, and this
+
+
+class Text(Dataset):
+    """Pieces of the standard library, one byte in seven masked."""
+
+    def __init__(self) -> None:
+        folder = Path(sysconfig.get_path("stdlib"))
+        data = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))[: 1 << 20]
+        self.pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, LENGTH).long()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        piece = self.pieces[index]
+        masked = torch.arange(LENGTH) % 7 == index % 7
+        labels = piece.masked_fill(~masked, -100)
+        return {"input_ids": piece.masked_fill(masked, MASK), "labels": labels}
+
+
+class Record:
+    """Losses and times of the steps of this rank, and a trace of all but the first ones."""
+
+    def __init__(self, trace: str | None) -> None:
+        self.losses: list[float] = []
+        self.ends = [time.perf_counter()]
+        self.trace = trace
+        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+    def step(self, loss: float) -> None:
+        self.losses.append(loss)
+        self.ends.append(time.perf_counter())
+        if self.trace and len(self.losses) == WARM_UP:
+            self.profiler.start()
+
+    def show(self) -> None:
+        found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
+        if self.trace:
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(self.trace)
+            found["traced_steps"] = len(self.losses) - WARM_UP
+        print(json.dumps(found), flush=True)
+
+
+class RecordingTrainer(Trainer):
+    """Keeps the losses as they are: logs have four digits."""
+
+    def training_step(self, *args, **kwargs):
+        self.last_loss = super().training_step(*args, **kwargs)
+        return self.last_loss
+
+
+class RecordSteps(TrainerCallback):
+    def __init__(self, record: Record, trainer: RecordingTrainer) -> None:
+        self.record, self.trainer = record, trainer
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.record.step(self.trainer.last_loss.item())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--trace", metavar="FILE", help="write a trace of the later steps there")
+    options = parser.parse_args()
+    set_seed(1)
+    config = BertConfig(
+        vocab_size=MASK + 1,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        max_position_embeddings=LENGTH,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=options.steps,
+            per_device_train_batch_size=4,
+            learning_rate=3e-4,
+            use_cpu=True,
+            ddp_backend="gloo",
+            save_strategy="no",
+            report_to=[],
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = RecordingTrainer(BertForMaskedLM(config), arguments, train_dataset=Text())
+        record = Record(options.trace)
+        trainer.add_callback(RecordSteps(record, trainer))
+        trainer.train()
+        if trainer.is_world_process_zero():
+            record.show()
+
+
+if __name__ == "__main__":
+    main()
