@@ -42,13 +42,15 @@ class Record:
         if self.trace and len(self.losses) == WARM_UP:
             self.profiler.start()
 
-    def show(self) -> None:
+    def end(self, shown: bool) -> None:
         found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
         if self.trace:
             self.profiler.stop()
-            self.profiler.export_chrome_trace(self.trace)
+            if shown:
+                self.profiler.export_chrome_trace(self.trace)
             found["traced_steps"] = len(self.losses) - WARM_UP
-        print(json.dumps(found), flush=True)
+        if shown:
+            print(json.dumps(found), flush=True)
 
 
 class Sampler:
@@ -105,8 +107,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         record.step(loss.item())
-    if dist.get_rank() == 0:
-        record.show()
+    record.end(shown=dist.get_rank() == 0)
     dist.destroy_process_group()
 
 

@@ -37,13 +37,15 @@ class Record:
         if self.trace and len(self.losses) == WARM_UP:
             self.profiler.start()
 
-    def show(self) -> None:
+    def end(self, shown: bool) -> None:
         found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
         if self.trace:
             self.profiler.stop()
-            self.profiler.export_chrome_trace(self.trace)
+            if shown:
+                self.profiler.export_chrome_trace(self.trace)
             found["traced_steps"] = len(self.losses) - WARM_UP
-        print(json.dumps(found), flush=True)
+        if shown:
+            print(json.dumps(found), flush=True)
 
 
 class Network(pl.LightningModule):
@@ -106,8 +108,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(Network(), data(options.steps))
-    if trainer.is_global_zero:
-        record.show()
+    record.end(shown=trainer.is_global_zero)
 
 
 if __name__ == "__main__":

@@ -41,13 +41,15 @@ class Record:
         if self.trace and len(self.losses) == WARM_UP:
             self.profiler.start()
 
-    def write(self, out: str) -> None:
+    def end(self, out: str | None) -> None:
         found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
         if self.trace:
             self.profiler.stop()
-            self.profiler.export_chrome_trace(self.trace)
+            if out:
+                self.profiler.export_chrome_trace(self.trace)
             found["traced_steps"] = len(self.losses) - WARM_UP
-        Path(out).write_text(json.dumps(found))
+        if out:
+            Path(out).write_text(json.dumps(found))
 
 
 def text() -> torch.Tensor:
@@ -83,7 +85,6 @@ def work(config: dict) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     data = text()
     generator = torch.Generator().manual_seed(context.get_world_rank())
-    first = context.get_world_rank() == 0
     record = Record(config["trace"])
     for _ in range(config["steps"]):
         begins = torch.randint(len(data) - LENGTH - 1, (BATCH,), generator=generator)
@@ -93,8 +94,7 @@ def work(config: dict) -> None:
         loss.backward()
         optimizer.step()
         record.step(loss.item())
-    if first:
-        record.write(config["out"])
+    record.end(config["out"] if context.get_world_rank() == 0 else None)
     ray.train.report({})
 
 

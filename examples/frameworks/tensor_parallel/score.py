@@ -41,13 +41,15 @@ class Record:
         if self.trace and len(self.losses) == WARM_UP:
             self.profiler.start()
 
-    def show(self) -> None:
+    def end(self, shown: bool) -> None:
         found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
         if self.trace:
             self.profiler.stop()
-            self.profiler.export_chrome_trace(self.trace)
+            if shown:
+                self.profiler.export_chrome_trace(self.trace)
             found["traced_steps"] = len(self.losses) - WARM_UP
-        print(json.dumps(found), flush=True)
+        if shown:
+            print(json.dumps(found), flush=True)
 
 
 def config(shard: int) -> LlamaConfig:
@@ -96,8 +98,7 @@ def main() -> None:
             found = model(tokens[:, step : step + 1], past_key_values=cache, use_cache=True)
             cache = found.past_key_values
             record.step(functional.cross_entropy(found.logits[:, -1], tokens[:, step + 1]).item())
-    if int(os.environ.get("RANK", "0")) == 0:
-        record.show()
+    record.end(shown=int(os.environ.get("RANK", "0")) == 0)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -63,13 +63,15 @@ class Record:
         if self.trace and len(self.losses) == WARM_UP:
             self.profiler.start()
 
-    def show(self) -> None:
+    def end(self, shown: bool) -> None:
         found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
         if self.trace:
             self.profiler.stop()
-            self.profiler.export_chrome_trace(self.trace)
+            if shown:
+                self.profiler.export_chrome_trace(self.trace)
             found["traced_steps"] = len(self.losses) - WARM_UP
-        print(json.dumps(found), flush=True)
+        if shown:
+            print(json.dumps(found), flush=True)
 
 
 class RecordingTrainer(Trainer):
@@ -119,8 +121,7 @@ def main() -> None:
         record = Record(options.trace)
         trainer.add_callback(RecordSteps(record, trainer))
         trainer.train()
-        if trainer.is_world_process_zero():
-            record.show()
+        record.end(shown=trainer.is_world_process_zero())
 
 
 if __name__ == "__main__":
