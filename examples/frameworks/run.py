@@ -67,6 +67,7 @@ OFFLINE = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
+GRACE_S = 40.0  # torchrun gives its workers 30 s to end
 FOREIGN = ("HSGD_", "HOROVOD_", "PYTHON", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
@@ -139,7 +140,11 @@ class Runner:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a run: the group that the process leads."""
+    """End what is left of a run; launchers end their workers, which lead groups of their own."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
