@@ -65,7 +65,7 @@ bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Hor
 	$(BIN)/python benchmarks/allreduce.py
 
 frameworks: $(VENV)/.dev ## programs of accelerate, Lightning, PyG, torchrec, ... over gloo and over hsgd
-	$(BIN)/python examples/frameworks/run.py $(FRAMEWORKS_ARGS)
+	$(BIN)/python benchmarks/frameworks.py $(FRAMEWORKS_ARGS)
 
 simulate: $(VENV)/.dev ## collectives on up to 1,024 simulated nodes; JSON and plot (needs SimGrid)
 	$(BIN)/python setup.py --quiet simulation

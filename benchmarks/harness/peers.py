@@ -7,21 +7,18 @@ them is in this repository. Never changes the environment that benchmarks run in
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib.metadata
 import importlib.util
 import os
-import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from harness.installing import PeerMissing, made_once, telling_line
+from harness.installing import run as _run
 from harness.rank_command import BENCHMARKS
 from hsgd.launch.horovod_wheel import cache_folder
 
@@ -40,14 +37,9 @@ INTEL_MPI = "2021.19.0"
 DEEPSPEED = "0.19.8"
 TIMM = "1.0.31"
 DEEPSPEED_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-w")
-LIMIT_S = 600
 _GLUE = BENCHMARKS / "native" / "deepspeed.cpp"
 # DeepSpeed's file includes all of torch with Python; tensors are all that it uses.
 _EXTENSION_H = "#include <ATen/ATen.h>\nnamespace torch { using at::Tensor; }\n"
-
-
-class PeerMissing(RuntimeError):
-    """A peer cannot be had: one line saying which and why."""
 
 
 def mpich_environment(install: bool) -> Path:
@@ -56,7 +48,7 @@ def mpich_environment(install: bool) -> Path:
     Raises PeerMissing.
     """
     tag = f"{sys.implementation.cache_tag}"
-    with _made_once(f"mpich-{tag}", install) as (folder, missing):
+    with made_once(f"mpich-{tag}", install) as (folder, missing):
         if missing:
             _say("MPICH into an environment of its own")
             _run("MPICH", [sys.executable, "-m", "venv", str(folder)])
@@ -69,7 +61,7 @@ def intel_mpi_environment(install: bool) -> Path:
     """A virtual environment with Intel MPI, without libfabric, so for one node; made at the first
     call if `install`. Raises PeerMissing.
     """
-    with _made_once(f"impi-{INTEL_MPI}", install) as (folder, missing):
+    with made_once(f"impi-{INTEL_MPI}", install) as (folder, missing):
         if missing:
             _say("Intel MPI into an environment of its own")
             _run("Intel MPI", [sys.executable, "-m", "venv", str(folder)])
@@ -87,7 +79,7 @@ def deepspeed_library(install: bool) -> Path:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         raise PeerMissing("DeepSpeed's allreduce needs torch, which is not installed") from None
-    with _made_once(f"deepspeed-{DEEPSPEED}-torch{torch}", install) as (folder, missing):
+    with made_once(f"deepspeed-{DEEPSPEED}-torch{torch}", install) as (folder, missing):
         library = folder / "libdeepspeed_allreduce.so"
         if missing:
             _say(f"DeepSpeed {DEEPSPEED}'s allreduce")
@@ -125,66 +117,12 @@ def timm_lars_file(install: bool) -> Path:
     """timm's LARS, a file that needs torch alone; timm as a whole would need torchvision. Fetched
     at the first call if `install`. Raises PeerMissing.
     """
-    with _made_once(f"timm-{TIMM}", install) as (folder, missing):
+    with made_once(f"timm-{TIMM}", install) as (folder, missing):
         if missing:
             _say(f"timm {TIMM}'s optimizers")
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
             _run("timm", [*pip, "--no-deps", "--target", str(folder), f"timm=={TIMM}"])
     return folder / "timm" / "optim" / "lars.py"
-
-
-@contextlib.contextmanager
-def _made_once(name: str, install: bool) -> Iterator[tuple[Path, bool]]:
-    """A folder of the cache and whether it must be filled: it counts as made when the block ends
-    without an error. One process at a time.
-    """
-    cache = cache_folder(None).with_name("peers")
-    folder, stamp = cache / name, cache / f"{name}.made"
-    if stamp.exists():
-        yield folder, False
-        return
-    if not install:
-        raise PeerMissing("it is not there yet; run once without --no-install")
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            missing = not stamp.exists()
-            if missing:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-            yield folder, missing
-            stamp.touch()
-    except OSError as error:
-        raise PeerMissing(f"{cache} cannot be used ({error})") from None
-
-
-def _run(what: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
-        raise PeerMissing(f"{what}: {words[0]} took more than {LIMIT_S} s") from None
-    except OSError as error:
-        raise PeerMissing(f"{what}: {words[0]} does not run ({error})") from None
-    if done.returncode != 0:
-        raise PeerMissing(f"{what}: {telling_line(done.stdout)}")
-
-
-def telling_line(text: str) -> str:
-    """The line of an output that most likely says what is wrong."""
-    lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
-    errors = [line for line in lines if "error" in line.lower() or "cannot" in line]
-    return (errors or lines or [""])[-1]
 
 
 def _say(what: str) -> None:

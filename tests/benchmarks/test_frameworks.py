@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import figures
-import programs
+from harness import report
+from programs import figures
+from programs.table import PLACE, PROGRAMS
 
 __all__: list[str] = []
-
-FOLDER = Path(programs.__file__).parent
 
 
 def made_up(gloo_ms: float, hsgd_ms: float, alone_ms: float) -> list[dict[str, object]]:
@@ -24,14 +23,14 @@ def made_up(gloo_ms: float, hsgd_ms: float, alone_ms: float) -> list[dict[str, o
 
 
 def test_the_help_names_every_program() -> None:
-    command = [sys.executable, str(FOLDER / "run.py"), "--help"]
+    command = [sys.executable, str(PLACE.parents[1] / "benchmarks" / "frameworks.py"), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(f"  {each.name} " in done.stdout for each in programs.PROGRAMS)
+    assert all(f"  {each.name} " in done.stdout for each in PROGRAMS)
 
 
 def test_every_program_has_a_folder_with_pinned_requirements() -> None:
-    for each in programs.PROGRAMS:
+    for each in PROGRAMS:
         lines = (each.folder / "requirements.txt").read_text().splitlines()
         assert lines and all("==" in line for line in lines), each.name
         words = each.words(Path("bin"), 2)
@@ -39,7 +38,7 @@ def test_every_program_has_a_folder_with_pinned_requirements() -> None:
 
 
 def test_no_program_knows_hsgd() -> None:
-    texts = {path: path.read_text() for each in programs.PROGRAMS for path in each.folder.iterdir()}
+    texts = {path: path.read_text() for each in PROGRAMS for path in each.folder.iterdir()}
     assert [path.name for path, text in texts.items() if "hsgd" in text.lower()] == []
 
 
@@ -89,6 +88,6 @@ def test_a_trace_gives_the_time_of_its_collectives(tmp_path: Path) -> None:
 
 def test_the_document_is_json_with_a_row_on_each_line(tmp_path: Path) -> None:
     path, rows = tmp_path / "out.json", made_up(20.0, 12.0, 10.0)
-    figures.write_json(path, {"meta": {}, "ratios": figures.ratios(rows), "results": rows})
+    report.write_json(path, {"meta": {}, "ratios": figures.ratios(rows), "results": rows})
     assert json.loads(path.read_text())["results"] == rows
     assert sum("median_us" in line for line in path.read_text().splitlines()) == 3

@@ -1,16 +1,13 @@
 """Train GraphSAGE on a graph that PyG's FakeDataset draws, with sampled neighbourhoods and DDP over
 gloo.
 
-    torchrun --standalone --nproc-per-node 2 train.py --steps 40
+    PYTHONPATH=.. torchrun --standalone --nproc-per-node 2 train.py --steps 40
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Iterator
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -21,36 +18,11 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import FakeDataset
 from torch_geometric.nn import GraphSAGE
 
-WARM_UP = 5
+from record import Record
+
 BATCH = 32
 NEIGHBOURS = 5
 LAYERS = 2
-
-
-class Record:
-    """Losses and times of the steps of this rank, and a trace of all but the first ones."""
-
-    def __init__(self, trace: str | None) -> None:
-        self.losses: list[float] = []
-        self.ends = [time.perf_counter()]
-        self.trace = trace
-        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-
-    def step(self, loss: float) -> None:
-        self.losses.append(loss)
-        self.ends.append(time.perf_counter())
-        if self.trace and len(self.losses) == WARM_UP:
-            self.profiler.start()
-
-    def end(self, shown: bool) -> None:
-        found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
-        if self.trace:
-            self.profiler.stop()
-            if shown:
-                self.profiler.export_chrome_trace(self.trace)
-            found["traced_steps"] = len(self.losses) - WARM_UP
-        if shown:
-            print(json.dumps(found), flush=True)
 
 
 class Sampler:

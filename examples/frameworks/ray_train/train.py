@@ -1,17 +1,13 @@
 """Train a small language model on the sources of Python: Ray Train starts two workers, whose group
 is gloo's.
 
-    python train.py --workers 2 --steps 40
+    PYTHONPATH=.. python train.py --workers 2 --steps 40
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sysconfig
 import tempfile
-import time
-from itertools import pairwise
 from pathlib import Path
 
 import ray
@@ -20,42 +16,12 @@ import torch
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from torch.nn import functional
 
-WARM_UP = 5
+from record import Record
+from stdlib_text import stdlib_text
+
 LENGTH = 16
 BATCH = 256
 WIDTH = 1024
-
-
-class Record:
-    """Losses and times of the steps of this rank, and a trace of all but the first ones."""
-
-    def __init__(self, trace: str | None) -> None:
-        self.losses: list[float] = []
-        self.ends = [time.perf_counter()]
-        self.trace = trace
-        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-
-    def step(self, loss: float) -> None:
-        self.losses.append(loss)
-        self.ends.append(time.perf_counter())
-        if self.trace and len(self.losses) == WARM_UP:
-            self.profiler.start()
-
-    def end(self, out: str | None) -> None:
-        found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
-        if self.trace:
-            self.profiler.stop()
-            if out:
-                self.profiler.export_chrome_trace(self.trace)
-            found["traced_steps"] = len(self.losses) - WARM_UP
-        if out:
-            Path(out).write_text(json.dumps(found))
-
-
-def text() -> torch.Tensor:
-    folder = Path(sysconfig.get_path("stdlib"))
-    data = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))[: 1 << 20]
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 class Model(torch.nn.Module):
@@ -83,7 +49,7 @@ def work(config: dict) -> None:
     torch.manual_seed(1)
     model = prepare_model(Model())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    data = text()
+    data = stdlib_text(1 << 20)
     generator = torch.Generator().manual_seed(context.get_world_rank())
     record = Record(config["trace"])
     for _ in range(config["steps"]):
@@ -94,7 +60,8 @@ def work(config: dict) -> None:
         loss.backward()
         optimizer.step()
         record.step(loss.item())
-    record.end(config["out"] if context.get_world_rank() == 0 else None)
+    with open(config["out"], "a") as out:
+        record.end(shown=context.get_world_rank() == 0, out=out)
     ray.train.report({})
 
 

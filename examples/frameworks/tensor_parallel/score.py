@@ -1,7 +1,7 @@
 """Score text token by token with a Llama of random weights that tp_plan="auto" splits over ranks.
 transformers takes gloo for CPUs.
 
-    torchrun --standalone --nproc-per-node 2 score.py --steps 60
+    PYTHONPATH=.. torchrun --standalone --nproc-per-node 2 score.py --steps 60
 
 --shard N runs the work of one of N ranks alone, without communication.
 """
@@ -9,47 +9,18 @@ transformers takes gloo for CPUs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sysconfig
 import tempfile
-import time
-from itertools import pairwise
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, set_seed
 
-WARM_UP = 5
+from record import Record
+from stdlib_text import stdlib_text
+
 SEQUENCES = 8
-
-
-class Record:
-    """Losses and times of the steps of this rank, and a trace of all but the first ones."""
-
-    def __init__(self, trace: str | None) -> None:
-        self.losses: list[float] = []
-        self.ends = [time.perf_counter()]
-        self.trace = trace
-        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-
-    def step(self, loss: float) -> None:
-        self.losses.append(loss)
-        self.ends.append(time.perf_counter())
-        if self.trace and len(self.losses) == WARM_UP:
-            self.profiler.start()
-
-    def end(self, shown: bool) -> None:
-        found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
-        if self.trace:
-            self.profiler.stop()
-            if shown:
-                self.profiler.export_chrome_trace(self.trace)
-            found["traced_steps"] = len(self.losses) - WARM_UP
-        if shown:
-            print(json.dumps(found), flush=True)
 
 
 def config(shard: int) -> LlamaConfig:
@@ -68,10 +39,7 @@ def config(shard: int) -> LlamaConfig:
 
 def text(steps: int) -> torch.Tensor:
     """Bytes of the standard library, a sequence in each row."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    data = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
-    count = SEQUENCES * (steps + 1)
-    return torch.frombuffer(bytearray(data[:count]), dtype=torch.uint8).view(SEQUENCES, -1).long()
+    return stdlib_text(SEQUENCES * (steps + 1)).view(SEQUENCES, -1).long()
 
 
 def load(shard: int) -> torch.nn.Module:

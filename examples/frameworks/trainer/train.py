@@ -1,18 +1,13 @@
 """Train a small BERT, made from a config, on the sources of Python: Hugging Face's Trainer over
 accelerate over gloo.
 
-    torchrun --standalone --nproc-per-node 2 train.py --steps 40
+    PYTHONPATH=.. torchrun --standalone --nproc-per-node 2 train.py --steps 40
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sysconfig
 import tempfile
-import time
-from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
@@ -25,7 +20,9 @@ from transformers import (
     set_seed,
 )
 
-WARM_UP = 5
+from record import Record
+from stdlib_text import stdlib_text
+
 LENGTH = 64
 MASK = 256  # tokens are bytes, and this
 
@@ -34,9 +31,7 @@ class Text(Dataset):
     """Pieces of the standard library, one byte in seven masked."""
 
     def __init__(self) -> None:
-        folder = Path(sysconfig.get_path("stdlib"))
-        data = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))[: 1 << 20]
-        self.pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, LENGTH).long()
+        self.pieces = stdlib_text(1 << 20).view(-1, LENGTH).long()
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -46,32 +41,6 @@ class Text(Dataset):
         masked = torch.arange(LENGTH) % 7 == index % 7
         labels = piece.masked_fill(~masked, -100)
         return {"input_ids": piece.masked_fill(masked, MASK), "labels": labels}
-
-
-class Record:
-    """Losses and times of the steps of this rank, and a trace of all but the first ones."""
-
-    def __init__(self, trace: str | None) -> None:
-        self.losses: list[float] = []
-        self.ends = [time.perf_counter()]
-        self.trace = trace
-        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-
-    def step(self, loss: float) -> None:
-        self.losses.append(loss)
-        self.ends.append(time.perf_counter())
-        if self.trace and len(self.losses) == WARM_UP:
-            self.profiler.start()
-
-    def end(self, shown: bool) -> None:
-        found = {"losses": self.losses, "step_s": [b - a for a, b in pairwise(self.ends)]}
-        if self.trace:
-            self.profiler.stop()
-            if shown:
-                self.profiler.export_chrome_trace(self.trace)
-            found["traced_steps"] = len(self.losses) - WARM_UP
-        if shown:
-            print(json.dumps(found), flush=True)
 
 
 class RecordingTrainer(Trainer):

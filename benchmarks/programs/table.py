@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.rank_command import BENCHMARKS
+
 __all__ = ["PROGRAMS", "Program"]
 
-HERE = Path(__file__).resolve().parent
+PLACE = BENCHMARKS.parent / "examples" / "frameworks"
 WORKERS = 2
 
 
@@ -32,7 +34,7 @@ class Program:
 
     @property
     def folder(self) -> Path:
-        return HERE / self.name
+        return PLACE / self.name
 
 
 def _torchrun(script: str, *alone: str) -> Callable[[Path, int], list[str]]:

@@ -1,6 +1,6 @@
 """What the runs of the programs say: losses compared, ratios, a table and a plot.
 
-Owns the arithmetic and the form of the JSON. Starts nothing. A row of results is one program over
+Owns the arithmetic. Starts nothing. A row of results is one program over
 one candidate: gloo, hsgd, or alone, which is one worker's part of the work without communication.
 """
 
@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import report
+
 __all__ = [
     "difference",
     "median_step_us",
@@ -20,7 +22,6 @@ __all__ = [
     "rows_of",
     "table",
     "traced_us",
-    "write_json",
 ]
 
 WARM_UP = 5  # steps that no median has
@@ -101,21 +102,7 @@ def table(rows: Sequence[Row]) -> str:
         cells.append("-" if exposed is None else f"{exposed:.1f}")
         cells += [_ms(row.get("collectives_us")) for row in both]
         lines.append([*cells, f"{here['hsgd']['losses_differ']:.2g}"])
-    every = [header, *lines]
-    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
-    every.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in every
-    )
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """One row of results per line, so that files compare well."""
-    rows = ",\n".join("  " + json.dumps(row) for row in document["results"])
-    rest = {name: value for name, value in document.items() if name != "results"}
-    text = json.dumps(rest, indent=1)
-    path.write_text(f'{text[:-2]},\n "results": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    return report.table(header, lines)
 
 
 def plot(rows: Sequence[Row], target: Path) -> None:
@@ -127,12 +114,12 @@ def plot(rows: Sequence[Row], target: Path) -> None:
 
     programs = _by_program(rows)
     figure, panel = pyplot.subplots(figsize=(1.3 * len(programs) + 2, 4), layout="constrained")
-    for shift, name, colour in ((-0.2, "gloo", "#969696"), (0.2, "hsgd", "#4292c6")):
+    for shift, name in ((-0.2, "gloo"), (0.2, "hsgd")):
         heights = [
             here[name]["median_us"] / here["alone"]["median_us"] for here in programs.values()
         ]
         places = [place + shift for place in range(len(programs))]
-        bars = panel.bar(places, heights, 0.38, color=colour, label=name)
+        bars = panel.bar(places, heights, 0.38, color=report.colour(name), label=name)
         labels = [_ms(here[name]["median_us"]) for here in programs.values()]
         panel.bar_label(bars, labels, fontsize=7)
     panel.axhline(1, color="black", linewidth=0.8, linestyle=":", label="no communication")

@@ -1,28 +1,29 @@
 """Run programs of others over gloo and over hsgd, in turns, and compare losses and times.
 
-Owns the command line and the order of the runs. The programs are in programs.py, what becomes of
-their figures in figures.py.
+Owns the command line and the order of the runs. The programs lie in examples/frameworks; how they
+start is in programs/table.py, what becomes of their figures in programs/figures.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import figures
-from environments import Failure, cache, environment, wheel
-from programs import PROGRAMS, WORKERS, Program
+from harness import report
+from harness.installing import PeerMissing
+from hsgd.launch.horovod_wheel import cache_folder
+from programs import figures
+from programs.environments import FOLDER, environment, wheel
+from programs.table import PLACE, PROGRAMS, WORKERS, Program
 
 __all__ = ["main"]
 
@@ -51,8 +52,8 @@ The exit code is 1 where a program failed or its losses differ; the others are m
 same. Logs of all runs are kept in the cache, and a failure names its log.
 
 examples:
-  python examples/frameworks/run.py --quick --only lightning_ddp
-  python examples/frameworks/run.py --json frameworks.json --png frameworks.png
+  python benchmarks/frameworks.py --quick --only lightning_ddp
+  python benchmarks/frameworks.py --json frameworks.json --png frameworks.png
 """
 OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -71,13 +72,22 @@ GRACE_S = 40.0  # torchrun gives its workers 30 s to end
 FOREIGN = ("HSGD_", "HOROVOD_", "PYTHON", "VIRTUAL_ENV", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
+class Failure(RuntimeError):
+    """A program does not run: one line, with the file that has the rest."""
+
+
+def logs() -> Path:
+    """The folder of the logs of all runs."""
+    return cache_folder(None).with_name(FOLDER) / "logs"
+
+
 class Runner:
     """Runs one program in its environment; `logs` gets a file for each run."""
 
     def __init__(self, program: Program, programs: Path, steps: int, limit_s: float) -> None:
         self.program, self.programs = program, programs
         self.steps, self.limit_s = steps, limit_s
-        self.logs = cache() / "logs"
+        self.logs = logs()
         self.logs.mkdir(parents=True, exist_ok=True)
 
     def run(self, candidate: str, words: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -108,12 +118,13 @@ class Runner:
     ) -> subprocess.Popen[bytes]:
         kept = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
         path = f"{self.programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        places = {"PATH": path, "PYTHONPATH": str(PLACE)}  # record.py and stdlib_text.py
         served = {"HSGD_AS_GLOO": "1", "HSGD_REPORT": "1"} if candidate == "hsgd" else {}
         with log.open("wb") as out:
             return subprocess.Popen(
                 command,
                 cwd=self.program.folder,
-                env={**kept, **OFFLINE, **served, "PATH": path, "TMPDIR": folder},
+                env={**kept, **OFFLINE, **served, **places, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -169,46 +180,36 @@ def measure(runner: Runner, rounds: int) -> list[dict[str, Any]]:
 def measure_all(
     chosen: Sequence[Program], steps: int, rounds: int, limit_s: float
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows and failures; a program that fails does not stop the others."""
+    """Rows and failures; a program that fails does not stop the others. Raises PeerMissing where
+    hsgd cannot be built.
+    """
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
-    try:
-        built = wheel()
-    except Failure as failure:
-        return [], [f"hsgd: {failure}"]
-    for program in chosen:
-        print(f"{program.name}: {program.about}", file=sys.stderr)
-        try:
-            programs = environment(program.folder, built)
-            found = measure(Runner(program, programs, steps, limit_s), rounds)
-        except Failure as failure:
-            failures.append(f"{program.name}: {failure}")
-            print(failures[-1], file=sys.stderr)
-            continue
-        rows += found
-        differ = max(row.get("losses_differ", 0.0) for row in found)
-        if differ > program.tolerance:
-            failures.append(
-                f"{program.name}: losses differ by {differ:.2g}, more than {program.tolerance:g}; "
-                f"see {cache() / 'logs'}"
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        built = wheel(Path(folder))
+        for program in chosen:
+            print(f"{program.name}: {program.about}", file=sys.stderr)
+            try:
+                programs = environment(program.folder, built)
+                found = measure(Runner(program, programs, steps, limit_s), rounds)
+            except PeerMissing as missing:
+                failures.append(str(missing))
+                continue
+            except Failure as failure:
+                failures.append(f"{program.name}: {failure}")
+                continue
+            rows += found
+            differ = max(row.get("losses_differ", 0.0) for row in found)
+            if differ > program.tolerance:
+                failures.append(
+                    f"{program.name}: losses differ by {differ:.2g}, more than "
+                    f"{program.tolerance:g}; see {logs()}"
+                )
     return rows, failures
 
 
-def _facts(chosen: Sequence[Program], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Where, when and with what this runs."""
-    lists = {each.name: each.folder / "requirements.txt" for each in chosen}
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "benchmark": "frameworks",
-        "command": ["python", *sys.argv],
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit,
-        "host": {"machine": platform.machine(), "cores_usable": len(os.sched_getaffinity(0))},
-        "settings": settings,
-        "requirements": {name: path.read_text().split() for name, path in lists.items()},
-    }
+def _requirements(chosen: Sequence[Program]) -> dict[str, list[str]]:
+    return {each.name: (each.folder / "requirements.txt").read_text().split() for each in chosen}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -239,14 +240,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps = options.steps or (20 if options.quick else 40)
     if rounds < 1 or steps <= figures.WARM_UP or options.limit_s <= 0:
         parser.error(f"--rounds: 1 or more; --steps: above {figures.WARM_UP}; --limit-s: above 0")
-    for path in filter(None, (options.json, options.png)):
-        if not path.absolute().parent.is_dir():
-            parser.error(f"{path}: there is no folder {path.parent}")
+    report.check_targets(parser, options.json, options.png)
     chosen = [each for each in PROGRAMS if not options.only or each.name in options.only]
-    rows, failures = measure_all(chosen, steps, rounds, options.limit_s)
     settings = {"rounds": rounds, "steps": steps, "workers": WORKERS}
+    try:
+        rows, failures = measure_all(chosen, steps, rounds, options.limit_s)
+    except PeerMissing as missing:
+        rows, failures = [], [str(missing)]
     document = {
-        "meta": _facts(chosen, settings),
+        "meta": {
+            **report.facts("frameworks"),
+            "settings": settings,
+            "requirements": _requirements(chosen),
+        },
         "ratios": figures.ratios(rows),
         "failures": failures,
         "results": rows,
@@ -257,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in failures:
         print(f"error: {line}", file=sys.stderr)
     if options.json:
-        figures.write_json(options.json, document)
+        report.write_json(options.json, document)
     if options.png and rows:
         figures.plot(rows, options.png)
     return int(bool(failures))
