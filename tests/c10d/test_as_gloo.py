@@ -48,11 +48,6 @@ def ranks() -> Iterator[Ranks]:
         yield pool
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
-
-
 @contextlib.contextmanager
 def served(report: str = "0") -> Iterator[None]:
     """torch as the start-up hook leaves it, and as it was afterwards."""

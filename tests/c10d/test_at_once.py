@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,11 +22,6 @@ __all__: list[str] = []
 def ranks() -> Iterator[Ranks]:
     with Ranks(2) as pool:
         yield pool
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
 
 
 @contextlib.contextmanager

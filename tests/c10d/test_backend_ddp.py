@@ -6,7 +6,6 @@ gloo is the reference for DDP, one process with the global batch for FSDP2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,11 +31,6 @@ Weights = list[list[float]]
 def ranks() -> Iterator[Ranks]:
     with Ranks(SIZE) as pool:
         yield pool
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
 
 
 class Net(nn.Module):

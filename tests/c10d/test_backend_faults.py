@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,11 +24,6 @@ __all__: list[str] = []
 def ranks() -> Iterator[Ranks]:
     with Ranks(3) as pool:
         yield pool
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
 
 
 def do_lose(seat: Seat, path: str) -> tuple[str, str]:
