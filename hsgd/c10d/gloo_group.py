@@ -93,8 +93,8 @@ class GlooGroup(Collectives):
         return min(self._limit_s, gloos_s)
 
     def _is_unwatched(self) -> bool:
-        is_counted = self._counts is not None or not super()._is_unwatched()
-        return not is_counted and self._limit_now() >= self._limit_s
+        is_plain = self._counts is None and super()._is_unwatched()
+        return is_plain and self._limit_now() >= self._limit_s
 
     def group_for(self, device: torch.device, method: str) -> Any:
         """The group underneath."""

@@ -44,7 +44,6 @@ PyObject* kept(nb::object object) { return object.release().ptr(); }
 
 TorchNames::TorchNames()
     : data_ptr(intern("data_ptr")),
-      device(intern("device")),
       dtype(intern("dtype")),
       is_contiguous(intern("is_contiguous")),
       is_cpu(intern("is_cpu")),

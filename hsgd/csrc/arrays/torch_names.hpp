@@ -24,7 +24,7 @@ class TorchNames {
 
   PyObject* strided;  // torch.strided
   // Names of attributes and methods.
-  PyObject *data_ptr, *device, *dtype, *is_contiguous, *is_cpu, *is_neg, *layout, *shape;
+  PyObject *data_ptr, *dtype, *is_contiguous, *is_cpu, *is_neg, *layout, *shape;
 
  private:
   TorchNames();

@@ -182,9 +182,7 @@ class Comm {
   nb::object run(Fill&& fill) {
     Collective collective(topology_);
     fill(collective);
-    call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_run(comm, &collective.call(), error);
-    });
+    run(collective);
     return collective.result();
   }
 
@@ -193,9 +191,7 @@ class Comm {
   bool run_if(Fill&& fill) {
     Collective collective(topology_);
     if (!fill(collective)) return false;
-    call([&](hsgd_comm* comm, hsgd_error* error) {
-      return hsgd_comm_run(comm, &collective.call(), error);
-    });
+    run(collective);
     return true;
   }
 
@@ -339,6 +335,12 @@ class Comm {
  private:
   void check_open() const {
     if (comm_ == nullptr) raise_closed("communicator");
+  }
+
+  void run(Collective& collective) {
+    call([&](hsgd_comm* comm, hsgd_error* error) {
+      return hsgd_comm_run(comm, &collective.call(), error);
+    });
   }
 
   template <class Call>
