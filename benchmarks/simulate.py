@@ -1,7 +1,8 @@
 """Collectives on up to 1,024 simulated nodes, against Open MPI's and MPICH's algorithms and bounds.
 
 Owns the command line. The parts are in simulation/: platforms.py the networks, runs.py the
-simulator, bounds.py what no algorithm can beat, cases.py the choice, figures.py ratios and plot.
+simulator, bounds.py what no algorithm can beat, cases.py the choice, figures.py ratios and plot,
+calibration.py how well the simulator predicts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from harness import report
 from harness.stopping import keeping
 from hsgd.config import Config
 from simulation import runs
+from simulation.calibration import calibrate
 from simulation.cases import COLLECTIVES, SIZES, Found, Selection, measure
 from simulation.figures import draw, ratios, tables
 from simulation.local_level import MEASURED, read_local_level
@@ -44,12 +46,15 @@ What would take too long or too much memory is left out, and named at the end an
 Ratios in the JSON, above 1 is ahead: vs_peer/COLLECTIVE/NETWORK-NODES/SIZE is the best peer's time
 over that of hsgd, vs_limit/... the bound over that of hsgd: 1 is perfect. Where --radix names
 several, the first is compared under these keys, and another, as 4, under COLLECTIVE_hsgd-4.
+--calibrate writes vs_limit/allreduce/LAYOUT/SIZE, simulated / measured: below 1 is slower than
+simulated.
 
 examples:
   python benchmarks/simulate.py --quick
   python benchmarks/simulate.py --nodes 1024 --networks fat_tree --collectives allreduce barrier
   python benchmarks/simulate.py --radix 16 2 4 8 --nodes 64 256 --collectives allreduce
   python benchmarks/simulate.py --json simulate.json --png simulate.png
+  python benchmarks/simulate.py --calibrate --json calibration.json
   python benchmarks/simulate.py --read simulate.json --png simulate.png
 """
 _QUICK = {"networks": KINDS[:1], "nodes": (16,), "sizes": (8, 64 << 10, 1 << 20)}
@@ -60,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of_options()
     options = parser.parse_args(argv)
     report.check_targets(parser, options.json, options.png)
+    if options.calibrate:
+        return _calibrate(options)
     if options.read:
         document = json.loads(options.read.read_text(encoding="utf-8"))
         return _finish(document, options.png)
@@ -81,6 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return stopped.code or _finish(document, options.png)
 
 
+def _calibrate(options: argparse.Namespace) -> int:
+    try:
+        runs.check_program()
+        return calibrate(options.calibrate, options.json, options.png, options.quick)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
 def parser_of_options() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -93,6 +109,16 @@ def parser_of_options() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write everything there, as it is found")
     add("--png", type=Path, metavar="FILE", help="plot time over bound there")
     add("--read", type=Path, metavar="FILE", help="simulate nothing: show and plot this JSON")
+    add(
+        "--calibrate",
+        type=Path,
+        nargs="?",
+        const=MEASURED,
+        metavar="FILE",
+        help="how well the simulator predicts: simulate the allreduces on virtual nodes that "
+        "plan_calibration.py --constants FILE measured (default: those that hsgd plan comes with), "
+        "each layout with constants fitted to the others",
+    )
     add("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
     add("--networks", nargs="+", choices=KINDS, help="default: all")
     add("--nodes", nargs="+", type=int, choices=NODES, help="default: all")

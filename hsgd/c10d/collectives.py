@@ -117,10 +117,12 @@ class Collectives(dist.ProcessGroup):
         """tensors: of the result. given: what this rank puts in, where that is something else."""
         members, recorder = self._board.members, self._flight_recorder()
         given = tensors if given is None else given
+        recorded = recorder and functools.partial(recorder.run, what, call, given, tensors)
+        run = recorded or call
 
         def execute() -> None:
             try:
-                recorder.run(what, call, given, tensors) if recorder is not None else call()
+                run()
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
 

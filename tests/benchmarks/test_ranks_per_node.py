@@ -60,11 +60,11 @@ def test_numbers_of_ranks_are_compared_in_each_collective(tmp_path: Path) -> Non
 def test_ranks_get_by_with_few_descriptors(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     words = ("--np", "48", "--sizes", "8", "--rounds", "1", "--candidates", "hsgd-c", "mpi-c")
-    done = run(*words, "--files", "64", "--json", str(file))
+    done = run(*words, "--files", "160", "--json", str(file))
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     assert document["failures"] == []
-    assert document["meta"]["settings"]["ulimit"] == "-n 64"
+    assert document["meta"]["settings"]["ulimit"] == "-n 160"
 
 
 def test_candidates_from_python_are_refused() -> None:

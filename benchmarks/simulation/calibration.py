@@ -1,12 +1,14 @@
 """How well the simulator predicts: allreduces on virtual nodes, as `benchmarks/plan_calibration.py`
 measured them, each layout simulated with constants that were fitted to the others.
 
-Owns the command line and the table. The fit is simulation/network_fit.py.
+Owns the comparison, its table and plot. Nothing is measured: the times are those that
+`python benchmarks/plan_calibration.py --constants FILE` measured. What the ranks of a node add
+(local_s and local_s_per_byte of simulate.py --local) is taken from that file's one node. The fit is
+network_fit.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -17,51 +19,33 @@ from typing import Any
 from harness import report
 from harness.stopping import keeping
 from hsgd.config import Config
-from simulation import runs
-from simulation.local_level import MEASURED, LocalLevel, read_local_level
+from simulation.local_level import LocalLevel, read_local_level
 from simulation.network_fit import Layout, Surface, fit, surfaces
 
-__all__ = ["main"]
+__all__ = ["calibrate"]
 
-EPILOG = """\
-Nothing is measured here: the times are those that `python benchmarks/plan_calibration.py
---constants FILE` measured, by default those that `hsgd plan` comes with. What the ranks of a node
-add (local_s and local_s_per_byte of simulate.py --local) is taken from that file's one node.
-
-Ratios in the JSON: vs_limit/allreduce/LAYOUT/SIZE is simulated / measured: 1 is perfect, below 1 is
-slower than simulated.
-
-examples:
-  python benchmarks/simulate_calibration.py --quick
-  python benchmarks/simulate_calibration.py --measured my_machine.json --json calibration.json
-"""
 _QUICK = {"2x1@1gbit", "3x1@1gbit", "4x1@1gbit"}
 _QUICK_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 10
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code is 1 where the simulator fails or is missing, or a file has no measurements."""
-    parser = argparse.ArgumentParser(
-        description="Simulate measured allreduces, with constants fitted to other layouts.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--quick", action="store_true", help="three layouts up to 1 MB: under a minute")
-    add("--measured", type=Path, metavar="FILE", default=MEASURED, help="times to predict")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
-    add("--png", type=Path, metavar="FILE", help="plot simulated over measured there")
-    options = parser.parse_args(argv)
-    report.check_targets(parser, options.json, options.png)
-    try:
-        runs.check_program()
-        local = read_local_level(options.measured)
-        layouts = list(_layouts(options.measured, options.quick))
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    facts = report.facts("simulate_calibration")
+def calibrate(
+    measured: Path, json_file: Path | None = None, png: Path | None = None, quick: bool = False
+) -> int:
+    """Simulate the layouts of a file of measurements, and show how near the times are.
+
+    Args:
+        measured: What plan_calibration.py --constants wrote.
+        json_file: Everything is written there.
+        png: Simulated over measured is plotted there.
+        quick: Three layouts up to 1 MB.
+
+    Returns 0, or the exit code of an interrupted run. Raises OSError and ValueError where the file
+    has no measurements, RuntimeError where the simulator fails.
+    """
+    local = read_local_level(measured)
+    layouts = list(_layouts(measured, quick))
+    facts = report.facts("simulate --calibrate")
     radix = Config().wire_radix
     results: list[dict[str, Any]] = []
     known: list[Surface] = []
@@ -71,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             others = [surface for surface in known if surface.layout.name != layout.name]
             results += _checked(layout, others, radix, local)
     document = _document({**facts, "interrupted": bool(stopped.code)}, local, known, results)
-    if options.json:
-        report.write_json(options.json, document)
+    if json_file:
+        report.write_json(json_file, document)
     _show(document)
-    if options.png and results:
-        _draw(document, options.png)
+    if png and results:
+        _draw(document, png)
     return stopped.code
 
 
@@ -186,7 +170,3 @@ def _draw(document: Mapping[str, Any], target: Path) -> None:
     axes.legend()
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
