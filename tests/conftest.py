@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -137,11 +138,17 @@ def _orphaned_files(before: set[str]) -> list[str]:
 
 
 def _in_use(name: str) -> bool:
-    """Whether a process maps the file: then a program beside these tests may own it."""
-    needle = f"/dev/shm/{name}\n".encode()
+    """Whether a process maps the file: then a program beside these tests may own it. Found by its
+    inode: sem_open() maps a file under a name that it changes afterwards.
+    """
+    try:
+        inode = os.stat(f"/dev/shm/{name}").st_ino
+    except FileNotFoundError:
+        return False
+    needle = re.compile(rf" {inode} +/dev/shm/".encode())
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            if needle in maps.read_bytes():
+            if needle.search(maps.read_bytes()):
                 return True
         except OSError:
             continue

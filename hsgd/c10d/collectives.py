@@ -170,7 +170,7 @@ class Collectives(dist.ProcessGroup):
 
     # Reductions.
 
-    @at_once("group_allreduce", 2)
+    @at_once("group_allreduce", 2, "all_reduce")
     @by_device
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HsgdWork:
         """Each tensor becomes the combination of all ranks', in place."""
@@ -246,7 +246,7 @@ class Collectives(dist.ProcessGroup):
         given = [part for _, parts in pairs for part in parts]
         return self._submit_reduction("reduce_scatter", call, outputs, opts, given)
 
-    @at_once("group_reduce_scatter", 3)
+    @at_once("group_reduce_scatter", 3, "reduce_scatter_tensor")
     @by_device
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
         """Each rank keeps its part of the combination of all inputs."""
@@ -305,7 +305,7 @@ class Collectives(dist.ProcessGroup):
 
     # Movements.
 
-    @at_once("group_broadcast", 2)
+    @at_once("group_broadcast", 2, "broadcast")
     @by_device
     def broadcast(self, tensors: list[Tensor], opts: Any) -> HsgdWork:
         """Each tensor becomes the root's."""
@@ -348,7 +348,7 @@ class Collectives(dist.ProcessGroup):
             )
         return self.allgather([list(places) for places in zip(*outputs, strict=True)], inputs, opts)
 
-    @at_once("group_allgather", 3)
+    @at_once("group_allgather", 3, "all_gather_into_tensor")
     @by_device
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> HsgdWork:
         """Each rank gets the tensors of all, joined in rank order."""

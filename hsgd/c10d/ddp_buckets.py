@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from hsgd._native import LEAST_BUCKET_BYTES  # below, asking costs more than staging
 from hsgd.comm import Comm
 from hsgd.errors import SharedMemoryError
 
 __all__ = ["SharedBuckets", "is_called_by_autograd"]
 
-_LEAST_BYTES = 1 << 20  # below, asking costs more than staging
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -51,7 +51,7 @@ class SharedBuckets:
         """
         if self._closed or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             return False
-        return tensor.numel() * tensor.element_size() >= _LEAST_BYTES
+        return tensor.numel() * tensor.element_size() >= LEAST_BUCKET_BYTES
 
     def move(self, tensor: Tensor, is_bucket: bool) -> None:
         """Move the memory of a bucket that comes for the second time, if it is one on all ranks;

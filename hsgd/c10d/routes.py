@@ -16,6 +16,7 @@ from torch import Tensor
 from hsgd.c10d import overloads
 from hsgd.c10d.diagnostics import tracing
 from hsgd.c10d.global_ranks import in_global_ranks
+from hsgd.c10d.queued_work import QueuedWork
 from hsgd.errors import HsgdError
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ def by_device(method: Method) -> Method:
     return cast(Method, call)
 
 
-def at_once(native: str, arguments: int) -> Callable[[Method], Method]:
-    """Make a method that hands a blocking call of one plain tensor to the core as it is, where
-    nothing else is under way: `native` of the binding's Comm takes it, or says that it is not that
-    simple. Such a call returns None, as NCCL's do, where torch.distributed expects it.
+def at_once(native: str, arguments: int, what: str) -> Callable[[Method], Method]:
+    """Make a method that hands a call of one plain tensor to the core as it is, where nothing else
+    is under way: `native` of the binding's Comm takes it, or says that it is not that simple. A
+    blocking call returns None, as NCCL's do, where torch.distributed expects it; an asynchronous
+    one is left to the core's queue. `what`: its name in errors.
     """
 
     def decorated(method: Method) -> Method:
@@ -69,11 +71,18 @@ def at_once(native: str, arguments: int) -> Callable[[Method], Method]:
             if not is_usual or tracing.is_on() or not self._is_unwatched():
                 return method(self, *given, **named)
             run = getattr(comm._native, native)
+            members = self._board.members
             try:
-                done = run(*given) if worker.is_unused else worker.run_if_free(run, given)
+                taken = run(*given) if worker.is_unused else worker.run_if_free(run, given)
             except HsgdError as error:
-                raise in_global_ranks(error, self._board.members) from None
-            return None if done else method(self, *given)
+                raise in_global_ranks(error, members) from None
+            if taken is None:
+                return None
+            if taken is False:
+                return method(self, *given)
+            output = given[0]
+            tensors = output if isinstance(output, list) else [output]
+            return QueuedWork(taken, what, tensors, members, worker)
 
         return cast(Method, call)
 

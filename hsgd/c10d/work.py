@@ -19,7 +19,14 @@ import torch.distributed as dist
 from hsgd.c10d.diagnostics import tracing
 from hsgd.errors import CollectiveTimeout, HsgdError
 
-__all__ = ["HsgdWork", "Worker"]
+__all__ = ["HsgdWork", "Worker", "unfinished"]
+
+
+def unfinished(what: str, seconds: float) -> CollectiveTimeout:
+    """The error of a wait that ends before the collective does; local."""
+    return CollectiveTimeout(
+        f"{what}: not done within the timeout of {seconds:g} s; it goes on, wait for it again"
+    )
 
 
 class _Unreadable:
@@ -38,12 +45,12 @@ class HsgdWork(dist.Work):
     """One collective of a process group, under way or ended."""
 
     def __init__(
-        self, what: str, call: Callable[[], None], tensors: list[torch.Tensor], worker: Worker
+        self, what: str, call: Callable[[], object], tensors: list[torch.Tensor], worker: Worker
     ) -> None:
         super().__init__()
         self._worker = worker
         self._what = what
-        self._call: Callable[[], None] | None = call
+        self._call: Callable[[], object] | None = call
         self._tensors = tensors
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -116,10 +123,7 @@ class HsgdWork(dist.Work):
                 "group"
             )
         if not self._ended.is_set():
-            raise CollectiveTimeout(
-                f"{self._what}: not done within the timeout of {seconds:g} s; it goes on, wait for "
-                "it again"
-            )
+            raise unfinished(self._what, seconds)
         if self._error is not None:
             raise self._cause(self._error)
         return True
@@ -216,7 +220,7 @@ class Worker:
             work.wait()
         return work
 
-    def run_if_free(self, call: Callable[..., bool], arguments: Sequence[Any]) -> bool:
+    def run_if_free(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         """call(*arguments) in this thread, where nothing is under way; False where something is."""
         with self._lock:  # the condition's, without its Python
             if self._busy or self._waiting or self._urgent or self._closed:

@@ -199,14 +199,15 @@ class Comm {
   Request start(Fill&& fill) {
     const auto submitted = std::make_shared<Submitted>(topology_);
     fill(submitted->collective);
-    forget_done();
-    check_open();
-    hsgd_error error;
-    const int status =
-        hsgd_comm_start(comm_.get(), &submitted->collective.call(), &submitted->request, &error);
-    raise_on_error(status, error);
-    open_.push_back(submitted);
-    return Request(submitted);
+    return start(submitted);
+  }
+
+  // The same where `fill` says that it has described one.
+  template <class Fill>
+  std::optional<Request> start_if(Fill&& fill) {
+    const auto submitted = std::make_shared<Submitted>(topology_);
+    if (!fill(submitted->collective)) return std::nullopt;
+    return start(submitted);
   }
 
   // The bytes of a shared buffer, which lives as long as the array and all that is made of it.
@@ -319,6 +320,12 @@ class Comm {
     return nodes;
   }
 
+  // Of the std::shared_ptr that operators of torch take a copy of: see operators/registry.hpp.
+  uintptr_t shared_address() const {
+    check_open();
+    return reinterpret_cast<uintptr_t>(&comm_);
+  }
+
   // In a forked child too, where nothing else may be called.
   int descriptor() const { return comm_ == nullptr ? -1 : hsgd_comm_descriptor(comm_.get()); }
 
@@ -335,6 +342,17 @@ class Comm {
  private:
   void check_open() const {
     if (comm_ == nullptr) raise_closed("communicator");
+  }
+
+  Request start(const std::shared_ptr<Submitted>& submitted) {
+    forget_done();
+    check_open();
+    hsgd_error error;
+    const int status =
+        hsgd_comm_start(comm_.get(), &submitted->collective.call(), &submitted->request, &error);
+    raise_on_error(status, error);
+    open_.push_back(submitted);
+    return Request(submitted);
   }
 
   void run(Collective& collective) {
@@ -402,6 +420,7 @@ void bind_comm(nb::module_& module) {
       .def("topology", &Comm::topology, nb::rv_policy::copy)
       .def("nodes", &Comm::nodes)
       .def("descriptor", &Comm::descriptor)
+      .def("shared_address", &Comm::shared_address)
       .def("counters", &Comm::counters)
       .def("keep_records", &Comm::keep_records, nb::arg("capacity"))
       .def("take_records", &Comm::take_records);

@@ -28,14 +28,13 @@ nb::object get(nb::handle object, PyObject* name) {
   return value;
 }
 
-// Blocks, and has no timeout: torch's mark of none is below 0. Versions without asyncOp want a
-// Work.
-bool is_simple(nb::handle options) {
-  if (!get(options, names().async_op).is(Py_False)) return false;
-  if (PyDateTimeAPI == nullptr) PyDateTime_IMPORT;
-  const nb::object timeout = get(options, names().timeout);
-  return timeout.is_valid() && PyDelta_Check(timeout.ptr()) != 0 &&
-         PyDateTime_DELTA_GET_DAYS(timeout.ptr()) < 0;
+// Whether a pass of autograd runs in this thread.
+bool is_in_backward() {
+  static PyObject* const current = [] {
+    nb::object function = nb::module_::import_("torch").attr("_C").attr("_current_graph_task_id");
+    return function.release().ptr();
+  }();
+  return nb::cast<int>(nb::handle(current)()) >= 0;
 }
 
 // The one tensor of a list.
@@ -65,9 +64,29 @@ bool are_shares(const Array& share, const Array& whole, int ranks) {
 
 }  // namespace
 
+// torch's mark of no timeout is below 0. Versions without asyncOp want a Work of every call.
+Asked asked_by(nb::handle options) {
+  const nb::object async_op = get(options, names().async_op);
+  if (!async_op.is(Py_False) && !async_op.is(Py_True)) return Asked::kOther;
+  if (PyDateTimeAPI == nullptr) PyDateTime_IMPORT;
+  const nb::object timeout = get(options, names().timeout);
+  if (!timeout.is_valid() || PyDelta_Check(timeout.ptr()) == 0 ||
+      PyDateTime_DELTA_GET_DAYS(timeout.ptr()) >= 0) {
+    return Asked::kOther;
+  }
+  return async_op.is(Py_True) ? Asked::kAsync : Asked::kBlocking;
+}
+
+bool may_be_queued(const Collective& it) {
+  const hsgd_call& call = it.call();
+  const bool is_bucket =
+      call.kind == HSGD_ALLREDUCE && call.count >= kLeastBucketBytes / hsgd_dtype_bytes(call.dtype);
+  return !is_bucket && !is_in_backward();
+}
+
 bool fill_group_allreduce(Collective& it, nb::handle tensors, nb::handle options) {
   const nb::handle tensor = only_of(tensors);
-  if (!tensor.is_valid() || !is_simple(options)) return false;
+  if (!tensor.is_valid()) return false;
   const Array* array = it.take_flat_in(tensor);
   const hsgd_op op = array == nullptr ? HSGD_OP_COUNT : op_of(options, tensor, *array);
   if (op == HSGD_OP_COUNT) return false;
@@ -77,7 +96,6 @@ bool fill_group_allreduce(Collective& it, nb::handle tensors, nb::handle options
 
 bool fill_group_reduce_scatter(Collective& it, nb::handle output, nb::handle source,
                                nb::handle options) {
-  if (!is_simple(options)) return false;
   const Array* in = it.take_flat_in(source);
   const Array* out = in == nullptr ? nullptr : it.take_flat_out(output);
   if (out == nullptr || !are_shares(*out, *in, it.size())) return false;
@@ -90,7 +108,7 @@ bool fill_group_reduce_scatter(Collective& it, nb::handle output, nb::handle sou
 
 bool fill_group_broadcast(Collective& it, nb::handle tensors, nb::handle options) {
   const nb::handle tensor = only_of(tensors);
-  if (!tensor.is_valid() || !is_simple(options)) return false;
+  if (!tensor.is_valid()) return false;
   const nb::object root = get(options, names().root_rank);
   if (!root.is_valid() || PyLong_CheckExact(root.ptr()) == 0) return false;
   const Array* array = it.take_flat_out(tensor);
@@ -101,8 +119,7 @@ bool fill_group_broadcast(Collective& it, nb::handle tensors, nb::handle options
 }
 
 bool fill_group_allgather(Collective& it, nb::handle output, nb::handle source,
-                          nb::handle options) {
-  if (!is_simple(options)) return false;
+                          nb::handle /*options*/) {
   const Array* in = it.take_flat_in(source);
   const Array* out = in == nullptr ? nullptr : it.take_flat_out(output);
   if (out == nullptr || !are_shares(*in, *out, it.size())) return false;

@@ -1,5 +1,5 @@
-// Blocking calls of a process group of torch.distributed that are no more than a call of the core:
-// one plain tensor, an op that the core has, no timeout of their own.
+// Calls of a process group of torch.distributed that are no more than a call of the core: one plain
+// tensor, an op that the core has, no timeout of their own.
 //
 // Owns what counts as such. Each function is false, and has done nothing, where a call is anything
 // else: hsgd/c10d/collectives.py has the rest. Both describe a call to the core in the same way, as
@@ -9,26 +9,55 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <optional>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "binding/collective_call.hpp"
 
 namespace hsgd::python {
 
-// tensors: a list; options: torch's, with asyncOp, timeout and what a kind needs: reduceOp,
-// rootRank.
+// What `options` of torch ask for. kOther: something that the core does not do as it is.
+enum class Asked { kOther, kBlocking, kAsync };
+Asked asked_by(nb::handle options);
+
+// Those of this many bytes may be buckets of DDP, which moves them (hsgd/c10d/ddp_buckets.py).
+constexpr uint64_t kLeastBucketBytes = 1 << 20;
+// Whether a collective may go to the core's queue: no pass of autograd asks for it, whose errors
+// others raise, and it is no bucket.
+bool may_be_queued(const Collective& it);
+
+// tensors: a list; options: torch's, with what a kind needs: reduceOp, rootRank.
 bool fill_group_allreduce(Collective& it, nb::handle tensors, nb::handle options);
 bool fill_group_reduce_scatter(Collective& it, nb::handle output, nb::handle source,
                                nb::handle options);
 bool fill_group_broadcast(Collective& it, nb::handle tensors, nb::handle options);
 bool fill_group_allgather(Collective& it, nb::handle output, nb::handle source, nb::handle options);
 
-// Comm has run_if(), which takes what fills a Collective in.
+// Comm has run_if() and start_if(), which take what fills a Collective in. Gives None where the
+// call is done, a Request where it is under way, False where it is anything else.
 template <class Comm, class... Arguments>
 auto group_call(bool (*fill)(Collective&, Arguments...)) {
-  return [fill](Comm& self, std::conditional_t<true, Anything, Arguments>... arguments) {
-    return self.run_if([&](Collective& it) { return fill(it, arguments...); });
-  };
+  return
+      [fill](Comm& self, std::conditional_t<true, Anything, Arguments>... arguments) -> Anything {
+        const nb::handle options = std::get<sizeof...(Arguments) - 1>(std::tie(arguments...));
+        const auto describe = [&](Collective& it) { return fill(it, arguments...); };
+        switch (asked_by(options)) {
+          case Asked::kBlocking:
+            return nb::cast(self.run_if(describe) ? nb::object(nb::none()) : nb::cast(false));
+          case Asked::kAsync: {
+            std::optional<Request> request =
+                self.start_if([&](Collective& it) { return describe(it) && may_be_queued(it); });
+            if (request) return nb::cast(std::move(*request));
+            break;
+          }
+          case Asked::kOther:
+            break;
+        }
+        return nb::cast(false);
+      };
 }
 
 template <class Comm>

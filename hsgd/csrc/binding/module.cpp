@@ -13,6 +13,7 @@
 
 #include "binding/bindings.hpp"
 #include "binding/errors.hpp"
+#include "binding/group_calls.hpp"
 #include "hsgd_core.h"
 
 namespace nb = nanobind;
@@ -90,6 +91,7 @@ NB_MODULE(_native, module) {
   hsgd::python::bind_window(module);
   hsgd::python::bind_lars(module);
   hsgd::python::bind_weight_drift(module);
+  module.attr("LEAST_BUCKET_BYTES") = hsgd::python::kLeastBucketBytes;
   // Addresses: the caller has checked the arrays, and keeps them.
   module.def(
       "stream_copy",
