@@ -1,6 +1,6 @@
 """Builds the native targets of hsgd, and finds its packages; pyproject.toml has the rest.
 
-Owns how the five shared libraries and the Python extension are compiled, and the start-up hook of
+Owns how the six shared libraries and the Python extension are compiled, and the start-up hook of
 horovodrun. Calls the compiler directly, in parallel, and only for objects whose source, headers or
 flags changed (they live in build/native). Without an MPI it builds what needs none, and says so.
 """
@@ -49,6 +49,8 @@ SIMULATED = (
 )
 MPI_ROOMS = ("mpi", "mpi_setup")
 BINDING_ROOMS = ("arrays", "binding")
+OPERATORS = "libhsgd_operators.so"
+TORCH_TARGET = "0x020a000000000000"  # 2.10: the oldest torch whose C functions suffice
 MPI_LIBRARIES = {"libhsgd_mpi.so", "libhsgd_pmpi.so", "libhsgd_preload.so"}
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
@@ -251,6 +253,29 @@ def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     ]
 
 
+def operators_library() -> Library | None:
+    """Operators of torch over its stable ABI, for any torch from 2.10 on; None where the torch of
+    this build has no headers of that ABI, or where there is none.
+    """
+    found = importlib.util.find_spec("torch")
+    folders = (found and found.submodule_search_locations) or [""]
+    torch = Path(folders[0])
+    if not (torch / "include/torch/csrc/stable/c/shim.h").is_file():
+        return None
+    return Library(
+        OPERATORS,
+        sources_of("operators"),
+        compile_flags=(
+            "-isystem",
+            str(torch / "include"),
+            f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
+        ),
+        # torch is loaded before this library: no run-time path to it
+        link_flags=("-L", str(torch / "lib"), "-ltorch_cpu"),
+        needs=("libhsgd_core.so",),
+    )
+
+
 def binding_library() -> Library:
     """The binding with nanobind's own sources, compiled as its nb_combined.cpp asks."""
     import nanobind
@@ -301,11 +326,20 @@ class BuildNative(build_ext):
             )
         else:
             libraries += mpi_libraries(mpi, installed)
+        operators = operators_library()
+        if operators is None:
+            print(
+                "hsgd: no torch >= 2.10 in the environment of this build: its operators "
+                "(hsgd.operators) go through Python",
+                file=sys.stderr,
+            )
+        else:
+            libraries.append(operators)
         libraries.append(binding_library())
         builder = Builder(find_compiler(), output, objects_folder())
         with locked(builder.objects):
             builder.compile_sources(libraries)
-            for name in MPI_LIBRARIES - {lib.name for lib in libraries}:
+            for name in {*MPI_LIBRARIES, OPERATORS} - {lib.name for lib in libraries}:
                 (output / name).unlink(missing_ok=True)
             for library in libraries:
                 builder.link(library)

@@ -305,6 +305,14 @@ CANDIDATES = (
         in_place=True,
     ),
     Candidate(
+        "hsgd-operator",
+        "gloo",
+        "operator",
+        "hsgd",
+        "torch.ops.hsgd.allreduce_(tensor, ...) and its like",
+        in_place=True,
+    ),
+    Candidate(
         "horovod",
         "horovod",
         "Horovod",

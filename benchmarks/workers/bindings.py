@@ -197,6 +197,33 @@ class _HsgdC10d(_Gloo):
         self.group = self.dist.new_group(backend="hsgd")
 
 
+class _HsgdOperator(Binding):
+    """In place, without the wrapper: what a compiled program calls."""
+
+    def __init__(self, folder: str) -> None:
+        import torch
+
+        import hsgd
+        from hsgd import operators
+
+        self.comm, self.tensor = hsgd.Comm(), torch.from_numpy
+        self.number = operators.group(self.comm).number
+        self.tolerance = _rounding()
+
+    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
+        calls = super().bind(collective, inputs, outputs)
+        self._results = inputs
+        return calls
+
+    def allreduce(self, given: Floats, taken: Floats) -> Call:
+        import torch
+
+        return partial(torch.ops.hsgd.allreduce_, self.tensor(given), self.number, "sum")
+
+    def close(self) -> None:
+        self.comm.close()
+
+
 class _Horovod(Binding):
     def __init__(self, folder: str) -> None:
         import horovod.torch as hvd
@@ -253,6 +280,7 @@ BINDINGS: dict[str, type[Binding]] = {
     "mpi4py": _Mpi4py,
     "gloo": _Gloo,
     "hsgd-c10d": _HsgdC10d,
+    "hsgd-operator": _HsgdOperator,
     "horovod": _Horovod,
     "horovod-plugin": _HorovodPlugin,
 }

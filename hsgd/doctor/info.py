@@ -260,6 +260,12 @@ def _add_distributed(report: Report) -> None:
     report.fact("torch.distributed", "backend hsgd", state)
     report.fact("torch.distributed", "would use", launchers.describe(os.environ))
     report.fact("torch.distributed", 'backend "gloo"', _who_serves_gloo())
+    found = probe.operators()
+    report.fact("torch.distributed", "hsgd.operators", found.line or "do not load")
+    if found.error:
+        report.problem(
+            f"hsgd.operators do not load: {found.error}", "Build hsgd again", stops=False
+        )
 
 
 def _who_serves_gloo() -> str:

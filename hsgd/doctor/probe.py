@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-__all__ = ["Finding", "horovod_torch", "libmpi_of_hsgd", "libmpi_of_mpi4py", "tuning"]
+__all__ = ["Finding", "horovod_torch", "libmpi_of_hsgd", "libmpi_of_mpi4py", "operators", "tuning"]
 
 _LIMIT_S = 120
 _SHOW = """
@@ -57,6 +57,12 @@ _HOROVOD = """
 import horovod.torch as hvd
 show(" and ".join(n for n, b in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if b))
 """
+_OPERATORS = """
+from hsgd.operators import kernels, schemas
+schemas.define()
+show("without Python" if kernels.are_native() else "through Python: built without torch >= 2.10")
+show("none")
+"""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,11 @@ def libmpi_of_mpi4py() -> Finding:
 def horovod_torch() -> Finding:
     """Whether horovod.torch loads, and for which controllers it was built; local, blocking."""
     return _look(_HOROVOD)
+
+
+def operators() -> Finding:
+    """Whether hsgd.operators load, and who implements them; local, blocking."""
+    return _run(_SHOW + _OPERATORS)
 
 
 def tuning(ranks: int) -> Finding:

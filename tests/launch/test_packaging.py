@@ -21,6 +21,7 @@ from hsgd.launch import elf, horovod_wheel, mpi_compiler, preload
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
+NATIVES = {"_native", "libhsgd_core", "libhsgd_io", "libhsgd_operators"}
 HOOK_FILES = {f"hsgd_horovod_hook.{suffix}" for suffix in ("py", "pth", "start")}
 LIMIT_S = 280
 
@@ -102,7 +103,7 @@ def test_a_wheel_holds_every_module_and_library_and_nothing_else(wheel: Path) ->
     assert found == modules | {"hsgd_horovod_hook.py"}
     natives = {Path(n).name.partition(".")[0] for n in names if n.endswith(".so")}
     of_mpi = {"libhsgd_mpi", "libhsgd_pmpi", "libhsgd_preload"}
-    assert natives == {"_native", "libhsgd_core", "libhsgd_io"} | of_mpi
+    assert natives == NATIVES | of_mpi
     assert {"hsgd/py.typed", "hsgd/_build.json", *HOOK_FILES} <= names
     assert not [
         n for n in names if n.startswith(("tests", "benchmarks", "hsgd/csrc", "hsgd/io/csrc"))
@@ -127,7 +128,7 @@ def test_without_an_mpi_the_build_says_so_and_leaves_the_mpi_parts_out(tmp_path:
     created, output = build_wheel(tmp_path, MPICC=str(tmp_path / "no-mpicc"))
     assert "without the MPI parts" in output
     natives = {Path(n).name.partition(".")[0] for n in names_in(created) if n.endswith(".so")}
-    assert natives == {"_native", "libhsgd_core", "libhsgd_io"}
+    assert natives == NATIVES
 
 
 def test_the_metadata_has_the_promised_extras_and_a_changelog_section() -> None:

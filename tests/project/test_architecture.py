@@ -43,6 +43,7 @@ ROOMS = {
     # Of another language, or library: they see the C interface only.
     "interposer": "include",
     "preload": "include",
+    "operators": "include",
     "arrays": "include",
     "binding": "arrays include base kernels box onesided tree capi mpi_setup",
 }
@@ -51,7 +52,8 @@ MPI_ROOMS = {"mpi", "mpi_setup", "interposer", "preload"}
 FOREIGN_HEADERS: dict[str, set[str]] = {
     r"mpi\.h": MPI_ROOMS,
     r"Python\.h|datetime\.h|nanobind/.*": {"arrays", "binding"},
-    r"torch/.*|ATen/.*|c10/.*": set(),
+    r"torch/csrc/stable/.*": {"operators"},
+    r"torch/(?!csrc/stable/).*|ATen/.*|c10/.*": set(),
 }
 # Calls that only these files may make.
 FOREIGN_CALLS: dict[str, set[str]] = {
@@ -69,6 +71,7 @@ PACKAGES = {
     "hsgd.job": "",
     "hsgd.plan": "",
     "hsgd.box": "",
+    "hsgd.operators": "",
     "hsgd.c10d.diagnostics": "",
     "hsgd.c10d": "hsgd.c10d.diagnostics hsgd.job",
     "hsgd.launch": "hsgd.c10d",
@@ -115,7 +118,7 @@ READER_TAKES = {"hsgd.closing", "hsgd.errors"}
 ALONE = {"launch/launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.
 HEAVY = {"torch", "h5py", "matplotlib", "sklearn", "mpi4py", "horovod"}
-HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim", "hsgd.c10d.")}
+HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim", "hsgd.operators", "hsgd.c10d.")}
 
 
 def files_of(room: str) -> list[Path]:
