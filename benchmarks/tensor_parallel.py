@@ -20,7 +20,10 @@ TENSOR_PARALLEL = Benchmark(
     rounds=8,
     quick_rounds=3,
     quick_budget_s=0.1,
-    candidates=("hsgd-c10d", "hsgd-operator", "hsgd-c", "gloo", "deepspeed"),
+    candidates=(
+        *("hsgd-c10d", "hsgd-c10d-bf16", "hsgd-operator", "hsgd-c"),
+        *("gloo", "gloo-bf16", "deepspeed"),
+    ),
     notes="""\
 A model that is split over ranks adds up its activations twice per layer: a token of 48 layers takes
 96 all_reduces of some KB. c10d is torch.distributed.all_reduce and all_gather_into_tensor in a

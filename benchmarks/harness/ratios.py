@@ -17,6 +17,8 @@ __all__ = ["FROM_C", "SHOWN", "SUBJECTS", "Subject", "ratios"]
 
 # Compared by itself: it serves inference on one node, with up to 16 spinning ranks.
 APART = frozenset({"deepspeed"})
+# Of another dtype: no peer of those that have not named it.
+OTHER_DTYPE = frozenset({"gloo-bf16"})
 _NATIVE = {job.name for job in JOBS if job.native}
 FROM_C = {candidate.name for candidate in CANDIDATES if candidate.job in _NATIVE}
 
@@ -38,7 +40,7 @@ class Subject:
             for name, value in medians.items()
             if kinds[name] == "peer"
             and (self.from_c or name not in FROM_C)
-            and (not self.peers or name in self.peers)
+            and (name in self.peers if self.peers else name not in OTHER_DTYPE)
         }
 
 
@@ -47,6 +49,7 @@ SUBJECTS = (
     Subject("hsgd", "_python", from_c=False),
     Subject("hsgd-tcp", "_tcp", limits=("limit-link",), from_c=False),
     Subject("hsgd-c10d", "_c10d", limits=("hsgd-c",), peers=("gloo", "deepspeed")),
+    Subject("hsgd-c10d-bf16", "_c10d_bf16", peers=("gloo-bf16",)),
     Subject("hsgd-operator", "_operator", limits=("hsgd-c",), peers=("gloo", "deepspeed")),
     Subject("hsgd-bf16-c", "_bf16", limits=("limit-link",)),
     Subject("hsgd-arena-c", "_arena", limits=("limit-arena", "limit-arena-past", "limit-link")),
@@ -62,6 +65,7 @@ SHOWN = (
     ("vs_gloo", "_tcp", "gloo (TCP)", "gloo / hsgd over TCP"),
     ("vs_peer", "_c10d", "(c10d)", "gloo / hsgd through torch.distributed"),
     ("vs_limit", "_c10d", "core/c10d", "hsgd (C) / hsgd through torch.distributed"),
+    ("vs_peer", "_c10d_bf16", "(c10d bf16)", "the same of bfloat16"),
     ("vs_peer", "_operator", "(operator)", "gloo / hsgd's operator of torch"),
     ("vs_limit", "_operator", "core/operator", "hsgd (C) / hsgd's operator of torch"),
     ("vs_peer", "_arena", "(arena)", "best peer / arena (C)"),

@@ -36,6 +36,10 @@ class Binding:
         """A new buffer of `count` float32."""
         return aligned(count)
 
+    def fill(self, array: Floats, values: Floats) -> None:
+        """Put values into a buffer of as many float32."""
+        array[:] = values
+
     def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
         """One call per pair of buffers. Raises NotImplementedError for what it cannot do."""
         method = getattr(self, collective, None)
@@ -197,6 +201,40 @@ class _HsgdC10d(_Gloo):
         self.group = self.dist.new_group(backend="hsgd")
 
 
+class _GlooBf16(_Gloo):
+    """bfloat16 in the memory of as many bytes of float32: all values twice."""
+
+    buffers, tolerance = "bfloat16", 4 / 256  # what is sent is rounded, and each sum
+
+    def __init__(self, folder: str) -> None:
+        import torch
+
+        super().__init__(folder)
+        self.tensor: Any = lambda array: torch.from_numpy(array).view(torch.bfloat16)
+
+    def fill(self, array: Floats, values: Floats) -> None:
+        import torch
+
+        self.tensor(array).view(2, -1)[:] = torch.tensor(values)
+
+    def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
+        self._shares = outputs[0].size // inputs[0].size  # one for each rank, or one
+        return super().bind(collective, inputs, outputs)
+
+    def result(self, buffer: int) -> Floats:
+        first = self.tensor(super().result(buffer)).view(self._shares, 2, -1)[:, 0]
+        return first.float().numpy().reshape(-1)  # type: ignore[no-any-return]
+
+
+class _HsgdC10dBf16(_GlooBf16):
+    def __init__(self, folder: str) -> None:
+        from hsgd.c10d import register
+
+        super().__init__(folder)
+        register()
+        self.group = self.dist.new_group(backend="hsgd")
+
+
 class _HsgdOperator(Binding):
     """In place, without the wrapper: what a compiled program calls."""
 
@@ -280,6 +318,8 @@ BINDINGS: dict[str, type[Binding]] = {
     "mpi4py": _Mpi4py,
     "gloo": _Gloo,
     "hsgd-c10d": _HsgdC10d,
+    "gloo-bf16": _GlooBf16,
+    "hsgd-c10d-bf16": _HsgdC10dBf16,
     "hsgd-operator": _HsgdOperator,
     "horovod": _Horovod,
     "horovod-plugin": _HorovodPlugin,

@@ -79,18 +79,18 @@ class Bench:
             return {"missing": str(error)}
         for call in bound:
             call()
-        self._spoil(operation, mine)
+        self._spoil(operation, binding, mine)
         seconds, used = [], 0
         for _ in range(batches):
             batch = [bound[(used + i) % pairs] for i in range(calls)]
             if refills:
-                self._fill_inputs(mine)
+                self._fill_inputs(binding, mine)
             seconds.append(self._time_apart(batch, cycle_s) if cycle_s else self._time(batch))
             used += calls
         recent = {(used - 1 - i) % pairs for i in range(min(pairs, calls))}
         answer = {"seconds": seconds, **self._check(operation, binding, mine, sorted(recent))}
         if refills:
-            self._fill_inputs(mine)  # for who comes next
+            self._fill_inputs(binding, mine)  # for who comes next
         if collective == "barrier" and "wrong" not in answer:
             return answer | self._check_barrier(bound[0])
         return answer
@@ -141,19 +141,19 @@ class Bench:
             counts = operation.counts(self.world.size, nbytes)
             arrays = [[binding.empty(count) for _ in range(pairs)] for count in counts]
             kept = self.buffers[binding.buffers] = _Buffers(key, *arrays)
-            self._fill_inputs(kept)
-            self._spoil(operation, kept)
+            self._fill_inputs(binding, kept)
+            self._spoil(operation, binding, kept)
         return kept
 
-    def _fill_inputs(self, mine: _Buffers) -> None:
+    def _fill_inputs(self, binding: Binding, mine: _Buffers) -> None:
         for buffer, array in enumerate(mine.inputs):
-            array[:] = self.pattern.given(self.world.rank, buffer, array.size)
+            binding.fill(array, self.pattern.given(self.world.rank, buffer, array.size))
 
-    def _spoil(self, operation: Operation, mine: _Buffers) -> None:
+    def _spoil(self, operation: Operation, binding: Binding, mine: _Buffers) -> None:
         """Fill the outputs with what is no result; the root's, where it sends them, with data."""
         for buffer, out in enumerate(mine.outputs):
             if operation.in_place and self.world.rank == 0:
-                out[:] = self.pattern.given(0, buffer, out.size)
+                binding.fill(out, self.pattern.given(0, buffer, out.size))
             else:
                 out.fill(np.nan)
 
