@@ -120,7 +120,7 @@ endif
 # Without Horovod, which is built for one torch.
 test-torch-version: $(VENV)/.dev
 	$(PYTEST) -m 'not (chaos or torch or bench or suites)' --ignore tests/torch/test_training.py $(PYTEST_ARGS) \
-	  tests/c10d tests/torch tests/launch/test_as_horovod.py
+	  tests/c10d tests/operators tests/torch tests/launch/test_as_horovod.py
 	$(BIN)/python tests/c10d/torch_suite.py --size 3
 
 test-bench: $(VENV)/.dev $(VENV)/.horovod ## a short run of each benchmark

@@ -260,7 +260,7 @@ def operators_library() -> Library | None:
     found = importlib.util.find_spec("torch")
     folders = (found and found.submodule_search_locations) or [""]
     torch = Path(folders[0])
-    if not (torch / "include/torch/csrc/stable/c/shim.h").is_file():
+    if not (torch / "include/torch/csrc/stable/c").is_dir():
         return None
     return Library(
         OPERATORS,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from hsgd.c10d.diagnostics import tracing
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.work import HsgdWork, Worker, unfinished
 from hsgd.errors import HsgdError
@@ -47,6 +48,12 @@ class QueuedWork(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See HsgdWork.wait."""
         seconds = timeout.total_seconds() if timeout else 0.0
+        if tracing.is_on() and not self._request.done():
+            with tracing.waiting(self._what):
+                return self._wait(seconds)
+        return self._wait(seconds)
+
+    def _wait(self, seconds: float) -> bool:
         try:
             if not self._request.wait(seconds if seconds > 0 else -1.0):
                 raise unfinished(self._what, seconds)

@@ -60,7 +60,8 @@ show(" and ".join(n for n, b in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_bui
 _OPERATORS = """
 from hsgd.operators import kernels, schemas
 schemas.define()
-show("without Python" if kernels.are_native() else "through Python: built without torch >= 2.10")
+reason = kernels.why_in_python()
+show(f"through Python: {reason}" if reason else "without Python")
 show("none")
 """
 

@@ -1,10 +1,10 @@
 """Collectives as operators of torch, `torch.ops.hsgd`: torch.compile traces them, and on CPU
-tensors they go to the core without Python.
+tensors a compiled program hands them to the core without Python.
 
 Owns the public functions and the numbers of communicators. An operator takes numbers, texts and
 tensors only: group(comm) gives a communicator its number. All functions but group() are collective
 over its ranks and blocking, give the bits that Comm gives, and come in the same order on all ranks:
-a compiled program keeps it where all ranks compile the same program.
+compile the same program on all of them. So does backward(): call it on all ranks, or on none.
 
     group = hsgd.operators.group(comm)
 
@@ -15,10 +15,9 @@ a compiled program keeps it where all ranks compile the same program.
 Tensors are on the CPU, of float32, float64, float16, bfloat16, int8, int32, int64 or uint8, of
 equal dtype and shape on all ranks; those that are not contiguous are copied. Errors are
 RuntimeErrors (or ValueErrors, TypeErrors for values that cannot work) with the line of the error
-that Comm raises: a lost rank, a timeout, descriptions that differ. Ctrl-C ends the wait with such
-an error, too.
-
-Gradients are those of the sum of all ranks' losses, as torch.distributed.nn.functional has them.
+that Comm raises: a lost rank, a timeout, descriptions that differ. Ctrl-C ends the wait, and the
+communicator with it: with a KeyboardInterrupt where operators go through Python, else with a
+RuntimeError.
 """
 
 from __future__ import annotations
@@ -27,11 +26,13 @@ import itertools
 import weakref
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hsgd.comm import Comm, Op
 from hsgd.errors import HsgdError
 from hsgd.operators import kernels, schemas
+from hsgd.operators.gradients import Allgather, Allreduce, ReduceScatter
 
 __all__ = [
     "Group",
@@ -62,9 +63,8 @@ _groups: weakref.WeakKeyDictionary[Comm, Group] = weakref.WeakKeyDictionary()
 def group(comm: Comm) -> Group:
     """Give `comm` a number for operators; local, the same for the same communicator.
 
-    Call it in the same order on all runs of a program whose compiled code torch caches: the number
-    is part of the code. Raises HsgdError where `comm` is closed. Close `comm` as ever; operators
-    that are called later raise RuntimeError.
+    Raises HsgdError where `comm` is closed. Close `comm` as ever; operators that are called later
+    raise RuntimeError. The number is a constant of compiled code.
     """
     if comm.closed:
         raise HsgdError("operators.group: this communicator is closed")
@@ -73,8 +73,7 @@ def group(comm: Comm) -> Group:
         schemas.define()
         known = Group(next(_numbers), comm.size)
         kernels.keep(known.number, comm)
-        number = known.number  # not `known`: a communicator that nobody refers to goes
-        comm.before_close(lambda: kernels.forget(number))
+        comm.before_close(weakref.finalize(comm, kernels.forget, known.number))
         _groups[comm] = known
     return known
 
@@ -85,12 +84,13 @@ def allreduce(tensor: Tensor, group: Group, op: Op = "sum") -> Tensor:
     Differentiable for "sum" and "mean": the gradient is the allreduce of the ranks' gradients with
     the same op.
     """
-    result: Tensor = schemas.ops().allreduce(tensor, group.number, op)
+    result: Tensor = Allreduce.apply(tensor, group.number, op)  # type: ignore[no-untyped-call]
     return result
 
 
 def allreduce_(tensor: Tensor, group: Group, op: Op = "sum") -> Tensor:
-    """allreduce() in place, not differentiable. Returns `tensor`."""
+    """allreduce() in place. Returns `tensor`. Raises ValueError where autograd records it."""
+    _check_unrecorded("allreduce_", tensor)
     schemas.ops().allreduce_(tensor, group.number, op)
     return tensor
 
@@ -101,7 +101,8 @@ def allgather(tensor: Tensor, group: Group) -> Tensor:
     Unlike Comm.allgather it takes as many rows from each rank, and raises on all where they differ.
     Differentiable: the gradient is the reduce_scatter of the ranks' gradients.
     """
-    result: Tensor = schemas.ops().allgather(tensor, group.size, group.number)
+    args = (tensor, group.size, group.number)
+    result: Tensor = Allgather.apply(*args)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -111,11 +112,26 @@ def reduce_scatter(tensor: Tensor, group: Group, op: Op = "sum") -> Tensor:
     Rows must be a multiple of the ranks. Differentiable for "sum" and "mean": the gradient is the
     allgather of the ranks' gradients, divided by the size for "mean".
     """
-    result: Tensor = schemas.ops().reduce_scatter(tensor, group.size, group.number, op)
+    args = (tensor, group.size, group.number, op)
+    result: Tensor = ReduceScatter.apply(*args)  # type: ignore[no-untyped-call]
     return result
 
 
 def broadcast_(tensor: Tensor, group: Group, root: int = 0) -> Tensor:
-    """Overwrite `tensor` on all ranks by that of `root`, not differentiable. Returns `tensor`."""
+    """Overwrite `tensor` on all ranks by that of `root`. Returns `tensor`. Raises ValueError where
+    autograd records it.
+    """
+    _check_unrecorded("broadcast_", tensor)
     schemas.ops().broadcast_(tensor, root, group.number)
     return tensor
+
+
+def _check_unrecorded(what: str, tensor: Tensor) -> None:
+    """Operators in place have no gradient, and change what a backward pass may have kept."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{what}: this tensor requires grad, and the operator has none; use torch.no_grad(), "
+            "or allreduce"
+        )
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(tensor)

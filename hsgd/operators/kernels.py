@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,43 +22,55 @@ from hsgd.errors import HsgdError
 if TYPE_CHECKING:
     from hsgd.comm import Comm, Op
 
-__all__ = ["LIBRARY", "are_native", "forget", "install", "keep"]
+__all__ = ["LIBRARY", "forget", "implement", "keep", "load", "why_in_python"]
 
 LIBRARY = Path(__file__).parent.with_name("libhsgd_operators.so")
 _STABLE_SINCE = (2, 10)  # torch's C functions that the library calls
-_comms: dict[int, Comm] = {}
+_comms: weakref.WeakValueDictionary[int, Comm] = weakref.WeakValueDictionary()
+
+
+def why_in_python() -> str:
+    """Why operators go through Python; "" where they need not. Local."""
+    version = torch.__version__.split("+")[0].split(".")[:2]
+    if tuple(map(int, version)) < _STABLE_SINCE:
+        return f"torch {torch.__version__} is older than 2.10"
+    return "" if LIBRARY.is_file() else "hsgd was built without torch 2.10 or newer"
 
 
 @functools.cache
-def _native() -> Any:
-    """The library, or None."""
-    version = torch.__version__.split("+")[0].split(".")[:2]
-    if tuple(map(int, version)) < _STABLE_SINCE or not LIBRARY.is_file():
+def load() -> Any:
+    """The library, or None where operators go through Python; local. Loading it gives torch its
+    kernels. Raises HsgdError where it does not load.
+    """
+    if why_in_python():
         return None
-    torch.ops.load_library(str(LIBRARY))  # type: ignore[no-untyped-call]
-    library = ctypes.CDLL(str(LIBRARY))
+    try:
+        torch.ops.load_library(str(LIBRARY))  # type: ignore[no-untyped-call]
+        library = ctypes.PyDLL(str(LIBRARY))  # no other thread closes the communicator meanwhile
+    except OSError as error:
+        raise HsgdError(f"hsgd.operators: {error}; build hsgd again with this torch") from None
     library.hsgd_operators_keep.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    return library
+
+
+@functools.cache
+def _unlocked() -> Any:
+    """The library, called without the interpreter's lock: what ends a communicator may wait."""
+    library = ctypes.CDLL(str(LIBRARY))
     library.hsgd_operators_forget.argtypes = [ctypes.c_int64]
     library.hsgd_operators_forget.restype = None
     return library
 
 
-def are_native() -> bool:
-    """Whether operators run without Python; local."""
-    return _native() is not None
-
-
-def install() -> None:
-    """Give torch the kernels of the operators, which are defined; local, once."""
-    if _native() is not None:
-        return  # loading it has registered them
-    for kernel in (_allreduce, _allreduce_, _broadcast_, _allgather, _reduce_scatter):
-        torch.library.impl(f"hsgd::{kernel.__name__[1:]}", "CPU", kernel)
+def implement(name: str) -> None:
+    """Give torch the kernel of an operator, where the library has not; local."""
+    if load() is None:
+        torch.library.impl(f"hsgd::{name}", "CPU", _KERNELS[name])
 
 
 def keep(number: int, comm: Comm) -> None:
     """Let operators find `comm` by its number; local."""
-    library = _native()
+    library = load()
     if library is None:
         _comms[number] = comm
     elif library.hsgd_operators_keep(number, comm._native.shared_address()) != 0:
@@ -65,11 +79,10 @@ def keep(number: int, comm: Comm) -> None:
 
 def forget(number: int) -> None:
     """Take keep() back; local."""
-    library = _native()
-    if library is None:
+    if load() is None:
         _comms.pop(number, None)
     else:
-        library.hsgd_operators_forget(number)
+        _unlocked().hsgd_operators_forget(number)
 
 
 def _comm_of(number: int) -> Comm:
@@ -82,25 +95,15 @@ def _comm_of(number: int) -> Comm:
         ) from None
 
 
-def _checked(what: str, number: int, size: int) -> Comm:
-    comm = _comm_of(number)
-    if size != comm.size:
-        raise HsgdError(
-            f"{what}: size is {size}, the communicator has {comm.size} ranks; take both from "
-            "hsgd.operators.group(comm)"
-        )
-    return comm
-
-
-def _allreduce(tensor: Tensor, comm: int, op: Op) -> Tensor:
-    return _comm_of(comm).allreduce(tensor.contiguous(), op)
+def _allreduce_into(out: Tensor, tensor: Tensor, comm: int, op: Op) -> None:
+    if out.is_contiguous():
+        _comm_of(comm).allreduce(tensor.contiguous(), op, out=out)
+    else:
+        out.copy_(_comm_of(comm).allreduce(tensor.contiguous(), op))
 
 
 def _allreduce_(tensor: Tensor, comm: int, op: Op) -> None:
-    dense = tensor.contiguous()
-    _comm_of(comm).allreduce(dense, op, out=dense)
-    if dense is not tensor:
-        tensor.copy_(dense)
+    _allreduce_into(tensor, tensor, comm, op)
 
 
 def _broadcast_(tensor: Tensor, root: int, comm: int) -> None:
@@ -110,22 +113,32 @@ def _broadcast_(tensor: Tensor, root: int, comm: int) -> None:
         tensor.copy_(dense)
 
 
-def _allgather(tensor: Tensor, size: int, comm: int) -> Tensor:
-    rows, *rest = tensor.shape or (1,)
-    out = tensor.new_empty((rows * size, *rest))
-    checked = _checked("allgather", comm, size)
-    _, counts = checked._native.allgather(tensor.contiguous(), out, None)
+def _allgather_into(out: Tensor, tensor: Tensor, comm: int) -> None:
+    found = _comm_of(comm)
+    dense = out.contiguous()
+    rows = tensor.shape[0] if tensor.dim() else 1
+    _, counts = found._native.allgather(tensor.contiguous(), dense, None)
     other = next((rank for rank, count in enumerate(counts) if count != rows), None)
     if other is not None:
         raise ValueError(
-            f"allgather: rank {other} has {counts[other]} rows, rank {checked.rank} has {rows}; "
+            f"allgather: rank {other} has {counts[other]} rows, rank {found.rank} has {rows}; "
             "operators take as many from each"
         )
-    return out
+    if dense is not out:
+        out.copy_(dense)
 
 
-def _reduce_scatter(tensor: Tensor, size: int, comm: int, op: Op) -> Tensor:
-    rows = tensor.shape[0] if tensor.dim() else 1
-    if not tensor.dim() or rows % size:
-        raise HsgdError(f"reduce_scatter: {rows} rows cannot be split evenly over {size} ranks")
-    return _checked("reduce_scatter", comm, size).reduce_scatter(tensor.contiguous(), op)
+def _reduce_scatter_into(out: Tensor, tensor: Tensor, comm: int, op: Op) -> None:
+    dense = out.contiguous()
+    _comm_of(comm).reduce_scatter(tensor.contiguous(), op, out=dense)
+    if dense is not out:
+        out.copy_(dense)
+
+
+_KERNELS: dict[str, Callable[..., object]] = {
+    "allreduce_": _allreduce_,
+    "broadcast_": _broadcast_,
+    "allreduce_into": _allreduce_into,
+    "allgather_into": _allgather_into,
+    "reduce_scatter_into": _reduce_scatter_into,
+}

@@ -233,6 +233,39 @@ def test_a_lost_rank_is_named(path: str) -> None:
             assert "rank 2" in outcome.value
 
 
+def do_destroy(seat: Seat, path: str) -> None:
+    tensor, other = torch.ones(3), torch.ones(3)
+    with group(seat.rank, SIZE, path):
+        if seat.rank == 1:
+            time.sleep(0.2)
+        work = dist.all_reduce(tensor, async_op=True)
+        followed = dist.all_reduce(other, async_op=True)
+        future = followed.get_future()
+    assert work.wait() and work.is_success() and tensor.tolist() == [float(SIZE)] * 3
+    assert future.wait()[0].tolist() == [float(SIZE)] * 3
+    assert work.get_future().wait()[0] is tensor
+    with pytest.raises((HsgdError, ValueError, RuntimeError)):
+        dist.all_reduce(tensor, async_op=True)
+
+
+def test_a_group_that_is_destroyed_finishes_what_is_queued(ranks: Ranks, path: str) -> None:
+    ranks.run(do_destroy, path)
+
+
+def do_profile(seat: Seat, path: str) -> list[str]:
+    with group(seat.rank, SIZE, path):
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        if seat.rank == 1:
+            time.sleep(0.2)
+        with torch.profiler.profile() as profile:
+            work.wait()
+        return [event.key for event in profile.key_averages()]
+
+
+def test_a_profile_shows_the_wait(ranks: Ranks, path: str) -> None:
+    assert "hsgd:all_reduce wait" in ranks.run(do_profile, path)[0]
+
+
 def do_drop(seat: Seat, path: str) -> int:
     with group(seat.rank, SIZE, path):
         total = torch.zeros(1000)

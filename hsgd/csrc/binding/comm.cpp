@@ -199,15 +199,19 @@ class Comm {
   Request start(Fill&& fill) {
     const auto submitted = std::make_shared<Submitted>(topology_);
     fill(submitted->collective);
-    return start(submitted);
+    hsgd_error error;
+    raise_on_error(start(submitted, &error), error);
+    return Request(submitted);
   }
 
-  // The same where `fill` says that it has described one.
+  // The same where `fill` says that it has described one, and the core takes it: between nodes it
+  // takes none where MPI allows calls of one thread at a time.
   template <class Fill>
   std::optional<Request> start_if(Fill&& fill) {
     const auto submitted = std::make_shared<Submitted>(topology_);
-    if (!fill(submitted->collective)) return std::nullopt;
-    return start(submitted);
+    hsgd_error error;
+    if (!fill(submitted->collective) || start(submitted, &error) != HSGD_OK) return std::nullopt;
+    return Request(submitted);
   }
 
   // The bytes of a shared buffer, which lives as long as the array and all that is made of it.
@@ -344,15 +348,13 @@ class Comm {
     if (comm_ == nullptr) raise_closed("communicator");
   }
 
-  Request start(const std::shared_ptr<Submitted>& submitted) {
+  int start(const std::shared_ptr<Submitted>& submitted, hsgd_error* error) {
     forget_done();
     check_open();
-    hsgd_error error;
-    const int status =
-        hsgd_comm_start(comm_.get(), &submitted->collective.call(), &submitted->request, &error);
-    raise_on_error(status, error);
-    open_.push_back(submitted);
-    return Request(submitted);
+    const hsgd_call& call = submitted->collective.call();
+    const int status = hsgd_comm_start(comm_.get(), &call, &submitted->request, error);
+    if (status == HSGD_OK) open_.push_back(submitted);
+    return status;
   }
 
   void run(Collective& collective) {
@@ -373,10 +375,12 @@ class Comm {
     forget_done();
   }
 
-  // Finishes what is open.
+  // Finishes what is open, whoever else has a share: the arrays go afterwards.
   void release() {
     std::shared_ptr<hsgd_comm> comm = std::move(comm_);
+    const std::shared_ptr<Submitted> last = open_.empty() ? nullptr : open_.back();
     const ReleasedGil released;
+    if (last != nullptr) hsgd_request_wait(last->request, -1, nullptr);
     comm.reset();
   }
 

@@ -1,7 +1,7 @@
 // torch.ops.hsgd on CPU tensors, over torch's stable ABI: one library for all torch from 2.10 on.
 //
-// Owns the translation of tensors into calls of the core. The schemas, what torch.compile knows of
-// the results, and the gradients are in hsgd/operators. Everything here is called without the GIL.
+// Owns the translation of tensors into calls of the core. The schemas and the gradients are in
+// hsgd/operators. Everything here is called without the GIL.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -41,8 +41,8 @@ hsgd_dtype dtype_of(const char* what, const Tensor& tensor) {
     case ScalarType::Byte:
       return HSGD_UINT8;
     default:
-      refuse(std::string(what) +
-             ": dtype is none of float32, float64, float16, bfloat16, int8, int32, int64, uint8");
+      refuse(std::string(what) + ": dtype is " + torch::headeronly::toString(tensor.scalar_type()) +
+             "; use float32, float64, float16, bfloat16, int8, int32, int64 or uint8");
   }
 }
 
@@ -74,13 +74,6 @@ struct Collective {
   Collective(const Collective&) = delete;
   Collective& operator=(const Collective&) = delete;
 
-  // The program was compiled for so many ranks.
-  void check_size(int64_t size) const {
-    if (size == topology.size) return;
-    refuse(std::string(what) + ": size is " + std::to_string(size) + ", the communicator has " +
-           std::to_string(topology.size) + " ranks; take both from hsgd.operators.group(comm)");
-  }
-
   void run() const {
     hsgd_error error;
     if (hsgd_comm_run(comm.get(), &call, &error) != HSGD_OK) refuse(error.message);
@@ -102,24 +95,29 @@ void copy_back(const Tensor& dense, Tensor tensor) {
   if (dense.get() != tensor.get()) torch::stable::copy_(tensor, dense);
 }
 
-Tensor empty(const Tensor& like, std::vector<int64_t> shape) {
-  return torch::stable::new_empty(like, shape);
+// Where a result goes: `out`, of the source's dtype and of `shape`.
+void check_out(const char* what, const Tensor& out, const Tensor& source,
+               const std::vector<int64_t>& shape) {
+  if (out.scalar_type() == source.scalar_type() && shape_of(out) == shape) return;
+  refuse(std::string(what) + ": out has another dtype or shape than the result");
 }
 
-void reduce_into(const char* what, const Tensor& source, const Tensor& target, int64_t number,
+void reduce_into(const char* what, const Tensor& out, const Tensor& tensor, int64_t number,
                  const std::string& op) {
+  const Tensor source = dense_of(tensor);
+  check_out(what, out, source, shape_of(source));
+  const Tensor target = dense_of(out);
   Collective it(what, number, source);
   it.call.kind = HSGD_ALLREDUCE;
   it.call.out = target.data_ptr();
   it.call.op = op_of(what, op);
   it.run();
+  copy_back(target, out);
 }
 
-Tensor allreduce(const Tensor& tensor, int64_t number, const std::string& op) {
-  const Tensor source = dense_of(tensor);
-  const Tensor target = empty(source, shape_of(source));
-  reduce_into("allreduce", source, target, number, op);
-  return target;
+void allreduce_into(const Tensor& out, const Tensor& tensor, int64_t number,
+                    const std::string& op) {
+  reduce_into("allreduce", out, tensor, number, op);
 }
 
 void allreduce_in_place(const Tensor& tensor, int64_t number, const std::string& op) {
@@ -165,14 +163,14 @@ void* place_joined(void* context, const uint64_t* rows, hsgd_error* error) {
   return const_cast<void*>(joined.target);
 }
 
-Tensor allgather(const Tensor& tensor, int64_t size, int64_t number) {
+void allgather_into(const Tensor& out, const Tensor& tensor, int64_t number) {
   const Tensor source = dense_of(tensor);
   Collective it("allgather", number, source);
-  it.check_size(size);
   const auto rows = static_cast<uint64_t>(rows_of(it.shape));
-  std::vector<int64_t> shape = it.shape.empty() ? std::vector<int64_t>{1} : it.shape;
-  shape.front() *= size;
-  const Tensor target = empty(source, shape);
+  if (it.shape.empty()) it.shape.resize(1);
+  it.shape.front() = static_cast<int64_t>(rows) * it.topology.size;
+  check_out("allgather", out, source, it.shape);
+  const Tensor target = dense_of(out);
   Joined joined{target.data_ptr(), rows, it.topology.rank, it.topology.size};
   it.call.kind = HSGD_ALLGATHER_ROWS;
   it.call.count = rows;
@@ -181,27 +179,28 @@ Tensor allgather(const Tensor& tensor, int64_t size, int64_t number) {
     it.call.row_elements *= static_cast<uint64_t>(it.shape[dim]);
   }
   // The rows are what the ranks tell one another; the label has the rest.
-  if (it.shape.empty()) it.shape.resize(1);
   it.shape.front() = -1;
   it.label.shape = it.shape.data();
   it.label.ndim = static_cast<int32_t>(it.shape.size());
   it.call.place = place_joined;
   it.call.context = &joined;
   it.run();
-  return target;
+  copy_back(target, out);
 }
 
-Tensor reduce_scatter(const Tensor& tensor, int64_t size, int64_t number, const std::string& op) {
+void reduce_scatter_into(const Tensor& out, const Tensor& tensor, int64_t number,
+                         const std::string& op) {
   const Tensor source = dense_of(tensor);
   Collective it("reduce_scatter", number, source);
-  it.check_size(size);
+  const int64_t size = it.topology.size;
   if (it.shape.empty() || it.shape.front() % size != 0) {
     refuse("reduce_scatter: " + std::to_string(rows_of(it.shape)) +
            " rows cannot be split evenly over " + std::to_string(size) + " ranks");
   }
   std::vector<int64_t> shape = it.shape;
   shape.front() /= size;
-  const Tensor target = empty(source, shape);
+  check_out("reduce_scatter", out, source, shape);
+  const Tensor target = dense_of(out);
   const std::vector<uint64_t> counts(static_cast<size_t>(size),
                                      it.call.count / static_cast<uint64_t>(size));
   it.call.kind = HSGD_REDUCE_SCATTER;
@@ -209,17 +208,17 @@ Tensor reduce_scatter(const Tensor& tensor, int64_t size, int64_t number, const 
   it.call.counts = counts.data();
   it.call.op = op_of("reduce_scatter", op);
   it.run();
-  return target;
+  copy_back(target, out);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(hsgd, CPU, library) {
-  library.impl("allreduce", TORCH_BOX(&allreduce));
   library.impl("allreduce_", TORCH_BOX(&allreduce_in_place));
   library.impl("broadcast_", TORCH_BOX(&broadcast_in_place));
-  library.impl("allgather", TORCH_BOX(&allgather));
-  library.impl("reduce_scatter", TORCH_BOX(&reduce_scatter));
+  library.impl("allreduce_into", TORCH_BOX(&allreduce_into));
+  library.impl("allgather_into", TORCH_BOX(&allgather_into));
+  library.impl("reduce_scatter_into", TORCH_BOX(&reduce_scatter_into));
 }
 
 }  // namespace hsgd::operators
