@@ -84,8 +84,6 @@ void bind_structures(nb::module_& module) {
 }  // namespace hsgd::python
 
 NB_MODULE(_native, module) {
-  // Caches of torch.compile keep functions to the end of the process, which is nobody's fault.
-  nanobind::set_leak_warnings(false);
   hsgd::python::bind_structures(module);
   hsgd::python::bind_comm(module);
   hsgd::python::bind_box(module);
