@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,10 +255,15 @@ def test_a_group_that_is_destroyed_finishes_what_is_queued(ranks: Ranks, path: s
 
 def do_profile(seat: Seat, path: str) -> list[str]:
     with group(seat.rank, SIZE, path):
-        work = dist.all_reduce(torch.ones(3), async_op=True)
+        profiled = Path(f"{path}-profiled")
+        while seat.rank == 1 and not profiled.exists():
+            time.sleep(0.01)
         if seat.rank == 1:
-            time.sleep(0.2)
+            time.sleep(0.5)  # rank 0 waits by then: nothing else tells
+        work = dist.all_reduce(torch.ones(3), async_op=True)
         with torch.profiler.profile() as profile:
+            if seat.rank == 0:
+                profiled.touch()
             work.wait()
         return [event.key for event in profile.key_averages()]
 
