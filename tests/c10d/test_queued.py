@@ -276,7 +276,7 @@ def do_drop(seat: Seat, path: str) -> int:
     with group(seat.rank, SIZE, path):
         total = torch.zeros(1000)
         sizes = []
-        for _ in range(3):
+        for _ in range(6):
             for _ in range(2000):
                 dist.all_reduce(torch.ones(1000), async_op=True)
             dist.all_reduce(total)
@@ -290,4 +290,5 @@ def resident_kb() -> int:
 
 
 def test_works_that_nobody_waits_for_leave_nothing(ranks: Ranks, path: str) -> None:
-    assert all(grown < 4000 for grown in ranks.run(do_drop, path))
+    # 40 MB of tensors in five turns; as many as are under way at once come and go
+    assert all(grown < 16000 for grown in ranks.run(do_drop, path))
