@@ -95,11 +95,16 @@ def _comm_of(number: int) -> Comm:
         ) from None
 
 
+def _put_back(dense: Tensor, tensor: Tensor) -> None:
+    """Into `tensor`, of which `dense` is itself or a copy."""
+    if dense is not tensor:
+        tensor.copy_(dense)
+
+
 def _allreduce_into(out: Tensor, tensor: Tensor, comm: int, op: Op) -> None:
-    if out.is_contiguous():
-        _comm_of(comm).allreduce(tensor.contiguous(), op, out=out)
-    else:
-        out.copy_(_comm_of(comm).allreduce(tensor.contiguous(), op))
+    dense = out.contiguous()
+    _comm_of(comm).allreduce(tensor.contiguous(), op, out=dense)
+    _put_back(dense, out)
 
 
 def _allreduce_(tensor: Tensor, comm: int, op: Op) -> None:
@@ -109,8 +114,7 @@ def _allreduce_(tensor: Tensor, comm: int, op: Op) -> None:
 def _broadcast_(tensor: Tensor, root: int, comm: int) -> None:
     dense = tensor.contiguous()
     _comm_of(comm).broadcast(dense, root)
-    if dense is not tensor:
-        tensor.copy_(dense)
+    _put_back(dense, tensor)
 
 
 def _allgather_into(out: Tensor, tensor: Tensor, comm: int) -> None:
@@ -124,15 +128,13 @@ def _allgather_into(out: Tensor, tensor: Tensor, comm: int) -> None:
             f"allgather: rank {other} has {counts[other]} rows, rank {found.rank} has {rows}; "
             "operators take as many from each"
         )
-    if dense is not out:
-        out.copy_(dense)
+    _put_back(dense, out)
 
 
 def _reduce_scatter_into(out: Tensor, tensor: Tensor, comm: int, op: Op) -> None:
     dense = out.contiguous()
     _comm_of(comm).reduce_scatter(tensor.contiguous(), op, out=dense)
-    if dense is not out:
-        out.copy_(dense)
+    _put_back(dense, out)
 
 
 _KERNELS: dict[str, Callable[..., object]] = {

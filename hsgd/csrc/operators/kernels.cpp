@@ -102,27 +102,28 @@ void check_out(const char* what, const Tensor& out, const Tensor& source,
   refuse(std::string(what) + ": out has another dtype or shape than the result");
 }
 
-void reduce_into(const char* what, const Tensor& out, const Tensor& tensor, int64_t number,
-                 const std::string& op) {
-  const Tensor source = dense_of(tensor);
-  check_out(what, out, source, shape_of(source));
-  const Tensor target = dense_of(out);
+// Both are dense.
+void reduce(const char* what, const Tensor& source, const Tensor& target, int64_t number,
+            const std::string& op) {
   Collective it(what, number, source);
   it.call.kind = HSGD_ALLREDUCE;
   it.call.out = target.data_ptr();
   it.call.op = op_of(what, op);
   it.run();
-  copy_back(target, out);
 }
 
 void allreduce_into(const Tensor& out, const Tensor& tensor, int64_t number,
                     const std::string& op) {
-  reduce_into("allreduce", out, tensor, number, op);
+  const Tensor source = dense_of(tensor);
+  check_out("allreduce", out, source, shape_of(source));
+  const Tensor target = dense_of(out);
+  reduce("allreduce", source, target, number, op);
+  copy_back(target, out);
 }
 
 void allreduce_in_place(const Tensor& tensor, int64_t number, const std::string& op) {
   const Tensor dense = dense_of(tensor);
-  reduce_into("allreduce_", dense, dense, number, op);
+  reduce("allreduce_", dense, dense, number, op);
   copy_back(dense, tensor);
 }
 
