@@ -1,4 +1,4 @@
-"""Peers that no environment brings along: MPICH, Intel MPI, DeepSpeed's allreduce, timm.
+"""Peers that no environment brings along: MPICH, Intel MPI, DeepSpeed's and vLLM's allreduce, timm.
 
 Owns the folder "peers" in hsgd's cache: virtual environments with MPICH and Intel MPI, a library
 made from DeepSpeed's source distribution, a library out of vLLM's wheel, timm's files. All are made

@@ -148,13 +148,15 @@ def test_callbacks_come_next_on_all_ranks(ranks: Ranks, path: str) -> None:
 def do_late(seat: Seat, path: str) -> None:
     with group(seat.rank, SIZE, path):
         tensor = torch.ones(3)
-        if seat.rank == 1:
-            time.sleep(0.5)
+        waited = Path(f"{path}-waited")
+        while seat.rank == 1 and not waited.exists():
+            time.sleep(0.01)
         work = dist.all_reduce(tensor, async_op=True)
         if seat.rank == 0:
             assert not work.is_completed() and not work.is_success() and work.exception() is None
             with pytest.raises(CollectiveTimeout, match=r"all_reduce: .* 0\.05 s; it goes on"):
                 work.wait(timedelta(milliseconds=50))
+            waited.touch()
         assert work.wait(timedelta(seconds=30))
         assert tensor.tolist() == [float(SIZE)] * 3
 
