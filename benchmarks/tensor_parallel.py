@@ -28,9 +28,10 @@ TENSOR_PARALLEL = Benchmark(
 A model that is split over ranks adds up its activations twice per layer: a token of 48 layers takes
 96 all_reduces of some KB. c10d is torch.distributed.all_reduce and all_gather_into_tensor in a
 group of backend "hsgd", hsgd (C) the same call of the core from C: what the first takes more is the
-path through Python. The operator is torch.ops.hsgd.allreduce_ (hsgd.operators), which compiled
-programs call; vLLM's operators, from its wheel for CPUs (some 200 MB, fetched once), are called
-alike. DeepSpeed's all_reduce for inference in shared memory is called from C.
+path through Python. The operators are torch.ops.hsgd.allreduce_ and allgather_into
+(hsgd.operators), which compiled programs call; vLLM's operators, from its wheel for CPUs (some
+200 MB, fetched once), are called alike. DeepSpeed's all_reduce for inference in shared memory is
+called from C.
 vs_limit/allreduce_c10d/... is the core's time over that of the path through torch.distributed.
 
 examples:

@@ -268,7 +268,7 @@ class _VllmBf16(_Bf16, _Vllm):
 
 
 class _HsgdOperator(Binding):
-    """In place, without the wrapper: what a compiled program calls."""
+    """Without the wrappers: what a compiled program calls."""
 
     def __init__(self, folder: str) -> None:
         import torch
@@ -282,13 +282,20 @@ class _HsgdOperator(Binding):
 
     def bind(self, collective: str, inputs: list[Floats], outputs: list[Floats]) -> list[Call]:
         calls = super().bind(collective, inputs, outputs)
-        self._results = inputs
+        if collective == "allreduce":
+            self._results = inputs  # in place
         return calls
 
     def allreduce(self, given: Floats, taken: Floats) -> Call:
         import torch
 
         return partial(torch.ops.hsgd.allreduce_, self.tensor(given), self.number, "sum")
+
+    def allgather(self, given: Floats, taken: Floats) -> Call:
+        import torch
+
+        gather = torch.ops.hsgd.allgather_into
+        return partial(gather, self.tensor(taken), self.tensor(given), self.number)
 
     def close(self) -> None:
         self.comm.close()
