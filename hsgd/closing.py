@@ -16,7 +16,12 @@ __all__ = ["Closing"]
 
 
 class Closing:
-    """Something that `with` closes, however its block ends: its close() is called."""
+    """Something that `with` closes, however its block ends: its close() is called.
+
+    left_by_error: an error ended the block, or the program: others should hear of it at once.
+    """
+
+    left_by_error = False
 
     if TYPE_CHECKING:
 
@@ -31,4 +36,5 @@ class Closing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.left_by_error = kind is not None
         self.close()

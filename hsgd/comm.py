@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,6 +61,7 @@ def _close_all() -> None:
     with contextlib.ExitStack() as stack:  # all, also when one fails
         last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
         for comm in last_first:
+            comm.left_by_error = getattr(sys, "last_type", None) is not None
             stack.callback(comm.close)
 
 

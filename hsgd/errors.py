@@ -14,6 +14,7 @@ __all__ = [
     "QueueFull",
     "SharedMemoryError",
     "SignatureMismatch",
+    "about",
 ]
 
 
@@ -72,3 +73,9 @@ class LaunchError(HsgdError, RuntimeError):
 
 class DataError(HsgdError, OSError):
     """A data file is missing, truncated, foreign or changed."""
+
+
+def about(rank: int, error: HsgdError) -> HsgdError:
+    """`error`, which names that rank; for whoever raises one."""
+    error.rank = rank
+    return error

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import end_marked, marked, outliving, run_marked
+from hsgd.testing.shared_files import orphaned_files, shared_files
 
 __all__: list[str] = []
 
@@ -90,7 +89,7 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Fails a test that leaves processes or files in /dev/shm; ends the processes first."""
-    children_before, files_before = _children(), set(os.listdir("/dev/shm"))
+    children_before, files_before = _children(), shared_files()
     yield
     shared = {cluster.pid for cluster in _clusters.values()}
     mine = f"{os.getpid()}."
@@ -99,7 +98,7 @@ def nothing_left() -> Iterator[None]:
     for pid in left.keys() & _children():
         os.kill(pid, signal.SIGKILL)
     end_marked(mine)
-    files = _orphaned_files(files_before)
+    files = orphaned_files(files_before, GRACE_S)
     if left:
         pytest.fail(f"processes left behind: {'; '.join(left.values())}")
     if files:
@@ -121,35 +120,3 @@ def _describe(pid: int) -> str:
     except OSError:
         line = "gone"
     return f"{pid} {line.strip()}"
-
-
-def _orphaned_files(before: set[str]) -> list[str]:
-    """New files in /dev/shm that stay although no process maps them.
-
-    A file that is mapped, or is on its way in or out, may belong to a program beside these tests.
-    """
-    deadline = time.monotonic() + GRACE_S
-    while new := set(os.listdir("/dev/shm")) - before:
-        orphans = sorted(name for name in new if not _in_use(name))
-        if not orphans or time.monotonic() > deadline:
-            return orphans
-        time.sleep(0.1)  # no event tells that a file was mapped
-    return []
-
-
-def _in_use(name: str) -> bool:
-    """Whether a process maps the file: then a program beside these tests may own it. Found by its
-    inode: sem_open() maps a file under a name that it changes afterwards.
-    """
-    try:
-        inode = os.stat(f"/dev/shm/{name}").st_ino
-    except FileNotFoundError:
-        return False
-    needle = re.compile(rf" {inode} +/dev/shm/".encode())
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if needle.search(maps.read_bytes()):
-                return True
-        except OSError:
-            continue
-    return False

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, QueueFull
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, QueueFull, about
 from hsgd.networks import Network, choose_network
 from hsgd.window import NotifiedWindow
 
@@ -222,9 +222,12 @@ class Mail:
         try:
             self._window.wait_any([slot], [version])
         except CollectiveTimeout as error:
-            raise CollectiveTimeout(
-                f"ParameterBox: rank {self._owners[owner]}, which owns values from place "
-                f"{letter.offset}, did not answer: {error}"
+            raise about(
+                self._owners[owner],
+                CollectiveTimeout(
+                    f"ParameterBox: rank {self._owners[owner]}, which owns values from place "
+                    f"{letter.offset}, did not answer: {error}"
+                ),
             ) from None
         header, values = self._open(lane, slot)
         reply = Reply(*(int(number) for number in header[:4]))
@@ -342,9 +345,12 @@ class Mail:
             except CollectiveTimeout:
                 if time.monotonic() > end:
                     ranks = ", ".join(map(str, waiting))
-                    raise CollectiveTimeout(
-                        f"ParameterBox.close: after {self._timeout_s:g} s rank {ranks} had not "
-                        "closed it; close it on every rank"
+                    raise about(
+                        waiting[0],
+                        CollectiveTimeout(
+                            f"ParameterBox.close: after {self._timeout_s:g} s rank {ranks} had not "
+                            "closed it; close it on every rank"
+                        ),
                     ) from None
                 # A rank that never wrote here has no connection that would end with it.
                 quiet = [rank for rank in quiet if rank in waiting and self._knock(rank)]

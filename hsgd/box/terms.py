@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hsgd.comm import Comm
-from hsgd.errors import HsgdError, SignatureMismatch
+from hsgd.errors import HsgdError, SignatureMismatch, about
 
 __all__ = ["agree"]
 
@@ -46,11 +46,10 @@ def agree(comm: Comm, initial: Any, check: Callable[[], None], more: Sequence[ob
     terms = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everybodys]
     if _REFUSED in terms:
         rank = terms.index(_REFUSED)
-        refused = HsgdError(
-            f"ParameterBox.over: rank {rank} refused its arguments; see what it says"
+        raise about(
+            rank,
+            HsgdError(f"ParameterBox.over: rank {rank} refused its arguments; see what it says"),
         )
-        refused.rank = rank
-        raise refused
     _compare(terms)
     if dtype != "float32":
         raise TypeError(f"ParameterBox.over: the initial values are {dtype}; give float32")

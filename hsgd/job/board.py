@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from hsgd.errors import CollectiveTimeout
+from hsgd.errors import CollectiveTimeout, HsgdError, about
 
 __all__ = ["Board", "Store"]
 
@@ -119,13 +119,14 @@ class Board:
         ]
         return absent or [self.members[0]]
 
-    def _late(self, absent: list[int], limit_s: float) -> CollectiveTimeout:
-        error = CollectiveTimeout(
-            f"{self._caller}: rank {', '.join(map(str, absent))} did not come within "
-            f"{limit_s:g} s; see whether all ranks call this"
+    def _late(self, absent: list[int], limit_s: float) -> HsgdError:
+        return about(
+            absent[0],
+            CollectiveTimeout(
+                f"{self._caller}: rank {', '.join(map(str, absent))} did not come within "
+                f"{limit_s:g} s; see whether all ranks call this"
+            ),
         )
-        error.rank = absent[0]
-        return error
 
     def _unequal(self, size: int, rank: int, other: int) -> str:
         return (

@@ -149,6 +149,4 @@ def _error(kind: str, text: str, rank: int) -> Exception:
     """That of another rank, as it was raised there."""
     if kind == "ValueError":
         return ValueError(text)
-    error: HsgdError = getattr(errors, kind, HsgdError)(text)
-    error.rank = rank
-    return error
+    return errors.about(rank, getattr(errors, kind, HsgdError)(text))

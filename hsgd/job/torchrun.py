@@ -10,7 +10,7 @@ import functools
 from datetime import timedelta
 from typing import Any
 
-from hsgd.errors import CollectiveTimeout, LaunchError
+from hsgd.errors import CollectiveTimeout, LaunchError, about
 from hsgd.job import launcher_variables
 from hsgd.job.meeting_path import draw_meeting_path
 
@@ -30,9 +30,12 @@ def meeting_point(worker: launcher_variables.Torchrun, number: int, timeout_s: f
     try:
         kept.wait([key], timedelta(seconds=timeout_s))
     except RuntimeError:
-        raise CollectiveTimeout(
-            f"Comm: rank 0 did not come within {timeout_s:g} s; see whether all ranks make this "
-            "communicator"
+        raise about(
+            0,
+            CollectiveTimeout(
+                f"Comm: rank 0 did not come within {timeout_s:g} s; see whether all ranks make "
+                "this communicator"
+            ),
         ) from None
     return str(kept.get(key), "utf-8")
 

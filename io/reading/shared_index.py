@@ -27,7 +27,7 @@ class Group(Protocol):
     def rank(self) -> int:
         """This rank."""
 
-    def allreduce(self, array: Any, op: str = "sum") -> Any:
+    def allreduce(self, array: Any, op: Any = "sum") -> Any:
         """Combine `array` over all ranks; collective, blocking."""
 
     def broadcast(self, array: Any, root: int = 0) -> Any:

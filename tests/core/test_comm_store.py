@@ -152,15 +152,17 @@ def test_meetings_under_one_prefix_follow_one_another(ranks: Ranks, tmp_path: Pa
     assert ranks.run(do_meet_again, str(tmp_path), on=range(2)) == [2.0, 2.0]
 
 
-def do_until_lost(seat: Seat, folder: str, nodes: list[int]) -> tuple[str, float]:
-    comm = meet(seat, folder, nodes)
+def do_until_lost(
+    seat: Seat, folder: str, nodes: list[int], config: Config = PATIENT
+) -> tuple[str, float]:
+    comm = meet(seat, folder, nodes, config)
     seat.tell("ready")
     seat.pipe.recv()
     try:
         for _ in range(10**6):
             comm.allreduce(np.ones(50_000))
     except HsgdError as error:
-        return f"{type(error).__name__} {error}", time.monotonic()
+        return f"{type(error).__name__} about {error.rank}: {error}", time.monotonic()
     finally:
         comm.close()
     return "nothing happened", 0.0
@@ -183,8 +185,30 @@ def test_a_killed_rank_is_named_on_all_nodes(tmp_path: Path, layout: str, victim
         for outcome in pool.finish(on=set(range(len(nodes))) - {killed}):
             assert outcome.error is None, outcome.trace
             line, when = outcome.value
-            assert line.startswith("PeerLost ") and f"rank {killed} " in line, line
+            assert line.startswith(f"PeerLost about {killed}: "), line
+            assert f"rank {killed} " in line
             assert when - fell < DETECTED_S
+
+
+@pytest.mark.parametrize(("layout", "stopped"), [("1+1", 0), ("2+1", 0), ("2+1", 1), ("2+1", 2)])
+def test_a_stopped_rank_is_named_on_all_nodes(tmp_path: Path, layout: str, stopped: int) -> None:
+    """Deadlines pass on all nodes at about the same time, but only one knows whose fault it is: it
+    is heard. Of a node with one rank that rank is named, whoever says so.
+    """
+    nodes = LAYOUTS[layout]
+    with Ranks(len(nodes)) as pool:
+        pool.start(do_until_lost, str(tmp_path), nodes, Config(timeout_s=2.0))
+        for rank in range(len(nodes)):
+            assert pool.hear(rank) == "ready"
+        pool.signal(stopped, signal.SIGSTOP)
+        others = set(range(len(nodes))) - {stopped}
+        for rank in others:
+            pool.send(rank, "go")
+        for outcome in pool.finish(on=others):
+            assert outcome.error is None, outcome.trace
+            line, _ = outcome.value
+            assert line.startswith(f"CollectiveTimeout about {stopped}: "), line
+        pool.signal(stopped, signal.SIGCONT)
 
 
 def do_meet_wrongly(seat: Seat, folder: str, size: list[int], config: list[Config]) -> None:

@@ -111,6 +111,7 @@ PACKAGES = {
         "hsgd.torch.collectives hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job "
         "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.strategies"
     ),
+    "hsgd.testing.chaos": "hsgd.c10d hsgd.io hsgd.job hsgd.optim hsgd.torch",
 }
 # All that the reader takes from the front of hsgd: it can be used without the core.
 READER_TAKES = {"hsgd.closing", "hsgd.errors"}
@@ -118,7 +119,12 @@ READER_TAKES = {"hsgd.closing", "hsgd.errors"}
 ALONE = {"launch/launch_hook": {"sys"}, "errors": set[str]()}
 # Packages that take long to import, or that not everybody has, and where they may be at the top.
 HEAVY = {"torch", "h5py", "matplotlib", "sklearn", "mpi4py", "horovod"}
-HEAVY_ALLOWED = {"torch": ("hsgd.torch", "hsgd.optim", "hsgd.operators", "hsgd.c10d.")}
+HEAVY_ALLOWED = {
+    "torch": (
+        *("hsgd.torch", "hsgd.optim", "hsgd.operators", "hsgd.c10d."),
+        "hsgd.testing.chaos.",
+    )
+}
 
 
 def files_of(room: str) -> list[Path]:

@@ -92,10 +92,11 @@ void Communicator::run(const Operation& operation) {
   check_mine();
   check_thread();
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!broken_.empty()) {
+  if (broken_) {
     check_left_out(node());
-    throw Error(HSGD_ERR_CLOSED, -1,
-                "this communicator is broken since an earlier error: " + broken_);
+    throw Error(
+        broken_->code(), broken_->rank(),
+        std::string("this communicator is broken since an earlier error: ") + broken_->what());
   }
   struct Forget {  // the caller's label lives as long as the call
     Context& context;
@@ -150,13 +151,15 @@ uint64_t Communicator::clock_weight(const Operation& operation) const {
 }
 
 void Communicator::give_up(const Error& error, uint64_t first_missed) {
-  broken_ = error.what();
+  // Who waits for several calls, in whatever order, hears of each what the first one heard.
+  const bool for_all = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
+  broken_.emplace(for_all ? error.code() : HSGD_ERR_CLOSED, error.rank(), error.what());
   context_.give_up(error, first_missed);
 }
 
 void Communicator::leave() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || !broken_.empty()) return;
+  if (!lock.owns_lock() || broken_) return;
   const Place& place = context_.place();
   give_up(Error(HSGD_ERR_PEER_LOST, place.rank, node().closing(place.local_rank)),
           context_.sequence() + 1);

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -102,7 +103,7 @@ class HSGD_API Communicator final {
   Owner owner_;
   Context context_;
   mutable std::mutex mutex_;  // one collective at a time
-  std::string broken_;
+  std::optional<Error> broken_;
   std::mutex allocating_;  // taken before mutex_
   uint64_t allocations_ = 0;
 };

@@ -20,7 +20,7 @@ std::unique_ptr<Communicator> Communicator::shrink(double timeout_s) {
                      "(MPIX_Comm_shrink; mpi4py: world.Shrink()) and make a new one over it",
                      context_.place().node_count));
   }
-  if (broken_.empty()) {
+  if (!broken_) {
     const int rank = context_.place().rank;
     give_up(Error(HSGD_ERR_PEER_LOST, rank, text("rank %d called shrink()", rank)),
             context_.sequence() + 1);

@@ -2,6 +2,7 @@
 #include "context/context.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
@@ -77,7 +78,8 @@ Context::~Context() {
   // Before that nodes count by themselves, and a set-up that failed says why in another way.
   const bool is_set_up = first_sequence_ != 0;
   if (is_set_up) {
-    links_->part({call_.sequence + 1, place_.rank, true, group_->closing(place_.local_rank)});
+    links_->part(
+        {call_.sequence + 1, place_.rank, Parting::kClosed, group_->closing(place_.local_rank)});
   }
   HSGD_FAULT_POINT("close: other nodes told");
   if (links_->quiesce(Deadline(1.0))) return;
@@ -115,7 +117,7 @@ void Context::begin(const Signature& signature, const hsgd_label* label) {
   call_.signature = signature;
   call_.label = label;
   call_.open_seen = 0;
-  call_.headers_started = call_.node_agrees = false;
+  call_.headers_started = call_.asks_other_nodes = call_.node_agrees = false;
   stores_.begin();
 }
 
@@ -169,12 +171,25 @@ void Context::check() {
   const Parting* parted = links_->parted(call_.sequence);
   if (!deadline_->passed() && parted == nullptr) return;
   int first = -1;
-  const std::string who = group_->missing(call_.sequence, &first);
+  std::string who = group_->missing(call_.sequence, &first);
   // Deadlines pass on all nodes at about the same time; the cause may be a rank of this one.
   const bool is_late = static_cast<double>(deadline_->remaining_ns()) < 1e8 * options_.timeout_s;
-  if (parted != nullptr && (parted->closed != 0 || !is_late || first < 0)) {
-    throw Error(HSGD_ERR_PEER_LOST, parted->rank,
-                what() + (parted->closed != 0 ? ": " : ": another node gave up: ") + parted->line);
+  if (parted != nullptr && (parted->how == Parting::kClosed || !is_late || first < 0)) {
+    const bool timed_out = parted->how == Parting::kTimedOut;
+    const char* gave_up = parted->how == Parting::kClosed ? ": " : ": another node gave up: ";
+    throw Error(timed_out ? HSGD_ERR_TIMEOUT : HSGD_ERR_PEER_LOST, parted->rank,
+                what() + gave_up + parted->line);
+  }
+  if (first < 0 && options_.late == nullptr) {
+    if (!std::exchange(call_.asks_other_nodes, true)) {
+      deadline_ = deadline_->renewed(grace_s());
+      return;
+    }
+    const int node = links_->awaited_node();
+    if (node >= 0) {
+      first = map_.rank(map_.first(node));
+      who = text("the node of rank %d holds it up", first);
+    }
   }
   const std::string late = what() + text(": not finished within the timeout of %g s: %s; ",
                                          options_.timeout_s, who.c_str());
@@ -186,12 +201,20 @@ void Context::check() {
   deadline_ = deadline_->renewed(options_.timeout_s);
 }
 
+// Another node knows better who of its ranks holds all up: it is given time to say so, and who may
+// hear of that more than who waits for the word of such a one.
+double Context::grace_s() const {
+  const double grace = std::min(1.0, options_.timeout_s / 4);
+  return links_->leads() ? grace : 1.5 * grace;
+}
+
 void Context::give_up(const Error& error, uint64_t first_missed) {
   const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
   const int about = interrupted ? place_.rank : error.rank();
   const Error for_others(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, error.what());
   group_->fail(for_others, first_missed);
-  links_->part({first_missed, about, false, error.what()});
+  const auto how = error.code() == HSGD_ERR_TIMEOUT ? Parting::kTimedOut : Parting::kGaveUp;
+  links_->part({first_missed, about, how, error.what()});
 }
 
 }  // namespace hsgd

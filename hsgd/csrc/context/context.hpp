@@ -143,6 +143,7 @@ class Context final : private Watch {
 
  private:
   void check() override;
+  double grace_s() const;
   void require_agreement();
   void learn_cost();
   bool headers_agree(Call sides[2]) const;
@@ -174,7 +175,8 @@ class Context final : private Watch {
     const hsgd_label* label = nullptr;
     int open_seen = 0;  // headers of ranks of this node
     bool headers_started = false;
-    bool node_agrees = false;  // once known; a rank that differs is looked for again
+    bool asks_other_nodes = false;  // who holds it up
+    bool node_agrees = false;       // once known; a rank that differs is looked for again
   } call_;
   uint64_t first_sequence_ = 0;  // collectives of the set-up, which users do not count
   uint64_t base_ = 0;

@@ -30,16 +30,17 @@ enum class Channel : uint8_t {
 // between nodes.
 struct Parting {
   static constexpr uint64_t kNever = UINT64_MAX;
+  enum How : int32_t { kGaveUp = 0, kClosed = 1, kTimedOut = 2 };
 
   Parting() = default;
-  Parting(uint64_t first_missed, int about, bool has_closed, const std::string& why)
-      : sequence(first_missed), rank(about), closed(has_closed ? 1 : 0) {
+  Parting(uint64_t first_missed, int about, How parts, const std::string& why)
+      : sequence(first_missed), rank(about), how(parts) {
     why.copy(line, std::min(why.size(), sizeof line - 1));
   }
 
   uint64_t sequence = kNever;  // the first collective without this node
   int32_t rank = -1;           // the world rank that the line is about, or -1
-  int32_t closed = 0;          // 1: that rank closed its communicator; 0: the node gave up
+  int32_t how = kGaveUp;       // or that rank closed its communicator; or it waited in vain
   char line[496] = {};
 };
 static_assert(sizeof(Parting) == 512, "the same on all nodes");
@@ -61,6 +62,9 @@ class HSGD_API Transport {
   virtual Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) = 0;
   // Drives progress. Says true once per ticket, which is then free for others.
   virtual bool done(Ticket ticket) = 0;
+
+  // The node whose message has been waited for the longest; -1: none is.
+  virtual int awaited_node() const = 0;
 
   // Tells the other nodes, as far as they can be reached. Only the first call counts: a node parts
   // once.

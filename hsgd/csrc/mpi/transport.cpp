@@ -44,6 +44,7 @@ class MpiTransport final : public Transport {
   Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) override {
     const Turn turn(takes_turns_);
     const Ticket ticket = free_ticket(true);
+    slots_[ticket].order = {++receives_, node};
     check_mpi(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, rank_of(node),
                          static_cast<int>(channel), leaders_, &requests_[ticket]),
               "MPI_Irecv");
@@ -62,6 +63,14 @@ class MpiTransport final : public Transport {
     }
     if (slot.complete) free_.push_back(ticket);
     return slot.complete;
+  }
+
+  int awaited_node() const override {
+    std::pair<uint64_t, int> first{UINT64_MAX, -1};
+    for (const Slot& slot : slots_) {
+      if (slot.receives && !slot.complete) first = std::min(first, slot.order);
+    }
+    return first.second;
   }
 
   void part(const Parting& parting) noexcept override {
@@ -100,7 +109,8 @@ class MpiTransport final : public Transport {
   struct Slot {
     bool receives = false;
     bool complete = false;
-    bool tested = false;  // and found open, since done() was last asked for it
+    bool tested = false;               // and found open, since done() was last asked for it
+    std::pair<uint64_t, int> order{};  // of a receive: its number, from 1, and from which node
   };
 
   bool may_not_call() const { return is_foreign_thread_ != nullptr && is_foreign_thread_(); }
@@ -116,7 +126,8 @@ class MpiTransport final : public Transport {
     }
     const Ticket ticket = free_.back();
     free_.pop_back();
-    slots_[ticket] = {receives, false, false};
+    slots_[ticket] = {};
+    slots_[ticket].receives = receives;
     return ticket;
   }
 
@@ -145,6 +156,7 @@ class MpiTransport final : public Transport {
   bool (*is_foreign_thread_)();
   bool takes_turns_;
   std::vector<Slot> slots_;
+  uint64_t receives_ = 0;
   std::vector<Ticket> free_;
   std::vector<MPI_Request> requests_;  // of the slots; null where nothing is under way
   std::vector<int> indices_;           // what MPI_Testsome fills

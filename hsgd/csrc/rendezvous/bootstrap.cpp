@@ -44,7 +44,7 @@ std::vector<Member> meet(const std::string& path, Listener* listener, int rank, 
   if (rank != 0) return join_meeting(path, rank, size, std::move(self), file, deadline);
   const Fd made = self.make(file);
   if (size == 1) {
-    if (self.failed != HSGD_OK) throw Error(self.failed, rank, self.failure);
+    if (self.failed != HSGD_OK) throw Error(self.failed, self.world_rank, self.failure);
     std::vector<Member> alone;
     alone.push_back(std::move(self));
     return alone;

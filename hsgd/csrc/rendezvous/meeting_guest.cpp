@@ -92,7 +92,7 @@ class Guest {
     own.push_back(std::move(self));
     send_until(point_.name, deadline_,
                [&] { return send_members(socket_.get(), head, own, 0, 1); });
-    if (own[0].failed != HSGD_OK) throw Error(own[0].failed, rank_, own[0].failure);
+    if (own[0].failed != HSGD_OK) throw Error(own[0].failed, own[0].world_rank, own[0].failure);
   }
 
   // The host's next message; throws the failure that it tells instead.

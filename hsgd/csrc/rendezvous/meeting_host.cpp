@@ -34,7 +34,8 @@ class Host {
   std::vector<Member> gather_and_tell() {
     try {
       while (present_ < size_) wait_for_someone();
-      if (members_[0].failed != HSGD_OK) throw Error(members_[0].failed, 0, members_[0].failure);
+      const Member& self = members_[0];
+      if (self.failed != HSGD_OK) throw Error(self.failed, self.world_rank, self.failure);
       HSGD_FAULT_POINT("set-up: all have come");
       while (tell_some()) wait_until_taken();
     } catch (const Error& error) {
@@ -176,7 +177,7 @@ class Host {
     if (!complaint.empty() || head.failed != HSGD_OK) {
       strangers_.push_back(std::move(stranger));  // it is told with all others
       if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, head.rank, complaint);
-      throw Error(static_cast<hsgd_status>(head.failed), head.rank, head.message);
+      throw Error(static_cast<hsgd_status>(head.failed), member.world_rank, head.message);
     }
     members_[static_cast<size_t>(head.rank)] = std::move(member);
     guest(head.rank).socket = std::move(stranger.socket);
@@ -283,9 +284,10 @@ class Host {
     std::vector<Member> none;
     if (receive_words(guest(rank).socket.get(), &complaint, &none)) fail_missing();
     look_for_the_cause(deadline_);
-    throw Error(HSGD_ERR_PEER_LOST, rank,
-                text("set-up at %s: rank %d (pid %d) left", point_.name.c_str(), rank,
-                     members_[static_cast<size_t>(rank)].pid));
+    const Member& lost = members_[static_cast<size_t>(rank)];
+    throw Error(HSGD_ERR_PEER_LOST, lost.world_rank,
+                text("set-up at %s: rank %d (pid %d) left", point_.name.c_str(), lost.world_rank,
+                     lost.pid));
   }
 
   [[noreturn]] void fail_missing() {

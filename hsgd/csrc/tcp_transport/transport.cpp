@@ -58,6 +58,7 @@ class TcpTransport final : public Transport {
 
   Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) override {
     const Ticket ticket = free_ticket();
+    slots_[ticket].order = {++receives_, node};
     Lane& lane = lane_of(node, channel);
     lane.in.add(ticket, data, capacity_bytes);
     for (Connection* connection : lane.connections) {
@@ -77,6 +78,14 @@ class TcpTransport final : public Transport {
     }
     if (slot.complete) free_.push_back(ticket);
     return slot.complete;
+  }
+
+  int awaited_node() const override {
+    std::pair<uint64_t, int> first{UINT64_MAX, -1};
+    for (const Slot& slot : slots_) {
+      if (slot.order.first > 0 && !slot.complete) first = std::min(first, slot.order);
+    }
+    return first.second;
   }
 
   void part(const Parting& parting) noexcept override {
@@ -143,7 +152,8 @@ class TcpTransport final : public Transport {
   };
   struct Slot {
     bool complete = false;
-    bool looked = false;  // and found open, since done() was last asked for it
+    bool looked = false;               // and found open, since done() was last asked for it
+    std::pair<uint64_t, int> order{};  // of a receive: its number, from 1, and from which node
   };
 
   void take(int other, std::vector<Fd> fds, double timeout_s) {
@@ -315,7 +325,7 @@ class TcpTransport final : public Transport {
     const int rank = ranks_[node];
     const std::string line = text("rank %d on another node died or was cut off (%s)", rank,
                                   *why != '\0' ? why : "a connection of it ended");
-    partings_.push_back(Parting(0, rank, true, line));
+    partings_.push_back(Parting(0, rank, Parting::kClosed, line));
   }
 
   // --- the end ---
@@ -350,6 +360,7 @@ class TcpTransport final : public Transport {
   std::vector<Connection*> working_;
   std::vector<Ticket> finished_;
   std::vector<Slot> slots_;
+  uint64_t receives_ = 0;
   std::vector<Ticket> free_;
   Parting parting_;  // the own one, once `parted_`
   bool parted_ = false;

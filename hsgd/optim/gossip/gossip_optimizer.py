@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout
+from hsgd.errors import CollectiveTimeout, about
 from hsgd.networks import Network
 from hsgd.optim.flat_vectors import Flattened
 from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores
@@ -191,8 +191,11 @@ class Gossip(WrappingOptimizer):
             self._comm.barrier()
             if self._pairs is not None and self._pairs.open:
                 late = ", ".join(map(str, self._pairs.open))
-                raise CollectiveTimeout(
-                    f"Gossip.settle: rank {late} has not answered within {self._timeout_s:g} s"
+                raise about(
+                    self._pairs.open[0],
+                    CollectiveTimeout(
+                        f"Gossip.settle: rank {late} has not answered within {self._timeout_s:g} s"
+                    ),
                 )
 
     def consensus_distance(self) -> float:

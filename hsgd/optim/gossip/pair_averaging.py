@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.errors import CollectiveTimeout, PeerLost, about
 from hsgd.networks import Network, choose_network
 from hsgd.optim.flat_vectors import as_memory, in_memory, square
 from hsgd.window import NotifiedWindow
@@ -278,10 +278,13 @@ class PairAverager:
             if peers
         ]
         if late:
-            raise CollectiveTimeout(
-                f"PairAverager: {', '.join(late)} within {self._timeout_s:g} s, so the sum of the "
-                "weights may have changed by one half of an average; give a longer timeout_s or "
-                "end that rank"
+            raise about(
+                next(iter([*self._open, *untaken])),
+                CollectiveTimeout(
+                    f"PairAverager: {', '.join(late)} within {self._timeout_s:g} s, so the sum of "
+                    "the weights may have changed by one half of an average; give a longer "
+                    "timeout_s or end that rank"
+                ),
             )
         return done
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
 from hsgd.networks import Network, choose_network
 from hsgd.optim.flat_vectors import as_memory
 from hsgd.optim.notified_tree.tree_checks import (
@@ -167,6 +167,7 @@ class NotifiedTree(WrappingOptimizer):
 
     def _open_window(self, sends: int, timeout_s: float | None, network: Network) -> NotifiedWindow:
         """For the plan, and so many sends under way."""
+        self._patience_s = min(1.0, (self._comm.timeout_s if timeout_s is None else timeout_s) / 4)
         network = choose_network(self._comm, network, "NotifiedTree", any_thread=True)
         if network == "mpi":
             check_threads(self._comm)
@@ -276,8 +277,11 @@ class NotifiedTree(WrappingOptimizer):
         """What the end of the communicator brings where nobody called close(). The weights of the
         last step belong to what the script did, so they have until the deadline; without them it
         would leave with others than the other ranks have. Others may still need what this rank
-        passes on: it waits 5 s for them, no longer, since one may have failed.
+        passes on: it waits 5 s for them, no longer, since one may have failed. A script that an
+        error ended waits for nobody, so that the others hear of it.
         """
+        if self._comm.left_by_error:
+            return self._end(waits=False)
         between_steps = all(posted <= self._step for posted in self._posted)
         try:
             if between_steps and not self._closed and self._is_sound():
@@ -490,29 +494,45 @@ class NotifiedTree(WrappingOptimizer):
     def _wait_for_part(self, layer: int, part: int) -> None:
         slot, gone = self._plan.weights_slot(part), self._plan.gone_slot
         try:  # weights that came before somebody gave up count
-            heard, _ = self._window.wait_any([slot, gone], [self._step - 1, 0])
+            heard, _ = self._wait_or_hear_why(layer, [slot, gone])
         except (CollectiveTimeout, PeerLost) as error:
             self._failed = True
             if (given_up := self._engine.error) is not None:
-                raise type(error)(self._describe(layer, given_up)) from given_up
-            raise type(error)(self._describe(layer, self._with_missing(layer, error))) from error
+                raise self._failure(layer, type(error), given_up) from given_up
+            raise self._failure(layer, type(error), error, looks=True) from error
         if heard == gone:
             self._failed = True
             given_up = self._engine.error
-            why: object = given_up
             if given_up is None:
-                why = self._with_missing(layer, reason_in(self._memory))
+                raise self._failure(layer, PeerLost, reason_in(self._memory), looks=True)
             kind = type(given_up) if isinstance(given_up, HsgdError) else PeerLost
-            raise kind(self._describe(layer, why)) from given_up
+            raise self._failure(layer, kind, given_up) from given_up
 
-    def _with_missing(self, layer: int, why: object) -> str:
-        """With the ranks whose gradients have not come, as far as this rank can tell."""
-        missing = self._engine.missing(layer, self._step)
-        return f"{why} ({missing})" if missing else str(why)
+    def _wait_or_hear_why(self, layer: int, slots: list[int]) -> tuple[int, int]:
+        """wait_any(). Who does not know whose gradient is missing gives those who do some time to
+        say so: deadlines pass at about the same time on all ranks.
+        """
+        seen = [self._step - 1, 0]
+        try:
+            return self._window.wait_any(slots, seen)
+        except CollectiveTimeout:
+            if self._engine.error is not None or self._engine.missing(layer, self._step):
+                raise
+            return self._window.wait_any(slots, seen, self._patience_s)
 
-    def _describe(self, layer: int, why: object) -> str:
+    def _failure(
+        self, layer: int, kind: type[HsgdError], why: object, *, looks: bool = False
+    ) -> HsgdError:
+        """The error of a wait for weights. looks: it also names the ranks whose gradients have not
+        come, as far as this rank can tell, and is about the first of them.
+        """
+        missing = self._engine.missing(layer, self._step) if looks else []
+        names = f" (no gradient from rank {', '.join(map(str, missing))})" if missing else ""
         name = self._plan.layers[layer].name
-        return f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}'
+        rank = missing[0] if missing else getattr(why, "rank", -1)
+        return about(
+            rank, kind(f'NotifiedTree: weights of layer "{name}", step {self._step}: {why}{names}')
+        )
 
     @property
     def closed(self) -> bool:

@@ -121,17 +121,19 @@ class Engine:
         parts = self._plan.parts
         return [(parts[part].layer, target, begin, end) for part, target, begin, end in sent]
 
-    def missing(self, layer: int, version: int) -> str:
-        """Which ranks hold up the gradient of a version here, as far as this rank can tell."""
+    def missing(self, layer: int, version: int) -> list[int]:
+        """The ranks that hold up the gradient of a version here, as far as this rank can tell, in
+        the order of the sum.
+        """
         if not self._team.leads:
-            return ""
+            return []
         late = {
-            rank: None  # in the order of the sum
+            rank: None
             for part in self._plan.parts_of[layer]
             for slot, rank, _ in self._inputs(part.index)
             if self._window.test(slot) < version
         }
-        return f"no gradient from rank {', '.join(map(str, late))}" if late else ""
+        return list(late)
 
     # --- set-up ---
 

@@ -527,7 +527,7 @@ TEST("when a rank leaves, the others learn it in each of the collectives") {
           };
           CHECK_EQ(status_of(call, &message), HSGD_ERR_PEER_LOST);
           CHECK(message.find(hsgd::text("rank %d (pid ", last)) != std::string::npos);
-          CHECK_EQ(status_of(call), HSGD_ERR_CLOSED);
+          CHECK_EQ(status_of(call), HSGD_ERR_PEER_LOST);
         });
       }
     }

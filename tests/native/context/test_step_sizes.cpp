@@ -25,6 +25,7 @@ class NoTransport final : public hsgd::Transport {
   Ticket send(int, hsgd::Channel, const void*, size_t) override { return 0; }
   Ticket receive(int, hsgd::Channel, void*, size_t) override { return 0; }
   bool done(Ticket) override { return false; }
+  int awaited_node() const override { return -1; }
   void part(const hsgd::Parting&) noexcept override {}
   bool heard(hsgd::Parting*) override { return false; }
   bool quiesce(const hsgd::Deadline&) noexcept override { return true; }

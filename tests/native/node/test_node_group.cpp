@@ -231,7 +231,7 @@ TEST("a rank that leaves is named to those who wait, and their communicator stay
     CHECK_EQ(allreduce_doubles(comm, data, &error), HSGD_ERR_PEER_LOST);
     CHECK_EQ(error.rank, 1);
     CHECK(std::strstr(error.message, "rank 1 (pid ") != nullptr);
-    CHECK_EQ(hsgd_comm_barrier(comm.get(), &error), HSGD_ERR_CLOSED);
+    CHECK_EQ(hsgd_comm_barrier(comm.get(), &error), HSGD_ERR_PEER_LOST);
   });
 }
 

@@ -38,6 +38,7 @@ class CountingTransport final : public hsgd::Transport {
     return below_->receive(node, channel, data, capacity_bytes);
   }
   bool done(Ticket ticket) override { return below_->done(ticket); }
+  int awaited_node() const override { return below_->awaited_node(); }
   void part(const hsgd::Parting& parting) noexcept override { below_->part(parting); }
   bool heard(hsgd::Parting* parting) override { return below_->heard(parting); }
   bool quiesce(const hsgd::Deadline& deadline) noexcept override {

@@ -110,6 +110,15 @@ class InprocTransport final : public Transport {
     return posted.complete;
   }
 
+  int awaited_node() const override {
+    const Posted* first = nullptr;
+    for (const Posted& posted : posted_) {
+      const bool waits = posted.used && !posted.complete;
+      if (waits && (first == nullptr || posted.serial < first->serial)) first = &posted;
+    }
+    return first == nullptr ? -1 : std::get<1>(first->key);
+  }
+
   void part(const Parting& parting) noexcept override {
     if (!std::exchange(parted_, true)) network_->part(lane_, node_, parting);
   }

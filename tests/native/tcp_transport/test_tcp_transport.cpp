@@ -98,7 +98,7 @@ void on_nodes(int nodes, const std::function<void(int, Transport&)>& body,
   ranks::run(nodes, [&](int node) {
     const std::unique_ptr<Transport> transport = leaders.open(node);
     body(node, *transport);
-    transport->part({1, 10 * node, true, "closed"});
+    transport->part({1, 10 * node, Parting::kClosed, "closed"});
     transport->quiesce(Deadline(kLimitS));
   });
 }
@@ -300,8 +300,8 @@ TEST("a parting overtakes messages, and is heard once") {
       for (const int other : {1, 2}) {
         sent.push_back(transport.send(other, Channel::kScatter, data.data(), data.size()));
       }
-      transport.part({7, 4, false, "rank 4 is tired"});
-      transport.part({8, 5, false, "only the first counts"});
+      transport.part({7, 4, Parting::kGaveUp, "rank 4 is tired"});
+      transport.part({8, 5, Parting::kGaveUp, "only the first counts"});
     } else {
       const Parting parting = await_parting(transport);
       CHECK_EQ(parting.sequence, 7U);
@@ -324,7 +324,7 @@ TEST("what was sent before the end arrives after it, though the other did not re
     if (node == 0) {
       // Unread bytes here: the end of this process would else drop what it has sent.
       await(*transport, transport->send(1, Channel::kScatter, data.data(), data.size()));
-      transport->part({3, 0, true, "rank 0 closed its communicator"});
+      transport->part({3, 0, Parting::kClosed, "rank 0 closed its communicator"});
       CHECK(transport->quiesce(Deadline(kLimitS)));
       transport.reset();
       gone.store(true);

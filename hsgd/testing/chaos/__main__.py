@@ -1,0 +1,193 @@
+"""The command line of the campaign: cases one after another, a table, a JSON file.
+
+Owns what is printed. Exit code 1 when a case was not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hsgd.testing.chaos.cases import FAULTS, TIMEOUT_S, Case, draw
+from hsgd.testing.chaos.job import run_case
+from hsgd.testing.chaos.layers import LAYERS
+from hsgd.testing.chaos.oracle import KINDS, judge
+from hsgd.testing.chaos.zygote import Zygote
+
+__all__ = ["main"]
+
+_EPILOG = """\
+Each case is a job of some ranks on this machine, on one node or on pretended ones that speak TCP,
+in which one rank comes to harm at a random moment. What the others do is compared with what is
+promised. Case k of --seed S is number S * 1000000 + k: --replay runs it again.
+
+examples:
+  python -m hsgd.testing.chaos --faults 100
+  python -m hsgd.testing.chaos --faults 1000 --seed 7 --json chaos.json
+  python -m hsgd.testing.chaos --layers ddp --kinds kill stop --faults 20
+  python -m hsgd.testing.chaos --replay 7000123
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a campaign; the exit code."""
+    options = _parser().parse_args(argv)
+    numbers: Iterable[int] = options.replay or (
+        range(options.seed * 1_000_000, options.seed * 1_000_000 + options.faults)
+    )
+    results = []
+    with Zygote() as zygote:
+        store = _serve_store()
+        begin = time.monotonic()
+        for count, number in enumerate(numbers):
+            if options.limit_s and time.monotonic() - begin > options.limit_s:
+                break
+            case = draw(number, options.layers, options.kinds)
+            result = _run(case, zygote, store.port)
+            results.append(result)
+            _say(case, result, count + 1, time.monotonic() - begin)
+            if options.json is not None and (result["problems"] or count % 20 == 0):
+                _write(options, results)
+    if options.json is not None:
+        _write(options, results)
+    print("\n".join(_table(results)))
+    return 1 if any(result["problems"] for result in results) else 0
+
+
+def _serve_store() -> Any:
+    """Where ranks of several nodes meet, after the ranks' own process has been started."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hsgd.testing.chaos",
+        description="Let ranks of small jobs come to harm, and judge what the others do.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--faults", type=int, default=100, metavar="N", help="cases (100)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the draw (1)")
+    parser.add_argument("--limit-s", type=float, metavar="S", help="begin no case after that")
+    parser.add_argument("--replay", type=int, nargs="+", metavar="CASE", help="these cases")
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        default=(),
+        choices=list(LAYERS),
+        metavar="LAYER",
+        help=", ".join(f"{name} ({layer.about})" for name, layer in LAYERS.items()),
+    )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=(),
+        choices=list(FAULTS),
+        metavar="FAULT",
+        help=", ".join(f"{name} ({fault.about})" for name, fault in FAULTS.items()),
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all cases there")
+    return parser
+
+
+def _run(case: Case, zygote: Zygote, store_port: int) -> dict[str, Any]:
+    seen = run_case(case, zygote, store_port)
+    verdict = judge(seen)
+    result = {
+        "case": case.as_json(),
+        "took_place": seen.took_place,
+        "problems": verdict.problems,
+        "latency_s": verdict.latency_s,
+        "seconds": seen.seconds,
+    }
+    if verdict.problems:
+        result["ranks"] = [
+            {"told": rank.told, "status": rank.status, "steps": rank.steps, "output": rank.output}
+            for rank in seen.ranks
+        ]
+    return result
+
+
+def _say(case: Case, result: dict[str, Any], count: int, seconds: float) -> None:
+    if result["problems"]:
+        print("\n".join([str(case), *(f"  {kind}: {what}" for kind, what in result["problems"])]))
+    sys.stdout.flush()
+    if sys.stderr.isatty():
+        print(f"\r{count} cases, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+
+
+def _write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    found = {
+        "meta": {"seed": options.seed, "timeout_s": TIMEOUT_S, "cores": os.cpu_count()},
+        "summary": _summary(results),
+        "results": results,
+    }
+    part = options.json.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1))
+    part.rename(options.json)
+
+
+def _summary(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each layer: cases, faults that took place, problems by kind, how long errors took."""
+    of_layer: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        of_layer[result["case"]["layer"]].append(result)
+    return {name: _summary_of(of_layer[name]) for name in LAYERS if name in of_layer}
+
+
+def _summary_of(results: list[dict[str, Any]]) -> dict[str, Any]:
+    kinds = Counter(kind for result in results for kind in {k for k, _ in result["problems"]})
+    one_node = [result for result in results if len(set(result["case"]["nodes"])) == 1]
+    nodes = [result for result in results if len(set(result["case"]["nodes"])) > 1]
+    return {
+        "cases": len(results),
+        "faults": sum(result["took_place"] for result in results),
+        **{kind: kinds[kind] for kind in KINDS},
+        "node": _times(one_node),
+        "nodes": _times(nodes),
+    }
+
+
+def _times(results: list[dict[str, Any]]) -> dict[str, float]:
+    latencies = sorted(each for result in results for each in result["latency_s"])
+    if not latencies:
+        return {}
+    return {
+        "errors": len(latencies),
+        "p50_s": statistics.median(latencies),
+        "p99_s": latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
+        "most_s": latencies[-1],
+    }
+
+
+def _table(results: list[dict[str, Any]]) -> list[str]:
+    head = ["layer", "cases", "faults", *KINDS, "node p50", "p99", "nodes p50", "p99"]
+    rows = [head]
+    for name, each in _summary(results).items():
+        counts = [str(each[key]) for key in ("cases", "faults", *KINDS)]
+        times = [
+            f"{1e3 * each[where][key]:.0f} ms" if each[where] else "-"
+            for where in ("node", "nodes")
+            for key in ("p50_s", "p99_s")
+        ]
+        rows.append([name, *counts, *times])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Cases: which job is run, and what happens to whom, when. All of it follows from a number.
+
+Owns the kinds of faults and the draw. Never runs anything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hsgd.testing.chaos.layers import LAYERS, Layer
+
+__all__ = ["FAULTS", "TIMEOUT_S", "Case", "Fault", "draw"]
+
+TIMEOUT_S = 2.0  # HSGD_TIMEOUT_S of all jobs
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault.
+
+    ends: the victim's process ends by it, and the kernel or the victim itself tells the others.
+    hangs: the victim lives and does nothing: the others hear of it at their deadline.
+    Neither: the job must end well.
+    raises: the victim's own program sees it and fails by it, in its own way.
+    """
+
+    about: str
+    ends: bool = False
+    hangs: bool = False
+    raises: bool = False
+
+
+FAULTS = {
+    "kill": Fault("SIGKILL", ends=True),
+    "abort": Fault("SIGABRT", ends=True),
+    "exit": Fault("os._exit(3) in a thread", ends=True),
+    "exception": Fault("the program raises between two steps", ends=True, raises=True),
+    "interrupt": Fault("SIGINT, as Ctrl-C", ends=True, raises=True),
+    "memory": Fault("no more memory for the process", raises=True),
+    "disk": Fault("no file may grow", raises=True),
+    "stop": Fault("SIGSTOP until the others have ended, then SIGCONT", hangs=True),
+    "gil": Fault("a thread that holds the interpreter's lock for ever", hangs=True),
+    "pause": Fault("SIGSTOP for less than the deadline, then SIGCONT"),
+}
+_WEIGHTS = {"kill": 4, "stop": 1, "gil": 1}  # those that wait for a deadline take long
+_PHASES = {"setup": 0.25, "work": 0.35, "end": 0.004}  # the longest delay, seconds
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and its fault.
+
+    nodes: the node of each rank. phase: "setup": `delay_s` after the start of the processes;
+    "work": after all are ready; "end": after the victim has made its last step. pause_s: of the
+    fault "pause". cores: how many the job may use; 0 is all.
+    """
+
+    number: int
+    layer: str
+    nodes: tuple[int, ...]
+    fault: str
+    victim: int
+    phase: str
+    delay_s: float
+    pause_s: float
+    cores: int
+
+    @property
+    def layout(self) -> str:
+        """Ranks of each node, as 2+1."""
+        return "+".join(str(self.nodes.count(node)) for node in sorted(set(self.nodes)))
+
+    def as_json(self) -> dict[str, Any]:
+        """For reports."""
+        return {**asdict(self), "nodes": list(self.nodes)}
+
+    def __str__(self) -> str:
+        cores = f" on {self.cores} core" if self.cores else ""
+        return (
+            f"case {self.number}: {self.layer}, {self.layout} ranks{cores}: {self.fault} of rank "
+            f"{self.victim}, {self.phase} + {1e3 * self.delay_s:.1f} ms"
+        )
+
+
+def draw(number: int, layers: Collection[str] = (), faults: Collection[str] = ()) -> Case:
+    """The case of this number, among the layers and faults named, or all of hsgd's."""
+    luck = random.Random(number)
+    layer = _choose(luck, [each for each in LAYERS.values() if _named(each, layers)])
+    nodes = luck.choice(layer.layouts)
+    kinds = [kind for kind in FAULTS if (not faults or kind in faults) and kind not in layer.spared]
+    fault = luck.choices(kinds, [_WEIGHTS.get(kind, 2) for kind in kinds])[0]
+    phase = luck.choices(list(_PHASES), (2, 6, 1))[0]
+    return Case(
+        number=number,
+        layer=layer.name,
+        nodes=nodes,
+        fault=fault,
+        victim=luck.randrange(len(nodes)),
+        phase=phase,
+        delay_s=luck.random() * _PHASES[phase],
+        pause_s=luck.uniform(0.01, 0.3) * TIMEOUT_S,
+        cores=luck.choice((0, 0, 1)),
+    )
+
+
+def _named(layer: Layer, names: Collection[str]) -> bool:
+    return layer.name in names if names else not layer.is_peer
+
+
+def _choose(luck: random.Random, layers: Sequence[Layer]) -> Layer:
+    return luck.choices(layers, [each.weight for each in layers])[0]

@@ -1,0 +1,88 @@
+"""Programs of ranks that train a small model with hsgd.optim.
+
+The models are linear, so that what ranks must agree about can be told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hsgd.optim import ElasticAveraging, Gossip, NotifiedTree
+from hsgd.testing.chaos.seat import Seat, WrongResult
+
+__all__ = ["elastic", "gossip", "tree"]
+
+_RATE = 0.125
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(64, 256), nn.Linear(256, 8)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.last(self.first(inputs))
+
+
+def _backward(model: nn.Module, scale: float) -> None:
+    """The gradient of a bias of the last layer is `scale`, whatever the weights are."""
+    model(torch.ones(1, 64)).sum().mul(scale).backward()
+
+
+def _finite(tensor: Tensor, what: str) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise WrongResult(f"{what}: {tensor.flatten()[:4].tolist()}")
+
+
+def tree(seat: Seat) -> None:
+    """Synchronous SGD: the last bias goes down by the mean of all ranks' scales."""
+    with seat.communicator() as comm:
+        model = _Model()
+        inner = torch.optim.SGD(model.parameters(), lr=_RATE * 2**-10)
+        optimizer = NotifiedTree(inner, model, comm, network=seat.network)
+        bias = model.last.bias
+        for step in seat.loop():
+            before = bias.detach().clone()
+            optimizer.zero_grad()
+            _backward(model, float(comm.rank + step % 3))
+            optimizer.step()
+            optimizer.wait()
+            mean = (comm.size - 1) / 2 + step % 3
+            moved = (before - bias.detach()) / (_RATE * 2**-10)
+            if not torch.allclose(moved, torch.full_like(moved, mean), atol=0.02):
+                raise WrongResult(f"NotifiedTree: moved by {moved[:3].tolist()}, not {mean}")
+        optimizer.close()
+
+
+def gossip(seat: Seat) -> None:
+    """Averages in pairs, in every step."""
+    from hsgd.optim import FixedPeriod
+
+    with seat.communicator() as comm:
+        model = _Model()
+        inner = torch.optim.SGD(model.parameters(), lr=1e-4)
+        optimizer = Gossip(inner, model, comm, FixedPeriod(1), network=seat.network)
+        for _ in seat.loop():
+            optimizer.zero_grad()
+            _backward(model, 1.0)
+            optimizer.step()
+            _finite(model.last.weight, "Gossip")
+        optimizer.close()
+
+
+def elastic(seat: Seat) -> None:
+    """Asynchronous elastic averaging over a parameter box."""
+    with seat.communicator() as comm:
+        model = _Model()
+        inner = torch.optim.SGD(model.parameters(), lr=1e-4)
+        optimizer = ElasticAveraging(inner, model, comm, update_interval=2)
+        for _ in seat.loop():
+            optimizer.zero_grad()
+            _backward(model, 1.0)
+            optimizer.step()
+            _finite(model.last.weight, "ElasticAveraging")
+        optimizer.close()

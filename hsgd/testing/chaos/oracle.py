@@ -1,0 +1,123 @@
+"""The judge of a case that was run: what was promised, and what was seen instead.
+
+Owns the promises (docs/reliability.md says them to users). A verdict is a list of lines, each with
+its kind first; an empty list is a case as it should be.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+
+from hsgd.testing.chaos.cases import FAULTS
+from hsgd.testing.chaos.job import Observed, RankSeen
+from hsgd.testing.chaos.layers import LAYERS
+
+__all__ = ["KINDS", "Verdict", "judge"]
+
+KINDS = ("hang", "crash", "wrong result", "wrong error", "wrong blame", "no error", "leak")
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+
+
+@dataclass
+class Verdict:
+    """problems: kind, then what was seen. latency_s: from the fault to the error, of each rank that
+    raised one, where the fault is one that others hear of at once and the victim had joined them.
+    """
+
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)
+
+
+def judge(seen: Observed) -> Verdict:
+    """What is wrong with it."""
+    verdict = Verdict()
+    for rank in range(len(seen.ranks)):
+        _judge_rank(seen, rank, verdict)
+    if LAYERS[seen.case.layer].blames == "one":
+        _judge_blame(seen, verdict)
+    verdict.problems += [("leak", what) for what in seen.left]
+    return verdict
+
+
+def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
+    case, found = seen.case, seen.ranks[rank]
+    fault, is_victim = FAULTS[case.fault], rank == case.victim and seen.took_place
+
+    def report(kind: str, what: str) -> None:
+        who = f"rank {rank} (the victim)" if is_victim else f"rank {rank}"
+        verdict.problems.append((kind, f"{who} {what}"))
+
+    if wrong := found.told.get("wrong"):
+        report("wrong result", wrong["text"])
+    if found.status is None:
+        if not (is_victim and case.fault == "gil"):
+            report("hang", f"had not ended; it had said {', '.join(found.told) or 'nothing'}")
+        return
+    died_of = os.WTERMSIG(found.status) if os.WIFSIGNALED(found.status) else 0
+    if died_of in _CRASHES and not (is_victim and case.fault == "abort"):
+        report("crash", f"got {signal.Signals(died_of).name}: {_tail(found)}")
+        return
+    if is_victim:
+        if fault.ends or fault.raises or fault.hangs:
+            return
+    elif not found.told and found.status != 0:
+        report("crash", f"ended with status {found.status} before it began: {_tail(found)}")
+        return
+    if "wrong" in found.told:
+        return
+    if found.error is not None:
+        _judge_error(seen, rank, report, verdict)
+    elif found.status != 0:
+        report("crash", f"ended with status {found.status}: {_tail(found)}")
+    elif not _may_succeed(seen, found):
+        report("no error", f"ended well after {found.steps} steps")
+
+
+def _judge_blame(seen: Observed, verdict: Verdict) -> None:
+    """Somebody must name the victim, if anybody was told of a fault."""
+    fault = FAULTS[seen.case.fault]
+    others = [each for rank, each in enumerate(seen.ranks) if rank != seen.case.victim]
+    blamed = [each.error["rank"] for each in others if each.error is not None]
+    if (
+        seen.took_place
+        and (fault.ends or fault.hangs)
+        and blamed
+        and seen.case.victim not in blamed
+    ):
+        verdict.problems.append(("wrong blame", f"ranks {blamed} are blamed"))
+
+
+def _may_succeed(seen: Observed, found: RankSeen) -> bool:
+    """Whether it may have missed nothing: all that it called, the victim had called."""
+    fault = FAULTS[seen.case.fault]
+    if not seen.took_place or not (fault.ends or fault.hangs):
+        return True
+    victim = seen.ranks[seen.case.victim]
+    return LAYERS[seen.case.layer].goes_on or victim.steps >= found.steps - 1
+
+
+def _judge_error(seen: Observed, rank: int, report: object, verdict: Verdict) -> None:
+    case, error = seen.case, seen.ranks[rank].error
+    assert error is not None and callable(report)
+    layer, fault = LAYERS[case.layer], FAULTS[case.fault]
+    text = f"{error['kind'][0]}: {error['text']}"
+    may_fail = seen.took_place and (fault.ends or fault.hangs or fault.raises)
+    if not may_fail:
+        report("wrong error", f"raised though nothing failed: {text}")
+        return
+    # Who cannot make its part of something new refuses; the others hear that.
+    errors = layer.errors if not fault.raises or fault.ends else ("HsgdError",)
+    if not set(error["kind"]) & {*layer.errors, *errors}:
+        report("wrong error", f"raised {text}")
+    elif layer.blames == "all" and error["rank"] != case.victim:
+        report("wrong blame", f"blames rank {error['rank']}: {text}")
+    if fault.ends and "ready" in seen.ranks[case.victim].told:
+        raised = seen.ranks[case.victim].error  # later than the order to fail
+        verdict.latency_s.append(error["at"] - (raised["at"] if raised else seen.fault_at))
+
+
+def _tail(found: RankSeen) -> str:
+    lines = [line for line in found.output.splitlines() if line.strip()]
+    return " | ".join(lines[-6:])

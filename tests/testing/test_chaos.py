@@ -1,0 +1,130 @@
+"""Random faults in small jobs: the campaign in its short form, its long form and its judge.
+
+A campaign whose judge lets everything pass would prove nothing: here it is shown jobs that do what
+none may do.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hsgd.testing.chaos.cases import FAULTS, Case, draw
+from hsgd.testing.chaos.job import Observed, RankSeen
+from hsgd.testing.chaos.layers import LAYERS
+from hsgd.testing.chaos.oracle import judge
+from tiers import short_form
+
+__all__: list[str] = []
+
+KILLED = signal.SIGKILL.value
+CASE = Case(7, "comm", (0, 0), "kill", 1, "work", 0.1, 0.0, 0)
+LOST: dict[str, Any] = {
+    "what": "error",
+    "kind": ["PeerLost", "HsgdError"],
+    "rank": 1,
+    "text": "rank 1 died",
+    "at": 10.1,
+}
+
+
+def campaign(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    path = folder / "chaos.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "hsgd.testing.chaos", "--json", str(path), *options],
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    return done.returncode, json.loads(path.read_text()), done.stdout + done.stderr
+
+
+# Ranks that outnumber the cores, and stopped ones, take seconds each.
+@pytest.mark.parametrize(("seed", "limit_s"), short_form("chaos", [(1, 75), (2, 1200)], keep=2))
+def test_ranks_that_come_to_harm_harm_nobody(tmp_path: Path, seed: int, limit_s: int) -> None:
+    code, found, output = campaign(
+        tmp_path, "--seed", str(seed), "--faults", "100000", "--limit-s", str(limit_s)
+    )
+    assert code == 0, output
+    assert sum(result["took_place"] for result in found["results"]) >= limit_s // 5
+
+
+def test_a_case_can_be_run_again(tmp_path: Path) -> None:
+    numbers = [
+        number
+        for number in range(1000)
+        if (case := draw(number, ["comm"], ["kill"])).phase == "work" and case.delay_s < 0.05
+    ][:1]
+    options = ["--layers", "comm", "--kinds", "kill", "--replay", *map(str, numbers)]
+    code, found, output = campaign(tmp_path, *options)
+    assert code == 0, output
+    assert [result["case"]["number"] for result in found["results"]] == numbers
+    assert found["results"][0]["latency_s"]
+
+
+def test_the_number_of_a_case_is_all_of_it() -> None:
+    assert draw(12345) == draw(12345)
+    drawn = [draw(number) for number in range(3000)]
+    assert {case.layer for case in drawn} == {
+        name for name, layer in LAYERS.items() if not layer.is_peer
+    }
+    assert {case.fault for case in drawn} == FAULTS.keys()
+
+
+def told(**error: Any) -> dict[str, dict[str, Any]]:
+    return {"ready": {"at": 1.0}, "error": {**LOST, **error}}
+
+
+def seen(first: RankSeen, case: Case = CASE, **more: Any) -> list[str]:
+    victim = RankSeen(11, {"ready": {"at": 1.0}}, KILLED, 11.0, 3)
+    kinds = judge(Observed(case, [first, victim], fault_at=10.0, **more)).problems
+    return [kind for kind, _ in kinds]
+
+
+def rank_0(*, status: int | None = 256, steps: int = 4, **error: Any) -> RankSeen:
+    return RankSeen(10, told(**error), status, 10.2, steps)
+
+
+def test_the_judge_knows_what_may_not_be() -> None:
+    done = RankSeen(10, {"ready": {"at": 1.0}, "done": {"at": 11.0}}, 0, 11.0, 9)
+    assert seen(rank_0()) == []
+    assert seen(rank_0(rank=0)) == ["wrong blame"]
+    assert seen(rank_0(kind=["ValueError"])) == ["wrong error"]
+    assert seen(rank_0(status=None)) == ["hang"]
+    assert seen(rank_0(status=signal.SIGSEGV.value)) == ["crash"]
+    assert seen(done) == ["no error"]
+    assert seen(replace(done, steps=4)) == []  # it needed no more of the victim
+    wrong = {"ready": {"at": 1.0}, "wrong": {"text": "5, not 6"}}
+    assert seen(replace(done, told=wrong, status=256)) == ["wrong result"]
+    assert seen(rank_0(), replace(CASE, fault="pause")) == ["wrong error", "crash"]
+    assert seen(rank_0(), left=["process 12"]) == ["leak"]
+
+
+def test_the_judge_lets_ranks_go_on_that_need_nobody() -> None:
+    done = RankSeen(10, {"ready": {"at": 1.0}, "done": {"at": 11.0}}, 0, 11.0, 9)
+    assert seen(done, replace(CASE, layer="gossip")) == []
+
+
+def test_somebody_names_the_victim_where_not_all_can() -> None:
+    case = replace(CASE, layer="window", nodes=(0, 0, 0), victim=1)
+    victim = RankSeen(11, {"ready": {"at": 1.0}}, KILLED, 11.0, 3)
+    one, other = rank_0(), rank_0(rank=0)
+    assert judge(Observed(case, [one, victim, other], fault_at=10.0)).problems == []
+    found = judge(Observed(case, [other, victim, other], fault_at=10.0)).problems
+    assert [kind for kind, _ in found] == ["wrong blame"]
+
+
+def test_a_hang_is_found_and_ended(tmp_path: Path) -> None:
+    """A victim that holds the lock of its interpreter never ends by itself."""
+    code, found, output = campaign(
+        tmp_path, "--layers", "comm", "--kinds", "gil", "--faults", "2", "--seed", "4"
+    )
+    assert code == 0, output
+    assert any(result["took_place"] for result in found["results"])
