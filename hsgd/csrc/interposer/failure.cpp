@@ -7,7 +7,9 @@
 
 #include <chrono>
 #include <cstdio>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "hsgd_mpi.h"
@@ -23,6 +25,14 @@ namespace {
 // MPI_COMM_NULL: this thread is in no taken call.
 thread_local MPI_Comm taken_on = MPI_COMM_NULL;
 
+// Whether this communicator was waited for already: all of its later calls fail alike, and at once.
+[[maybe_unused]] bool was_awaited(MPI_Comm comm) {
+  static std::mutex mutex;
+  static std::set<MPI_Comm> awaited;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return !awaited.insert(comm).second;
+}
+
 // What MPI calls the failure, if it has a word for it. A peer that gave up because the communicator
 // is revoked is, for the core, one that is lost: MPI's own notice may come a little later. A peer
 // that lives and gave up, for want of memory or at its deadline, is no failed process for MPI.
@@ -31,13 +41,15 @@ std::optional<int> mpi_code_of([[maybe_unused]] MPI_Comm comm, [[maybe_unused]] 
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kNoticeComes(3);
   const bool lost = code == HSGD_ERR_PEER_LOST;
+  const bool waits = lost && !was_awaited(comm);
   const Clock::time_point end = Clock::now() + kNoticeComes;
   do {
     ask_mpi();
     if (is_revoked(comm)) return MPIX_ERR_REVOKED;
-    const bool may_be_death = lost || code == HSGD_ERR_CLOSED || code == HSGD_ERR_SYSTEM;
+    const bool may_be_death =
+        lost || code == HSGD_ERR_CLOSED || code == HSGD_ERR_SYSTEM || code == HSGD_ERR_TIMEOUT;
     if (may_be_death && hsgd_mpi_dead_rank(&comm) >= 0) return MPIX_ERR_PROC_FAILED;
-  } while (lost && Clock::now() < end);
+  } while (waits && Clock::now() < end);
 #endif
   return std::nullopt;
 }

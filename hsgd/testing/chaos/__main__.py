@@ -27,7 +27,9 @@ __all__ = ["main"]
 _EPILOG = """\
 Each case is a job of some ranks on this machine, on one node or on pretended ones that speak TCP,
 in which one rank comes to harm at a random moment. What the others do is compared with what is
-promised. Case k of --seed S is number S * 1000000 + k: --replay runs it again.
+promised. Case k of --seed S is number S * 1000000 + k: --replay runs it again, with the same
+--layers and --kinds. With --twice a case that is not as it should be is run a second time, and
+counts if it is not then either: for machines where other programs take the cores away.
 
 examples:
   python -m hsgd.testing.chaos --faults 100
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 break
             case = draw(number, options.layers, options.kinds)
             result = _run(case, zygote, store.port)
+            if options.twice and result["problems"]:
+                result = {**_run(case, zygote, store.port), "first_time": result["problems"]}
             results.append(result)
             _say(case, result, count + 1, time.monotonic() - begin)
             if options.json is not None and (result["problems"] or count % 20 == 0):
@@ -97,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FAULT",
         help=", ".join(f"{name} ({fault.about})" for name, fault in FAULTS.items()),
     )
+    parser.add_argument("--twice", action="store_true", help="run cases with problems again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all cases there")
     return parser
 
@@ -129,7 +134,13 @@ def _say(case: Case, result: dict[str, Any], count: int, seconds: float) -> None
 
 def _write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     found = {
-        "meta": {"seed": options.seed, "timeout_s": TIMEOUT_S, "cores": os.cpu_count()},
+        "meta": {
+            "seed": options.seed,
+            "layers": list(options.layers),
+            "kinds": list(options.kinds),
+            "timeout_s": TIMEOUT_S,
+            "cores": os.cpu_count(),
+        },
         "summary": _summary(results),
         "results": results,
     }

@@ -43,7 +43,8 @@ class RankSeen:
 
     pid: int
     told: dict[str, dict[str, Any]] = field(default_factory=dict)
-    status: int | None = None  # of waitpid; None: it had to be ended
+    status: int | None = None  # of waitpid
+    overdue: bool = False  # it had not ended when it had to, and was ended
     ended_at: float = 0.0
     steps: int = 0
     output: str = ""
@@ -165,7 +166,7 @@ class _Job:
             self._wake(now)
             if now > self._limit():
                 for rank in self._alive():
-                    rank.status = None
+                    rank.overdue = True
                 return
             for key, _ in self._events.select(self._patience(now)):
                 key.data(key.fileobj)

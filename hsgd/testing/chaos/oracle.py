@@ -51,7 +51,7 @@ def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
 
     if wrong := found.told.get("wrong"):
         report("wrong result", wrong["text"])
-    if found.status is None:
+    if found.overdue or found.status is None:
         if not (is_victim and case.fault == "gil"):
             report("hang", f"had not ended; it had said {', '.join(found.told) or 'nothing'}")
         return
