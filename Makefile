@@ -25,7 +25,7 @@ BIN := $(abspath $(VENV))/bin
 PYTEST = $(BIN)/pytest --numprocesses $(PYTEST_WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHANGED := $(BIN)/python tests/changed.py
-CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c benchmarks/native/simulation/*.cpp benchmarks/native/simulation/*.hpp tests/mpi_programs/*.[ch] tests/foreign/*.c)
+CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c benchmarks/native/simulation/*.cpp benchmarks/native/simulation/*.hpp tests/mpi_programs/*.[ch] tests/foreign/*.c tests/simcuda/*.hpp tests/simcuda/*/*.[ch]pp)
 SOURCES := setup.py pyproject.toml hsgd/launch/launch_hook.py hsgd/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
 # The stamp changes its name with the choice of torch and MPI.
 BASE := $(VENV)/.base-$(shell echo '$(HSGD_TORCH) $(HSGD_MPI)' | cksum | cut -d ' ' -f 1)
@@ -36,7 +36,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-torch-version test-bench suites test-all frameworks prepare prepare-test clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,7 +60,7 @@ check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of wh
 	$(MAKE) --no-print-directory typecheck
 	[ -z "$$($(CHANGED) native)" ] || $(BIN)/python setup.py --quiet native_test
 	for program in $$($(CHANGED) native); do echo "$$program"; timeout 300 "build/native-test/$$program"; done
-	$(CHANGED) pytest | xargs -r $(PYTEST) -m 'not (chaos or torch or bench or suites)' $(PYTEST_ARGS)
+	$(CHANGED) pytest | xargs -r $(PYTEST) -m 'not (chaos or torch or bench or suites or gpu)' $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Horovod and DeepSpeed
 	$(BIN)/python benchmarks/allreduce.py
@@ -100,7 +100,7 @@ sanitized-test: ## the native tests under the address and the thread sanitizer
 	for sanitizer in address thread; do $(MAKE) --no-print-directory native-test SANITIZE=$$sanitizer; done
 
 pytest: $(VENV)/.dev $(VENV)/.horovod ## the Python tests in their short form, with several processes and nodes
-	$(PYTEST) -m 'not (chaos or torch or bench or suites)' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not (chaos or torch or bench or suites or gpu)' $(PYTEST_ARGS)
 
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
@@ -121,12 +121,16 @@ endif
 
 # Without Horovod, which is built for one torch.
 test-torch-version: $(VENV)/.dev
-	$(PYTEST) -m 'not (chaos or torch or bench or suites)' --ignore tests/torch/test_training.py $(PYTEST_ARGS) \
+	$(PYTEST) -m 'not (chaos or torch or bench or suites or gpu)' --ignore tests/torch/test_training.py $(PYTEST_ARGS) \
 	  tests/c10d tests/operators tests/torch tests/launch/test_as_horovod.py
 	$(BIN)/python tests/c10d/torch_suite.py --size 3
 
 test-bench: $(VENV)/.dev $(VENV)/.horovod ## a short run of each benchmark
 	$(PYTEST) -m bench $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.dev ## CUDA tensors of ranks that share a real GPU; fails where there is none
+	$(BIN)/python tests/gpu/places.py
+	$(BIN)/pytest -m gpu $(PYTEST_ARGS) tests/gpu
 
 suites: $(VENV)/.dev $(VENV)/.horovod ## the test suites of others, through hsgd
 	$(PYTEST) -m suites $(PYTEST_ARGS)

@@ -98,6 +98,9 @@ class Topology:
     @property
     def chunk_bytes(self) -> int: ...
 
+class OnDevice(ValueError):
+    pass
+
 class Comm:
     def allreduce(
         self, source: object | None, out: object | None, op: int, name: str | None
@@ -254,6 +257,74 @@ class Tree:
     def forget_tensors(self) -> None: ...
     def set_rules(self, version: int, rules: Sequence[LarsRule]) -> None: ...
     def sent(self) -> list[tuple[int, int, float, float]]: ...
+
+class DeviceMemory:
+    def __init__(self, address: int, dtype: int, shape: Sequence[int]) -> None: ...
+
+class DeviceWork:
+    def order(self, stream: int) -> None: ...
+    def done(self) -> bool: ...
+
+class DeviceComm:
+    def __init__(
+        self,
+        *,
+        comm: int,
+        between: int,
+        cuda_library: str,
+        nccl_library: str,
+        nccl_id: bytes,
+        ordinal: int,
+        chunk_bytes: int,
+        slots: int,
+    ) -> None: ...
+    def allreduce(
+        self,
+        source: DeviceMemory,
+        target: DeviceMemory,
+        op: int,
+        streams: Sequence[int],
+        name: str | None,
+    ) -> DeviceWork: ...
+    def broadcast(
+        self, data: DeviceMemory, root: int, streams: Sequence[int], name: str | None
+    ) -> DeviceWork: ...
+    def reduce_scatter(
+        self,
+        source: DeviceMemory,
+        target: DeviceMemory,
+        op: int,
+        counts: Sequence[int],
+        streams: Sequence[int],
+        name: str | None,
+    ) -> DeviceWork: ...
+    def allgather(
+        self,
+        source: DeviceMemory,
+        target: DeviceMemory,
+        counts: Sequence[int],
+        streams: Sequence[int],
+        name: str | None,
+    ) -> DeviceWork: ...
+    def alltoall(
+        self,
+        source: DeviceMemory,
+        target: DeviceMemory,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        longest: int,
+        is_even: bool,
+        streams: Sequence[int],
+        name: str | None,
+    ) -> DeviceWork: ...
+    def abort(self) -> None: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+
+def device_uuid(cuda_library: str, ordinal: int) -> bytes: ...
+def device_of_address(cuda_library: str, address: int) -> int: ...
+def find_nccl(nccl_library: str) -> None: ...
+def new_nccl_id(nccl_library: str) -> bytes: ...
 
 class WindowOptions:
     def __init__(

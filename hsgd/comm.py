@@ -1,5 +1,5 @@
-"""Comm: two-level collectives on NumPy arrays, CPU torch tensors and anything with the buffer
-protocol or DLPack.
+"""Comm: two-level collectives on NumPy arrays, torch tensors and anything with the buffer protocol,
+DLPack or, on a CUDA device, `__cuda_array_interface__`.
 
 Owns the choice of the back-end library and the lifetime of communicators. Arrays are checked by the
 binding before anything is sent; results are bitwise equal on all ranks: local ranks are summed in
@@ -12,14 +12,16 @@ import atexit
 import contextlib
 import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import built, forked
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing
+from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
@@ -31,18 +33,12 @@ from hsgd.trace.records import Record, Span
 
 if TYPE_CHECKING:
     from hsgd import _native
+    from hsgd.device.device_comm import DeviceComm, DeviceRequest
     from hsgd.metrics import Counters
 
 __all__ = ["DTYPES", "OPS", "Comm", "Op"]
 
-Op = Literal["sum", "mean", "min", "max", "prod"]
-OPS: tuple[Op, ...] = get_args(Op)
-_OP_CODES: dict[str, int] = {
-    op: code for code, op in enumerate(OPS)
-}  # as in csrc/include/hsgd_core.h
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
-_DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}  # as in csrc/include/hsgd_core.h
-_ITEM_BYTES = dict(zip(DTYPES, (4, 8, 2, 2, 1, 4, 8, 1), strict=True))
+_code_of = OP_CODES.get  # of an imported name the interpreter looks methods up more slowly
 _REFUSED_S = 1.0  # ranks that refuse a communicator do so together
 _EQUAL = (
     *("oneshot_bytes", "chunk_bytes", "wire_oneshot_bytes", "wire_chunk_bytes", "wire_radix"),
@@ -214,6 +210,8 @@ class Comm(Closing):
         self._serial = Comm._serials
         self._windows: list[weakref.ref[Any]] = []
         self._before_close: list[Callable[[], object]] = []
+        self._device: DeviceComm | None = None
+        self._device_lock = threading.Lock()
         Comm._serials += 1
         _open.add(self)
 
@@ -222,8 +220,9 @@ class Comm(Closing):
     ) -> Array:
         """Combine `array` over all ranks elementwise; collective, blocking.
 
-        array: any shape, C-contiguous, CPU; float32, float64, float16, bfloat16 (torch), int8,
-        int32, int64, uint8; shape and dtype equal on all ranks.
+        array: any shape, C-contiguous, in host memory, or on a CUDA device (docs/gpu.md): then the
+        result comes in the order of its stream, and nobody waits here. float32, float64, float16,
+        bfloat16 (torch), int8, int32, int64, uint8; shape and dtype equal on all ranks.
         op: "sum", "mean" (sum / size, floating dtypes), "min", "max" or "prod". 16-bit floats are
         summed in float32 and rounded once per level.
         out: where the result goes, same shape and dtype, `array` itself to work in place; None
@@ -234,7 +233,11 @@ class Comm(Closing):
         """
         code = _op_code("allreduce", op)
         target: Array = _like(array) if out is None else out
-        self._native.allreduce(array, target, code, name)
+        try:
+            self._native.allreduce(array, target, code, name)
+        except _on_device():
+            ready: Array = _ready(self.device_comm(array).allreduce(array, code, out, name))
+            return ready
         return target
 
     def allreduce_async(
@@ -250,7 +253,11 @@ class Comm(Closing):
         """
         code = _op_code("allreduce", op)
         target: Array = _like(array) if out is None else out
-        request = self._native.allreduce_async(array, target, code, name)
+        try:
+            request = self._native.allreduce_async(array, target, code, name)
+        except _on_device():
+            started = self.device_comm(array).allreduce(array, code, out, name)
+            return Handle(self, started, _result, _named("allreduce", name))
         return Handle(self, request, lambda _: target, _named("allreduce", name))
 
     def broadcast(self, array: Array, root: int = 0, name: str | None = None) -> Array:
@@ -258,7 +265,12 @@ class Comm(Closing):
 
         array: as for allreduce, writable. root: rank whose data is sent. Returns `array`.
         """
-        self._native.broadcast(array, c_int("broadcast: root", root), name)
+        root = c_int("broadcast: root", root)
+        try:
+            self._native.broadcast(array, root, name)
+        except _on_device():
+            ready: Array = _ready(self.device_comm(array).broadcast(array, root, name))
+            return ready
         return array
 
     def empty(
@@ -305,12 +317,12 @@ class Comm(Closing):
     ) -> Any:
         in_torch = str(dtype).startswith("torch.")
         dtype_name = str(dtype).removeprefix("torch.") if in_torch else _numpy_name(dtype)
-        code = _DTYPE_CODES.get(dtype_name)
+        code = DTYPE_CODES.get(dtype_name)
         if code is None or (dtype_name == "bfloat16" and not in_torch):
             raise TypeError(
                 f"{what}: dtype {dtype} is not supported; use one of {', '.join(DTYPES)}"
             )
-        sizes = extents(what, shape, _ITEM_BYTES[dtype_name])
+        sizes = extents(what, shape, ITEM_BYTES[dtype_name])
         memory = self._native.allocate(code, sizes, once_per_node, name)
         return _typed(memory, dtype if in_torch else dtype_name, sizes)
 
@@ -335,7 +347,13 @@ class Comm(Closing):
         """
         code = _op_code("reduce_scatter", op)
         target, rows = self._scattered(array, out, counts)
-        self._native.reduce_scatter(array, target, code, rows, name)
+        try:
+            self._native.reduce_scatter(array, target, code, rows, name)
+        except _on_device():
+            ready: Array = _ready(
+                self.device_comm(array).reduce_scatter(array, code, out, rows, name)
+            )
+            return ready
         return target
 
     def reduce_scatter_async(
@@ -351,7 +369,11 @@ class Comm(Closing):
         """
         code = _op_code("reduce_scatter", op)
         target, rows = self._scattered(array, out, counts)
-        request = self._native.reduce_scatter_async(array, target, code, rows, name)
+        try:
+            request = self._native.reduce_scatter_async(array, target, code, rows, name)
+        except _on_device():
+            started = self.device_comm(array).reduce_scatter(array, code, out, rows, name)
+            return Handle(self, started, _result, _named("reduce_scatter", name))
         return Handle(self, request, lambda _: target, _named("reduce_scatter", name))
 
     def _scattered(
@@ -379,7 +401,11 @@ class Comm(Closing):
         anything is sent; that `out` has the wrong number of rows shows later, and is raised on
         this rank when the others have their result.
         """
-        given = self._native.allgather(array, out, name)
+        try:
+            given = self._native.allgather(array, out, name)
+        except _on_device():
+            ready: Array = _ready(self.device_comm(array).allgather(array, out, name))
+            return ready
         return _joiner(array, None)(given)[0] if out is None else out
 
     def allgather_object(self, mine: Any, name: str | None = None) -> list[Any]:
@@ -405,7 +431,11 @@ class Comm(Closing):
         arrays see allreduce_async. That `out` has the wrong number of rows is raised by wait().
         """
         join = _joiner(array, out)
-        request = self._native.allgather_async(array, out, name)
+        try:
+            request = self._native.allgather_async(array, out, name)
+        except _on_device():
+            started = self.device_comm(array).allgather(array, out, name)
+            return Handle(self, started, _result, _named("allgather", name))
         return Handle(self, request, lambda done: join(done.result())[0], _named("allgather", name))
 
     @overload
@@ -448,11 +478,16 @@ class Comm(Closing):
         Raises ValueError or TypeError for unusable arrays and counts before anything is sent; that
         `out` has the wrong number of rows, or overlaps, as for allgather.
         """
-        if send_counts is not None:
-            sent = _rows(send_counts)
-            return _joiner(array, out)(self._native.alltoall_rows(array, sent, out, name))
-        target: Array = _like(array) if out is None else out
-        self._native.alltoall(array, target, name)
+        sent = None if send_counts is None else _rows(send_counts)
+        try:
+            if sent is not None:
+                return _joiner(array, out)(self._native.alltoall_rows(array, sent, out, name))
+            target: Array = _like(array) if out is None else out
+            self._native.alltoall(array, target, name)
+        except _on_device():
+            started, rows = self.device_comm(array).alltoall(array, sent, out, name)
+            ready: Array = _ready(started)
+            return ready if sent is None else (ready, rows)
         return target
 
     @overload
@@ -485,12 +520,19 @@ class Comm(Closing):
         raised by wait() where `send_counts` are given.
         """
         text = _named("alltoall", name)
-        if send_counts is not None:
-            join = _joiner(array, out)
-            request = self._native.alltoall_rows_async(array, _rows(send_counts), out, name)
-            return Handle(self, request, lambda done: join(done.result()), text)
-        target: Array = _like(array) if out is None else out
-        request = self._native.alltoall_async(array, target, name)
+        sent = None if send_counts is None else _rows(send_counts)
+        try:
+            if sent is not None:
+                join = _joiner(array, out)
+                request = self._native.alltoall_rows_async(array, sent, out, name)
+                return Handle(self, request, lambda done: join(done.result()), text)
+            target: Array = _like(array) if out is None else out
+            request = self._native.alltoall_async(array, target, name)
+        except _on_device():
+            started, rows = self.device_comm(array).alltoall(array, sent, out, name)
+            if sent is None:
+                return Handle(self, started, _result, text)
+            return Handle(self, started, lambda done: (done.result(), rows), text)
         return Handle(self, request, lambda _: target, text)
 
     def barrier(self) -> None:
@@ -502,7 +544,11 @@ class Comm(Closing):
     ) -> Handle[Array]:
         """Start a broadcast; collective, not blocking. See broadcast and allreduce_async."""
         where = c_int("broadcast: root", root)
-        request = self._native.broadcast_async(array, where, name)
+        try:
+            request = self._native.broadcast_async(array, where, name)
+        except _on_device():
+            started = self.device_comm(array).broadcast(array, where, name)
+            return Handle(self, started, _result, _named("broadcast", name))
         return Handle(self, request, lambda _: array, _named("broadcast", name))
 
     def barrier_async(self) -> Handle[None]:
@@ -590,6 +636,25 @@ class Comm(Closing):
         self.close()
         return shrunk
 
+    def device_comm(self, array: Any) -> DeviceComm:
+        """What takes arrays of a CUDA device; made by the first one, collective, blocking."""
+        with self._device_lock:
+            if self._device is None:
+                from hsgd.device.device_comm import DeviceComm
+
+                self._device = DeviceComm.beside(self, self._config, array)
+                self.before_close(self._device.close)
+            return self._device
+
+    def check_device(self) -> None:
+        """Raise what a collective on arrays of a device has failed with; local, never blocks."""
+        if self._device is not None:
+            self._device.check()
+
+    def shared_address(self) -> int:
+        """Of the std::shared_ptr<hsgd_comm>, for parts of hsgd in C++; local."""
+        return self._native.shared_address()
+
     def make_window(self, owner: Any, options: _native.WindowOptions) -> _native.NotifiedWindow:
         """What NotifiedWindow is made of; collective, blocking. `owner` is closed with this."""
         near = self.cross_size == 1 and not options.remote_only
@@ -616,6 +681,8 @@ class Comm(Closing):
         local, never blocks. For a rank that gives up before the deadline. Other ranks hear of it as
         of a rank that left.
         """
+        if self._device is not None:
+            self._device.abort()
         self._native.abort()
 
     def leave(self) -> None:
@@ -623,6 +690,8 @@ class Comm(Closing):
         For those who at the end of a program have to wait for others first: these may be waiting
         for this rank. Collectives of this rank fail afterwards; its memory stays until close().
         """
+        if self._device is not None:
+            self._device.leave()
         self._native.leave()
 
     def keep_records(self, capacity: int) -> None:
@@ -765,6 +834,23 @@ def _names(config: Config) -> str:
     return "" if config.interfaces == "all" else config.interfaces
 
 
+def _on_device() -> type[Exception]:
+    """What the binding raises for an array of a CUDA device."""
+    from hsgd import _native
+
+    return _native.OnDevice
+
+
+def _result(done: Any) -> Any:
+    return done.result()
+
+
+def _ready(started: DeviceRequest) -> Any:
+    """Its result, which the array's stream has to wait for."""
+    started.wait()
+    return started.result()
+
+
 def _numpy_name(dtype: Any) -> str:
     import numpy as np
 
@@ -772,7 +858,7 @@ def _numpy_name(dtype: Any) -> str:
 
 
 def _op_code(what: str, op: str) -> int:
-    code = _OP_CODES.get(op)
+    code = _code_of(op)
     if code is None:
         raise ValueError(f"{what}: op is {op!r}; use one of {', '.join(OPS)}")
     return code
@@ -790,8 +876,9 @@ def _free(mpi: Any) -> None:
 
 
 def _like(array: Any) -> Any:
+    """A new array like it; for one on a device, which hsgd.device looks after, itself."""
     if hasattr(array, "detach"):  # a torch tensor, without importing torch
-        return array.detach().new_empty(array.shape)
+        return array if array.is_cuda else array.detach().new_empty(array.shape)
     import numpy as np
 
     return np.empty_like(array, order="C", subok=False)
@@ -800,7 +887,7 @@ def _like(array: Any) -> Any:
 def _empty(array: Any, shape: tuple[int, ...]) -> Any:
     """A new array of the kind and dtype of `array`."""
     if hasattr(array, "detach"):
-        return array.detach().new_empty(shape)
+        return array if array.is_cuda else array.detach().new_empty(shape)
     import numpy as np
 
     return np.empty(shape, _dtype(array))

@@ -167,6 +167,23 @@ class Config:
         "HSGD_AS_HOROVOD", "0", _one_of("0", "1", "force"), "0, 1 or force"
     )
     """`import horovod.torch` gives hsgd.torch; force: even where Horovod is installed."""
+    cuda_library: str = _variable(  # type: ignore[assignment]
+        "HSGD_CUDA_LIBRARY", "libcuda.so.1", str, "a library's name or path"
+    )
+    """The driver's library, loaded by the first array on a CUDA device."""
+    nccl_library: str = _variable(  # type: ignore[assignment]
+        "HSGD_NCCL_LIBRARY", "auto", str, "a library's name or path, auto or none"
+    )
+    """NCCL for the ranks of a node that have a device each; auto: torch's own, else libnccl.so.2,
+    where one is found; none: devices exchange through host memory.
+    """
+    device_chunk_bytes: int = _variable(  # type: ignore[assignment]
+        "HSGD_DEVICE_CHUNK_BYTES",
+        4 << 20,
+        _between(int, 1 << 16, 1 << 28),
+        "bytes from 65536 to 268435456",
+    )
+    """Payload of one step between the copies from and to a CUDA device, bytes."""
     debug: bool = _variable(  # type: ignore[assignment]
         "HSGD_DEBUG", False, _flag, "0 or 1"
     )

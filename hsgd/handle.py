@@ -6,17 +6,29 @@ never stops a collective: the communicator keeps the arrays of a dropped handle 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hsgd import _native
     from hsgd.comm import Comm
 
-__all__ = ["Handle"]
+__all__ = ["Handle", "Request"]
 
 Result = TypeVar("Result")
+
+
+class Request(Protocol):
+    """What the core, or a device, gives for a collective that was started."""
+
+    def done(self) -> bool:
+        """Whether it has ended; never blocks."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """False when it has not ended in time; negative: waits on. Raises what it ended with."""
+
+    def result(self) -> Any:
+        """What it gives, when it has succeeded."""
 
 
 class Handle(Generic[Result]):
@@ -30,8 +42,8 @@ class Handle(Generic[Result]):
     def __init__(
         self,
         comm: Comm,
-        request: _native.Request,
-        result: Callable[[_native.Request], Result],
+        request: Request,
+        result: Callable[[Request], Result],
         name: str,
     ) -> None:
         """result: makes what wait() returns of the request, when that has succeeded."""

@@ -26,6 +26,9 @@ PYTHON_ONLY = {
     "as_horovod",
     "overlap",
     "interfaces",
+    "cuda_library",
+    "nccl_library",
+    "device_chunk_bytes",
     "debug",
     "cache_dir",
 }

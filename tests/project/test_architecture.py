@@ -38,6 +38,7 @@ ROOMS = {
     "tcp_transport": "base os rendezvous internode tcp",
     "tree": "base os kernels onesided",
     "capi": "include base os topology kernels context communicator onesided tcp tcp_transport",
+    "device": "include base os capi",
     "mpi": "include base os internode onesided",
     "mpi_setup": "include base os rendezvous onesided capi mpi",
     # Of another language, or library: they see the C interface only.
@@ -45,7 +46,7 @@ ROOMS = {
     "preload": "include",
     "operators": "include",
     "arrays": "include",
-    "binding": "arrays include base kernels box onesided tree capi mpi_setup",
+    "binding": "arrays include base kernels box onesided tree capi device mpi_setup",
 }
 MPI_ROOMS = {"mpi", "mpi_setup", "interposer", "preload"}
 # Headers that only these rooms may include.
@@ -72,8 +73,10 @@ PACKAGES = {
     "hsgd.plan": "",
     "hsgd.box": "",
     "hsgd.operators": "",
+    "hsgd.device": "",
     "hsgd.c10d.diagnostics": "",
-    "hsgd.c10d": "hsgd.c10d.diagnostics hsgd.job",
+    "hsgd.c10d.devices": "hsgd.device",
+    "hsgd.c10d": "hsgd.c10d.devices hsgd.c10d.diagnostics hsgd.job",
     "hsgd.launch": "hsgd.c10d",
     "hsgd.doctor": "hsgd.job hsgd.launch",
     "hsgd.io.order": "",
@@ -85,7 +88,7 @@ PACKAGES = {
     "hsgd.io": (
         "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order hsgd.io.reading"
     ),
-    "hsgd": "hsgd.box hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.trace",
+    "hsgd": "hsgd.box hsgd.device hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.trace",
     "hsgd.optim.triggers": "",
     "hsgd.optim.large_batch": "",
     "hsgd.optim.node_shared": "hsgd.optim.large_batch",

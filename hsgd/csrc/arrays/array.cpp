@@ -81,6 +81,14 @@ std::string class_name(nb::handle object) {
           .c_str());
 }
 
+std::string elsewhere(const char* what, const std::string& device) {
+  return std::string(what) + ": the array is on " + device + "; move it to the CPU first";
+}
+
+[[noreturn]] void refuse_device(const char* what, const std::string& device) {
+  throw OnDevice(elsewhere(what, device));
+}
+
 Family family_of_format(char code) {
   if (std::strchr("efd", code) != nullptr) return Family::Float;
   if (std::strchr("bhilq", code) != nullptr) return Family::Int;
@@ -203,6 +211,7 @@ bool Array::take_tensor(nb::handle object, const TorchNames& torch) {
 }
 
 void Array::take_dlpack(nb::handle object, const char* what) {
+  if (nb::hasattr(object, "__cuda_array_interface__")) refuse_device(what, "a CUDA device");
   if (!nb::hasattr(object, "__dlpack__")) {
     throw nb::type_error(
         (std::string(what) + ": " + class_name(object) +
@@ -213,12 +222,12 @@ void Array::take_dlpack(nb::handle object, const char* what) {
   // A tensor that requires grad refuses DLPack; its data is what is meant.
   const nb::object plain =
       nb::hasattr(object, "detach") ? object.attr("detach")() : nb::borrow(object);
-  if (nb::hasattr(plain, "device") && nb::hasattr(plain.attr("device"), "type") &&
-      nb::cast<std::string>(nb::str(plain.attr("device").attr("type"))) != "cpu") {
-    throw nb::value_error((std::string(what) + ": the tensor is on " +
-                           nb::cast<std::string>(nb::str(nb::object(plain.attr("device")))) +
-                           "; move it to the CPU first")
-                              .c_str());
+  if (nb::hasattr(plain, "device") && nb::hasattr(plain.attr("device"), "type")) {
+    const nb::object device = plain.attr("device");
+    const auto type = nb::cast<std::string>(nb::str(device.attr("type")));
+    const auto name = nb::cast<std::string>(nb::str(device));
+    if (type == "cuda") refuse_device(what, name);
+    if (type != "cpu") throw nb::value_error(elsewhere(what, name).c_str());
   }
   if (nb::hasattr(plain, "is_neg") && nb::cast<bool>(plain.attr("is_neg")())) {
     throw nb::value_error((std::string(what) +

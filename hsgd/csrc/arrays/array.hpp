@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 
 #include "arrays/torch_names.hpp"
 #include "hsgd_core.h"
@@ -23,9 +24,15 @@ namespace nb = nanobind;
 
 using Anything = nb::typed<nb::object, nb::any>;  // Any, for type checkers
 
+// The array lies on a CUDA device: hsgd.device takes it.
+class OnDevice : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
 class Array {
  public:
-  // Throws TypeError or ValueError, saying `what` argument is wrong and why.
+  // Throws OnDevice, TypeError or ValueError, saying `what` argument is wrong and why.
   Array(nb::handle object, const char* what, bool writable);
   // A plain tensor in CPU memory, as one dimension; is_taken() says whether it is one.
   explicit Array(nb::handle object);

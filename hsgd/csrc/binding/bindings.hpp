@@ -10,6 +10,7 @@ void bind_comm(nanobind::module_& module);
 void bind_box(nanobind::module_& module);
 void bind_window(nanobind::module_& module);
 void bind_tree(nanobind::module_& module);
+void bind_device(nanobind::module_& module);
 void bind_lars(nanobind::module_& module);
 void bind_weight_drift(nanobind::module_& module);
 

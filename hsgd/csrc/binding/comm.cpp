@@ -400,6 +400,7 @@ class Comm {
 }  // namespace
 
 void bind_comm(nb::module_& module) {
+  nb::exception<OnDevice>(module, "OnDevice", PyExc_ValueError);
   nb::class_<Comm> comm(module, "Comm");
   def_collectives(comm);
   def_group_calls(comm);

@@ -88,6 +88,7 @@ NB_MODULE(_native, module) {
   hsgd::python::bind_comm(module);
   hsgd::python::bind_box(module);
   hsgd::python::bind_tree(module);
+  hsgd::python::bind_device(module);
   hsgd::python::bind_window(module);
   hsgd::python::bind_lars(module);
   hsgd::python::bind_weight_drift(module);

@@ -1,0 +1,219 @@
+// Waiting for the device without taking a core, and the collectives one after another.
+#include "device/exchange_thread.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/status.hpp"
+#include "capi/handles.hpp"
+#include "os/signal_mask.hpp"
+#include "os/wait.hpp"
+
+namespace hsgd {
+namespace {
+
+// A device cannot wake a thread: it looks, at first all the time, then from time to time.
+class Looks {
+ public:
+  void pause() {
+    waited_ns_ = now_ns() - begin_ns_;
+    if (waited_ns_ < kSpinNs) {
+      for (int i = 0; i < 32; ++i) cpu_relax();
+    } else if (waited_ns_ < kYieldNs) {
+      ::sched_yield();
+    } else {
+      // Late by at most a twentieth of the wait.
+      const timespec time{0, static_cast<long>(std::clamp(waited_ns_ / 20, kShortNs, kLongNs))};
+      ::nanosleep(&time, nullptr);
+    }
+  }
+  // Some fifty times a second.
+  bool is_time_to_ask() {
+    if (waited_ns_ - asked_ns_ < kAskNs) return false;
+    asked_ns_ = waited_ns_;
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kSpinNs = 5'000;
+  static constexpr int64_t kYieldNs = 50'000;
+  static constexpr int64_t kShortNs = 10'000;
+  static constexpr int64_t kLongNs = 1'000'000;
+  static constexpr int64_t kAskNs = 20'000'000;
+  const int64_t begin_ns_ = now_ns();
+  int64_t waited_ns_ = 0;
+  int64_t asked_ns_ = 0;
+};
+
+}  // namespace
+
+ExchangeThread::ExchangeThread(const Signals& signals, std::vector<HostRanks> ranks,
+                               DeviceGuard* guard)
+    : signals_(signals), ranks_(std::move(ranks)), guard_(guard) {
+  for (const HostRanks& each : ranks_) each.comm->communicator->check_background();
+  const SignalsBlocked blocked;  // the thread inherits it
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    throw Error(HSGD_ERR_SYSTEM, -1,
+                text("the thread for collectives of a device cannot be started: %s; raise the "
+                     "limit of processes (ulimit -u, pids.max of the cgroup)",
+                     error.code().message().c_str()));
+  }
+  ::pthread_setname_np(thread_.native_handle(), "hsgd-device");
+}
+
+void ExchangeThread::submit(HostTask task) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  queue_.push_back(std::move(task));
+  work_.notify_one();
+}
+
+bool ExchangeThread::has_failed(hsgd_error* err) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_ && err != nullptr) *err = *failure_;
+  return failure_.has_value();
+}
+
+void ExchangeThread::note(const hsgd_error& error) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_) return;
+    failure_ = error;
+  }
+  if (guard_ != nullptr) guard_->release();
+}
+
+void ExchangeThread::fail(const hsgd_error& error) {
+  note(error);
+  for (const HostRanks& each : ranks_) hsgd_comm_abort(each.comm);  // what is under way
+  work_.notify_one();
+}
+
+bool ExchangeThread::wait_until_idle(double timeout_s) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return idle_.wait_for(lock, std::chrono::duration<double>(timeout_s),
+                        [&] { return !executes_ && queue_.empty(); });
+}
+
+void ExchangeThread::finish() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ends_ = true;
+    work_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void ExchangeThread::serve() {
+  for (const HostRanks& each : ranks_) {
+    each.comm->communicator->set_background_thread(std::this_thread::get_id());
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [&] { return ends_ || !queue_.empty() || (failure_ && !has_told_); });
+    if (failure_ && !has_told_) {
+      has_told_ = true;
+      const hsgd_error error = *failure_;
+      lock.unlock();
+      tell_others(error);
+      lock.lock();
+      continue;
+    }
+    if (queue_.empty()) return;
+    HostTask next = std::move(queue_.front());
+    queue_.pop_front();
+    executes_ = true;
+    lock.unlock();
+    if (next.kind == HostTask::Kind::kAgree) execute(next);
+    if (await_device(next) && next.kind == HostTask::Kind::kExchange) execute(next);
+    if (next.kind == HostTask::Kind::kExchange) signals_.may_copy.set(next.number);
+    lock.lock();
+    executes_ = false;
+    idle_.notify_all();
+  }
+}
+
+// False: it will not come.
+bool ExchangeThread::await_device(const HostTask& task) {
+  const Signal& signal =
+      task.kind == HostTask::Kind::kExchange ? signals_.has_copied : signals_.has_passed;
+  Looks looks;
+  while (!signal.has_come(task.number)) {
+    if (device_is_lost_.load(std::memory_order_acquire)) return false;
+    looks.pause();
+    if (task.is_guarded && looks.is_time_to_ask()) look(task);
+  }
+  return true;
+}
+
+void ExchangeThread::look(const HostTask& task) {
+  hsgd_error error;
+  if (guarded(&error, [&] { guard_->look(task.number); }) == HSGD_OK) return;
+  note(error);
+}
+
+// In the numbers of the device's collectives.
+void ExchangeThread::note_of(const hsgd_comm* comm, hsgd_error error) {
+  const auto is_it = [&](const HostRanks& each) { return each.comm == comm; };
+  const std::vector<int>& numbers = std::find_if(ranks_.begin(), ranks_.end(), is_it)->numbers;
+  const int size = static_cast<int>(numbers.size());
+  const int known = error.rank;
+  if (known >= size) {  // no rank of that communicator: see tell_others()
+    error.rank = known - size;
+  } else if (known >= 0 && numbers[static_cast<size_t>(known)] != known) {
+    error.rank = numbers[static_cast<size_t>(known)];
+    const std::string message = text("rank %d, here called %d of those with one local rank: %s",
+                                     error.rank, known, error.message);
+    report(&error, static_cast<hsgd_status>(error.code), error.rank, message.c_str());
+  }
+  note(error);
+}
+
+// What they wait for will not come. A rank that is none of a communicator's has a number above all
+// of its ranks there. A communicator that has failed by itself has told its ranks.
+void ExchangeThread::tell_others(const hsgd_error& error) {
+  const bool is_of_others = error.code == HSGD_ERR_PEER_LOST || error.code == HSGD_ERR_TIMEOUT;
+  const int own = ranks_.front().comm->communicator->topology().rank;
+  const std::string message =
+      is_of_others ? error.message : text("rank %d gave up: %s", own, error.message);
+  for (const auto& [comm, numbers] : ranks_) {
+    const int about = is_of_others ? error.rank : own;
+    const auto found = std::find(numbers.begin(), numbers.end(), about);
+    const int size = static_cast<int>(numbers.size());
+    const int known = found != numbers.end() ? static_cast<int>(found - numbers.begin())
+                      : about >= 0           ? size + about
+                                             : -1;
+    const hsgd_status code =
+        is_of_others ? static_cast<hsgd_status>(error.code) : HSGD_ERR_PEER_LOST;
+    hsgd_error ignored;
+    guarded(&ignored, [&] { comm->communicator->abandon(Error(code, known, message)); });
+  }
+}
+
+void ExchangeThread::execute(HostTask& it) {
+  hsgd_call call = it.call;
+  if (!it.counts.empty()) call.counts = it.counts.data();
+  if (!it.receive_counts.empty()) call.receive_counts = it.receive_counts.data();
+  const hsgd_label label = {it.name == nullptr ? nullptr : it.name->c_str(), it.shape.data(),
+                            static_cast<int32_t>(it.shape.size())};
+  call.label = &label;
+  hsgd_error error;
+  if (!has_failed(nullptr)) {
+    int status = hsgd_comm_run(it.comm, &call, &error);
+    if (status == HSGD_OK && it.then_meets) status = hsgd_comm_barrier(it.comm, &error);
+    if (status == HSGD_OK) return;
+    note_of(it.comm, error);
+  }
+  if (it.result != nullptr) std::memset(it.result, 0xff, it.result_bytes);
+}
+
+}  // namespace hsgd

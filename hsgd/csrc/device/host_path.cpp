@@ -1,0 +1,202 @@
+// Slots, and what is queued for one step.
+#include "device/host_path.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/error.hpp"
+#include "os/wait.hpp"
+
+namespace hsgd {
+namespace {
+
+using Allocate = decltype(&hsgd_comm_allocate);
+
+hsgd_buffer* allocated(Allocate allocate, hsgd_comm* comm, size_t bytes) {
+  hsgd_buffer* buffer = nullptr;
+  hsgd_error error;
+  const hsgd_label label = {"slots of device memory", nullptr, 0};
+  const int status = allocate(comm, bytes, HSGD_UINT8, &label, &buffer, &error);
+  if (status != HSGD_OK) throw Error(static_cast<hsgd_status>(status), error.rank, error.message);
+  return buffer;
+}
+
+hsgd_call host_call(const DeviceCall& call, const DeviceStep& step, std::byte* slot) {
+  hsgd_call host{};
+  host.kind = call.kind;
+  host.in = slot + step.in;
+  host.out = slot + step.out;
+  host.count = step.count;
+  host.dtype = call.dtype;
+  host.op = call.op;
+  host.root = call.root;
+  return host;
+}
+
+}  // namespace
+
+SlotRing::SlotRing(const Device& device, std::byte* memory, size_t slot_bytes, unsigned count)
+    : memory_(memory), slot_bytes_(slot_bytes) {
+  for (unsigned i = 0; i < count; ++i) free_.push_back(std::make_unique<OwnEvent>(device));
+}
+
+SlotRing::Slot SlotRing::next() {
+  const size_t index = turn_++ % free_.size();
+  return {memory_ + index * slot_bytes_, *free_[index]};
+}
+
+HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, size_t slot_bytes,
+                   unsigned slots, DeviceGuard* guard)
+    : device_(device),
+      comm_(ranks.front().comm),
+      slots_(slots),
+      buffer_(allocated(hsgd_comm_allocate, comm_, slots * slot_bytes)),
+      has_copied_(device),
+      has_passed_(device),
+      may_copy_(device),
+      down_(device),
+      up_(device) {
+  hsgd_comm_topology(comm_, &topology_);
+  const size_t bytes = slots * slot_bytes;
+  std::byte* memory = registered(buffer_, registration_, bytes);
+  shared_ = std::make_unique<SlotRing>(device, memory, slot_bytes, slots);
+  if (topology_.node_count == 1 && topology_.size > 1) {
+    sums_buffer_.reset(allocated(hsgd_comm_allocate_shared, comm_, bytes));
+    sums_ = registered(sums_buffer_, sums_registration_, bytes);
+  }
+  thread_ = std::make_unique<ExchangeThread>(
+      ExchangeThread::Signals{has_copied_, has_passed_, may_copy_}, ranks, guard);
+}
+
+std::byte* HostPath::registered(Buffer& buffer, std::unique_ptr<Registration>& registration,
+                                size_t bytes) {
+  auto* memory = static_cast<std::byte*>(hsgd_buffer_data(buffer.get()));
+  registration = std::make_unique<Registration>(device_, memory, bytes);
+  return memory;
+}
+
+HostPath::~HostPath() {
+  constexpr double kLookS = 0.02;
+  constexpr double kPatienceS = 30;  // after a failure: kernels that waited for others have ended
+  std::optional<Deadline> patience;
+  bool gives_up = false;
+  while (!thread_->wait_until_idle(kLookS)) {
+    if (!patience && thread_->has_failed(nullptr)) patience.emplace(kPatienceS);
+    gives_up = patience && patience->passed();
+    if (gives_up || device_.is_lost(shared_->next().is_free)) thread_->give_device_up();
+  }
+  thread_->finish();
+  if (gives_up) {  // what hangs there may use the slots for ever
+    static_cast<void>(registration_.release());
+    static_cast<void>(sums_registration_.release());
+    static_cast<void>(buffer_.release());
+    static_cast<void>(sums_buffer_.release());
+    static_cast<void>(pinned_.release());
+    return;
+  }
+  // Copies that are under way use the slots.
+  for (const CudaStream stream : {CudaStream(down_), CudaStream(up_)}) {
+    try {
+      device_.synchronize(stream);
+    } catch (const Error&) {  // the device is lost: it copies nothing any more
+    }
+  }
+}
+
+SlotRing& HostPath::ring_for(const DeviceCall& call) {
+  const size_t least =
+      DeviceSteps::least_slot_bytes(call.kind, static_cast<int>(call.counts.size()));
+  if (call.counts.empty() || least <= shared_->slot_bytes()) return *shared_;
+  if (own_ == nullptr || own_->slot_bytes() < least) {
+    if (own_ != nullptr) device_.synchronize(up_);  // its slots may be in use
+    own_.reset();
+    pinned_.reset();
+    pinned_ = std::make_unique<PinnedMemory>(device_, slots_ * least);
+    own_ = std::make_unique<SlotRing>(device_, pinned_->data(), least, slots_);
+  }
+  return *own_;
+}
+
+// Each rank reads all inputs where they lie, as in an allreduce there, but writes its part of the
+// sum once instead of into the slot of each rank.
+void HostPath::sum_together(const DeviceCall& call, const DeviceStep& step, std::byte* slot,
+                            HostTask& task) const {
+  const auto ranks = static_cast<uint64_t>(topology_.size);
+  const auto rank = static_cast<uint64_t>(topology_.rank);
+  task.counts.assign(ranks, step.count / ranks);
+  for (uint64_t index = 0; index < step.count % ranks; ++index) ++task.counts[index];
+  const uint64_t before = step.count / ranks * rank + std::min(rank, step.count % ranks);
+  task.result = sums_ + (slot - shared_->memory());
+  task.call.kind = HSGD_REDUCE_SCATTER;
+  task.call.out = task.result + before * hsgd_dtype_bytes(call.dtype);
+  task.then_meets = true;
+}
+
+HostTask HostPath::new_task(const DeviceCall& call, HostTask::Kind kind) {
+  HostTask task;
+  task.kind = kind;
+  task.number = kind == HostTask::Kind::kExchange ? ++exchanges_ : ++marks_;
+  task.is_guarded = is_guarded_;
+  task.name = call.name;
+  task.shape = call.shape;
+  return task;
+}
+
+void HostPath::pass(const DeviceCall& call) {
+  SlotRing& ring = ring_for(call);
+  const DeviceSteps steps(call, topology_.rank, ring.slot_bytes());
+  for (uint64_t index = 0; index < steps.size(); ++index) {
+    pass_step(ring, call, steps.step(index), comm_);
+  }
+}
+
+void HostPath::pass_step(SlotRing& ring, const DeviceCall& call, const DeviceStep& step,
+                         hsgd_comm* comm) {
+  const SlotRing::Slot slot = ring.next();
+  HostTask task = new_task(call, HostTask::Kind::kExchange);
+  device_.wait(down_, slot.is_free);
+  for (const DevicePiece& piece : step.down) {
+    if (piece.bytes == 0) continue;
+    device_.copy_down(slot.memory + piece.offset, piece.device, piece.bytes, down_);
+  }
+  device_.write(down_, has_copied_.address(), task.number);
+  task.comm = comm;
+  task.call = host_call(call, step, slot.memory);
+  task.counts = step.counts;
+  task.receive_counts = step.receive_counts;
+  task.result = slot.memory + step.out;
+  task.result_bytes = step.result_bytes;
+  if (sums_ != nullptr && comm == comm_ && call.kind == HSGD_ALLREDUCE)
+    sum_together(call, step, slot.memory, task);
+  const std::byte* result = task.result - step.out;  // pieces count from the slot's begin
+  thread_->submit(std::move(task));
+  device_.wait_for(up_, may_copy_.address(), exchanges_);
+  for (const DevicePiece& piece : step.up) {
+    if (piece.bytes == 0) continue;
+    device_.copy_up(piece.device, result + piece.offset, piece.bytes, up_);
+  }
+  device_.record(slot.is_free, up_);
+}
+
+void HostPath::begin(const DeviceCall& call, CudaStream stream) {
+  HostTask task = new_task(call, HostTask::Kind::kAgree);
+  device_.write(stream, has_passed_.address(), task.number);
+  task.comm = comm_;
+  task.call = host_call(call, {}, nullptr);
+  task.counts.assign(call.counts.size(), 0);
+  task.receive_counts.assign(call.receive_counts.size(), 0);
+  if (call.kind != HSGD_ALLTOALL)  // what each rank gives to each is its own there
+    task.shape.insert(task.shape.end(), call.counts.begin(), call.counts.end());
+  thread_->submit(std::move(task));
+  is_guarded_ = true;
+}
+
+void HostPath::end(CudaStream stream) {
+  HostTask task = new_task({}, HostTask::Kind::kAwait);
+  device_.write(stream, has_passed_.address(), task.number);
+  thread_->submit(std::move(task));
+  is_guarded_ = false;
+}
+
+}  // namespace hsgd

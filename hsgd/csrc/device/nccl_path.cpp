@@ -1,0 +1,199 @@
+// NCCL alone, chunks between nodes, and looking after those who are waited for.
+#include "device/nccl_path.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "capi/handles.hpp"
+#include "os/wait.hpp"
+
+namespace hsgd {
+namespace {
+
+constexpr int64_t kNsPerS = 1'000'000'000;
+// A rank may end when its own device is done. Those that others have got all they need from it for
+// are done soon after.
+constexpr int64_t kGraceNs = 2 * kNsPerS;
+// Below it the latency of NCCL's two operations is more than the copies take.
+constexpr uint64_t kLeastBytes = 64 << 10;
+
+hsgd_topology topology_of(const hsgd_comm* comm) {
+  hsgd_topology topology;
+  hsgd_comm_topology(comm, &topology);
+  return topology;
+}
+
+}  // namespace
+
+// What is summed at once: a slice for each rank of the node.
+class NcclPath::Chunks {
+ public:
+  Chunks(const DeviceCall& call, const NcclGroup& group, size_t slice_bytes)
+      : item_(hsgd_dtype_bytes(call.dtype)),
+        count_(call.count),
+        ranks_(static_cast<uint64_t>(group.size())),
+        elements_(slice_bytes / item_ * ranks_) {}
+  uint64_t size() const { return (count_ + elements_ - 1) / elements_; }
+  size_t offset(uint64_t index) const { return index * elements_ * item_; }
+  // Elements of each rank's slice.
+  std::vector<uint64_t> counts(uint64_t index) const {
+    const uint64_t all = std::min(elements_, count_ - index * elements_);
+    std::vector<uint64_t> counts(ranks_, all / ranks_);
+    for (uint64_t rank = 0; rank < all % ranks_; ++rank) ++counts[rank];
+    return counts;
+  }
+
+ private:
+  const size_t item_;
+  const uint64_t count_;
+  const uint64_t ranks_;
+  const uint64_t elements_;
+};
+
+// Device memory for the slices that this rank exchanges, used in turn.
+struct NcclPath::Slices {
+  Slices(const Device& of, size_t slice_bytes, unsigned count)
+      : device(of), bytes(slice_bytes), memory(of.allocate(slice_bytes * count)), reduced(of) {
+    for (unsigned i = 0; i < count; ++i) arrived.push_back(std::make_unique<OwnEvent>(of));
+  }
+  ~Slices() { device.free(memory); }
+  Slices(const Slices&) = delete;
+  Slices& operator=(const Slices&) = delete;
+  DeviceAddress slice(uint64_t chunk) const { return memory + chunk % arrived.size() * bytes; }
+  CudaEvent event(uint64_t chunk) const { return *arrived[chunk % arrived.size()]; }
+
+  const Device& device;
+  const size_t bytes;
+  const DeviceAddress memory;
+  OwnEvent reduced;
+  std::vector<std::unique_ptr<OwnEvent>> arrived;
+};
+
+NcclPath::NcclPath(std::shared_ptr<const Device> device, const Settings& settings)
+    : device_(std::move(device)),
+      settings_(settings),
+      topology_(topology_of(settings.comm)),
+      stream_(*device_) {
+  const Deadline deadline(settings.comm->communicator->options().timeout_s);
+  group_ = std::make_unique<NcclGroup>(
+      settings.library, device_, settings.id, topology_.local_rank, topology_.local_size, [&] {
+        check_peers();
+        if (deadline.passed()) {
+          throw Error(HSGD_ERR_TIMEOUT, -1,
+                      text("NCCL has not joined the %d devices of this node within %g s; "
+                           "NCCL_DEBUG=INFO tells what it waits for",
+                           topology_.local_size, deadline.timeout_s()));
+        }
+      });
+  if (settings.between != nullptr)
+    slices_ = std::make_unique<Slices>(*device_, settings.slice_bytes, settings.slots);
+}
+
+NcclPath::~NcclPath() {
+  if (!group_->has_ended()) {  // what hangs there may use the slices for ever
+    static_cast<void>(slices_.release());
+    return;
+  }
+  try {
+    device_->synchronize(stream_);
+  } catch (const Error&) {  // the device is lost: it does nothing any more
+  }
+}
+
+bool NcclPath::takes(const DeviceCall& call) const {
+  if (settings_.between == nullptr) return call.kind != HSGD_BARRIER;
+  return call.kind == HSGD_ALLREDUCE && call.count * hsgd_dtype_bytes(call.dtype) >= kLeastBytes;
+}
+
+void NcclPath::pass(HostPath& path, const DeviceCall& call) {
+  path.begin(call, stream_);
+  if (settings_.between == nullptr) {
+    on_one_node(call);
+  } else {
+    between_nodes(path, call);
+  }
+  path.end(stream_);
+}
+
+void NcclPath::on_one_node(const DeviceCall& call) {
+  switch (call.kind) {
+    case HSGD_ALLREDUCE:
+      return group_->allreduce(call.in, call.out, call.count, call.dtype, call.op, stream_);
+    case HSGD_BROADCAST:
+      return group_->broadcast(call.out, call.count, call.dtype, call.root, stream_);
+    case HSGD_REDUCE_SCATTER:
+      return group_->reduce_scatter(call.in, call.out, call.counts, call.dtype, call.op, stream_);
+    case HSGD_ALLGATHER:
+      return group_->allgather(call.in, call.out, call.counts, call.dtype, stream_);
+    case HSGD_ALLTOALL:
+      return group_->alltoall(call.in, call.counts, call.out, call.receive_counts, call.dtype,
+                              stream_);
+    default:
+      HSGD_CHECK(false);
+  }
+}
+
+// Chunk by chunk: the devices of the node sum it, each a slice, which ranks of other nodes sum
+// through host memory, and the slices come together again. NCCL executes its operations in the
+// order of the calls: those of a chunk's end are queued when the slices of later ones are on their
+// way.
+void NcclPath::between_nodes(HostPath& path, const DeviceCall& call) {
+  const Chunks chunks(call, *group_, slices_->bytes);
+  const uint64_t ahead = settings_.slots - 1;
+  for (uint64_t index = 0; index < chunks.size() + ahead; ++index) {
+    if (index < chunks.size()) scatter(path, call, chunks, index);
+    if (index >= ahead) gather(call, chunks, index - ahead);
+  }
+}
+
+void NcclPath::scatter(HostPath& path, const DeviceCall& call, const Chunks& chunks,
+                       uint64_t index) {
+  const DeviceAddress slice = slices_->slice(index);
+  const std::vector<uint64_t> counts = chunks.counts(index);
+  group_->reduce_scatter(call.in + chunks.offset(index), slice, counts, call.dtype, call.op,
+                         stream_);
+  device_->record(slices_->reduced, stream_);
+  device_->wait(path.down(), slices_->reduced);
+  DeviceStep step;
+  step.count = counts[static_cast<size_t>(group_->rank())];
+  step.result_bytes = step.count * hsgd_dtype_bytes(call.dtype);
+  step.down = step.up = {{slice, 0, step.result_bytes}};
+  path.pass_step(path.shared_ring(), call, step, settings_.between);
+  device_->record(slices_->event(index), path.up());
+}
+
+void NcclPath::gather(const DeviceCall& call, const Chunks& chunks, uint64_t index) {
+  device_->wait(stream_, slices_->event(index));
+  group_->allgather(slices_->slice(index), call.out + chunks.offset(index), chunks.counts(index),
+                    call.dtype, stream_);
+}
+
+void NcclPath::check_peers() {
+  settings_.comm->communicator->node().check_peers(LocalGroup::kAnySequence, "NCCL");
+}
+
+// In the exchange thread.
+void NcclPath::look(uint32_t number) {
+  const int64_t now = now_ns();
+  if (waits_for_ != number || waits_since_ns_ == 0) {
+    waits_for_ = number;
+    waits_since_ns_ = now;
+    dead_since_ns_ = 0;
+  }
+  const double timeout_s = settings_.comm->communicator->options().timeout_s;
+  if (static_cast<double>(now - waits_since_ns_) > timeout_s * static_cast<double>(kNsPerS)) {
+    throw Error(HSGD_ERR_TIMEOUT, -1,
+                text("the devices of this node have not finished an operation of NCCL within %g s",
+                     timeout_s));
+  }
+  try {
+    check_peers();
+  } catch (const Error&) {
+    if (dead_since_ns_ == 0) dead_since_ns_ = now;
+    if (now - dead_since_ns_ > kGraceNs) throw;
+  }
+}
+
+}  // namespace hsgd

@@ -1,0 +1,65 @@
+// The way of a collective on device memory over NCCL: all of it on one node; between nodes each
+// rank's slice of a chunk through host memory.
+//
+// Owns the group of the node's devices, and who is waited for: NCCL's kernels wait for ever for a
+// rank that died, so this looks whether one has, and ends them.
+#ifndef HSGD_DEVICE_NCCL_PATH_HPP_
+#define HSGD_DEVICE_NCCL_PATH_HPP_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "device/device_call.hpp"
+#include "device/device_resources.hpp"
+#include "device/host_path.hpp"
+#include "device/nccl.hpp"
+
+namespace hsgd {
+
+class NcclPath final : public DeviceGuard {
+ public:
+  struct Settings {
+    std::shared_ptr<const NcclLibrary> library;
+    NcclId id{};             // of the node
+    hsgd_comm* comm;         // all ranks
+    hsgd_comm* between;      // those of other nodes with this local rank; nullptr on one node
+    size_t slice_bytes = 0;  // of a rank's part of a chunk
+    unsigned slots = 4;
+  };
+  // Collective over the node, blocking, with the device's context current.
+  NcclPath(std::shared_ptr<const Device> device, const Settings& settings);
+  ~NcclPath() override;
+
+  // Whether this way takes the call; other calls go through host memory.
+  bool takes(const DeviceCall& call) const;
+  // Queues all of it after what stream() has; the result is there when stream() has come to it.
+  void pass(HostPath& path, const DeviceCall& call);
+  CudaStream stream() const { return stream_; }
+
+  void look(uint32_t number) override;
+  void release() noexcept override { group_->abort(); }
+
+ private:
+  struct Slices;
+  class Chunks;
+  void on_one_node(const DeviceCall& call);
+  void between_nodes(HostPath& path, const DeviceCall& call);
+  void scatter(HostPath& path, const DeviceCall& call, const Chunks& chunks, uint64_t index);
+  void gather(const DeviceCall& call, const Chunks& chunks, uint64_t index);
+  void check_peers();
+
+  std::shared_ptr<const Device> device_;
+  const Settings settings_;
+  hsgd_topology topology_{};
+  std::unique_ptr<NcclGroup> group_;
+  OwnStream stream_;
+  std::unique_ptr<Slices> slices_;
+  int64_t waits_since_ns_ = 0;  // of the exchange thread
+  uint32_t waits_for_ = 0;
+  int64_t dead_since_ns_ = 0;
+};
+
+}  // namespace hsgd
+
+#endif  // HSGD_DEVICE_NCCL_PATH_HPP_

@@ -1,0 +1,3 @@
+"""Collectives on arrays of CUDA devices."""
+
+__all__: list[str] = []
