@@ -50,6 +50,7 @@ class Collectives(dist.ProcessGroup):
     unless HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout naming ranks that do not come.
     """
 
+    _device_type = "cpu"  # of the tensors that the methods take themselves
     # In a profile: the name, and whether blocking calls run in the thread of the group, too.
     _traced_as, _traced_threaded = NAME, False
 
@@ -77,8 +78,7 @@ class Collectives(dist.ProcessGroup):
 
     def pretend(self, what: str) -> HsgdWork:
         """A collective of FakeTensors, which have no memory: it is done; local."""
-        work = HsgdWork(what, lambda: None, [], self._worker)
-        work.execute()
+        (work := HsgdWork(what, lambda: None, [], self._worker)).execute()
         return work
 
     def _limit_now(self) -> float:
@@ -482,7 +482,7 @@ class Collectives(dist.ProcessGroup):
         """Done when all ranks have called it."""
         opts = BarrierOptions() if opts is None else opts
         device = getattr(opts, "device", None)
-        if device is not None and device.type != "cpu":
+        if device is not None and device.type != self._device_type:
             return cast(HsgdWork, self.group_for(device, "barrier").barrier(opts))
         return self._submit("barrier", lambda: self._comm.barrier(), [], opts)
 

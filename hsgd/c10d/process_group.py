@@ -14,14 +14,17 @@ from torch import Tensor
 from torch._C._distributed_c10d import BarrierOptions
 
 from hsgd.c10d import NAME, torch_versions
-from hsgd.c10d.accelerators import Accelerators
 from hsgd.c10d.collectives import Collectives
+from hsgd.c10d.devices.accelerators import Accelerators
+from hsgd.c10d.devices.device_messages import DeviceMessages
 from hsgd.c10d.diagnostics import flight_recorder
 from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.routes import by_device
 from hsgd.errors import HsgdError
 
 __all__ = ["HsgdProcessGroup"]
+
+_MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class HsgdProcessGroup(Collectives):
@@ -75,7 +78,8 @@ class HsgdProcessGroup(Collectives):
         device = torch.device(device)
         if device.type == "cpu":
             return self
-        return self._accelerators.group(self, device)._get_backend(device)
+        group = self._accelerators.group(self, device)
+        return group if isinstance(group, Collectives) else group._get_backend(device)
 
     def get_group_store(self) -> Any:
         """The store of the group."""
@@ -102,8 +106,15 @@ class HsgdProcessGroup(Collectives):
         self._messages = None
         super().shutdown()
 
+    def abort(self) -> None:
+        """shutdown(), but what is under way fails at once."""
+        self._accelerators.abort()
+        super().abort()
+
     def group_for(self, device: torch.device, method: str) -> Any:
         """The backend that was configured for the device. Raises ValueError where none was."""
+        if method in _MESSAGES and self._accelerators.is_own(self, device):
+            return DeviceMessages(self._checked_messages())
         return self._accelerators.group(self, device)
 
     def monitored_barrier(

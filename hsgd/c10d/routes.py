@@ -47,7 +47,7 @@ def by_device(method: Method) -> Method:
     def call(self: Collectives, *given: Any, **named: Any) -> Any:
         arguments = overloads.usual(name, given, named)
         tensor = _first_tensor(arguments)
-        if tensor is None or tensor.device.type == "cpu":
+        if tensor is None or tensor.device.type == self._device_type:
             is_fake = type(tensor) not in _REAL and hasattr(tensor, "fake_mode")
             return self.pretend(name) if is_fake else method(self, *arguments)
         other = self.group_for(tensor.device, name)

@@ -21,7 +21,7 @@ def allreduce_sparse(tensor: torch.Tensor, gather: Gather, size: int) -> None:
     The numbers of elements may differ; shape and dtype are equal.
     """
     own = tensor.detach().coalesce()
-    counts = gather(torch.tensor([own._nnz()])).tolist()
+    counts = gather(torch.tensor([own._nnz()], device="cpu")).tolist()
     most = max(counts)
     indices, values = own.indices(), own.values()
     # ranks with fewer elements fill theirs, and the rest is cut off again

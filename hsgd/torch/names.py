@@ -35,12 +35,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 HOROVODS_OWN = {
     "`elastic.run`": ("`MissingExtra` that says how to install it", "Horovod's own"),
-    "tensors on accelerators": (
+    "tensors on other accelerators": (
         "`ValueError`",
         "Horovod's own where it was built for them, else `ValueError`",
     ),
 }
 """What needs Horovod: without it, and with it."""
+
+_NATIVE = ("tensors on CPU and CUDA",)
 
 _CONSTANTS = ("Adasum", "Average", "Sum", "Min", "Max", "Product")
 _INTERNAL = {
@@ -48,6 +50,7 @@ _INTERNAL = {
     "local_root",
     "named",
     "submit",
+    "takes",
     "take_over",
     "Distributed",
     "share_optimizer",
@@ -70,6 +73,7 @@ def table() -> str:
         names += _CONSTANTS if family.startswith("constants") else ()
         listed = ", ".join(f"`{name}`" for name in sorted(set(names), key=str.lower))
         lines.append(f"| {family}: {listed} | native | native |")
+    lines += [f"| {what} | native | native |" for what in _NATIVE]
     for names_of, (without, having) in HOROVODS_OWN.items():
         lines.append(f"| {names_of} | {without} | {having} |")
     return "\n".join(lines)

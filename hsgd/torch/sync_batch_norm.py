@@ -44,7 +44,7 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(batch)
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        if batch.device.type != "cpu":
+        if batch.device.type not in ("cpu", "cuda"):
             horovod = horovod_path.for_device(batch.device, "SyncBatchNorm")
             function = horovod.sync_batch_norm._SyncBatchNorm
         else:

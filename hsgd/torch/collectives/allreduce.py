@@ -19,6 +19,7 @@ from hsgd.torch.collectives.submission import (
     named,
     submit,
     synchronize,
+    takes,
 )
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
@@ -73,7 +74,7 @@ def _start(
     wake: bool = True,
 ) -> int:
     kind = "grouped_allreduce" if grouped else "allreduce"
-    if any(tensor.device.type != "cpu" for tensor in tensors):
+    if not takes(tensors):
         return _by_horovod(tensors, name, op, scales, process_set, in_place, grouped)
     coordinator = coordinator_of(process_set, "Allreduce")
     operation = (Adasum if op == ADASUM else Allreduce)(

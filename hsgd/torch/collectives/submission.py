@@ -27,6 +27,7 @@ __all__ = [
     "submit",
     "synchronize",
     "take_over",
+    "takes",
 ]
 
 _numbers = itertools.count()
@@ -70,13 +71,18 @@ def submit(coordinator: Coordinator, operation: Operation, *, wake: bool = True)
 
 
 def hand_over(tensors: Sequence[Tensor], name: str, call: Callable[[Any], Any]) -> int | None:
-    """Let Horovod do it for tensors that are not in host memory: a handle; None where hsgd can.
+    """Let Horovod do it for tensors of devices that hsgd does not take: a handle, or None.
 
     call: starts the operation, given horovod.torch, and returns Horovod's handle.
     """
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    if takes(tensors):
         return None
     return take_over(call(horovod_path.for_device(tensors[0].device, name)))
+
+
+def takes(tensors: Sequence[Tensor]) -> bool:
+    """Whether hsgd does it itself: for tensors in host memory and on CUDA devices."""
+    return all(tensor.device.type in ("cpu", "cuda") for tensor in tensors)
 
 
 def take_over(handle: Any) -> int:
@@ -113,4 +119,7 @@ def synchronize(handle: int) -> Any:
     _open.pop(handle, None)
     if operation.error is not None:
         raise HorovodInternalError(str(operation.error)) from operation.error.__cause__
+    turn = getattr(operation, "turn", None)
+    if turn is not None:
+        turn.order(operation.result)
     return operation.result

@@ -83,6 +83,6 @@ def split(
         most = 1 << 62
     buckets = []
     for part in parts:
-        sizes = [(p.dtype, p.numel() * p.element_size()) for p in part]
+        sizes = [((p.dtype, p.device), p.numel() * p.element_size()) for p in part]
         buckets += [[part[n] for n in indices] for indices in fill(sizes, most)]
     return buckets

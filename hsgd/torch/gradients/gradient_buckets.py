@@ -10,7 +10,7 @@ Training", arXiv:2006.15704, section 3.2.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,23 +37,31 @@ _CASTS: dict[type[Compressor], torch.dtype] = {
 }
 
 
-def fill(sizes: Sequence[tuple[torch.dtype, int]], most_bytes: int) -> list[list[int]]:
-    """Put tensors of (dtype, bytes), in their order, into buckets of one dtype and at most
-    `most_bytes`, if more than one; lists of indices.
+def fill(sizes: Sequence[tuple[Hashable, int]], most_bytes: int) -> list[list[int]]:
+    """Put tensors of (kind, bytes), in their order, into buckets of one kind (dtype and device)
+    and at most `most_bytes`, if more than one; lists of indices.
 
     Buckets are in the order in which they become complete.
     """
     done: list[list[int]] = []
-    filling: dict[torch.dtype, tuple[list[int], int]] = {}
-    for index, (dtype, size) in enumerate(sizes):
-        held, filled = filling.get(dtype, ([], 0))
+    filling: dict[Hashable, tuple[list[int], int]] = {}
+    for index, (kind, size) in enumerate(sizes):
+        held, filled = filling.get(kind, ([], 0))
         if held and filled + size > most_bytes:
             done.append(held)
             held, filled = [], 0
         held.append(index)
-        filling[dtype] = (held, filled + size)
+        filling[kind] = (held, filled + size)
     done += [held for held, _ in filling.values()]
     return sorted(done, key=lambda held: held[-1])
+
+
+def _new_array(comm: Comm, count: int, dtype: Any, device: torch.device, label: str) -> Tensor:
+    """Of zeros; in host memory where all ranks of the node reach it."""
+    if device.type == "cpu":
+        array: Tensor = comm.empty(count, dtype, label)
+        return array
+    return torch.zeros(count, dtype=dtype, device=device)
 
 
 @dataclass
@@ -69,6 +77,7 @@ class Collective:
     op: int
     predivide: float
     compression: type[Compressor]
+    device: torch.device
 
     def start(self, array: Tensor) -> Handle[Any]:
         """Begin it, in place; collective, not blocking."""
@@ -80,7 +89,7 @@ class Collective:
 
     def run_with_zeros(self) -> None:
         """Take part and add nothing; collective, blocking."""
-        zeros = torch.zeros(self.count, dtype=self.dtype)
+        zeros = torch.zeros(self.count, dtype=self.dtype, device=self.device)
         if self.compression not in (NoneCompressor, *_CASTS):
             zeros = self.compression.compress(zeros)[0].contiguous()
         self.run(zeros)
@@ -121,7 +130,8 @@ class Bucket:
         count = sum(parameter.numel() for parameter in parameters)
         dtype = parameters[0].dtype
         label = self._make_label()
-        self._flat: Tensor = comm.empty(count, dtype, label)
+        device = parameters[0].device
+        self._flat: Tensor = _new_array(comm, count, dtype, device, label)
         self.packing = Packing(parameters, self._flat)
         self._ids = [id(parameter) for parameter in parameters]
         self.waiting = len(self._ids)
@@ -129,9 +139,11 @@ class Bucket:
         self._run = 0  # leading parameters whose gradients came as a run
         wire_dtype = _CASTS.get(compression)
         casts = wire_dtype is not None and dtype.is_floating_point and dtype != wire_dtype
-        self._wire: Tensor = comm.empty(count, wire_dtype, label) if casts else self._flat
+        self._wire: Tensor = (
+            _new_array(comm, count, wire_dtype, device, label) if casts else self._flat
+        )
         self.collective = Collective(
-            comm, label, count, self._wire.dtype, op, predivide, compression
+            comm, label, count, self._wire.dtype, op, predivide, compression, device
         )
         self._handle: Handle[Any] | None = None
         self._mismatch: SignatureMismatch | None = None

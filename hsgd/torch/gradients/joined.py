@@ -83,6 +83,11 @@ class StandIn:
         """
         self._before()
         try:
+            if any(collective.device.type != "cpu" for collective in self.collectives):
+                raise HorovodInternalError(
+                    "join() with a DistributedOptimizer whose parameters are on a device: give all "
+                    "ranks as many steps"
+                )
             while not self._all_joined():
                 for _ in self.collectives[1:]:
                     self._all_joined()

@@ -328,7 +328,8 @@ class GradientReducer:
                     self._hook(parameter, self._arrived.append)
             self._buckets.append(bucket)
             self._stand_in.collectives.append(bucket.collective)
-        self._overlap.begin(len(self._buckets))
+        if all(bucket.collective.device.type == "cpu" for bucket in self._buckets):
+            self._overlap.begin(len(self._buckets))  # a device's streams run beside backward anyway
         self._complete()
         return begun
 

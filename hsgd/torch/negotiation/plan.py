@@ -47,6 +47,8 @@ class RoundPlan:
                 return f"{words} ({name})"
         if (words := first.refusal()) is not None:
             return f"{words} ({name})"
+        if any(self.joined) and first.device:
+            return f"{first.kind.capitalize()} of CUDA tensors is not supported with Join. ({name})"
         if any(self.joined) and first.kind not in ("allreduce", "barrier", "join"):
             words = f"{first.kind.capitalize()} is not supported with Join at this time. ({name})"
             if first.kind == "allgather":

@@ -29,6 +29,8 @@ class Signature(NamedTuple):
     root: int = -1
     """Global rank of the root of a broadcast."""
     detail: str = ""
+    device: str = ""
+    """ "cuda" for tensors there."""
 
     def mismatch(self, other: Signature) -> str | None:
         """Why this and another rank's cannot be one operation, in Horovod's words; None if they
@@ -38,6 +40,12 @@ class Signature(NamedTuple):
             return (
                 f"Mismatched operations: One rank did an {self.kind.upper()}, but another rank did "
                 f"an {other.kind.upper()}."
+            )
+        if self.device != other.device:
+            return (
+                f"Mismatched {self.kind.upper()} CPU/GPU device placement: One rank specified "
+                f"device {self.device or 'cpu'}, but another rank specified device "
+                f"{other.device or 'cpu'}."
             )
         if self.dtypes != other.dtypes:
             return (
@@ -85,7 +93,7 @@ class Signature(NamedTuple):
             count *= extent
         if count * 8 > most_bytes:
             return None
-        return (self.dtypes, self.op, self.scales)
+        return (self.dtypes, self.op, self.scales, self.device)
 
     def compared_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes, with -1 for extents that may differ between ranks."""

@@ -29,7 +29,7 @@ class Adasum(Allreduce):
 
     kind = "adasum"
 
-    def run(self, comm: Comm) -> None:
+    def move(self, comm: Comm) -> None:
         outputs, label = self._outputs(), f"{self.compared_name()} adasum {self.scales}"
         for dtype in dict.fromkeys(tensor.dtype for tensor in self.inputs):
             places = [n for n, tensor in enumerate(self.inputs) if tensor.dtype == dtype]

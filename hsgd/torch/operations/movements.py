@@ -27,7 +27,7 @@ class Allgather(TensorOperation):
 
     kind = "allgather"
 
-    def run(self, comm: Comm) -> None:
+    def move(self, comm: Comm) -> None:
         if (words := self.signature.refusal()) is not None:
             meet(comm, self.name)  # where other ranks have rows, all learn of it in a round
             self.error = HorovodInternalError(f"{words} ({self.name})")
@@ -53,11 +53,13 @@ class Broadcast(TensorOperation):
     def parts(self) -> dict[str, Any]:
         return {**super().parts(), "root": self.global_root}
 
-    def run(self, comm: Comm) -> None:
+    def move(self, comm: Comm) -> None:
         comm.broadcast(self._target(), self.root, self.label())
         self.finish(comm)
 
     def start(self, comm: Comm) -> Handle[Any] | None:
+        if self.turn is not None:
+            return None
         return comm.broadcast_async(self._target(), self.root, self.label())
 
     def finish(self, comm: Comm) -> None:
@@ -81,7 +83,7 @@ class Alltoall(TensorOperation):
         self.splits = list(splits)
         self.like = like
 
-    def run(self, comm: Comm) -> None:
+    def move(self, comm: Comm) -> None:
         tensor = self.inputs[0]
         sent = _as_rows(tensor)[: sum(self.splits)]
         rows, received = comm.alltoall(sent, self.splits, name=self.label())

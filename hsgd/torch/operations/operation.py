@@ -16,6 +16,7 @@ from torch import Tensor
 from hsgd.comm import Comm
 from hsgd.handle import Handle
 from hsgd.torch.negotiation.signature import Signature
+from hsgd.torch.operations.device_turn import DeviceTurn, device_of
 
 __all__ = ["Barrier", "Join", "Operation", "TensorOperation", "count_write", "meet"]
 
@@ -68,6 +69,8 @@ class TensorOperation(Operation):
         # detach() lets other threads have the GIL, which costs more than all the rest.
         self.inputs = [t.detach() if t.requires_grad else t for t in tensors]
         self.grouped = grouped
+        self.device = device_of(tensors)
+        self.turn = DeviceTurn(tensors[0].device) if self.device else None
 
     def check(self, tensor: Tensor) -> None:
         if tensor.layout != torch.strided:
@@ -75,9 +78,27 @@ class TensorOperation(Operation):
         if not tensor.is_contiguous():
             raise ValueError("Tensor is required to be contiguous.")
 
+    def run(self, comm: Comm) -> None:
+        """move(), for tensors of a device in the order of its streams."""
+        if self.turn is None:
+            self.move(comm)
+            return
+        meet(comm, self.device_label())  # before anything is queued that cannot be taken back
+        with self.turn.taken(self.inputs):
+            self.move(comm)
+
+    def move(self, comm: Comm) -> None:
+        """Call the core; blocking, collective."""
+        raise NotImplementedError
+
+    def device_label(self) -> str:
+        """All that must be equal on all ranks, as a name that the core compares."""
+        return f"{self.name} of {self.device} {zlib.crc32(repr(self.parts()).encode()):08x}"
+
     def parts(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
+            "device": self.device,
             "dtypes": tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.inputs),
             "shapes": tuple(tuple(tensor.shape) for tensor in self.inputs),
             "detail": "grouped" if self.grouped else "",

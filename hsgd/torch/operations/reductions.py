@@ -14,6 +14,7 @@ from torch import Tensor
 from hsgd.comm import DTYPES, Comm, Op
 from hsgd.handle import Handle
 from hsgd.torch.negotiation.signature import Signature
+from hsgd.torch.operations.device_turn import DeviceTurn
 from hsgd.torch.operations.operation import (
     Barrier,
     Operation,
@@ -100,7 +101,7 @@ class Allreduce(_Reduction):
         super().__init__(name, tensors, op, scales, grouped)
         self.given = list(tensors) if in_place else None
 
-    def run(self, comm: Comm) -> None:
+    def move(self, comm: Comm) -> None:
         outputs = self._outputs()
         label = self.label()
         for dtype in dict.fromkeys(tensor.dtype for tensor in self.inputs):
@@ -114,7 +115,7 @@ class Allreduce(_Reduction):
         self.publish(outputs)
 
     def start(self, comm: Comm) -> Handle[Any] | None:
-        if len(self.inputs) != 1:
+        if len(self.inputs) != 1 or self.turn is not None:
             return None
         source, self._made = self.inputs[0], self._outputs()
         return comm.allreduce_async(
@@ -168,7 +169,7 @@ class Reducescatter(_Reduction):
         if any(tensor.dim() == 0 for tensor in tensors):
             raise ValueError("Reducescatter does not support scalar inputs")
 
-    def run(self, comm: Comm) -> None:
+    def move(self, comm: Comm) -> None:
         label, outputs = self.label(), []
         for tensor in self.inputs:
             own = comm.reduce_scatter(self._prescaled(tensor), "sum", name=label)
@@ -178,7 +179,17 @@ class Reducescatter(_Reduction):
 
 
 def run_fused(operations: Sequence[Any], comm: Comm) -> None:
-    """Run allreduces of equal dtype, op and scales as one."""
+    """Run allreduces of equal dtype, op, scales and device as one."""
+    first: DeviceTurn | None = operations[0].turn
+    if first is None:
+        _move_fused(operations, comm)
+        return
+    inputs = [operation.inputs[0] for operation in operations]
+    with first.taken(inputs, [operation.turn for operation in operations[1:]]):
+        _move_fused(operations, comm)
+
+
+def _move_fused(operations: Sequence[Any], comm: Comm) -> None:
     outputs = [operation._outputs()[0] for operation in operations]
     flat = torch.cat([operation.inputs[0].reshape(-1) for operation in operations])
     operations[0]._reduce(comm, flat, flat, "fused " + operations[0].name)

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from hsgd.c10d import NAME
+
 __all__ = ["Accelerators"]
 
 
@@ -23,6 +25,7 @@ class Accelerators:
     def __init__(self, options: Any, backend_options: Any) -> None:
         self._options, self._backend_options = options, backend_options
         self._group: dist.ProcessGroup | None = None
+        self._own: Any = None  # of hsgd itself, for CUDA
         self._made: set[str] = set()
 
     def configured(self, owner: dist.ProcessGroup) -> dict[str, str]:
@@ -33,13 +36,16 @@ class Accelerators:
         found = dist.distributed_c10d.BackendConfig(dist.Backend(text)).get_device_backend_map()
         return {device: str(name) for device, name in found.items() if device != "cpu"}
 
-    def group(self, owner: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    def group(self, owner: dist.ProcessGroup, device: torch.device) -> Any:
         """A ProcessGroup for tensors of `device`. Raises ValueError where none was asked for."""
+        if self.is_own(owner, device):
+            return self._own_group()
         name = self.configured(owner).get(device.type)
         if name is None:
             raise ValueError(
-                f"the process group has no backend for {device.type} tensors: hsgd takes those of "
-                f'the CPU; use init_process_group("cpu:hsgd,{device.type}:nccl"), without device_id'
+                f"the process group has no backend for {device.type} tensors; use "
+                f'init_process_group("cpu:hsgd,{device.type}:nccl"), without device_id, or for '
+                'CUDA "cpu:hsgd,cuda:hsgd"'
             )
         if self._group is None:
             options = self._options
@@ -51,6 +57,21 @@ class Accelerators:
             self._group._set_group_name(owner.group_name)
             self._made.add(device.type)
         return self._group
+
+    def is_own(self, owner: dist.ProcessGroup, device: torch.device) -> bool:
+        """Whether hsgd itself takes tensors of `device`; local."""
+        return device.type == "cuda" and self.configured(owner).get(device.type) == NAME
+
+    def _own_group(self) -> Any:
+        if self._own is None:
+            from hsgd.c10d.devices.device_collectives import DeviceCollectives
+
+            options = self._options
+            members = list(options.global_ranks_in_group) or list(range(options.group_size))
+            self._own = DeviceCollectives(
+                options.store, options.group_rank, members, options.timeout
+            )
+        return self._own
 
     def _backend(self, device: str, name: str) -> tuple[Any, Any]:
         options, kinds = self._options, dist.ProcessGroup.BackendType
@@ -76,8 +97,17 @@ class Accelerators:
         if self._group is not None:
             self._group.set_timeout(limit)
 
+    def abort(self) -> None:
+        """Have what is under way in hsgd's own group for CUDA fail at once; local."""
+        if self._own is not None:
+            self._own.abort()
+            self._own = None
+
     def shutdown(self) -> None:
         """Close the backends that exist; local."""
+        if self._own is not None:
+            self._own.shutdown()
+            self._own = None
         if self._group is not None:
             self._group.shutdown()
             self._group = None

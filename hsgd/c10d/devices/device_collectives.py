@@ -1,0 +1,195 @@
+"""Collectives of torch.distributed on CUDA tensors, in the order of torch's streams.
+
+Owns the streams on which tensors are packed and unpacked. Nothing here waits for the device: a
+collective comes after what torch's current stream has queued, its Work has the stream that is
+current in wait() come after the result, and torch's allocator is told which stream uses a tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+
+from hsgd.c10d.collectives import Collectives
+from hsgd.c10d.global_ranks import in_global_ranks
+from hsgd.codes import OP_CODES
+from hsgd.comm import Comm
+from hsgd.device.device_comm import DeviceComm, DeviceRequest
+from hsgd.errors import HsgdError
+
+__all__ = ["DeviceCollectives", "DeviceWork"]
+
+_STREAMS = 4  # so that a collective's beginning overlaps with the end of the one before
+
+
+class DeviceWork(dist.Work):
+    """One collective on CUDA tensors that was queued. check: raises what one has failed with."""
+
+    def __init__(
+        self, tensors: list[Tensor], side: torch.cuda.Stream, check: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._tensors, self._side, self._check = tensors, side, check
+        self._end: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._end.record(side)
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Have the current stream come after the result; never blocks. Raises what this or an
+        earlier collective has failed with, as far as it is known.
+        """
+        self._check()
+        torch.cuda.current_stream(self._side.device).wait_event(self._end)
+        return True
+
+    def synchronize(self) -> None:
+        """wait()."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """wait()."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the device has come to the end of it; never blocks."""
+        return bool(self._end.query())
+
+    def is_success(self) -> bool:
+        """Whether it has ended, and no collective has failed; never blocks."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What a collective has failed with, or None; never blocks."""
+        try:
+            self._check()
+        except HsgdError as error:
+            return error
+        return None
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the result, in the order of streams."""
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the result tensors, done in the order of streams: its callbacks
+        run at once, on a stream that comes after the result.
+        """
+        if self._future is None:
+            self._future = torch.futures.Future(devices=[self._side.device])
+            with torch.cuda.stream(self._side):
+                self._future.set_result(self._tensors)
+        return self._future
+
+
+class DeviceCollectives(Collectives):
+    """What takes CUDA tensors in a group "cpu:hsgd,cuda:hsgd"; made by the first one, collective
+    over its ranks, blocking. Arguments are those of Collectives.
+    """
+
+    _device_type = "cuda"
+
+    def __init__(self, store: Any, rank: int, members: list[int], timeout: timedelta) -> None:
+        super().__init__(PrefixStore("hsgd/cuda", store), rank, members, timeout)
+        self._buckets = None  # they are in the device's memory
+        self._comm = _DeviceSide(self._comm)
+        self._sides: dict[int, Any] = {}
+
+    def _is_unwatched(self) -> bool:
+        return False
+
+    def _side(self, device: torch.device) -> torch.cuda.Stream:
+        """The next stream in turn."""
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index not in self._sides:
+            make: Any = torch.cuda.Stream
+            streams = [make(index, priority=-1) for _ in range(_STREAMS)]
+            self._sides[index] = itertools.cycle(streams)
+        stream: torch.cuda.Stream = next(self._sides[index])
+        return stream
+
+    def _submit(
+        self,
+        what: str,
+        call: Callable[[], None],
+        tensors: list[Tensor],
+        opts: Any,
+        given: Sequence[Tensor] | None = None,
+    ) -> Any:
+        """Queues it, whether the call is to be blocking or not."""
+        used = [*tensors, *(given or ())]
+        side = self._side(used[0].device)
+        recorder = self._flight_recorder()
+        run = call if recorder is None else lambda: recorder.run(what, call, used, tensors)
+        side.wait_stream(torch.cuda.current_stream(side.device))
+        try:
+            with torch.cuda.stream(side):
+                run()
+        except HsgdError as error:
+            raise in_global_ranks(error, self._board.members) from None
+        finally:
+            for tensor in used:
+                if tensor.layout == torch.strided:
+                    tensor.record_stream(side)
+        return DeviceWork(tensors, side, self._check)
+
+    def _check(self) -> None:
+        try:
+            self._comm.check()
+        except HsgdError as error:
+            raise in_global_ranks(error, self._board.members) from None
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Done when all ranks have called it and their current streams are empty; blocking."""
+        torch.cuda.current_stream().synchronize()
+        self._comm.barrier()
+        done = DeviceWork([], torch.cuda.current_stream(), lambda: None)
+        return done
+
+
+class _DeviceSide:
+    """The collectives of a Comm on flat CUDA tensors of equal sizes, as Collectives calls them."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self.abort, self.close, self.barrier = comm.abort, comm.close, comm.barrier
+
+    @property
+    def closed(self) -> bool:
+        return self._comm.closed
+
+    def _device(self, array: Tensor) -> DeviceComm:
+        return self._comm.device_comm(array)
+
+    def check(self) -> None:
+        """Raise what a collective has failed with."""
+        self._comm.check_device()
+
+    def allreduce(self, array: Tensor, op: str, out: Tensor) -> None:
+        _order(self._device(array).allreduce(array, OP_CODES[op], out, None))
+
+    def broadcast(self, array: Tensor, root: int) -> None:
+        _order(self._device(array).broadcast(array, root, None))
+
+    def reduce_scatter(self, array: Tensor, op: str, out: Tensor) -> None:
+        _order(self._device(array).reduce_scatter(array, OP_CODES[op], out, None, None))
+
+    def allgather(self, array: Tensor, out: Tensor) -> None:
+        if not array.is_cuda:  # counts of sparse tensors
+            self._comm.allgather(array, out=out)
+            return
+        rows = [array.numel()] * self._comm.size
+        _order(self._device(array).allgather(array, out, None, rows))
+
+    def alltoall(self, array: Tensor, counts: list[int], out: Tensor) -> None:
+        _order(self._device(array).alltoall(array, counts, out, None)[0])
+
+
+def _order(started: DeviceRequest) -> None:
+    started.wait()

@@ -1,0 +1,81 @@
+"""Messages between two ranks of CUDA tensors, which travel through host memory.
+
+Owns the copies. A message waits for what torch's current stream has queued before, and a receiver
+for the message: both block the host, as gloo's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hsgd.c10d.point_to_point import PointToPoint
+
+__all__ = ["DeviceMessages"]
+
+
+class _Arrival(dist.Work):
+    """A message that is to be copied up when it has come."""
+
+    def __init__(self, message: Any, hosts: Sequence[Tensor], tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._message, self._hosts, self._tensors = message, hosts, tensors
+        self._copied = False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until the message is through, and queue its copy; blocking."""
+        self._message.wait(timeout)
+        if not self._copied:
+            self._copied = True
+            for host, tensor in zip(self._hosts, self._tensors, strict=True):
+                tensor.detach().copy_(host)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether wait() would return at once."""
+        return bool(self._message.is_completed()) and self.wait()
+
+    def result(self) -> list[Tensor]:
+        """The tensor of the message."""
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """A future that is done: waits for the message."""
+        self.wait()
+        future: Any = torch.futures.Future(devices=[self._tensors[0].device])
+        future.set_result(self._tensors)
+        return future
+
+    def _source_rank(self) -> int:
+        return int(self._message._source_rank())
+
+
+class DeviceMessages:
+    """Of one group, over the messages of its host tensors."""
+
+    def __init__(self, messages: PointToPoint) -> None:
+        self._messages = messages
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Any:
+        """Copy down, blocking, and start sending to a group rank."""
+        hosts = [tensor.detach().to("cpu") for tensor in tensors]
+        return self._messages.send(hosts, to, tag)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
+        """Start receiving from a group rank; not blocking."""
+        hosts = _hosts(tensors)
+        return _Arrival(self._messages.recv(hosts, source, tag), hosts, tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
+        """Start receiving from whoever sends first; not blocking."""
+        hosts = _hosts(tensors)
+        return _Arrival(self._messages.recv_anysource(hosts, tag), hosts, tensors)
+
+
+def _hosts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
