@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from harness.command import Benchmark, run
+from studies import device_allreduce
 
 __all__ = ["ALLREDUCE"]
 
@@ -21,6 +22,8 @@ ALLREDUCE = Benchmark(
     quick_rounds=3,
     quick_budget_s=0.15,
     notes="""\
+--device cuda measures CUDA tensors, with options of its own: --device cuda --help.
+
 The limit up to 512 bytes is one transfer in a ping-pong of as many cache lines between two cores.
 From 16 KB on it is a plain C loop that does the least loads and stores of a staged allreduce,
 (5 - 2/ranks) bytes for each byte, with the same buffers, on all ranks at once, without waiting; for
@@ -37,4 +40,5 @@ examples:
 )
 
 if __name__ == "__main__":
-    sys.exit(run(ALLREDUCE))
+    on_device = any(argument.partition("=")[0] == "--device" for argument in sys.argv)
+    sys.exit(device_allreduce.main() if on_device else run(ALLREDUCE))

@@ -103,14 +103,18 @@ class Outcome:
 
 
 class Ranks:
-    """`count` processes, each with a Seat; a context manager that leaves none of them."""
+    """`count` processes, each with a Seat; a context manager that leaves none of them.
 
-    def __init__(self, count: int) -> None:
-        self._processes = []
+    fresh: each starts Python anew, some seconds, as whatever uses CUDA must.
+    """
+
+    def __init__(self, count: int, *, fresh: bool = False) -> None:
+        context = multiprocessing.get_context("spawn") if fresh else _context
+        self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         for rank in range(count):
-            here, there = _context.Pipe()
-            process = _context.Process(target=_serve, args=(Seat(rank, there),), daemon=True)
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(Seat(rank, there),), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)
@@ -127,13 +131,12 @@ class Ranks:
 
     def pid(self, rank: int) -> int:
         """The process of a rank."""
-        pid = self._processes[rank].pid
-        assert pid is not None
+        pid: int = self._processes[rank].pid
         return pid
 
     def is_alive(self, rank: int) -> bool:
         """Whether the process of a rank has not ended."""
-        return self._processes[rank].is_alive()
+        return bool(self._processes[rank].is_alive())
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Send a signal to a rank."""
@@ -216,7 +219,8 @@ class Ranks:
         """The exit code of a rank that is asked to end; None where it does not in time."""
         self._pipes[rank].send(None)
         self._processes[rank].join(LIMIT_S)
-        return self._processes[rank].exitcode
+        code: int | None = self._processes[rank].exitcode
+        return code
 
     def close(self) -> None:
         """End all ranks: politely, then not."""
