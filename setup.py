@@ -37,18 +37,9 @@ HOOK = "hsgd_horovod_hook"
 EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
 # The rooms of hsgd/csrc that each library is made of; docs/architecture.md says what is in them.
 CORE_ROOMS = (
-    *("base", "os", "topology", "kernels", "rendezvous", "node", "internode", "context"),
-    *(
-        "collectives",
-        "communicator",
-        "box",
-        "onesided",
-        "tcp",
-        "tcp_transport",
-        "tree",
-        "capi",
-        "device",
-    ),
+    *("base", "os", "topology", "kernels", "rendezvous", "node", "internode"),
+    *("status", "context", "collectives", "communicator", "box", "onesided", "tcp"),
+    *("tcp_transport", "tree", "capi", "device"),
 )
 SIMULATION = Path("benchmarks/native/simulation")
 SIMGRID_MPI = "/usr/include/smpi"

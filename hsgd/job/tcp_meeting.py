@@ -8,6 +8,7 @@ that no rank waits for it. Never sends data of collectives.
 from __future__ import annotations
 
 import base64
+import hashlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,9 @@ def _meet_on_nodes(
             addresses = b"".join(base64.b64decode(rows[rank][1]) for rank in lane)
             leader[0].connect(addresses, lane, node, options)
 
+    # All ranks know the first node's meeting: `hsgd status` names the communicator by it.
+    path = str(rows[0][0]).encode()
+    options.comm_id = int.from_bytes(hashlib.blake2b(path, digest_size=8).digest(), "big")
     # Leaders wait for one another that long; who waits for leaders has to hear why they gave up.
     _together(circle, _STEPS[1], connect, 2 * options.timeout_s)
     return _native.Comm.over_tcp(

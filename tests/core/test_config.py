@@ -62,6 +62,7 @@ class NativeOptions(ctypes.Structure):
         ("progress", ctypes.c_void_p),
         ("known_store", ctypes.c_uint32),
         ("process", ctypes.c_void_p),
+        ("comm_id", ctypes.c_uint64),
     )
 
 

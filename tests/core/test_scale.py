@@ -57,7 +57,8 @@ def test_a_rank_has_a_mapping_of_each_memory_and_a_descriptor_of_each_process(
     ranks: Ranks, size: int
 ) -> None:
     for first, *others in ranks.run(do_count, meeting_point(), size, on=range(size)):
-        assert first == (1, size + 1)  # and one that tells when they end
+        # And one that tells when they end, and the status page.
+        assert first == (1, size + 2)
         assert others == [(1, 0)] * 4
 
 
@@ -128,4 +129,5 @@ def test_set_up_through_a_store_asks_little_of_each_rank(
         assert read <= size * (800 if rank == 0 else 600), (read, size)
         local = nodes.count(nodes[rank])
         leads = count > 1 and rank - nodes.index(nodes[rank]) < min(map(nodes.count, nodes))
-        assert descriptors == local + 1 + ((10 * (count - 1) + 1) if leads else 0)
+        # One tells when processes end, and one is the status page.
+        assert descriptors == local + 2 + ((10 * (count - 1) + 1) if leads else 0)

@@ -29,7 +29,8 @@ ROOMS = {
     "rendezvous": "include base os",
     "node": "include base os topology rendezvous",
     "internode": "include base os kernels node",
-    "context": "include base os kernels node internode",
+    "status": "base os",
+    "context": "include base os kernels node internode status",
     "collectives": "include base kernels node internode context",
     "communicator": "include base os rendezvous node context collectives",
     "box": "include base os kernels rendezvous node",
@@ -40,7 +41,7 @@ ROOMS = {
     "capi": "include base os topology kernels context communicator onesided tcp tcp_transport",
     "device": "include base os capi",
     "mpi": "include base os internode onesided",
-    "mpi_setup": "include base os rendezvous onesided capi mpi",
+    "mpi_setup": "include base os rendezvous status onesided capi mpi",
     # Of another language, or library: they see the C interface only.
     "interposer": "include",
     "preload": "include",

@@ -53,6 +53,7 @@ void bind_structures(nb::module_& module) {
       .def_rw("wire_radix", &hsgd_options::wire_radix)
       .def_rw("flat_ranks", &hsgd_options::flat_ranks)
       .def_rw("near_nic", &hsgd_options::near_nic)
+      .def_rw("comm_id", &hsgd_options::comm_id)
       .def_rw("slots", &hsgd_options::slots)
       .def_rw("spin", &hsgd_options::spin)
       .def_rw("min_bytes", &hsgd_options::min_bytes)

@@ -100,10 +100,16 @@ void Communicator::run(const Operation& operation) {
   }
   struct Forget {  // the caller's label lives as long as the call
     Context& context;
-    ~Forget() { context.forget_label(); }
-  } forget{context_};
+    bool well;
+    ~Forget() {
+      context.forget_label();
+      context.note().end_call(well);
+    }
+  } forget{context_, false};
   context_.restart_deadline();
   context_.begin(operation.signature, operation.label);
+  context_.note().begin_call(context_.user_sequence(), operation.signature, operation.bytes(),
+                             operation.label);
   Statistics& statistics = context_.statistics();
   Recorder& recorder = context_.recorder();
   const uint64_t weight = clock_weight(operation);
@@ -111,6 +117,7 @@ void Communicator::run(const Operation& operation) {
   const uint64_t waited = statistics.wait_ticks;
   recorder.begin(operation.label == nullptr ? nullptr : operation.label->name, operation.bytes());
   run_guarded(operation);
+  forget.well = true;
   const uint64_t idle = statistics.wait_ticks - waited;
   if (operation.signature.kind() == kAllocate) {
     context_.set_shares();
@@ -154,6 +161,7 @@ void Communicator::give_up(const Error& error, uint64_t first_missed) {
   // Who waits for several calls, in whatever order, hears of each what the first one heard.
   const bool for_all = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
   broken_.emplace(for_all ? error.code() : HSGD_ERR_CLOSED, error.rank(), error.what());
+  context_.note().fail(*broken_);
   context_.give_up(error, first_missed);
 }
 

@@ -48,6 +48,11 @@ LocalGroup::Settings settings_for(const Place& place, const hsgd_options& option
   return settings;
 }
 
+StatusPlace status_place(const Place& place) {
+  return {place.rank,       place.size,      place.local_rank,
+          place.local_size, place.node_rank, place.node_count};
+}
+
 }  // namespace
 
 Context::Context(const std::string& path, Listener* listener, Place place,
@@ -59,6 +64,8 @@ Context::Context(const std::string& path, Listener* listener, Place place,
       sizes_(place_, map_, rounds_, options_),
       kernels_{detect_isa(), select_copy(detect_isa())},
       stores_(options_, one_node(), sizes_.tuning().store),
+      note_(options_.process != nullptr ? options_.process->status.get() : nullptr,
+            status_place(place_), path),
       links_(std::make_unique<Links>(std::move(transport), place_, rounds_, sizes_, options_)),
       group_(std::make_unique<LocalGroup>(path, listener,
                                           settings_for(place_, options_, sizes_, links_->leads()),
@@ -96,6 +103,9 @@ void Context::end_setup(uint64_t collectives) {
   statistics_.wait_ticks = 0;
   stores_.start_with(sizes_.tuning().store);
   setup_watch_ = nullptr;
+  // Nodes do not know one another's; whoever brought them together may have given them a common
+  // one.
+  note_.open(one_node() || options_.comm_id == 0 ? group_->id() : options_.comm_id);
 }
 
 int Context::node_of(int world_rank) const {
@@ -167,6 +177,7 @@ void Context::check() {
   if (setup_watch_ != nullptr) setup_watch_->check();
   check_left_out(*group_);
   group_->see_who_waits(call_.sequence);
+  note_.look(group_->awaited(call_.sequence), links_->awaited_node());
   group_->check_peers(call_.sequence, what());
   const Parting* parted = links_->parted(call_.sequence);
   if (!deadline_->passed() && parted == nullptr) return;

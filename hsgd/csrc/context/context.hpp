@@ -28,6 +28,7 @@
 #include "node/node_group.hpp"
 #include "node/symmetric_memory.hpp"
 #include "os/wait.hpp"
+#include "status/status_note.hpp"
 
 namespace hsgd {
 
@@ -136,6 +137,7 @@ class Context final : private Watch {
   // --- others ---
   // Nobody waits for this rank from now on; a collective before `first_missed` misses nothing.
   void give_up(const Error& error, uint64_t first_missed);
+  StatusNote& note() { return note_; }  // what other processes may read of this rank
   // A thread of hsgd's own: waiting in it never calls options.interrupted.
   void set_background_thread(std::thread::id thread) { background_ = thread; }
   // From any thread: while true, a collective that waits ends as if it were interrupted.
@@ -161,6 +163,7 @@ class Context final : private Watch {
     CopyFn copy;
   } kernels_;
   StoreTuner stores_;
+  StatusNote note_;
   std::unique_ptr<Links> links_;
   std::unique_ptr<LocalGroup> group_;  // goes first: the ranks of the node learn of it at once
   Statistics statistics_;

@@ -7,9 +7,11 @@
 #include <memory>
 
 #include "os/process_life.hpp"
+#include "status/status_page.hpp"
 
 struct hsgd_process {
   std::shared_ptr<hsgd::ProcessWatch> watch = std::make_shared<hsgd::ProcessWatch>();
+  hsgd::StatusPages status;
 };
 
 #endif  // HSGD_CONTEXT_PROCESS_HPP_

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define HSGD_ABI_VERSION 6
+#define HSGD_ABI_VERSION 7
 #define HSGD_API __attribute__((visibility("default")))
 
 typedef struct hsgd_comm hsgd_comm;
@@ -116,8 +116,11 @@ typedef struct hsgd_options {
    * oneshot_bytes and chunk_bytes. */
   uint32_t known_store;
   /* NULL, or what the communicators of this process share, which outlives them: each process that
-   * they watch then takes one descriptor, not one for each communicator. */
+   * they watch then takes one descriptor, not one for each communicator, and `hsgd status` sees
+   * what these communicators do. */
   hsgd_process* process;
+  uint64_t comm_id; /* 0, or a number for a communicator of several nodes, the same on all its ranks
+                       and on no others: by it `hsgd status` knows that they belong together */
 } hsgd_options;
 
 /* Monotonic counters of one communicator on one rank. Bytes are payload bytes. */

@@ -17,6 +17,7 @@
 #include "mpi/transport.hpp"
 #include "mpi_setup/nodes.hpp"
 #include "mpi_setup/steps.hpp"
+#include "status/status_note.hpp"
 
 namespace hsgd {
 namespace {
@@ -168,9 +169,11 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
     check_descriptors(kDescriptorsPerRank * static_cast<size_t>(lead.place.local_size));
   });
   HSGD_FAULT_POINT("over MPI: place found");
+  hsgd_options named = options;
+  named.comm_id = status_id(words.data(), sizeof words);
   std::unique_ptr<Communicator> communicator;
   agree_on(steps, kMeet, [&] {
-    communicator = meet(own, std::move(nodes), std::move(lead), options, steps, turn);
+    communicator = meet(own, std::move(nodes), std::move(lead), named, steps, turn);
     HSGD_FAULT_POINT("over MPI: met");
   });
   return new_comm(std::move(communicator));

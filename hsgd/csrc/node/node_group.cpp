@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
 #include "os/process_life.hpp"
+#include "rendezvous/secret.hpp"
 #include "topology/cpu_topology.hpp"
 
 namespace hsgd {
@@ -133,6 +134,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
       memory_.bring("lower HSGD_SLOTS or HSGD_CHUNK_BYTES", std::nullopt, [this] {
         auto* own = new (base(rank())) Control{};
         own->cores = own_cores();
+        if (rank() == 0) draw_random(&own->id, sizeof own->id);
         if (counts(settings_)) own->place = place_of(own->cores);
         HSGD_FAULT_POINT("set-up: segment made");
       });
@@ -381,6 +383,21 @@ std::vector<int> LocalGroup::who_does_not_wait() const {
   const auto busy = [&](int peer) { return age_ns(peer) > std::max(kLongNs, oldest_ns / 2); };
   peers.erase(std::find_if_not(peers.begin(), peers.end(), busy), peers.end());
   return peers;
+}
+
+int LocalGroup::awaited(uint64_t sequence) const {
+  const int64_t now = now_ns();
+  int silent = -1;
+  int64_t oldest_ns = kLongNs;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    if (!is_open(peer, sequence)) return world_rank(peer);
+    const int64_t age_ns = now - peers_[static_cast<size_t>(peer)].looked_at_ns;
+    if (age_ns <= oldest_ns) continue;
+    oldest_ns = age_ns;
+    silent = world_rank(peer);
+  }
+  return silent;
 }
 
 bool LocalGroup::is_first_that_waits() const {

@@ -50,6 +50,7 @@ class LocalGroup {
   int cores() const { return cores_; }  // that the ranks of this node may use; the same on all
   bool shares_cores() const { return size() > cores_; }
   int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
+  uint64_t id() const { return control(0).id; }  // the same on all ranks of the node, and no others
   const SegmentLayout& layout() const { return settings_.layout; }
 
   // Whether ranks are counted in a tree, and no rank looks at all others: with more ranks than
@@ -158,6 +159,9 @@ class LocalGroup {
   // "rank 3 (pid 4112, node2)" for the ranks that hold up this collective; sets the first one's
   // world rank.
   std::string missing(uint64_t sequence, int* first) const;
+  // The world rank that missing() would name first while some have not called it, or have not
+  // looked for long; -1: none. Cheaper, for each look.
+  int awaited(uint64_t sequence) const;
   // Whether no lower rank of this node waits, by see_who_waits().
   bool is_first_that_waits() const;
   std::string person(int rank) const;

@@ -90,6 +90,9 @@ struct alignas(kLine) Control {
   alignas(kLine) TreeNode tree;
   // Local rank 0: the collective in which ranks of the node differ, as who counted last found out.
   alignas(kLine) std::atomic<uint64_t> differ;
+  // Local rank 0: of the group, drawn at random before all meet. It lies here because neither this
+  // line nor that of `progress`, whose place counts, is larger for it.
+  uint64_t id;
   // Counts the owner's looks at its peers while it waits: one that waits holds nobody up.
   alignas(kLine) std::atomic<uint32_t> looks;
   // Local rank 0: parts of collectives that are claimed, counted over the life of the communicator.

@@ -1,0 +1,87 @@
+// Making the file, and giving out its records.
+#include "status/status_page.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace hsgd {
+namespace {
+
+// Readers look for it. Another name than that of memory which ranks share.
+constexpr char kName[] = "status-of-hsgd";
+constexpr size_t kBytes = 256 << 10;  // of addresses; pages are allocated as records are taken
+constexpr size_t kPage = 4096;        // allocated at a time
+constexpr uint32_t kCapacity = kBytes / sizeof(StatusRecord) - 1;
+
+}  // namespace
+
+StatusPage::StatusPage(Segment segment)
+    : segment_(std::move(segment)), allocated_bytes_(std::min(kPage, kBytes)) {
+  StatusHeader& own = *new (segment_.data()) StatusHeader{};
+  own.record_bytes = sizeof(StatusRecord);
+  own.pid = static_cast<uint32_t>(::getpid());
+  own.capacity = kCapacity;
+  own.version = kStatusVersion;
+  std::memcpy(own.magic, kStatusMagic, sizeof own.magic);
+}
+
+std::shared_ptr<StatusPage> StatusPage::make() {
+  try {
+    Fd file(::memfd_create(kName, MFD_CLOEXEC));
+    if (!file.valid() || ::ftruncate(file.get(), kBytes) != 0) return nullptr;
+    allocate_pages(file.get(), 0, kPage);
+    return std::shared_ptr<StatusPage>(
+        new StatusPage(Segment::attach_empty(std::move(file), kBytes)));
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+bool StatusPage::is_mine() const { return header().pid == static_cast<uint32_t>(::getpid()); }
+
+StatusRecord* StatusPage::take() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!free_.empty()) {
+    StatusRecord* record = free_.back();
+    free_.pop_back();
+    return record;
+  }
+  const uint32_t used = header().used.load(std::memory_order_relaxed);
+  const size_t begin = (used + size_t{1}) * sizeof(StatusRecord);
+  try {
+    if (used == kCapacity) throw std::bad_alloc();
+    while (allocated_bytes_ < begin + sizeof(StatusRecord)) {
+      allocate_pages(segment_.fd(), allocated_bytes_, kPage);
+      allocated_bytes_ += kPage;
+    }
+    free_.reserve(used + size_t{1});  // so that giving back needs no memory
+  } catch (const std::exception&) {
+    ++header().without;
+    return nullptr;
+  }
+  auto* record = new (segment_.data() + begin) StatusRecord{};
+  // Partner: a reader in another process. Forbids that it takes a record to be in use whose memory
+  // is not there.
+  header().used.store(used + 1, std::memory_order_release);
+  return record;
+}
+
+void StatusPage::give_back(StatusRecord* record) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(record);
+}
+
+std::shared_ptr<StatusPage> StatusPages::get() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<StatusPage> page = page_.lock();
+  if (page == nullptr || !page->is_mine()) page_ = page = StatusPage::make();
+  return page;
+}
+
+}  // namespace hsgd
