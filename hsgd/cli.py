@@ -1,4 +1,4 @@
-"""The `hsgd` command: run, info, plan, preload, trace, data, clean.
+"""The `hsgd` command: run, info, status, plan, preload, trace, data, clean.
 
 Owns the words and the exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the
 traceback), 2 wrong usage. Never does the work: each command is a few lines around the module that
@@ -20,11 +20,13 @@ from hsgd.errors import HsgdError, LaunchError, MissingExtra
 from hsgd.launch import as_horovod, hook, horovod_options, launch
 from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
+from hsgd.status import cli as status_cli
 
 __all__ = ["main"]
 
 EXAMPLES = """examples:
   hsgd info                                       what is built, found here, and wrong
+  hsgd status                                     what each rank of a job that hangs is doing
   hsgd run -np 4 python train.py                  4 ranks here, two-level collectives
   hsgd run -np 4 -H node1:2,node2:2 python train.py
   horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
@@ -100,6 +102,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     )
     clean.add_argument("--dry-run", action="store_true", help="only report them")
     clean.set_defaults(command_function=_clean)
+    status_cli.add_parser(commands)
     _add_trace(commands)
     plan_cli.add_parser(commands)
     _add_data(commands, wanted="data" in words[:1])

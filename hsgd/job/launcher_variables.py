@@ -1,7 +1,7 @@
 """The job that a launcher started this process for, as the launcher's variables tell it.
 
-Owns the names of those variables that give the number of ranks. Never loads MPI or torch: `hsgd
-info` asks too. What MPI itself sees is the caller's to say.
+Owns the names of those variables that give the number of ranks, or a rank. Never loads MPI or
+torch: `hsgd info` asks too. What MPI itself sees is the caller's to say.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hsgd.errors import LaunchError
 
-__all__ = ["Torchrun", "mpi_size", "refuse_alone", "restarts", "torchrun"]
+__all__ = ["Torchrun", "mpi_size", "refuse_alone", "restarts", "torchrun", "world_rank"]
 
 # Launchers that start each rank of an MPI job themselves.
 _MPI_SIZES = {
@@ -20,6 +20,8 @@ _MPI_SIZES = {
     "PMI_SIZE": "an mpiexec of MPICH or Intel MPI",
     "MV2_COMM_WORLD_SIZE": "MVAPICH's launcher",
 }
+# And the rank, the innermost launcher first.
+_WORLD_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,12 @@ def refuse_alone(seen: int, library: str, environ: Mapping[str, str] = os.enviro
         f"each would train by itself; {launched.remedy}. For a process that is alone on purpose: "
         "hsgd.Comm(MPI.COMM_SELF), or init() with that"
     )
+
+
+def world_rank(environ: Mapping[str, str]) -> int | None:
+    """The rank that a launcher gave to a process; None where none did; local."""
+    ranks = (_number(environ, name) for name in _WORLD_RANKS)
+    return next((rank for rank in ranks if rank is not None), None)
 
 
 def _launched(environ: Mapping[str, str]) -> _Launched | None:

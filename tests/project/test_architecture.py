@@ -72,6 +72,7 @@ PACKAGES = {
     "hsgd.trace": "",
     "hsgd.job": "",
     "hsgd.plan": "",
+    "hsgd.status": "hsgd.job",
     "hsgd.box": "",
     "hsgd.operators": "",
     "hsgd.device": "",
@@ -89,7 +90,10 @@ PACKAGES = {
     "hsgd.io": (
         "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order hsgd.io.reading"
     ),
-    "hsgd": "hsgd.box hsgd.device hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.trace",
+    "hsgd": (
+        "hsgd.box hsgd.device hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.status "
+        "hsgd.trace"
+    ),
     "hsgd.optim.triggers": "",
     "hsgd.optim.large_batch": "",
     "hsgd.optim.node_shared": "hsgd.optim.large_batch",

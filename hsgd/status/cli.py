@@ -1,0 +1,144 @@
+"""`hsgd status`: its options, and the order of its work.
+
+Owns the words and the exit code: 1 where nothing was found, or a page or host could not be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import time
+from typing import Any
+
+from hsgd.errors import HsgdError
+from hsgd.status import other_nodes, report, stacks
+from hsgd.status.looking import Look, Row, look, with_stack
+from hsgd.status.waits import Group, groups_of
+
+__all__ = ["add_parser"]
+
+EXAMPLES = """examples:
+  hsgd status                    all your jobs on this node
+  hsgd status 4112               the job of a process: a rank, or what started the ranks
+  hsgd status -H node2,node3     these nodes as well, over ssh
+  hsgd status --stacks           and what the ranks that hold others up are executing
+  hsgd status --watch            again every two seconds, until the job has ended
+  hsgd status --json | jq '.communicators[].held_up_by'
+
+States of a rank, those that hold others up in capitals:
+  waits     in a call, for other ranks
+  LATE      has not come to the call in which others wait
+  SILENT    in the same call, and has not looked at the others for a second or more: it works, hangs
+  STOPPED   its process is stopped: by SIGSTOP, Ctrl-Z, a debugger
+  ENDED     its process has ended
+  works     in a call;  outside: between two calls;  set-up: its ranks meet;  broken: after an error
+
+A rank is read from outside, without its help: no thread and no socket of it is needed, so that one
+that is stopped or hangs is read as well. Your own processes only. docs/faults.md says more.
+"""
+_EVERY_S = 2.0
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the `hsgd` command's subparsers."""
+    status = commands.add_parser(
+        "status",
+        help="ask a running or hanging job what each rank is doing, and who holds it up",
+        description="Read what the ranks of your jobs on this node are doing, and say which of "
+        "them hold the others up.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    status.add_argument(
+        "pids",
+        nargs="*",
+        type=_process_number,
+        metavar="PID",
+        help="only the jobs of these processes: ranks, or what started them, such as mpirun",
+    )
+    status.add_argument("--json", action="store_true", help="a document for programs")
+    status.add_argument(
+        "--stacks",
+        action="store_true",
+        help="add the Python stacks of ranks that hold others up, of all where none does "
+        "(needs py-spy)",
+    )
+    status.add_argument(
+        "-H", "--hosts", metavar="LIST", help="ask other nodes as well, over ssh: node2,node3"
+    )
+    status.add_argument(
+        "--watch", action="store_true", help="again every two seconds, until the job has ended"
+    )
+    status.set_defaults(command_function=_status)
+
+
+def _process_number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:12]) < 1 << 31):
+        raise argparse.ArgumentTypeError(f'"{text[:20]}" is not the number of a process')
+    return int(text)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    hosts = other_nodes.host_names(arguments.hosts) if arguments.hosts else []
+    reader = stacks.find_reader() if arguments.stacks else ""
+    code = _once(arguments, hosts, reader)
+    while arguments.watch:
+        time.sleep(_EVERY_S)
+        try:
+            code = _once(arguments, hosts, reader)
+        except HsgdError as error:
+            print(f"the job has ended, or closed its communicators: {error}", file=sys.stderr)
+            break
+    return code
+
+
+def _once(arguments: argparse.Namespace, hosts: list[str], reader: str) -> int:
+    here = look(arguments.pids)
+    there = other_nodes.ask(hosts, stacks=bool(reader))
+    seen = Look(_once_each([*here.rows, *there.rows]), [*here.refused, *there.refused])
+    if arguments.pids and hosts:
+        comms = {row.comm for row in here.rows}
+        seen = Look([row for row in seen.rows if row.comm in comms], seen.refused)
+    groups = groups_of(seen.rows)
+    if reader:
+        groups = groups_of(_with_stacks(groups, reader))
+    host = socket.gethostname()
+    if arguments.json:
+        indent = None if arguments.watch else 2
+        print(json.dumps(report.document(groups, host, seen.refused), indent=indent), flush=True)
+    elif groups:
+        start = "\x1b[H\x1b[2J" if arguments.watch and sys.stdout.isatty() else ""
+        print(start + report.table(groups), flush=True)
+    if not groups:
+        nothing = (
+            f"no process of yours on {', '.join([host, *hosts])} has an open communicator of hsgd; "
+            "a job that has finished has none"
+        )
+        raise HsgdError("\nhsgd: error: ".join(seen.refused) or nothing)
+    for line in seen.refused:
+        print(f"hsgd: error: {line}", file=sys.stderr)
+    return 1 if seen.refused else 0
+
+
+def _once_each(rows: list[Row]) -> list[Row]:
+    """Where a host was asked that is this one."""
+    return list({(row.host, row.pid, row.comm, row.rank): row for row in rows}.values())
+
+
+def _with_stacks(groups: list[Group], reader: str) -> list[Row]:
+    """All rows, with stacks of those that hold others up, or of all; of this node's processes."""
+    held_up = {(group.comm, rank) for group in groups for rank in group.held_up_by}
+    host, known = socket.gethostname(), dict[int, str]()
+    rows = []
+    for row in (row for group in groups for row in group.rows):
+        if held_up and (row.comm, row.rank) not in held_up:
+            rows.append(row if row.stack is None else with_stack(row, None))
+        elif row.stack is None and row.host == host:
+            if row.pid not in known:
+                known[row.pid] = stacks.stack_of(row.pid, reader)
+            rows.append(with_stack(row, known[row.pid]))
+        else:
+            rows.append(row)
+    return rows

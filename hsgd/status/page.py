@@ -1,0 +1,163 @@
+"""The status pages of processes: where they are found, and what lies in them.
+
+Owns the layout that hsgd/csrc/status/status_record.hpp has, and its version. Reads only, and only
+processes of this user. Never judges what a rank says of itself.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hsgd.errors import HsgdError
+
+__all__ = ["KINDS", "Note", "NoteState", "PageRefused", "notes_of"]
+
+VERSION = 1
+MAGIC = b"hsgdstat"
+_LINK = "/memfd:status-of-hsgd"
+_HEADER = struct.Struct("=8sIIIIII")
+_RECORD = struct.Struct("=QQQQqqqBBB5xiiIiQQiiiiiii4x64s192s")
+_VERSION = struct.Struct("=Q")
+_MOST_RECORDS = 4096
+_TRIES = 50  # a change takes nanoseconds, unless its writer was stopped in the middle
+# hsgd_kind of hsgd/csrc/include/hsgd_core.h, then what Comm.empty and Comm.shared do.
+KINDS = (
+    *("allreduce", "broadcast", "barrier", "reduce_scatter", "allgather", "alltoall"),
+    *("allgather", "alltoall", "empty or shared"),
+)
+
+
+class NoteState:
+    """The states of a communicator in its record."""
+
+    FREE, MEETING, OPEN, BROKEN = range(4)
+
+
+class PageRefused(HsgdError):
+    """A status page that this hsgd cannot read."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """One record: a communicator of a process. Times are of CLOCK_MONOTONIC, in ns; 0: never."""
+
+    sequence: int
+    finished: int
+    bytes: int
+    since_ns: int
+    looked_ns: int
+    waits_since_ns: int
+    kind: int
+    in_call: bool
+    awaited: int
+    awaited_node: int
+    state: int
+    error: int
+    id: int
+    meeting: int
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+    error_rank: int
+    name: str
+    message: str
+
+
+def notes_of(pid: int) -> list[Note]:
+    """The open communicators of a process; local.
+
+    Raises OSError where the process has ended or may not be read, PageRefused where its page is
+    of another version.
+    """
+    found: list[Note] = []
+    for path in _pages(pid):
+        try:
+            page = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        try:
+            found += _read(page, pid)
+        finally:
+            os.close(page)
+    return found
+
+
+def _pages(pid: int) -> Iterator[str]:
+    folder = f"/proc/{pid}/fd"
+    for entry in os.listdir(folder):
+        path = f"{folder}/{entry}"
+        try:
+            link = os.readlink(path)
+        except FileNotFoundError:
+            continue
+        if link.startswith(_LINK):
+            yield path
+
+
+def _read(page: int, pid: int) -> list[Note]:
+    head = os.pread(page, _HEADER.size, 0)
+    if len(head) < _HEADER.size:
+        raise PageRefused(f"process {pid}: its status page is cut off after {len(head)} bytes")
+    magic, version, record_bytes, writer, _, used, _ = _HEADER.unpack(head)
+    if magic != MAGIC:
+        raise PageRefused(f"process {pid}: what it calls its status page is none of hsgd's")
+    if version != VERSION:
+        raise PageRefused(
+            f"process {pid}: its status page has version {version}, and this hsgd reads {VERSION}; "
+            "call the hsgd that the job was started with"
+        )
+    if record_bytes != _RECORD.size or used > _MOST_RECORDS:
+        raise PageRefused(
+            f"process {pid}: its status page has {used} records of {record_bytes} bytes, where "
+            f"{_RECORD.size} bytes were expected; call the hsgd that the job was started with"
+        )
+    if writer != _own_number(pid):
+        return []  # a forked child has its parent's page, and is no rank
+    notes = (_read_record(page, (index + 1) * record_bytes, pid) for index in range(used))
+    return [note for note in notes if note.state != NoteState.FREE]
+
+
+def _own_number(pid: int) -> int:
+    """The number of the process in its own PID namespace."""
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return pid
+
+
+def _read_record(page: int, offset: int, pid: int) -> Note:
+    """A record as it was at one moment; as it is, where its writer was stopped while it wrote."""
+    for _ in range(_TRIES):
+        before = os.pread(page, _VERSION.size, offset)
+        record = os.pread(page, _RECORD.size, offset)
+        after = os.pread(page, _VERSION.size, offset)
+        if len(record) < _RECORD.size:
+            raise PageRefused(f"process {pid}: its status page is cut off")
+        if before == after and _VERSION.unpack(before)[0] % 2 == 0:
+            break
+    fields = _RECORD.unpack(record)
+    (sequence, finished, size_bytes, since, looked, waits_since) = fields[1:7]
+    (kind, in_call, named) = fields[7:10]
+    is_waiting = waits_since != 0
+    (awaited, awaited_node) = fields[10:12] if is_waiting else (-1, -1)
+    (state, error, comm_id, meeting) = fields[12:16]
+    (rank, size, local_rank, local_size, node, nodes, error_rank) = fields[16:23]
+    return Note(
+        *(sequence, finished, size_bytes, since, looked, waits_since, kind, bool(in_call)),
+        *(awaited, awaited_node, state, error, comm_id, meeting),
+        *(rank, size, local_rank, local_size, node, nodes, error_rank),
+        name=_text(fields[23]) if named else "",
+        message=_text(fields[24]),
+    )
+
+
+def _text(data: bytes) -> str:
+    text = data.partition(b"\0")[0].decode(errors="replace")
+    return "".join(letter if letter.isprintable() else " " for letter in text)
