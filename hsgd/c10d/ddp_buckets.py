@@ -41,7 +41,7 @@ class SharedBuckets:
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        self._flag = torch.zeros(1, dtype=torch.uint8)
+        self._flag = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._seen: dict[int, StorageWeakRef] = {}  # which keep the addresses of storages taken
         self._closed = comm.size == 1 or not hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 

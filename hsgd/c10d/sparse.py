@@ -35,6 +35,7 @@ def allreduce_sparse(tensor: torch.Tensor, gather: Gather, size: int) -> None:
         torch.cat([all_indices[rank, :, :count] for rank, count in enumerate(counts)], dim=1),
         torch.cat([all_values[rank, :count] for rank, count in enumerate(counts)]),
         tensor.shape,
+        device=values.device,
     ).coalesce()
     with torch.no_grad():  # a detached sparse tensor would take the new elements for itself
         tensor.copy_(total)

@@ -67,20 +67,21 @@ class DeviceComm:
         self.ordinal = ordinal
         self._library = config.cuda_library
         self.layout = DeviceLayout.agreed(comm, config, ordinal)
-        by_nccl = bool(self.layout.nccl_library)
+        layout = self.layout
         with contextlib.ExitStack() as undo:
             hosts = [comm.split(0, comm.rank)]
-            if by_nccl and comm.cross_size > 1:
+            if layout.nccl_library and comm.cross_size > 1:
                 hosts.append(comm.split(comm.local_rank, comm.rank))
             self._hosts = [host for host in hosts if host is not None]  # all: each gives a color
             for host in self._hosts:
                 undo.callback(host.close)
+            addresses = [host.shared_address() for host in self._hosts]
             self._native = _native.DeviceComm(
-                comm=self._hosts[0].shared_address(),
-                between=self._hosts[1].shared_address() if len(self._hosts) > 1 else 0,
+                comm=addresses[0],
+                between=addresses[1] if len(addresses) > 1 else 0,
                 cuda_library=config.cuda_library,
-                nccl_library=self.layout.nccl_library,
-                nccl_id=self.layout.nccl_id,
+                nccl_library=layout.nccl_library,
+                nccl_id=layout.nccl_id,
                 ordinal=ordinal,
                 chunk_bytes=config.device_chunk_bytes,
                 slots=config.slots,

@@ -56,8 +56,8 @@ class DeviceLayout:
         reason = _why_not(comm.nodes, told)
         if reason:
             return cls(reason=reason)
-        mine = _native.new_nccl_id(library) if comm.local_rank == 0 else b""
-        ids = comm.allgather_object(mine, "NCCL")
+        nccl_id = _native.new_nccl_id(library) if comm.local_rank == 0 else b""
+        ids = comm.allgather_object(nccl_id, "NCCL")
         first = comm.nodes.index(comm.cross_rank)  # the node's first rank
         return cls(library, ids[first])
 

@@ -84,13 +84,24 @@ def broadcast_optimizer_state(
     tensors: list[Tensor] = []
     skeleton = broadcast_object(_take_apart(state, tensors), root_rank, "optimizer_state")
     if runtime.current().comm.rank != root_rank:
-        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in skeleton[1]]
+        here = _device_of(optimizer)
+        tensors = [
+            torch.empty(shape, dtype=dtype, device=here if on_device else "cpu")
+            for shape, dtype, on_device in skeleton[1]
+        ]
     tensors = [tensor.contiguous() for tensor in tensors]
     broadcast_parameters(
         [(f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)], root_rank
     )
     if runtime.current().comm.rank != root_rank or isinstance(optimizer, _LOADED_TOGETHER):
         _load(optimizer, _put_together(skeleton[0], tensors))
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Where this rank has the parameters of an optimizer."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    first = next(parameters, None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _make_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
@@ -125,7 +136,9 @@ class _TensorReference:
         self.index = index
 
 
-def _take_apart(state: Any, tensors: list[Tensor]) -> tuple[Any, list[tuple[Any, torch.dtype]]]:
+def _take_apart(
+    state: Any, tensors: list[Tensor]
+) -> tuple[Any, list[tuple[Any, torch.dtype, bool]]]:
     def walk(value: Any) -> Any:
         if isinstance(value, Tensor):
             tensors.append(value.detach())
@@ -136,7 +149,8 @@ def _take_apart(state: Any, tensors: list[Tensor]) -> tuple[Any, list[tuple[Any,
             return type(value)(walk(item) for item in value)
         return value
 
-    return walk(state), [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    skeleton = walk(state)
+    return skeleton, [(tuple(each.shape), each.dtype, not each.is_cpu) for each in tensors]
 
 
 def _put_together(value: Any, tensors: list[Tensor]) -> Any:
@@ -174,11 +188,11 @@ def broadcast_object(
     """
     name = type(obj).__name__ if name is None else name
     is_root = runtime.current().comm.rank == root_rank
-    data = _pack(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    length = torch.tensor([data.numel()], dtype=torch.int64)
+    data = _pack(obj) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
+    length = torch.tensor([data.numel()], dtype=torch.int64, device="cpu")
     broadcast_(length, root_rank, f"{name}.sz", process_set)
     if not is_root:
-        data = torch.empty(int(length), dtype=torch.uint8)
+        data = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     broadcast_(data, root_rank, f"{name}.t", process_set)
     return obj if is_root else _unpack(data)
 
@@ -187,7 +201,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, in rank order; collective, blocking."""
     name = type(obj).__name__ if name is None else name
     data = _pack(obj)
-    lengths = allgather(torch.tensor([data.numel()], dtype=torch.int64), f"{name}.sz")
+    lengths = allgather(torch.tensor([data.numel()], dtype=torch.int64, device="cpu"), f"{name}.sz")
     gathered = allgather(data, f"{name}.t")
     return [_unpack(piece) for piece in torch.split(gathered, lengths.tolist())]
 

@@ -105,7 +105,7 @@ def test_a_killed_rank(nccl: bool, nodes: list[int] | None, tmp_path: Path) -> N
         assert isinstance(error, PeerLost), error
         assert error.rank == lost, error
         assert passed_s < 10, passed_s
-        assert not plausible or nodes is None  # there ranks write one sum together
+        assert not plausible or nccl  # what NCCL has not written stays as it was
 
 
 def failing(seat: Seat, where: str, function: str, code: int, nccl: bool) -> Any:

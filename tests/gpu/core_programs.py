@@ -69,12 +69,13 @@ def several_streams(seat: Seat, path: str, size: int, kind: str) -> None:
     streams = [place.new_stream() for _ in range(3)]
     draw = random.Random(7)  # the same on all ranks, whose calls have one order
     late = random.Random(seat.rank)
-    waiting: list[tuple[Call, Started]] = []
+    waiting: list[tuple[Call, Started, Any]] = []
     read: list[tuple[Call, Started, torch.Tensor]] = []
 
     def read_one() -> None:
-        call, started = waiting.pop(late.randrange(len(waiting)))
-        with place.on(late.choice(streams)):
+        call, started, stream = waiting.pop(late.randrange(len(waiting)))
+        # A blocking call is over for its own stream only.
+        with place.on(late.choice(streams) if call.asynchronous else stream):
             result = started.wait()
             read.append((call, started, result.clone()))
             result.fill_(77)
@@ -84,9 +85,10 @@ def several_streams(seat: Seat, path: str, size: int, kind: str) -> None:
         dtype = draw.choice((torch.float32, torch.bfloat16, torch.int32))
         ways = (draw.random() < 0.5, draw.random() < 0.7)
         call = Call(draw.choice(KINDS), dtype, draw.choice(COUNTS[1:]), step, *ways)
-        with place.on(streams[step % 3]):
+        stream = streams[step % 3]
+        with place.on(stream):
             place.sleep(late.random() * 2)
-            waiting.append((call, call.start(comm, place.device)))
+            waiting.append((call, call.start(comm, place.device), stream))
         while len(waiting) > 4:
             read_one()
     while waiting:

@@ -31,10 +31,17 @@ class Pool:
         on: Sequence[int] = range(size)
         point = meeting_point()
         try:
-            return self._ranks.run(program, point, size, self.kind, *words, on=on, limit_s=LIMIT_S)
+            outcomes = self._ranks.outcomes(
+                program, point, size, self.kind, *words, on=on, limit_s=LIMIT_S
+            )
         except RankDied:
             self.close()
             raise
+        traces = [f"rank {rank}: {each.trace}" for rank, each in enumerate(outcomes) if each.error]
+        if traces:  # of all: the first one may only have waited for another
+            self.close()
+            raise AssertionError("\n".join(traces))
+        return [each.value for each in outcomes]
 
     def fresh(self, count: int) -> Ranks:
         """Ranks for one test alone."""

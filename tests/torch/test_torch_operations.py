@@ -28,6 +28,36 @@ def on(ranks: Ranks, size: int, function: Any, *args: Any) -> list[Any]:
     return ranks.run(function, meeting_point(), size, *args, on=range(size))
 
 
+# --- a default device ---
+
+
+def with_a_default_device(seat: Seat, path: str, size: int) -> list[Any]:
+    """torch makes tensors elsewhere unless it is told where: what hsgd makes for itself must not
+    be among them.
+    """
+    with job(seat, path, size) as hvd:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1, momentum=0.9)
+        tensors = [torch.full((size,), float(seat.rank)) for _ in range(2)]
+        sparse = torch.eye(2).to_sparse()
+        torch.set_default_device("meta")
+        try:
+            found = [hvd.broadcast_object({"rank": seat.rank}, 1), hvd.allgather_object(seat.rank)]
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            found.append(hvd.allreduce(tensors[0], op=hvd.Adasum).device.type)
+            rows, splits = hvd.alltoall(tensors[1], [1] * size)
+            found += [rows.tolist(), splits.tolist()]
+            found.append(hvd.sparse_allreduce_async(sparse, "eye", hvd.Sum)().device.type)
+            hvd.join()
+        finally:
+            torch.set_default_device("cpu")
+        return found
+
+
+def test_a_default_device_of_torch_changes_nothing(ranks: Ranks) -> None:
+    wanted = [{"rank": 1}, [0, 1, 2], "cpu", [0.0, 1.0, 2.0], [1, 1, 1], "cpu"]
+    assert on(ranks, 3, with_a_default_device) == [wanted] * 3
+
+
 # --- writes in place ---
 
 

@@ -78,4 +78,4 @@ class DeviceMessages:
 
 
 def _hosts(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+    return [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in tensors]

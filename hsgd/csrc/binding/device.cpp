@@ -50,8 +50,7 @@ DeviceCall call_of(hsgd_kind kind, const DeviceMemory& source, const DeviceMemor
 
 class DeviceComm {
  public:
-  // `comm` and `between`: addresses of the communicators' std::shared_ptr, see
-  // Comm.shared_address(), or 0.
+  // Addresses of the communicators' std::shared_ptr, see Comm.shared_address(), or 0.
   DeviceComm(uintptr_t comm, uintptr_t between, const DeviceOptions& options)
       : comm_(without_gil([&] {
           return std::make_shared<hsgd::DeviceComm>(shared(comm), shared(between), options);

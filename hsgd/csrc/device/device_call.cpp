@@ -8,8 +8,6 @@ namespace hsgd {
 namespace {
 
 constexpr size_t kLeastBlockBytes = 4096;
-constexpr size_t kLeastPartBytes = 256 << 10;
-constexpr size_t kStepsToOverlap = 8;
 constexpr size_t kLine = 64;
 
 size_t rounded(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -49,10 +47,7 @@ DeviceSteps::DeviceSteps(const DeviceCall& call, int rank, size_t slot_bytes)
   const size_t blocks = blocks_in_slot(call.kind, call.counts.size());
   const size_t usable = slot_bytes - (blocks > 1 ? kLine : 0);  // the output begins a line
   // Whole lines, so that every step but the last is aligned as the whole.
-  const uint64_t longest = longest_block(call) * item_;
-  // Enough steps that one's copies overlap with another's sum.
-  const size_t share = std::max<size_t>(kLeastPartBytes, longest / kStepsToOverlap);
-  part_ = std::min<size_t>(usable / blocks, rounded(share)) / kLine * kLine / item_;
+  part_ = usable / blocks / kLine * kLine / item_;
   steps_ = std::max<uint64_t>(1, (longest_block(call) + part_ - 1) / part_);  // to agree at least
 }
 

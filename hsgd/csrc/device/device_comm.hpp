@@ -49,8 +49,8 @@ class HSGD_API DeviceWork {
 class HSGD_API DeviceComm {
  public:
   // Collective, blocking. `comm`: of these collectives alone, which nobody else uses until this is
-  // gone.
-  // `between`: with NCCL and several nodes, of the ranks of all nodes with this rank's local rank.
+  // gone. `between`: with NCCL and several nodes, of the ranks of all nodes with this rank's local
+  // rank.
   DeviceComm(std::shared_ptr<hsgd_comm> comm, std::shared_ptr<hsgd_comm> between,
              const DeviceOptions& options);
   ~DeviceComm();

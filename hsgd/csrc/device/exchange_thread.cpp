@@ -208,9 +208,7 @@ void ExchangeThread::execute(HostTask& it) {
   call.label = &label;
   hsgd_error error;
   if (!has_failed(nullptr)) {
-    int status = hsgd_comm_run(it.comm, &call, &error);
-    if (status == HSGD_OK && it.then_meets) status = hsgd_comm_barrier(it.comm, &error);
-    if (status == HSGD_OK) return;
+    if (hsgd_comm_run(it.comm, &call, &error) == HSGD_OK) return;
     note_of(it.comm, error);
   }
   if (it.result != nullptr) std::memset(it.result, 0xff, it.result_bytes);

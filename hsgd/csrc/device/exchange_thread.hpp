@@ -56,7 +56,6 @@ struct HostTask {
   std::vector<uint64_t> receive_counts;
   std::shared_ptr<const std::string> name;  // or nullptr
   std::vector<int64_t> shape;               // compared between ranks
-  bool then_meets = false;                  // the ranks write one result together
   std::byte* result = nullptr;
   size_t result_bytes = 0;
 };

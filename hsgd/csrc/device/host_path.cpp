@@ -11,13 +11,11 @@
 namespace hsgd {
 namespace {
 
-using Allocate = decltype(&hsgd_comm_allocate);
-
-hsgd_buffer* allocated(Allocate allocate, hsgd_comm* comm, size_t bytes) {
+hsgd_buffer* allocated(hsgd_comm* comm, size_t bytes) {
   hsgd_buffer* buffer = nullptr;
   hsgd_error error;
   const hsgd_label label = {"slots of device memory", nullptr, 0};
-  const int status = allocate(comm, bytes, HSGD_UINT8, &label, &buffer, &error);
+  const int status = hsgd_comm_allocate(comm, bytes, HSGD_UINT8, &label, &buffer, &error);
   if (status != HSGD_OK) throw Error(static_cast<hsgd_status>(status), error.rank, error.message);
   return buffer;
 }
@@ -51,7 +49,7 @@ HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, si
     : device_(device),
       comm_(ranks.front().comm),
       slots_(slots),
-      buffer_(allocated(hsgd_comm_allocate, comm_, slots * slot_bytes)),
+      buffer_(allocated(comm_, slots * slot_bytes)),
       has_copied_(device),
       has_passed_(device),
       may_copy_(device),
@@ -59,21 +57,11 @@ HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, si
       up_(device) {
   hsgd_comm_topology(comm_, &topology_);
   const size_t bytes = slots * slot_bytes;
-  std::byte* memory = registered(buffer_, registration_, bytes);
+  auto* memory = static_cast<std::byte*>(hsgd_buffer_data(buffer_.get()));
+  registration_ = std::make_unique<Registration>(device, memory, bytes);
   shared_ = std::make_unique<SlotRing>(device, memory, slot_bytes, slots);
-  if (topology_.node_count == 1 && topology_.size > 1) {
-    sums_buffer_.reset(allocated(hsgd_comm_allocate_shared, comm_, bytes));
-    sums_ = registered(sums_buffer_, sums_registration_, bytes);
-  }
   thread_ = std::make_unique<ExchangeThread>(
       ExchangeThread::Signals{has_copied_, has_passed_, may_copy_}, ranks, guard);
-}
-
-std::byte* HostPath::registered(Buffer& buffer, std::unique_ptr<Registration>& registration,
-                                size_t bytes) {
-  auto* memory = static_cast<std::byte*>(hsgd_buffer_data(buffer.get()));
-  registration = std::make_unique<Registration>(device_, memory, bytes);
-  return memory;
 }
 
 HostPath::~HostPath() {
@@ -89,9 +77,7 @@ HostPath::~HostPath() {
   thread_->finish();
   if (gives_up) {  // what hangs there may use the slots for ever
     static_cast<void>(registration_.release());
-    static_cast<void>(sums_registration_.release());
     static_cast<void>(buffer_.release());
-    static_cast<void>(sums_buffer_.release());
     static_cast<void>(pinned_.release());
     return;
   }
@@ -116,21 +102,6 @@ SlotRing& HostPath::ring_for(const DeviceCall& call) {
     own_ = std::make_unique<SlotRing>(device_, pinned_->data(), least, slots_);
   }
   return *own_;
-}
-
-// Each rank reads all inputs where they lie, as in an allreduce there, but writes its part of the
-// sum once instead of into the slot of each rank.
-void HostPath::sum_together(const DeviceCall& call, const DeviceStep& step, std::byte* slot,
-                            HostTask& task) const {
-  const auto ranks = static_cast<uint64_t>(topology_.size);
-  const auto rank = static_cast<uint64_t>(topology_.rank);
-  task.counts.assign(ranks, step.count / ranks);
-  for (uint64_t index = 0; index < step.count % ranks; ++index) ++task.counts[index];
-  const uint64_t before = step.count / ranks * rank + std::min(rank, step.count % ranks);
-  task.result = sums_ + (slot - shared_->memory());
-  task.call.kind = HSGD_REDUCE_SCATTER;
-  task.call.out = task.result + before * hsgd_dtype_bytes(call.dtype);
-  task.then_meets = true;
 }
 
 HostTask HostPath::new_task(const DeviceCall& call, HostTask::Kind kind) {
@@ -167,14 +138,11 @@ void HostPath::pass_step(SlotRing& ring, const DeviceCall& call, const DeviceSte
   task.receive_counts = step.receive_counts;
   task.result = slot.memory + step.out;
   task.result_bytes = step.result_bytes;
-  if (sums_ != nullptr && comm == comm_ && call.kind == HSGD_ALLREDUCE)
-    sum_together(call, step, slot.memory, task);
-  const std::byte* result = task.result - step.out;  // pieces count from the slot's begin
   thread_->submit(std::move(task));
   device_.wait_for(up_, may_copy_.address(), exchanges_);
   for (const DevicePiece& piece : step.up) {
     if (piece.bytes == 0) continue;
-    device_.copy_up(piece.device, result + piece.offset, piece.bytes, up_);
+    device_.copy_up(piece.device, slot.memory + piece.offset, piece.bytes, up_);
   }
   device_.record(slot.is_free, up_);
 }

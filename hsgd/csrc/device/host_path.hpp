@@ -25,7 +25,6 @@ class SlotRing {
   // `memory`: registered, `count` slots of `slot_bytes`.
   SlotRing(const Device& device, std::byte* memory, size_t slot_bytes, unsigned count);
   size_t slot_bytes() const { return slot_bytes_; }
-  const std::byte* memory() const { return memory_; }
   struct Slot {
     std::byte* memory = nullptr;
     CudaEvent is_free = nullptr;  // recorded when it was used last
@@ -78,18 +77,9 @@ class HostPath {
   hsgd_comm* comm_;
   hsgd_topology topology_{};
   const unsigned slots_;
-  using Buffer = std::unique_ptr<hsgd_buffer, FreeBuffer>;
-  std::byte* registered(Buffer& buffer, std::unique_ptr<Registration>& registration, size_t bytes);
-  void sum_together(const DeviceCall& call, const DeviceStep& step, std::byte* slot,
-                    HostTask& task) const;
-
-  Buffer buffer_;
+  std::unique_ptr<hsgd_buffer, FreeBuffer> buffer_;
   std::unique_ptr<Registration> registration_;
   std::unique_ptr<SlotRing> shared_;
-  // On one node: what the ranks sum of slots that all of them map, each its part of it, once.
-  Buffer sums_buffer_;
-  std::unique_ptr<Registration> sums_registration_;
-  std::byte* sums_ = nullptr;
   std::unique_ptr<PinnedMemory> pinned_;  // for blocks, made when it is needed
   std::unique_ptr<SlotRing> own_;
   Signal has_copied_;

@@ -98,7 +98,7 @@ class _Allgather(torch.autograd.Function):
         given = [gradient.contiguous() for gradient in gradients]
         full_name = named("allgather_backward", None, process_set)
         mean = Allreduce(full_name, given, AVERAGE, grouped=True)
-        rows = _start([torch.tensor([ctx.rows])], None, process_set, wake=False)
+        rows = _start([torch.tensor([ctx.rows], device="cpu")], None, process_set, wake=False)
         counts: Tensor = synchronize(rows)
         means = synchronize(submit(coordinator, mean, wake=False))
         begins = counts[: process_set.rank()].sum(0).tolist()

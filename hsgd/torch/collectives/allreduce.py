@@ -265,7 +265,11 @@ def sparse_allreduce_async(
         if op == AVERAGE:
             values = values / process_set.size()
         return torch.sparse_coo_tensor(
-            places.transpose(0, 1), values, tensor.size(), check_invariants=False
+            places.transpose(0, 1),
+            values,
+            tensor.size(),
+            device=values.device,
+            check_invariants=False,
         )
 
     return finish

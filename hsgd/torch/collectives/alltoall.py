@@ -31,7 +31,7 @@ def _start(
         return handed
     coordinator = coordinator_of(process_set, "Alltoall")
     rows = _rows(tensor, splits, coordinator.comm.size)
-    like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
+    like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32, device="cpu")
     operation = Alltoall(named("alltoall", name, process_set), tensor, rows, like)
     return submit(coordinator, operation, wake=wake)
 
@@ -41,9 +41,9 @@ def _rows(tensor: Tensor, splits: Splits, size: int) -> list[int]:
     if tensor.dim() == 0:
         raise ValueError("alltoall: a 0-d tensor has no rows to split")
     if splits is None:
-        splits = torch.empty(0, dtype=torch.int32)
+        splits = torch.empty(0, dtype=torch.int32, device="cpu")
     elif not isinstance(splits, Tensor):
-        splits = torch.tensor(splits, dtype=torch.int32)
+        splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     if splits.dim() > 1:
         raise ValueError("alltoall expects a 1D splits tensor")
     if splits.dtype != torch.int32:

@@ -106,7 +106,7 @@ class Overlap:
     def _choose(self, comm: Comm) -> None:
         """By the slowest rank, so that all choose alike."""
         medians = [statistics.median(self._times_s[way]) for way in (True, False)]
-        slowest = torch.tensor(medians, dtype=torch.float64)
+        slowest = torch.tensor(medians, dtype=torch.float64, device="cpu")
         comm.allreduce(slowest, "max", slowest, "optimizer overlap")
         during_s, after_s = slowest.tolist()
         self._found_s = during_s, after_s

@@ -79,7 +79,7 @@ def _tree(comm: Comm, parts: list[Tensor], lengths: Sequence[int], name: str) ->
     segments = list(_segments(lengths, comm.rank * len(parts[0]), len(parts[0])))
     while len(parts) > 1:
         pairs = list(zip(parts[::2], parts[1::2], strict=False))
-        products = torch.zeros(len(pairs), len(lengths), 3, dtype=torch.float64)
+        products = torch.zeros(len(pairs), len(lengths), 3, dtype=torch.float64, device="cpu")
         for pair, (a, b) in enumerate(pairs):
             for number, place in segments:
                 one, other = a[place].double(), b[place].double()

@@ -93,7 +93,9 @@ class TensorOperation(Operation):
 
     def device_label(self) -> str:
         """All that must be equal on all ranks, as a name that the core compares."""
-        return f"{self.name} of {self.device} {zlib.crc32(repr(self.parts()).encode()):08x}"
+        signature = self.signature
+        compared = repr(signature._replace(shapes=signature.compared_shapes()))
+        return f"{self.name} of {self.device} {zlib.crc32(compared.encode()):08x}"
 
     def parts(self) -> dict[str, Any]:
         return {
@@ -150,8 +152,8 @@ class Join(Operation):
         self.unnamed = unnamed
 
     def run(self, comm: Comm) -> None:
-        arrivals = torch.zeros(2, comm.size, dtype=torch.float64)
-        arrivals[:, comm.rank] = torch.tensor([self.now_s, self.unnamed], dtype=torch.float64)
+        arrivals = torch.zeros(2, comm.size, dtype=torch.float64, device="cpu")
+        arrivals[0, comm.rank], arrivals[1, comm.rank] = self.now_s, self.unnamed
         comm.allreduce(arrivals, out=arrivals, name=self.name)
         self.result = int(arrivals[0].argmax())
         self.unnamed = int(arrivals[1].max())

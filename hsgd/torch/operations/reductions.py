@@ -203,7 +203,7 @@ def stand_in(name: str, signature: Signature) -> Operation:
     if signature.kind == "barrier":
         return Barrier(name)
     zeros = [
-        torch.zeros(shape, dtype=getattr(torch, dtype))
+        torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
         for shape, dtype in zip(signature.shapes, signature.dtypes, strict=True)
     ]
     grouped = signature.detail == "grouped"
