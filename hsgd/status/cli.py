@@ -32,7 +32,7 @@ States of a rank, those that hold others up in capitals:
   LATE      has not come to the call in which others wait
   SILENT    in the same call, and has not looked at the others for a second or more: it works, hangs
   STOPPED   its process is stopped: by SIGSTOP, Ctrl-Z, a debugger
-  ENDED     its process has ended
+  ENDED     its process has ended just now
   works     in a call;  outside: between two calls;  set-up: its ranks meet;  broken: after an error
 
 A rank is read from outside, without its help: no thread and no socket of it is needed, so that one
@@ -89,7 +89,7 @@ def _status(arguments: argparse.Namespace) -> int:
         try:
             code = _once(arguments, hosts, reader)
         except HsgdError as error:
-            print(f"the job has ended, or closed its communicators: {error}", file=sys.stderr)
+            print(f"nothing is to be seen any more: {error}", file=sys.stderr)
             break
     return code
 

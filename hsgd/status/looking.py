@@ -19,7 +19,7 @@ from hsgd.errors import HsgdError
 from hsgd.job.launcher_variables import world_rank
 from hsgd.status.page import KINDS, Note, NoteState, PageRefused, notes_of
 
-__all__ = ["Look", "Row", "look", "rows_from", "with_stack"]
+__all__ = ["Look", "Row", "look", "rows_from", "shown", "with_stack"]
 
 _PAUSE_S = 0.1  # between the two looks
 _STATES = {NoteState.MEETING: "set-up", NoteState.OPEN: "open", NoteState.BROKEN: "broken"}
@@ -73,7 +73,7 @@ def look(pids: Sequence[int] = ()) -> Look:
 
     pids: ranks, or processes that started them. Raises HsgdError where one of them has no ranks.
     """
-    chosen = _with_descendants(pids)
+    chosen = _with_descendants(pids, _children()) if pids else set()
     processes = _own_processes()
     for pid in pids:
         _check_process(pid)
@@ -81,10 +81,10 @@ def look(pids: Sequence[int] = ()) -> Look:
     if before:
         time.sleep(_PAUSE_S)
     notes_by_pid, refused = _read_all(processes)
-    rows = []
+    rows, host = [], socket.gethostname()
     for pid, notes in notes_by_pid.items():
         process = _Process.read(pid)
-        rows += [_row(process, note, before.get(pid, {})) for note in notes]
+        rows += [_row(process, note, before.get(pid, {}), host) for note in notes]
     if pids:
         rows = _of_the_same_jobs(rows, chosen)
         refused = {pid: line for pid, line in refused.items() if pid in chosen}
@@ -95,7 +95,14 @@ def look(pids: Sequence[int] = ()) -> Look:
 def rows_from(dictionaries: Iterable[dict[str, Any]]) -> list[Row]:
     """Rows as another `hsgd status --json` wrote them; KeyError where one lacks a field."""
     names = [field.name for field in dataclasses.fields(Row)]
-    return [Row(**{name: each[name] for name in names}) for each in dictionaries]
+    return [Row(**{name: shown(each[name]) for name in names}) for each in dictionaries]
+
+
+def shown(value: Any) -> Any:
+    """Text of another node, without what a terminal would take for a command."""
+    if not isinstance(value, str):
+        return value
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in value)
 
 
 def with_stack(row: Row, stack: str | None) -> Row:
@@ -108,7 +115,7 @@ def _own_processes() -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
-                if os.stat(f"/proc/{entry}").st_uid == own:
+                if own == 0 or os.stat(f"/proc/{entry}").st_uid == own:
                     found.append(int(entry))
             except OSError:
                 continue  # it ended meanwhile
@@ -120,28 +127,33 @@ def _check_process(pid: int) -> None:
         uid = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         raise HsgdError(f"process {pid} has ended, or never was") from None
-    if uid != os.geteuid():
+    if os.geteuid() not in (0, uid):
         raise HsgdError(
             f"process {pid} belongs to another user (uid {uid}); hsgd status reads your own only"
         )
 
 
 def _check_found(pids: Sequence[int], rows: list[Row], refused: dict[int, str]) -> None:
-    seen = {row.pid for row in rows} | refused.keys()
+    seen, children = {row.pid for row in rows} | refused.keys(), _children()
     for pid in pids:
-        if not seen & _with_descendants([pid]):
+        if not seen & _with_descendants([pid], children):
             raise HsgdError(
                 f"process {pid} has no open communicator of hsgd: it has made none yet, or has "
                 "finished and closed them"
             )
 
 
-def _with_descendants(pids: Sequence[int]) -> set[int]:
-    """These processes and all that they started."""
+def _children() -> dict[int, list[int]]:
+    """Of all processes."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc") if pids else ():
+    for entry in os.listdir("/proc"):
         if entry.isdecimal() and (words := _stat_words(int(entry))):
             children.setdefault(int(words[1]), []).append(int(entry))
+    return children
+
+
+def _with_descendants(pids: Sequence[int], children: dict[int, list[int]]) -> set[int]:
+    """These processes and all that they started."""
     found: set[int] = set()
     left = list(pids)
     while left:
@@ -174,12 +186,12 @@ def _read_all(processes: Sequence[int]) -> tuple[dict[int, list[Note]], dict[int
     return found, refused
 
 
-_Progress = dict[tuple[int, int], tuple[int, int, bool, int]]
+_Progress = dict[tuple[int, int, int], tuple[int, int, bool, int]]
 
 
 def _progress(notes: Sequence[Note]) -> _Progress:
     return {
-        (note.id, note.meeting): (note.sequence, note.finished, note.in_call, note.state)
+        (note.id, note.meeting, note.rank): (note.sequence, note.finished, note.in_call, note.state)
         for note in notes
     }
 
@@ -216,11 +228,9 @@ def _read_quietly(pid: int, name: str) -> str:
         return ""
 
 
-def _row(process: _Process, note: Note, before: _Progress) -> Row:
-    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-    def age(then_ns: int) -> float | None:
-        return round(max(0, now - then_ns) * 1e-9, 3) if then_ns else None
+def _row(process: _Process, note: Note, before: _Progress, host: str) -> Row:
+    def age(then_ns: int) -> float | None:  # when the note was read: others were read meanwhile
+        return round(max(0, note.read_ns - then_ns) * 1e-9, 3) if then_ns else None
 
     is_set_up = note.id != 0
     waiting = note.in_call or note.state == NoteState.MEETING
@@ -232,13 +242,14 @@ def _row(process: _Process, note: Note, before: _Progress) -> Row:
         local_size=note.local_size,
         node=note.node,
         nodes=note.nodes,
-        host=socket.gethostname(),
+        host=host,
         pid=process.pid,
         world_rank=process.world_rank,
         command=process.command,
         process_state=process.state,
         state=_STATES.get(note.state, "open"),
-        moves=any(before.get(key) != value for key, value in _progress([note]).items()),
+        moves=note.is_torn
+        or any(before.get(key) != value for key, value in _progress([note]).items()),
         in_call=note.in_call,
         call=note.sequence,
         kind=KINDS[note.kind] if note.kind < len(KINDS) else "collective",

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hsgd.errors import HsgdError
-from hsgd.status.looking import Look, Row, rows_from
+from hsgd.status.looking import Look, Row, rows_from, shown
 from hsgd.status.report import FORM
 
 __all__ = ["ask", "host_names"]
@@ -47,7 +47,7 @@ def ask(hosts: Sequence[str], *, stacks: bool) -> Look:
 def _ask_one(host: str, stacks: bool) -> Look:
     command = [sys.executable, "-m", "hsgd.cli", "status", "--json"]
     command += ["--stacks"] if stacks else []
-    words = ["ssh", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]
+    words = ["ssh", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host]
     try:
         done = subprocess.run(
             [*words, shlex.join(command)],
@@ -65,10 +65,10 @@ def _ask_one(host: str, stacks: bool) -> Look:
         answer = json.loads(done.stdout)
         if answer["hsgd_status"] != FORM:
             return Look([], [f"{host}: its hsgd answers in another form; use the same everywhere"])
-        return Look(_rows(answer), [f"{host}: {line}" for line in answer["refused"]])
+        return Look(_rows(answer), [shown(f"{host}: {line}") for line in answer["refused"]])
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines() or [f"ssh: exit code {done.returncode}"]
-        return Look([], [f"{host}: {lines[-1]}"])
+        return Look([], [shown(f"{host}: {lines[-1]}")])
 
 
 def _rows(answer: dict[str, Any]) -> list[Row]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ class Note:
     error_rank: int
     name: str
     message: str
+    read_ns: int  # when this was read
+    is_torn: bool = False  # its writer changed it all the time
 
 
 def notes_of(pid: int) -> list[Note]:
@@ -79,8 +82,9 @@ def notes_of(pid: int) -> list[Note]:
     found: list[Note] = []
     for path in _pages(pid):
         try:
-            page = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            # The number may be another file's by now, which must not hold this up.
+            page = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:
             continue  # closed meanwhile
         try:
             found += _read(page, pid)
@@ -103,9 +107,13 @@ def _pages(pid: int) -> Iterator[str]:
 
 def _read(page: int, pid: int) -> list[Note]:
     head = os.pread(page, _HEADER.size, 0)
+    if not head.strip(b"\0"):
+        return []  # it is being made
     if len(head) < _HEADER.size:
         raise PageRefused(f"process {pid}: its status page is cut off after {len(head)} bytes")
-    magic, version, record_bytes, writer, _, used, _ = _HEADER.unpack(head)
+    magic, version, record_bytes, writer, _, used, without = _HEADER.unpack(head)
+    if magic == b"\0" * len(MAGIC):
+        return []  # the same: that comes last
     if magic != MAGIC:
         raise PageRefused(f"process {pid}: what it calls its status page is none of hsgd's")
     if version != VERSION:
@@ -121,7 +129,10 @@ def _read(page: int, pid: int) -> list[Note]:
     if writer != _own_number(pid):
         return []  # a forked child has its parent's page, and is no rank
     notes = (_read_record(page, (index + 1) * record_bytes, pid) for index in range(used))
-    return [note for note in notes if note.state != NoteState.FREE]
+    found = [note for note in notes if note.state != NoteState.FREE]
+    if without and not found:
+        raise PageRefused(f"process {pid}: its status page has no room for its communicators")
+    return found
 
 
 def _own_number(pid: int) -> int:
@@ -135,12 +146,13 @@ def _own_number(pid: int) -> int:
 def _read_record(page: int, offset: int, pid: int) -> Note:
     """A record as it was at one moment; as it is, where its writer was stopped while it wrote."""
     for _ in range(_TRIES):
-        before = os.pread(page, _VERSION.size, offset)
-        record = os.pread(page, _RECORD.size, offset)
+        record = os.pread(page, _RECORD.size, offset)  # begins with its version
         after = os.pread(page, _VERSION.size, offset)
         if len(record) < _RECORD.size:
             raise PageRefused(f"process {pid}: its status page is cut off")
-        if before == after and _VERSION.unpack(before)[0] % 2 == 0:
+        read_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        is_torn = record[: _VERSION.size] != after or _VERSION.unpack(after)[0] % 2 != 0
+        if not is_torn:
             break
     fields = _RECORD.unpack(record)
     (sequence, finished, size_bytes, since, looked, waits_since) = fields[1:7]
@@ -155,6 +167,8 @@ def _read_record(page: int, offset: int, pid: int) -> Note:
         *(rank, size, local_rank, local_size, node, nodes, error_rank),
         name=_text(fields[23]) if named else "",
         message=_text(fields[24]),
+        read_ns=read_ns,
+        is_torn=is_torn,
     )
 
 

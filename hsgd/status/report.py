@@ -32,6 +32,7 @@ def document(groups: Sequence[Group], host: str, refused: Sequence[str]) -> dict
                 "nodes": group.rows[0].nodes,
                 "held_up": group.is_held_up,
                 "held_up_by": group.held_up_by,
+                "held_up_by_nodes": group.held_up_by_nodes,
                 "unseen": group.unseen,
                 "findings": group.findings,
                 "ranks": [

@@ -6,7 +6,7 @@ Owns the judgement; works on rows alone, of this node or of several. Never reads
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from hsgd.status.looking import Row
@@ -34,7 +34,8 @@ class Standing(str, enum.Enum):
 class Group:
     """The ranks of one communicator that were seen.
 
-    held_up_by: ranks, the first one most to blame; of another node where `waits_for` says so.
+    held_up_by: ranks, the first one most to blame. held_up_by_nodes: that were not seen, and are
+    waited for. waits_for_unseen: ranks wait, and none that was seen is to blame.
     findings: a line for each of these, and for what else is worth knowing.
     """
 
@@ -42,6 +43,8 @@ class Group:
     rows: list[Row]
     standings: list[Standing]
     held_up_by: list[int] = field(default_factory=list)
+    held_up_by_nodes: list[int] = field(default_factory=list)
+    waits_for_unseen: bool = False
     findings: list[str] = field(default_factory=list)
 
     @property
@@ -53,7 +56,7 @@ class Group:
     @property
     def is_held_up(self) -> bool:
         """Whether ranks wait for one that is late, silent, stopped or gone."""
-        return bool(self.held_up_by)
+        return bool(self.held_up_by) or self.waits_for_unseen
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
@@ -74,7 +77,8 @@ def _judge(comm: str, rows: Sequence[Row], by_rank: dict[int, Row]) -> Group:
     members = [by_rank[rank] for rank in sorted(by_rank)]
     waiting = [row for row in members if _waits(row)]
     newest = max((row.call for row in waiting), default=0)
-    group = Group(comm, members, [_standing(row, newest, waiting) for row in members])
+    kept = {row.rank for row in waiting}
+    group = Group(comm, members, [_standing(row, newest, kept) for row in members])
     if any(row.state == "broken" for row in members):
         _say_what_broke(group)
     elif any(row.state == "set-up" for row in members):
@@ -96,14 +100,15 @@ def _is_stopped(row: Row) -> bool:
     return row.process_state in ("T", "t", "Z", "X")
 
 
-def _standing(row: Row, newest: int, waiting: Sequence[Row]) -> Standing:
+def _standing(row: Row, newest: int, waiting: Container[int]) -> Standing:
+    """waiting: ranks."""
     if row.process_state in ("T", "t"):
         return Standing.STOPPED
     if row.process_state in ("Z", "X"):
         return Standing.ENDED
     if row.state != "open":
         return Standing.SET_UP if row.state == "set-up" else Standing.BROKEN
-    if row in waiting:
+    if row.rank in waiting:
         return Standing.WAITS
     if row.in_call and row.call >= newest:
         is_silent = not row.moves and _silence_s(row) >= _SILENT_S
@@ -172,25 +177,27 @@ def _elsewhere(row: Row, all_rows: Sequence[Row]) -> str:
 
 
 def _say_who_is_unseen(group: Group, waiting: Sequence[Row], wait: str) -> None:
+    """To blame are only those for whom a rank says that it waits."""
     unseen = group.unseen
     if not unseen:
         return
-    if group.rows[0].nodes == 1:
-        ranks = _ranks(unseen)
-        group.held_up_by += unseen
-        group.findings.append(
-            f"{ranks} of {wait}: no process on this node has the communicator; it ended, or closed "
-            "it"
-        )
-        return
-    awaited = sorted({row.waits_for for row in waiting if row.waits_for in unseen} - {None})
-    named = f"; {_ranks([rank for rank in awaited if rank is not None])} is waited for"
-    group.findings.append(
-        f"{_ranks(unseen)} of {wait}: not seen, on nodes that were not asked (-H HOST,...)"
-        + (named if awaited else "")
+    awaited = sorted({row.waits_for for row in waiting if row.waits_for is not None} & {*unseen})
+    where = (
+        "not seen: ended, closed it, in another container, or without room on the status page"
+        if group.rows[0].nodes == 1
+        else "not seen, on nodes that were not asked, or did not answer (-H HOST,...)"
     )
-    if not group.held_up_by:
-        group.held_up_by += [rank for rank in awaited if rank is not None]
+    line = f"{_ranks(unseen)} of {wait}: {where}"
+    if awaited:
+        line += f"; {_ranks(awaited)} is waited for"
+        group.held_up_by += awaited
+    seen_nodes = {row.node for row in group.rows}
+    nodes = {row.waits_for_node for row in waiting if row.waits_for_node is not None}
+    group.held_up_by_nodes = sorted(nodes - seen_nodes)
+    if group.held_up_by_nodes:
+        line += f"; {_ranks(group.held_up_by_nodes, 'node')} is waited for"
+    group.waits_for_unseen = not group.held_up_by
+    group.findings.append(line)
 
 
 def _say_who_does_not_meet(group: Group) -> None:

@@ -344,7 +344,7 @@ def header(magic: bytes, version: int, record_bytes: int, used: int) -> bytes:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (None, "cut off after 0 bytes"),
+        (None, "cut off after 4 bytes"),
         ((b"hsgdstat", 1, 384, 9), "is cut off"),
         ((b"anything", 1, 384, 0), "none of hsgd's"),
         ((b"hsgdstat", 0, 384, 0), "has version 0, and this hsgd reads 1"),
@@ -360,11 +360,23 @@ def test_a_page_of_others_or_of_another_version_is_refused(
     fields: tuple[bytes, int, int, int] | None,
     words: str,
 ) -> None:
-    foreign(b"" if fields is None else header(*fields))
+    foreign(b"hsgd" if fields is None else header(*fields))
     look_only_at(monkeypatch, os.getpid())
     line = status.line(os.getpid())
     assert words in line and f"process {os.getpid()}: " in line
     assert words in status.line()
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4096)])
+def test_a_page_that_is_being_made_is_none_yet(
+    status: Command,
+    foreign: Callable[[bytes], None],
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+) -> None:
+    foreign(content)
+    look_only_at(monkeypatch, os.getpid())
+    assert "has no open communicator" in status.line(os.getpid())
 
 
 def test_one_page_that_is_refused_hides_no_job(

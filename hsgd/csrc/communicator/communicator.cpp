@@ -161,7 +161,7 @@ void Communicator::give_up(const Error& error, uint64_t first_missed) {
   // Who waits for several calls, in whatever order, hears of each what the first one heard.
   const bool for_all = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
   broken_.emplace(for_all ? error.code() : HSGD_ERR_CLOSED, error.rank(), error.what());
-  context_.note().fail(*broken_);
+  context_.note().fail(error);
   context_.give_up(error, first_missed);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -28,6 +29,8 @@ StatusPage::StatusPage(Segment segment)
   own.pid = static_cast<uint32_t>(::getpid());
   own.capacity = kCapacity;
   own.version = kStatusVersion;
+  // Partner: a reader in another process. Forbids that it knows the page before the rest is there.
+  std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(own.magic, kStatusMagic, sizeof own.magic);
 }
 
