@@ -642,9 +642,16 @@ class Comm(Closing):
             if self._device is None:
                 from hsgd.device.device_comm import DeviceComm
 
-                self._device = DeviceComm.beside(self, self._config, array)
-                self.before_close(self._device.close)
+                made = DeviceComm.beside(self, self._config, array)
+                self.before_close(made.close)
+                self._device = made
+                if self.closed:  # by another thread, which has not seen it
+                    made.close()
             return self._device
+
+    def belongs_to_another(self) -> None:
+        """Whoever has this communicator closes it, also at the end of the program; local."""
+        _open.discard(self)
 
     def check_device(self) -> None:
         """Raise what a collective on arrays of a device has failed with; local, never blocks."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceComm", "DeviceRequest"]
 
+_left_behind: list[Any] = []
+
 
 class DeviceRequest:
     """A collective on device memory that was started; result: `out` or the new array."""
@@ -74,6 +76,7 @@ class DeviceComm:
                 hosts.append(comm.split(comm.local_rank, comm.rank))
             self._hosts = [host for host in hosts if host is not None]  # all: each gives a color
             for host in self._hosts:
+                host.belongs_to_another()
                 undo.callback(host.close)
             addresses = [host.shared_address() for host in self._hosts]
             self._native = _native.DeviceComm(
@@ -101,14 +104,16 @@ class DeviceComm:
         """Give everything back; local, blocks until what was called is done. A second call does
         nothing.
         """
-        self._native.close()
+        is_done = self._native.close()
         for host in self._hosts:
             host.close()
+        if not is_done:  # the device hangs, and may use their arrays for ever
+            _left_behind.extend([*self._open.values(), *self._lost])
         self._open.clear()
         self._lost.clear()
 
     def leave(self) -> None:
-        """As Comm.leave; local."""
+        """As Comm.leave; local. Collectives that have not run yet fail on the other ranks."""
         for host in self._hosts:
             host.leave()
 
@@ -139,14 +144,14 @@ class DeviceComm:
         with self._lock:
             self._open.pop(id(work), None)
 
-    def _keep(self, work: _native.DeviceWork, arrays: Sequence[DeviceArray]) -> None:
+    def _sweep(self) -> None:
+        """Forget works that are done: each call brings one, and two are looked at."""
         with self._lock:
-            oldest = list(itertools.islice(self._open.items(), 2))  # each call brings one
-        done = [key for key, (each, _) in oldest if each.done()]
-        with self._lock:
-            for key in done:
-                self._open.pop(key, None)
-            self._open[id(work)] = work, arrays
+            oldest = list(itertools.islice(self._open.items(), 2))
+        for key, (work, _) in oldest:
+            if work.done():
+                with self._lock:
+                    self._open.pop(key, None)
 
     def _started(
         self,
@@ -155,12 +160,17 @@ class DeviceComm:
         result: Any,
         name: str | None,
     ) -> DeviceRequest:
+        self._native.check()
         try:
             work = start(streams=list({array.stream: None for array in arrays}), name=name)
+            with self._lock:
+                self._open[id(work)] = work, arrays
+        except (ValueError, TypeError):  # nothing was queued
+            raise
         except BaseException:
             self._lost.append(arrays)  # what was queued before may still use them
             raise
-        self._keep(work, arrays)
+        self._sweep()
         return DeviceRequest(self, work, arrays, result)
 
     def _pair(self, what: str, source: DeviceArray, target: DeviceArray) -> None:

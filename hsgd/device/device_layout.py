@@ -5,11 +5,12 @@ Owns the choice, which is the same on all ranks: they tell one another what they
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hsgd import _native
-from hsgd.errors import HsgdError
+from hsgd.errors import HsgdError, about
 
 if TYPE_CHECKING:
     from hsgd.comm import Comm
@@ -37,17 +38,14 @@ class DeviceLayout:
     def agreed(cls, comm: Comm, config: Config, ordinal: int) -> DeviceLayout:
         """Collective over `comm`, blocking. Raises ValueError where ranks have other settings."""
         library = _NCCL if config.nccl_library == "auto" else config.nccl_library
-        uuid, missing = _native.device_uuid(config.cuda_library, ordinal), ""
-        if library == "none":
-            missing = "HSGD_NCCL_LIBRARY=none"
-        else:
-            try:  # on all ranks: each needs it
-                _native.find_nccl(library)
-            except HsgdError as error:
-                missing = str(error)
+        uuid, broken = _attempt(lambda: _native.device_uuid(config.cuda_library, ordinal))
+        missing = "HSGD_NCCL_LIBRARY=none"
+        if library != "none":  # on all ranks: each needs it
+            missing = _attempt(lambda: _native.find_nccl(library))[1]
         settings = config.device_chunk_bytes, config.slots
-        told = comm.allgather_object((uuid, missing, settings), "devices")
-        for rank, (_, _, others) in enumerate(told):
+        told = comm.allgather_object((uuid, missing, settings, broken), "devices")
+        _raise_if_any([failed for *_, failed in told])
+        for rank, (_, _, others, _) in enumerate(told):
             if others != told[0][2]:
                 raise ValueError(
                     f"HSGD_DEVICE_CHUNK_BYTES and HSGD_SLOTS are {others} on rank {rank} and "
@@ -56,18 +54,36 @@ class DeviceLayout:
         reason = _why_not(comm.nodes, told)
         if reason:
             return cls(reason=reason)
-        nccl_id = _native.new_nccl_id(library) if comm.local_rank == 0 else b""
-        ids = comm.allgather_object(nccl_id, "NCCL")
+        nccl_id, broken = b"", ""
+        if comm.local_rank == 0:
+            nccl_id, broken = _attempt(lambda: _native.new_nccl_id(library))
+        ids = comm.allgather_object((nccl_id, broken), "NCCL")
+        _raise_if_any([failed for _, failed in ids])
         first = comm.nodes.index(comm.cross_rank)  # the node's first rank
-        return cls(library, ids[first])
+        return cls(library, ids[first][0])
 
 
-def _why_not(nodes: list[int], told: list[tuple[bytes, str, Any]]) -> str:
+def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
+    """What it returns, or what it fails with: the other ranks wait to be told."""
+    try:
+        return call(), ""
+    except HsgdError as error:
+        return b"", str(error)
+
+
+def _raise_if_any(failures: list[str]) -> None:
+    """Raise on all ranks what one has failed with."""
+    for rank, failure in enumerate(failures):
+        if failure:
+            raise about(rank, HsgdError(f"rank {rank}: {failure}"))
+
+
+def _why_not(nodes: list[int], told: list[tuple[bytes, str, Any, str]]) -> str:
     """Why devices cannot exchange by NCCL; "" where they can."""
     sizes = {nodes.count(node) for node in nodes}
     if sizes == {1}:
         return "one rank per node"
-    for rank, (_, missing, _) in enumerate(told):
+    for rank, (_, missing, _, _) in enumerate(told):
         if missing:
             return f"rank {rank}: {missing}"
     if len(sizes) > 1:

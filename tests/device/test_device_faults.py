@@ -367,6 +367,27 @@ def test_without_a_driver() -> None:
     assert "\n" not in text
 
 
+def without_driver_on_one(seat: Seat, where: str) -> str:
+    os.environ["SIMCUDA_GPU"] = "0"
+    device = simulator(0, 0)
+    library = "libnodriver.so.1" if seat.rank == 1 else str(CUDA)
+    comm = seat.comm(where, 2, dataclasses.replace(config(False), cuda_library=library))
+    source: Any = array(device)
+    source.device = types.SimpleNamespace(id=0)
+    with pytest.raises(HsgdError) as caught:
+        comm.allreduce(source, out=source)
+    assert caught.value.rank == 1
+    comm.barrier()  # it goes on
+    comm.close()
+    return str(caught.value)
+
+
+def test_a_driver_that_one_rank_lacks_is_an_error_on_all() -> None:
+    with Ranks(2) as ranks:
+        for text in ranks.run(without_driver_on_one, meeting_point()):
+            assert text.startswith("rank 1: no CUDA driver")
+
+
 def counted(seat: Seat, where: str, nccl: bool, nodes: list[int] | None, size: int) -> Any:
     """What the device did for one large allreduce, and what is left at the end."""
     comm, device = opened(seat, where, size, nccl, nodes)

@@ -83,7 +83,8 @@ class DeviceComm {
   Work allgather(const DeviceMemory& source, const DeviceMemory& target, Counts counts,
                  const Streams& streams, const Label& name) {
     DeviceCall call = call_of(HSGD_ALLGATHER, source, target, name);
-    if (!call.shape.empty()) call.shape.front() = -1;  // may differ between ranks
+    if (call.shape.empty()) call.shape.push_back(-1);  // one row
+    call.shape.front() = -1;                           // may differ between ranks
     call.counts = std::move(counts);
     return start(call, streams);
   }
@@ -100,8 +101,13 @@ class DeviceComm {
     return start(call, streams);
   }
 
+  // Also while another thread is in close().
   void abort() const {
-    if (comm_ != nullptr) comm_->abort();
+    std::shared_ptr<hsgd::DeviceComm> comm = known_.lock();
+    if (comm == nullptr) return;
+    const ReleasedGil released;
+    comm->abort();
+    comm.reset();
   }
 
   void check() const {
@@ -110,11 +116,15 @@ class DeviceComm {
     raise_on_error(guarded(&error, [&] { comm_->check(); }), error);
   }
 
-  // A call of another thread keeps it until that has returned.
-  void close() {
+  // A call of another thread keeps it until that has returned. False where the device hangs, and
+  // may use the arrays for ever.
+  bool close() {
     std::shared_ptr<hsgd::DeviceComm> comm = std::move(comm_);
+    if (comm == nullptr) return true;
     const ReleasedGil released;
+    const bool is_done = comm->finish();
     comm.reset();
+    return is_done;
   }
 
  private:
@@ -133,13 +143,14 @@ class DeviceComm {
     std::vector<CudaStream> handles;
     for (const uintptr_t each : streams) handles.push_back(reinterpret_cast<CudaStream>(each));
     return without_gil([&] {
-      Work work = comm->start(call, handles);
-      comm.reset();  // perhaps the last one: another thread may have closed it
-      return work;
+      // Perhaps the last one: another thread may have closed it.
+      const std::shared_ptr<hsgd::DeviceComm> held = std::move(comm);
+      return held->start(call, handles);
     });
   }
 
   std::shared_ptr<hsgd::DeviceComm> comm_;
+  std::weak_ptr<hsgd::DeviceComm> known_ = comm_;
 };
 
 void order(const DeviceWork& work, uintptr_t stream) {

@@ -11,6 +11,11 @@ namespace {
 // Values of CUDA's header.
 constexpr CudaResult kSuccess = 0;
 constexpr CudaResult kNotReady = 600;
+constexpr CudaResult kDeinitialized = 4;
+constexpr CudaResult kInvalidContext = 201;
+constexpr CudaResult kFirstLasting = 700;  // illegal address
+constexpr CudaResult kLastLasting = 799;
+constexpr CudaResult kUnknown = 999;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostRegisterPortable = 1;
@@ -165,7 +170,18 @@ bool Device::is_done(CudaEvent event) const {
 
 bool Device::is_lost(CudaEvent any) const noexcept {
   const CudaResult code = driver_.cuEventQuery(any);
-  return code != kSuccess && code != kNotReady;
+  // Errors that stay: others are of this call alone, as while another thread captures a graph.
+  return code == kDeinitialized || code == kInvalidContext || code == kUnknown ||
+         (code >= kFirstLasting && code <= kLastLasting);
+}
+
+bool Device::drains(CudaStream stream, CudaEvent event, const Deadline& deadline) const noexcept {
+  if (driver_.cuEventRecord(event, stream) != kSuccess) return is_lost(event);
+  while (driver_.cuEventQuery(event) == kNotReady) {
+    if (deadline.passed()) return false;
+    pause_ms(1);
+  }
+  return true;
 }
 
 void Device::synchronize(CudaStream stream) const {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "hsgd_core.h"
+#include "os/wait.hpp"
 
 namespace hsgd {
 
@@ -107,6 +108,8 @@ class HSGD_API Device {
   bool is_lost(CudaEvent any) const noexcept;
   // Blocks until the stream is empty. Not on the way of a collective.
   void synchronize(CudaStream stream) const;
+  // The same, but no longer than the deadline: whether it is empty, or will do nothing any more.
+  bool drains(CudaStream stream, CudaEvent event, const Deadline& deadline) const noexcept;
 
   CudaStream new_stream() const;  // that waits for no other, not even for the default one
   CudaEvent new_event() const;    // without a time

@@ -127,17 +127,31 @@ DeviceComm::~DeviceComm() {
     static_cast<void>(new std::shared_ptr<const Device>(device_));
     return;
   }
+  static_cast<void>(finish());
+}
+
+bool DeviceComm::finish() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (is_finished_ || !owner_.is_this_process()) return true;
+  is_finished_ = true;
+  bool is_done = true;
   try {
     const Device::Current current(*device_);
+    if (parts_ != nullptr) is_done = parts_->path.finish();
+    const std::lock_guard<std::mutex> parts_lock(parts_mutex_);
     parts_.reset();
     input_.reset();
   } catch (const Error&) {  // no context any more: nothing is left to give back
     static_cast<void>(parts_.release());
     static_cast<void>(input_.release());
+    static_cast<void>(new std::shared_ptr<hsgd_comm>(comm_));
+    static_cast<void>(new std::shared_ptr<hsgd_comm>(between_));
   }
+  return is_done;
 }
 
 void DeviceComm::abort() {
+  const std::lock_guard<std::mutex> lock(parts_mutex_);
   if (parts_ == nullptr || !owner_.is_this_process()) return;
   hsgd_error error;
   report(&error, HSGD_ERR_CLOSED, -1, "the communicator was aborted");
@@ -161,6 +175,7 @@ std::shared_ptr<DeviceWork> DeviceComm::start(const DeviceCall& call, const Stre
   }
   check_arguments(call, topology_.rank);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (is_finished_) throw Error(HSGD_ERR_CLOSED, -1, "this communicator is closed");
   check();
   const Device::Current current(*device_);
   if (input_ == nullptr) input_ = events_->take();

@@ -61,6 +61,9 @@ class HSGD_API DeviceComm {
   // HSGD_ERR_ARGUMENT while one is captured into a graph.
   using Streams = std::vector<CudaStream>;
   std::shared_ptr<DeviceWork> start(const DeviceCall& call, const Streams& streams);
+  // Local. Blocks until all that was started is done, or fails; later calls throw. False where the
+  // device hangs in it: then it may use the arrays for ever.
+  bool finish();
   // Local, any thread, never blocks. Has what is under way fail, and all later calls.
   void abort();
   // Local. Throws what an earlier collective has failed with.
@@ -80,7 +83,9 @@ class HSGD_API DeviceComm {
   hsgd_topology topology_{};
   std::shared_ptr<const Device> device_;
   std::shared_ptr<EventPool> events_;
-  std::mutex mutex_;                 // one call at a time
+  std::mutex mutex_;        // one call at a time
+  std::mutex parts_mutex_;  // while parts_ goes, or is aborted
+  bool is_finished_ = false;
   std::unique_ptr<OwnEvent> input_;  // when what a call needs is there
   std::unique_ptr<Parts> parts_;
 };

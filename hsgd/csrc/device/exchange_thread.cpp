@@ -35,6 +35,7 @@ class Looks {
       ::nanosleep(&time, nullptr);
     }
   }
+  int64_t waited_ns() const { return waited_ns_; }
   // Some fifty times a second.
   bool is_time_to_ask() {
     if (waited_ns_ - asked_ns_ < kAskNs) return false;
@@ -120,14 +121,7 @@ void ExchangeThread::serve() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     work_.wait(lock, [&] { return ends_ || !queue_.empty() || (failure_ && !has_told_); });
-    if (failure_ && !has_told_) {
-      has_told_ = true;
-      const hsgd_error error = *failure_;
-      lock.unlock();
-      tell_others(error);
-      lock.lock();
-      continue;
-    }
+    if (tell_if_failed(lock)) continue;
     if (queue_.empty()) return;
     HostTask next = std::move(queue_.front());
     queue_.pop_front();
@@ -142,6 +136,17 @@ void ExchangeThread::serve() {
   }
 }
 
+// Outside of the lock; whether there was something to tell.
+bool ExchangeThread::tell_if_failed(std::unique_lock<std::mutex>& lock) {
+  if (!failure_ || has_told_) return false;
+  has_told_ = true;
+  const hsgd_error error = *failure_;
+  lock.unlock();
+  tell_others(error);
+  lock.lock();
+  return true;
+}
+
 // False: it will not come.
 bool ExchangeThread::await_device(const HostTask& task) {
   const Signal& signal =
@@ -150,14 +155,18 @@ bool ExchangeThread::await_device(const HostTask& task) {
   while (!signal.has_come(task.number)) {
     if (device_is_lost_.load(std::memory_order_acquire)) return false;
     looks.pause();
-    if (task.is_guarded && looks.is_time_to_ask()) look(task);
+    if (!looks.is_time_to_ask()) continue;
+    std::unique_lock<std::mutex> lock(mutex_);
+    tell_if_failed(lock);
+    lock.unlock();
+    if (task.is_guarded) look(looks.waited_ns());
   }
   return true;
 }
 
-void ExchangeThread::look(const HostTask& task) {
+void ExchangeThread::look(int64_t waited_ns) {
   hsgd_error error;
-  if (guarded(&error, [&] { guard_->look(task.number); }) == HSGD_OK) return;
+  if (guarded(&error, [&] { guard_->look(waited_ns); }) == HSGD_OK) return;
   note(error);
 }
 

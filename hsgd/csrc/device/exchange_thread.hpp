@@ -27,11 +27,13 @@ namespace hsgd {
 class DeviceGuard {
  public:
   virtual ~DeviceGuard() = default;
-  // Called now and then while the device has come to a call over this, but not to `number`. Throws
-  // where it never will.
-  virtual void look(uint32_t number) = 0;
+  // Called now and then while something is waited for that the device does in a call over this, and
+  // for how long it has been. Throws where it never will be done.
+  virtual void look(int64_t waited_ns) = 0;
   // Once, after the first failure: the device waits for no rank from now on.
   virtual void release() noexcept = 0;
+  // What is queued may hang for ever, and is left behind.
+  virtual void leave_behind() noexcept = 0;
 };
 
 // A communicator that the thread uses, and nobody else until that is gone.
@@ -90,9 +92,10 @@ class HSGD_API ExchangeThread {
   void serve();
   bool await_device(const HostTask& task);
   void execute(HostTask& task);
-  void look(const HostTask& task);
+  void look(int64_t waited_ns);
   void note(const hsgd_error& error);
   void note_of(const hsgd_comm* comm, hsgd_error error);
+  bool tell_if_failed(std::unique_lock<std::mutex>& lock);
   void tell_others(const hsgd_error& error);
 
   const Signals signals_;

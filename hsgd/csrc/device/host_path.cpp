@@ -50,9 +50,10 @@ HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, si
       comm_(ranks.front().comm),
       slots_(slots),
       buffer_(allocated(comm_, slots * slot_bytes)),
-      has_copied_(device),
-      has_passed_(device),
-      may_copy_(device),
+      guard_(guard),
+      has_copied_(std::make_unique<Signal>(device)),
+      has_passed_(std::make_unique<Signal>(device)),
+      may_copy_(std::make_unique<Signal>(device)),
       down_(device),
       up_(device) {
   hsgd_comm_topology(comm_, &topology_);
@@ -61,33 +62,40 @@ HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, si
   registration_ = std::make_unique<Registration>(device, memory, bytes);
   shared_ = std::make_unique<SlotRing>(device, memory, slot_bytes, slots);
   thread_ = std::make_unique<ExchangeThread>(
-      ExchangeThread::Signals{has_copied_, has_passed_, may_copy_}, ranks, guard);
+      ExchangeThread::Signals{*has_copied_, *has_passed_, *may_copy_}, ranks, guard);
 }
 
-HostPath::~HostPath() {
+HostPath::~HostPath() { static_cast<void>(finish()); }
+
+bool HostPath::finish() {
+  if (thread_ == nullptr) return true;
   constexpr double kLookS = 0.02;
   constexpr double kPatienceS = 30;  // after a failure: kernels that waited for others have ended
   std::optional<Deadline> patience;
-  bool gives_up = false;
+  bool hangs = false;
   while (!thread_->wait_until_idle(kLookS)) {
     if (!patience && thread_->has_failed(nullptr)) patience.emplace(kPatienceS);
-    gives_up = patience && patience->passed();
-    if (gives_up || device_.is_lost(shared_->next().is_free)) thread_->give_device_up();
+    hangs = patience && patience->passed();
+    if (hangs || device_.is_lost(shared_->next().is_free)) thread_->give_device_up();
   }
-  thread_->finish();
-  if (gives_up) {  // what hangs there may use the slots for ever
-    static_cast<void>(registration_.release());
-    static_cast<void>(buffer_.release());
-    static_cast<void>(pinned_.release());
-    return;
-  }
-  // Copies that are under way use the slots.
-  for (const CudaStream stream : {CudaStream(down_), CudaStream(up_)}) {
-    try {
-      device_.synchronize(stream);
-    } catch (const Error&) {  // the device is lost: it copies nothing any more
-    }
-  }
+  thread_.reset();
+  if (!patience) patience.emplace(kPatienceS);
+  const CudaEvent event = shared_->next().is_free;
+  for (const CudaStream stream : {CudaStream(down_), CudaStream(up_)})
+    hangs = hangs || !device_.drains(stream, event, *patience);
+  if (hangs) leave_behind();
+  return !hangs;
+}
+
+// What hangs there may use all of this for ever.
+void HostPath::leave_behind() {
+  if (guard_ != nullptr) guard_->leave_behind();
+  static_cast<void>(registration_.release());
+  static_cast<void>(buffer_.release());
+  static_cast<void>(pinned_.release());
+  static_cast<void>(has_copied_.release());
+  static_cast<void>(has_passed_.release());
+  static_cast<void>(may_copy_.release());
 }
 
 SlotRing& HostPath::ring_for(const DeviceCall& call) {
@@ -131,7 +139,7 @@ void HostPath::pass_step(SlotRing& ring, const DeviceCall& call, const DeviceSte
     if (piece.bytes == 0) continue;
     device_.copy_down(slot.memory + piece.offset, piece.device, piece.bytes, down_);
   }
-  device_.write(down_, has_copied_.address(), task.number);
+  device_.write(down_, has_copied_->address(), task.number);
   task.comm = comm;
   task.call = host_call(call, step, slot.memory);
   task.counts = step.counts;
@@ -139,7 +147,7 @@ void HostPath::pass_step(SlotRing& ring, const DeviceCall& call, const DeviceSte
   task.result = slot.memory + step.out;
   task.result_bytes = step.result_bytes;
   thread_->submit(std::move(task));
-  device_.wait_for(up_, may_copy_.address(), exchanges_);
+  device_.wait_for(up_, may_copy_->address(), exchanges_);
   for (const DevicePiece& piece : step.up) {
     if (piece.bytes == 0) continue;
     device_.copy_up(piece.device, slot.memory + piece.offset, piece.bytes, up_);
@@ -149,7 +157,7 @@ void HostPath::pass_step(SlotRing& ring, const DeviceCall& call, const DeviceSte
 
 void HostPath::begin(const DeviceCall& call, CudaStream stream) {
   HostTask task = new_task(call, HostTask::Kind::kAgree);
-  device_.write(stream, has_passed_.address(), task.number);
+  device_.write(stream, has_passed_->address(), task.number);
   task.comm = comm_;
   task.call = host_call(call, {}, nullptr);
   task.counts.assign(call.counts.size(), 0);
@@ -162,7 +170,7 @@ void HostPath::begin(const DeviceCall& call, CudaStream stream) {
 
 void HostPath::end(CudaStream stream) {
   HostTask task = new_task({}, HostTask::Kind::kAwait);
-  device_.write(stream, has_passed_.address(), task.number);
+  device_.write(stream, has_passed_->address(), task.number);
   thread_->submit(std::move(task));
   is_guarded_ = false;
 }

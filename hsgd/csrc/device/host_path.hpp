@@ -48,6 +48,9 @@ class HostPath {
   HostPath(const HostPath&) = delete;
   HostPath& operator=(const HostPath&) = delete;
 
+  // Blocks until all that was passed is done, or fails; no step may be passed afterwards. False
+  // where the device hangs in it, which may use what it was given for ever: that stays behind then.
+  bool finish();
   CudaStream down() const { return down_; }
   CudaStream up() const { return up_; }
   ExchangeThread& thread() { return *thread_; }
@@ -66,6 +69,7 @@ class HostPath {
   SlotRing& shared_ring() { return *shared_; }
 
  private:
+  void leave_behind();
   SlotRing& ring_for(const DeviceCall& call);
   HostTask new_task(const DeviceCall& call, HostTask::Kind kind);
 
@@ -82,9 +86,10 @@ class HostPath {
   std::unique_ptr<SlotRing> shared_;
   std::unique_ptr<PinnedMemory> pinned_;  // for blocks, made when it is needed
   std::unique_ptr<SlotRing> own_;
-  Signal has_copied_;
-  Signal has_passed_;
-  Signal may_copy_;
+  DeviceGuard* guard_;
+  std::unique_ptr<Signal> has_copied_;
+  std::unique_ptr<Signal> has_passed_;
+  std::unique_ptr<Signal> may_copy_;
   OwnStream down_;
   OwnStream up_;
   uint32_t exchanges_ = 0;  // numbers of the signals has_copied and may_copy

@@ -16,6 +16,7 @@ constexpr int64_t kNsPerS = 1'000'000'000;
 // A rank may end when its own device is done. Those that others have got all they need from it for
 // are done soon after.
 constexpr int64_t kGraceNs = 2 * kNsPerS;
+constexpr double kPatienceS = 10;  // of what was queued, when all of it is known to be done
 // Below it the latency of NCCL's two operations is more than the copies take.
 constexpr uint64_t kLeastBytes = 64 << 10;
 
@@ -75,11 +76,14 @@ NcclPath::NcclPath(std::shared_ptr<const Device> device, const Settings& setting
     : device_(std::move(device)),
       settings_(settings),
       topology_(topology_of(settings.comm)),
-      stream_(*device_) {
-  const Deadline deadline(settings.comm->communicator->options().timeout_s);
+      stream_(*device_),
+      drained_(*device_) {
+  const hsgd_options& options = settings.comm->communicator->options();
+  const Deadline deadline(options.timeout_s, options.interrupted);
   group_ = std::make_unique<NcclGroup>(
       settings.library, device_, settings.id, topology_.local_rank, topology_.local_size, [&] {
         check_peers();
+        if (deadline.interrupted()) throw Error(HSGD_ERR_INTERRUPTED, -1, "interrupted");
         if (deadline.passed()) {
           throw Error(HSGD_ERR_TIMEOUT, -1,
                       text("NCCL has not joined the %d devices of this node within %g s; "
@@ -92,14 +96,9 @@ NcclPath::NcclPath(std::shared_ptr<const Device> device, const Settings& setting
 }
 
 NcclPath::~NcclPath() {
-  if (!group_->has_ended()) {  // what hangs there may use the slices for ever
-    static_cast<void>(slices_.release());
-    return;
-  }
-  try {
-    device_->synchronize(stream_);
-  } catch (const Error&) {  // the device is lost: it does nothing any more
-  }
+  const Deadline patience(kPatienceS);
+  if (left_behind_ || !group_->has_ended() || !device_->drains(stream_, drained_, patience))
+    static_cast<void>(slices_.release());  // what hangs there may use them for ever
 }
 
 bool NcclPath::takes(const DeviceCall& call) const {
@@ -175,15 +174,12 @@ void NcclPath::check_peers() {
 }
 
 // In the exchange thread.
-void NcclPath::look(uint32_t number) {
+void NcclPath::look(int64_t waited_ns) {
+  if (waited_ns < waited_ns_) dead_since_ns_ = 0;  // another wait
+  waited_ns_ = waited_ns;
   const int64_t now = now_ns();
-  if (waits_for_ != number || waits_since_ns_ == 0) {
-    waits_for_ = number;
-    waits_since_ns_ = now;
-    dead_since_ns_ = 0;
-  }
   const double timeout_s = settings_.comm->communicator->options().timeout_s;
-  if (static_cast<double>(now - waits_since_ns_) > timeout_s * static_cast<double>(kNsPerS)) {
+  if (static_cast<double>(waited_ns) > timeout_s * static_cast<double>(kNsPerS)) {
     throw Error(HSGD_ERR_TIMEOUT, -1,
                 text("the devices of this node have not finished an operation of NCCL within %g s",
                      timeout_s));

@@ -37,8 +37,9 @@ class NcclPath final : public DeviceGuard {
   void pass(HostPath& path, const DeviceCall& call);
   CudaStream stream() const { return stream_; }
 
-  void look(uint32_t number) override;
+  void look(int64_t waited_ns) override;
   void release() noexcept override { group_->abort(); }
+  void leave_behind() noexcept override { left_behind_ = true; }
 
  private:
   struct Slices;
@@ -55,8 +56,9 @@ class NcclPath final : public DeviceGuard {
   std::unique_ptr<NcclGroup> group_;
   OwnStream stream_;
   std::unique_ptr<Slices> slices_;
-  int64_t waits_since_ns_ = 0;  // of the exchange thread
-  uint32_t waits_for_ = 0;
+  OwnEvent drained_;
+  bool left_behind_ = false;
+  int64_t waited_ns_ = 0;  // of the exchange thread, at its last look
   int64_t dead_since_ns_ = 0;
 };
 
