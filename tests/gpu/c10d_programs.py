@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from backend_programs import COLLECTIVES, group
+from cuda_training import difference, new_model, sgd, train, trained_alone
 from places import Place
 from ranks import Seat
-from training import difference, new_model, sgd, train, trained_alone
 
 __all__ = ["all_collectives", "no_waits_of_groups", "train_with_ddp", "train_with_fsdp"]
 

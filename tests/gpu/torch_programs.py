@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from cuda_training import Optimizers, batch, difference, new_model, sgd, train, trained_alone
 from hsgd.optim import LAMB, LARS
 from places import Place
 from ranks import Seat
 from torch_job import job
-from training import Optimizers, batch, difference, new_model, sgd, train, trained_alone
 
 __all__ = [
     "OPTIMIZERS",
