@@ -29,6 +29,7 @@ from hsgd.job import ending, launcher_variables, torchrun
 from hsgd.job.board import Board
 from hsgd.job.tcp_meeting import meet_over_store, meet_within
 from hsgd.native_options import native_options
+from hsgd.rows import even_rows
 from hsgd.trace.records import Record, Span
 
 if TYPE_CHECKING:
@@ -384,7 +385,7 @@ class Comm(Closing):
         if out is not None:
             return out, rows
         shape = _shape(array)
-        each = _even(shape[0] if shape else 0, self.size) if rows is None else rows
+        each = even_rows(shape[0] if shape else 0, self.size) if rows is None else rows
         own = each[self.rank] if len(each) == self.size else 0
         return _empty(array, (own, *shape[1:])), rows
 
@@ -914,11 +915,6 @@ def _rows(counts: Sequence[int]) -> list[int]:
     if any(not 0 <= count <= MOST_BYTES for count in rows):
         raise ValueError(f"counts are {rows}; give each rank its rows, 0 or more")
     return rows
-
-
-def _even(rows: int, size: int) -> list[int]:
-    each, more = divmod(rows, size)
-    return [each + (rank < more) for rank in range(size)]
 
 
 def _joiner(

@@ -40,7 +40,7 @@ class HsgdProcessGroup(Collectives):
         super().__init__(options.store, options.group_rank, members, options.timeout)
         one_node = self._comm.cross_size == 1
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
-        self._accelerators = Accelerators(options, backend_options)
+        self._accelerators = Accelerators(options, backend_options, members)
         self._name = self._description = ""
         self._default_backend = flight_recorder.name_backend(self)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hsgd import _native
 from hsgd.device.device_arrays import DeviceArray, empty_like
 from hsgd.device.device_layout import DeviceLayout
+from hsgd.rows import even_rows
 
 if TYPE_CHECKING:
     from hsgd.comm import Comm
@@ -289,8 +290,7 @@ class DeviceComm:
         if not source.shape:
             raise ValueError(f"{what}: a 0-d array has no rows to split; pass one with rows")
         if rows is None:
-            each, more = divmod(source.rows, size)
-            return [each + (rank < more) for rank in range(size)]
+            return even_rows(source.rows, size)
         if len(rows) != size or sum(rows) != source.rows:
             raise ValueError(
                 f"{what}: {len(rows)} counts for {sum(rows)} rows, but there are {size} ranks and "

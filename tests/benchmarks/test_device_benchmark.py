@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hsgd.testing.processes import run_marked
 from studies import device_allreduce
@@ -25,10 +24,10 @@ LIMIT_S = 120
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     file = str(ROOT / "benchmarks" / "allreduce.py")
-    return run_marked([sys.executable, file, *words], os.environ, LIMIT_S)
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # whatever the machine has
+    return run_marked([sys.executable, file, *words], hidden, LIMIT_S)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_it_ends_with_one_line() -> None:
     done = run("--device", "cuda", "--quick")
     assert done.returncode == 1 and done.stdout == ""

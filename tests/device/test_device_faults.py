@@ -249,7 +249,7 @@ def test_abort_ends_what_waits_on_the_device(nccl: bool) -> None:
     assert "abort" in text
 
 
-def closing_alone(seat: Seat, where: str) -> float:
+def closing_alone(seat: Seat, where: str) -> None:
     """Rank 0 closes while rank 1 keeps its communicator."""
     comm, device = opened(seat, where, 2, True)
     out = array(device)
@@ -258,18 +258,16 @@ def closing_alone(seat: Seat, where: str) -> float:
     comm.barrier()
     if seat.rank == 1:
         assert seat.pipe.recv() == "end"
-    began = time.monotonic()
     comm.close()
     seat.tell("closed")
-    return time.monotonic() - began
 
 
 def test_close_waits_for_nobody() -> None:
     with Ranks(2) as ranks:
         ranks.start(closing_alone, meeting_point())
         assert ranks.hear(0) == "closed"
-        ranks.send(1, "end")
-        assert all(outcome.value < 5 for outcome in ranks.finish())
+        ranks.send(1, "end")  # only now
+        assert [outcome.error for outcome in ranks.finish()] == [None, None]
 
 
 def forked(seat: Seat, where: str) -> tuple[int, str]:

@@ -22,8 +22,8 @@ __all__ = ["Accelerators"]
 class Accelerators:
     """The backends of a group for devices other than the CPU."""
 
-    def __init__(self, options: Any, backend_options: Any) -> None:
-        self._options, self._backend_options = options, backend_options
+    def __init__(self, options: Any, backend_options: Any, members: list[int]) -> None:
+        self._options, self._backend_options, self._members = options, backend_options, members
         self._group: dist.ProcessGroup | None = None
         self._own: Any = None  # of hsgd itself, for CUDA
         self._made: set[str] = set()
@@ -67,9 +67,8 @@ class Accelerators:
             from hsgd.c10d.devices.device_collectives import DeviceCollectives
 
             options = self._options
-            members = list(options.global_ranks_in_group) or list(range(options.group_size))
             self._own = DeviceCollectives(
-                options.store, options.group_rank, members, options.timeout
+                options.store, options.group_rank, self._members, options.timeout
             )
         return self._own
 

@@ -21,7 +21,7 @@ from hsgd.c10d.collectives import Collectives
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.codes import OP_CODES
 from hsgd.comm import Comm
-from hsgd.device.device_comm import DeviceComm, DeviceRequest
+from hsgd.device.device_comm import DeviceComm
 from hsgd.errors import HsgdError
 
 __all__ = ["DeviceCollectives", "DeviceWork"]
@@ -149,8 +149,7 @@ class DeviceCollectives(Collectives):
         """Done when all ranks have called it and their current streams are empty; blocking."""
         torch.cuda.current_stream().synchronize()
         self._comm.barrier()
-        done = DeviceWork([], torch.cuda.current_stream(), lambda: None)
-        return done
+        return DeviceWork([], torch.cuda.current_stream(), lambda: None)
 
 
 class _DeviceSide:
@@ -172,24 +171,20 @@ class _DeviceSide:
         self._comm.check_device()
 
     def allreduce(self, array: Tensor, op: str, out: Tensor) -> None:
-        _order(self._device(array).allreduce(array, OP_CODES[op], out, None))
+        self._device(array).allreduce(array, OP_CODES[op], out, None).wait()
 
     def broadcast(self, array: Tensor, root: int) -> None:
-        _order(self._device(array).broadcast(array, root, None))
+        self._device(array).broadcast(array, root, None).wait()
 
     def reduce_scatter(self, array: Tensor, op: str, out: Tensor) -> None:
-        _order(self._device(array).reduce_scatter(array, OP_CODES[op], out, None, None))
+        self._device(array).reduce_scatter(array, OP_CODES[op], out, None, None).wait()
 
     def allgather(self, array: Tensor, out: Tensor) -> None:
         if not array.is_cuda:  # counts of sparse tensors
             self._comm.allgather(array, out=out)
             return
         rows = [array.numel()] * self._comm.size
-        _order(self._device(array).allgather(array, out, None, rows))
+        self._device(array).allgather(array, out, None, rows).wait()
 
     def alltoall(self, array: Tensor, counts: list[int], out: Tensor) -> None:
-        _order(self._device(array).alltoall(array, counts, out, None)[0])
-
-
-def _order(started: DeviceRequest) -> None:
-    started.wait()
+        self._device(array).alltoall(array, counts, out, None)[0].wait()

@@ -40,10 +40,6 @@ size_t DeviceSteps::least_slot_bytes(hsgd_kind kind, int ranks) {
 
 DeviceSteps::DeviceSteps(const DeviceCall& call, int rank, size_t slot_bytes)
     : call_(call), rank_(static_cast<uint64_t>(rank)), item_(hsgd_dtype_bytes(call.dtype)) {
-  if (call.kind == HSGD_BARRIER) {
-    steps_ = 1;
-    return;
-  }
   const size_t blocks = blocks_in_slot(call.kind, call.counts.size());
   const size_t usable = slot_bytes - (blocks > 1 ? kLine : 0);  // the output begins a line
   // Whole lines, so that every step but the last is aligned as the whole.
@@ -86,7 +82,6 @@ std::vector<DevicePiece> DeviceSteps::of_blocks(DeviceAddress base, size_t offse
 }
 
 DeviceStep DeviceSteps::step(uint64_t index) const {
-  if (call_.kind == HSGD_BARRIER) return {};
   return moves_blocks(call_.kind) ? block_step(index) : whole_step(index);
 }
 

@@ -16,10 +16,10 @@
 
 namespace hsgd {
 
-// As hsgd_call, but on the device. HSGD_ALLREDUCE, HSGD_BROADCAST, HSGD_BARRIER,
+// As hsgd_call, but on the device. HSGD_ALLREDUCE, HSGD_BROADCAST,
 // HSGD_REDUCE_SCATTER, HSGD_ALLGATHER and HSGD_ALLTOALL.
 struct DeviceCall {
-  hsgd_kind kind = HSGD_BARRIER;
+  hsgd_kind kind = HSGD_ALLREDUCE;
   DeviceAddress in = 0;
   DeviceAddress out = 0;
   uint64_t count = 0;                    // of allreduce and broadcast

@@ -6,6 +6,7 @@ decides when an operation runs.
 
 from __future__ import annotations
 
+import abc
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +60,7 @@ class Operation:
         return 0
 
 
-class TensorOperation(Operation):
+class TensorOperation(Operation, abc.ABC):
     """An operation on one tensor or on a group of them, which are results or not together."""
 
     def __init__(self, name: str, tensors: Sequence[Tensor], grouped: bool) -> None:
@@ -87,9 +88,9 @@ class TensorOperation(Operation):
         with self.turn.taken(self.inputs):
             self.move(comm)
 
+    @abc.abstractmethod
     def move(self, comm: Comm) -> None:
         """Call the core; blocking, collective."""
-        raise NotImplementedError
 
     def device_label(self) -> str:
         """All that must be equal on all ranks, as a name that the core compares."""
