@@ -5,8 +5,8 @@
     mpirun -n 4 --host node1:2,node2:2 python examples/train_elastic.py --mode hybrid
 
 Each rank (or group of ranks) trains on its own images and waits for nobody; a centre in shared
-memory holds them together (docs/elastic.md). With --skew a rank sees only some of the ten digits:
-alone it would learn nothing of the others.
+memory holds them together (docs/elastic_averaging.md). With --skew a rank sees only some of the
+ten digits: alone it would learn nothing of the others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`import hsgd.torch as hvd`: Horovod's API for PyTorch on hsgd's own collectives.
 
-Owns the public names. Horovod need not be installed: only elastic.run and tensors on accelerators
+Owns the public names. Horovod need not be installed: only tensors on accelerators other than CUDA
 are its own, and say so where it is missing.
 """
 

@@ -28,13 +28,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "sync_batch_norm",
         "compression",
     ),
-    "elastic": ("elastic", "elastic.state"),
+    "elastic": ("elastic", "elastic.recovery_loop", "elastic.state"),
     "constants and errors": ("exceptions",),
 }
 """Modules of hsgd.torch by family."""
 
 HOROVODS_OWN = {
-    "`elastic.run`": ("`MissingExtra` that says how to install it", "Horovod's own"),
     "tensors on other accelerators": (
         "`ValueError`",
         "Horovod's own where it was built for them, else `ValueError`",
@@ -57,7 +56,6 @@ _INTERNAL = {
     "plant_tree",
     "coordinator_of",
     "reduce_op",
-    "run",  # of elastic: Horovod's own
     "NoneCompressor",
     "FP16Compressor",
     "BF16Compressor",

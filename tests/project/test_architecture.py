@@ -80,6 +80,7 @@ PACKAGES = {
     "hsgd.c10d.devices": "hsgd.device",
     "hsgd.c10d": "hsgd.c10d.devices hsgd.c10d.diagnostics hsgd.job",
     "hsgd.launch": "hsgd.c10d",
+    "hsgd.agent": "hsgd.job hsgd.launch",
     "hsgd.doctor": "hsgd.job hsgd.launch",
     "hsgd.io.order": "",
     "hsgd.io.format": "hsgd.io.order",
@@ -91,8 +92,8 @@ PACKAGES = {
         "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order hsgd.io.reading"
     ),
     "hsgd": (
-        "hsgd.box hsgd.device hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan hsgd.status "
-        "hsgd.trace"
+        "hsgd.agent hsgd.box hsgd.device hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan "
+        "hsgd.status hsgd.trace"
     ),
     "hsgd.optim.triggers": "",
     "hsgd.optim.large_batch": "",
@@ -108,7 +109,7 @@ PACKAGES = {
     "hsgd.torch.operations": "hsgd.torch.negotiation",
     "hsgd.torch.job": "hsgd.launch hsgd.torch.negotiation hsgd.torch.operations hsgd.trace",
     "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
-    "hsgd.torch.elastic": "hsgd.torch.job",
+    "hsgd.torch.elastic": "hsgd.job hsgd.torch.job",
     "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
     "hsgd.torch.strategies": (
         "hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.node_shared "

@@ -269,14 +269,12 @@ def test_sync_batch_norm_is_batch_norm_of_the_whole_batch(ranks: Ranks, size: in
 
 
 def without_horovod(seat: Seat, path: str, size: int) -> None:
-    from hsgd.errors import MissingExtra
-
     with job(seat, path, size) as hvd:
         assert hvd.mpi_enabled() is False and hvd.gloo_enabled() is False
         with pytest.raises(ValueError, match="MPI is not enabled"):
             hvd.mpi_threads_supported()
-        with pytest.raises(MissingExtra, match=r"elastic\.run is Horovod's own.*horovod_wheel"):
-            hvd.elastic.run(lambda state: None)
+        state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=hvd.rank() + 1)
+        assert hvd.elastic.run(lambda state: state.epoch)(state) == 1
         with pytest.raises(ValueError, match=r"tensor is on meta; hsgd works on host memory"):
             hvd.allreduce(torch.ones(2, device="meta"))
         with pytest.raises(ValueError, match="tensor is on meta"):

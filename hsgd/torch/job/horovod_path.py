@@ -1,4 +1,4 @@
-"""What Horovod itself does for hsgd.torch: elastic.run, and tensors on accelerators.
+"""What Horovod itself does for hsgd.torch: tensors on accelerators other than CUDA.
 
 Owns the loading of Horovod, when it is first needed, and the handles that it gave. Where it is not
 installed, or cannot do it, raises one clear error.
