@@ -693,6 +693,14 @@ class Comm(Closing):
             self._device.abort()
         self._native.abort()
 
+    def expire(self, timeout_s: float) -> None:
+        """As abort(), but what waits ends with a CollectiveTimeout, as if `timeout_s` had been the
+        deadline: it names who was waited for, on the other ranks, too.
+        """
+        if self._device is not None:
+            self._device.abort()
+        self._native.expire(timeout_s)
+
     def leave(self) -> None:
         """Tell the other ranks, as close() does, that this one calls no collective any more; local.
         For those who at the end of a program have to wait for others first: these may be waiting

@@ -61,7 +61,7 @@ class Collectives(dist.ProcessGroup):
         self._board = open_board(store, rank, members, self._limit_s)
         self._comm: Any = meet(self._board, dataclasses.replace(config, timeout_s=self._limit_s))
         self._buckets: SharedBuckets | None = SharedBuckets(self._comm)
-        self._worker = Worker(NAME, weakref.WeakMethod(self._comm.abort))
+        self._worker = Worker(NAME, weakref.WeakMethod(self._comm.expire))
         self._backward = Backward(routes.__name__, self._worker)
         self._recorder: FlightRecorder | None = None
         self._records = flight_recorder.is_wanted()

@@ -21,6 +21,8 @@ from hsgd.errors import CollectiveTimeout, HsgdError
 
 __all__ = ["HsgdWork", "Worker", "unfinished"]
 
+GIVING_UP_S = 1.0  # at most, until what is under way has failed: a wait looks after 20 ms
+
 
 def unfinished(what: str, seconds: float) -> CollectiveTimeout:
     """The error of a wait that ends before the collective does; local."""
@@ -117,16 +119,22 @@ class HsgdWork(dist.Work):
                 self._worker.help(self)
                 self._ended.wait(seconds if seconds > 0 else None)
         if own and not self._ended.is_set():
-            self._worker.give_up()
-            raise CollectiveTimeout(
-                f"{self._what}: not done within the timeout of {seconds:g} s; make a new process "
-                "group"
-            )
+            raise self._given_up(seconds)
         if not self._ended.is_set():
             raise unfinished(self._what, seconds)
         if self._error is not None:
             raise self._cause(self._error)
         return True
+
+    def _given_up(self, seconds: float) -> BaseException:
+        """Ends the group, and gives the error, which names who was waited for; blocking, for a
+        moment.
+        """
+        self._worker.give_up(seconds)
+        self._ended.wait(GIVING_UP_S)
+        return self._error or CollectiveTimeout(
+            f"{self._what}: not done within the timeout of {seconds:g} s; make a new process group"
+        )
 
     def _cause(self, error: BaseException) -> BaseException:
         """The first error of the backward pass that asked for it, or its own."""
@@ -179,9 +187,9 @@ class Worker:
     ranks, whenever the callbacks run.
     """
 
-    def __init__(self, name: str, abort: Callable[[], Callable[[], None] | None]) -> None:
+    def __init__(self, name: str, expire: Callable[[], Callable[[float], None] | None]) -> None:
         self._name = name
-        self._abort = abort
+        self._expire = expire
         self._lock = threading.RLock()
         self._turn = threading.Condition(self._lock)
         self.is_unused = True  # nothing was submitted that another thread may execute
@@ -192,10 +200,12 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._announcing: HsgdWork | None = None  # whose callbacks run
 
-    def give_up(self) -> None:
-        """Have what is under way fail, and all that waits behind it; local, never blocks."""
-        if (abort := self._abort()) is not None:
-            abort()
+    def give_up(self, seconds: float) -> None:
+        """Have what is under way fail, as after a timeout of `seconds`, and all that waits behind
+        it; local, never blocks.
+        """
+        if (expire := self._expire()) is not None:
+            expire(seconds)
 
     def submit(self, work: HsgdWork, *, blocking: bool, threaded: bool = False) -> HsgdWork:
         """Have `work` executed: `blocking` returns when it has ended, and raises what it raised.

@@ -746,7 +746,7 @@ def test_the_interpreter_ends_with_open_handles(how: str) -> None:
     assert ("was finished" in reports[1][0]) == (how == "finishes"), reports
 
 
-def do_abort(seat: Seat, path: str) -> list[str]:
+def do_abort(seat: Seat, path: str, expires: bool) -> list[str]:
     """Rank 0 gives up a collective that waits in another thread; rank 1 comes later."""
     comm = seat.comm(path, 2)
     if seat.rank == 1:
@@ -768,7 +768,7 @@ def do_abort(seat: Seat, path: str) -> list[str]:
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.2)  # usually it waits by then
-    comm.abort()
+    comm.expire(2.5) if expires else comm.abort()
     thread.join(LIMIT_S / 2)
     assert not thread.is_alive()
     with pytest.raises(HsgdError) as later:
@@ -778,15 +778,19 @@ def do_abort(seat: Seat, path: str) -> list[str]:
     return [str(failures[0]), str(later.value)]
 
 
-def test_a_collective_that_waits_is_ended_from_another_thread() -> None:
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_collective_that_waits_is_ended_from_another_thread(expires: bool) -> None:
     with Ranks(2) as pool:
-        pool.start(do_abort, meeting_point())
+        pool.start(do_abort, meeting_point(), expires)
         assert pool.hear(1) == "ready"
         (aborted,) = pool.finish(on=[0])
         pool.send(1, "go")
         (other,) = pool.finish(on=[1])
     assert aborted.error is None and other.error is None, (aborted.trace, other.trace)
     waited, later = aborted.value
-    assert waited == "allreduce #1: rank 0 was interrupted"
+    late = "allreduce #1: not finished within the timeout of 2.5 s: rank 1 (pid "
+    assert waited.startswith(late) if expires else waited == "allreduce #1: rank 0 was interrupted"
     assert "broken" in later
-    assert other.value[0] == "PeerLost" and "rank 0" in other.value[1]
+    kind, text = other.value
+    assert kind == ("CollectiveTimeout" if expires else "PeerLost")
+    assert late in text if expires else "rank 0" in text

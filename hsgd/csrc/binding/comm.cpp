@@ -277,6 +277,10 @@ class Comm {
     if (comm_ != nullptr) hsgd_comm_abort(comm_.get());
   }
 
+  void expire(double timeout_s) const {
+    if (comm_ != nullptr) hsgd_comm_expire(comm_.get(), timeout_s);
+  }
+
   void leave() const {
     if (comm_ != nullptr) hsgd_comm_leave(comm_.get());
   }
@@ -418,6 +422,7 @@ void bind_comm(nb::module_& module) {
           [](Comm& self, const WindowOptions& options) { return self.window(options, nullptr, 0); },
           nb::arg("options"))
       .def("abort", &Comm::abort)
+      .def("expire", &Comm::expire)
       .def("leave", &Comm::leave)
       .def("close", &Comm::close)
       .def("closed", &Comm::closed)

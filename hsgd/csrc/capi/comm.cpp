@@ -152,6 +152,10 @@ void hsgd_comm_abort(hsgd_comm* comm) {
   if (comm->communicator->is_mine()) comm->communicator->stop_waiting(true);
 }
 
+void hsgd_comm_expire(hsgd_comm* comm, double timeout_s) {
+  if (comm->communicator->is_mine()) comm->communicator->expire(timeout_s);
+}
+
 void hsgd_comm_leave(hsgd_comm* comm) {
   if (comm->communicator->is_mine()) comm->communicator->leave();
 }

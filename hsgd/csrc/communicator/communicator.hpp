@@ -74,6 +74,7 @@ class HSGD_API Communicator final {
   void check_background() const;
   void set_background_thread(std::thread::id thread) { context_.set_background_thread(thread); }
   void stop_waiting(bool wanted) { context_.stop_waiting(wanted); }
+  void expire(double timeout_s) { context_.expire(timeout_s); }
   // Throws PeerLost when a rank of this node has died, for waits outside of collectives.
   void check_alive(int rank, const std::string& what) const;
   // The ranks of this node, for what is built beside collectives.

@@ -53,6 +53,10 @@ StatusPlace status_place(const Place& place) {
           place.local_size, place.node_rank, place.node_count};
 }
 
+std::string late(double timeout_s, const std::string& who) {
+  return text(": not finished within the timeout of %g s: %s; ", timeout_s, who.c_str());
+}
+
 }  // namespace
 
 Context::Context(const std::string& path, Listener* listener, Place place,
@@ -179,6 +183,7 @@ void Context::check() {
   group_->see_who_waits(call_.sequence);
   note_.look(group_->awaited(call_.sequence), links_->awaited_node());
   group_->check_peers(call_.sequence, what());
+  if (expired_s_ > 0) throw expired();
   const Parting* parted = links_->parted(call_.sequence);
   if (!deadline_->passed() && parted == nullptr) return;
   int first = -1;
@@ -202,20 +207,30 @@ void Context::check() {
       deadline_ = deadline_->renewed(grace_s());
       return;
     }
-    const int node = links_->awaited_node();
-    if (node >= 0) {
-      first = map_.rank(map_.first(node));
-      who = text("the node of rank %d holds it up", first);
-    }
+    who = who_is_late(&first);
   }
-  const std::string late = what() + text(": not finished within the timeout of %g s: %s; ",
-                                         options_.timeout_s, who.c_str());
+  const std::string line = what() + late(options_.timeout_s, who);
   if (options_.late == nullptr)
-    throw Error(HSGD_ERR_TIMEOUT, first, late + "raise HSGD_TIMEOUT_S if this is expected");
+    throw Error(HSGD_ERR_TIMEOUT, first, line + "raise HSGD_TIMEOUT_S if this is expected");
   if (group_->is_first_that_waits()) {  // on each node: no node knows whether others wait, too
-    options_.late((late + "waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
+    options_.late((line + "waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
   }
   deadline_ = deadline_->renewed(options_.timeout_s);
+}
+
+Error Context::expired() const {
+  int first = -1;
+  const std::string who = who_is_late(&first);
+  return Error(HSGD_ERR_TIMEOUT, first,
+               what() + late(expired_s_, who) + "make a new communicator or process group");
+}
+
+std::string Context::who_is_late(int* first) const {
+  std::string who = group_->missing(call_.sequence, first);
+  const int node = *first < 0 ? links_->awaited_node() : -1;
+  if (node < 0) return who;
+  *first = map_.rank(map_.first(node));
+  return text("the node of rank %d holds it up", *first);
 }
 
 // Another node knows better who of its ranks holds all up: it is given time to say so, and who may

@@ -142,10 +142,16 @@ class Context final : private Watch {
   void set_background_thread(std::thread::id thread) { background_ = thread; }
   // From any thread: while true, a collective that waits ends as if it were interrupted.
   void stop_waiting(bool wanted) { stop_waiting_ = wanted; }
+  // From any thread: the collective that waits, and all later ones, end as if they had had so many
+  // seconds, which have passed.
+  void expire(double timeout_s) { expired_s_ = timeout_s; }
 
  private:
   void check() override;
   double grace_s() const;
+  // Who holds the collective up, and the first such rank; -1: not known.
+  std::string who_is_late(int* first) const;
+  Error expired() const;
   void require_agreement();
   void learn_cost();
   bool headers_agree(Call sides[2]) const;
@@ -186,6 +192,7 @@ class Context final : private Watch {
 
   std::atomic<std::thread::id> background_{};
   std::atomic<bool> stop_waiting_{false};
+  std::atomic<double> expired_s_{0};  // 0: not
   Watch* setup_watch_;
   std::optional<Deadline> deadline_;
 };

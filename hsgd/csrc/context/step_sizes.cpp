@@ -31,7 +31,7 @@ size_t cell_bytes_for(const Place& place, const RoundSchedule& rounds,
                     options.wire_oneshot_bytes / static_cast<uint64_t>(rounds.messages()));
   }
   const bool measured = place.local_size > 1;
-  return Tuning::of(options, measured ? Tuning::kMostOneshotBytes : Tuning().oneshot_bytes)
+  return Tuning::of(options, measured ? Tuning::kMostOneshotBytes : Tuning().oneshot_bytes, 0)
       .oneshot_bytes;
 }
 
@@ -54,8 +54,9 @@ size_t chunk_bytes_for(const Place& place, const NodeMap& map, const RoundSchedu
                        const hsgd_options& options) {
   constexpr size_t kMostChunkBytes = 2 << 20;  // many nodes: smaller messages, of which more fly
   if (place.node_count == 1) {
+    const size_t most = Tuning::most_chunk_bytes(place.local_size);
     return std::max(least_block_step_bytes(map),
-                    round_up(Tuning::of(options, 0).chunk_bytes, StepSizes::kChunkUnit));
+                    round_up(Tuning::of(options, 0, most).chunk_bytes, StepSizes::kChunkUnit));
   }
   // Each node has a part in a step of an allgather, of which rounding takes an element, and each
   // rank of another node in one of an alltoall.
@@ -74,8 +75,11 @@ size_t chunk_bytes_for(const Place& place, const NodeMap& map, const RoundSchedu
 }
 
 Tuning tuning_for(const Place& place, const RoundSchedule& rounds, const hsgd_options& options) {
-  Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes);
-  if (place.node_count > 1) tuning.oneshot_bytes = cell_bytes_for(place, rounds, options);
+  const bool one_node = place.node_count == 1;  // of several all have the same steps
+  const size_t chunk_bytes =
+      one_node ? Tuning::most_chunk_bytes(place.local_size) : Tuning().chunk_bytes;
+  Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes, chunk_bytes);
+  if (!one_node) tuning.oneshot_bytes = cell_bytes_for(place, rounds, options);
   return tuning;
 }
 

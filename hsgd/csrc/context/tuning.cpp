@@ -22,11 +22,13 @@ Tuning best_of(size_t bytes, const std::vector<Tuning>& tunings, const MeasureTu
 
 }  // namespace
 
-Tuning Tuning::of(const hsgd_options& options, size_t fixed_bytes) {
+Tuning Tuning::of(const hsgd_options& options, size_t oneshot_bytes, size_t chunk_bytes) {
+  const auto given = [](int64_t option, size_t otherwise) {
+    return option >= 0 ? static_cast<size_t>(option) : otherwise;
+  };
   Tuning tuning;
-  tuning.oneshot_bytes =
-      options.oneshot_bytes >= 0 ? static_cast<size_t>(options.oneshot_bytes) : fixed_bytes;
-  if (options.chunk_bytes >= 0) tuning.chunk_bytes = static_cast<size_t>(options.chunk_bytes);
+  tuning.oneshot_bytes = given(options.oneshot_bytes, oneshot_bytes);
+  tuning.chunk_bytes = given(options.chunk_bytes, chunk_bytes);
   if (options.nontemporal == 1) tuning.store = Store::kNonTemporal;
   return tuning;
 }
@@ -38,7 +40,9 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, 
   // 64 ranks on 2 cores one step was faster up to here.
   constexpr size_t kReadBytes = 1 << 20;
   constexpr size_t kSummedBytes = 64 << 10;
-  Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes);
+  constexpr size_t kLeastChunkBytes = 32 << 10;
+  const size_t chunk_bytes = shares_cores ? Tuning().chunk_bytes : Tuning::most_chunk_bytes(ranks);
+  Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes, chunk_bytes);
   if (shares_cores) {  // caches are not shared out the way that the rest assumes
     if (options.oneshot_bytes < 0) {
       tuning.oneshot_bytes = std::clamp(kReadBytes / static_cast<size_t>(ranks),
@@ -58,7 +62,7 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, 
   }
   tuning = best_of(kLargeBytes, candidates, measure);
   candidates = {tuning};
-  for (const size_t bytes : {64 << 10, 32 << 10}) {
+  for (size_t bytes = tuning.chunk_bytes / 2; bytes >= kLeastChunkBytes; bytes /= 2) {
     if (options.chunk_bytes >= 0) break;
     candidates.push_back(tuning);
     candidates.back().chunk_bytes = bytes;

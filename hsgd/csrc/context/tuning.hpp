@@ -19,14 +19,18 @@ namespace hsgd {
 struct Tuning {
   // What may be chosen at most when the options leave it open; memory is reserved for it.
   static constexpr size_t kMostOneshotBytes = 32 << 10;
-  static constexpr size_t kMostChunkBytes = 128 << 10;
+  // Few ranks have room for longer steps, of which there are fewer to wait for.
+  static constexpr int kFewRanks = 8;
+  static constexpr size_t most_chunk_bytes(int ranks) {
+    return ranks <= kFewRanks ? 256 << 10 : 128 << 10;
+  }
 
   size_t oneshot_bytes = 4096;  // up to this payload each rank reads everybody's whole input
-  size_t chunk_bytes = kMostChunkBytes;
+  size_t chunk_bytes = 128 << 10;
   Store store = Store::kOrdinary;  // into shared memory
 
-  // What the options say; `fixed_bytes` is the one-shot limit where they leave it open.
-  static Tuning of(const hsgd_options& options, size_t fixed_bytes);
+  // What the options say, and these sizes where they leave them open.
+  static Tuning of(const hsgd_options& options, size_t oneshot_bytes, size_t chunk_bytes);
 };
 
 // Seconds that one allreduce of `bytes` takes on the slowest rank, for each of the tunings; the

@@ -264,6 +264,9 @@ HSGD_API void hsgd_comm_leave(hsgd_comm* comm);
 /* Have the collective that waits, in whatever thread, and all later ones end as if they were
    interrupted. Local, never blocks. */
 HSGD_API void hsgd_comm_abort(hsgd_comm* comm);
+/* The same, but they end as if `timeout_s`, above 0, had been their deadline: HSGD_ERR_TIMEOUT
+ * names who was waited for, on the other ranks, too. */
+HSGD_API void hsgd_comm_expire(hsgd_comm* comm, double timeout_s);
 
 /* Local. From the next collectives on the last `capacity` records are kept; 0 forgets them and
  * stops, which is how it begins. */

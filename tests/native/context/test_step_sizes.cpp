@@ -107,6 +107,22 @@ TEST("a communicator takes at most 4 MB per rank and 64 MB per node, however man
   }
 }
 
+TEST("up to eight ranks of one node have longer steps, more have no more memory each for it") {
+  const auto step_of = [](int ranks, int nodes) {
+    const hsgd_options options = options_with(HSGD_FLOAT32);
+    const hsgd::Place place = place_of(0, ranks, nodes);
+    const hsgd::NodeMap map(place.node_of_rank, place.size, 0, 0);
+    const hsgd::RoundSchedule rounds(nodes, static_cast<int>(options.wire_radix));
+    return hsgd::StepSizes(place, map, rounds, options).node_step_bytes();
+  };
+  for (const int ranks : {1, 2, 8}) CHECK_EQ(step_of(ranks, 1), size_t{256 << 10});
+  for (const int ranks : {9, 64}) {
+    CHECK_EQ(step_of(ranks, 1), size_t{128 << 10});
+    CHECK(bytes_of_node(ranks, 1, HSGD_FLOAT32).shared < static_cast<size_t>(ranks) * 900'000);
+  }
+  CHECK(step_of(2, 2) <= 128 << 10);  // the same on all nodes, which may have more ranks
+}
+
 TEST("what leaders hold does not grow with the number of nodes") {
   const Bytes few = bytes_of_node(64, 64, HSGD_FLOAT32);
   const Bytes many = bytes_of_node(64, 1024, HSGD_FLOAT32);
