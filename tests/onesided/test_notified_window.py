@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -472,8 +473,10 @@ def test_a_communicator_keeps_nothing_of_windows_that_are_gone() -> None:
         make(100)
         tracemalloc.start()
         try:
+            gc.collect()
             before, _ = tracemalloc.get_traced_memory()
             make(1000)
+            gc.collect()
             after, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
