@@ -14,6 +14,7 @@ HSGD_MPI ?= openmpi
 SANITIZE ?=
 PYTEST_ARGS ?=
 CHAOS_FAULTS ?= 1000
+SOAK_ARGS ?=
 SIMULATE_ARGS ?= --limit-s 1200
 FRAMEWORKS_ARGS ?=
 PYTEST_WORKERS ?= 2
@@ -36,13 +37,13 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Settings: PYTHON=, VENV=$(VENV), HSGD_TORCH='$(HSGD_TORCH)', HSGD_MPI=$(HSGD_MPI) (openmpi,"
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
-	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHAOS_FAULTS=$(CHAOS_FAULTS), FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
+	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
 
 demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data with horovodrun --plugin hsgd
 	[ -e demo/digits ] || $(BIN)/hsgd data convert digits demo/digits
@@ -105,6 +106,9 @@ pytest: $(VENV)/.dev $(VENV)/.horovod ## the Python tests in their short form, w
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
 	$(BIN)/python -m hsgd.testing.chaos --faults $(CHAOS_FAULTS) --seed $$RANDOM --json build/chaos.json
+
+soak: $(VENV)/.dev ## millions of calls, thousands of communicators, an hour of training: memory must stay flat
+	$(BIN)/python -m hsgd.testing.soak --json build/soak.json $(SOAK_ARGS)
 
 ifeq ($(TORCH),)
 test-torch: $(VENV)/.dev $(VENV)/.horovod ## long training and jobs of torch, torch's own tests; TORCH=2.15.0: with that torch

@@ -476,12 +476,13 @@ class FaultPointBuilder(Builder):
 
 
 def has_points(source: Path) -> bool:
-    return "HSGD_FAULT_POINT" in (ROOT / source).read_text()
+    text = (ROOT / source).read_text()
+    return "HSGD_FAULT_POINT" in text or "first_count" in text
 
 
 class BuildFaultPoints(Command):
-    """The core, its MPI part and the binding with the points of csrc/base/fault_points.hpp, for
-    tests; installs nothing.
+    """The core, its MPI part and the binding with the points of csrc/base/fault_points.hpp and the
+    counts of csrc/base/first_count.hpp, for tests; installs nothing.
     """
 
     description = "build the core with fault points into build/fault-points, for tests"

@@ -673,6 +673,7 @@ class Comm(Closing):
 
             library = _mpi_library(MPI.Get_library_version())
             native = library.window(MPI._addressof(self._mpi), self._native, options)
+        self._windows = [window for window in self._windows if window() is not None]
         self._windows.append(weakref.ref(owner))
         return native
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -460,3 +462,22 @@ def test_other_calls_with_values_that_cannot_work_are_refused_in_words(
         pytest.raises((ValueError, TypeError), match=line),
     ):
         getattr(window, name)(*values)
+
+
+def test_a_communicator_keeps_nothing_of_windows_that_are_gone() -> None:
+    def make(count: int) -> None:
+        for _ in range(count):
+            NotifiedWindow(comm, 64, 1).close()
+
+    with Comm.local(meeting_point(), 0, 1) as comm:
+        make(100)
+        tracemalloc.start()
+        try:
+            gc.collect()
+            before, _ = tracemalloc.get_traced_memory()
+            make(1000)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert after - before < 20_000  # 20 bytes for each

@@ -121,6 +121,7 @@ PACKAGES = {
         "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.strategies"
     ),
     "hsgd.testing.chaos": "hsgd.c10d hsgd.io hsgd.job hsgd.optim hsgd.torch",
+    "hsgd.testing.soak": "hsgd.c10d hsgd.io hsgd.job",
 }
 # All that the reader takes from the front of hsgd: it can be used without the core.
 READER_TAKES = {"hsgd.closing", "hsgd.errors"}
@@ -131,7 +132,7 @@ HEAVY = {"torch", "h5py", "matplotlib", "sklearn", "mpi4py", "horovod"}
 HEAVY_ALLOWED = {
     "torch": (
         *("hsgd.torch", "hsgd.optim", "hsgd.operators", "hsgd.c10d."),
-        "hsgd.testing.chaos.",
+        *("hsgd.testing.chaos.", "hsgd.testing.soak."),
     )
 }
 

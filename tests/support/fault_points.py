@@ -1,8 +1,9 @@
 """The build of the core that has fault points, for ranks of the tests.
 
 Owns where that build lies and how a process takes it instead of the installed one: as long as it
-has not loaded hsgd._native yet, it may load another file under that name. The installed build has
-no points, and is never touched. Never decides what happens at a point.
+has not loaded hsgd._native yet, it may load another file under that name. Its counters may begin at
+another number than 0. The installed build has no points, and is never touched. Never decides what
+happens at a point.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["FOLDER", "build", "named_in_sources", "on_visit", "use"]
+__all__ = ["FOLDER", "build", "count_from", "named_in_sources", "on_visit", "use"]
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "fault-points"
@@ -57,6 +58,15 @@ def use() -> None:
     over_mpi = module.MpiLibrary
     module.MpiLibrary = lambda path: over_mpi(str(FOLDER / Path(path).name))
     hsgd._native = module
+
+
+def count_from(count: int) -> None:
+    """Use that build, and have all that this process makes from now on count from `count`, a
+    multiple of 8 that is the same on all ranks.
+    """
+    use()
+    core = ctypes.CDLL(str(FOLDER / "libhsgd_core.so"))
+    core.hsgd_count_from(ctypes.c_uint64(count))
 
 
 def on_visit(point: str, visit: int, act: Callable[[], object]) -> None:

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "base/first_count.hpp"
 
 namespace hsgd {
 namespace {
@@ -63,6 +64,7 @@ std::unique_ptr<Box> Box::create(const std::string& key, const BoxPlan& plan,
   header->counters = plan.counters;
   header->count = plan.count;
   header->chunk_count = plan.chunk_count;
+  header->changes.store(first_count(), std::memory_order_relaxed);
   std::memcpy(header->key, key.data(), key.size());
   BoxChunks::prepare(base, plan);
   for (uint32_t i = 0; i < plan.counters; ++i) new (base + plan.counter_offset(i)) BoxCounter{};

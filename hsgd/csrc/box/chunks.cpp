@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "base/first_count.hpp"
 
 namespace hsgd {
 namespace {
@@ -71,7 +72,10 @@ void BoxChunks::prepare(std::byte* base, const BoxPlan& plan) {
   for (uint64_t i = 0; i < plan.locks(); ++i) {
     init_lock(&(new (base + plan.lock_offset(i)) BoxLock{})->lock);
   }
-  for (uint64_t i = 0; i < plan.chunks(); ++i) new (base + plan.chunk_offset(i)) BoxChunk{};
+  for (uint64_t i = 0; i < plan.chunks(); ++i) {
+    auto* chunk = new (base + plan.chunk_offset(i)) BoxChunk{};
+    chunk->state.store(BoxState::home_of(first_count()).word(), std::memory_order_relaxed);
+  }
   for (uint32_t i = 0; i < plan.journals(); ++i) {
     auto* journal = new (base + plan.journal_offset(i)) BoxJournal{};
     init_lock(&journal->lock);

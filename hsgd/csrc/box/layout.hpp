@@ -43,6 +43,7 @@ class BoxState {
   static constexpr uint32_t kMostJournals = 255;
 
   explicit BoxState(uint64_t word) : word_(word) {}
+  static BoxState home_of(uint64_t version) { return BoxState(version * kPlaces); }
   uint64_t word() const { return word_; }
   bool is_home() const { return word_ % kPlaces == kHome; }
   uint32_t journal() const { return static_cast<uint32_t>(word_ % kPlaces) - 1; }

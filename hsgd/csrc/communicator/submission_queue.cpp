@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/first_count.hpp"
 #include "base/status.hpp"
 #include "os/signal_mask.hpp"
 
@@ -43,6 +44,12 @@ Request::Request(const hsgd_call& call, int size)
     label_.shape = shape_.data();
   }
 }
+
+Submissions::Submissions(Communicator& communicator, Execute execute)
+    : communicator_(&communicator),
+      execute_(execute),
+      submitted_count_(first_count()),
+      finished_count_(first_count()) {}
 
 std::shared_ptr<Request> Submissions::submit(const hsgd_call& call) {
   communicator_->check_background();

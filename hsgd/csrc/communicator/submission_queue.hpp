@@ -56,8 +56,7 @@ class Submissions {
   using Execute = void (*)(Communicator&, const hsgd_call&);  // blocks; throws Error
 
   // The communicator must live until close() has returned.
-  Submissions(Communicator& communicator, Execute execute)
-      : communicator_(&communicator), execute_(execute) {}
+  Submissions(Communicator& communicator, Execute execute);
   Submissions(const Submissions&) = delete;
   Submissions& operator=(const Submissions&) = delete;
 
@@ -97,8 +96,8 @@ class Submissions {
   Execute execute_;
   std::deque<std::shared_ptr<Request>> queue_;
   bool executing_ = false;  // somebody executes; one at a time, in order
-  uint64_t submitted_count_ = 0;
-  uint64_t finished_count_ = 0;
+  uint64_t submitted_count_;
+  uint64_t finished_count_;
   std::thread thread_;
 };
 

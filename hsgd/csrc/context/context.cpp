@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "base/first_count.hpp"
 #include "context/process.hpp"
 #include "node/survivors.hpp"
 
@@ -102,7 +103,8 @@ Context::~Context() {
 
 void Context::end_setup(uint64_t collectives) {
   HSGD_CHECK(call_.sequence <= collectives);
-  first_sequence_ = call_.sequence = collectives;
+  if (first_count() != 0) finish_steps(first_count());
+  first_sequence_ = call_.sequence = std::max(collectives, first_count());
   statistics_.counters = {};
   statistics_.wait_ticks = 0;
   stores_.start_with(sizes_.tuning().store);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/first_count.hpp"
 
 namespace hsgd {
 namespace {
@@ -37,7 +38,9 @@ PinnedMemory::~PinnedMemory() {
 }
 
 Signal::Signal(const Device& device)
-    : memory_(device, 4096), address_(device.device_address(memory_.data())) {}
+    : memory_(device, 4096), address_(device.device_address(memory_.data())) {
+  set(first_count_32());
+}
 
 EventPool::~EventPool() {  // in whatever thread dropped the last work
   try {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/first_count.hpp"
 #include "os/wait.hpp"
 
 namespace hsgd {
@@ -55,7 +56,9 @@ HostPath::HostPath(const Device& device, const std::vector<HostRanks>& ranks, si
       has_passed_(std::make_unique<Signal>(device)),
       may_copy_(std::make_unique<Signal>(device)),
       down_(device),
-      up_(device) {
+      up_(device),
+      exchanges_(first_count_32()),
+      marks_(first_count_32()) {
   hsgd_comm_topology(comm_, &topology_);
   const size_t bytes = slots * slot_bytes;
   auto* memory = static_cast<std::byte*>(hsgd_buffer_data(buffer_.get()));

@@ -92,8 +92,8 @@ class HostPath {
   std::unique_ptr<Signal> may_copy_;
   OwnStream down_;
   OwnStream up_;
-  uint32_t exchanges_ = 0;  // numbers of the signals has_copied and may_copy
-  uint32_t marks_ = 0;      // and of has_passed
+  uint32_t exchanges_;  // numbers of the signals has_copied and may_copy
+  uint32_t marks_;      // and of has_passed
   bool is_guarded_ = false;
   std::unique_ptr<ExchangeThread> thread_;
 };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/first_count.hpp"
 #include "mpi/threads.hpp"
 
 namespace hsgd {
@@ -156,7 +157,7 @@ class MpiTransport final : public Transport {
   bool (*is_foreign_thread_)();
   bool takes_turns_;
   std::vector<Slot> slots_;
-  uint64_t receives_ = 0;
+  uint64_t receives_ = first_count();
   std::vector<Ticket> free_;
   std::vector<MPI_Request> requests_;  // of the slots; null where nothing is under way
   std::vector<int> indices_;           // what MPI_Testsome fills

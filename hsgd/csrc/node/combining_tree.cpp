@@ -8,6 +8,16 @@
 
 namespace hsgd {
 
+void begin_counts(TreeNode* node, uint64_t step) {
+  for (size_t track = 0; track < kTracks; ++track) {
+    for (ArrivalCounts* counts : {&node->in_group[track], &node->of_groups[track]}) {
+      for (auto& word : counts->of_step) {
+        word.store(step << ArrivalCounts::kCountBits, std::memory_order_relaxed);
+      }
+    }
+  }
+}
+
 CombiningTree::CombiningTree(const std::vector<std::vector<int>>& groups,
                              std::vector<TreeNode*> nodes, int rank)
     : nodes_(std::move(nodes)), top_(nodes_.front()) {
@@ -24,12 +34,15 @@ CombiningTree::CombiningTree(const std::vector<std::vector<int>>& groups,
 
 bool CombiningTree::count(ArrivalCounts& counts, uint64_t step, size_t of) {
   constexpr uint64_t kOne = 1;
+  constexpr uint64_t kNumbers = UINT64_MAX >> ArrivalCounts::kCountBits;
+  const uint64_t number = step & kNumbers;
   std::atomic<uint64_t>& word = counts.of_step[step % ArrivalCounts::kSteps];
   uint64_t seen = word.load(std::memory_order_relaxed);
   // The first to come takes the word from an earlier step, which is reached, or was left out.
-  while (seen >> ArrivalCounts::kCountBits != step) {
-    HSGD_CHECK(seen >> ArrivalCounts::kCountBits < step);
-    const uint64_t first = step << ArrivalCounts::kCountBits | kOne;
+  while (seen >> ArrivalCounts::kCountBits != number) {
+    const uint64_t ahead = ((seen >> ArrivalCounts::kCountBits) - number) & kNumbers;
+    HSGD_CHECK(ahead > ArrivalCounts::kSteps);  // that is, behind: numbers go round in a circle
+    const uint64_t first = number << ArrivalCounts::kCountBits | kOne;
     if (word.compare_exchange_weak(seen, first, std::memory_order_acq_rel)) return of == 1;
   }
   // Partners: the others that count here. Releases what this rank wrote, and the last one acquires

@@ -24,7 +24,8 @@ inline constexpr size_t kTracks = 4;
 struct alignas(64) ArrivalCounts {
   static constexpr uint64_t kSteps = 8;
   static constexpr int kCountBits = 16;
-  std::atomic<uint64_t> of_step[kSteps];  // step << kCountBits | how many have come to it
+  // The lower bits of step << kCountBits, which wrap, | how many have come to it.
+  std::atomic<uint64_t> of_step[kSteps];
 };
 static_assert(sizeof(ArrivalCounts) == 64, "one cache line");
 
@@ -40,10 +41,13 @@ struct TreeNode {
   Reached reached[kTracks];
 };
 
+// Before anybody counts: nobody counts again what is up to `step`. Zeroes are what it writes for 0.
+void begin_counts(TreeNode* node, uint64_t step);
+
 class CombiningTree {
  public:
-  // `groups`: the ranks of the node by group, each in one. `nodes`: memory of zeroes, one for each
-  // group.
+  // `groups`: the ranks of the node by group, each in one. `nodes`: zeroes, or what begin_counts()
+  // has written, one for each group.
   CombiningTree(const std::vector<std::vector<int>>& groups, std::vector<TreeNode*> nodes,
                 int rank);
 

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "base/first_count.hpp"
 #include "os/process_life.hpp"
 #include "rendezvous/secret.hpp"
 #include "topology/cpu_topology.hpp"
@@ -56,6 +57,15 @@ bool counts(const LocalGroup::Settings& settings) {
   return settings.size > settings.flat_ranks && settings.layout.slots() <= LocalGroup::kMostSlots;
 }
 
+// Relaxed: nobody else has the memory yet.
+void begin_counts(Control* own) {
+  own->bell.rings.store(first_count_32(), std::memory_order_relaxed);
+  own->looks.store(first_count_32(), std::memory_order_relaxed);
+  own->claimed.store(first_count(), std::memory_order_relaxed);
+  own->finished.store(first_count(), std::memory_order_relaxed);
+  begin_counts(&own->tree, first_count());
+}
+
 void write_failure(Control& control, const Error& error, uint64_t first_missed) {
   Failure& failure = control.failure;
   if (failure.code.load(std::memory_order_relaxed) != 0) return;  // somebody may be reading it
@@ -79,7 +89,8 @@ LocalGroup::LocalGroup(const std::string& path, Listener* listener, const Settin
       groups_(make_groups()),
       tree_(make_tree()),
       bells_(bells()),
-      waiter_(own_bell(), policy_) {}
+      waiter_(own_bell(), policy_),
+      claims_base_(first_count()) {}
 
 RankGroups LocalGroup::make_groups() const {
   std::vector<CpuPlace> places;
@@ -134,6 +145,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
       memory_.bring("lower HSGD_SLOTS or HSGD_CHUNK_BYTES", std::nullopt, [this] {
         auto* own = new (base(rank())) Control{};
         own->cores = own_cores();
+        begin_counts(own);
         if (rank() == 0) draw_random(&own->id, sizeof own->id);
         if (counts(settings_)) own->place = place_of(own->cores);
         HSGD_FAULT_POINT("set-up: segment made");

@@ -226,8 +226,8 @@ class LocalGroup {
   uint64_t counted_[kTracks] = {};  // the steps that this rank has come to
   std::vector<Doorbell*> bells_;    // of all groups
   Waiter waiter_;
-  uint64_t claims_base_ = 0;  // parts of earlier collectives
-  uint64_t waiting_in_ = 0;   // the sequence of the collective in which this rank waited last
+  uint64_t claims_base_;     // parts of earlier collectives
+  uint64_t waiting_in_ = 0;  // the sequence of the collective in which this rank waited last
 };
 
 }  // namespace hsgd

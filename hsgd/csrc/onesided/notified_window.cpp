@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/first_count.hpp"
 
 namespace hsgd {
 namespace {
@@ -79,6 +80,7 @@ NotifiedWindow::NotifiedWindow(Communicator& communicator, const Settings& setti
       place_(communicator.topology()),
       memory_(allocate(communicator, settings, data_offset() + settings.segment_bytes)),
       expected_(settings.slots) {
+  for (Doorbell& bell : header(own()).bells) bell.rings.store(first_count_32());
   if (make) {
     outbox_ = std::make_unique<Outbox>(make(memory_->own(), data_offset() + settings.segment_bytes),
                                        settings.queue, settings.timeout_s, settings.forgiving);

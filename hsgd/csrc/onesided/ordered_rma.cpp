@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/first_count.hpp"
 
 namespace hsgd {
 namespace {
@@ -138,7 +139,7 @@ class OrderedRma final : public Rma {
   std::unique_ptr<UnorderedWrites> writes_;
   std::list<Operation> operations_;  // in the order of posting; addresses stay
   std::set<Ticket> open_;            // their tickets
-  Ticket last_ticket_ = 0;
+  Ticket last_ticket_ = first_count();
   bool failed_ = false;
   std::optional<Error> failure_;  // why, but for lack of memory
 };

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/first_count.hpp"
+
 namespace hsgd {
 namespace {
 
@@ -24,6 +26,13 @@ std::string describe(const Notification& notification) {
 }
 
 }  // namespace
+
+Outbox::Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving)
+    : rma_(std::move(rma)),
+      capacity_(capacity),
+      timeout_s_(timeout_s),
+      forgiving_(forgiving),
+      last_ticket_(first_count()) {}
 
 void Outbox::check_network() const {
   if (is_without_memory_) throw out_of_memory(-1);

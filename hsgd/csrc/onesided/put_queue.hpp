@@ -28,8 +28,7 @@ namespace hsgd {
 class Outbox {
  public:
   // `forgiving`: an operation that is not delivered stays under way, and is no failure.
-  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving)
-      : rma_(std::move(rma)), capacity_(capacity), timeout_s_(timeout_s), forgiving_(forgiving) {}
+  Outbox(std::unique_ptr<Rma> rma, uint32_t capacity, double timeout_s, bool forgiving);
 
   // Starts an operation; `ticket` grows by one with each. False, and nothing done, when as many as
   // fit are under way.
@@ -81,7 +80,7 @@ class Outbox {
   double timeout_s_;
   bool forgiving_;
   std::atomic<bool> abandoned_{false};  // partner: close(), perhaps on another thread
-  uint64_t last_ticket_ = 0;
+  uint64_t last_ticket_;
   std::list<Operation> operations_;  // in the order of posting
   std::atomic<int> oldest_target_{-1};
   std::set<uint64_t> open_;  // their tickets

@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/first_count.hpp"
 #include "os/sched_slice.hpp"
 #include "os/signal_mask.hpp"
 #include "os/wait.hpp"
@@ -533,7 +534,7 @@ class SocketRma final : public Rma {
   std::condition_variable all_done_;
   std::set<int> lost_;
   std::map<int, Error> failures_;  // by rank
-  Ticket last_ticket_ = 0;
+  Ticket last_ticket_ = first_count();
 };
 
 }  // namespace

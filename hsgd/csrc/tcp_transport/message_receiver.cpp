@@ -6,6 +6,8 @@
 
 #include <cerrno>
 
+#include "base/first_count.hpp"
+
 namespace hsgd {
 namespace {
 
@@ -14,6 +16,8 @@ namespace {
 constexpr size_t kTurnBytes = 1 << 20;
 
 }  // namespace
+
+ReceiveQueue::ReceiveQueue() : first_(first_count()) {}
 
 void ReceiveQueue::add(Transport::Ticket ticket, void* data, size_t capacity) {
   receives_.push_back({ticket, static_cast<std::byte*>(data), capacity});

@@ -29,6 +29,7 @@ class ReceiveQueue {
     bool done() const { return begun && got == total; }
   };
 
+  ReceiveQueue();
   void add(Transport::Ticket ticket, void* data, size_t capacity);
   // That of the message with this number; nullptr: it is not posted yet.
   Receive* find(uint64_t serial);
@@ -39,7 +40,7 @@ class ReceiveQueue {
 
  private:
   std::deque<Receive> receives_;  // whose places in memory stay
-  uint64_t first_ = 0;            // number of the first one's message
+  uint64_t first_;                // number of the first one's message
 };
 
 // One connection's part.

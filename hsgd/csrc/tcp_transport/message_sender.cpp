@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/first_count.hpp"
+
 namespace hsgd {
 namespace {
 
@@ -14,6 +16,8 @@ namespace {
 constexpr size_t kTurnBytes = 1 << 20;
 
 }  // namespace
+
+MessageQueue::MessageQueue() : next_serial_(first_count()) {}
 
 void MessageQueue::add(Transport::Ticket ticket, const void* data, size_t bytes) {
   messages_.push_back({ticket, static_cast<const std::byte*>(data), bytes, next_serial_});

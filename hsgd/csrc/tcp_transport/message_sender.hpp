@@ -28,6 +28,7 @@ class MessageQueue {
     bool announced = false;  // a piece was begun: one without bytes has one, too
   };
 
+  MessageQueue();
   void add(Transport::Ticket ticket, const void* data, size_t bytes);
   // The message with the next piece to send; nullptr: there is none.
   Message* next();
@@ -38,7 +39,7 @@ class MessageQueue {
  private:
   std::deque<Message> messages_;  // whose places in memory stay
   size_t begun_ = 0;              // so many first ones have no further piece
-  uint64_t next_serial_ = 0;
+  uint64_t next_serial_;
 };
 
 // One connection's part.

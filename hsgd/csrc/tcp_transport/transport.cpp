@@ -17,6 +17,7 @@
 
 #include "base/error.hpp"
 #include "base/fault_points.hpp"
+#include "base/first_count.hpp"
 #include "tcp/socket.hpp"
 #include "tcp_transport/message_frames.hpp"
 #include "tcp_transport/message_receiver.hpp"
@@ -360,7 +361,7 @@ class TcpTransport final : public Transport {
   std::vector<Connection*> working_;
   std::vector<Ticket> finished_;
   std::vector<Slot> slots_;
-  uint64_t receives_ = 0;
+  uint64_t receives_ = first_count();
   std::vector<Ticket> free_;
   Parting parting_;  // the own one, once `parted_`
   bool parted_ = false;

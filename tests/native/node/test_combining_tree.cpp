@@ -14,6 +14,10 @@ using Groups = std::vector<std::vector<int>>;
 // Memory of one node's tree, and what ranks write before they count themselves.
 struct Shared {
   explicit Shared(const Groups& groups) : nodes(groups.size()), written(size_of(groups)) {}
+  // Of a tree that has counted up to `step`.
+  Shared(const Groups& groups, uint64_t step) : Shared(groups) {
+    for (hsgd::TreeNode& node : nodes) hsgd::begin_counts(&node, step);
+  }
   static size_t size_of(const Groups& groups) {
     size_t size = 0;
     for (const std::vector<int>& group : groups) size += group.size();
@@ -80,6 +84,25 @@ TEST("ranks may be some steps ahead of others") {
       }
       wait(tree, Track::kReduced, kSteps);
     });
+  }
+}
+
+TEST("counts pass the end of what a word has room for") {
+  constexpr uint64_t kEnd = uint64_t{1} << (64 - hsgd::ArrivalCounts::kCountBits);
+  constexpr uint64_t kBefore = 3 * hsgd::ArrivalCounts::kSteps;
+  for (const Groups& groups : kGroupings) {
+    for (const uint64_t end : {uint64_t{1} << 32, kEnd, 5 * kEnd}) {
+      Shared shared(groups, end - kBefore);
+      std::atomic<uint64_t> last{0};
+      ranks::run(static_cast<int>(shared.written.size()), [&](int rank) {
+        CombiningTree tree = shared.tree(groups, rank);
+        for (uint64_t step = end - kBefore + 1; step <= end + kBefore; ++step) {
+          last += come(tree, Track::kStaged, step) ? 1 : 0;
+          wait(tree, Track::kStaged, step);
+        }
+      });
+      CHECK_EQ(last.load(), 2 * kBefore);
+    }
   }
 }
 

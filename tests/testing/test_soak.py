@@ -1,0 +1,108 @@
+"""Soaks in their short form, and their judge: shown programs that leak, and samples that grow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hsgd.testing.soak.flatness import BOUNDS, growth_of, tenths
+from hsgd.testing.soak.footprint import MEASURES, footprint
+from hsgd.testing.soak.soaks import LAYOUTS, SOAKS
+from tiers import short_form
+
+__all__: list[str] = []
+
+LIMIT_S = 280.0
+LEAKS = {"leak-memory": "mapped", "leak-descriptors": "descriptors", "leak-threads": "threads"}
+
+
+def soak(folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    path = folder / "soak.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "hsgd.testing.soak", "--quick", "--json", str(path), *options],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    return done.returncode, json.loads(path.read_text()), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    short_form(
+        "chaos",
+        [
+            ("node-2", ["async", "communicators", "arrays", "window", "boxes"]),
+            ("mpi-2", ["communicators"]),
+            ("tcp-2", ["communicators", "works"]),
+            ("tcp-3", ["arrays", "windows", "groups", "training"]),
+            ("node-3", ["collectives", "splits", "open"]),
+        ],
+        keep={0, 1, 2},
+    ),
+)
+def test_ranks_hold_no_more_in_the_end_than_after_the_warm_up(
+    tmp_path: Path, layout: str, names: list[str]
+) -> None:
+    code, found, output = soak(tmp_path, "--layouts", layout, "--soaks", *names)
+    assert code == 0, output
+    assert [result["soak"] for result in found["results"]] == names
+    for result in found["results"]:
+        least = 0 if result["soak"] == "training" else SOAKS[result["soak"]].least
+        assert result["operations"] >= least
+        assert len(result["samples"]) == len(LAYOUTS[layout].nodes)
+
+
+def test_leaks_are_found(tmp_path: Path) -> None:
+    code, found, output = soak(tmp_path, "--layouts", "node-2", "--soaks", *LEAKS)
+    assert code == 1
+    for result in found["results"]:
+        growing = LEAKS[result["soak"]]
+        for rank in range(2):
+            assert any(line.startswith(f"rank {rank}: {growing}") for line in result["problems"])
+        assert result["growth"][growing]["by"] > BOUNDS[growing]
+    assert "3 soaks, 3 with problems" in output
+
+
+def samples(measure: str, late: int) -> list[list[int]]:
+    """A hundred, of which the last ten have `late` more."""
+    column = MEASURES.index(measure)
+    rows = [[1000] * len(MEASURES) for _ in range(100)]
+    for row in rows[90:]:
+        row[column] += late
+    return rows
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_judge_allows_the_bound_and_no_more(measure: str) -> None:
+    bound = BOUNDS[measure]
+    assert not any(growth.is_leak for growth in growth_of(samples(measure, bound)))
+    leaks = [growth for growth in growth_of(samples(measure, bound + 1)) if growth.is_leak]
+    assert [growth.measure for growth in leaks] == [measure]
+    assert leaks[0].by == bound + 1
+
+
+def test_the_warm_up_does_not_count() -> None:
+    rows = [[10 * BOUNDS["rss"]] * len(MEASURES) for _ in range(100)]
+    for row in rows[:20]:
+        row[:] = [0] * len(MEASURES)
+    assert not any(growth.is_leak for growth in growth_of(rows))
+    assert tenths(100) == (range(20, 28), range(92, 100))
+    with pytest.raises(ValueError, match="take at least 10"):
+        tenths(9)
+
+
+def test_a_footprint_sees_what_this_process_takes() -> None:
+    before = dict(zip(MEASURES, footprint(), strict=True))
+    with Path("/dev/null").open() as _:
+        kept = b"x" * (8 << 20)
+        after = dict(zip(MEASURES, footprint(), strict=True))
+    assert after["descriptors"] == before["descriptors"] + 1
+    assert after["threads"] == before["threads"]
+    for measure in ("rss", "pss", "mapped"):
+        assert after[measure] - before[measure] >= len(kept) // 2
