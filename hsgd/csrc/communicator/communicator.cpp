@@ -41,6 +41,8 @@ int Communicator::local_rank_of(int world_rank) const { return context_.local_ra
 
 int Communicator::node_of(int world_rank) const { return context_.node_of(world_rank); }
 
+void Communicator::tell_hosts(const std::string& names) { context_.note().tell_hosts(names); }
+
 void Communicator::check_alive(int rank, const std::string& what) const {
   const int local_rank = local_rank_of(rank);
   if (local_rank != context_.place().local_rank) node().check_alive(local_rank, what);

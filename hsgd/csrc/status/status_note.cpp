@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <ctime>
+#include <sstream>
 #include <utility>
+#include <vector>
 
 namespace hsgd {
 namespace {
@@ -136,6 +138,14 @@ void StatusNote::fail(const Error& error) {
   record_.error = error.code();
   record_.error_rank = error.rank();
   copy_text(record_.message, error.what());
+}
+
+void StatusNote::tell_hosts(const std::string& names) {
+  if (taken_ == nullptr || !page_->is_mine()) return;
+  std::vector<std::string> each;
+  std::istringstream words(names);
+  for (std::string name; std::getline(words, name, ',');) each.push_back(name);
+  page_->add_hosts(each);
 }
 
 }  // namespace hsgd

@@ -40,6 +40,8 @@ class StatusNote {
   // This rank waits, and has just looked at the others. Either may be -1.
   void look(int awaited, int awaited_node);
   void fail(const Error& error);
+  // Hosts of all nodes, separated by commas; one process of each node says them.
+  void tell_hosts(const std::string& names);
 
  private:
   std::shared_ptr<StatusPage> page_;

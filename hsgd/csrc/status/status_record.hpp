@@ -68,8 +68,14 @@ struct StatusHeader {
   // time, and stored after the memory of those records is there.
   std::atomic<uint32_t> used;
   uint32_t without;  // communicators that found no room
+  // Behind the room for records: names of hosts of the communicators' nodes, in kHostBytes each,
+  // with a NUL. Only one process of each node has them; of an older hsgd none, and 0 stands here.
+  // The same rule as for `used`.
+  uint32_t hosts_begin;
+  std::atomic<uint32_t> hosts;
 };
 static_assert(sizeof(StatusHeader) <= sizeof(StatusRecord));
+inline constexpr size_t kHostBytes = 64;
 
 }  // namespace hsgd
 
