@@ -69,10 +69,11 @@ class Look:
     refused: list[str]
 
 
-def look(pids: Sequence[int] = ()) -> Look:
+def look(pids: Sequence[int] = (), *, twice: bool = True) -> Look:
     """All ranks of this user on this node, or those of the jobs of some processes; local.
 
-    pids: ranks, or processes that started them. Raises HsgdError where one of them has no ranks.
+    pids: ranks, or processes that started them. twice: to see who moves, a tenth of a second apart;
+    else nobody does. Raises HsgdError where one of them has no ranks.
     """
     chosen = _with_descendants(pids, _children()) if pids else set()
     processes = _own_processes()
@@ -80,7 +81,7 @@ def look(pids: Sequence[int] = ()) -> Look:
         _check_process(pid)
     notes_by_pid, refused = _read_all(processes)
     before = {pid: _progress(notes) for pid, notes in notes_by_pid.items()}
-    if before:
+    if before and twice:
         time.sleep(_PAUSE_S)
         notes_by_pid, refused = _read_all(processes)
     rows, host = [], socket.gethostname()

@@ -21,7 +21,7 @@ VERSION = 1
 MAGIC = b"hsgdstat"
 _LINK = "/memfd:status-of-hsgd"
 _HEADER = struct.Struct("=8sIIIIIIII")
-_RECORD = struct.Struct("=QQQQqqqBBB5xiiIiQQiiiiiii4x64s192s")
+_RECORD = struct.Struct("=QQQQqqqBBB5xiiIiQQiiiiiiii64s192s")
 _VERSION = struct.Struct("=Q")
 _MOST_RECORDS = 4096
 _HOST_BYTES = 64
@@ -72,6 +72,7 @@ class Note:
     name: str
     message: str
     read_ns: int  # when this was read
+    is_first: bool = False  # of its node, for which a collective failed
     is_torn: bool = False  # its writer changed it all the time
 
 
@@ -197,13 +198,14 @@ def _read_record(page: int, index: int, pid: int) -> Note:
     is_waiting = waits_since != 0
     (awaited, awaited_node) = fields[10:12] if is_waiting else (-1, -1)
     (state, error, comm_id, meeting) = fields[12:16]
-    (rank, size, local_rank, local_size, node, nodes, error_rank) = fields[16:23]
+    (rank, size, local_rank, local_size, node, nodes, error_rank, is_first) = fields[16:24]
     return Note(
         *(sequence, finished, size_bytes, since, looked, waits_since, kind, bool(in_call)),
         *(awaited, awaited_node, state, error, comm_id, meeting),
         *(rank, size, local_rank, local_size, node, nodes, error_rank),
-        name=_text(fields[23]) if named else "",
-        message=_text(fields[24]),
+        name=_text(fields[24]) if named else "",
+        message=_text(fields[25]),
+        is_first=is_first != 0,
         read_ns=read_ns,
         is_torn=is_torn,
     )

@@ -94,7 +94,8 @@ class HSGD_API Communicator final {
   void run(const Operation& operation);
   void run_guarded(const Operation& operation);
   uint64_t clock_weight(const Operation& operation) const;
-  void give_up(const Error& error, uint64_t first_missed);
+  // `is_first`: of the ranks of this node to give up.
+  void give_up(const Error& error, uint64_t first_missed, bool is_first = false);
 
   std::shared_ptr<SharedBuffer> share(uint64_t id, size_t bytes, size_t available,
                                       const char* what);

@@ -48,7 +48,7 @@ struct alignas(64) StatusRecord {
   int32_t local_rank, local_size;
   int32_t node, nodes;
   int32_t error_rank;  // world rank that the error is about, or -1
-  int32_t unused;
+  int32_t is_first;    // 1: it is the first rank of its node for which a collective failed
 
   char name[64];
   char message[192];  // of the error

@@ -95,8 +95,9 @@ TEST("a reader sees no part of a change") {
   CHECK_EQ(std::string(record->name), "a name");
   CHECK(record->since_ns > 0 && record->looked_ns >= record->since_ns);
   note.end_call(true);
-  note.fail(hsgd::Error(HSGD_ERR_PEER_LOST, 2, std::string(1000, 'x')));
+  note.fail(hsgd::Error(HSGD_ERR_PEER_LOST, 2, std::string(1000, 'x')), true);
   CHECK_EQ(record->finished, uint64_t{1});
+  CHECK_EQ(record->is_first, 1);
   CHECK_EQ(std::string(record->message), std::string(sizeof record->message - 1, 'x'));
   CHECK_EQ(record->version.load(), before + 10);  // five changes: even again after each
 }
