@@ -29,6 +29,7 @@ from hsgd.job.board import Board
 from hsgd.job.tcp_meeting import meet_over_store, meet_within
 from hsgd.native_options import native_options
 from hsgd.rows import even_rows
+from hsgd.status import dump  # noqa: F401  the binding calls it, when no disk may answer any more
 from hsgd.trace.records import Record, Span
 
 if TYPE_CHECKING:

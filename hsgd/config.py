@@ -184,6 +184,16 @@ class Config:
         "bytes from 65536 to 268435456",
     )
     """Payload of one step between the copies from and to a CUDA device, bytes."""
+    dump: bool = _variable(  # type: ignore[assignment]
+        "HSGD_DUMP", True, _flag, "0 or 1"
+    )
+    """Print once what the ranks of the node do when a collective passes its deadline."""
+    dump_dir: str | None = _variable(  # type: ignore[assignment]
+        "HSGD_DUMP_DIR", None, str, "a folder"
+    )
+    """Where the same is also written to, with files for torchfrtrace, and when a rank is lost, too;
+    None: nowhere.
+    """
     debug: bool = _variable(  # type: ignore[assignment]
         "HSGD_DEBUG", False, _flag, "0 or 1"
     )

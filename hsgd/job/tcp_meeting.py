@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,9 @@ def _meet_on_nodes(
         if lane:
             leader.append(_native.Leader(interfaces, nodes))
         address = base64.b64encode(leader[0].address()).decode() if lane else ""
-        return [draw_meeting_path() if circle.rank == first else "", address]
+        is_first = circle.rank == first
+        host = socket.gethostname() if is_first and nodes > 1 else ""
+        return [draw_meeting_path() if is_first else "", address, host]
 
     rows = _together(circle, _STEPS[0], open_up, options.timeout_s)
 
@@ -122,9 +125,12 @@ def _meet_on_nodes(
     options.comm_id = int.from_bytes(hashlib.blake2b(path, digest_size=8).digest(), "big")
     # Leaders wait for one another that long; who waits for leaders has to hear why they gave up.
     _together(circle, _STEPS[1], connect, 2 * options.timeout_s)
-    return _native.Comm.over_tcp(
+    comm = _native.Comm.over_tcp(
         rows[first][0], node_of_rank, nics, circle.rank, leader[0] if lane else None, options
     )
+    if circle.rank == first and nodes > 1:
+        comm.tell_hosts(",".join(row[2] for row in rows if row[2]))
+    return comm
 
 
 def _together(circle: Circle, what: str, make: Callable[[], Any], limit_s: float) -> list[Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from hsgd.errors import HsgdError
 from hsgd.status import other_nodes, report, stacks
-from hsgd.status.looking import Look, Row, look, with_stack
+from hsgd.status.looking import Look, Row, look, named_hosts, with_stack
+from hsgd.status.stacks import Reader
 from hsgd.status.waits import Group, groups_of
 
 __all__ = ["add_parser"]
@@ -22,8 +23,10 @@ __all__ = ["add_parser"]
 EXAMPLES = """examples:
   hsgd status                    all your jobs on this node
   hsgd status 4112               the job of a process: a rank, or what started the ranks
+  hsgd status --all-nodes        and those of the other nodes of these jobs, over ssh
   hsgd status -H node2,node3     these nodes as well, over ssh
   hsgd status --stacks           and what the ranks that hold others up are executing
+  hsgd status --native-stacks    the same with what they call in C and C++
   hsgd status --watch            again every two seconds, until the job has ended
   hsgd status --json | jq '.communicators[].held_up_by'
 
@@ -66,7 +69,17 @@ def add_parser(commands: Any) -> None:
         "(needs py-spy)",
     )
     status.add_argument(
+        "--native-stacks",
+        action="store_true",
+        help="the same with the frames of C and C++; pauses each process while it is read",
+    )
+    status.add_argument(
         "-H", "--hosts", metavar="LIST", help="ask other nodes as well, over ssh: node2,node3"
+    )
+    status.add_argument(
+        "--all-nodes",
+        action="store_true",
+        help="ask all other nodes of these jobs, whose hosts their ranks have told one another",
     )
     status.add_argument(
         "--watch", action="store_true", help="again every two seconds, until the job has ended"
@@ -81,23 +94,26 @@ def _process_number(text: str) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    hosts = other_nodes.host_names(arguments.hosts) if arguments.hosts else []
-    reader = stacks.find_reader() if arguments.stacks else ""
-    code = _once(arguments, hosts, reader)
+    given = other_nodes.host_names(arguments.hosts) if arguments.hosts else []
+    wants_stacks = arguments.stacks or arguments.native_stacks
+    reader = stacks.find_reader(native=arguments.native_stacks) if wants_stacks else None
+    code = _once(arguments, given, reader)
     while arguments.watch:
         time.sleep(_EVERY_S)
         try:
-            code = _once(arguments, hosts, reader)
+            code = _once(arguments, given, reader)
         except HsgdError as error:
             print(f"nothing is to be seen any more: {error}", file=sys.stderr)
             break
     return code
 
 
-def _once(arguments: argparse.Namespace, hosts: list[str], reader: str) -> int:
+def _once(arguments: argparse.Namespace, given: list[str], reader: Reader | None) -> int:
     here = look(arguments.pids)
-    there = other_nodes.ask(hosts, stacks=bool(reader))
-    seen = Look(_once_each([*here.rows, *there.rows]), [*here.refused, *there.refused])
+    hosts, unknown = _with_job_hosts(given, here) if arguments.all_nodes else (given, [])
+    there = other_nodes.ask(hosts, reader.options if reader else [])
+    refused = [*here.refused, *unknown, *there.refused]
+    seen = Look(_once_each([*here.rows, *there.rows]), refused)
     if arguments.pids and hosts:
         comms = {row.comm for row in here.rows}
         seen = Look([row for row in seen.rows if row.comm in comms], seen.refused)
@@ -122,12 +138,27 @@ def _once(arguments: argparse.Namespace, hosts: list[str], reader: str) -> int:
     return 1 if seen.refused else 0
 
 
+def _with_job_hosts(given: list[str], here: Look) -> tuple[list[str], list[str]]:
+    """The other hosts of the jobs that are seen here, behind those that were given; and a line
+    where there are other nodes whose names no rank here knows.
+    """
+    found, own = named_hosts(here.rows), socket.gethostname()
+    hosts = list(dict.fromkeys([*given, *(host for host in found if host != own)]))
+    elsewhere = [row.comm for row in here.rows if row.nodes > 1]
+    if found or given or not elsewhere:
+        return hosts, []
+    return hosts, [
+        f"--all-nodes: nobody here knows the hosts of communicator {elsewhere[0]}: its first rank "
+        "on this node is not seen; name them with -H"
+    ]
+
+
 def _once_each(rows: list[Row]) -> list[Row]:
     """Where a host was asked that is this one."""
     return list({(row.host, row.pid, row.comm, row.rank): row for row in rows}.values())
 
 
-def _with_stacks(groups: list[Group], reader: str) -> list[Row]:
+def _with_stacks(groups: list[Group], reader: Reader) -> list[Row]:
     """All rows, with stacks of those that hold others up, or of all; of this node's processes."""
     held_up = {(group.comm, rank) for group in groups for rank in group.held_up_by}
     host, known = socket.gethostname(), dict[int, str]()
@@ -137,7 +168,7 @@ def _with_stacks(groups: list[Group], reader: str) -> list[Row]:
             rows.append(row if row.stack is None else with_stack(row, None))
         elif row.stack is None and row.host == host:
             if row.pid not in known:
-                known[row.pid] = stacks.stack_of(row.pid, reader)
+                known[row.pid] = reader.stack_of(row.pid)
             rows.append(with_stack(row, known[row.pid]))
         else:
             rows.append(row)

@@ -6,6 +6,7 @@ so that a rank that moves is told from one that stands still. Never judges who h
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -17,9 +18,9 @@ from typing import Any
 
 from hsgd.errors import HsgdError
 from hsgd.job.launcher_variables import world_rank
-from hsgd.status.page import KINDS, Note, NoteState, PageRefused, notes_of
+from hsgd.status.page import KINDS, Note, NoteState, PageRefused, hosts_of, notes_of
 
-__all__ = ["Look", "Row", "look", "rows_from", "shown", "with_stack"]
+__all__ = ["Look", "Row", "look", "named_hosts", "rows_from", "shown", "with_stack"]
 
 _PAUSE_S = 0.1  # between the two looks
 _STATES = {NoteState.MEETING: "set-up", NoteState.OPEN: "open", NoteState.BROKEN: "broken"}
@@ -68,19 +69,21 @@ class Look:
     refused: list[str]
 
 
-def look(pids: Sequence[int] = ()) -> Look:
+def look(pids: Sequence[int] = (), *, twice: bool = True) -> Look:
     """All ranks of this user on this node, or those of the jobs of some processes; local.
 
-    pids: ranks, or processes that started them. Raises HsgdError where one of them has no ranks.
+    pids: ranks, or processes that started them. twice: to see who moves, a tenth of a second apart;
+    else nobody does. Raises HsgdError where one of them has no ranks.
     """
     chosen = _with_descendants(pids, _children()) if pids else set()
     processes = _own_processes()
     for pid in pids:
         _check_process(pid)
-    before = {pid: _progress(notes) for pid, notes in _read_all(processes)[0].items()}
-    if before:
-        time.sleep(_PAUSE_S)
     notes_by_pid, refused = _read_all(processes)
+    before = {pid: _progress(notes) for pid, notes in notes_by_pid.items()}
+    if before and twice:
+        time.sleep(_PAUSE_S)
+        notes_by_pid, refused = _read_all(processes)
     rows, host = [], socket.gethostname()
     for pid, notes in notes_by_pid.items():
         process = _Process.read(pid)
@@ -90,6 +93,17 @@ def look(pids: Sequence[int] = ()) -> Look:
         refused = {pid: line for pid, line in refused.items() if pid in chosen}
         _check_found(pids, rows, refused)
     return Look(sorted(rows, key=lambda row: (row.comm, row.rank)), list(refused.values()))
+
+
+def named_hosts(rows: Sequence[Row]) -> list[str]:
+    """The hosts of all nodes of these communicators, as the first rank of this node knows them;
+    local.
+    """
+    names: dict[str, None] = {}
+    for pid in sorted({row.pid for row in rows if row.nodes > 1}):
+        with contextlib.suppress(OSError, PageRefused):  # it ended meanwhile
+            names.update(dict.fromkeys(hosts_of(pid)))
+    return list(names)
 
 
 def rows_from(dictionaries: Iterable[dict[str, Any]]) -> list[Row]:
@@ -232,10 +246,9 @@ def _row(process: _Process, note: Note, before: _Progress, host: str) -> Row:
     def age(then_ns: int) -> float | None:  # when the note was read: others were read meanwhile
         return round(max(0, note.read_ns - then_ns) * 1e-9, 3) if then_ns else None
 
-    is_set_up = note.id != 0
     waiting = note.in_call or note.state == NoteState.MEETING
     return Row(
-        comm=f"{note.id:016x}" if is_set_up else f"set-up-{note.meeting:016x}",
+        comm=f"{note.id:016x}" if note.id else f"set-up-{note.meeting:016x}",
         rank=note.rank,
         size=note.size,
         local_rank=note.local_rank,

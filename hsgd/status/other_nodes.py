@@ -34,19 +34,22 @@ def host_names(text: str) -> list[str]:
     return names
 
 
-def ask(hosts: Sequence[str], *, stacks: bool) -> Look:
-    """What all hosts say; blocking, up to a minute. A host that does not answer is a refusal."""
+def ask(hosts: Sequence[str], options: Sequence[str] = ()) -> Look:
+    """What all hosts say; blocking, up to a minute each, 32 at once. A host that does not answer is
+    a refusal.
+
+    options: of `hsgd status` there.
+    """
     if not hosts:
         return Look([], [])
     with ThreadPoolExecutor(min(len(hosts), _MOST_AT_ONCE)) as pool:
-        looks = list(pool.map(lambda host: _ask_one(host, stacks), hosts))
+        looks = list(pool.map(lambda host: _ask_one(host, options), hosts))
     rows = [row for look in looks for row in look.rows]
     return Look(rows, [line for look in looks for line in look.refused])
 
 
-def _ask_one(host: str, stacks: bool) -> Look:
-    command = [sys.executable, "-m", "hsgd.cli", "status", "--json"]
-    command += ["--stacks"] if stacks else []
+def _ask_one(host: str, options: Sequence[str]) -> Look:
+    command = [sys.executable, "-m", "hsgd.cli", "status", "--json", *options]
     words = ["ssh", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host]
     try:
         done = subprocess.run(

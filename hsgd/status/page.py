@@ -15,15 +15,17 @@ from pathlib import Path
 
 from hsgd.errors import HsgdError
 
-__all__ = ["KINDS", "Note", "NoteState", "PageRefused", "notes_of"]
+__all__ = ["KINDS", "Note", "NoteState", "PageRefused", "hosts_of", "notes_of"]
 
 VERSION = 1
 MAGIC = b"hsgdstat"
 _LINK = "/memfd:status-of-hsgd"
-_HEADER = struct.Struct("=8sIIIIII")
-_RECORD = struct.Struct("=QQQQqqqBBB5xiiIiQQiiiiiii4x64s192s")
+_HEADER = struct.Struct("=8sIIIIIIII")
+_RECORD = struct.Struct("=QQQQqqqBBB5xiiIiQQiiiiiiii64s192s")
 _VERSION = struct.Struct("=Q")
 _MOST_RECORDS = 4096
+_HOST_BYTES = 64
+_MOST_HOSTS = 4096
 _TRIES = 50  # a change takes nanoseconds, unless its writer was stopped in the middle
 # hsgd_kind of hsgd/csrc/include/hsgd_core.h, then what Comm.empty and Comm.shared do.
 KINDS = (
@@ -70,6 +72,7 @@ class Note:
     name: str
     message: str
     read_ns: int  # when this was read
+    is_first: bool = False  # of its node, for which a collective failed
     is_torn: bool = False  # its writer changed it all the time
 
 
@@ -79,21 +82,37 @@ def notes_of(pid: int) -> list[Note]:
     Raises OSError where the process has ended or may not be read, PageRefused where its page is
     of another version.
     """
-    found: list[Note] = []
-    for path in _pages(pid):
+    return [note for page in _pages(pid) for note in _read(page, pid)]
+
+
+def hosts_of(pid: int) -> list[str]:
+    """The hosts of all nodes of a process's communicators, where it is the one of its node that
+    knows them; local. Raises as notes_of().
+    """
+    found: dict[str, None] = {}
+    for page in _pages(pid):
+        if (header := _header(page, pid)) is not None:
+            data = os.pread(page, _HOST_BYTES * min(header.hosts, _MOST_HOSTS), header.hosts_begin)
+            names = (data[at : at + _HOST_BYTES] for at in range(0, len(data), _HOST_BYTES))
+            found.update(dict.fromkeys(map(_text, names)))
+    return [name for name in found if name and not name.startswith("-")]
+
+
+def _pages(pid: int) -> Iterator[int]:
+    """Descriptors, each open until the next one is asked for."""
+    for path in _paths(pid):
         try:
             # The number may be another file's by now, which must not hold this up.
             page = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             continue  # closed meanwhile
         try:
-            found += _read(page, pid)
+            yield page
         finally:
             os.close(page)
-    return found
 
 
-def _pages(pid: int) -> Iterator[str]:
+def _paths(pid: int) -> Iterator[str]:
     folder = f"/proc/{pid}/fd"
     for entry in os.listdir(folder):
         path = f"{folder}/{entry}"
@@ -105,15 +124,35 @@ def _pages(pid: int) -> Iterator[str]:
             yield path
 
 
+@dataclass(frozen=True)
+class _Header:
+    used: int
+    without: int
+    hosts_begin: int
+    hosts: int
+
+
 def _read(page: int, pid: int) -> list[Note]:
+    header = _header(page, pid)
+    if header is None:
+        return []
+    notes = (_read_record(page, index + 1, pid) for index in range(header.used))
+    found = [note for note in notes if note.state != NoteState.FREE]
+    if header.without and not found:
+        raise PageRefused(f"process {pid}: its status page has no room for its communicators")
+    return found
+
+
+def _header(page: int, pid: int) -> _Header | None:
+    """None where the process has made no page of its own, or not yet."""
     head = os.pread(page, _HEADER.size, 0)
     if not head.strip(b"\0"):
-        return []  # it is being made
+        return None  # it is being made
     if len(head) < _HEADER.size:
         raise PageRefused(f"process {pid}: its status page is cut off after {len(head)} bytes")
-    magic, version, record_bytes, writer, _, used, without = _HEADER.unpack(head)
+    magic, version, record_bytes, writer, _, used, *rest = _HEADER.unpack(head)
     if magic == b"\0" * len(MAGIC):
-        return []  # the same: that comes last
+        return None  # the same: that comes last
     if magic != MAGIC:
         raise PageRefused(f"process {pid}: what it calls its status page is none of hsgd's")
     if version != VERSION:
@@ -127,12 +166,8 @@ def _read(page: int, pid: int) -> list[Note]:
             f"{_RECORD.size} bytes were expected; call the hsgd that the job was started with"
         )
     if writer != _own_number(pid):
-        return []  # a forked child has its parent's page, and is no rank
-    notes = (_read_record(page, (index + 1) * record_bytes, pid) for index in range(used))
-    found = [note for note in notes if note.state != NoteState.FREE]
-    if without and not found:
-        raise PageRefused(f"process {pid}: its status page has no room for its communicators")
-    return found
+        return None  # a forked child has its parent's page, and is no rank
+    return _Header(used, *rest)
 
 
 def _own_number(pid: int) -> int:
@@ -143,8 +178,11 @@ def _own_number(pid: int) -> int:
     return pid
 
 
-def _read_record(page: int, offset: int, pid: int) -> Note:
-    """A record as it was at one moment; as it is, where its writer was stopped while it wrote."""
+def _read_record(page: int, index: int, pid: int) -> Note:
+    """A record, the first is 1, as it was at one moment; as it is, where its writer was stopped
+    while it wrote.
+    """
+    offset = index * _RECORD.size
     for _ in range(_TRIES):
         record = os.pread(page, _RECORD.size, offset)  # begins with its version
         after = os.pread(page, _VERSION.size, offset)
@@ -160,13 +198,14 @@ def _read_record(page: int, offset: int, pid: int) -> Note:
     is_waiting = waits_since != 0
     (awaited, awaited_node) = fields[10:12] if is_waiting else (-1, -1)
     (state, error, comm_id, meeting) = fields[12:16]
-    (rank, size, local_rank, local_size, node, nodes, error_rank) = fields[16:23]
+    (rank, size, local_rank, local_size, node, nodes, error_rank, is_first) = fields[16:24]
     return Note(
         *(sequence, finished, size_bytes, since, looked, waits_since, kind, bool(in_call)),
         *(awaited, awaited_node, state, error, comm_id, meeting),
         *(rank, size, local_rank, local_size, node, nodes, error_rank),
-        name=_text(fields[23]) if named else "",
-        message=_text(fields[24]),
+        name=_text(fields[24]) if named else "",
+        message=_text(fields[25]),
+        is_first=is_first != 0,
         read_ns=read_ns,
         is_torn=is_torn,
     )

@@ -6,17 +6,20 @@ Owns the words of the table and the fields of the document. Never judges.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from hsgd.status.looking import Row
 from hsgd.status.waits import Group, Standing, call_words
 
-__all__ = ["FORM", "document", "table"]
+__all__ = ["FORM", "brief", "document", "table"]
 
 FORM = 1  # of the document
 _LOUD = {Standing.LATE, Standing.SILENT, Standing.STOPPED, Standing.ENDED}
 _COMMAND_LETTERS = 60
+_BRIEF_RANKS = 8
+_BRIEF_FINDINGS = 4
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -50,7 +53,8 @@ def table(groups: Sequence[Group]) -> str:
     """Several lines for each communicator: who it is, its ranks, what was found, stacks."""
     parts = []
     for group in groups:
-        lines = [_title(group), *_columns(_cells(group))]
+        pairs = list(zip(group.rows, group.standings, strict=True))
+        lines = [_title(group), *_columns(_cells(group, pairs))]
         lines += [f"  -> {finding}" for finding in group.findings]
         if not group.findings:
             lines.append(f"  -> {_calm(group)}")
@@ -60,6 +64,24 @@ def table(groups: Sequence[Group]) -> str:
                 lines += [f"    {line}" for line in row.stack.splitlines()]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def brief(group: Group) -> str:
+    """Fifteen lines at most for a communicator, those that hold others up first; no ranks of a node
+    that only waits for another one.
+    """
+    pairs = list(zip(group.rows, group.standings, strict=True))
+    pairs.sort(key=lambda pair: pair[1] not in _LOUD)
+    is_elsewhere = group.rows[0].nodes > 1 and not group.held_up_by
+    shown = [] if is_elsewhere else pairs[:_BRIEF_RANKS]
+    lines = [_title(group), *(_columns(_cells(group, shown)) if shown else [])]
+    if left := Counter(standing.value for _, standing in pairs[len(shown) :]):
+        words = ", ".join(f"{count} {standing}" for standing, count in left.items())
+        lines.append(f"  {'and ' if shown else ''}{left.total()} on this node: {words}")
+    lines += [f"  -> {finding}" for finding in group.findings[:_BRIEF_FINDINGS]]
+    if (more := len(group.findings) - _BRIEF_FINDINGS) > 0:
+        lines.append(f"  -> and {more} more")
+    return "\n".join(lines)
 
 
 def _title(group: Group) -> str:
@@ -80,7 +102,7 @@ def _calm(group: Group) -> str:
     return "no rank waits for another"
 
 
-def _cells(group: Group) -> list[list[str]]:
+def _cells(group: Group, shown: Sequence[tuple[Row, Standing]]) -> list[list[str]]:
     first = group.rows[0]
     with_hosts = len({row.host for row in group.rows}) > 1
     with_nodes = first.nodes > 1
@@ -88,7 +110,7 @@ def _cells(group: Group) -> list[list[str]]:
     head = ["rank", "pid", "state", "since", "call", "waits for"]
     cells = [[*head, *(["world rank"] if with_world else []), *(["node"] if with_nodes else [])]]
     cells[0] += ["host"] if with_hosts else []
-    for row, standing in zip(group.rows, group.standings, strict=True):
+    for row, standing in shown:
         state = standing.value.upper() if standing in _LOUD else standing.value
         line = [str(row.rank), str(row.pid), state, f"{row.since_s:.1f} s"]
         line += [_call(row), _waited_for(row, standing)]
@@ -101,7 +123,7 @@ def _cells(group: Group) -> list[list[str]]:
 def _call(row: Row) -> str:
     if row.state == "set-up":
         return "its set-up"
-    if row.in_call:
+    if row.in_call or (row.state == "broken" and row.call):
         return f"{call_words(row)}, {_size(row.bytes)}" if row.bytes else call_words(row)
     return f"none, after {call_words(row)}" if row.call else "none yet"
 

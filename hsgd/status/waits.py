@@ -13,6 +13,7 @@ from hsgd.status.looking import Row
 
 __all__ = ["Group", "Standing", "call_words", "groups_of"]
 
+_TIMEOUT = -3  # HSGD_ERR_TIMEOUT of hsgd/csrc/include/hsgd_core.h
 _SILENT_S = 1.0  # a rank that waits looks at the others fifty times a second
 
 
@@ -76,11 +77,12 @@ def call_words(row: Row) -> str:
 def _judge(comm: str, rows: Sequence[Row], by_rank: dict[int, Row]) -> Group:
     members = [by_rank[rank] for rank in sorted(by_rank)]
     waiting = [row for row in members if _waits(row)]
-    newest = max((row.call for row in waiting), default=0)
+    gave_up = [row for row in members if _gave_up(row)]
+    newest = max((row.call for row in (*waiting, *gave_up)), default=0)
     kept = {row.rank for row in waiting}
     group = Group(comm, members, [_standing(row, newest, kept) for row in members])
     if any(row.state == "broken" for row in members):
-        _say_what_broke(group)
+        _say_what_broke(group, gave_up, newest, rows)
     elif any(row.state == "set-up" for row in members):
         _say_who_does_not_meet(group)
     elif waiting:
@@ -94,6 +96,11 @@ def _waits(row: Row) -> bool:
     """In a call, standing still, and alive: what it says of others can be believed."""
     looks = row.last_look_s is not None and row.last_look_s < _SILENT_S
     return row.state == "open" and row.in_call and looks and not row.moves and not _is_stopped(row)
+
+
+def _gave_up(row: Row) -> bool:
+    """Waited for others until the deadline: what they do now, they did then."""
+    return row.state == "broken" and row.error_code == _TIMEOUT
 
 
 def _is_stopped(row: Row) -> bool:
@@ -133,6 +140,12 @@ def _say_who_is_waited_for(
             f"{call_words(longest)}, in which {len(kept)} ranks wait, the first for "
             f"{longest.since_s:.1f} s"
         )
+    _blame_all(group, newest, wait, all_rows)
+    _say_who_is_unseen(group, kept, wait)
+
+
+def _blame_all(group: Group, newest: int, wait: str, all_rows: Sequence[Row]) -> None:
+    """Of a communicator whose ranks wait, or have waited, in call `newest`."""
     blamed = []
     for row, standing in zip(group.rows, group.standings, strict=True):
         is_behind = row.call < newest or (row.call == newest and row.in_call)
@@ -142,7 +155,6 @@ def _say_who_is_waited_for(
     for _, _, rank, row, standing in sorted(blamed, key=lambda each: each[:3]):
         group.held_up_by.append(rank)
         group.findings.append(_blame(row, standing, newest, wait) + _elsewhere(row, all_rows))
-    _say_who_is_unseen(group, kept, wait)
 
 
 def _blame(row: Row, standing: Standing, newest: int, wait: str) -> str:
@@ -185,7 +197,7 @@ def _say_who_is_unseen(group: Group, waiting: Sequence[Row], wait: str) -> None:
     where = (
         "not seen: ended, closed it, in another container, or without room on the status page"
         if group.rows[0].nodes == 1
-        else "not seen, on nodes that were not asked, or did not answer (-H HOST,...)"
+        else "not seen, on nodes that were not asked, or did not answer (--all-nodes)"
     )
     line = f"{_ranks(unseen)} of {wait}: {where}"
     if awaited:
@@ -219,13 +231,18 @@ def _say_who_does_not_meet(group: Group) -> None:
         )
 
 
-def _say_what_broke(group: Group) -> None:
-    for row in group.rows:
-        if row.state == "broken":
-            group.findings.append(
-                f"{_person(row)}: the communicator is broken since {row.since_s:.1f} s: {row.error}"
-            )
-            return
+def _say_what_broke(
+    group: Group, gave_up: Sequence[Row], newest: int, all_rows: Sequence[Row]
+) -> None:
+    first = next(row for row in gave_up or group.rows if row.state == "broken")
+    group.findings.append(
+        f"{_person(first)}: the communicator is broken since {first.since_s:.1f} s: {first.error}"
+    )
+    last = [row for row in group.rows if row.call == newest and (_gave_up(row) or _waits(row))]
+    if gave_up:
+        ranks = "1 rank waited" if len(last) == 1 else f"{len(last)} ranks waited"
+        wait = f"{call_words(last[0])}, in which {ranks} until the deadline"
+        _blame_all(group, newest, wait, all_rows)
 
 
 def _say_who_is_stopped(group: Group) -> None:

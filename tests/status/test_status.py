@@ -338,7 +338,7 @@ def foreign() -> Iterator[Callable[[bytes], None]]:
 
 def header(magic: bytes, version: int, record_bytes: int, used: int) -> bytes:
     """Of a page that this process would have written."""
-    return struct.pack("=8sIIIIII", magic, version, record_bytes, os.getpid(), 9, used, 0)
+    return struct.pack("=8sIIIIIIII", magic, version, record_bytes, os.getpid(), 9, used, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -477,6 +477,11 @@ def test_stacks_are_those_of_the_ranks_that_hold_others_up(
     program(bin_folder, "py-spy", 'echo "Permission denied (os error 13)" >&2; exit 1')
     assert "py-spy: Permission denied (os error 13); as root" in status.table(
         "--stacks", ranks.pid(0)
+    )
+    program(bin_folder, "py-spy", 'echo "$*"; echo "no $*" >&2; [ "$2" != --native ]')
+    table = status.table("--native-stacks", ranks.pid(0))
+    assert re.search(
+        "py-spy: no dump --native .*; the frames of Python alone:\n +dump --non", table
     )
     ranks.send(2, "go")
     ranks.finish()

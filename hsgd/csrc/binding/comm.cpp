@@ -334,6 +334,11 @@ class Comm {
     return reinterpret_cast<uintptr_t>(&comm_);
   }
 
+  void tell_hosts(const std::string& hosts) const {
+    check_open();
+    hsgd_comm_tell_hosts(comm_.get(), hosts.c_str());
+  }
+
   // In a forked child too, where nothing else may be called.
   int descriptor() const { return comm_ == nullptr ? -1 : hsgd_comm_descriptor(comm_.get()); }
 
@@ -429,6 +434,7 @@ void bind_comm(nb::module_& module) {
       .def("has_open", &Comm::has_open)
       .def("topology", &Comm::topology, nb::rv_policy::copy)
       .def("nodes", &Comm::nodes)
+      .def("tell_hosts", &Comm::tell_hosts, nb::arg("hosts"))
       .def("descriptor", &Comm::descriptor)
       .def("shared_address", &Comm::shared_address)
       .def("counters", &Comm::counters)

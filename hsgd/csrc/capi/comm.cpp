@@ -142,6 +142,10 @@ void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology) {
 
 int hsgd_comm_node_of(const hsgd_comm* comm, int rank) { return comm->communicator->node_of(rank); }
 
+void hsgd_comm_tell_hosts(hsgd_comm* comm, const char* hosts) {
+  static_cast<void>(guarded(nullptr, [&] { comm->communicator->tell_hosts(hosts); }));
+}
+
 int hsgd_comm_descriptor(const hsgd_comm* comm) { return comm->communicator->descriptor(); }
 
 void hsgd_comm_counters(const hsgd_comm* comm, hsgd_counters* counters) {

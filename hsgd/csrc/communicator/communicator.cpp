@@ -41,6 +41,8 @@ int Communicator::local_rank_of(int world_rank) const { return context_.local_ra
 
 int Communicator::node_of(int world_rank) const { return context_.node_of(world_rank); }
 
+void Communicator::tell_hosts(const std::string& names) { context_.note().tell_hosts(names); }
+
 void Communicator::check_alive(int rank, const std::string& what) const {
   const int local_rank = local_rank_of(rank);
   if (local_rank != context_.place().local_rank) node().check_alive(local_rank, what);
@@ -141,7 +143,7 @@ void Communicator::run_guarded(const Operation& operation) {
       context_.skip_steps();
       throw;
     }
-    give_up(error, context_.sequence());
+    give_up(error, context_.sequence(), context_.local().is_first_to_give_up());
     throw;
   } catch (const std::exception& error) {  // out of memory, most likely
     give_up(Error(HSGD_ERR_SYSTEM, context_.place().rank, error.what()), context_.sequence());
@@ -157,11 +159,11 @@ uint64_t Communicator::clock_weight(const Operation& operation) const {
   return context_.user_sequence() % kEvery == 1 ? kEvery : 0;
 }
 
-void Communicator::give_up(const Error& error, uint64_t first_missed) {
+void Communicator::give_up(const Error& error, uint64_t first_missed, bool is_first) {
   // Who waits for several calls, in whatever order, hears of each what the first one heard.
   const bool for_all = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
   broken_.emplace(for_all ? error.code() : HSGD_ERR_CLOSED, error.rank(), error.what());
-  context_.note().fail(error);
+  context_.note().fail(error, is_first);
   context_.give_up(error, first_missed);
 }
 

@@ -79,8 +79,9 @@ class HSGD_API Communicator final {
   void check_alive(int rank, const std::string& what) const;
   // The ranks of this node, for what is built beside collectives.
   const LocalGroup& node() const { return context_.local(); }
-  int local_rank_of(int world_rank) const;  // -1: on another node
-  int node_of(int world_rank) const;        // -1: no rank of this communicator
+  int local_rank_of(int world_rank) const;    // -1: on another node
+  int node_of(int world_rank) const;          // -1: no rank of this communicator
+  void tell_hosts(const std::string& names);  // of all nodes, separated by commas, for others
   int descriptor() const { return context_.links().descriptor(); }  // see Transport
   const hsgd_options& options() const { return context_.options(); }
   const Place& place() const { return context_.place(); }
@@ -94,7 +95,8 @@ class HSGD_API Communicator final {
   void run(const Operation& operation);
   void run_guarded(const Operation& operation);
   uint64_t clock_weight(const Operation& operation) const;
-  void give_up(const Error& error, uint64_t first_missed);
+  // `is_first`: of the ranks of this node to give up.
+  void give_up(const Error& error, uint64_t first_missed, bool is_first = false);
 
   std::shared_ptr<SharedBuffer> share(uint64_t id, size_t bytes, size_t available,
                                       const char* what);

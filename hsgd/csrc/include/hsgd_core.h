@@ -234,6 +234,9 @@ HSGD_API void hsgd_comm_destroy(hsgd_comm* comm);
 HSGD_API void hsgd_comm_topology(const hsgd_comm* comm, hsgd_topology* topology);
 /* Local. The node of a rank, as node_rank of its topology; -1 where there is no such rank. */
 HSGD_API int hsgd_comm_node_of(const hsgd_comm* comm, int rank);
+/* Local. For `hsgd status`: the names of the hosts of all nodes, separated by commas. One rank of
+ * each node says them. */
+HSGD_API void hsgd_comm_tell_hosts(hsgd_comm* comm, const char* hosts);
 /* Local. An epoll descriptor that watches all connections to other nodes; -1 where there are none
  * but MPI's. A child of fork closes what it watches: as long as it had the connections, other nodes
  * would not learn that this rank has died. */

@@ -168,6 +168,7 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
   agree_on(steps, "counted their file descriptors", [&] {
     check_descriptors(kDescriptorsPerRank * static_cast<size_t>(lead.place.local_size));
   });
+  const std::string hosts = find_hosts(steps, nodes);
   HSGD_FAULT_POINT("over MPI: place found");
   hsgd_options named = options;
   named.comm_id = status_id(words.data(), sizeof words);
@@ -176,6 +177,7 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
     communicator = meet(own, std::move(nodes), std::move(lead), named, steps, turn);
     HSGD_FAULT_POINT("over MPI: met");
   });
+  communicator->tell_hosts(hosts);
   return new_comm(std::move(communicator));
 }
 

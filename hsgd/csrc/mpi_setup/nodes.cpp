@@ -27,6 +27,16 @@ uint64_t fold(const std::string& words, uint64_t start = 0xcbf29ce484222325) {
   return folded;
 }
 
+struct HostName {
+  char text[HOST_NAME_MAX + 1];
+};
+
+HostName own_host() {
+  HostName host{};
+  if (::gethostname(host.text, sizeof host.text - 1) != 0) host.text[0] = '\0';
+  return host;
+}
+
 // The running kernel, the network namespace, in which names of sockets live, and the host's name.
 // What cannot be read here, as in sandboxes, cannot be read by the others of the node either.
 uint64_t own_kernel() {
@@ -34,9 +44,7 @@ uint64_t own_kernel() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char network[64] = {};
   if (::readlink("/proc/self/ns/net", network, sizeof network - 1) < 0) network[0] = '\0';
-  char host[HOST_NAME_MAX + 1] = {};
-  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
-  return fold(boot + ' ' + network + ' ' + host);
+  return fold(boot + ' ' + network + ' ' + own_host().text);
 }
 
 std::vector<int> ranks_with(const std::vector<Candidacy>& rows, uint64_t candidates) {
@@ -98,6 +106,21 @@ Nodes find_nodes(Steps& steps, const MeetingWords& words) {
   nodes.ranks = ranks_with(rows, own.candidates);
   number_nodes(rows, &nodes);
   return nodes;
+}
+
+std::string find_hosts(Steps& steps, const Nodes& nodes) {
+  if (nodes.count == 1 || nodes.ranks[0] != steps.rank()) return "";
+  std::vector<int> firsts;
+  for (size_t rank = 0; rank < nodes.node_of_rank.size(); ++rank) {
+    const bool is_first = nodes.node_of_rank[rank] == static_cast<int>(firsts.size());
+    if (is_first) firsts.push_back(static_cast<int>(rank));
+  }
+  std::vector<HostName> names(firsts.size());
+  const HostName own = own_host();
+  steps.gather_among(firsts, &own, names.data(), sizeof own, "told the names of their hosts");
+  std::string hosts;
+  for (const HostName& name : names) hosts += std::string(hosts.empty() ? "" : ",") + name.text;
+  return hosts;
 }
 
 }  // namespace hsgd

@@ -29,6 +29,10 @@ struct Nodes {
 // Collective. `words`: the same on all ranks, told over MPI; they make the secret of the meetings.
 Nodes find_nodes(Steps& steps, const MeetingWords& words);
 
+// Among the first ranks of all nodes: the names of their hosts, separated by commas, by node. "" on
+// other ranks, and of one node.
+std::string find_hosts(Steps& steps, const Nodes& nodes);
+
 }  // namespace hsgd
 
 #endif  // HSGD_MPI_SETUP_NODES_HPP_

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -114,18 +115,26 @@ uint64_t Steps::greatest(uint64_t own, const char* what) {
   return known[0];
 }
 
-// In rounds of which each doubles the rows that a rank has (Bruck et al., IEEE TPDS 8(11), 1997).
 void Steps::gather(const void* row, void* rows, size_t bytes, const char* what) {
-  const auto size = static_cast<size_t>(size_);
-  const auto me = static_cast<size_t>(rank_);
+  std::vector<int> all(static_cast<size_t>(size_));
+  std::iota(all.begin(), all.end(), 0);
+  gather_among(all, row, rows, bytes, what);
+}
+
+// In rounds of which each doubles the rows that a rank has (Bruck et al., IEEE TPDS 8(11), 1997).
+void Steps::gather_among(const std::vector<int>& members, const void* row, void* rows, size_t bytes,
+                         const char* what) {
+  const size_t size = members.size();
+  const auto me =
+      static_cast<size_t>(std::find(members.begin(), members.end(), rank_) - members.begin());
   auto step = std::make_unique<UnderWay>(size * bytes);  // from this rank's on, round about
   std::byte* const held = step->data.data();
   std::memcpy(held, row, bytes);
-  for (int distance = 1; distance < size_; distance *= 2) {
-    const auto offset = static_cast<size_t>(distance) * bytes;
+  for (size_t distance = 1; distance < size; distance *= 2) {
+    const size_t offset = distance * bytes;
     const size_t some = std::min(offset, size * bytes - offset);
-    receive(step, {held + offset, some, rank_ + distance});
-    send(step, {held, some, rank_ + size_ - distance});
+    receive(step, {held + offset, some, members[(me + distance) % size]});
+    send(step, {held, some, members[(me + size - distance) % size]});
     finish(step, what);
   }
   auto* const ordered = static_cast<std::byte*>(rows);

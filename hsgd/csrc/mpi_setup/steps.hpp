@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/error.hpp"
 #include "hsgd_core.h"
@@ -49,6 +50,9 @@ class Steps {
   uint64_t greatest(uint64_t own, const char* what);
   // Every rank's row of `bytes`, by rank.
   void gather(const void* row, void* rows, size_t bytes, const char* what);
+  // The same among some ranks, which alone call it, by their order in `members`.
+  void gather_among(const std::vector<int>& members, const void* row, void* rows, size_t bytes,
+                    const char* what);
 
   // Local: throws where MPI knows of a rank that died.
   void check_deaths(const char* what) const;

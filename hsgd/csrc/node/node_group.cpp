@@ -412,6 +412,8 @@ int LocalGroup::awaited(uint64_t sequence) const {
   return silent;
 }
 
+bool LocalGroup::is_first_to_give_up() { return survival(0).gave_up.exchange(1) == 0; }
+
 bool LocalGroup::is_first_that_waits() const {
   const int64_t now = now_ns();
   const auto end = peers_.begin() + rank();

@@ -168,6 +168,8 @@ class LocalGroup {
   std::string closing(int rank) const { return person(rank) + " closed its communicator"; }
   // Its process ended, or it gave its part of the group back: it can take part in nothing any more.
   bool has_left(int rank) const;
+  // Whether no rank of the node has asked before; for whoever gives up.
+  bool is_first_to_give_up();
   // Tells the other ranks of the node why this one takes part in no collective from `first_missed`
   // on; only the first call counts.
   void fail(const Error& error, uint64_t first_missed);

@@ -72,6 +72,9 @@ struct alignas(kLine) Survival {
   // Local rank 0's only, changed by anybody by compare-and-swap: round, phase and who decided.
   // Memory outlives its owner, so the ranks agree even when that one is dead.
   std::atomic<uint64_t> state;
+  // Local rank 0's only: 1 once a rank of the group has given up. Exchanged, so that one rank alone
+  // finds 0.
+  std::atomic<uint32_t> gave_up;
   // The owner's own: the round in which it came, and in which it had joined the new group, plus 1.
   alignas(kLine) std::atomic<uint64_t> came;
   std::atomic<uint64_t> joined;

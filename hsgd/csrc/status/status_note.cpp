@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <ctime>
+#include <sstream>
 #include <utility>
+#include <vector>
 
 namespace hsgd {
 namespace {
@@ -71,6 +73,7 @@ StatusNote::StatusNote(std::shared_ptr<StatusPage> page, const StatusPlace& plac
   record_.kind = record_.in_call = record_.named = 0;
   record_.looked_ns = record_.waits_since_ns = 0;
   record_.awaited = record_.awaited_node = record_.error_rank = -1;
+  record_.is_first = 0;
   record_.error = HSGD_OK;
   record_.name[0] = record_.message[0] = '\0';
 }
@@ -128,14 +131,23 @@ void StatusNote::look(int awaited, int awaited_node) {
   record_.awaited_node = awaited_node;
 }
 
-void StatusNote::fail(const Error& error) {
+void StatusNote::fail(const Error& error, bool is_first) {
   const int64_t now = coarse_now_ns();
   const Change change(record_);
   record_.state = NoteState::kBroken;
   record_.since_ns = now;
   record_.error = error.code();
   record_.error_rank = error.rank();
+  record_.is_first = is_first ? 1 : 0;
   copy_text(record_.message, error.what());
+}
+
+void StatusNote::tell_hosts(const std::string& names) {
+  if (taken_ == nullptr || !page_->is_mine()) return;
+  std::vector<std::string> each;
+  std::istringstream words(names);
+  for (std::string name; std::getline(words, name, ',');) each.push_back(name);
+  page_->add_hosts(each);
 }
 
 }  // namespace hsgd

@@ -39,7 +39,10 @@ class StatusNote {
   void end_call(bool well);
   // This rank waits, and has just looked at the others. Either may be -1.
   void look(int awaited, int awaited_node);
-  void fail(const Error& error);
+  // `is_first`: of the ranks of its node.
+  void fail(const Error& error, bool is_first);
+  // Hosts of all nodes, separated by commas; one process of each node says them.
+  void tell_hosts(const std::string& names);
 
  private:
   std::shared_ptr<StatusPage> page_;

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -16,18 +15,21 @@ namespace {
 
 // Readers look for it. Another name than that of memory which ranks share.
 constexpr char kName[] = "status-of-hsgd";
-constexpr size_t kBytes = 256 << 10;  // of addresses; pages are allocated as records are taken
-constexpr size_t kPage = 4096;        // allocated at a time
-constexpr uint32_t kCapacity = kBytes / sizeof(StatusRecord) - 1;
+// Of addresses; pages are allocated as records are taken and hosts are told.
+constexpr size_t kRecordsBytes = 256 << 10;
+constexpr uint32_t kMostHosts = 4096;
+constexpr size_t kBytes = kRecordsBytes + kMostHosts * kHostBytes;
+constexpr size_t kPage = 4096;  // allocated at a time
+constexpr uint32_t kCapacity = kRecordsBytes / sizeof(StatusRecord) - 1;
 
 }  // namespace
 
-StatusPage::StatusPage(Segment segment)
-    : segment_(std::move(segment)), allocated_bytes_(std::min(kPage, kBytes)) {
+StatusPage::StatusPage(Segment segment) : segment_(std::move(segment)), allocated_bytes_(kPage) {
   StatusHeader& own = *new (segment_.data()) StatusHeader{};
   own.record_bytes = sizeof(StatusRecord);
   own.pid = static_cast<uint32_t>(::getpid());
   own.capacity = kCapacity;
+  own.hosts_begin = kRecordsBytes;
   own.version = kStatusVersion;
   // Partner: a reader in another process. Forbids that it knows the page before the rest is there.
   std::atomic_thread_fence(std::memory_order_release);
@@ -78,6 +80,28 @@ StatusRecord* StatusPage::take() {
 void StatusPage::give_back(StatusRecord* record) {
   const std::lock_guard<std::mutex> lock(mutex_);
   free_.push_back(record);
+}
+
+void StatusPage::add_hosts(const std::vector<std::string>& names) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  try {
+    for (const std::string& name : names) add_host(name);
+  } catch (const std::exception&) {  // no memory: those that are missing are not named
+  }
+}
+
+void StatusPage::add_host(const std::string& name) {
+  const uint32_t count = header().hosts.load(std::memory_order_relaxed);
+  if (name.empty() || name.size() >= kHostBytes || count == kMostHosts) return;
+  if (!hosts_.insert(name).second) return;
+  const size_t begin = count * kHostBytes;
+  if (allocated_hosts_bytes_ < begin + kHostBytes) {
+    allocate_pages(segment_.fd(), kRecordsBytes + allocated_hosts_bytes_, kPage);
+    allocated_hosts_bytes_ += kPage;
+  }
+  std::memcpy(segment_.data() + kRecordsBytes + begin, name.c_str(), name.size() + 1);
+  // Partner: a reader in another process. Forbids that it takes a name that is not there.
+  header().hosts.store(count + 1, std::memory_order_release);
 }
 
 std::shared_ptr<StatusPage> StatusPages::get() {

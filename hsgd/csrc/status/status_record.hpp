@@ -48,7 +48,7 @@ struct alignas(64) StatusRecord {
   int32_t local_rank, local_size;
   int32_t node, nodes;
   int32_t error_rank;  // world rank that the error is about, or -1
-  int32_t unused;
+  int32_t is_first;    // 1: it is the first rank of its node for which a collective failed
 
   char name[64];
   char message[192];  // of the error
@@ -68,8 +68,14 @@ struct StatusHeader {
   // time, and stored after the memory of those records is there.
   std::atomic<uint32_t> used;
   uint32_t without;  // communicators that found no room
+  // Behind the room for records: names of hosts of the communicators' nodes, in kHostBytes each,
+  // with a NUL. Only one process of each node has them; of an older hsgd none, and 0 stands here.
+  // The same rule as for `used`.
+  uint32_t hosts_begin;
+  std::atomic<uint32_t> hosts;
 };
 static_assert(sizeof(StatusHeader) <= sizeof(StatusRecord));
+inline constexpr size_t kHostBytes = 64;
 
 }  // namespace hsgd
 

@@ -41,6 +41,27 @@ TEST("a record that was given back is given out again, and there is an end to th
   CHECK(page->take() == nullptr);
 }
 
+TEST("hosts are kept once each, and there is an end to them, too") {
+  const std::shared_ptr<StatusPage> page = StatusPage::make();
+  StatusRecord* record = page->take();
+  page->give_back(record);
+  auto* const bytes = reinterpret_cast<const char*>(record) - sizeof(StatusRecord);
+  const auto& header = *reinterpret_cast<const hsgd::StatusHeader*>(bytes);
+  const auto host = [&](size_t index) {
+    return std::string(bytes + header.hosts_begin + index * hsgd::kHostBytes);
+  };
+  const std::string longest(hsgd::kHostBytes - 1, 'x');
+  StatusNote note(page, {0, 2, 0, 1, 0, 2}, "@somewhere");
+  note.tell_hosts("node1,node2,node1,," + longest + ",y" + longest);
+  note.tell_hosts("node2,node3");
+  CHECK_EQ(header.hosts.load(), uint32_t{4});
+  for (size_t i = 0; i < 4; ++i)
+    CHECK_EQ(host(i), (std::vector<std::string>{"node1", "node2", longest, "node3"}[i]));
+  for (int i = 0; i < 5000; ++i) note.tell_hosts("other" + std::to_string(i));
+  CHECK_EQ(header.hosts.load(), uint32_t{4096});
+  CHECK_EQ(host(4095), std::string("other4091"));
+}
+
 TEST("a communicator without a page, or for which it has no room, says nothing") {
   const std::shared_ptr<StatusPage> page = StatusPage::make();
   while (page->take() != nullptr) {
@@ -50,6 +71,7 @@ TEST("a communicator without a page, or for which it has no room, says nothing")
     note.open(7);
     note.look(0, -1);
     note.end_call(true);
+    note.tell_hosts("node1");
   }
 }
 
@@ -73,8 +95,9 @@ TEST("a reader sees no part of a change") {
   CHECK_EQ(std::string(record->name), "a name");
   CHECK(record->since_ns > 0 && record->looked_ns >= record->since_ns);
   note.end_call(true);
-  note.fail(hsgd::Error(HSGD_ERR_PEER_LOST, 2, std::string(1000, 'x')));
+  note.fail(hsgd::Error(HSGD_ERR_PEER_LOST, 2, std::string(1000, 'x')), true);
   CHECK_EQ(record->finished, uint64_t{1});
+  CHECK_EQ(record->is_first, 1);
   CHECK_EQ(std::string(record->message), std::string(sizeof record->message - 1, 'x'));
   CHECK_EQ(record->version.load(), before + 10);  // five changes: even again after each
 }
