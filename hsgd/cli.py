@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from hsgd.agent import cli as agent_cli
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
 from hsgd.launch import as_horovod, hook, horovod_options, launch
@@ -47,6 +48,7 @@ RUN_EXAMPLES = """examples:
   hsgd run --gloo -np 2 python train.py          a program that asks torch for "gloo"
   hsgd run --gloo -- torchrun --nproc-per-node 2 train.py
   hsgd run --horovod -np 2 python train.py       a program that imports horovod.torch
+  hsgd run -np 4 --min-np 2 python train.py      elastic: goes on without ranks that are lost
 
 The exit code is the job's. Horovod is not needed.
 """
@@ -168,6 +170,7 @@ def _add_run(commands: Any) -> None:
         action="store_true",
         help="give CMD hsgd.torch where it imports horovod.torch, which need not be installed",
     )
+    agent_cli.add_options(run, _rank_count)
     horovod_options.add_options(run)
     run.add_argument("--verbose", action="store_true", help="print the command, then start it")
     run.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
@@ -194,6 +197,8 @@ def _run(arguments: argparse.Namespace) -> int | None:
     mpi_args = shlex.split(arguments.mpi_args)
     Config.from_env()  # a malformed HSGD_* variable is told here, once, and not by every rank
     _set_names(arguments)
+    if agent_cli.is_asked_for(arguments):
+        return _run_elastic(arguments, job)
     if arguments.ranks is None and not arguments.gloo:
         arguments.usage_error("the following arguments are required: -np/-n")
     if arguments.ranks is None:
@@ -259,6 +264,23 @@ def _run_as_it_is(arguments: argparse.Namespace, job: Sequence[str]) -> None:
             os.execvp(job[0], list(job))
         except OSError as error:
             raise LaunchError(f"{job[0]} does not start: {error.strerror}") from None
+
+
+def _run_elastic(arguments: argparse.Namespace, job: Sequence[str]) -> int | None:
+    from hsgd.agent import elastic_job
+
+    if arguments.mpi_args or arguments.launcher != "auto":
+        arguments.usage_error(
+            "--mpi-args and --launcher are about mpirun and torchrun, and neither starts the ranks "
+            "of an elastic job (--min-np, --max-np, --host-discovery-script); leave them out"
+        )
+    found = agent_cli.plan(arguments, job, os.environ)
+    places = ", ".join(f"{host.name}:{host.slots}" for host in found.hosts.values())
+    _announce(
+        arguments,
+        [f"{found.options.ranks} ranks on {places}: {launch.read_command(job, _named(arguments))}"],
+    )
+    return None if arguments.dry_run else elastic_job.run(found)
 
 
 def _run_without_mpi(arguments: argparse.Namespace, job: Sequence[str]) -> int | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import sys
 import threading
 import weakref
@@ -25,7 +24,7 @@ from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
-from hsgd.job import ending, launcher_variables, torchrun
+from hsgd.job import agent_link, ending, launcher_variables, torchrun
 from hsgd.job.board import Board
 from hsgd.job.tcp_meeting import meet_over_store, meet_within
 from hsgd.native_options import native_options
@@ -88,20 +87,21 @@ class Comm(Closing):
     """
 
     _serials = 0
-    _torchrun_meetings = itertools.count()
 
     def __init__(self, comm: Any | None = None, config: Config | None = None) -> None:
         config = Config.from_env() if config is None else config
+        if comm is None:
+            agent_link.enter_world()
         worker = launcher_variables.torchrun() if comm is None else None
         if worker is not None:
-            number = next(Comm._torchrun_meetings)
-            if worker.local_size == worker.size:
-                path = torchrun.meeting_point(worker, number, config.timeout_s)
+            in_agents_world = launcher_variables.agent_round() is not None
+            if worker.local_size == worker.size and not in_agents_world:
+                path = torchrun.meeting_point(worker, config.timeout_s)
                 self._keep_local(path, worker.rank, worker.size, config)
                 return
             store = torchrun.store(config.timeout_s)
-            prefix = torchrun.prefix_of(number)
-            board = _board(store, (worker.rank, worker.size), prefix, config.timeout_s, "Comm")
+            place = worker.rank, worker.size
+            board = _board(store, place, torchrun.next_prefix(), config.timeout_s, "Comm")
             self._keep_over_store(board, config)
             return
         try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from hsgd.errors import CollectiveTimeout, HsgdError, about
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
 
 __all__ = ["Board", "Store"]
 
@@ -107,6 +107,8 @@ class Board:
     def _comes(self, key: str, limit_s: float) -> bool:
         try:
             self.store.wait([key], timedelta(seconds=max(limit_s, 0.001)))
+        except PeerLost:
+            raise
         except (RuntimeError, TimeoutError):
             return bool(self.store.check([key]))  # it may have come at the last moment
         return True

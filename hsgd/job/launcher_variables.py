@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from hsgd.errors import LaunchError
 
-__all__ = ["Torchrun", "mpi_size", "refuse_alone", "restarts", "torchrun", "world_rank"]
+__all__ = [
+    "Torchrun",
+    "agent_round",
+    "mpi_size",
+    "refuse_alone",
+    "restarts",
+    "torchrun",
+    "world_rank",
+]
 
 # Launchers that start each rank of an MPI job themselves.
 _MPI_SIZES = {
@@ -55,6 +63,11 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
     )
 
 
+def agent_round(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The world of a worker of `hsgd run --min-np`, counted from 1; None elsewhere; local."""
+    return _number(environ, "HSGD_AGENT_ROUND")
+
+
 def restarts(environ: Mapping[str, str] = os.environ) -> int:
     """How often torchrun has started this job's workers again; 0 without torchrun; local.
 
@@ -62,6 +75,9 @@ def restarts(environ: Mapping[str, str] = os.environ) -> int:
     not find what a dead one left. Each node's agent counts its own restarts only, so that this is
     0 where there are several nodes: a number that differs between ranks would be worse than none.
     """
+    world = agent_round(environ)
+    if world is not None:  # of which all nodes know
+        return world
     worker = torchrun(environ)
     if worker is None or worker.local_size != worker.size:
         return 0

@@ -7,24 +7,29 @@ nobody outside the job can foretell them. Every wait has a deadline.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from hsgd.errors import CollectiveTimeout, LaunchError, about
-from hsgd.job import launcher_variables
+from hsgd.job import agent_store, launcher_variables
 from hsgd.job.meeting_path import draw_meeting_path
 
-__all__ = ["meeting_point", "prefix_of", "store"]
+__all__ = ["meeting_point", "next_prefix", "store"]
 
 
-def meeting_point(worker: launcher_variables.Torchrun, number: int, timeout_s: float) -> str:
+_numbers: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+
+
+def meeting_point(worker: launcher_variables.Torchrun, timeout_s: float) -> str:
     """The path for Comm.local that all workers use; collective over them, blocking.
 
-    number: counts the meetings of this process, which all workers have in the same order.
     Raises LaunchError where torchrun's store is out of reach, CollectiveTimeout when rank 0 does
     not come.
     """
-    kept, key = store(timeout_s), prefix_of(number)
+    kept, key = store(timeout_s), next_prefix()
     if worker.rank == 0:
         kept.set(key, draw_meeting_path())
     try:
@@ -40,16 +45,21 @@ def meeting_point(worker: launcher_variables.Torchrun, number: int, timeout_s: f
     return str(kept.get(key), "utf-8")
 
 
-def prefix_of(number: int) -> str:
-    """Of the keys of one meeting; local. number: as of meeting_point()."""
-    return f"hsgd/comm/{launcher_variables.restarts()}/{number}"
+def next_prefix() -> str:
+    """Of the keys of this process's next meeting: all workers have them in one order; local."""
+    restarts = launcher_variables.restarts()
+    return f"hsgd/comm/{restarts}/{next(_numbers[restarts])}"
 
 
 @functools.cache
 def store(timeout_s: float) -> Any:
     """torchrun's store, where all workers meet; blocking. Kept: where rank 0 serves it, others may
     still be reading. Raises LaunchError.
+
+    Under the agents of `hsgd run --min-np` its waits end when a rank of the world is lost.
     """
+    if launcher_variables.agent_round() is not None:
+        return agent_store.connect(timeout_s)
     from torch.distributed.rendezvous import rendezvous
 
     try:

@@ -21,7 +21,7 @@ _FLAGS = (
     *("--no-stall-check", "--timeline-mark-cycles", "--log-without-timestamp"),
 )
 _WITH_VALUE = (
-    *("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--start-timeout"),
+    *("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity"),
     *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
     *("--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds"),
     *("--num-nccl-streams", "--thread-affinity", "--log-level"),

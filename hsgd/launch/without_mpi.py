@@ -1,6 +1,6 @@
 """Jobs without MPI: torchrun here, or one on each host, where `hsgd run` finds no mpirun.
 
-Owns the words of torchrun and of ssh, and the processes of those that it starts on other hosts.
+Owns the words of torchrun, and the processes of those that it starts on other hosts.
 Nothing but torchrun starts ranks; hsgd.Comm(), hsgd.init() and the backend "hsgd" meet under it.
 """
 
@@ -9,28 +9,20 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import random
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.launch.mpirun import Host, parse_hosts
+from hsgd.launch.ssh import over_ssh
 
 __all__ = ["plan", "run_all"]
 
 _END_S = 30.0  # torchrun gives its workers this long to end
 _PORTS = (20000, 32000)  # below those that Linux gives to clients (ip_local_port_range)
-# The remote end of a command: it ends when ssh does, as its input ends then. ssh itself passes no
-# signal on, and a job would go on without its launcher.
-_ENDS_WITH_SSH = (
-    "exec 3<&0; {command} </dev/null 3<&- & job=$!; "
-    "{{ cat <&3 >/dev/null 2>&1; kill -TERM $job; }} >/dev/null 2>&1 & watch=$!; "
-    "exec 3<&-; wait $job; code=$?; kill $watch 2>/dev/null; exit $code"
-)
 
 
 def plan(
@@ -64,7 +56,7 @@ def plan(
     for node, (host, count) in enumerate(places):
         words = [*meeting, f"--node-rank={node}", f"--nproc-per-node={count}"]
         words = ["env", *given, *_torchrun(words, command)]
-        commands.append(words if host.is_here else _over_ssh(host.name, words))
+        commands.append(words if host.is_here else over_ssh(host.name, words))
     return commands
 
 
@@ -136,11 +128,6 @@ def _places(hosts: Sequence[Host], ranks: int) -> list[tuple[Host, int]]:
 def _torchrun(options: Sequence[str], command: Sequence[str]) -> list[str]:
     words = [sys.executable, "-m", "torch.distributed.run", *options]
     return [*words, "--no-python", *command]
-
-
-def _over_ssh(host: str, words: Sequence[str]) -> list[str]:
-    script = _ENDS_WITH_SSH.format(command=shlex.join(words))
-    return ["ssh", "-x", host, f"cd {shlex.quote(str(Path.cwd()))} && {{ {script}; }}"]
 
 
 def _port(is_here: bool) -> int:

@@ -1,0 +1,61 @@
+"""The agent of one node as a program: `python -m hsgd.agent`, which `hsgd run --min-np` starts.
+
+Owns its words: the options as JSON, then the command. Its input tells it to let its ranks go, and
+ends with the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from hsgd.agent.node_agent import AgentOptions, NodeAgent
+from hsgd.agent.node_rounds import NodeRounds, OneNode, Rounds
+
+__all__ = ["main", "run_agent", "words"]
+
+_CONNECT_S = 60.0
+
+
+def words(options: AgentOptions) -> list[str]:
+    """The arguments of the program for these options; local."""
+    found = {name: value for name, value in asdict(options).items() if name != "command"}
+    return [json.dumps(found), "--", *options.command]
+
+
+def run_agent(
+    options: AgentOptions, store: Any, *, several_nodes: bool, inputs: int | None = None
+) -> int:
+    """The exit code; blocking, in the main thread. store: of the job."""
+    rounds: Rounds = OneNode()
+    if several_nodes:
+        job = options.environment["TORCHELASTIC_RUN_ID"]
+        rounds = NodeRounds(_connect(options), job, options.host, options.limit_s)
+    agent = NodeAgent(options, store, rounds)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: agent.end(number))
+    return agent.run(inputs)
+
+
+def _connect(options: AgentOptions) -> Any:
+    from torch.distributed import TCPStore
+
+    host, port = options.environment["MASTER_ADDR"], int(options.environment["MASTER_PORT"])
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_CONNECT_S))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run an agent whose input is the line to the driver."""
+    parser = argparse.ArgumentParser(prog="python -m hsgd.agent", description=__doc__)
+    parser.add_argument("options", help="as JSON")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args(argv)
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    options = AgentOptions(command=tuple(command), **json.loads(arguments.options))
+    return run_agent(options, _connect(options), several_nodes=True, inputs=sys.stdin.fileno())

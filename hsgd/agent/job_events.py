@@ -1,0 +1,101 @@
+"""What agents tell one another while a world lasts, through the job's store.
+
+Owns the keys. One counter changes with every event, so that an agent that looks reads one key. Each
+agent looks for itself: nobody waits for anybody here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hsgd.job.agent_store import broken_key
+
+__all__ = ["JobEvents"]
+
+_COUNT = "hsgd/agent/events"
+_FINISHED = "hsgd/agent/finished"
+_FAILED = "hsgd/agent/failed"
+
+
+class JobEvents:
+    """store: one of torch.distributed, which nothing else waits at."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._seen = -1
+
+    def changed(self) -> bool:
+        """Whether something was told since the last call; the first time always."""
+        seen, self._seen = self._seen, int(self._store.add(_COUNT, 0))
+        return seen != self._seen
+
+    def tell_broken(self, world: int, rank: int, text: str) -> None:
+        """A rank of a world was lost; -1: it is not known which. The first to tell is kept."""
+        if not self._store.check([broken_key(world)]):
+            self._tell(broken_key(world), f"{rank} {text}")
+
+    def broken(self, world: int) -> str:
+        """What was lost of a world, in words; empty: nothing."""
+        if not self._store.check([broken_key(world)]):
+            return ""
+        return str(self._store.get(broken_key(world)).decode().partition(" ")[2])
+
+    def tell_late(self, world: int, rank: int) -> None:
+        """Others gave up waiting for this rank."""
+        self._tell(_late(world, rank), "1")
+
+    def late(self, world: int, ranks: Iterable[int]) -> list[int]:
+        """Those of `ranks` that others gave up waiting for."""
+        return [rank for rank in ranks if self._store.check([_late(world, rank)])]
+
+    def tell_update(self, world: int) -> None:
+        """Ranks wait to join, or want to go: form a new world when all have come to a commit."""
+        self._tell(_update(world), "1")
+
+    def update(self, world: int) -> bool:
+        """Whether one is to be formed."""
+        return bool(self._store.check([_update(world)]))
+
+    def tell_finished(self) -> None:
+        """A rank has come to the end of the training."""
+        self._tell(_FINISHED, "1")
+
+    def finished(self) -> bool:
+        """Whether one has."""
+        return bool(self._store.check([_FINISHED]))
+
+    def tell_failed(self, text: str) -> None:
+        """The job cannot go on; the first to tell is kept."""
+        if not self._store.check([_FAILED]):
+            self._tell(_FAILED, text)
+
+    def failed(self) -> str:
+        """Why the job cannot go on; empty: it can."""
+        if not self._store.check([_FAILED]):
+            return ""
+        return str(self._store.get(_FAILED).decode())
+
+    def tell_gone(self, node: str) -> None:
+        """The agent of a node has ended before its time."""
+        self._tell(_gone(node), "1")
+
+    def gone(self, nodes: Sequence[str]) -> list[str]:
+        """Those of `nodes` whose agent has ended."""
+        return [node for node in nodes if self._store.check([_gone(node)])]
+
+    def _tell(self, key: str, text: str) -> None:
+        self._store.set(key, text)
+        self._store.add(_COUNT, 1)
+
+
+def _late(world: int, rank: int) -> str:
+    return f"hsgd/agent/late/{world}/{rank}"
+
+
+def _update(world: int) -> str:
+    return f"hsgd/agent/update/{world}"
+
+
+def _gone(node: str) -> str:
+    return f"hsgd/agent/gone/{node}"

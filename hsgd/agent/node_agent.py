@@ -1,0 +1,409 @@
+"""The agent of a node: keeps its workers in worlds, from the start of the job to its end.
+
+Owns the loop, and what follows from each event. Workers are slots.py's, nodes node_rounds.py's, the
+order of ranks world_order.py's. A round forms in a thread, so that ends of workers are heard of
+meanwhile. Never waits without looking.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hsgd.agent.job_events import JobEvents
+from hsgd.agent.node_rounds import Rounds
+from hsgd.agent.slots import Slots
+from hsgd.agent.worker import Standing, Worker, describe_end
+from hsgd.agent.world_order import NodeRow, arrange, least_ranks, lost_state
+
+__all__ = ["AgentOptions", "NodeAgent"]
+
+_LOOK_S = 0.2  # between looks at what other agents say
+_END_S = 5.0  # for workers that are told to end
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """Of a job, the same on all nodes, but for `node`, `host` and `slots`.
+
+    ranks: that the first world waits for, `start_s` at most. grace_s: for ranks of a broken world
+    to leave it. limit_s: for `min_ranks` to be there again. most_resets: worlds after the first;
+    None: any number.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    node: str
+    host: str
+    slots: int
+    ranks: int
+    min_ranks: int
+    max_ranks: int
+    start_s: float
+    grace_s: float
+    limit_s: float
+    most_resets: int | None = None
+
+
+class NodeAgent:
+    """store: a TCPStore of its own. rounds: form the worlds' nodes."""
+
+    def __init__(self, options: AgentOptions, store: Any, rounds: Rounds) -> None:
+        self._options, self._rounds = options, rounds
+        self._events = JobEvents(store)
+        self._slots = Slots(options.slots, options.command, options.environment)
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._forming: Future[tuple[int, list[NodeRow], int]] | None = None
+        self._others_wait: Future[bool] | None = None
+        self._world = 0
+        self._nodes: list[str] = []
+        self._broken_s: float | None = None  # since when
+        self._short_s: float | None = None  # of ranks
+        self._update = False
+        self._held, self._worlds = 0, 0
+        self._finished = False
+        self._failures: list[str] = []  # of ranks of this world
+        self._failed = ""
+        self._begun_s, self._patient = time.monotonic(), True
+        self._stop = 0
+        self._drained = False
+        self._next_look_s = 0.0
+
+    def end(self, number: int) -> None:
+        """End all workers, and the agent, as after this signal; from a signal handler."""
+        self._stop = number
+        os.write(self._woken, b"e")
+
+    def drain(self) -> None:
+        """Let the workers go at their next commit; from the loop's thread, through on_input."""
+        self._drained = True
+        self._events.tell_update(self._world)
+
+    def run(self, inputs: int | None = None) -> int:
+        """Until the job is over here; blocking, in the main thread. The exit code: 0 done, 1 the
+        job failed, 128 + N after a signal.
+
+        inputs: a descriptor whose end ends the agent, and where "drain" is a command.
+        """
+        if inputs is not None:
+            self._selector.register(inputs, selectors.EVENT_READ)
+        try:
+            while True:
+                self._start_workers()
+                for key, _ in self._selector.select(_LOOK_S):
+                    self._hear(key, inputs)
+                self._look()
+                self._form()
+                code = self._over()
+                if code is not None:
+                    return code
+        except RuntimeError as error:  # torch's word for a store that is gone
+            self._say(f"error: the job's store cannot be reached: {str(error).splitlines()[0]}")
+            return 1
+        finally:
+            self._end_workers(self._slots.workers)
+            self._selector.close()
+
+    def _start_workers(self) -> None:
+        if self._finished or self._failed or self._stop or self._drained:
+            return
+        for worker in self._slots.fill():
+            self._selector.register(worker.line, selectors.EVENT_READ, worker)
+            self._selector.register(worker.ending, selectors.EVENT_READ, worker)
+
+    def _hear(self, key: selectors.SelectorKey, inputs: int | None) -> None:
+        worker: Worker | None = key.data
+        if worker is None and key.fd == inputs:
+            received = os.read(key.fd, 4096)
+            if not received:
+                self._stop = self._stop or signal.SIGTERM
+                self._selector.unregister(key.fd)
+            elif b"drain" in received:
+                self.drain()
+        elif worker is None:
+            os.read(key.fd, 4096)
+        elif worker.standing is not Standing.ENDED:
+            for message in worker.messages():
+                self._told(worker, message)
+            if key.fd == worker.ending:
+                self._ended(worker)
+
+    def _told(self, worker: Worker, message: Mapping[str, Any]) -> None:
+        """By a worker."""
+        if "held" in message:
+            worker.held = max(worker.held, message["held"])
+            self._held = max(self._held, worker.held)
+        if "ready" in message:
+            worker.standing = Standing.READY
+            if self._world and not self._broken_s and worker.world < self._world:
+                self._ask_for_update()
+        elif "left" in message:
+            worker.standing = Standing.LEFT
+            if message["failed"] and message["left"] == self._world:
+                if message["late"] >= 0:
+                    self._events.tell_late(self._world, message["late"])
+                self._broke(message["late"], message["text"])
+
+    def _ended(self, worker: Worker) -> None:
+        """Its process."""
+        was, rank = worker.standing, worker.rank
+        self._selector.unregister(worker.line)
+        self._selector.unregister(worker.ending)
+        code = worker.finish()
+        self._slots.empty(worker, code)
+        if self._failed or self._stop:
+            return
+        name = f"rank {rank} ({worker.process.pid} on {self._options.host})"
+        if was is Standing.STARTING and rank < 0:
+            name = f"a new rank ({worker.process.pid} on {self._options.host})"
+        if code == 0:
+            self._finished = True
+            self._events.tell_finished()
+            return
+        text = f"{name} {describe_end(code)}"
+        if was in (Standing.IN_WORLD, Standing.LEFT) and worker.world == self._world:
+            self._failures.append(text)
+            self._broke(rank, text)
+        elif self._world == 0 and code > 0:
+            self._fail(f"{text} before the job had begun")
+        else:
+            self._say(text)
+
+    def _broke(self, rank: int, text: str) -> None:
+        """This world."""
+        if self._broken_s is None:
+            self._broken_s = time.monotonic()
+            self._events.tell_broken(self._world, rank, text)
+
+    def _ask_for_update(self) -> None:
+        if not self._update:
+            self._events.tell_update(self._world)
+            self._updated()
+
+    def _updated(self) -> None:
+        self._update = True
+        for worker in self._slots.standing(Standing.IN_WORLD):
+            worker.tell_update()
+
+    def _look(self) -> None:
+        """At what other agents say, and at the time."""
+        now = time.monotonic()
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + _LOOK_S
+        if self._events.changed():
+            self._look_at_events()
+        self._look_at_nodes()
+        if self._broken_s is not None:
+            self._end_late(now)
+        if self._short_s is not None and self._patient and not self._is_patient():
+            self._patient = False
+            self._ask_for_update()
+        if self._short_s is not None and now - self._short_s > self._options.limit_s:
+            self._fail(
+                f"fewer than {self._options.min_ranks} ranks for {self._options.limit_s:g} s "
+                "(--elastic-timeout)"
+            )
+
+    def _look_at_events(self) -> None:
+        if text := self._events.failed():
+            self._failed = self._failed or text
+        if self._world == 0:
+            return
+        if self._broken_s is None:
+            gone = self._events.gone(self._nodes)
+            if gone:
+                self._broke(-1, f"node {gone[0]} is gone")
+            elif self._events.broken(self._world):
+                self._broken_s = time.monotonic()
+        if not self._update and self._events.update(self._world):
+            self._updated()
+
+    def _look_at_nodes(self) -> None:
+        """Whether nodes wait to join; asked in the thread of the rounds."""
+        if self._forming is not None or self._world == 0 or self._update:
+            return
+        if self._others_wait is None:
+            self._others_wait = _in_thread(self._rounds.others_wait)
+        elif self._others_wait.done():
+            if self._others_wait.result():
+                self._ask_for_update()
+            self._others_wait = None
+
+    def _end_late(self, now: float) -> None:
+        """Ranks of a broken world that do not leave it."""
+        there = {worker.rank: worker for worker in self._slots.standing(Standing.IN_WORLD)}
+        late = self._events.late(self._world, there) if there else []
+        if self._broken_s is not None and now - self._broken_s > self._options.grace_s:
+            late = list(there)
+        for rank in late:
+            self._say(f"rank {rank} did not come in time, and is ended")
+            there[rank].signal(signal.SIGKILL)
+
+    # --- worlds ---
+
+    def _form(self) -> None:
+        """Begin to form the next world where it is time, or take the one that has formed."""
+        if self._forming is not None:
+            if self._forming.done():
+                number, rows, index = self._forming.result()
+                self._forming = None
+                self._enter(number, rows, index)
+        elif self._is_time() and not self._failed and not self._stop:
+            if self._others_wait is not None and not self._others_wait.done():
+                return  # one after the other
+            ready = self._slots.standing(Standing.READY)
+            candidates = () if self._drained else tuple(worker.candidate() for worker in ready)
+            options = self._options
+            row = NodeRow(
+                options.node,
+                options.host,
+                self._worlds,
+                self._held,
+                self._is_patient(),
+                candidates,
+            )
+            self._forming = _in_thread(self._rounds.next, row)
+            self._forming.add_done_callback(lambda _: os.write(self._woken, b"f"))
+
+    def _is_patient(self) -> bool:
+        return time.monotonic() - self._begun_s < self._options.start_s
+
+    def _is_time(self) -> bool:
+        starting = self._slots.standing(Standing.STARTING)
+        if self._world == 0:
+            return not starting and bool(self._slots.standing(Standing.READY))
+        if self._broken_s is None and not self._update:
+            return False
+        return not self._slots.standing(Standing.IN_WORLD, Standing.LEFT)
+
+    def _enter(self, number: int, rows: Sequence[NodeRow], index: int) -> None:
+        """A world, or wait for more ranks."""
+        before_s = self._broken_s
+        self._world, self._nodes = number, [row.node for row in rows]
+        failures, self._failures = self._failures, []
+        self._broken_s, self._update, self._others_wait = None, False, None
+        if lost_state(rows):
+            self._failures = failures
+            self._fail("no rank is left that had the state of the training")
+            return
+        limit = self._options.most_resets
+        if limit is not None and number > limit + 1:
+            self._fail(f"the job began anew more than {limit} times (--reset-limit)")
+            return
+        seats = arrange(rows, self._options.max_ranks)
+        size = sum(len(own) for own in seats)
+        needed = least_ranks(rows, self._options.min_ranks, self._options.ranks)
+        if size < needed:
+            self._short_s = self._short_s or time.monotonic()
+            if any(seat.rank == 0 for seat in seats[index].values()):
+                self._say(f"{size} ranks; waiting for {needed}")
+            if len(self._slots.standing(Standing.READY)) > len(rows[index].candidates):
+                self._ask_for_update()
+            return
+        self._short_s = None
+        self._give(number, seats, index, size, before_s)
+
+    def _give(
+        self, number: int, seats: Sequence[Any], index: int, size: int, broken_s: float | None
+    ) -> None:
+        """Ranks their places."""
+        for slot, seat in seats[index].items():
+            worker = self._slots[slot]
+            if worker is None or worker.standing is not Standing.READY:
+                self._broke(seat.rank, f"rank {seat.rank} ended before world {number} began")
+                continue
+            worker.give(number, seat, self._place(number, seat, size))
+            self._worlds = number
+            if seat.rank == 0 and number > 1:
+                nodes = sum(1 for own in seats if own)
+                after = "" if broken_s is None else f", {time.monotonic() - broken_s:.1f} s later"
+                self._say(f"world {number}: {size} ranks on {nodes} nodes{after}")
+        ready = self._slots.standing(Standing.READY)
+        if len(ready) > 0 and size < self._options.max_ranks:
+            self._ask_for_update()
+        if self._drained:
+            self._end_workers(self._slots.workers)
+
+    def _place(self, number: int, seat: Any, size: int) -> dict[str, str]:
+        return {
+            "RANK": str(seat.rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(seat.local_rank),
+            "LOCAL_WORLD_SIZE": str(seat.local_size),
+            "GROUP_RANK": str(seat.node_rank),
+            "TORCHELASTIC_RESTART_COUNT": str(number),
+        }
+
+    # --- the end ---
+
+    def _over(self) -> int | None:
+        """The agent's exit code when the job is over here."""
+        if self._stop:
+            return 128 + self._stop
+        if self._failed:
+            return 1
+        busy = self._slots.standing(Standing.IN_WORLD, Standing.LEFT)
+        survivors = [one for one in self._slots.standing(Standing.READY) if one.world]
+        if self._drained and not self._slots.workers and self._forming is None:
+            return 0
+        if busy or survivors or self._forming is not None:
+            return None
+        if self._finished or self._events.finished():
+            for text in self._failures:
+                self._say(f"{text}, when others had finished")
+            return 1 if self._failures else 0
+        if self._slots.exhausted:
+            self._fail(f"no rank stays alive on {self._options.host}")
+        return None
+
+    def _fail(self, text: str) -> None:
+        if not self._failed:
+            self._failed = text
+            self._events.tell_failed(text)
+            reasons = "".join(f"; {reason}" for reason in self._failures[:1])
+            self._say(f"error: {text}{reasons}")
+
+    def _end_workers(self, workers: Sequence[Worker]) -> None:
+        """Politely, then not."""
+        self._slots.signal(workers, signal.SIGTERM)
+        self._slots.signal(workers, signal.SIGCONT)
+        end = time.monotonic() + _END_S
+        for worker in workers:
+            if worker.standing is Standing.ENDED:
+                continue
+            with selectors.DefaultSelector() as ending:
+                ending.register(worker.ending, selectors.EVENT_READ)
+                ending.select(max(end - time.monotonic(), 0.0))
+            if worker.line in self._selector.get_map():
+                self._selector.unregister(worker.line)
+                self._selector.unregister(worker.ending)
+            self._slots.empty(worker, worker.finish())
+
+    def _say(self, text: str) -> None:
+        print(f"hsgd: {text}", file=sys.stderr, flush=True)
+
+
+def _in_thread(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """Call it in a thread that nothing waits for at the end of the process."""
+    future: Future[Result] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="hsgd-agent-round", daemon=True).start()
+    return future

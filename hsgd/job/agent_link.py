@@ -1,0 +1,134 @@
+"""A worker's end of the line to the agent of its node, in jobs that `hsgd run --min-np` started.
+
+Owns the messages, the thread that hears them, and the environment of a worker, which it sets as
+torchrun does whenever the agent gives this process a place in a new world. Never starts or ends
+anything but this process, when its agent is gone. docs/elastic.md says what is said when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError
+
+__all__ = ["FD", "ROUND", "AgentLink", "enter_world", "link"]
+
+FD = "HSGD_AGENT_FD"
+ROUND = "HSGD_AGENT_ROUND"  # of the world that this process is in
+
+
+class AgentLink:
+    """The line to the agent; one per process."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._line = socket.socket(fileno=descriptor)
+        self._owner = os.getpid()
+        self._worlds: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._listener: Callable[[float], object] | None = None
+        self._updated: float | None = None
+        self._lock = threading.Lock()
+        self.round = 0
+        threading.Thread(target=self._listen, name="hsgd-agent-link", daemon=True).start()
+
+    @property
+    def is_own(self) -> bool:
+        """False in a child that was forked: it is no worker."""
+        return os.getpid() == self._owner
+
+    def enter(self) -> None:
+        """Wait for a place in the next world, and put it into the environment; blocking, without a
+        deadline: the agent has it, and ends the job. Raises LaunchError when it is gone.
+        """
+        self._say({"ready": self.round})
+        world = self._worlds.get()
+        with self._lock:
+            self.round, self._updated = world["round"], None
+        os.environ.update(world["environment"])
+        os.environ[ROUND] = str(self.round)
+
+    def leave(self, error: BaseException | None) -> None:
+        """This process calls nothing more in its world, because of `error`, or since ranks wait to
+        join; local. enter() gives it the next one.
+        """
+        cause = error if isinstance(error, HsgdError) else getattr(error, "__cause__", None)
+        late = getattr(cause, "rank", -1) if isinstance(cause, CollectiveTimeout) else -1
+        text = "" if error is None else str(error)
+        self._say({"left": self.round, "failed": error is not None, "late": late, "text": text})
+        os.environ.pop(ROUND, None)
+
+    def hold(self) -> None:
+        """This process has the state of the training, that of all ranks of its world; local."""
+        self._say({"held": self.round})
+
+    def listen(self, listener: Callable[[float], object] | None) -> None:
+        """Call `listener(time)` in the link's thread when ranks wait to join, and now where some
+        did since this world began; in place of the one before. None: nobody; local.
+        """
+        with self._lock:
+            self._listener = listener
+            updated = self._updated
+        if updated is not None and listener is not None:
+            listener(updated)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._line.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise LaunchError(f"the agent of this node cannot be reached: {error}") from None
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError), self._line.makefile("rb") as lines:
+            for line in lines:
+                self._hear(json.loads(line))
+        print("hsgd: the agent of this node is gone: this rank ends", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "environment" in message:
+            self._worlds.put(message)
+            return
+        with self._lock:
+            if message["update"] != self.round:
+                return
+            self._updated = updated = time.time()
+            listener = self._listener
+        if listener is not None:
+            listener(updated)
+
+
+@functools.cache
+def link() -> AgentLink | None:
+    """The line to this process's agent; None where none started it; local."""
+    text = os.environ.pop(FD, "")  # children are no workers
+    if not text:
+        return None
+    number, _, inode = text.partition(":")
+    try:
+        if os.fstat(int(number)).st_ino != int(inode):  # a child that was started before
+            return None
+    except (OSError, ValueError):
+        return None
+    return AgentLink(int(number))
+
+
+def enter_world() -> None:
+    """See that a worker of an agent has its place in a world; blocking. Nothing without an agent.
+
+    Raises LaunchError when the agent is gone.
+    """
+    agent = link()
+    if agent is not None and agent.is_own and ROUND not in os.environ:
+        importlib.import_module("torch.distributed")  # takes long; others would wait for it
+        agent.enter()

@@ -1,0 +1,82 @@
+"""The store of a job that `hsgd run --min-np` started, as its workers see it.
+
+Owns the keys by which agents say that a world is broken. Never waits longer than a world lasts: a
+rank that was lost before it met the others would otherwise be waited for until the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+from hsgd.errors import LaunchError, PeerLost, about
+from hsgd.job import launcher_variables
+
+__all__ = ["AgentStore", "broken_key", "connect"]
+
+_SLICE_S = 0.25
+
+
+def broken_key(world: int) -> str:
+    """Where an agent writes which rank of a world was lost, and how: "RANK TEXT"; local."""
+    return f"hsgd/agent/broken/{world}"
+
+
+class AgentStore:
+    """A store of torch.distributed whose waits end when this process's world is broken."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        """Keep a value."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that is there."""
+        return bytes(self._store.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which begins with 0; what it then is."""
+        return int(self._store.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there; at once."""
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return when all keys are there. Raises PeerLost when the world is broken, RuntimeError
+        after `timeout`."""
+        end = time.monotonic() + timeout.total_seconds()
+        while True:
+            left_s = end - time.monotonic()
+            try:
+                self._store.wait(keys, timedelta(seconds=max(min(left_s, _SLICE_S), 0.001)))
+                return
+            except RuntimeError:
+                self._check_world()
+                if left_s <= _SLICE_S:
+                    raise
+
+    def _check_world(self) -> None:
+        world = launcher_variables.agent_round()
+        if world is not None and self._store.check([broken_key(world)]):
+            rank, _, text = self._store.get(broken_key(world)).decode().partition(" ")
+            raise about(int(rank), PeerLost(text))
+
+
+def connect(timeout_s: float) -> AgentStore:
+    """The store of this job, at MASTER_ADDR and MASTER_PORT; blocking. Raises LaunchError."""
+    from torch.distributed import TCPStore
+
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    try:
+        limit = timedelta(seconds=timeout_s)
+        return AgentStore(TCPStore(host, int(port), is_master=False, timeout=limit))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise LaunchError(
+            f"Comm: the job's store at {host}:{port} is out of reach: {reason}"
+        ) from None

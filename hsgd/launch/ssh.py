@@ -1,0 +1,33 @@
+"""The words that start a command on another host by ssh.
+
+Owns what the remote end does when ssh goes: it ends too. Never starts anything.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["over_ssh", "over_ssh_with_input"]
+
+# The remote end of a command: it ends when ssh does, as its input ends then. ssh itself passes no
+# signal on, and a job would go on without its launcher.
+_ENDS_WITH_SSH = (
+    "exec 3<&0; {command} </dev/null 3<&- & job=$!; "
+    "{{ cat <&3 >/dev/null 2>&1; kill -TERM $job; }} >/dev/null 2>&1 & watch=$!; "
+    "exec 3<&-; wait $job; code=$?; kill $watch 2>/dev/null; exit $code"
+)
+_ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")  # a host may lose power
+
+
+def over_ssh(host: str, words: Sequence[str]) -> list[str]:
+    """A command without input, which gets SIGTERM when ssh ends; local."""
+    script = _ENDS_WITH_SSH.format(command=shlex.join(words))
+    return ["ssh", "-x", host, f"cd {shlex.quote(str(Path.cwd()))} && {{ {script}; }}"]
+
+
+def over_ssh_with_input(host: str, words: Sequence[str]) -> list[str]:
+    """A command that reads its input, and ends with it; local."""
+    script = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
+    return ["ssh", "-x", *_ALIVE, host, script]

@@ -1,0 +1,82 @@
+"""run: goes back to the last commit when a rank is lost, and on with those that are there then.
+
+Owns the loop. Who is there is the agent's to say, which `hsgd run --min-np` starts (hsgd.agent).
+Without one the ranks stay the same: an error that leaves all of them alive is survived, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.job.agent_link import AgentLink, link
+from hsgd.torch.elastic.state import State
+from hsgd.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from hsgd.torch.job import basics
+
+__all__ = ["run"]
+
+Result = TypeVar("Result")
+_ADDED_AND_REMOVED = 3  # Horovod's HostUpdateResult: the state has to be sent
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorator for elastic training, as Horovod's: calls `func(state, ...)` until it returns.
+
+    func: trains from where `state` is, and calls state.commit() now and then. state: a State; it
+    is sent from rank 0 to all ranks before each call (collective).
+    When a collective fails because a rank was lost (HorovodInternalError, PeerLost,
+    CollectiveTimeout), the ranks that are left restore their last commit, form a new job and call
+    `func` again; when ranks wait to join (HostsUpdatedInterrupt, out of commit()), so do all, with
+    the state of now. Other exceptions end this rank. Raises LaunchError when the agent is gone.
+    """
+
+    @functools.wraps(func)
+    def wrapped(state: State, *args: Any, **kwargs: Any) -> Result:
+        agent = link()
+        try:
+            return _train(agent, state, lambda: func(state, *args, **kwargs))
+        finally:
+            if agent is not None:
+                agent.listen(None)
+
+    return wrapped
+
+
+def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) -> Result:
+    skip_sync = False
+    while True:
+        if agent is not None:  # after on_reset(), in which the state forgets what it heard
+            agent.listen(lambda time: state.on_hosts_updated(time, _ADDED_AND_REMOVED))
+        try:
+            if not skip_sync:
+                state.sync()
+            if agent is not None:
+                agent.hold()
+            return call()
+        except (HorovodInternalError, PeerLost, CollectiveTimeout) as lost:
+            state.restore()
+            skip_sync = False
+            _start_again(agent, lost)
+        except HostsUpdatedInterrupt as update:
+            skip_sync = update.skip_sync
+            _start_again(agent, None)
+        state.on_reset()
+
+
+def _start_again(agent: AgentLink | None, error: BaseException | None) -> None:
+    """The job anew, with the ranks of now; collective over them, blocking."""
+    basics.shutdown()
+    while True:
+        if agent is not None:
+            agent.leave(error)
+        try:
+            basics.init()
+            return
+        except (PeerLost, CollectiveTimeout) as lost:  # one more, while the job was set up
+            basics.shutdown()
+            if agent is None:
+                raise
+            error = lost
