@@ -12,15 +12,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
 from hsgd.agent.node_agent import AgentOptions, NodeAgent
 from hsgd.agent.node_rounds import NodeRounds, OneNode, Rounds
+from hsgd.job.agent_store import open_store
 
 __all__ = ["main", "run_agent", "words"]
 
-_CONNECT_S = 60.0
+_ANSWER_S = 20.0  # of the store, and of nodes that were there just now
 
 
 def words(options: AgentOptions) -> list[str]:
@@ -44,10 +44,8 @@ def run_agent(
 
 
 def _connect(options: AgentOptions) -> Any:
-    from torch.distributed import TCPStore
-
     host, port = options.environment["MASTER_ADDR"], int(options.environment["MASTER_PORT"])
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_CONNECT_S))
+    return open_store(host, port, _ANSWER_S)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

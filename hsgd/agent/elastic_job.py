@@ -55,14 +55,16 @@ class ElasticJob:
 def run(job: ElasticJob) -> int:
     """Until the job has ended; blocking, in the main thread. The exit code: 0 done, 1 it failed,
     128 + N after a signal. Raises LaunchError."""
-    from torch.distributed import TCPStore
+    import torch.distributed
+
+    dist: Any = torch.distributed
 
     here = "127.0.0.1" if job.is_here else socket.gethostname()
     with socket.socket() as door:
         door.bind(("127.0.0.1" if job.is_here else "", 0))
         door.listen(1024)
         port = int(door.getsockname()[1])
-        store = TCPStore(
+        store = dist.TCPStore(
             here, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach()
         )
     options = replace(job.options, environment={**job.options.environment, **_meeting(here, port)})
@@ -165,12 +167,13 @@ class _Driver:
 
     def _ended(self, node: _Node, code: int) -> None:
         """Its agent."""
+        done = node.drained or bool(self._codes) or self._events.finished()
+        self._events.tell_ended(node.name, lost=not done)
         if node.drained:
             _say(f"host {node.host.name} is out of the job")
-        elif self._codes or self._events.finished():
+        elif done:
             self._codes.append(code if code >= 0 else 128 - code)
         else:
-            self._events.tell_gone(node.name)
             count = self._lost[node.host.name] = self._lost.get(node.host.name, 0) + 1
             pause_s = min(_FIRST_PAUSE_S * 2 ** (count - 1), _LONGEST_PAUSE_S)
             self._not_before[node.host.name] = time.monotonic() + pause_s

@@ -76,13 +76,19 @@ class JobEvents:
             return ""
         return str(self._store.get(_FAILED).decode())
 
-    def tell_gone(self, node: str) -> None:
-        """The agent of a node has ended before its time."""
-        self._tell(_gone(node), "1")
+    def tell_ended(self, node: str, *, lost: bool) -> None:
+        """The agent of a node has ended. lost: before its time, and its ranks with it."""
+        self._store.set(_ended(node), "1")
+        if lost:
+            self._tell(_lost(node), "1")
 
-    def gone(self, nodes: Sequence[str]) -> list[str]:
+    def ended(self, nodes: Sequence[str]) -> list[str]:
         """Those of `nodes` whose agent has ended."""
-        return [node for node in nodes if self._store.check([_gone(node)])]
+        return [node for node in nodes if self._store.check([_ended(node)])]
+
+    def lost(self, nodes: Sequence[str]) -> list[str]:
+        """Those of `nodes` whose agent has ended before its time."""
+        return [node for node in nodes if self._store.check([_lost(node)])]
 
     def _tell(self, key: str, text: str) -> None:
         self._store.set(key, text)
@@ -97,5 +103,9 @@ def _update(world: int) -> str:
     return f"hsgd/agent/update/{world}"
 
 
-def _gone(node: str) -> str:
-    return f"hsgd/agent/gone/{node}"
+def _ended(node: str) -> str:
+    return f"hsgd/agent/ended/{node}"
+
+
+def _lost(node: str) -> str:
+    return f"hsgd/agent/lost/{node}"

@@ -205,7 +205,7 @@ class NodeAgent:
         if self._events.changed():
             self._look_at_events()
         self._look_at_nodes()
-        if self._broken_s is not None:
+        if self._broken_s is not None and not self._is_finished():
             self._end_late(now)
         if self._short_s is not None and self._patient and not self._is_patient():
             self._patient = False
@@ -222,9 +222,9 @@ class NodeAgent:
         if self._world == 0:
             return
         if self._broken_s is None:
-            gone = self._events.gone(self._nodes)
-            if gone:
-                self._broke(-1, f"node {gone[0]} is gone")
+            lost = self._events.lost(self._nodes)
+            if lost:
+                self._broke(-1, f"host {lost[0].partition('/')[0]} was lost")
             elif self._events.broken(self._world):
                 self._broken_s = time.monotonic()
         if not self._update and self._events.update(self._world):
@@ -286,12 +286,14 @@ class NodeAgent:
             return not starting and bool(self._slots.standing(Standing.READY))
         if self._broken_s is None and not self._update:
             return False
-        return not self._slots.standing(Standing.IN_WORLD, Standing.LEFT)
+        if self._slots.standing(Standing.IN_WORLD, Standing.LEFT):
+            return False
+        return bool(self._survivors()) or not self._is_finished()
 
     def _enter(self, number: int, rows: Sequence[NodeRow], index: int) -> None:
         """A world, or wait for more ranks."""
         before_s = self._broken_s
-        self._world, self._nodes = number, [row.node for row in rows]
+        self._world, self._nodes = number, []
         failures, self._failures = self._failures, []
         self._broken_s, self._update, self._others_wait = None, False, None
         if lost_state(rows):
@@ -313,6 +315,7 @@ class NodeAgent:
                 self._ask_for_update()
             return
         self._short_s = None
+        self._nodes = [row.node for row, own in zip(rows, seats, strict=True) if own]
         self._give(number, seats, index, size, before_s)
 
     def _give(
@@ -348,6 +351,14 @@ class NodeAgent:
 
     # --- the end ---
 
+    def _survivors(self) -> list[Worker]:
+        """Ranks of a world that wait for the next one."""
+        return [worker for worker in self._slots.standing(Standing.READY) if worker.world]
+
+    def _is_finished(self) -> bool:
+        """Whether a rank of the job has come to the end of the training."""
+        return self._finished or self._events.finished()
+
     def _over(self) -> int | None:
         """The agent's exit code when the job is over here."""
         if self._stop:
@@ -355,12 +366,11 @@ class NodeAgent:
         if self._failed:
             return 1
         busy = self._slots.standing(Standing.IN_WORLD, Standing.LEFT)
-        survivors = [one for one in self._slots.standing(Standing.READY) if one.world]
         if self._drained and not self._slots.workers and self._forming is None:
             return 0
-        if busy or survivors or self._forming is not None:
+        if busy or self._survivors() or self._forming is not None:
             return None
-        if self._finished or self._events.finished():
+        if self._is_finished():
             for text in self._failures:
                 self._say(f"{text}, when others had finished")
             return 1 if self._failures else 0

@@ -2,13 +2,17 @@
 
 Owns the choice of the engine, its times, and the rows that agents exchange. torch's handler knows
 who is left (keep-alives), who waits to join, and that all left the old round before a new one
-begins. Never knows of ranks. A job that can only ever have one node needs none of it.
+begins, which takes seconds: where nobody joins, the nodes of the last round that are left meet
+without it. Never knows of ranks. A job that can only ever have one node needs none of it.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any, Protocol
 
+from hsgd.agent.job_events import JobEvents
 from hsgd.agent.world_order import NodeRow, row_from, row_to
 from hsgd.errors import HsgdError
 from hsgd.job.board import Board
@@ -19,6 +23,9 @@ _KEEP_ALIVE_S = 1
 _KEEP_ALIVES = 4  # that a node may miss: it is out after as many seconds
 _LAST_CALL_S = 1  # for nodes that come a little later
 _ROWS_S = 5.0  # to write a row; a node that does not was lost just then
+_AGAIN_S = 2.0  # for the nodes of the last round to come again
+_LOOK_S = 0.02
+_ANEW = "anew"
 _ROUNDS = "hsgd/agent/rounds"
 
 
@@ -55,6 +62,7 @@ class NodeRounds:
     """
 
     def __init__(self, store: Any, job: str, host: str, limit_s: float) -> None:
+        from torch.distributed import DistStoreError
         from torch.distributed.elastic.rendezvous import RendezvousParameters
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
             C10dRendezvousBackend,
@@ -73,28 +81,84 @@ class NodeRounds:
             keep_alive_interval=_KEEP_ALIVE_S,
             keep_alive_max_attempt=_KEEP_ALIVES,
         )
-        self._store = store
+        self._late: type[Exception] = DistStoreError
+        self._numbers = self._store = store
+        self._events = JobEvents(store)
+        self._members: list[str] = []
+        self._attempt = 0
         self._handler = create_handler(store, C10dRendezvousBackend(store, job), parameters)
 
     def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
-        while True:
-            info = self._handler.next_rendezvous()
-            found = self._exchange(info.store, info.rank, info.world_size, row)
-            if found is not None:
-                return found[0], found[1], info.rank
+        found = self._again(row)
+        while found is None:
+            found = self._anew(row)
+        number, rows = found
+        self._members = [other.node for other in rows]
+        return number, rows, self._members.index(row.node)
 
     def others_wait(self) -> bool:
         return bool(self._handler.num_nodes_waiting())
 
-    def _exchange(
-        self, store: Any, index: int, count: int, row: NodeRow
-    ) -> tuple[int, list[NodeRow]] | None:
-        """None where a node was lost meanwhile, on all that are left alike: rank 0 tells."""
-        board = Board(store, index, range(count), _ROWS_S, prefix="hsgd", caller="agent")
-        number = self._store.add(_ROUNDS, 1) if index == 0 else 0
+    def _anew(self, row: NodeRow) -> tuple[int, list[NodeRow]] | None:
+        """By torch's rendezvous. None where a node was lost meanwhile, on all that are left alike:
+        rank 0 tells.
+        """
+        try:
+            info = self._handler.next_rendezvous()
+        except self._late:
+            return None
+        self._store, self._attempt = info.store, 0
+        if info.rank == 0:
+            _repeat_address(info)
+        members = range(info.world_size)
+        board = Board(info.store, info.rank, members, _ROWS_S, prefix="hsgd", caller="agent")
+        number = self._numbers.add(_ROUNDS, 1) if info.rank == 0 else 0
         try:
             numbers = board.exchange("round", number)
             rows = board.exchange("rows", row_to(row))
         except HsgdError:
             return None
         return numbers[0], [row_from(found) for found in rows]
+
+    def _again(self, row: NodeRow) -> tuple[int, list[NodeRow]] | None:
+        """With the nodes of the last round that are left, where all come soon and nobody waits to
+        join: without the seconds of a rendezvous. All read one decision, which the first to know
+        writes: the round, or "anew".
+        """
+        if not self._members:
+            return None
+        self._attempt += 1
+        decision = f"again/{self._attempt}"
+        self._store.set(f"{decision}/{row.node}", json.dumps(row_to(row)))
+        end = time.monotonic() + _AGAIN_S
+        while not self._store.check([decision]):
+            left = self._left()
+            keys = [f"{decision}/{node}" for node in left]
+            if time.monotonic() > end or self.others_wait():
+                self._store.compare_set(decision, "", _ANEW)
+            elif left[0] == row.node and self._store.check(keys):
+                rows = [json.loads(self._store.get(key)) for key in keys]
+                told = json.dumps([self._numbers.add(_ROUNDS, 1), rows])
+                self._store.compare_set(decision, "", told)
+            else:
+                time.sleep(_LOOK_S)
+        told = self._store.get(decision).decode()
+        if told == _ANEW:
+            return None
+        number, rows = json.loads(told)
+        return number, [row_from(found) for found in rows]
+
+    def _left(self) -> list[str]:
+        """The members of the last round whose agents have not ended."""
+        ended = set(self._events.ended(self._members))
+        return [node for node in self._members if node not in ended]
+
+
+def _repeat_address(info: Any) -> None:
+    """What new nodes wait for in next_rendezvous(): a handler tells it in its first round only
+    (torch 2.13).
+    """
+    address = getattr(info, "bootstrap_store_info", None)
+    if address is not None:
+        info.store.set(address.MASTER_ADDR_KEY, address.master_addr)
+        info.store.set(address.MASTER_PORT_KEY, str(address.master_port))

@@ -14,9 +14,9 @@ from typing import Any
 from hsgd.errors import LaunchError, PeerLost, about
 from hsgd.job import launcher_variables
 
-__all__ = ["AgentStore", "broken_key", "connect"]
+__all__ = ["AgentStore", "broken_key", "connect", "open_store"]
 
-_SLICE_S = 0.25
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between looks
 
 
 def broken_key(world: int) -> str:
@@ -47,18 +47,17 @@ class AgentStore:
         return bool(self._store.check(keys))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return when all keys are there. Raises PeerLost when the world is broken, RuntimeError
+        """Return when all keys are there. Raises PeerLost when the world is broken, TimeoutError
         after `timeout`."""
         end = time.monotonic() + timeout.total_seconds()
-        while True:
+        pause_s = _FIRST_PAUSE_S
+        while not self._store.check(keys):  # wait() of a TCPStore logs each time that it ends early
+            self._check_world()
             left_s = end - time.monotonic()
-            try:
-                self._store.wait(keys, timedelta(seconds=max(min(left_s, _SLICE_S), 0.001)))
-                return
-            except RuntimeError:
-                self._check_world()
-                if left_s <= _SLICE_S:
-                    raise
+            if left_s <= 0:
+                raise TimeoutError(f"{', '.join(keys)} did not come")
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _check_world(self) -> None:
         world = launcher_variables.agent_round()
@@ -69,14 +68,21 @@ class AgentStore:
 
 def connect(timeout_s: float) -> AgentStore:
     """The store of this job, at MASTER_ADDR and MASTER_PORT; blocking. Raises LaunchError."""
-    from torch.distributed import TCPStore
-
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     try:
-        limit = timedelta(seconds=timeout_s)
-        return AgentStore(TCPStore(host, int(port), is_master=False, timeout=limit))
+        return AgentStore(open_store(host, int(port), timeout_s))
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(
             f"Comm: the job's store at {host}:{port} is out of reach: {reason}"
         ) from None
+
+
+def open_store(host: str, port: int, timeout_s: float) -> Any:
+    """A connection to a store of torch.distributed, one of its own; blocking. Raises RuntimeError
+    when nobody serves it."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+
+    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
