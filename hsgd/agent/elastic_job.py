@@ -105,6 +105,8 @@ class _Driver:
         self._lost: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._codes: list[int] = []  # of agents that came to the end of the job
+        self._failed = ""
+        self._alone_since = time.monotonic()
         self._stop = 0
         self._lock = threading.Lock()
 
@@ -151,6 +153,14 @@ class _Driver:
             if code is not None:
                 del self._nodes[node.host.name]
                 self._ended(node, code)
+        if self._nodes:
+            self._alone_since = time.monotonic()
+        elif time.monotonic() - self._alone_since > self._job.options.limit_s:
+            limit_s = self._job.options.limit_s
+            self._failed = f"no host could be used for {limit_s:g} s (--elastic-timeout)"
+        if self._failed:
+            _say(f"error: {self._failed}")
+            return 1
         if self._events.changed() and self._events.failed():
             return 1
         if self._codes:
@@ -173,6 +183,11 @@ class _Driver:
             _say(f"host {node.host.name} is out of the job")
         elif done:
             self._codes.append(code if code >= 0 else 128 - code)
+        elif self._job.script is None and not self._events.begun():
+            self._failed = (
+                f"host {node.host.name} cannot be used: its agent ended with exit code {code} "
+                "before the job had begun"
+            )
         else:
             count = self._lost[node.host.name] = self._lost.get(node.host.name, 0) + 1
             pause_s = min(_FIRST_PAUSE_S * 2 ** (count - 1), _LONGEST_PAUSE_S)

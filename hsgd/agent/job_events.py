@@ -14,6 +14,7 @@ from hsgd.job.agent_store import broken_key
 __all__ = ["JobEvents"]
 
 _COUNT = "hsgd/agent/events"
+_BEGUN = "hsgd/agent/begun"
 _FINISHED = "hsgd/agent/finished"
 _FAILED = "hsgd/agent/failed"
 
@@ -56,6 +57,14 @@ class JobEvents:
     def update(self, world: int) -> bool:
         """Whether one is to be formed."""
         return bool(self._store.check([_update(world)]))
+
+    def tell_begun(self) -> None:
+        """There is a first world."""
+        self._store.set(_BEGUN, "1")
+
+    def begun(self) -> bool:
+        """Whether there was one."""
+        return bool(self._store.check([_BEGUN]))
 
     def tell_finished(self) -> None:
         """A rank has come to the end of the training."""

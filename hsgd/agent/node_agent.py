@@ -23,6 +23,7 @@ from hsgd.agent.node_rounds import Rounds
 from hsgd.agent.slots import Slots
 from hsgd.agent.worker import Standing, Worker, describe_end
 from hsgd.agent.world_order import NodeRow, arrange, least_ranks, lost_state
+from hsgd.errors import LaunchError
 
 __all__ = ["AgentOptions", "NodeAgent"]
 
@@ -108,6 +109,9 @@ class NodeAgent:
                 code = self._over()
                 if code is not None:
                     return code
+        except LaunchError as error:
+            self._fail(str(error))
+            return 1
         except RuntimeError as error:  # torch's word for a store that is gone
             self._say(f"error: the job's store cannot be reached: {str(error).splitlines()[0]}")
             return 1
@@ -175,6 +179,8 @@ class NodeAgent:
         if was in (Standing.IN_WORLD, Standing.LEFT) and worker.world == self._world:
             self._failures.append(text)
             self._broke(rank, text)
+            if not self._is_finished():
+                self._say(text)
         elif self._world == 0 and code > 0:
             self._fail(f"{text} before the job had begun")
         else:
@@ -310,7 +316,7 @@ class NodeAgent:
         if size < needed:
             self._short_s = self._short_s or time.monotonic()
             if any(seat.rank == 0 for seat in seats[index].values()):
-                self._say(f"{size} ranks; waiting for {needed}")
+                self._say(f"{_count(size, 'rank')} of {needed}: waiting for more")
             if len(self._slots.standing(Standing.READY)) > len(rows[index].candidates):
                 self._ask_for_update()
             return
@@ -329,10 +335,14 @@ class NodeAgent:
                 continue
             worker.give(number, seat, self._place(number, seat, size))
             self._worlds = number
+            if seat.rank == 0:
+                self._events.tell_begun()
             if seat.rank == 0 and number > 1:
                 nodes = sum(1 for own in seats if own)
                 after = "" if broken_s is None else f", {time.monotonic() - broken_s:.1f} s later"
-                self._say(f"world {number}: {size} ranks on {nodes} nodes{after}")
+                self._say(
+                    f"world {number}: {_count(size, 'rank')} on {_count(nodes, 'node')}{after}"
+                )
         ready = self._slots.standing(Standing.READY)
         if len(ready) > 0 and size < self._options.max_ranks:
             self._ask_for_update()
@@ -403,6 +413,10 @@ class NodeAgent:
 
     def _say(self, text: str) -> None:
         print(f"hsgd: {text}", file=sys.stderr, flush=True)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _in_thread(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
