@@ -29,6 +29,7 @@ from harness.steps import CASES, payload_bytes
 from harness.stopping import Stopped, keeping
 from hsgd.errors import LaunchError
 from hsgd.launch import launch
+from studies import recovery_study
 
 __all__ = [
     "WAYS",
@@ -468,4 +469,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recovery_study.main() if "--faults" in sys.argv else main())
