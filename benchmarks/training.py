@@ -29,6 +29,7 @@ from harness.steps import CASES, payload_bytes
 from harness.stopping import Stopped, keeping
 from hsgd.errors import LaunchError
 from hsgd.launch import launch
+from studies import recovery_study
 
 __all__ = [
     "WAYS",
@@ -48,6 +49,9 @@ __all__ = [
 BATCH = 5  # steps of a turn, of each kind, or fewer where steps are long
 LEAST_TURNS = 3  # that steps are made fewer for
 EPILOG = """\
+--faults trains while ranks are killed, with options of its own (--tasks, --layouts, --minutes):
+--faults --help.
+
 A step makes gradients and waits until they are those of all ranks; that of "cnn" updates weights as
 well. Its time begins with a barrier and is the largest over the ranks. Exposed communication is the
 median of steps minus that of the same steps without communication, which alternate with them in the
@@ -468,4 +472,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recovery_study.main() if "--faults" in sys.argv else main())

@@ -182,7 +182,7 @@ class _Driver:
         if node.drained:
             _say(f"host {node.host.name} is out of the job")
         elif done:
-            self._codes.append(code if code >= 0 else 128 - code)
+            self._codes.append(1 if code else 0)
         elif self._job.script is None and not self._events.begun():
             self._failed = (
                 f"host {node.host.name} cannot be used: its agent ended with exit code {code} "
