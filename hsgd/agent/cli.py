@@ -118,7 +118,8 @@ def plan(
         limit_s=arguments.elastic_timeout or _LIMIT_S,
         most_resets=arguments.reset_limit,
     )
-    given = {name: environ[name] for name in launch.exported(environ)}
+    names = [*launch.exported(environ), *{"OMP_NUM_THREADS"}.intersection(environ)]
+    given = {name: environ[name] for name in names}
     return elastic_job.ElasticJob(options, hosts, script, given)
 
 

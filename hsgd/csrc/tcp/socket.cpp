@@ -1,8 +1,10 @@
 // Making them, and their options.
 #include "tcp/socket.hpp"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -36,6 +38,14 @@ void watch_host(int fd, double timeout_s, TcpEnd end) {
   set_tcp_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kQuestions);
   if (end == TcpEnd::kWrites) return;
   set_tcp_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 1000 * (idle_s + kQuestions * pause_s));
+}
+
+bool is_delivered(int fd) {
+  int held = 0;
+  if (::ioctl(fd, SIOCOUTQ, &held) != 0 || held == 0) return true;
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_CLOSE;
 }
 
 }  // namespace hsgd

@@ -26,6 +26,10 @@ void set_tcp_option(int fd, int level, int name, int value);
 enum class TcpEnd { kReads, kWrites };
 void watch_host(int fd, double timeout_s, TcpEnd end);
 
+// Whether the other kernel has all that was written, or will never have it, as the connection is
+// gone: the kernel forgets neither what it had still to send nor to count it (SIOCOUTQ).
+bool is_delivered(int fd);
+
 }  // namespace hsgd
 
 #endif  // HSGD_TCP_SOCKET_HPP_

@@ -1,10 +1,8 @@
 // Tickets, connections that are ready, and what the end of one means.
 #include "tcp_transport/transport.hpp"
 
-#include <linux/sockios.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -346,8 +344,7 @@ class TcpTransport final : public Transport {
 
   bool is_delivered() const {
     return std::all_of(connections_.begin(), connections_.end(), [](const Connection& connection) {
-      int held = 0;
-      return connection.ended || ::ioctl(connection.fd.get(), SIOCOUTQ, &held) != 0 || held == 0;
+      return connection.ended || hsgd::is_delivered(connection.fd.get());
     });
   }
 

@@ -36,6 +36,7 @@
 #include "tcp/listener.hpp"
 #include "tcp/rma.hpp"
 #include "tcp/sender.hpp"
+#include "tcp/socket.hpp"
 
 namespace {
 
@@ -243,6 +244,33 @@ void write_between_all(uint64_t slice_bytes) {
       });
     }
   });
+}
+
+TEST("what was on its way to a process that is gone is not waited for") {
+  hsgd::Fd door = hsgd::new_tcp_socket(AF_INET);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* name = reinterpret_cast<sockaddr*>(&address);
+  CHECK_EQ(::bind(door.get(), name, size), 0);
+  CHECK_EQ(::listen(door.get(), 1), 0);
+  CHECK_EQ(::getsockname(door.get(), name, &size), 0);
+  hsgd::Fd own = hsgd::new_tcp_socket(AF_INET);
+  ::connect(own.get(), name, size);
+  pollfd coming{door.get(), POLLIN, 0};
+  CHECK_EQ(::poll(&coming, 1, 10'000), 1);
+  hsgd::Fd other(::accept(door.get(), nullptr, nullptr));
+  CHECK(other.valid());
+  CHECK(hsgd::is_delivered(own.get()));
+  const std::vector<char> data(1 << 20);
+  while (::send(own.get(), data.data(), data.size(), MSG_NOSIGNAL) > 0) {
+  }
+  CHECK(!hsgd::is_delivered(own.get()));  // nobody reads
+  other = hsgd::Fd();
+  pollfd gone{own.get(), 0, 0};
+  CHECK_EQ(::poll(&gone, 1, 10'000), 1);  // POLLERR, POLLHUP
+  CHECK(hsgd::is_delivered(own.get()));
 }
 
 TEST("data is there before its version, between all ranks at once") { write_between_all(kSlice); }
