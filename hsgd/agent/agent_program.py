@@ -37,9 +37,9 @@ def run_agent(
     rounds: Rounds = OneNode()
     if several_nodes:
         job = options.environment["TORCHELASTIC_RUN_ID"]
-        rounds = NodeRounds(_connect(options), job, options.host, options.limit_s)
+        rounds = NodeRounds(_connect(options), job, options.host, options.keep_alive_s)
     agent = NodeAgent(options, store, rounds)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: agent.end(number))
     return agent.run(inputs)
 
@@ -57,7 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     options = AgentOptions(command=tuple(command), **json.loads(arguments.options))
-    return run_agent(options, _connect(options), several_nodes=True, inputs=sys.stdin.fileno())
+    try:
+        store = _connect(options)
+        return run_agent(options, store, several_nodes=True, inputs=sys.stdin.fileno())
+    except RuntimeError as error:
+        where = options.environment["MASTER_ADDR"]
+        reason = str(error).splitlines()[0]
+        print(f"hsgd: error: no job answers at {where}: {reason}", file=sys.stderr, flush=True)
+        return 1
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ __all__ = ["add_options", "is_asked_for", "plan"]
 
 _START_S = 30.0  # horovodrun's defaults
 _LIMIT_S = 600.0
+_FEW_HOSTS = 32
 
 
 def add_options(run: Any, rank_count: Callable[[str], int]) -> None:
@@ -116,6 +117,7 @@ def plan(
         start_s=arguments.start_timeout or _START_S,
         grace_s=config.timeout_s,
         limit_s=arguments.elastic_timeout or _LIMIT_S,
+        keep_alive_s=1 if len(hosts) <= _FEW_HOSTS else 5,
         most_resets=arguments.reset_limit,
     )
     names = [*launch.exported(environ), *{"OMP_NUM_THREADS"}.intersection(environ)]

@@ -113,7 +113,7 @@ class _Driver:
     def run(self) -> int:
         before = {
             number: signal.signal(number, self._signalled)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         if self._job.script is not None:
             threading.Thread(target=self._ask, args=(self._job.script,), daemon=True).start()

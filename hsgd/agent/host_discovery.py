@@ -62,4 +62,7 @@ class HostScript:
                 f"--host-discovery-script {self._path} failed with exit code {done.returncode}: "
                 f"{reason}"
             )
-        return read_hosts(done.stdout, self._slots, self._path)
+        hosts = read_hosts(done.stdout, self._slots, self._path)
+        if not hosts:
+            raise LaunchError(f"--host-discovery-script {self._path} printed no host")
+        return hosts

@@ -6,7 +6,6 @@ agent looks for itself: nobody waits for anybody here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hsgd.job.agent_store import broken_key
@@ -15,6 +14,9 @@ __all__ = ["JobEvents"]
 
 _COUNT = "hsgd/agent/events"
 _BEGUN = "hsgd/agent/begun"
+_HELD = "hsgd/agent/held"
+_ENDED = "hsgd/agent/ended"
+_LOST = "hsgd/agent/lost"
 _FINISHED = "hsgd/agent/finished"
 _FAILED = "hsgd/agent/failed"
 
@@ -38,17 +40,15 @@ class JobEvents:
 
     def broken(self, world: int) -> str:
         """What was lost of a world, in words; empty: nothing."""
-        if not self._store.check([broken_key(world)]):
-            return ""
-        return str(self._store.get(broken_key(world)).decode().partition(" ")[2])
+        return self._read(broken_key(world)).partition(" ")[2]
 
     def tell_late(self, world: int, rank: int) -> None:
         """Others gave up waiting for this rank."""
-        self._tell(_late(world, rank), "1")
+        self._store.append(_late(world), f"{rank} ")
 
-    def late(self, world: int, ranks: Iterable[int]) -> list[int]:
-        """Those of `ranks` that others gave up waiting for."""
-        return [rank for rank in ranks if self._store.check([_late(world, rank)])]
+    def late(self, world: int) -> list[int]:
+        """The ranks that others gave up waiting for."""
+        return [int(rank) for rank in self._read(_late(world)).split()]
 
     def tell_update(self, world: int) -> None:
         """Ranks wait to join, or want to go: form a new world when all have come to a commit."""
@@ -58,13 +58,21 @@ class JobEvents:
         """Whether one is to be formed."""
         return bool(self._store.check([_update(world)]))
 
-    def tell_begun(self) -> None:
-        """There is a first world."""
-        self._store.set(_BEGUN, "1")
+    def tell_begun(self) -> int:
+        """A world has begun; how many have."""
+        return int(self._store.add(_BEGUN, 1))
 
     def begun(self) -> bool:
-        """Whether there was one."""
+        """Whether one has."""
         return bool(self._store.check([_BEGUN]))
+
+    def tell_held(self) -> None:
+        """A rank has the state of the training."""
+        self._store.set(_HELD, "1")
+
+    def held(self) -> bool:
+        """Whether one ever had it."""
+        return bool(self._store.check([_HELD]))
 
     def tell_finished(self) -> None:
         """A rank has come to the end of the training."""
@@ -81,40 +89,34 @@ class JobEvents:
 
     def failed(self) -> str:
         """Why the job cannot go on; empty: it can."""
-        if not self._store.check([_FAILED]):
-            return ""
-        return str(self._store.get(_FAILED).decode())
+        return self._read(_FAILED)
 
     def tell_ended(self, node: str, *, lost: bool) -> None:
         """The agent of a node has ended. lost: before its time, and its ranks with it."""
-        self._store.set(_ended(node), "1")
+        self._store.append(_ENDED, f"{node} ")
         if lost:
-            self._tell(_lost(node), "1")
+            self._store.append(_LOST, f"{node} ")
+            self._store.add(_COUNT, 1)
 
-    def ended(self, nodes: Sequence[str]) -> list[str]:
-        """Those of `nodes` whose agent has ended."""
-        return [node for node in nodes if self._store.check([_ended(node)])]
+    def ended(self) -> set[str]:
+        """The nodes whose agent has ended."""
+        return set(self._read(_ENDED).split())
 
-    def lost(self, nodes: Sequence[str]) -> list[str]:
-        """Those of `nodes` whose agent has ended before its time."""
-        return [node for node in nodes if self._store.check([_lost(node)])]
+    def lost(self) -> set[str]:
+        """The nodes whose agent has ended before its time."""
+        return set(self._read(_LOST).split())
+
+    def _read(self, key: str) -> str:
+        return str(self._store.get(key).decode()) if self._store.check([key]) else ""
 
     def _tell(self, key: str, text: str) -> None:
         self._store.set(key, text)
         self._store.add(_COUNT, 1)
 
 
-def _late(world: int, rank: int) -> str:
-    return f"hsgd/agent/late/{world}/{rank}"
+def _late(world: int) -> str:
+    return f"hsgd/agent/late/{world}"
 
 
 def _update(world: int) -> str:
     return f"hsgd/agent/update/{world}"
-
-
-def _ended(node: str) -> str:
-    return f"hsgd/agent/ended/{node}"
-
-
-def _lost(node: str) -> str:
-    return f"hsgd/agent/lost/{node}"

@@ -22,13 +22,15 @@ from hsgd.agent.job_events import JobEvents
 from hsgd.agent.node_rounds import Rounds
 from hsgd.agent.slots import Slots
 from hsgd.agent.worker import Standing, Worker, describe_end
-from hsgd.agent.world_order import NodeRow, arrange, least_ranks, lost_state
+from hsgd.agent.world_order import NodeRow, arrange, least_ranks, lost_state, staying
 from hsgd.errors import LaunchError
 
 __all__ = ["AgentOptions", "NodeAgent"]
 
 _LOOK_S = 0.2  # between looks at what other agents say
+_ASK_S = 1.0  # the rendezvous, whose answer has all nodes in it
 _END_S = 5.0  # for workers that are told to end
+_LEAVE_S = 2.0  # for those that hear of a broken world by themselves
 Result = TypeVar("Result")
 
 
@@ -37,8 +39,8 @@ class AgentOptions:
     """Of a job, the same on all nodes, but for `node`, `host` and `slots`.
 
     ranks: that the first world waits for, `start_s` at most. grace_s: for ranks of a broken world
-    to leave it. limit_s: for `min_ranks` to be there again. most_resets: worlds after the first;
-    None: any number.
+    to leave it. limit_s: for `min_ranks` to be there again. keep_alive_s: of nodes, between them.
+    most_resets: worlds after the first; None: any number.
     """
 
     command: tuple[str, ...]
@@ -52,6 +54,7 @@ class AgentOptions:
     start_s: float
     grace_s: float
     limit_s: float
+    keep_alive_s: int
     most_resets: int | None = None
 
 
@@ -70,16 +73,18 @@ class NodeAgent:
         self._world = 0
         self._nodes: list[str] = []
         self._broken_s: float | None = None  # since when
-        self._short_s: float | None = None  # of ranks
+        self._short_s: float | None = time.monotonic()  # of ranks
         self._update = False
-        self._held, self._worlds = 0, 0
+        self._can_go = False  # others are enough
         self._finished = False
         self._failures: list[str] = []  # of ranks of this world
         self._failed = ""
         self._begun_s, self._patient = time.monotonic(), True
         self._stop = 0
         self._drained = False
-        self._next_look_s = 0.0
+        self._next_look_s = self._next_ask_s = 0.0
+        self._asks = self._told_broken = False
+        self._candidates: dict[int, Worker] = {}
 
     def end(self, number: int) -> None:
         """End all workers, and the agent, as after this signal; from a signal handler."""
@@ -110,7 +115,7 @@ class NodeAgent:
                 if code is not None:
                     return code
         except LaunchError as error:
-            self._fail(str(error))
+            self._give_up(str(error))
             return 1
         except RuntimeError as error:  # torch's word for a store that is gone
             self._say(f"error: the job's store cannot be reached: {str(error).splitlines()[0]}")
@@ -142,12 +147,14 @@ class NodeAgent:
                 self._told(worker, message)
             if key.fd == worker.ending:
                 self._ended(worker)
+            elif worker.is_silent and worker.line in self._selector.get_map():
+                self._selector.unregister(worker.line)
 
     def _told(self, worker: Worker, message: Mapping[str, Any]) -> None:
         """By a worker."""
         if "held" in message:
             worker.held = max(worker.held, message["held"])
-            self._held = max(self._held, worker.held)
+            self._events.tell_held()
         if "ready" in message:
             worker.standing = Standing.READY
             if self._world and not self._broken_s and worker.world < self._world:
@@ -162,10 +169,7 @@ class NodeAgent:
     def _ended(self, worker: Worker) -> None:
         """Its process."""
         was, rank = worker.standing, worker.rank
-        self._selector.unregister(worker.line)
-        self._selector.unregister(worker.ending)
-        code = worker.finish()
-        self._slots.empty(worker, code)
+        code = self._take_leave(worker)
         if self._failed or self._stop:
             return
         name = f"rank {rank} ({worker.process.pid} on {self._options.host})"
@@ -181,7 +185,7 @@ class NodeAgent:
             self._broke(rank, text)
             if not self._is_finished():
                 self._say(text)
-        elif self._world == 0 and code > 0:
+        elif self._world == 0 and code > 0 and not self._events.begun():
             self._fail(f"{text} before the job had begun")
         else:
             self._say(text)
@@ -210,14 +214,16 @@ class NodeAgent:
         self._next_look_s = now + _LOOK_S
         if self._events.changed():
             self._look_at_events()
-        self._look_at_nodes()
+        self._look_at_nodes(now)
         if self._broken_s is not None and not self._is_finished():
             self._end_late(now)
         if self._short_s is not None and self._patient and not self._is_patient():
             self._patient = False
             self._ask_for_update()
+        if self._drained and self._can_go and not self._update:
+            self._ask_for_update()
         if self._short_s is not None and now - self._short_s > self._options.limit_s:
-            self._fail(
+            self._give_up(
                 f"fewer than {self._options.min_ranks} ranks for {self._options.limit_s:g} s "
                 "(--elastic-timeout)"
             )
@@ -228,34 +234,42 @@ class NodeAgent:
         if self._world == 0:
             return
         if self._broken_s is None:
-            lost = self._events.lost(self._nodes)
+            lost = self._events.lost().intersection(self._nodes)
             if lost:
-                self._broke(-1, f"host {lost[0].partition('/')[0]} was lost")
+                self._broke(-1, f"host {min(lost).partition('/')[0]} was lost")
             elif self._events.broken(self._world):
                 self._broken_s = time.monotonic()
         if not self._update and self._events.update(self._world):
             self._updated()
 
-    def _look_at_nodes(self) -> None:
-        """Whether nodes wait to join; asked in the thread of the rounds."""
-        if self._forming is not None or self._world == 0 or self._update:
+    def _look_at_nodes(self, now: float) -> None:
+        """Whether nodes wait to join: one agent of a world asks, in a thread."""
+        if self._forming is not None or not self._asks or self._update:
             return
-        if self._others_wait is None:
+        if self._others_wait is None and now >= self._next_ask_s:
+            self._next_ask_s = now + _ASK_S
             self._others_wait = _in_thread(self._rounds.others_wait)
-        elif self._others_wait.done():
+        elif self._others_wait is not None and self._others_wait.done():
             if self._others_wait.result():
                 self._ask_for_update()
             self._others_wait = None
 
     def _end_late(self, now: float) -> None:
         """Ranks of a broken world that do not leave it."""
-        there = {worker.rank: worker for worker in self._slots.standing(Standing.IN_WORLD)}
-        late = self._events.late(self._world, there) if there else []
-        if self._broken_s is not None and now - self._broken_s > self._options.grace_s:
-            late = list(there)
-        for rank in late:
-            self._say(f"rank {rank} did not come in time, and is ended")
-            there[rank].signal(signal.SIGKILL)
+        since_s = 0.0 if self._broken_s is None else now - self._broken_s
+        there = [one for one in self._slots.standing(Standing.IN_WORLD) if not one.is_given_up]
+        if not there or since_s < _LEAVE_S:
+            return
+        if not self._told_broken:  # what waits in it would wait for its deadline
+            self._told_broken = True
+            for worker in there:
+                worker.tell_broken()
+        late = self._events.late(self._world)
+        for worker in there:
+            if worker.rank in late or since_s > self._options.grace_s:
+                worker.is_given_up = True
+                self._say(f"rank {worker.rank} did not come in time, and is ended")
+                worker.signal(signal.SIGKILL)
 
     # --- worlds ---
 
@@ -270,14 +284,14 @@ class NodeAgent:
             if self._others_wait is not None and not self._others_wait.done():
                 return  # one after the other
             ready = self._slots.standing(Standing.READY)
-            candidates = () if self._drained else tuple(worker.candidate() for worker in ready)
-            options = self._options
+            self._candidates = {worker.slot: worker for worker in ready}
+            candidates = tuple(worker.candidate() for worker in ready)
             row = NodeRow(
-                options.node,
-                options.host,
-                self._worlds,
-                self._held,
+                self._options.node,
+                self._events.begun(),
+                self._events.held(),
                 self._is_patient(),
+                self._drained,
                 candidates,
             )
             self._forming = _in_thread(self._rounds.next, row)
@@ -289,7 +303,8 @@ class NodeAgent:
     def _is_time(self) -> bool:
         starting = self._slots.standing(Standing.STARTING)
         if self._world == 0:
-            return not starting and bool(self._slots.standing(Standing.READY))
+            ready = bool(self._slots.standing(Standing.READY))
+            return ready and not (starting and self._is_patient()) and not self._is_finished()
         if self._broken_s is None and not self._update:
             return False
         if self._slots.standing(Standing.IN_WORLD, Standing.LEFT):
@@ -299,54 +314,59 @@ class NodeAgent:
     def _enter(self, number: int, rows: Sequence[NodeRow], index: int) -> None:
         """A world, or wait for more ranks."""
         before_s = self._broken_s
-        self._world, self._nodes = number, []
+        self._world, self._asks = number, index == 0
+        self._nodes = [row.node for row in rows]
         failures, self._failures = self._failures, []
         self._broken_s, self._update, self._others_wait = None, False, None
+        self._told_broken = False
+        if self._is_finished() and all(one.rank < 0 for row in rows for one in row.candidates):
+            return  # the others have come to the end meanwhile
         if lost_state(rows):
             self._failures = failures
             self._fail("no rank is left that had the state of the training")
             return
-        limit = self._options.most_resets
-        if limit is not None and number > limit + 1:
-            self._fail(f"the job began anew more than {limit} times (--reset-limit)")
-            return
-        seats = arrange(rows, self._options.max_ranks)
-        size = sum(len(own) for own in seats)
         needed = least_ranks(rows, self._options.min_ranks, self._options.ranks)
+        seats = arrange(staying(rows, needed), self._options.max_ranks)
+        size = sum(len(own) for own in seats)
+        others = sum(len(row.candidates) for row in rows if not row.leaving)
+        self._can_go = others >= self._options.min_ranks
         if size < needed:
             self._short_s = self._short_s or time.monotonic()
             if any(seat.rank == 0 for seat in seats[index].values()):
                 self._say(f"{_count(size, 'rank')} of {needed}: waiting for more")
-            if len(self._slots.standing(Standing.READY)) > len(rows[index].candidates):
-                self._ask_for_update()
-            return
-        self._short_s = None
-        self._nodes = [row.node for row, own in zip(rows, seats, strict=True) if own]
-        self._give(number, seats, index, size, before_s)
+            more = len(self._slots.standing(Standing.READY)) > len(rows[index].candidates)
+        else:
+            self._short_s = None
+            self._nodes = [row.node for row, own in zip(rows, seats, strict=True) if own]
+            self._give(number, seats, index, size, before_s)
+            more = bool(self._slots.standing(Standing.READY)) and size < self._options.max_ranks
+        if self._drained and not seats[index] and size >= needed:
+            self._end_workers(self._slots.workers)
+        elif more and not self._drained:  # they came while this world formed
+            self._ask_for_update()
+        self._look_at_events()  # others may have entered it before
 
     def _give(
         self, number: int, seats: Sequence[Any], index: int, size: int, broken_s: float | None
     ) -> None:
         """Ranks their places."""
         for slot, seat in seats[index].items():
-            worker = self._slots[slot]
-            if worker is None or worker.standing is not Standing.READY:
+            worker = self._candidates[slot]
+            if worker.standing is not Standing.READY:
                 self._broke(seat.rank, f"rank {seat.rank} ended before world {number} began")
                 continue
             worker.give(number, seat, self._place(number, seat, size))
-            self._worlds = number
-            if seat.rank == 0:
-                self._events.tell_begun()
-            if seat.rank == 0 and number > 1:
+            if seat.rank != 0:
+                continue
+            limit, resets = self._options.most_resets, self._events.tell_begun() - 1
+            if limit is not None and resets > limit:
+                self._fail(f"the job began anew more than {limit} times (--reset-limit)")
+            elif number > 1:
                 nodes = sum(1 for own in seats if own)
                 after = "" if broken_s is None else f", {time.monotonic() - broken_s:.1f} s later"
                 self._say(
                     f"world {number}: {_count(size, 'rank')} on {_count(nodes, 'node')}{after}"
                 )
-        if self._drained:
-            self._end_workers(self._slots.workers)
-        elif self._slots.standing(Standing.READY) and size < self._options.max_ranks:
-            self._ask_for_update()  # they came while this world formed
 
     def _place(self, number: int, seat: Any, size: int) -> dict[str, str]:
         return {
@@ -375,17 +395,28 @@ class NodeAgent:
         if self._failed:
             return 1
         busy = self._slots.standing(Standing.IN_WORLD, Standing.LEFT)
-        if self._drained and not self._slots.workers and self._forming is None:
+        gone = self._drained and not busy and self._forming is None
+        if gone and (not self._slots.workers or self._is_finished()):
             return 0
-        if busy or self._survivors() or self._forming is not None:
+        if busy or self._survivors():
             return None
         if self._is_finished():
             for text in self._failures:
                 self._say(f"{text}, when others had finished")
             return 1 if self._failures else 0
-        if self._slots.exhausted:
-            self._fail(f"no rank stays alive on {self._options.host}")
+        if self._forming is None and self._slots.exhausted:
+            self._give_up(f"no rank stays alive on {self._options.host}")
+            return 1
         return None
+
+    def _give_up(self, text: str) -> None:
+        """This node, where the job goes on without it; else the job."""
+        taken_part = self._slots.worlds or any(worker.world for worker in self._slots.workers)
+        if not taken_part and self._events.begun():
+            self._say(f"error: {text}")
+            self._failed = text
+        else:
+            self._fail(text)
 
     def _fail(self, text: str) -> None:
         if not self._failed:
@@ -405,10 +436,16 @@ class NodeAgent:
             with selectors.DefaultSelector() as ending:
                 ending.register(worker.ending, selectors.EVENT_READ)
                 ending.select(max(end - time.monotonic(), 0.0))
-            if worker.line in self._selector.get_map():
-                self._selector.unregister(worker.line)
-                self._selector.unregister(worker.ending)
-            self._slots.empty(worker, worker.finish())
+            self._take_leave(worker)
+
+    def _take_leave(self, worker: Worker) -> int:
+        """Of a worker that has ended, or is made to; its exit code."""
+        for end in (worker.line, worker.ending):
+            if end in self._selector.get_map():
+                self._selector.unregister(end)
+        code = worker.finish()
+        self._slots.empty(worker, code)
+        return code
 
     def _say(self, text: str) -> None:
         print(f"hsgd: {text}", file=sys.stderr, flush=True)

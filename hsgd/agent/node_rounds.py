@@ -19,12 +19,12 @@ from hsgd.job.board import Board
 
 __all__ = ["NodeRounds", "OneNode", "Rounds"]
 
-_KEEP_ALIVE_S = 1
-_KEEP_ALIVES = 4  # that a node may miss: it is out after as many seconds
+_KEEP_ALIVES = 4  # that a node may miss
+_JOIN_S = 10**7  # until the others come to a commit
 _LAST_CALL_S = 1  # for nodes that come a little later
 _ROWS_S = 5.0  # to write a row; a node that does not was lost just then
 _AGAIN_S = 2.0  # for the nodes of the last round to come again
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 _ANEW = "anew"
 _ROUNDS = "hsgd/agent/rounds"
 
@@ -57,13 +57,17 @@ class OneNode:
 class NodeRounds:
     """Rounds over torch.distributed's c10d rendezvous.
 
-    store: a TCPStore of this object alone. job: names the job. limit_s: how long a round may wait
-    for nodes.
+    store: a TCPStore of this object alone. job: names the job. keep_alive_s: whole seconds between
+    those of a node; each writes the names of all.
     """
 
-    def __init__(self, store: Any, job: str, host: str, limit_s: float) -> None:
+    def __init__(self, store: Any, job: str, host: str, keep_alive_s: int) -> None:
         from torch.distributed import DistStoreError
-        from torch.distributed.elastic.rendezvous import RendezvousParameters
+        from torch.distributed.elastic.rendezvous import (
+            RendezvousError,
+            RendezvousParameters,
+            RendezvousTimeoutError,
+        )
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
             C10dRendezvousBackend,
         )
@@ -76,12 +80,13 @@ class NodeRounds:
             min_nodes=1,
             max_nodes=1 << 16,
             local_addr=host,
-            join_timeout=int(limit_s),
+            join_timeout=_JOIN_S,
             last_call_timeout=_LAST_CALL_S,
-            keep_alive_interval=_KEEP_ALIVE_S,
+            keep_alive_interval=keep_alive_s,
             keep_alive_max_attempt=_KEEP_ALIVES,
         )
-        self._late: type[Exception] = DistStoreError
+        self._late = (DistStoreError, RendezvousTimeoutError)
+        self._error: type[Exception] = RendezvousError
         self._numbers = self._store = store
         self._events = JobEvents(store)
         self._members: list[str] = []
@@ -90,14 +95,18 @@ class NodeRounds:
 
     def next(self, row: NodeRow) -> tuple[int, list[NodeRow], int]:
         found = self._again(row)
-        while found is None:
+        # A node that stood still may read a round that the others made without it.
+        while found is None or all(other.node != row.node for other in found[1]):
             found = self._anew(row)
         number, rows = found
         self._members = [other.node for other in rows]
         return number, rows, self._members.index(row.node)
 
     def others_wait(self) -> bool:
-        return bool(self._handler.num_nodes_waiting())
+        try:
+            return bool(self._handler.num_nodes_waiting())
+        except self._error as error:
+            raise RuntimeError(str(error)) from None
 
     def _anew(self, row: NodeRow) -> tuple[int, list[NodeRow]] | None:
         """By torch's rendezvous. None where a node was lost meanwhile, on all that are left alike:
@@ -107,6 +116,8 @@ class NodeRounds:
             info = self._handler.next_rendezvous()
         except self._late:
             return None
+        except self._error as error:
+            raise RuntimeError(str(error)) from None
         self._store, self._attempt = info.store, 0
         if info.rank == 0:
             _repeat_address(info)
@@ -133,24 +144,29 @@ class NodeRounds:
         end = time.monotonic() + _AGAIN_S
         while not self._store.check([decision]):
             left = self._left()
-            keys = [f"{decision}/{node}" for node in left]
-            if time.monotonic() > end or self.others_wait():
+            if time.monotonic() > end:
                 self._store.compare_set(decision, "", _ANEW)
-            elif left[0] == row.node and self._store.check(keys):
-                rows = [json.loads(self._store.get(key)) for key in keys]
-                told = json.dumps([self._numbers.add(_ROUNDS, 1), rows])
-                self._store.compare_set(decision, "", told)
-            else:
-                time.sleep(_LOOK_S)
+            elif left[0] == row.node:
+                self._decide(decision, [f"{decision}/{node}" for node in left])
+            time.sleep(_LOOK_S)
         told = self._store.get(decision).decode()
         if told == _ANEW:
             return None
         number, rows = json.loads(told)
         return number, [row_from(found) for found in rows]
 
+    def _decide(self, decision: str, keys: list[str]) -> None:
+        """Where it can be: by the first of those that are left."""
+        if self.others_wait():
+            self._store.compare_set(decision, "", _ANEW)
+        elif self._store.check(keys):
+            rows = [json.loads(self._store.get(key)) for key in keys]
+            told = json.dumps([self._numbers.add(_ROUNDS, 1), rows])
+            self._store.compare_set(decision, "", told)
+
     def _left(self) -> list[str]:
         """The members of the last round whose agents have not ended."""
-        ended = set(self._events.ended(self._members))
+        ended = self._events.ended()
         return [node for node in self._members if node not in ended]
 
 

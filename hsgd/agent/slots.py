@@ -32,9 +32,8 @@ class Slots:
     def __init__(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._slots = [_Slot() for _ in range(count)]
         self._command, self._environment = command, environment
-
-    def __getitem__(self, slot: int) -> Worker | None:
-        return self._slots[slot].worker
+        self.worlds = 0
+        """The last in which a rank was that has ended."""
 
     @property
     def workers(self) -> list[Worker]:
@@ -65,6 +64,7 @@ class Slots:
         """The process of this worker has ended."""
         slot = self._slots[worker.slot]
         slot.worker = None
+        self.worlds = max(self.worlds, worker.world)
         if code == 0:
             return
         slot.failures = 1 if worker.held else slot.failures + 1

@@ -18,11 +18,17 @@ from typing import Any
 
 from hsgd.agent.world_order import Candidate, Seat
 from hsgd.errors import LaunchError
-from hsgd.job.agent_link import FD
+from hsgd.job.agent_link import FD, ROUND
 
 __all__ = ["Standing", "Worker", "describe_end"]
 
 _LONGEST_LINE = 1 << 20
+_REAP_S = 10.0
+# Of a job that this one was started in.
+_FOREIGN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", ROUND),
+    "TORCHELASTIC_RESTART_COUNT",
+)
 
 
 class Standing(enum.Enum):
@@ -49,7 +55,8 @@ class Worker:
         self.line, other = socket.socketpair()
         with other:
             inode = os.fstat(other.fileno()).st_ino
-            given = {**os.environ, **environment, FD: f"{other.fileno()}:{inode}"}
+            given = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+            given |= {**environment, FD: f"{other.fileno()}:{inode}"}
             try:
                 self.process = subprocess.Popen(
                     list(command),
@@ -62,14 +69,22 @@ class Worker:
                 self.line.close()
                 raise LaunchError(f"{command[0]} does not start: {error.strerror}") from None
         self.line.setblocking(False)
-        self.ending = os.pidfd_open(self.process.pid)
+        try:
+            self.ending = os.pidfd_open(self.process.pid)
+        except OSError as error:
+            self.process.kill()
+            self.process.wait()
+            raise LaunchError(f"a rank cannot be watched: pidfd_open: {error.strerror}") from None
         self._unread = b""
+        self.is_given_up = False
+        self.is_silent = False  # has closed its end of the line
 
     def messages(self) -> list[dict[str, Any]]:
         """What the worker has said since; local, not blocking."""
         with contextlib.suppress(OSError):
             while received := self.line.recv(1 << 16):
                 self._unread += received
+            self.is_silent = True
         *lines, self._unread = self._unread.split(b"\n")
         if len(self._unread) > _LONGEST_LINE:
             self._unread = b""
@@ -79,6 +94,10 @@ class Worker:
         """Its place in a world; local."""
         self.standing, self.world, self.rank = Standing.IN_WORLD, number, seat.rank
         self._say({"round": number, "environment": dict(environment)})
+
+    def tell_broken(self) -> None:
+        """That its world is broken: what waits in it is to end; local."""
+        self._say({"broken": self.world})
 
     def tell_update(self) -> None:
         """That ranks wait to join its world; local."""
@@ -94,10 +113,16 @@ class Worker:
             os.killpg(self.process.pid, number)
 
     def finish(self) -> int:
-        """Take notice that the process has ended, end what it started, and return its exit code,
-        negative for a signal; local."""
-        self.signal(signal.SIGKILL)  # while the process still has its number
-        code = self.process.wait()
+        """Take notice that the process has ended, end what it started (gently after exit code 0),
+        and return its exit code, negative for a signal; blocking for ten seconds at most."""
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        well = ended is not None and (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
+        # While the process still has its number.
+        self.signal(signal.SIGTERM if well else signal.SIGKILL)
+        try:
+            code = self.process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:  # the kernel does not let it go, as on a hung file system
+            code = -signal.SIGKILL
         self.standing = Standing.ENDED
         self.line.close()
         os.close(self.ending)

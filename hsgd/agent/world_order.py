@@ -7,7 +7,7 @@ same rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "lost_state",
     "row_from",
     "row_to",
+    "staying",
 ]
 
 
@@ -35,15 +36,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """What the agent of a node says. worlds: the last in which it had ranks. held: the most of what
-    these ever held. patient: whether the first world is to wait for all ranks that were asked for.
+    """What the agent of a node says. begun: whether the job ever had a world. held: whether a rank
+    of it ever had the state. patient: whether the first world is to wait for all ranks that were
+    asked for. leaving: its ranks are to go when others have the state.
     """
 
     node: str
-    host: str
-    worlds: int
-    held: int
+    begun: bool
+    held: bool
     patient: bool
+    leaving: bool
     candidates: tuple[Candidate, ...]
 
 
@@ -55,6 +57,14 @@ class Seat:
     local_rank: int
     local_size: int
     node_rank: int
+
+
+def staying(rows: Sequence[NodeRow], least: int) -> list[NodeRow]:
+    """The rows without the ranks that are to leave, where those that stay are enough and one of
+    them has the state; else as they are."""
+    stay = [replace(row, candidates=()) if row.leaving else row for row in rows]
+    there = [one for row in stay for one in row.candidates]
+    return stay if len(there) >= least and not lost_state(stay) else list(rows)
 
 
 def arrange(rows: Sequence[NodeRow], most_ranks: int) -> list[dict[int, Seat]]:
@@ -91,12 +101,12 @@ def lost_state(rows: Sequence[NodeRow]) -> bool:
     candidates = [one for row in rows for one in row.candidates]
     if any(row.held for row in rows):
         return not any(one.held for one in candidates)
-    return any(row.worlds for row in rows) and all(one.rank < 0 for one in candidates)
+    return any(row.begun for row in rows) and all(one.rank < 0 for one in candidates)
 
 
 def least_ranks(rows: Sequence[NodeRow], least: int, wanted: int) -> int:
     """That a new world needs: `wanted` at the start of a job, while any node is patient."""
-    first = not any(row.worlds for row in rows)
+    first = not any(row.begun for row in rows)
     return max(least, wanted) if first and any(row.patient for row in rows) else least
 
 

@@ -13,10 +13,10 @@ import importlib
 import json
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +40,8 @@ class AgentLink:
         self._updated: float | None = None
         self._lock = threading.Lock()
         self.round = 0
+        self.give_up: Callable[[], object] | None = None
+        """Ends what waits in this world, when it is broken and this rank has not left it."""
         threading.Thread(target=self._listen, name="hsgd-agent-link", daemon=True).start()
 
     @property
@@ -68,12 +70,16 @@ class AgentLink:
         self._say({"left": self.round, "failed": error is not None, "late": late, "text": text})
         os.environ.pop(ROUND, None)
 
+    def forget_world(self) -> None:
+        """Nothing waits in this world any more; local."""
+        self.give_up = None
+
     def hold(self) -> None:
         """This process has the state of the training, that of all ranks of its world; local."""
         self._say({"held": self.round})
 
     def listen(self, listener: Callable[[float], object] | None) -> None:
-        """Call `listener(time)` in the link's thread when ranks wait to join, and now where some
+        """Call `listener(round)` in the link's thread when ranks wait to join, and now where some
         did since this world began; in place of the one before. None: nobody; local.
         """
         with self._lock:
@@ -93,16 +99,23 @@ class AgentLink:
             for line in lines:
                 self._hear(json.loads(line))
         print("hsgd: the agent of this node is gone: this rank ends", file=sys.stderr, flush=True)
+        if os.getsid(0) == os.getpgrp():  # the group that the agent made
+            with contextlib.suppress(OSError):
+                os.killpg(os.getpgrp(), signal.SIGKILL)
         os._exit(1)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "environment" in message:
             self._worlds.put(message)
             return
+        if "broken" in message:
+            if message["broken"] == self.round and self.give_up is not None:
+                self.give_up()
+            return
         with self._lock:
             if message["update"] != self.round:
                 return
-            self._updated = updated = time.time()
+            self._updated = updated = float(self.round)
             listener = self._listener
         if listener is not None:
             listener(updated)
@@ -110,16 +123,22 @@ class AgentLink:
 
 @functools.cache
 def link() -> AgentLink | None:
-    """The line to this process's agent; None where none started it; local."""
+    """The line to this process's agent; None where none started it; local. Raises LaunchError where
+    it was closed on the way.
+    """
     text = os.environ.pop(FD, "")  # children are no workers
     if not text:
         return None
     number, _, inode = text.partition(":")
     try:
-        if os.fstat(int(number)).st_ino != int(inode):  # a child that was started before
-            return None
+        is_there = os.fstat(int(number)).st_ino == int(inode)
     except (OSError, ValueError):
-        return None
+        is_there = False
+    if not is_there:
+        raise LaunchError(
+            "the line to the agent of this node was closed on the way here: start Python with "
+            "`exec` in wrappers, and leave their inherited descriptors open"
+        )
     return AgentLink(int(number))
 
 

@@ -16,7 +16,8 @@ from hsgd.job import launcher_variables
 
 __all__ = ["AgentStore", "broken_key", "connect", "open_store"]
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between looks
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
+_LOOK_S = 0.4  # between looks at the world
 
 
 def broken_key(world: int) -> str:
@@ -49,11 +50,15 @@ class AgentStore:
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Return when all keys are there. Raises PeerLost when the world is broken, TimeoutError
         after `timeout`."""
-        end = time.monotonic() + timeout.total_seconds()
+        now = time.monotonic()
+        end, next_look = now + timeout.total_seconds(), now
         pause_s = _FIRST_PAUSE_S
         while not self._store.check(keys):  # wait() of a TCPStore logs each time that it ends early
-            self._check_world()
-            left_s = end - time.monotonic()
+            now = time.monotonic()
+            if now >= next_look:
+                self._check_world()
+                next_look = now + _LOOK_S
+            left_s = end - now
             if left_s <= 0:
                 raise TimeoutError(f"{', '.join(keys)} did not come")
             time.sleep(min(pause_s, left_s))

@@ -18,7 +18,11 @@ _ENDS_WITH_SSH = (
     "{{ cat <&3 >/dev/null 2>&1; kill -TERM $job; }} >/dev/null 2>&1 & watch=$!; "
     "exec 3<&-; wait $job; code=$?; kill $watch 2>/dev/null; exit $code"
 )
-_ALIVE = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")  # a host may lose power
+# A host may lose power, or be none; nobody is there to give a password.
+_OPTIONS = (
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+    *("-o", "ConnectTimeout=10", "-o", "BatchMode=yes"),
+)
 
 
 def over_ssh(host: str, words: Sequence[str]) -> list[str]:
@@ -30,4 +34,4 @@ def over_ssh(host: str, words: Sequence[str]) -> list[str]:
 def over_ssh_with_input(host: str, words: Sequence[str]) -> list[str]:
     """A command that reads its input, and ends with it; local."""
     script = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(words)}"
-    return ["ssh", "-x", *_ALIVE, host, script]
+    return ["ssh", "-x", *_OPTIONS, host, script]

@@ -172,6 +172,44 @@ print(f"|done {hvd.rank()} {size}|", flush=True)
 """
 
 
+WRAPPER = """
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)
+"""
+
+
+def test_a_wrapper_that_closes_the_line_is_named(tmp_path: Path, train: Training) -> None:
+    wrapper = tmp_path / "job.py"
+    wrapper.write_text(WRAPPER)
+    words = train.command("-np 1 --min-np 1")
+    words.insert(words.index(str(train.script)), str(wrapper))
+    done = run_marked(words, here(RANK="3", WORLD_SIZE="7"), JOB_S)
+    assert done.returncode == 1
+    assert "the line to the agent of this node was closed on the way here" in done.stderr
+
+
+BEGINS = """
+import hsgd.torch as hvd
+hvd.init()
+print(f"|done {hvd.rank()} {hvd.size()}|", flush=True)
+"""
+ONE_IS_SLOW = """#!/bin/sh
+mkdir {folder} 2>/dev/null && exec "$@"
+exec sleep 600
+"""
+
+
+def test_ranks_begin_without_those_that_do_not_come(tmp_path: Path) -> None:
+    script, wrapper = tmp_path / "train.py", tmp_path / "first.sh"
+    script.write_text(BEGINS)
+    wrapper.write_text(ONE_IS_SLOW.format(folder=tmp_path / "first"))
+    wrapper.chmod(0o755)
+    words = [*HSGD, "run", "-np", "2", "--min-np", "1", "--start-timeout", "8"]
+    done = run_marked([*words, str(wrapper), sys.executable, str(script)], here(), JOB_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert lines(done.stdout, "done") == [["0", "1"]]
+
+
 @pytest.mark.parametrize(
     ("how", "code", "told", "done"),
     [
@@ -281,6 +319,8 @@ def test_hosts_come_and_go_as_the_script_says(
         job.wait_for(lambda text: pids(text, 1))
         hosts.write_text("node1:1\nnode2:2  # two more\n")
         job.wait_for(lambda text: pids(text, 3))
+        hosts.write_text("")  # no answer: all stay
+        job.wait_for(lambda text: "printed no host" in text)
         hosts.write_text("node2:2\n")
         job.wait_for(lambda text: pids(text, 2))
         train.go()
@@ -289,6 +329,48 @@ def test_hosts_come_and_go_as_the_script_says(
     starts = [int(step) for *_, step in lines(job.text, "enter")]
     assert starts == [0, *[STEPS // 2] * (len(starts) - 1)]  # nothing was done twice
     check_weights(job.text, 2)
+
+
+def test_one_host_takes_the_place_of_another_with_the_state(
+    tmp_path: Path, train: Training, cluster: Callable[..., Cluster]
+) -> None:
+    nodes = cluster(2)
+    hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
+    hosts.write_text("node1:1\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    words = train.command(f"--min-np 1 --host-discovery-script {script}")
+    with watched(nodes.command(words), nodes.environment()) as job:
+        job.wait_for(lambda text: pids(text, 1))
+        hosts.write_text("node2:1\n")
+        job.wait_for(lambda text: "hsgd: host node1 is out of the job" in text)
+        job.wait_for(lambda text: len(lines(text, "enter")[-1:]) and pids(text, 2))
+        train.go()
+        assert job.end() == 0, job.text[-3000:]
+    assert int(lines(job.text, "enter")[-1][3]) == STEPS // 2
+    check_weights(job.text, 1)
+
+
+def test_a_host_on_which_ranks_fail_does_not_end_the_job(
+    tmp_path: Path, train: Training, cluster: Callable[..., Cluster]
+) -> None:
+    wrapper = tmp_path / "wrapper.sh"
+    wrapper.write_text('#!/bin/sh\n[ "$(uname -n)" != node2 ] || exit 3\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    nodes = cluster(2)
+    hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
+    hosts.write_text("node1:1\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o755)
+    words = train.command(f"--min-np 1 --host-discovery-script {script}")
+    words.insert(words.index(sys.executable, 1), str(wrapper))
+    with watched(nodes.command(words), nodes.environment()) as job:
+        job.wait_for(lambda text: pids(text, 1))
+        hosts.write_text("node1:1\nnode2:1\n")
+        job.wait_for(lambda text: "on node2) ended with exit code 3" in text)
+        train.go()
+        assert job.end() == 0, job.text[-3000:]
+    check_weights(job.text, 1)
 
 
 def test_a_host_that_cannot_be_reached_ends_the_job_at_once(

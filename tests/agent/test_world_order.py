@@ -10,13 +10,20 @@ from hsgd.agent.world_order import (
     lost_state,
     row_from,
     row_to,
+    staying,
 )
 
 __all__: list[str] = []
 
 
-def row(*candidates: Candidate, worlds: int = 0, held: int = 0, patient: bool = False) -> NodeRow:
-    return NodeRow("node", "host", worlds, held, patient, candidates)
+def row(
+    *candidates: Candidate,
+    begun: bool = False,
+    held: bool = False,
+    patient: bool = False,
+    leaving: bool = False,
+) -> NodeRow:
+    return NodeRow("node", begun, held, patient, leaving, candidates)
 
 
 def ranks(rows: list[NodeRow], most: int = 100) -> list[dict[int, int]]:
@@ -65,19 +72,27 @@ def test_nodes_without_ranks_take_no_number() -> None:
 def test_a_job_ends_where_nobody_is_left_who_had_the_state() -> None:
     survivor, holder = Candidate(0, held=0, rank=1), Candidate(0, held=2, rank=1)
     assert not lost_state([row(new(0))])  # the first world
-    assert not lost_state([row(survivor, worlds=1)])  # nobody had more than that
-    assert lost_state([row(new(0), worlds=1)])
-    assert lost_state([row(worlds=1)])
-    assert not lost_state([row(holder, worlds=2, held=2)])
-    assert lost_state([row(survivor, worlds=2), row(worlds=2, held=1)])
+    assert not lost_state([row(survivor, begun=True)])  # nobody had more than that
+    assert lost_state([row(new(0), begun=True)])
+    assert lost_state([row(begun=True)])
+    assert not lost_state([row(holder, begun=True, held=True)])
+    assert lost_state([row(survivor), row(begun=True, held=True)])
+
+
+def test_ranks_that_are_to_leave_stay_until_others_have_the_state() -> None:
+    holder, other = Candidate(0, held=2, rank=0), Candidate(0, held=2, rank=1)
+    old = row(holder, begun=True, held=True, leaving=True)
+    assert ranks(staying([old, row(new(0), begun=True, held=True)], 1)) == [{0: 0}, {0: 1}]
+    assert ranks(staying([old, row(other, begun=True, held=True)], 1)) == [{}, {0: 0}]
+    assert ranks(staying([old, row(other, begun=True, held=True)], 2)) == [{0: 0}, {0: 1}]
 
 
 def test_only_the_first_world_waits_for_all_ranks_and_not_for_ever() -> None:
     assert least_ranks([row(patient=True), row()], 1, 4) == 4
     assert least_ranks([row(), row()], 1, 4) == 1
-    assert least_ranks([row(patient=True), row(worlds=1)], 2, 4) == 2
+    assert least_ranks([row(patient=True), row(begun=True)], 2, 4) == 2
 
 
 def test_rows_travel_as_json() -> None:
-    there = row(new(0), Candidate(3, held=2, rank=1), worlds=4, held=2, patient=True)
+    there = row(new(0), Candidate(3, held=2, rank=1), begun=True, held=True, patient=True)
     assert row_from(row_to(there)) == there

@@ -49,7 +49,7 @@ def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) ->
     skip_sync = False
     while True:
         if agent is not None:  # after on_reset(), in which the state forgets what it heard
-            agent.listen(lambda time: state.on_hosts_updated(time, _ADDED_AND_REMOVED))
+            agent.listen(lambda world: state.on_hosts_updated(world, _ADDED_AND_REMOVED))
         try:
             if not skip_sync:
                 state.sync()
@@ -58,26 +58,16 @@ def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) ->
                 agent.hold()
             return call()
         except (HorovodInternalError, PeerLost, CollectiveTimeout) as lost:
+            if agent is not None:  # first: the others may think that it hangs
+                agent.leave(lost)
             state.restore()
             skip_sync = False
-            _start_again(agent, lost)
-        except HostsUpdatedInterrupt as update:
-            skip_sync = update.skip_sync
-            _start_again(agent, None)
-        state.on_reset()
-
-
-def _start_again(agent: AgentLink | None, error: BaseException | None) -> None:
-    """The job anew, with the ranks of now; collective over them, blocking."""
-    basics.shutdown()
-    while True:
-        if agent is not None:
-            agent.leave(error)
-        try:
-            basics.init()
-            return
-        except (PeerLost, CollectiveTimeout) as lost:  # one more, while the job was set up
             basics.shutdown()
-            if agent is None:
-                raise
-            error = lost
+            basics.init()
+        except HostsUpdatedInterrupt as update:
+            if agent is not None:
+                agent.leave(None)
+            skip_sync = update.skip_sync
+            basics.shutdown()
+            basics.init()
+        state.on_reset()

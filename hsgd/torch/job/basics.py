@@ -12,6 +12,9 @@ from typing import Any
 
 from hsgd import built
 from hsgd.comm import Comm
+from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.job import agent_link
+from hsgd.job.agent_link import AgentLink
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
@@ -60,8 +63,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             raise ValueError(f'process_sets is "{process_sets}"; give a list, or "dynamic"')
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         process_sets = None
+    agent = agent_link.link() if comm is None else None
+    if agent is not None and process_sets:
+        raise ValueError(
+            "init: process_sets are not made again when ranks of an elastic job come and go; make "
+            "them with add_process_set() in the function of elastic.run"
+        )
     settings = HorovodSettings.from_env()
-    job = runtime.start(_communicator(comm), settings, _threads_supported)
+    job = _start(comm, settings, agent)
     global_process_set.ranks = job.members(0)
     try:
         for index, process_set in enumerate(process_sets or ()):
@@ -71,6 +80,22 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         raise
     if settings.timeline is not None and settings.timeline.upper() != "DYNAMIC":
         start_timeline(settings.timeline)
+
+
+def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> runtime.Runtime:
+    """The job. Under an agent with the ranks that are left, where some are lost meanwhile."""
+    while True:
+        try:
+            job = runtime.start(_communicator(comm), settings, _threads_supported)
+        except (PeerLost, CollectiveTimeout) as lost:
+            if agent is None:
+                raise
+            agent.leave(lost)
+        else:
+            if agent is not None:
+                agent.give_up = job.abort
+                job.endings.append(agent.forget_world)
+            return job
 
 
 def shutdown() -> None:

@@ -7,6 +7,7 @@ and the stall inspector. Never looks into tensors.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from hsgd import world
 from hsgd.comm import Comm
+from hsgd.errors import HsgdError
 from hsgd.metrics import Counters
 from hsgd.torch.negotiation.coordinator import ROUND, Coordinator
 from hsgd.torch.negotiation.coordinator import Operation as Submitted
@@ -211,6 +213,12 @@ class Runtime:
         comm.keep_records(self._kept_records)
         self._privates.append(comm)
         return comm
+
+    def abort(self) -> None:
+        """End what waits in the job's communicators with an error; local, from any thread."""
+        for comm in self._comms():
+            with contextlib.suppress(HsgdError):  # closed just now
+                comm.abort()
 
     def close(self, reason: str) -> None:
         """Fail what is open and close all communicators; local."""
