@@ -107,7 +107,9 @@ PACKAGES = {
     ),
     "hsgd.torch.negotiation": "",
     "hsgd.torch.operations": "hsgd.torch.negotiation",
-    "hsgd.torch.job": "hsgd.launch hsgd.torch.negotiation hsgd.torch.operations hsgd.trace",
+    "hsgd.torch.job": (
+        "hsgd.job hsgd.launch hsgd.torch.negotiation hsgd.torch.operations hsgd.trace"
+    ),
     "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
     "hsgd.torch.elastic": "hsgd.job hsgd.torch.job",
     "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
