@@ -40,7 +40,8 @@ def run_agent(
         rounds = NodeRounds(_connect(options), job, options.host, options.keep_alive_s)
     agent = NodeAgent(options, store, rounds)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: agent.end(number))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and shells for what has a "&"
+            signal.signal(number, lambda number, _: agent.end(number))
     return agent.run(inputs)
 
 

@@ -114,6 +114,7 @@ class _Driver:
         before = {
             number: signal.signal(number, self._signalled)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup, and shells for "&"
         }
         if self._job.script is not None:
             threading.Thread(target=self._ask, args=(self._job.script,), daemon=True).start()
@@ -164,12 +165,14 @@ class _Driver:
         if self._events.changed() and self._events.failed():
             return 1
         if self._codes:
-            return max(self._codes) if not self._nodes else None
+            seated = self._events.seated()
+            left = [node for node in self._nodes.values() if node.name in seated]
+            return None if left else max(self._codes)
         with self._lock:
             hosts = dict(self._hosts)
         for name, node in self._nodes.items():
-            if name not in hosts and not node.drained:
-                self._drain(node)
+            if (name not in hosts) != node.drained:
+                self._tell_drain(node, not node.drained)
         for name, host in hosts.items():
             if name not in self._nodes and time.monotonic() >= self._not_before.get(name, 0.0):
                 self._start(host)
@@ -177,12 +180,14 @@ class _Driver:
 
     def _ended(self, node: _Node, code: int) -> None:
         """Its agent."""
-        done = node.drained or bool(self._codes) or self._events.finished()
-        self._events.tell_ended(node.name, lost=not done)
-        if node.drained:
+        done = bool(self._codes) or self._events.finished()
+        gone = node.drained and code == 0
+        self._events.tell_ended(node.name, lost=not done and not gone)
+        if gone:
             _say(f"host {node.host.name} is out of the job")
         elif done:
-            self._codes.append(1 if code else 0)
+            if node.name in self._events.seated():
+                self._codes.append(1 if code else 0)
         elif self._job.script is None and not self._events.begun():
             self._failed = (
                 f"host {node.host.name} cannot be used: its agent ended with exit code {code} "
@@ -197,11 +202,11 @@ class _Driver:
                 f"again in {pause_s:g} s"
             )
 
-    def _drain(self, node: _Node) -> None:
-        node.drained = True
+    def _tell_drain(self, node: _Node, drained: bool) -> None:
+        node.drained = drained
         if node.process.stdin is not None:
             with contextlib.suppress(OSError):
-                node.process.stdin.write(b"drain\n")
+                node.process.stdin.write(b"drain\n" if drained else b"stay\n")
                 node.process.stdin.flush()
 
     def _start(self, host: Host) -> None:

@@ -14,6 +14,7 @@ __all__ = ["JobEvents"]
 
 _COUNT = "hsgd/agent/events"
 _BEGUN = "hsgd/agent/begun"
+_SEATED = "hsgd/agent/seated"
 _HELD = "hsgd/agent/held"
 _ENDED = "hsgd/agent/ended"
 _LOST = "hsgd/agent/lost"
@@ -66,6 +67,22 @@ class JobEvents:
         """Whether one has."""
         return bool(self._store.check([_BEGUN]))
 
+    def tell_seated(self, node: str) -> None:
+        """Ranks of this node are in a world."""
+        self._store.append(_SEATED, f"{node} ")
+
+    def seated(self) -> set[str]:
+        """The nodes of which ranks were ever in a world."""
+        return set(self._read(_SEATED).split())
+
+    def tell_left(self, world: int) -> None:
+        """A rank has left a world: so are the others to."""
+        self._tell(_left(world), "1")
+
+    def left(self, world: int) -> bool:
+        """Whether one has."""
+        return bool(self._store.check([_left(world)]))
+
     def tell_held(self) -> None:
         """A rank has the state of the training."""
         self._store.set(_HELD, "1")
@@ -116,6 +133,10 @@ class JobEvents:
 
 def _late(world: int) -> str:
     return f"hsgd/agent/late/{world}"
+
+
+def _left(world: int) -> str:
+    return f"hsgd/agent/left/{world}"
 
 
 def _update(world: int) -> str:

@@ -30,7 +30,8 @@ __all__ = ["AgentOptions", "NodeAgent"]
 _LOOK_S = 0.2  # between looks at what other agents say
 _ASK_S = 1.0  # the rendezvous, whose answer has all nodes in it
 _END_S = 5.0  # for workers that are told to end
-_LEAVE_S = 2.0  # for those that hear of a broken world by themselves
+_LEAVE_S = 1.5  # for those that hear of a broken world by themselves
+_ABORT_S = 1.0  # for those that are told of it, and may have waited for the late one
 Result = TypeVar("Result")
 
 
@@ -76,6 +77,7 @@ class NodeAgent:
         self._short_s: float | None = time.monotonic()  # of ranks
         self._update = False
         self._can_go = False  # others are enough
+        self._is_seated = False
         self._finished = False
         self._failures: list[str] = []  # of ranks of this world
         self._failed = ""
@@ -83,7 +85,9 @@ class NodeAgent:
         self._stop = 0
         self._drained = False
         self._next_look_s = self._next_ask_s = 0.0
-        self._asks = self._told_broken = False
+        self._members: list[str] = []  # nodes of the world, without ranks too
+        self._left_s: float | None = None  # since when ranks leave it
+        self._told_broken_s: float | None = None
         self._candidates: dict[int, Worker] = {}
 
     def end(self, number: int) -> None:
@@ -91,16 +95,12 @@ class NodeAgent:
         self._stop = number
         os.write(self._woken, b"e")
 
-    def drain(self) -> None:
-        """Let the workers go at their next commit; from the loop's thread, through on_input."""
-        self._drained = True
-        self._events.tell_update(self._world)
-
     def run(self, inputs: int | None = None) -> int:
         """Until the job is over here; blocking, in the main thread. The exit code: 0 done, 1 the
         job failed, 128 + N after a signal.
 
-        inputs: a descriptor whose end ends the agent, and where "drain" is a command.
+        inputs: a descriptor whose end ends the agent, and where it is told to "drain", to let its
+        workers go at a commit, and then perhaps that they "stay".
         """
         if inputs is not None:
             self._selector.register(inputs, selectors.EVENT_READ)
@@ -138,8 +138,10 @@ class NodeAgent:
             if not received:
                 self._stop = self._stop or signal.SIGTERM
                 self._selector.unregister(key.fd)
-            elif b"drain" in received:
-                self.drain()
+            for word in received.split():
+                self._drained = word == b"drain"
+                if self._drained:
+                    self._events.tell_update(self._world)
         elif worker is None:
             os.read(key.fd, 4096)
         elif worker.standing is not Standing.ENDED:
@@ -161,6 +163,9 @@ class NodeAgent:
                 self._ask_for_update()
         elif "left" in message:
             worker.standing = Standing.LEFT
+            if self._left_s is None and message["left"] == self._world:
+                self._left_s = time.monotonic()
+                self._events.tell_left(self._world)
             if message["failed"] and message["left"] == self._world:
                 if message["late"] >= 0:
                     self._events.tell_late(self._world, message["late"])
@@ -215,15 +220,18 @@ class NodeAgent:
         if self._events.changed():
             self._look_at_events()
         self._look_at_nodes(now)
-        if self._broken_s is not None and not self._is_finished():
-            self._end_late(now)
+        since = [each for each in (self._broken_s, self._left_s) if each is not None]
+        if since and not self._is_finished():
+            self._end_late(now, now - min(since))
         if self._short_s is not None and self._patient and not self._is_patient():
             self._patient = False
             self._ask_for_update()
         if self._drained and self._can_go and not self._update:
             self._ask_for_update()
+        if self._world == 0 and self._events.begun():
+            self._short_s = None  # the others' next commit may take long
         if self._short_s is not None and now - self._short_s > self._options.limit_s:
-            self._give_up(
+            self._fail(
                 f"fewer than {self._options.min_ranks} ranks for {self._options.limit_s:g} s "
                 "(--elastic-timeout)"
             )
@@ -241,30 +249,38 @@ class NodeAgent:
                 self._broken_s = time.monotonic()
         if not self._update and self._events.update(self._world):
             self._updated()
+        if self._left_s is None and self._events.left(self._world):
+            self._left_s = time.monotonic()
 
     def _look_at_nodes(self, now: float) -> None:
         """Whether nodes wait to join: one agent of a world asks, in a thread."""
-        if self._forming is not None or not self._asks or self._update:
+        if self._forming is not None or self._world == 0 or self._update:
             return
         if self._others_wait is None and now >= self._next_ask_s:
             self._next_ask_s = now + _ASK_S
-            self._others_wait = _in_thread(self._rounds.others_wait)
+            ended = self._events.ended()
+            if next(node for node in self._members if node not in ended) == self._options.node:
+                self._others_wait = _in_thread(self._rounds.others_wait)
         elif self._others_wait is not None and self._others_wait.done():
             if self._others_wait.result():
                 self._ask_for_update()
             self._others_wait = None
 
-    def _end_late(self, now: float) -> None:
-        """Ranks of a broken world that do not leave it."""
-        since_s = 0.0 if self._broken_s is None else now - self._broken_s
-        there = [one for one in self._slots.standing(Standing.IN_WORLD) if not one.is_given_up]
-        if not there or since_s < _LEAVE_S:
-            return
-        if not self._told_broken:  # what waits in it would wait for its deadline
-            self._told_broken = True
-            for worker in there:
-                worker.tell_broken()
-        late = self._events.late(self._world)
+    def _end_late(self, now: float, since_s: float) -> None:
+        """Ranks that do not leave a world which is broken, or which others leave."""
+        there = [
+            worker
+            for worker in self._slots.standing(Standing.IN_WORLD, Standing.LEFT)
+            if not worker.is_given_up
+        ]
+        late: list[int] = []
+        if there and self._broken_s is not None and since_s > _LEAVE_S:
+            if self._told_broken_s is None:  # what waits in it would wait for its deadline
+                self._told_broken_s = now
+                for worker in there:
+                    worker.tell_broken()
+            elif now - self._told_broken_s > _ABORT_S:
+                late = self._events.late(self._world)
         for worker in there:
             if worker.rank in late or since_s > self._options.grace_s:
                 worker.is_given_up = True
@@ -314,11 +330,11 @@ class NodeAgent:
     def _enter(self, number: int, rows: Sequence[NodeRow], index: int) -> None:
         """A world, or wait for more ranks."""
         before_s = self._broken_s
-        self._world, self._asks = number, index == 0
-        self._nodes = [row.node for row in rows]
+        self._world, self._left_s = number, None
+        self._nodes = self._members = [row.node for row in rows]
         failures, self._failures = self._failures, []
         self._broken_s, self._update, self._others_wait = None, False, None
-        self._told_broken = False
+        self._told_broken_s = None
         if self._is_finished() and all(one.rank < 0 for row in rows for one in row.candidates):
             return  # the others have come to the end meanwhile
         if lost_state(rows):
@@ -328,8 +344,9 @@ class NodeAgent:
         needed = least_ranks(rows, self._options.min_ranks, self._options.ranks)
         seats = arrange(staying(rows, needed), self._options.max_ranks)
         size = sum(len(own) for own in seats)
+        stay = [own for row, own in zip(rows, seats, strict=True) if not row.leaving]
         others = sum(len(row.candidates) for row in rows if not row.leaving)
-        self._can_go = others >= self._options.min_ranks
+        self._can_go = others >= needed and any(stay)
         if size < needed:
             self._short_s = self._short_s or time.monotonic()
             if any(seat.rank == 0 for seat in seats[index].values()):
@@ -350,6 +367,9 @@ class NodeAgent:
         self, number: int, seats: Sequence[Any], index: int, size: int, broken_s: float | None
     ) -> None:
         """Ranks their places."""
+        if seats[index] and not self._is_seated:
+            self._is_seated = True
+            self._events.tell_seated(self._options.node)
         for slot, seat in seats[index].items():
             worker = self._candidates[slot]
             if worker.standing is not Standing.READY:
@@ -411,8 +431,8 @@ class NodeAgent:
 
     def _give_up(self, text: str) -> None:
         """This node, where the job goes on without it; else the job."""
-        taken_part = self._slots.worlds or any(worker.world for worker in self._slots.workers)
-        if not taken_part and self._events.begun():
+        others = set(self._nodes) - {self._options.node}
+        if self._events.begun() and (others or self._world == 0):
             self._say(f"error: {text}")
             self._failed = text
         else:

@@ -85,7 +85,7 @@ class NodeRounds:
             keep_alive_interval=keep_alive_s,
             keep_alive_max_attempt=_KEEP_ALIVES,
         )
-        self._late = (DistStoreError, RendezvousTimeoutError)
+        self._late = (DistStoreError, RendezvousTimeoutError, KeyError)
         self._error: type[Exception] = RendezvousError
         self._numbers = self._store = store
         self._events = JobEvents(store)
@@ -127,7 +127,7 @@ class NodeRounds:
         try:
             numbers = board.exchange("round", number)
             rows = board.exchange("rows", row_to(row))
-        except HsgdError:
+        except (HsgdError, ValueError):  # ValueError: nodes saw different numbers of nodes
             return None
         return numbers[0], [row_from(found) for found in rows]
 

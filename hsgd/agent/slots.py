@@ -32,8 +32,6 @@ class Slots:
     def __init__(self, count: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._slots = [_Slot() for _ in range(count)]
         self._command, self._environment = command, environment
-        self.worlds = 0
-        """The last in which a rank was that has ended."""
 
     @property
     def workers(self) -> list[Worker]:
@@ -64,7 +62,6 @@ class Slots:
         """The process of this worker has ended."""
         slot = self._slots[worker.slot]
         slot.worker = None
-        self.worlds = max(self.worlds, worker.world)
         if code == 0:
             return
         slot.failures = 1 if worker.held else slot.failures + 1

@@ -60,11 +60,21 @@ class Seat:
 
 
 def staying(rows: Sequence[NodeRow], least: int) -> list[NodeRow]:
-    """The rows without the ranks that are to leave, where those that stay are enough and one of
-    them has the state; else as they are."""
+    """The rows without the ranks that are to leave, but for one that has the state, where none of
+    those that stay has it, and for as many as these lack of `least`."""
     stay = [replace(row, candidates=()) if row.leaving else row for row in rows]
-    there = [one for row in stay for one in row.candidates]
-    return stay if len(there) >= least and not lost_state(stay) else list(rows)
+    lacking = max(least - sum(len(row.candidates) for row in stay), int(lost_state(stay)))
+    leaving = [(_age(one), i, one) for i, row in enumerate(rows) for one in row.candidates]
+    for _, index, one in sorted(
+        (each for each in leaving if rows[each[1]].leaving), key=lambda each: each[:2]
+    )[:lacking]:
+        stay[index] = replace(stay[index], candidates=(*stay[index].candidates, one))
+    return stay
+
+
+def _age(candidate: Candidate) -> tuple[int, bool, int, int]:
+    """In the order of who held the state last, and otherwise as they were before."""
+    return (-candidate.held, candidate.rank < 0, candidate.rank, candidate.slot)
 
 
 def arrange(rows: Sequence[NodeRow], most_ranks: int) -> list[dict[int, Seat]]:
@@ -74,15 +84,12 @@ def arrange(rows: Sequence[NodeRow], most_ranks: int) -> list[dict[int, Seat]]:
     held it last, and otherwise as they were before. Beyond `most_ranks` the last get none.
     """
 
-    def age(candidate: Candidate) -> tuple[int, bool, int, int]:
-        return (-candidate.held, candidate.rank < 0, candidate.rank, candidate.slot)
-
     kept: list[list[Candidate]] = [[] for _ in rows]
-    waiting = [(age(one), index, one) for index, row in enumerate(rows) for one in row.candidates]
+    waiting = [(_age(one), index, one) for index, row in enumerate(rows) for one in row.candidates]
     for _, index, one in sorted(waiting, key=lambda each: each[:2])[:most_ranks]:
         kept[index].append(one)
     order = sorted(
-        (index for index, ones in enumerate(kept) if ones), key=lambda i: age(kept[i][0])
+        (index for index, ones in enumerate(kept) if ones), key=lambda i: _age(kept[i][0])
     )
     seats: list[dict[int, Seat]] = [{} for _ in rows]
     rank = 0

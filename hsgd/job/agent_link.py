@@ -40,8 +40,8 @@ class AgentLink:
         self._updated: float | None = None
         self._lock = threading.Lock()
         self.round = 0
-        self.give_up: Callable[[], object] | None = None
-        """Ends what waits in this world, when it is broken and this rank has not left it."""
+        self._broken = 0  # the last world that is
+        self._give_up: Callable[[], object] | None = None
         threading.Thread(target=self._listen, name="hsgd-agent-link", daemon=True).start()
 
     @property
@@ -60,19 +60,31 @@ class AgentLink:
         os.environ.update(world["environment"])
         os.environ[ROUND] = str(self.round)
 
-    def leave(self, error: BaseException | None) -> None:
+    def leave(self, error: BaseException | None, *, is_of_world: bool = True) -> None:
         """This process calls nothing more in its world, because of `error`, or since ranks wait to
-        join; local. enter() gives it the next one.
+        join; local. enter() gives it the next one. is_of_world: whether ranks in `error` are those
+        of the world.
         """
         cause = error if isinstance(error, HsgdError) else getattr(error, "__cause__", None)
-        late = getattr(cause, "rank", -1) if isinstance(cause, CollectiveTimeout) else -1
+        is_late = is_of_world and isinstance(cause, CollectiveTimeout)
+        late = getattr(cause, "rank", -1) if is_late else -1
         text = "" if error is None else str(error)
         self._say({"left": self.round, "failed": error is not None, "late": late, "text": text})
         os.environ.pop(ROUND, None)
 
+    def when_broken(self, give_up: Callable[[], object]) -> None:
+        """Call it, in the link's thread or now, when this world is broken and this rank still in
+        it: it ends what waits; local."""
+        with self._lock:
+            self._give_up = give_up
+            is_broken = self._broken == self.round
+        if is_broken:
+            give_up()
+
     def forget_world(self) -> None:
         """Nothing waits in this world any more; local."""
-        self.give_up = None
+        with self._lock:
+            self._give_up = None
 
     def hold(self) -> None:
         """This process has the state of the training, that of all ranks of its world; local."""
@@ -95,9 +107,15 @@ class AgentLink:
             raise LaunchError(f"the agent of this node cannot be reached: {error}") from None
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError), self._line.makefile("rb") as lines:
-            for line in lines:
-                self._hear(json.loads(line))
+        try:
+            with contextlib.suppress(OSError), self._line.makefile("rb") as lines:
+                for line in lines:
+                    self._hear(json.loads(line))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Of this process and what it started: a rank that hears nothing would wait for ever."""
         print("hsgd: the agent of this node is gone: this rank ends", file=sys.stderr, flush=True)
         if os.getsid(0) == os.getpgrp():  # the group that the agent made
             with contextlib.suppress(OSError):
@@ -109,8 +127,11 @@ class AgentLink:
             self._worlds.put(message)
             return
         if "broken" in message:
-            if message["broken"] == self.round and self.give_up is not None:
-                self.give_up()
+            with self._lock:
+                self._broken = message["broken"]
+                give_up = self._give_up if self._broken == self.round else None
+            if give_up is not None:
+                give_up()
             return
         with self._lock:
             if message["update"] != self.round:

@@ -241,6 +241,15 @@ def test_a_signal_to_the_command_ends_all_ranks(train: Training) -> None:
             os.kill(pid, 0)
 
 
+def test_a_job_under_nohup_outlives_its_terminal(train: Training) -> None:
+    with watched(["nohup", *train.command("-np 1 --min-np 1")], here()) as job:
+        job.wait_for(lambda text: pids(text, 1))
+        job.process.send_signal(signal.SIGHUP)
+        train.go()
+        assert job.end() == 0, job.text[-3000:]
+    check_weights(job.text, 1)
+
+
 def test_ranks_end_when_their_agent_is_killed(train: Training) -> None:
     with watched(train.command("-np 2 --min-np 1"), here()) as job:
         job.wait_for(lambda text: pids(text, 2))
@@ -323,12 +332,14 @@ def test_hosts_come_and_go_as_the_script_says(
         job.wait_for(lambda text: "printed no host" in text)
         hosts.write_text("node2:2\n")
         job.wait_for(lambda text: pids(text, 2))
+        job.wait_for(lambda text: "hsgd: host node1 is out of the job" in text)
+        hosts.write_text("node1:1\nnode2:2\n")  # node1 had been the first to look for others
+        job.wait_for(entered(9))  # one, three, two, three
         train.go()
         assert job.end() == 0, job.text[-3000:]
-    assert "hsgd: host node1 is out of the job" in job.text
     starts = [int(step) for *_, step in lines(job.text, "enter")]
     assert starts == [0, *[STEPS // 2] * (len(starts) - 1)]  # nothing was done twice
-    check_weights(job.text, 2)
+    check_weights(job.text, 3)
 
 
 def test_one_host_takes_the_place_of_another_with_the_state(

@@ -83,6 +83,9 @@ def test_ranks_that_are_to_leave_stay_until_others_have_the_state() -> None:
     holder, other = Candidate(0, held=2, rank=0), Candidate(0, held=2, rank=1)
     old = row(holder, begun=True, held=True, leaving=True)
     assert ranks(staying([old, row(new(0), begun=True, held=True)], 1)) == [{0: 0}, {0: 1}]
+    two = row(holder, Candidate(1, held=2, rank=1), begun=True, held=True, leaving=True)
+    new_two = row(new(0), new(1), begun=True, held=True)
+    assert ranks(staying([two, new_two], 1), most=2) == [{0: 0}, {0: 1}]  # one with the state
     assert ranks(staying([old, row(other, begun=True, held=True)], 1)) == [{}, {0: 0}]
     assert ranks(staying([old, row(other, begun=True, held=True)], 2)) == [{0: 0}, {0: 1}]
 

@@ -10,11 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.job.agent_link import AgentLink, link
 from hsgd.torch.elastic.state import State
 from hsgd.torch.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from hsgd.torch.job import basics
+from hsgd.torch.job import basics, runtime
 
 __all__ = ["run"]
 
@@ -57,9 +57,11 @@ def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) ->
             if agent is not None:
                 agent.hold()
             return call()
-        except (HorovodInternalError, PeerLost, CollectiveTimeout) as lost:
+        except (HorovodInternalError, HsgdError) as lost:
+            if not _is_lost(lost, agent):
+                raise
             if agent is not None:  # first: the others may think that it hangs
-                agent.leave(lost)
+                _leave(agent, lost)
             state.restore()
             skip_sync = False
             basics.shutdown()
@@ -71,3 +73,17 @@ def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) ->
             basics.shutdown()
             basics.init()
         state.on_reset()
+
+
+def _is_lost(error: Exception, agent: AgentLink | None) -> bool:
+    """Whether a rank of the job is. An HsgdError itself is what abort() ends calls with."""
+    kinds = (HorovodInternalError, PeerLost, CollectiveTimeout)
+    return isinstance(error, kinds) or (agent is not None and type(error) is HsgdError)
+
+
+def _leave(agent: AgentLink, lost: Exception) -> None:
+    job = runtime.latest()
+    # Process sets number their ranks anew.
+    agent.leave(lost, is_of_world=job is not None and len(job.process_sets()) == 1)
+    if job is not None:
+        job.abort()  # else shutdown() waits for what is open

@@ -93,8 +93,8 @@ def _start(comm: Any, settings: HorovodSettings, agent: AgentLink | None) -> run
             agent.leave(lost)
         else:
             if agent is not None:
-                agent.give_up = job.abort
                 job.endings.append(agent.forget_world)
+                agent.when_broken(job.abort)
             return job
 
 

@@ -216,8 +216,8 @@ class Runtime:
 
     def abort(self) -> None:
         """End what waits in the job's communicators with an error; local, from any thread."""
-        for comm in self._comms():
-            with contextlib.suppress(HsgdError):  # closed just now
+        with contextlib.suppress(HsgdError, RuntimeError):  # closed just now, or a set comes
+            for comm in self._comms():
                 comm.abort()
 
     def close(self, reason: str) -> None:
@@ -234,7 +234,7 @@ class Runtime:
                 coordinator.close(reason)
 
     def _comms(self) -> list[Comm]:
-        comms = [known.coordinator.comm for known in self._sets.values() if known.coordinator]
+        comms = [known.coordinator.comm for known in list(self._sets.values()) if known.coordinator]
         return comms + self._privates
 
     def _refuse_static(self, verb: str) -> None:
