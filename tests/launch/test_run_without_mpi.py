@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from hsgd import LaunchError
 from hsgd.launch import without_mpi
+from hsgd.launch.ssh import over_ssh
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
 
@@ -91,7 +91,7 @@ def test_a_remote_command_ends_with_its_ssh(tmp_path: Path) -> None:
     """What runs on the other host, without the host."""
     mark = tmp_path / "ended"
     job = f"trap 'touch {mark}; exit 5' TERM; echo up; while :; do sleep 0.05; done"
-    script = without_mpi._ENDS_WITH_SSH.format(command=shlex.join(["sh", "-c", job]))
+    script = over_ssh("node1", ["sh", "-c", job])[-1]
     with subprocess.Popen(
         ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -100,7 +100,7 @@ def test_a_remote_command_ends_with_its_ssh(tmp_path: Path) -> None:
         process.stdin.close()
         assert process.wait(JOB_S) == 5
     assert mark.exists()
-    failing = without_mpi._ENDS_WITH_SSH.format(command="sh -c 'exit 9'")
+    failing = over_ssh("node1", ["sh", "-c", "exit 9"])[-1]
     with subprocess.Popen(["sh", "-c", failing], stdin=subprocess.PIPE) as process:
         assert process.wait(JOB_S) == 9
 
