@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 from pathlib import Path
 
 __all__ = ["MEASURES", "footprint"]
@@ -32,8 +33,26 @@ def footprint() -> tuple[int, ...]:
     for line in (_PROCESS / "smaps_rollup").read_text().splitlines()[1:]:
         name, _, rest = line.partition(":")
         resident[name] = 1024 * int(rest.split()[0])
-    mapped = int((_PROCESS / "statm").read_text().split()[0]) * mmap.PAGESIZE
+    mapped = int((_PROCESS / "statm").read_text().split()[0]) * mmap.PAGESIZE - _stacks()
     descriptors = len(os.listdir(_PROCESS / "fd")) - 1  # without that of listdir itself
     threads = len(os.listdir(_PROCESS / "task"))
     proportional = resident["Pss"] - resident["Pss_File"]
     return resident["Rss"], proportional, mapped, descriptors, threads
+
+
+def _stacks() -> int:
+    """Bytes of stacks of threads, with their guards: threads are counted themselves, and the C
+    library keeps up to 40 MiB of stacks of those that have ended.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    if limit == resource.RLIM_INFINITY:
+        limit = 8 << 20
+    total = guard_end = guard = 0
+    for line in (_PROCESS / "maps").read_text().splitlines():
+        span, rights, *_ = line.split()
+        begin, end = (int(part, 16) for part in span.split("-"))
+        if rights == "---p":
+            guard_end, guard = end, end - begin
+        elif begin == guard_end and rights == "rw-p" and abs(end - begin - limit) <= guard:
+            total += end - begin + guard
+    return total
