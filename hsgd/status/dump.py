@@ -5,12 +5,13 @@ a collective has lost a rank.
 Owns when that is done, and by whom: once in a process, and by one rank of the node, the first for
 which the collective failed, as the core knows. The binding calls it for each such error
 (hsgd/csrc/binding/errors.cpp). Never raises, never changes the error, and never holds it up for
-more than five seconds.
+more than a third of a second, nor the end of the process for more than five.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import os
 import socket
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["after"]
 
 _LIMIT_S = 5.0
+_WAIT_S = 0.3
 _once = threading.Lock()  # stays locked once this process has had its look
 _TRIES = 50
 _PAUSE_S = 0.02
@@ -39,7 +41,7 @@ _PAUSE_S = 0.02
 
 def after(error: HsgdError) -> None:
     """Show what the ranks of this node do, if no other rank does so already; local, blocking for
-    five seconds at most.
+    a third of a second at most: what takes longer goes on in a thread.
 
     error: PeerLost or CollectiveTimeout, about to be raised. Of a lost rank, which the error names,
     and which others hear of at once to go on without it, only where HSGD_DUMP_DIR asks for it.
@@ -54,7 +56,8 @@ def after(error: HsgdError) -> None:
         words = (type(error).__name__, config.dump_dir)
         looker = threading.Thread(target=_look, args=words, name="hsgd-dump", daemon=True)
         looker.start()
-        looker.join(_LIMIT_S)
+        atexit.register(looker.join, _LIMIT_S)
+        looker.join(_WAIT_S)  # no longer: others may wait for this rank in shrink()
     except KeyboardInterrupt:
         _thread.interrupt_main()  # behind the error
     except (ValueError, RuntimeError):  # HSGD_* is changed; no thread, or the interpreter ends
