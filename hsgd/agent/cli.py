@@ -9,15 +9,15 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hsgd.agent import elastic_job
-from hsgd.agent.host_discovery import HostScript
-from hsgd.agent.node_agent import AgentOptions
 from hsgd.config import Config
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.launch import launch
 from hsgd.launch.mpirun import MOST_RANKS, Host, parse_hosts
+
+if TYPE_CHECKING:
+    from hsgd.agent import elastic_job
 
 __all__ = ["add_options", "is_asked_for", "plan"]
 
@@ -77,6 +77,10 @@ def plan(
     """The job that the options ask for; local, but for a first call of the script. Raises
     LaunchError, MissingExtra without torch, ValueError for options that contradict each other.
     """
+    from hsgd.agent import elastic_job  # takes most of the time that `hsgd` needs to start
+    from hsgd.agent.host_discovery import HostScript
+    from hsgd.agent.node_agent import AgentOptions
+
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra(
             "an elastic job meets over the store of torch, which is not installed: pip install "

@@ -18,7 +18,8 @@ from typing import Any
 
 from hsgd.agent.world_order import Candidate, Seat
 from hsgd.errors import LaunchError
-from hsgd.job.agent_link import FD, ROUND
+from hsgd.job.agent_link import FD
+from hsgd.job.launcher_variables import AGENT_ROUND
 
 __all__ = ["Standing", "Worker", "describe_end"]
 
@@ -26,7 +27,7 @@ _LONGEST_LINE = 1 << 20
 _REAP_S = 10.0
 # Of a job that this one was started in.
 _FOREIGN = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", ROUND),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", AGENT_ROUND),
     "TORCHELASTIC_RESTART_COUNT",
 )
 
@@ -45,13 +46,12 @@ class Worker:
     """A process of the user's command.
 
     slot: its place on the node. world, rank: of the last world that it was in, 0 and -1 before.
-    failed_in: the world that it left by an error, 0: none.
     """
 
     def __init__(self, slot: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.slot = slot
         self.standing = Standing.STARTING
-        self.world, self.rank, self.held, self.failed_in = 0, -1, 0, 0
+        self.world, self.rank, self.held = 0, -1, 0
         self.line, other = socket.socketpair()
         with other:
             inode = os.fstat(other.fileno()).st_ino

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError
+from hsgd.job.launcher_variables import AGENT_ROUND
 
-__all__ = ["FD", "ROUND", "AgentLink", "enter_world", "link"]
+__all__ = ["FD", "AgentLink", "enter_world", "link"]
 
 FD = "HSGD_AGENT_FD"
-ROUND = "HSGD_AGENT_ROUND"  # of the world that this process is in
 
 
 class AgentLink:
@@ -58,7 +58,7 @@ class AgentLink:
         with self._lock:
             self.round, self._updated = world["round"], None
         os.environ.update(world["environment"])
-        os.environ[ROUND] = str(self.round)
+        os.environ[AGENT_ROUND] = str(self.round)
 
     def leave(self, error: BaseException | None, *, is_of_world: bool = True) -> None:
         """This process calls nothing more in its world, because of `error`, or since ranks wait to
@@ -70,7 +70,7 @@ class AgentLink:
         late = getattr(cause, "rank", -1) if is_late else -1
         text = "" if error is None else str(error)
         self._say({"left": self.round, "failed": error is not None, "late": late, "text": text})
-        os.environ.pop(ROUND, None)
+        os.environ.pop(AGENT_ROUND, None)
 
     def when_broken(self, give_up: Callable[[], object]) -> None:
         """Call it, in the link's thread or now, when this world is broken and this rank still in
@@ -169,6 +169,6 @@ def enter_world() -> None:
     Raises LaunchError when the agent is gone.
     """
     agent = link()
-    if agent is not None and agent.is_own and ROUND not in os.environ:
+    if agent is not None and agent.is_own and AGENT_ROUND not in os.environ:
         importlib.import_module("torch.distributed")  # takes long; others would wait for it
         agent.enter()

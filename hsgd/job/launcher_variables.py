@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hsgd.errors import LaunchError
 
 __all__ = [
+    "AGENT_ROUND",
     "Torchrun",
     "agent_round",
     "mpi_size",
@@ -21,6 +22,8 @@ __all__ = [
     "torchrun",
     "world_rank",
 ]
+
+AGENT_ROUND = "HSGD_AGENT_ROUND"
 
 # Launchers that start each rank of an MPI job themselves.
 _MPI_SIZES = {
@@ -65,7 +68,7 @@ def torchrun(environ: Mapping[str, str] = os.environ) -> Torchrun | None:
 
 def agent_round(environ: Mapping[str, str] = os.environ) -> int | None:
     """The world of a worker of `hsgd run --min-np`, counted from 1; None elsewhere; local."""
-    return _number(environ, "HSGD_AGENT_ROUND")
+    return _number(environ, AGENT_ROUND)
 
 
 def restarts(environ: Mapping[str, str] = os.environ) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hsgd.errors import LaunchError
 
-__all__ = ["add_options", "read_hostfile", "variables", "without_meaning"]
+__all__ = ["add_options", "read_host_lines", "read_hostfile", "variables", "without_meaning"]
 
 _FLAGS = (
     *("--disable-cache", "--hierarchical-allreduce", "--no-hierarchical-allreduce"),
@@ -80,6 +80,17 @@ def read_hostfile(path: str) -> str:
         text = Path(path).read_text()
     except OSError as error:
         raise LaunchError(f"--hostfile {path}: {error.strerror}") from None
+    hosts = read_host_lines(text, f"--hostfile {path}", slots=1)
+    if not hosts:
+        raise LaunchError(f"--hostfile {path} names no host")
+    return hosts
+
+
+def read_host_lines(text: str, source: str, slots: int) -> str:
+    """As read_hostfile(), from text; empty where it names no host; local.
+
+    source: whose lines they are, for errors. slots: of hosts for which no number is given.
+    """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -87,8 +98,6 @@ def read_hostfile(path: str) -> str:
             continue
         match = re.fullmatch(r"([\w.-]+)(?:(?: slots=|:)([0-9]+))?", " ".join(words))
         if match is None:
-            raise LaunchError(f'--hostfile {path}, line {number}: "{line}"; write node1 slots=2')
-        hosts.append(f"{match[1]}:{match[2] or 1}")
-    if not hosts:
-        raise LaunchError(f"--hostfile {path} names no host")
+            raise LaunchError(f'{source}, line {number}: "{line}"; write node1 slots=2')
+        hosts.append(f"{match[1]}:{match[2] or slots}")
     return ",".join(hosts)

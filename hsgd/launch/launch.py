@@ -19,6 +19,7 @@ from hsgd import built
 from hsgd.errors import LaunchError
 from hsgd.launch import preload
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
+from hsgd.programs import answer_of
 
 __all__ = [
     "NoLauncher",
@@ -65,14 +66,7 @@ def identify(path: str) -> Launcher:
     """Ask a launcher what it is, by --version; local, blocking. Raises LaunchError when it does not
     run."""
     try:
-        child = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        child = answer_of([path, "--version"], _VERSION_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} does not run: {error}; {INSTALL_MPI}") from None
     text = child.stdout + child.stderr

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hsgd.errors import HsgdError
+from hsgd.programs import answer_of
 from hsgd.status.looking import Look, Row, rows_from, shown
 from hsgd.status.report import FORM
 
@@ -52,14 +53,7 @@ def _ask_one(host: str, options: Sequence[str]) -> Look:
     command = [sys.executable, "-m", "hsgd.cli", "status", "--json", *options]
     words = ["ssh", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host]
     try:
-        done = subprocess.run(
-            [*words, shlex.join(command)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-        )
+        done = answer_of([*words, shlex.join(command)], _LIMIT_S)
     except subprocess.TimeoutExpired:
         return Look([], [f"{host}: no answer within {_LIMIT_S:g} s"])
     except OSError as error:

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 
 from hsgd.errors import MissingExtra
+from hsgd.programs import answer_of
 
 __all__ = ["Reader", "find_reader"]
 
@@ -43,14 +44,7 @@ class Reader:
 
     def _dump(self, pid: int, how: str) -> tuple[bool, str]:
         try:
-            done = subprocess.run(
-                [self.path, "dump", how, "--pid", str(pid)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_LIMIT_S,
-            )
+            done = answer_of([self.path, "dump", how, "--pid", str(pid)], _LIMIT_S)
         except subprocess.TimeoutExpired:
             return False, f"py-spy did not answer within {_LIMIT_S:g} s"
         except OSError as error:

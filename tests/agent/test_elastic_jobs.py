@@ -17,7 +17,6 @@ from hsgd.testing.processes import run_marked
 
 __all__: list[str] = []
 
-pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 pytestmark = pytest.mark.timeout(3 * JOB_S)
 
 
@@ -300,6 +299,24 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
+class Hosts:
+    """A script that prints hosts, at first node1 with a slot."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script, self._names = folder / "hosts.sh", folder / "hosts"
+        self.name("node1:1\n")
+        self.script.write_text(f"#!/bin/sh\ncat {self._names}\n")
+        self.script.chmod(0o755)
+
+    def name(self, text: str) -> None:
+        self._names.write_text(text)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path)
+
+
 @pytest.mark.parametrize("node", [1, 2])
 def test_a_node_that_is_lost_is_replaced(
     train: Training, cluster: Callable[..., Cluster], node: int
@@ -318,24 +335,20 @@ def test_a_node_that_is_lost_is_replaced(
 
 
 def test_hosts_come_and_go_as_the_script_says(
-    tmp_path: Path, train: Training, cluster: Callable[..., Cluster]
+    hosts: Hosts, train: Training, cluster: Callable[..., Cluster]
 ) -> None:
     nodes = cluster(2)
-    hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
-    hosts.write_text("node1:1\n")
-    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
-    script.chmod(0o755)
-    words = train.command(f"--min-np 1 --host-discovery-script {script}")
+    words = train.command(f"--min-np 1 --host-discovery-script {hosts.script}")
     with watched(nodes.command(words), nodes.environment()) as job:
         job.wait_for(lambda text: pids(text, 1))
-        hosts.write_text("node1:1\nnode2:2  # two more\n")
+        hosts.name("node1:1\nnode2:2  # two more\n")
         job.wait_for(lambda text: pids(text, 3))
-        hosts.write_text("")  # no answer: all stay
+        hosts.name("")  # no answer: all stay
         job.wait_for(lambda text: "printed no host" in text)
-        hosts.write_text("node2:2\n")
+        hosts.name("node2:2\n")
         job.wait_for(lambda text: pids(text, 2))
         job.wait_for(lambda text: "hsgd: host node1 is out of the job" in text)
-        hosts.write_text("node1:1\nnode2:2\n")  # node1 had been the first to look for others
+        hosts.name("node1:1\nnode2:2\n")  # node1 had been the first to look for others
         job.wait_for(entered(9))  # one, three, two, three
         train.go()
         assert job.end() == 0, job.text[-3000:]
@@ -345,17 +358,13 @@ def test_hosts_come_and_go_as_the_script_says(
 
 
 def test_one_host_takes_the_place_of_another_with_the_state(
-    tmp_path: Path, train: Training, cluster: Callable[..., Cluster]
+    hosts: Hosts, train: Training, cluster: Callable[..., Cluster]
 ) -> None:
     nodes = cluster(2)
-    hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
-    hosts.write_text("node1:1\n")
-    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
-    script.chmod(0o755)
-    words = train.command(f"--min-np 1 --host-discovery-script {script}")
+    words = train.command(f"--min-np 1 --host-discovery-script {hosts.script}")
     with watched(nodes.command(words), nodes.environment()) as job:
         job.wait_for(lambda text: pids(text, 1))
-        hosts.write_text("node2:1\n")
+        hosts.name("node2:1\n")
         job.wait_for(lambda text: "hsgd: host node1 is out of the job" in text)
         job.wait_for(lambda text: len(lines(text, "enter")[-1:]) and pids(text, 2))
         train.go()
@@ -365,21 +374,17 @@ def test_one_host_takes_the_place_of_another_with_the_state(
 
 
 def test_a_host_on_which_ranks_fail_does_not_end_the_job(
-    tmp_path: Path, train: Training, cluster: Callable[..., Cluster]
+    tmp_path: Path, hosts: Hosts, train: Training, cluster: Callable[..., Cluster]
 ) -> None:
     wrapper = tmp_path / "wrapper.sh"
     wrapper.write_text('#!/bin/sh\n[ "$(uname -n)" != node2 ] || exit 3\nexec "$@"\n')
     wrapper.chmod(0o755)
     nodes = cluster(2)
-    hosts, script = tmp_path / "hosts", tmp_path / "hosts.sh"
-    hosts.write_text("node1:1\n")
-    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
-    script.chmod(0o755)
-    words = train.command(f"--min-np 1 --host-discovery-script {script}")
+    words = train.command(f"--min-np 1 --host-discovery-script {hosts.script}")
     words.insert(words.index(sys.executable, 1), str(wrapper))
     with watched(nodes.command(words), nodes.environment()) as job:
         job.wait_for(lambda text: pids(text, 1))
-        hosts.write_text("node1:1\nnode2:1\n")
+        hosts.name("node1:1\nnode2:1\n")
         job.wait_for(lambda text: "on node2) ended with exit code 3" in text)
         train.go()
         assert job.end() == 0, job.text[-3000:]

@@ -19,8 +19,6 @@ from site_copy import installed_environ
 
 __all__: list[str] = []
 
-pytest.importorskip("torch", reason="torch is not installed: pip install torch")
-
 JOB_S = 240.0
 EXAMPLES = cache_folder(None).parent / "horovod-examples"
 FAULT = """

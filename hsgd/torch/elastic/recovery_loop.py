@@ -64,14 +64,12 @@ def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) ->
                 _leave(agent, lost)
             state.restore()
             skip_sync = False
-            basics.shutdown()
-            basics.init()
         except HostsUpdatedInterrupt as update:
             if agent is not None:
                 agent.leave(None)
             skip_sync = update.skip_sync
-            basics.shutdown()
-            basics.init()
+        basics.shutdown()
+        basics.init()
         state.on_reset()
 
 
