@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import fault_points
+import holdings
 import test_box_faults
 import test_fault_mpi
 import test_fault_nodes
@@ -186,7 +187,7 @@ def do_until_told(
     at_point = lambda: (seat.tell("reached"), seat.pipe.recv())  # noqa: E731
     if scenario.crowded:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    held = set(os.listdir("/proc/self/fd"))
+    held = holdings.descriptors()
     comm = None
     report = None
     seat.wait_for_all()
@@ -207,17 +208,7 @@ def do_until_told(
     if comm is not None:
         comm.close()
     data = None  # a shared array keeps its memory
-    return report, what_is_left(held)
-
-
-def what_is_left(held: set[str]) -> list[str]:
-    """Descriptors that were not there before, and mappings of ours."""
-    left = []
-    for descriptor in set(os.listdir("/proc/self/fd")) - held:
-        with contextlib.suppress(FileNotFoundError):  # that of listdir itself
-            left.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    return left + [line for line in maps if "memfd:hsgd" in line]
+    return report, holdings.descriptors_since(held) + holdings.mappings()
 
 
 @pytest.fixture(scope="module", autouse=True)

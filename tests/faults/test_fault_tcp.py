@@ -6,7 +6,6 @@ are pretended, by a layout that is given instead of found.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import fault_points
+import holdings
 from hsgd.config import Config
 from hsgd.errors import HsgdError
 from pretended_nodes import meet
@@ -68,7 +68,7 @@ def meet_until_told(seat: Seat, folder: str, point: str, scenario: Scenario) -> 
     import torch.distributed  # noqa: F401  before what is open is counted
 
     fault_points.use()
-    held = set(os.listdir("/proc/self/fd"))
+    held = holdings.descriptors()
     told = None
     seat.wait_for_all()
     if seat.rank == scenario.victim:
@@ -83,12 +83,8 @@ def meet_until_told(seat: Seat, folder: str, point: str, scenario: Scenario) -> 
 
 def what_is_left(held: set[str]) -> list[str]:
     """Sockets and epolls that were not there before; those of the store belong to torch."""
-    now = {}
-    for descriptor in set(os.listdir("/proc/self/fd")) - held:
-        path = Path(f"/proc/self/fd/{descriptor}")
-        if path.is_symlink():  # not that of listdir itself
-            now[descriptor] = os.readlink(path)
-    return [what for what in now.values() if what.startswith(("socket:", "anon_inode:", "/memfd"))]
+    kinds = ("socket:", "anon_inode:", "/memfd")
+    return [what for what in holdings.descriptors_since(held) if what.startswith(kinds)]
 
 
 def check_told(pool: Ranks, scenario: Scenario, fell: float) -> None:

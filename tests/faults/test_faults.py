@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import holdings
 from hsgd import CollectiveTimeout, Comm, HsgdError, PeerLost
 from hsgd.config import Config
 from ranks import PATIENT, Ranks, Seat, meeting_point
@@ -214,20 +215,18 @@ def test_who_is_through_with_a_small_collective_may_end(count: int) -> None:
             pool.finish(on=(1, 2))
 
 
-def do_survive(seat: Seat, path: str, size: int) -> tuple[int, list[str]]:
+def do_survive(seat: Seat, path: str, size: int) -> list[str]:
     """Descriptors held more than before, and what of ours is mapped, after PeerLost and close."""
-    before = set(os.listdir("/proc/self/fd"))
+    held = holdings.descriptors()
     comm = Comm.local(path, seat.rank, size, PATIENT)
     seat.tell("ready")
     with contextlib.suppress(PeerLost):
         while True:
             comm.allreduce(np.ones(100_000))
     comm.close()
-    maps = Path("/proc/self/maps").read_text().splitlines()
     sockets = Path("/proc/net/unix").read_text().splitlines()
-    left = [line for line in maps if "memfd:hsgd" in line]
-    left += [line for line in sockets if line.endswith(path)]
-    return len(set(os.listdir("/proc/self/fd")) - before), left
+    left = holdings.descriptors_since(held) + holdings.mappings()
+    return left + [line for line in sockets if line.endswith(path)]
 
 
 def test_nothing_is_left_of_a_communicator_whose_peer_was_killed(tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_nothing_is_left_of_a_communicator_whose_peer_was_killed(tmp_path: Path)
         for rank in range(3):
             pool.hear(rank)
         pool.signal(1, signal.SIGKILL)
-        assert [outcome.value for outcome in pool.finish(on=(0, 2))] == [(0, []), (0, [])]
+        assert [outcome.value for outcome in pool.finish(on=(0, 2))] == [[], []]
     assert not os.path.exists(path)  # and nothing in /dev/shm: conftest.py looks after each test
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fault_points
+import holdings
 from hsgd import Comm, HsgdError, PeerLost
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout
@@ -239,17 +240,12 @@ def do_shrink_past(
         fault_points.on_visit(point, 1, lambda: (seat.tell("reached"), seat.pipe.recv()))
     elif point in OF_ONE:
         fault_points.on_visit("shrink: came", 1, seat.pipe.recv)
-    held = set(os.listdir("/proc/self/fd"))
+    held = holdings.descriptors()
     fresh, members = shrunk(comm, seat.rank)
     when = time.monotonic()
     with fresh:
         value = facts(seat, fresh, members)
-    left = [
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if fd not in held and os.path.exists(f"/proc/self/fd/{fd}")
-    ]
-    return value, left, when
+    return value, holdings.descriptors_since(held), when
 
 
 Job = tuple[Ranks, int, list[int], float]  # the victim, those that are left, when it fell
