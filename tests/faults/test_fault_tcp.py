@@ -1,4 +1,4 @@
-"""A leader is killed or stopped while the leaders of nodes connect over TCP.
+"""A rank is killed or stopped while the leaders of nodes connect over TCP, or while its node meets.
 
 All other ranks name it, those that lead and those that wait for them, and leave nothing open. Nodes
 are pretended, by a layout that is given instead of found.
@@ -56,6 +56,14 @@ SCENARIOS = {
         Scenario(1, [0, 1, 2]),  # between two others
     ],
 }
+# Leaders are connected then: the other node hears of it from the leader of the victim's.
+IN_THE_MEETING = {
+    "set-up: introduced": [Scenario(3, [0, 1, 0, 1]), Scenario(2, [0, 0, 0, 1])],
+    "set-up: all have come": [Scenario(2, TWO)],
+    "set-up: mapped": [Scenario(2, [0, 1, 0, 1]), Scenario(1, TWO), Scenario(3, [0, 1, 1, 1])],
+    "header: open": [Scenario(2, [0, 1, 0, 1]), Scenario(3, TWO), Scenario(0, TWO)],
+}
+MEETINGS = [(point, each) for point, scenarios in IN_THE_MEETING.items() for each in scenarios]
 CASES = [(point, each) for point, scenarios in SCENARIOS.items() for each in scenarios]
 
 
@@ -64,7 +72,9 @@ def built() -> None:
     fault_points.build()
 
 
-def meet_until_told(seat: Seat, folder: str, point: str, scenario: Scenario) -> Told | None:
+def meet_until_told(
+    seat: Seat, folder: str, point: str, scenario: Scenario, config: Config = FIXED, calls: int = 0
+) -> Told | None:
     import torch.distributed  # noqa: F401  before what is open is counted
 
     fault_points.use()
@@ -74,7 +84,9 @@ def meet_until_told(seat: Seat, folder: str, point: str, scenario: Scenario) -> 
     if seat.rank == scenario.victim:
         fault_points.on_visit(point, 1, lambda: (seat.tell("reached"), seat.pipe.recv()))
     try:
-        meet(seat, folder, scenario.nodes, FIXED).close()
+        with meet(seat, folder, scenario.nodes, config) as comm:
+            for _ in range(calls):
+                comm.barrier()
     except HsgdError as error:
         when = time.monotonic()
         told = Told(type(error).__name__, str(error), error.rank, when, [])
@@ -131,3 +143,17 @@ def test_a_leader_stopped_while_it_connects_is_named_by_all_and_learns_of_it(
         (outcome,) = pool.finish(on=[scenario.victim])
         assert outcome.error is None, outcome.trace
         assert outcome.value is not None and outcome.value.left == [], outcome.value
+
+
+@pytest.mark.parametrize(("point", "scenario"), short_form("chaos", MEETINGS, keep=4))
+def test_a_rank_killed_while_its_node_meets_is_named_on_all_nodes(
+    tmp_path: Path, point: str, scenario: Scenario
+) -> None:
+    config = Config(timeout_s=10 * TIMEOUT_S, interfaces="lo")  # measures, for which ranks wait
+    with Ranks(len(scenario.nodes)) as pool:
+        pool.start(meet_until_told, str(tmp_path), point, scenario, config, 1000)
+        pool.let_go()
+        assert pool.hear(scenario.victim) == "reached"
+        fell = time.monotonic()
+        pool.signal(scenario.victim, signal.SIGKILL)
+        check_told(pool, scenario, fell)

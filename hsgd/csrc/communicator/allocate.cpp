@@ -95,20 +95,21 @@ std::shared_ptr<SharedBuffer> Communicator::allocate(uint64_t count, hsgd_dtype 
   return buffer;
 }
 
-// The ranks of the node meet. Where they do so, local ranks are what counts.
+// The ranks of the node meet.
 std::shared_ptr<SharedBuffer> Communicator::share(uint64_t id, size_t bytes, size_t available,
                                                   const char* what) {
   PeerWatch watch(node(), what);
   try {
     return std::make_shared<SharedBuffer>(
-        id, node().rank(), node().size(), bytes, available, node().next_meeting(),
-        context_.place().rank, Deadline(options().timeout_s, options().interrupted, &watch));
+        id, node().rank(), node().world_ranks(), bytes, available, node().next_meeting(),
+        Deadline(options().timeout_s, options().interrupted, &watch));
   } catch (const Error& error) {
     const bool late = error.code() == HSGD_ERR_TIMEOUT;
     const bool of_peer = late || error.code() == HSGD_ERR_PEER_LOST;
-    if (!of_peer || error.rank() < 0 || watch.has_spoken()) throw;
-    throw Error(error.code(), node().world_rank(error.rank()),
-                text("%s: ", what) + node().person(error.rank()) +
+    const int peer = context_.local_rank_of(error.rank());
+    if (!of_peer || peer < 0 || watch.has_spoken()) throw;
+    throw Error(error.code(), error.rank(),
+                text("%s: ", what) + node().person(peer) +
                     (late ? text(" did not come to share its memory within %g s; raise "
                                  "HSGD_TIMEOUT_S if this is expected",
                                  options().timeout_s)

@@ -11,7 +11,15 @@ Communicator::Communicator(const std::string& path, Listener* listener, Place pl
                            std::unique_ptr<Transport> transport, const hsgd_options& options,
                            Watch* watch)
     : context_(path, listener, std::move(place), std::move(transport), options, watch) {
-  autotune(context_);
+  try {
+    autotune(context_);
+  } catch (const Error& error) {
+    context_.give_up(error, 0);
+    throw;
+  } catch (const std::exception& error) {  // out of memory, most likely
+    context_.give_up(Error(HSGD_ERR_SYSTEM, context_.place().rank, error.what()), 0);
+    throw;
+  }
 }
 
 Communicator::~Communicator() = default;

@@ -29,12 +29,13 @@ uint64_t fingerprint_of(const hsgd_options& options, size_t chunk_bytes) {
   return hash;
 }
 
-LocalGroup::Settings settings_for(const Place& place, const hsgd_options& options,
-                                  const StepSizes& sizes, bool leads) {
+LocalGroup::Settings settings_for(const Place& place, const NodeMap& map,
+                                  const hsgd_options& options, const StepSizes& sizes, bool leads) {
   LocalGroup::Settings settings;
   settings.rank = place.local_rank;
   settings.size = place.local_size;
-  settings.world_rank = place.rank;
+  for (int rank = 0; rank < place.local_size; ++rank)
+    settings.world_ranks.push_back(map.rank(map.first(map.node()) + rank));
   settings.layout = sizes.layout();
   settings.flat_ranks = static_cast<int>(options.flat_ranks);
   settings.one_out_ring = place.node_count > 1;
@@ -52,6 +53,12 @@ LocalGroup::Settings settings_for(const Place& place, const hsgd_options& option
 StatusPlace status_place(const Place& place) {
   return {place.rank,       place.size,      place.local_rank,
           place.local_size, place.node_rank, place.node_count};
+}
+
+// Who was interrupted is lost to them.
+Error for_others(const Error& error, int rank) {
+  if (error.code() != HSGD_ERR_INTERRUPTED) return error;
+  return Error(HSGD_ERR_PEER_LOST, rank, error.what());
 }
 
 std::string late(double timeout_s, const std::string& who) {
@@ -72,13 +79,29 @@ Context::Context(const std::string& path, Listener* listener, Place place,
       note_(options_.process != nullptr ? options_.process->status.get() : nullptr,
             status_place(place_), path),
       links_(std::make_unique<Links>(std::move(transport), place_, rounds_, sizes_, options_)),
-      group_(std::make_unique<LocalGroup>(path, listener,
-                                          settings_for(place_, options_, sizes_, links_->leads()),
-                                          Deadline(options.timeout_s, options.interrupted, watch))),
+      group_(meet_on_node(path, listener, Deadline(options.timeout_s, options.interrupted, watch))),
       inputs_(static_cast<size_t>(std::max(place_.local_size, place_.node_count))),
       setup_watch_(watch) {
   for (int rank = 0; rank < place_.local_size; ++rank) {
     HSGD_CHECK(group_->world_rank(rank) == map_.rank(map_.first(map_.node()) + rank));
+  }
+}
+
+std::unique_ptr<LocalGroup> Context::meet_on_node(const std::string& path, Listener* listener,
+                                                  const Deadline& deadline) {
+  const auto give_up_with = [this](const Error& error) {
+    tell_other_nodes(error, 0);
+    links_->quiesce(Deadline(1.0));
+  };
+  try {
+    const auto settings = settings_for(place_, map_, options_, sizes_, links_->leads());
+    return std::make_unique<LocalGroup>(path, listener, settings, deadline);
+  } catch (const Error& error) {
+    give_up_with(error);
+    throw;
+  } catch (const std::exception& error) {  // out of memory, most likely
+    give_up_with(Error(HSGD_ERR_SYSTEM, place_.rank, error.what()));
+    throw;
   }
 }
 
@@ -87,7 +110,7 @@ Context::Context(const std::string& path, Listener* listener, Place place,
 // holds; that goes when this process calls MPI again, in MPI_Finalize at the latest.
 Context::~Context() {
   if (!links_->leads()) return;
-  // Before that nodes count by themselves, and a set-up that failed says why in another way.
+  // Before that nodes count by themselves, and who failed has said why.
   const bool is_set_up = first_sequence_ != 0;
   if (is_set_up) {
     links_->part(
@@ -243,12 +266,15 @@ double Context::grace_s() const {
 }
 
 void Context::give_up(const Error& error, uint64_t first_missed) {
-  const bool interrupted = error.code() == HSGD_ERR_INTERRUPTED;  // for the others it is lost
-  const int about = interrupted ? place_.rank : error.rank();
-  const Error for_others(interrupted ? HSGD_ERR_PEER_LOST : error.code(), about, error.what());
-  group_->fail(for_others, first_missed);
-  const auto how = error.code() == HSGD_ERR_TIMEOUT ? Parting::kTimedOut : Parting::kGaveUp;
-  links_->part({first_missed, about, how, error.what()});
+  const Error others = for_others(error, place_.rank);
+  group_->fail(others, first_missed);
+  tell_other_nodes(others, first_missed);
+}
+
+void Context::tell_other_nodes(const Error& error, uint64_t first_missed) {
+  const Error others = for_others(error, place_.rank);
+  const auto how = others.code() == HSGD_ERR_TIMEOUT ? Parting::kTimedOut : Parting::kGaveUp;
+  links_->part({first_missed, others.rank(), how, others.what()});
 }
 
 }  // namespace hsgd

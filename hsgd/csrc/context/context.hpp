@@ -147,6 +147,9 @@ class Context final : private Watch {
   void expire(double timeout_s) { expired_s_ = timeout_s; }
 
  private:
+  std::unique_ptr<LocalGroup> meet_on_node(const std::string& path, Listener* listener,
+                                           const Deadline& deadline);
+  void tell_other_nodes(const Error& error, uint64_t first_missed);
   void check() override;
   double grace_s() const;
   // Who holds the collective up, and the first such rank; -1: not known.

@@ -136,7 +136,6 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
   constexpr size_t kSmall = 32 << 20;  // with more ranks most pages of others are used by few
   Member self;
   self.pid = ::getpid();
-  self.world_rank = settings_.world_rank;
   self.settings = settings_.fingerprint;
   self.process = own_life();
   // Memory comes zeroed; the atomics in it start as zero, which is what every field means at the
@@ -152,7 +151,7 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
       });
   try {
     std::vector<Member> members =
-        meet(path, listener, rank(), size(), std::move(self), file, deadline);
+        meet(path, listener, rank(), settings_.world_ranks, std::move(self), file, deadline);
     memory_.complete(kSmall);
     std::vector<Peer> peers(members.size());
     for (size_t i = 0; i < members.size(); ++i) {

@@ -29,7 +29,7 @@ class LocalGroup {
   struct Settings {
     int rank = 0;  // on this node
     int size = 1;
-    int world_rank = 0;
+    std::vector<int> world_ranks;  // of this node's ranks
     SegmentLayout layout;
     int flat_ranks = 16;
     bool one_out_ring = false;                // local rank 0 holds the out ring of the whole node
@@ -50,6 +50,7 @@ class LocalGroup {
   int cores() const { return cores_; }  // that the ranks of this node may use; the same on all
   bool shares_cores() const { return size() > cores_; }
   int world_rank(int rank) const { return peers_[static_cast<size_t>(rank)].world_rank; }
+  const std::vector<int>& world_ranks() const { return settings_.world_ranks; }
   uint64_t id() const { return control(0).id; }  // the same on all ranks of the node, and no others
   const SegmentLayout& layout() const { return settings_.layout; }
 

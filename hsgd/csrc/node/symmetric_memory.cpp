@@ -7,15 +7,14 @@
 
 namespace hsgd {
 
-SharedBuffer::SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available,
-                           const std::string& path, int world_rank, const Deadline& deadline)
-    : id_(id), rank_(rank), memory_(rank, size, bytes, bytes) {
+SharedBuffer::SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
+                           size_t available, const std::string& path, const Deadline& deadline)
+    : id_(id), rank_(rank), memory_(rank, static_cast<int>(world_ranks.size()), bytes, bytes) {
   constexpr size_t kSmall = 1 << 30;  // page tables of all ranks for more would fill much memory
   Member self;
   self.pid = ::getpid();
-  self.world_rank = world_rank;
   self.settings = bytes;
-  meet(path, nullptr, rank, size, std::move(self), memory_.bring("ask for less", available),
+  meet(path, nullptr, rank, world_ranks, std::move(self), memory_.bring("ask for less", available),
        deadline);
   memory_.complete(kSmall);
 }

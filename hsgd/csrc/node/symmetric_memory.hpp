@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "node/node_memory.hpp"
 #include "os/wait.hpp"
@@ -27,9 +28,10 @@ class SharedBuffer {
  public:
   // Collective over the ranks of the node, which meet at the abstract socket name `path`. `id` is
   // above 0 and, like `bytes`, those of each rank, the same on all ranks. `available`: memory that
-  // was left before any rank began.
-  SharedBuffer(uint64_t id, int rank, int size, size_t bytes, size_t available,
-               const std::string& path, int world_rank, const Deadline& deadline);
+  // was left before any rank began. `rank` and `world_ranks` as in meet(), which says what is
+  // thrown.
+  SharedBuffer(uint64_t id, int rank, const std::vector<int>& world_ranks, size_t bytes,
+               size_t available, const std::string& path, const Deadline& deadline);
   uint64_t id() const { return id_; }
   size_t bytes() const { return memory_.part_bytes(rank_); }
   std::byte* data(int rank) const { return memory_.part(rank); }

@@ -39,21 +39,23 @@ void check_descriptors(size_t wanted) {
   }
 }
 
-std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
-                         Member self, const MeetingFile& file, const Deadline& deadline) {
-  if (rank != 0) return join_meeting(path, rank, size, std::move(self), file, deadline);
+std::vector<Member> meet(const std::string& path, Listener* listener, int rank,
+                         const std::vector<int>& world_ranks, Member self, const MeetingFile& file,
+                         const Deadline& deadline) {
+  self.world_rank = world_ranks[static_cast<size_t>(rank)];
+  if (rank != 0) return join_meeting(path, rank, world_ranks, std::move(self), file, deadline);
   const Fd made = self.make(file);
-  if (size == 1) {
+  if (world_ranks.size() == 1) {
     if (self.failed != HSGD_OK) throw Error(self.failed, self.world_rank, self.failure);
     std::vector<Member> alone;
     alone.push_back(std::move(self));
     return alone;
   }
   if (listener != nullptr)
-    return host_meeting(path, *listener, size, std::move(self), made, deadline);
+    return host_meeting(path, *listener, world_ranks, std::move(self), made, deadline);
   Listener own(path);
   HSGD_FAULT_POINT("set-up: door open");
-  return host_meeting(path, own, size, std::move(self), made, deadline);
+  return host_meeting(path, own, world_ranks, std::move(self), made, deadline);
 }
 
 }  // namespace hsgd

@@ -24,13 +24,15 @@ namespace hsgd {
 constexpr size_t kDescriptorsPerRank = 2;
 HSGD_API void check_descriptors(size_t wanted);
 
-// Collective over the ranks 0..size-1 of the node, which all got `path` (see MeetingPoint) by a way
-// of their own. Rank 0 passes the listener when it has one already (else it is made here). Returns
-// all members by local rank. Throws CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size,
-// rank taken twice, other settings, other version, another user listens there), with the ranks in
-// the text, what the deadline's watch throws, and what `file` throws on any rank.
-std::vector<Member> meet(const std::string& path, Listener* listener, int rank, int size,
-                         Member self, const MeetingFile& file, const Deadline& deadline);
+// Collective over the ranks of the node, which all got `path` (see MeetingPoint) by a way of their
+// own. `world_ranks`: what they are called in errors, by local rank; `rank`: the local one. Rank 0
+// passes the listener when it has one already (else it is made here). Returns all members by local
+// rank. Throws CollectiveTimeout, PeerLost or HSGD_ERR_ARGUMENT (wrong size, rank taken twice,
+// other settings, other version, another user listens there), with the ranks in the text, what the
+// deadline's watch throws, and what `file` throws on any rank.
+std::vector<Member> meet(const std::string& path, Listener* listener, int rank,
+                         const std::vector<int>& world_ranks, Member self, const MeetingFile& file,
+                         const Deadline& deadline);
 
 }  // namespace hsgd
 

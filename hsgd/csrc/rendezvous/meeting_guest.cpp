@@ -19,8 +19,13 @@ constexpr int64_t kTurnMs = 50;  // of one wait in a queue for a connection
 
 class Guest {
  public:
-  Guest(const std::string& path, int rank, int size, const Deadline& deadline)
-      : point_(meeting_point_of(path)), rank_(rank), size_(size), deadline_(deadline) {}
+  Guest(const std::string& path, int rank, const std::vector<int>& world_ranks,
+        const Deadline& deadline)
+      : point_(meeting_point_of(path)),
+        rank_(rank),
+        size_(static_cast<int>(world_ranks.size())),
+        host_(world_ranks.front()),
+        deadline_(deadline) {}
 
   std::vector<Member> join(Member self, const MeetingFile& file) {
     connect();
@@ -32,10 +37,10 @@ class Guest {
     Fd shared;
     const MeetingHead invitation = await(Say::kInvitation, &members, &shared);
     if (!is_proof(invitation, point_.proof_of_host())) {
-      throw Error(HSGD_ERR_ARGUMENT, 0,
-                  text("set-up at %s: the process that listens there (pid %d) is not rank 0, whose "
-                       "secret it does not know",
-                       point_.name.c_str(), peer_of(socket_).pid));
+      throw Error(HSGD_ERR_ARGUMENT, host_,
+                  text("set-up at %s: the process that listens there (pid %d) is not rank %d, "
+                       "whose secret it does not know",
+                       point_.name.c_str(), peer_of(socket_).pid, host_));
     }
     // Otherwise nothing comes of it, and rank 0 says why.
     const bool fits = invitation.size == size_ && invitation.settings == self.settings;
@@ -68,19 +73,19 @@ class Guest {
     const Peer host = peer_of(socket_);
     if (host.is_trusted()) return;
     look_for_the_cause(deadline_);
-    throw Error(HSGD_ERR_ARGUMENT, 0,
+    throw Error(HSGD_ERR_ARGUMENT, host_,
                 text("set-up at %s: a process of another user (uid %u, pid %d) listens there, and "
-                     "not rank 0; it was told nothing; give the job a path that others cannot "
+                     "not rank %d; it was told nothing; give the job a path that others cannot "
                      "guess or take",
-                     point_.name.c_str(), host.user, host.pid));
+                     point_.name.c_str(), host.user, host.pid, host_));
   }
 
   [[noreturn]] void fail_alone(int error) const {
     const char* why = error == EAGAIN ? "a process listens there and lets nobody in"
                                       : "start all ranks with the same path";
-    throw Error(HSGD_ERR_TIMEOUT, 0,
-                text("set-up at %s: rank 0 did not come within %g s; %s", point_.name.c_str(),
-                     deadline_.timeout_s(), why));
+    throw Error(HSGD_ERR_TIMEOUT, host_,
+                text("set-up at %s: rank %d did not come within %g s; %s", point_.name.c_str(),
+                     host_, deadline_.timeout_s(), why));
   }
 
   void introduce(Member self) {
@@ -101,15 +106,16 @@ class Guest {
     MeetingHead head;
     if (!receive_words(socket_.get(), &head, members, file)) {
       look_for_the_cause(deadline_);
-      throw Error(HSGD_ERR_PEER_LOST, 0, text("set-up at %s: rank 0 left", point_.name.c_str()));
+      throw Error(HSGD_ERR_PEER_LOST, host_,
+                  text("set-up at %s: rank %d left", point_.name.c_str(), host_));
     }
     if (head.failed != HSGD_OK) {
       throw Error(static_cast<hsgd_status>(head.failed), head.rank, head.message);
     }
     if (head.say != wanted) {
-      throw Error(HSGD_ERR_ARGUMENT, 0,
-                  text("set-up at %s: rank 0 (pid %d) does not follow the protocol",
-                       point_.name.c_str(), peer_of(socket_).pid));
+      throw Error(HSGD_ERR_ARGUMENT, host_,
+                  text("set-up at %s: rank %d (pid %d) does not follow the protocol",
+                       point_.name.c_str(), host_, peer_of(socket_).pid));
     }
     return head;
   }
@@ -125,15 +131,16 @@ class Guest {
       send_words(socket_.get(), failure_words(HSGD_ERR_TIMEOUT, rank_, ""));
     }
     if (wait_readable_until(watched, answer_by_)) return;
-    throw Error(HSGD_ERR_TIMEOUT, 0,
-                text("set-up at %s: rank 0 did not answer within %g s; it is stopped, or busy "
+    throw Error(HSGD_ERR_TIMEOUT, host_,
+                text("set-up at %s: rank %d did not answer within %g s; it is stopped, or busy "
                      "elsewhere",
-                     point_.name.c_str(), deadline_.timeout_s()));
+                     point_.name.c_str(), host_, deadline_.timeout_s()));
   }
 
   const MeetingPoint point_;
-  int rank_;
-  int size_;
+  const int rank_;
+  const int size_;
+  const int host_;  // what rank 0 is called
   const Deadline& deadline_;
   Fd socket_;
   bool complained_ = false;
@@ -142,9 +149,10 @@ class Guest {
 
 }  // namespace
 
-std::vector<Member> join_meeting(const std::string& path, int rank, int size, Member self,
+std::vector<Member> join_meeting(const std::string& path, int rank,
+                                 const std::vector<int>& world_ranks, Member self,
                                  const MeetingFile& file, const Deadline& deadline) {
-  return Guest(path, rank, size, deadline).join(std::move(self), file);
+  return Guest(path, rank, world_ranks, deadline).join(std::move(self), file);
 }
 
 }  // namespace hsgd

@@ -15,7 +15,8 @@
 namespace hsgd {
 
 // Collective with host_meeting() of rank 0; see meet().
-std::vector<Member> join_meeting(const std::string& path, int rank, int size, Member self,
+std::vector<Member> join_meeting(const std::string& path, int rank,
+                                 const std::vector<int>& world_ranks, Member self,
                                  const MeetingFile& file, const Deadline& deadline);
 
 }  // namespace hsgd

@@ -19,15 +19,16 @@ namespace {
 
 class Host {
  public:
-  Host(const std::string& path, Listener& listener, int size, Member self, const Fd& file,
-       const Deadline& deadline)
+  Host(const std::string& path, Listener& listener, const std::vector<int>& world_ranks,
+       Member self, const Fd& file, const Deadline& deadline)
       : point_(meeting_point_of(path)),
         listener_(listener),
-        size_(size),
+        world_ranks_(world_ranks),
+        size_(static_cast<int>(world_ranks.size())),
         file_(file),
         deadline_(deadline) {
-    members_.resize(static_cast<size_t>(size));
-    guests_.resize(static_cast<size_t>(size));
+    members_.resize(world_ranks.size());
+    guests_.resize(world_ranks.size());
     members_[0] = std::move(self);
   }
 
@@ -176,7 +177,7 @@ class Host {
     const std::string complaint = complain_about(head, member);
     if (!complaint.empty() || head.failed != HSGD_OK) {
       strangers_.push_back(std::move(stranger));  // it is told with all others
-      if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, head.rank, complaint);
+      if (!complaint.empty()) throw Error(HSGD_ERR_ARGUMENT, member.world_rank, complaint);
       throw Error(static_cast<hsgd_status>(head.failed), member.world_rank, head.message);
     }
     members_[static_cast<size_t>(head.rank)] = std::move(member);
@@ -189,16 +190,17 @@ class Host {
   std::string complain_about(const MeetingHead& head, const Member& member) {
     const bool known = head.rank >= 0 && head.rank < size_;
     if (head.size != size_) {
-      return text("set-up at %s: rank 0 says %d ranks, rank %d says %d", point_.name.c_str(), size_,
-                  head.rank, head.size);
+      return text("set-up at %s: rank %d says %d ranks, rank %d says %d", point_.name.c_str(),
+                  name_of(0), size_, member.world_rank, head.size);
     }
     if (head.rank < 1 || !known || guest(head.rank).socket.valid()) {
       return text("set-up at %s: rank %d came twice (pids %d and %d)", point_.name.c_str(),
-                  head.rank, known ? members_[static_cast<size_t>(head.rank)].pid : -1, member.pid);
+                  member.world_rank, known ? members_[static_cast<size_t>(head.rank)].pid : -1,
+                  member.pid);
     }
     if (head.settings == members_[0].settings) return "";
-    return text("set-up at %s: ranks 0 and %d have different HSGD_* settings; use the same on all",
-                point_.name.c_str(), head.rank);
+    return text("set-up at %s: ranks %d and %d have different HSGD_* settings; use the same on all",
+                point_.name.c_str(), name_of(0), member.world_rank);
   }
 
   // Sends what may be sent now; false: all were told. The kernel bounds the descriptors that are
@@ -256,11 +258,11 @@ class Host {
     }
     if (!deadline_.passed()) return;
     if (ranks.empty()) fail_full(point_.name, refused, deadline_);
-    throw Error(HSGD_ERR_TIMEOUT, ranks[0],
+    throw Error(HSGD_ERR_TIMEOUT, name_of(ranks[0]),
                 text("set-up at %s: rank %d (pid %d) did not take what it was sent within %g s; it "
                      "is stopped, or busy elsewhere",
-                     point_.name.c_str(), ranks[0], members_[static_cast<size_t>(ranks[0])].pid,
-                     deadline_.timeout_s()));
+                     point_.name.c_str(), name_of(ranks[0]),
+                     members_[static_cast<size_t>(ranks[0])].pid, deadline_.timeout_s()));
   }
 
   void hear_confirmation(Guest* other) {
@@ -296,8 +298,8 @@ class Host {
     int first = -1;
     for (int rank = 1; rank < size_; ++rank) {
       if (guest(rank).socket.valid()) continue;
-      if (first < 0) first = rank;
-      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+      if (first < 0) first = name_of(rank);
+      missing += (missing.empty() ? "" : ", ") + std::to_string(name_of(rank));
     }
     throw Error(HSGD_ERR_TIMEOUT, first,
                 text("set-up at %s: of %d ranks, rank(s) %s did not come within %g s",
@@ -305,10 +307,12 @@ class Host {
   }
 
   Guest& guest(int rank) { return guests_[static_cast<size_t>(rank)]; }
+  int name_of(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
 
   const MeetingPoint point_;
   Listener& listener_;
-  int size_;
+  const std::vector<int>& world_ranks_;
+  const int size_;
   const Fd& file_;
   const Deadline& deadline_;
   std::optional<Deadline> overtime_;  // for the next rank, once the deadline has passed
@@ -322,9 +326,10 @@ class Host {
 
 }  // namespace
 
-std::vector<Member> host_meeting(const std::string& path, Listener& listener, int size, Member self,
-                                 const Fd& file, const Deadline& deadline) {
-  return Host(path, listener, size, std::move(self), file, deadline).gather_and_tell();
+std::vector<Member> host_meeting(const std::string& path, Listener& listener,
+                                 const std::vector<int>& world_ranks, Member self, const Fd& file,
+                                 const Deadline& deadline) {
+  return Host(path, listener, world_ranks, std::move(self), file, deadline).gather_and_tell();
 }
 
 }  // namespace hsgd

@@ -16,8 +16,9 @@ namespace hsgd {
 
 // Collective with join_meeting() of the ranks 1..size-1; see meet().
 // `file`: what all share; invalid where it could not be made, which `self` says.
-std::vector<Member> host_meeting(const std::string& path, Listener& listener, int size, Member self,
-                                 const Fd& file, const Deadline& deadline);
+std::vector<Member> host_meeting(const std::string& path, Listener& listener,
+                                 const std::vector<int>& world_ranks, Member self, const Fd& file,
+                                 const Deadline& deadline);
 
 }  // namespace hsgd
 

@@ -15,8 +15,8 @@ using hsgd::NodeMemory;
 
 void share(NodeMemory& memory, const std::string& path, int rank, int size,
            const std::function<void()>& ready = nullptr) {
-  hsgd::meet(path, nullptr, rank, size, Member{}, memory.bring("ask for less", {}, ready),
-             Deadline(60));
+  hsgd::meet(path, nullptr, rank, std::vector<int>(static_cast<size_t>(size)), Member{},
+             memory.bring("ask for less", {}, ready), Deadline(60));
 }
 
 std::byte mark(int rank) { return static_cast<std::byte>(rank + 1); }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -75,13 +76,19 @@ class Flood {
   std::array<std::thread, 16> threads_;
 };
 
+std::vector<int> called(int first, int size) {
+  std::vector<int> names(static_cast<size_t>(size));
+  std::iota(names.begin(), names.end(), first);
+  return names;
+}
+
 // Ranks that share nothing but a file.
 std::vector<Member> meet_with(const std::string& path, int rank, int size, Member self,
                               const Deadline& deadline) {
   hsgd::MeetingFile file;
   file.make = [] { return hsgd::new_memory_file(1); };
   file.prepare = [](const hsgd::Fd& descriptor) { CHECK(descriptor.valid()); };
-  return hsgd::meet(path, nullptr, rank, size, std::move(self), file, deadline);
+  return hsgd::meet(path, nullptr, rank, called(0, size), std::move(self), file, deadline);
 }
 
 size_t meet(const std::string& path, int rank, int size, double timeout_s = 30) {
@@ -307,12 +314,25 @@ TEST("what one rank cannot do with the file all are told") {
         if (rank == poor) throw Error(HSGD_ERR_MEMORY, -1, "no room");
       };
       Member self;
-      self.world_rank = 7 + rank;
-      const std::string line = failure_of(
-          [&] { hsgd::meet(path, nullptr, rank, 3, std::move(self), file, Deadline(60)); });
+      const std::string line = failure_of([&] {
+        hsgd::meet(path, nullptr, rank, called(7, 3), std::move(self), file, Deadline(60));
+      });
       CHECK_EQ(line, "rank " + std::to_string(7 + poor) + ": no room");
     });
   }
+}
+
+TEST("errors call ranks what their communicator calls them") {
+  const std::string path = hsgd::meeting_path(hsgd::draw_meeting_words());
+  const auto alone = [&](int rank) {
+    hsgd::MeetingFile file;
+    file.make = [] { return hsgd::new_memory_file(1); };
+    file.prepare = [](const hsgd::Fd&) {};
+    return failure_of(
+        [&] { hsgd::meet(path, nullptr, rank, called(7, 3), Member{}, file, Deadline(0.1)); });
+  };
+  CHECK(alone(0).find("of 3 ranks, rank(s) 8, 9 did not come") != std::string::npos);
+  CHECK(alone(2).find("rank 7 did not come") != std::string::npos);
 }
 
 TEST("hundreds of ranks meet with a few messages of descriptors under way") {
