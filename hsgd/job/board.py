@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
+from hsgd.job.deadline_store import DeadlineStore
 
 __all__ = ["Board", "Store"]
 
@@ -56,24 +57,25 @@ class Board:
         caller: str,
     ) -> None:
         self.store = store
+        self._answers = DeadlineStore(store, timeout_s, caller)
         self.rank, self.members, self.timeout_s = rank, members, timeout_s
         self._caller = caller
-        number = self.store.add(f"{prefix}/meetings/{rank}", 1)  # of this rank
+        number = self._answers.add(f"{prefix}/meetings/{rank}", 1)  # of this rank
         self.prefix = f"{prefix}/{number - 1}"
 
     def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
         """Everybody's value of `what`, by rank; collective, blocking.
 
         value: what JSON takes. limit_s: how long to wait for the others; None is `timeout_s`.
-        Raises CollectiveTimeout naming the members that did not come, and ValueError where ranks
-        differ about their number, on all ranks.
+        Raises CollectiveTimeout naming the members that did not come, or saying that the store does
+        not answer, and ValueError where ranks differ about their number, on all ranks.
         """
         key = f"{self.prefix}/{what}"
         limit_s = self.timeout_s if limit_s is None else limit_s
-        self.store.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
+        self._answers.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
         if self.rank == 0:
             told = self._gather(key, limit_s)
-            self.store.set(f"{key}/all", json.dumps(told))
+            self._answers.set(f"{key}/all", json.dumps(told))
         else:
             told = self._hear(key, limit_s)
         reason, found = told
@@ -92,7 +94,7 @@ class Board:
         for rank in range(len(self.members)):
             if not self._comes(f"{key}/{rank}", end - time.monotonic()):
                 return _LATE, self._absent(key)
-            size, value = json.loads(self.store.get(f"{key}/{rank}"))
+            size, value = json.loads(self._answers.get(f"{key}/{rank}"))
             if size != len(self.members):
                 return _UNEQUAL, self._unequal(len(self.members), rank, size)
             values.append(value)
@@ -101,23 +103,23 @@ class Board:
     def _hear(self, key: str, limit_s: float) -> tuple[str, Any]:
         if not self._comes(f"{key}/all", limit_s):
             return _LATE, self._absent(key)
-        reason, found = json.loads(self.store.get(f"{key}/all"))
+        reason, found = json.loads(self._answers.get(f"{key}/all"))
         return reason, found
 
     def _comes(self, key: str, limit_s: float) -> bool:
         try:
-            self.store.wait([key], timedelta(seconds=max(limit_s, 0.001)))
-        except PeerLost:
+            self._answers.wait([key], timedelta(seconds=max(limit_s, 0.001)))
+        except (PeerLost, CollectiveTimeout):
             raise
         except (RuntimeError, TimeoutError):
-            return bool(self.store.check([key]))  # it may have come at the last moment
+            return bool(self._answers.check([key]))  # it may have come at the last moment
         return True
 
     def _absent(self, key: str) -> list[int]:
         absent = [
             member
             for rank, member in enumerate(self.members)
-            if not self.store.check([f"{key}/{rank}"])
+            if not self._answers.check([f"{key}/{rank}"])
         ]
         return absent or [self.members[0]]
 

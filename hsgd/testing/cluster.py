@@ -40,6 +40,16 @@ from hsgd.testing.processes import run_marked
 __all__ = ["Cluster", "ClusterError", "mpi_options"]
 
 INSIDE = Path(__file__).resolve().with_name("virtual_nodes.py")
+_LINK_STATES = {
+    "down": 'ip link set "$0" down',
+    "slow": 'tc qdisc replace dev "$0" root tbf rate 4mbit burst 64kb limit 20mb',
+    # What waits in the queue of a slow link is kept.
+    "up": """ip link set "$0" up
+if [ -n "$1" ]; then tc qdisc change dev "$0" root tbf rate "$1" burst 256kb latency 100ms
+else tc qdisc change dev "$0" root tbf rate 40gbit burst 10mb limit 20mb 2> /dev/null || true; fi
+shift
+for pid in "$@"; do nsenter --net="/proc/$pid/ns/net" ip neigh flush dev eth0; done""",
+}
 ISOLATED = "--net --uts --ipc --mount --pid --fork --kill-child --mount-proc"
 SETUP_S = 60.0  # bound on making a cluster, and on taking one down
 
@@ -189,6 +199,20 @@ class Cluster:
         `env` reaches the ranks; of the caller's environment only PATH, PYTHONPATH and
         OMP_NUM_THREADS do.
         """
+        launch = self.mpirun_command(np, argv, hosts=hosts, mca=mca, env=env, options=options)
+        return self.run(launch, timeout_s=timeout_s)
+
+    def mpirun_command(
+        self,
+        np: int,
+        argv: Sequence[str],
+        *,
+        hosts: str | None = None,
+        mca: Mapping[str, str | int] | None = None,
+        env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> list[str]:
+        """What mpirun() runs on login."""
         local = self.environment()
         names = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS")
         passed = {name: local[name] for name in names if name in local} | dict(env or {})
@@ -196,7 +220,7 @@ class Cluster:
         launch += [] if "--map-by" in options else ["--map-by", "slot"]
         launch += ["--bind-to", "none", *mpi_options(np, mca)]
         launch += [word for item in passed.items() for word in ("-x", "=".join(item))]
-        return self.run([*launch, *options, *argv], timeout_s=timeout_s)
+        return [*launch, *options, *argv]
 
     def horovodrun(
         self,
@@ -222,6 +246,20 @@ class Cluster:
             launch += ["--binding-args=--bind-to none --map-by slot"]
         launch += [f"--mpi-args={shlex.join(mpi_options(np, mca))}", *options]
         return self.run([*launch, *argv], env=env, timeout_s=timeout_s)
+
+    def set_link(self, node: int, state: str) -> None:
+        """The link of node 1, 2, ...: "down", as if the cable were out; "slow", 4 Mbit/s towards
+        the node; "up", as it was made.
+
+        Raises ClusterError.
+        """
+        if state not in _LINK_STATES:
+            raise ValueError(f"a link is one of {', '.join(_LINK_STATES)}, not {state}")
+        words = ["sh", "-c", _LINK_STATES[state], self.nodes[node - 1], self.rate or ""]
+        words += [str(pid) for pid in self._node_pids]  # which may hold one another for unreachable
+        done = subprocess.run([*_enter(self.pid), *words], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise ClusterError(f"link of {self.nodes[node - 1]}: {done.stderr.strip()}")
 
     def interface_bytes(self) -> dict[str, tuple[int, int]]:
         """Bytes that each node's interface has sent and received so far, as the kernel counts."""

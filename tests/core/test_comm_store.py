@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,6 +242,34 @@ def test_ranks_that_do_not_fit_together_all_get_the_same_line(
     outcomes = ranks.outcomes(do_meet_wrongly, str(tmp_path), sizes, configs, on=range(2))
     for outcome in outcomes:
         assert isinstance(outcome.error, kind) and line in str(outcome.error), outcome.trace
+
+
+class SilentStore:
+    """A store whose process no longer answers, as when the link to its host is cut."""
+
+    def __init__(self, store: Any, answers: int) -> None:
+        self._store, self._answers, self._over = store, answers, threading.Event()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            self._answers -= 1
+            if self._answers < 0:
+                self._over.wait(60)
+            return getattr(self._store, name)(*arguments)
+
+        return ask
+
+
+@pytest.mark.parametrize("answers", range(4))
+def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path: Path, answers: int) -> None:
+    from torch.distributed import FileStore
+
+    store = SilentStore(FileStore(str(tmp_path / "store"), 2), answers)
+    begin = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match=r"store in which ranks meet did not answer") as got:
+        Comm.over_store(store, 0, 2, config=Config(timeout_s=0.5))
+    assert got.value.rank == -1
+    assert time.monotonic() - begin < 0.5 + 0.5 + DETECTED_S
 
 
 def test_a_rank_that_does_not_come_is_named(ranks: Ranks, tmp_path: Path) -> None:

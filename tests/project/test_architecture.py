@@ -122,7 +122,7 @@ PACKAGES = {
         "hsgd.torch.collectives hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job "
         "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.strategies"
     ),
-    "hsgd.testing.chaos": "hsgd.c10d hsgd.io hsgd.job hsgd.optim hsgd.torch",
+    "hsgd.testing.chaos": "hsgd.c10d hsgd.io hsgd.job hsgd.launch hsgd.optim hsgd.torch",
     "hsgd.testing.soak": "hsgd.c10d hsgd.io hsgd.job",
 }
 # All that the reader takes from the front of hsgd: it can be used without the core.

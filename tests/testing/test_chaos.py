@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hsgd.testing.chaos.cases import FAULTS, Case, draw
+from hsgd.testing.chaos.cases import FAULTS, LINK_STATES, Case, draw
 from hsgd.testing.chaos.job import Observed, RankSeen
 from hsgd.testing.chaos.layers import LAYERS
 from hsgd.testing.chaos.oracle import judge
@@ -58,6 +58,24 @@ def test_ranks_that_come_to_harm_harm_nobody(tmp_path: Path, seed: int, limit_s:
     assert any(result["took_place"] for result in found["results"])
 
 
+@pytest.mark.parametrize(
+    ("under", "seed", "limit_s"),
+    short_form(
+        "chaos",
+        [("nodes", 1, 25), ("mpirun", 1, 25), ("nodes", 2, 600), ("mpirun", 2, 600)],
+        {0, 1},
+    ),
+)
+def test_ranks_between_nodes_and_over_mpi_harm_nobody(
+    tmp_path: Path, under: str, seed: int, limit_s: int, virtual_nodes: None
+) -> None:
+    """Links are cut and slow, and MPI has the ranks."""
+    words = ["--under", under, "--seed", str(seed), "--faults", "100000", "--twice"]
+    code, found, output = campaign(tmp_path, *words, "--limit-s", str(limit_s))
+    assert code == 0, output
+    assert any(result["took_place"] for result in found["results"])
+
+
 def test_a_case_can_be_run_again(tmp_path: Path) -> None:
     numbers = [
         number
@@ -75,9 +93,19 @@ def test_the_number_of_a_case_is_all_of_it() -> None:
     assert draw(12345) == draw(12345)
     drawn = [draw(number) for number in range(3000)]
     assert {case.layer for case in drawn} == {
-        name for name, layer in LAYERS.items() if not layer.is_peer
+        name for name, layer in LAYERS.items() if not layer.is_peer and layer.launch is None
     }
+    assert {case.fault for case in drawn} == FAULTS.keys() - LINK_STATES.keys()
+    drawn = [draw(number, under="nodes") for number in range(3000)]
+    assert all(len(set(case.nodes)) > 1 for case in drawn)
     assert {case.fault for case in drawn} == FAULTS.keys()
+    drawn = [draw(number, under="mpirun") for number in range(1000)]
+    assert {case.layer for case in drawn} == {
+        name for name, layer in LAYERS.items() if not layer.is_peer and layer.launch is not None
+    }
+    assert "setup" not in {case.phase for case in drawn if case.layer == "interposer"}
+    with pytest.raises(ValueError, match="not started by mpirun"):
+        draw(1, ["comm"], under="mpirun")
 
 
 def told(**error: Any) -> dict[str, dict[str, Any]]:
@@ -122,6 +150,31 @@ def test_somebody_names_the_victim_where_not_all_can() -> None:
     assert judge(Observed(case, [one, victim, other], fault_at=10.0)).problems == []
     found = judge(Observed(case, [other, victim, other], fault_at=10.0)).problems
     assert [kind for kind, _ in found] == ["wrong blame"]
+
+
+def test_ranks_on_either_side_of_a_cut_link_blame_the_other_one() -> None:
+    case = replace(CASE, fault="cut", nodes=(0, 0, 1), victim=1, under="nodes")
+    mate, victim, far = (
+        RankSeen(pid, told(rank=rank), 256, ended_at=11.0, steps=3)
+        for pid, rank in ((10, 2), (11, 2), (12, 0))
+    )
+    assert judge(Observed(case, [mate, victim, far], fault_at=10.0)).problems == []
+    own = replace(mate, told=told(rank=1))
+    found = judge(Observed(case, [own, victim, far], fault_at=10.0)).problems
+    assert [kind for kind, _ in found] == ["wrong blame"]
+    nobody = replace(victim, told=told(rank=-1))
+    found = judge(Observed(case, [mate, nobody, far], fault_at=10.0)).problems
+    assert [kind for kind, _ in found] == ["wrong blame"]
+    of_setup = replace(case, phase="setup")  # the store may be out of reach
+    assert judge(Observed(of_setup, [mate, nobody, far], fault_at=10.0)).problems == []
+
+
+def test_mpirun_may_end_the_others_where_it_was_not_told_to_let_them_live() -> None:
+    ended = RankSeen(10, {"ready": {"at": 1.0}}, signal.SIGTERM.value, ended_at=10.2, steps=3)
+    case = replace(CASE, layer="interposer-abort", under="mpirun")
+    assert seen(ended, case) == []
+    assert seen(ended, replace(case, layer="interposer")) == ["crash"]
+    assert seen(ended, replace(case, fault="pause")) == ["crash", "crash"]
 
 
 def test_a_hang_is_found_and_ended(tmp_path: Path) -> None:

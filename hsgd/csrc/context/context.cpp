@@ -254,15 +254,16 @@ std::string Context::who_is_late(int* first) const {
   std::string who = group_->missing(call_.sequence, first);
   const int node = *first < 0 ? links_->awaited_node() : -1;
   if (node < 0) return who;
-  *first = map_.rank(map_.first(node));
+  *first = links_->leader_of(node);
+  if (*first < 0) *first = map_.rank(map_.first(node));
   return text("the node of rank %d holds it up", *first);
 }
 
 // Another node knows better who of its ranks holds all up: it is given time to say so, and who may
-// hear of that more than who waits for the word of such a one.
+// hear of that, or knows which node that is, less than who waits for the word of such a one.
 double Context::grace_s() const {
   const double grace = std::min(1.0, options_.timeout_s / 4);
-  return links_->leads() ? grace : 1.5 * grace;
+  return links_->awaited_node() >= 0 ? grace : 1.5 * grace;
 }
 
 void Context::give_up(const Error& error, uint64_t first_missed) {

@@ -46,6 +46,7 @@ class Links {
   const Parting* parted(uint64_t sequence);
   // The node that this leader has waited for the longest; -1: none.
   int awaited_node() const { return leads() ? transport_->awaited_node() : -1; }
+  int leader_of(int node) const { return transport_->leader_of(node); }  // where this rank leads
   // Ends what is under way, and waits for sends up to the deadline. False when some are still under
   // way: then this object must stay, because they use its buffers.
   bool quiesce(const Deadline& deadline);

@@ -45,6 +45,27 @@ struct Parting {
 };
 static_assert(sizeof(Parting) == 512, "the same on all nodes");
 
+// When a message was asked for, among all of a transport, and from or to which node.
+struct MessageOrder {
+  uint64_t number = 0;  // from 1
+  int node = -1;
+  bool receives = false;
+};
+
+// The answer of awaited_node(), from slots that have an `order` and know whether they are
+// `complete`.
+template <class Slots>
+int awaited_among(const Slots& slots) {
+  MessageOrder first;
+  for (const auto& slot : slots) {
+    if (slot.order.number == 0 || slot.complete) continue;
+    const bool is_sooner = slot.order.receives == first.receives ? slot.order.number < first.number
+                                                                 : slot.order.receives;
+    if (first.number == 0 || is_sooner) first = slot.order;
+  }
+  return first.node;
+}
+
 class HSGD_API Transport {
  public:
   using Ticket = uint32_t;
@@ -63,8 +84,12 @@ class HSGD_API Transport {
   // Drives progress. Says true once per ticket, which is then free for others.
   virtual bool done(Ticket ticket) = 0;
 
-  // The node whose message has been waited for the longest; -1: none is.
+  // The node whose message has been waited for the longest; where none is, the one that has left a
+  // message untaken for the longest; -1: none has.
   virtual int awaited_node() const = 0;
+
+  // The world rank that speaks for a node here; -1: not known.
+  virtual int leader_of(int /*node*/) const { return -1; }
 
   // Tells the other nodes, as far as they can be reached. Only the first call counts: a node parts
   // once.

@@ -10,7 +10,8 @@
 
 namespace hsgd {
 
-// Throws HSGD_ERR_SYSTEM with MPI's own words.
+// Throws HSGD_ERR_SYSTEM with MPI's own words; HSGD_ERR_PEER_LOST, about no rank, where MPI says
+// that one died.
 void check_mpi(int status, const char* what);
 
 // Whether MPI_Finalize is done: then nothing of MPI may be called.

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/first_count.hpp"
+#include "mpi/deaths.hpp"
 #include "mpi/threads.hpp"
 
 namespace hsgd {
@@ -35,20 +36,19 @@ class MpiTransport final : public Transport {
 
   Ticket send(int node, Channel channel, const void* data, size_t bytes) override {
     const Turn turn(takes_turns_);
-    const Ticket ticket = free_ticket(false);
-    check_mpi(PMPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank_of(node),
-                         static_cast<int>(channel), leaders_, &requests_[ticket]),
-              "MPI_Isend");
+    const Ticket ticket = free_ticket({++messages_, node, false});
+    check(PMPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, leader_of(node),
+                     static_cast<int>(channel), leaders_, &requests_[ticket]),
+          "MPI_Isend");
     return ticket;
   }
 
   Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) override {
     const Turn turn(takes_turns_);
-    const Ticket ticket = free_ticket(true);
-    slots_[ticket].order = {++receives_, node};
-    check_mpi(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, rank_of(node),
-                         static_cast<int>(channel), leaders_, &requests_[ticket]),
-              "MPI_Irecv");
+    const Ticket ticket = free_ticket({++messages_, node, true});
+    check(PMPI_Irecv(data, static_cast<int>(capacity_bytes), MPI_BYTE, leader_of(node),
+                     static_cast<int>(channel), leaders_, &requests_[ticket]),
+          "MPI_Irecv");
     return ticket;
   }
 
@@ -57,7 +57,7 @@ class MpiTransport final : public Transport {
   // asked the network once.
   bool done(Ticket ticket) override {
     Slot& slot = slots_[ticket];
-    if (!slot.complete && !std::exchange(slot.tested, false)) {
+    if (!slot.complete && !std::exchange(slot.tested, false) && !has_lost_) {
       const Turn turn(takes_turns_);
       test_all();
       slot.tested = false;
@@ -66,13 +66,8 @@ class MpiTransport final : public Transport {
     return slot.complete;
   }
 
-  int awaited_node() const override {
-    std::pair<uint64_t, int> first{UINT64_MAX, -1};
-    for (const Slot& slot : slots_) {
-      if (slot.receives && !slot.complete) first = std::min(first, slot.order);
-    }
-    return first.second;
-  }
+  int awaited_node() const override { return awaited_among(slots_); }
+  int leader_of(int node) const override { return ranks_[static_cast<size_t>(node)]; }
 
   void part(const Parting& parting) noexcept override {
     if (mpi_is_finalized() || may_not_call()) return;
@@ -82,7 +77,16 @@ class MpiTransport final : public Transport {
 
   bool heard(Parting* parting) override {
     const Turn turn(takes_turns_);
-    return line_->hear(parting);
+    if (!has_lost_) {
+      try {
+        if (line_->hear(parting)) return true;
+      } catch (const Error& error) {
+        lose(error);
+      }
+    }
+    if (!has_lost_ || std::exchange(has_told_, true)) return false;
+    *parting = lost_;
+    return true;
   }
 
   bool quiesce(const Deadline& deadline) noexcept override {
@@ -90,7 +94,7 @@ class MpiTransport final : public Transport {
     if (may_not_call()) return false;
     Turn turn(takes_turns_);
     for (size_t i = 0; i < slots_.size(); ++i) {
-      if (requests_[i] != MPI_REQUEST_NULL && slots_[i].receives) PMPI_Cancel(&requests_[i]);
+      if (requests_[i] != MPI_REQUEST_NULL && slots_[i].order.receives) PMPI_Cancel(&requests_[i]);
     }
     for (;;) {
       bool quiet = true;
@@ -98,7 +102,7 @@ class MpiTransport final : public Transport {
         int flag = 1;
         if (request != MPI_REQUEST_NULL &&
             PMPI_Test(&request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-          flag = 0;
+          flag = request == MPI_REQUEST_NULL ? 1 : 0;  // one to a rank that died is over, too
         quiet &= flag != 0;
       }
       if (quiet || deadline.passed()) return quiet;
@@ -108,16 +112,14 @@ class MpiTransport final : public Transport {
 
  private:
   struct Slot {
-    bool receives = false;
     bool complete = false;
-    bool tested = false;               // and found open, since done() was last asked for it
-    std::pair<uint64_t, int> order{};  // of a receive: its number, from 1, and from which node
+    bool tested = false;  // and found open, since done() was last asked for it
+    MessageOrder order;
   };
 
   bool may_not_call() const { return is_foreign_thread_ != nullptr && is_foreign_thread_(); }
-  int rank_of(int node) const { return ranks_[static_cast<size_t>(node)]; }
 
-  Ticket free_ticket(bool receives) {
+  Ticket free_ticket(const MessageOrder& order) {
     if (free_.empty()) {
       free_.push_back(static_cast<Ticket>(slots_.size()));
       slots_.emplace_back();
@@ -127,9 +129,27 @@ class MpiTransport final : public Transport {
     }
     const Ticket ticket = free_.back();
     free_.pop_back();
-    slots_[ticket] = {};
-    slots_[ticket].receives = receives;
+    slots_[ticket] = {false, false, order};
     return ticket;
+  }
+
+  // Where MPI says that a rank died, no more is asked of it here, and the others of the node hear
+  // of it as of any rank that parts.
+  void check(int status, const char* what) {
+    try {
+      check_mpi(status, what);
+    } catch (const Error& error) {
+      lose(error);
+    }
+  }
+
+  void lose(const Error& error) {
+    if (error.code() != HSGD_ERR_PEER_LOST) throw error;
+    if (std::exchange(has_lost_, true)) return;
+    const int rank = dead_rank_of(leaders_);
+    const std::string who = rank < 0 ? "a rank" : text("rank %d", rank);
+    lost_ = Parting(0, rank, Parting::kClosed,
+                    text("%s died or was cut off (%s)", who.c_str(), error.what()));
   }
 
   void test_all() {
@@ -142,9 +162,10 @@ class MpiTransport final : public Transport {
                              indices_.data(), statuses_.data());
     }
     for (int i = 0; status == MPI_ERR_IN_STATUS && i < count; ++i) {
-      check_mpi(statuses_[static_cast<size_t>(i)].MPI_ERROR, "MPI_Testsome");
+      check(statuses_[static_cast<size_t>(i)].MPI_ERROR, "MPI_Testsome");
     }
-    check_mpi(status, "MPI_Testsome");
+    check(status == MPI_ERR_IN_STATUS && has_lost_ ? MPI_SUCCESS : status, "MPI_Testsome");
+    if (has_lost_) return;
     for (Slot& slot : slots_) slot.tested = true;
     for (int i = 0; i < count; ++i) {
       slots_[static_cast<size_t>(indices_[static_cast<size_t>(i)])].complete = true;
@@ -157,7 +178,10 @@ class MpiTransport final : public Transport {
   bool (*is_foreign_thread_)();
   bool takes_turns_;
   std::vector<Slot> slots_;
-  uint64_t receives_ = first_count();
+  uint64_t messages_ = first_count();
+  bool has_lost_ = false;  // a rank, as MPI says
+  bool has_told_ = false;
+  Parting lost_;
   std::vector<Ticket> free_;
   std::vector<MPI_Request> requests_;  // of the slots; null where nothing is under way
   std::vector<int> indices_;           // what MPI_Testsome fills

@@ -14,6 +14,7 @@
 #include "base/fault_points.hpp"
 #include "base/first_count.hpp"
 #include "os/process_life.hpp"
+#include "rendezvous/meeting_wait.hpp"
 #include "rendezvous/secret.hpp"
 #include "topology/cpu_topology.hpp"
 
@@ -162,7 +163,8 @@ std::vector<LocalGroup::Peer> LocalGroup::meet_peers(const std::string& path, Li
     HSGD_FAULT_POINT("set-up: mapped");
     return peers;
   } catch (const Error& error) {  // the others may have come already, and go on to wait
-    if (memory_.is_mapped()) write_failure(control(rank()), error, 0);
+    const Error others = for_others(error, world_ranks()[static_cast<size_t>(rank())]);
+    if (memory_.is_mapped()) write_failure(control(rank()), others, 0);
     throw;
   }
 }

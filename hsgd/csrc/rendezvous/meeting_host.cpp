@@ -40,7 +40,8 @@ class Host {
       HSGD_FAULT_POINT("set-up: all have come");
       while (tell_some()) wait_until_taken();
     } catch (const Error& error) {
-      tell_everybody(failure_words(error.code(), error.rank(), error.what()));
+      const Error others = for_others(error, name_of(0));
+      tell_everybody(failure_words(others.code(), others.rank(), others.what()));
       throw;
     }
     return std::move(members_);
@@ -67,8 +68,8 @@ class Host {
     constexpr double kLateS = 1.0;
     constexpr int kLookMs = 20;
     // Where there is a watch, it tells them; and some of them may go on without this rank by then.
-    const bool may_be_late = !deadline_.has_watch() && failure.failed != HSGD_ERR_TIMEOUT &&
-                             failure.failed != HSGD_ERR_INTERRUPTED;
+    const bool may_be_late =
+        !deadline_.has_watch() && !deadline_.interrupted() && failure.failed != HSGD_ERR_TIMEOUT;
     const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
     const Deadline at_door = deadline_.renewed(kLateS);  // others may never cease to connect
     int informed = 0;

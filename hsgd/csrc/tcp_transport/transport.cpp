@@ -46,7 +46,7 @@ class TcpTransport final : public Transport {
   int descriptor() const override { return poll_.get(); }
 
   Ticket send(int node, Channel channel, const void* data, size_t bytes) override {
-    const Ticket ticket = free_ticket();
+    const Ticket ticket = free_ticket({++messages_, node, false});
     Lane& lane = lane_of(node, channel);
     lane.out.add(ticket, data, bytes);
     for (Connection* connection : lane.connections) {
@@ -56,8 +56,7 @@ class TcpTransport final : public Transport {
   }
 
   Ticket receive(int node, Channel channel, void* data, size_t capacity_bytes) override {
-    const Ticket ticket = free_ticket();
-    slots_[ticket].order = {++receives_, node};
+    const Ticket ticket = free_ticket({++messages_, node, true});
     Lane& lane = lane_of(node, channel);
     lane.in.add(ticket, data, capacity_bytes);
     for (Connection* connection : lane.connections) {
@@ -79,13 +78,8 @@ class TcpTransport final : public Transport {
     return slot.complete;
   }
 
-  int awaited_node() const override {
-    std::pair<uint64_t, int> first{UINT64_MAX, -1};
-    for (const Slot& slot : slots_) {
-      if (slot.order.first > 0 && !slot.complete) first = std::min(first, slot.order);
-    }
-    return first.second;
-  }
+  int awaited_node() const override { return awaited_among(slots_); }
+  int leader_of(int node) const override { return ranks_[static_cast<size_t>(node)]; }
 
   void part(const Parting& parting) noexcept override {
     if (std::exchange(parted_, true)) return;
@@ -151,8 +145,8 @@ class TcpTransport final : public Transport {
   };
   struct Slot {
     bool complete = false;
-    bool looked = false;               // and found open, since done() was last asked for it
-    std::pair<uint64_t, int> order{};  // of a receive: its number, from 1, and from which node
+    bool looked = false;  // and found open, since done() was last asked for it
+    MessageOrder order;
   };
 
   void take(int other, std::vector<Fd> fds, double timeout_s) {
@@ -183,7 +177,7 @@ class TcpTransport final : public Transport {
         .lanes[static_cast<size_t>(ConnectionPlan::index_of(channel))];
   }
 
-  Ticket free_ticket() {
+  Ticket free_ticket(const MessageOrder& order) {
     if (free_.empty()) {
       slots_.emplace_back();
       free_.reserve(slots_.size());
@@ -191,7 +185,7 @@ class TcpTransport final : public Transport {
     }
     const Ticket ticket = free_.back();
     free_.pop_back();
-    slots_[ticket] = {};
+    slots_[ticket] = {false, false, order};
     return ticket;
   }
 
@@ -358,7 +352,7 @@ class TcpTransport final : public Transport {
   std::vector<Connection*> working_;
   std::vector<Ticket> finished_;
   std::vector<Slot> slots_;
-  uint64_t receives_ = first_count();
+  uint64_t messages_ = first_count();
   std::vector<Ticket> free_;
   Parting parting_;  // the own one, once `parted_`
   bool parted_ = false;

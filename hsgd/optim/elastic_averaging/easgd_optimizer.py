@@ -26,6 +26,7 @@ from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.networks import Network
+from hsgd.optim.elastic_averaging.background import submit
 from hsgd.optim.elastic_averaging.easgd_group import Group
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
@@ -361,7 +362,7 @@ class ElasticAveraging(WrappingOptimizer):
             metrics.follow_s += time.perf_counter() - begin
             metrics.group_bytes += self._delta.element_size() * self._delta.numel()
         if self._box is not None and delta is not None:
-            self._push = self._pusher.submit(self._accumulate, self._box, version)
+            self._push = submit(self._pusher, self._accumulate, self._box, version)
             if not self._overlap:
                 self.finish_push()
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
+from hsgd.optim.elastic_averaging.background import submit
 
 __all__ = ["COUNTERS", "Progress", "StopRule"]
 
@@ -59,7 +60,7 @@ class Progress:
             self._telling = None
         if ends or (self._telling is None and not self._over):
             # One at a time, but for the last: it is told behind the one that is under way.
-            self._telling = self._teller.submit(self._tell, steps, ends)
+            self._telling = submit(self._teller, self._tell, steps, ends)
         self._over = self._over or ends
         return self._over
 

@@ -6,20 +6,24 @@ Owns what is printed. Exit code 1 when a case was not as it should be.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hsgd.testing.chaos.cases import FAULTS, TIMEOUT_S, Case, draw
+from hsgd.testing.chaos.cases import FAULTS, STARTERS, TIMEOUT_S, Case, draw
 from hsgd.testing.chaos.job import run_case
 from hsgd.testing.chaos.layers import LAYERS
+from hsgd.testing.chaos.mpi_launch import MpiLaunch
+from hsgd.testing.chaos.node_zygotes import NodeZygotes
 from hsgd.testing.chaos.oracle import KINDS, judge
+from hsgd.testing.chaos.starter import Starter
 from hsgd.testing.chaos.zygote import Zygote
 
 __all__ = ["main"]
@@ -28,14 +32,16 @@ _EPILOG = """\
 Each case is a job of some ranks on this machine, on one node or on pretended ones that speak TCP,
 in which one rank comes to harm at a random moment. What the others do is compared with what is
 promised. Case k of --seed S is number S * 1000000 + k: --replay runs it again, with the same
---layers and --kinds. With --twice a case that is not as it should be is run a second time, and
-counts if it is not then either: for machines where other programs take the cores away.
+--layers, --kinds and --under. With --twice a case that is not as it should be is run a second
+time, and counts if it is not then either: for machines where other programs take the cores away.
 
 examples:
   python -m hsgd.testing.chaos --faults 100
   python -m hsgd.testing.chaos --faults 1000 --seed 7 --json chaos.json
   python -m hsgd.testing.chaos --layers ddp --kinds kill stop --faults 20
   python -m hsgd.testing.chaos --replay 7000123
+  python -m hsgd.testing.chaos --under nodes --kinds cut slow --faults 50
+  python -m hsgd.testing.chaos --under mpirun --faults 50
 """
 
 
@@ -46,16 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         range(options.seed * 1_000_000, options.seed * 1_000_000 + options.faults)
     )
     results = []
-    with Zygote() as zygote:
-        store = _serve_store()
+    with _starter(options.under) as starter:
         begin = time.monotonic()
         for count, number in enumerate(numbers):
             if options.limit_s and time.monotonic() - begin > options.limit_s:
                 break
-            case = draw(number, options.layers, options.kinds)
-            result = _run(case, zygote, store.port)
+            case = draw(number, options.layers, options.kinds, options.under)
+            result = _run(case, starter)
             if options.twice and result["problems"]:
-                result = {**_run(case, zygote, store.port), "first_time": result["problems"]}
+                result = {**_run(case, starter), "first_time": result["problems"]}
             results.append(result)
             _say(case, result, count + 1, time.monotonic() - begin)
             if options.json is not None and (result["problems"] or count % 20 == 0):
@@ -66,12 +71,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any(result["problems"] for result in results) else 0
 
 
-def _serve_store() -> Any:
-    """Where ranks of several nodes meet, after the ranks' own process has been started."""
-    import torch.distributed
+@contextlib.contextmanager
+def _starter(under: str) -> Iterator[Starter]:
+    if under == "nodes":
+        with NodeZygotes() as nodes:
+            yield nodes
+    elif under == "mpirun":
+        with MpiLaunch() as launch:
+            yield launch
+    else:
+        with Zygote() as zygote:
+            import torch.distributed  # threads of its own: after the ranks' process was started
 
-    dist: Any = torch.distributed
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            dist: Any = torch.distributed
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            zygote.store = ("127.0.0.1", store.port)
+            yield zygote
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,13 +116,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FAULT",
         help=", ".join(f"{name} ({fault.about})" for name, fault in FAULTS.items()),
     )
+    parser.add_argument(
+        "--under",
+        choices=list(STARTERS),
+        default="fork",
+        help="how ranks are started: "
+        + "; ".join(f"{name}: {about}" for name, about in STARTERS.items())
+        + " (fork)",
+    )
     parser.add_argument("--twice", action="store_true", help="run cases with problems again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all cases there")
     return parser
 
 
-def _run(case: Case, zygote: Zygote, store_port: int) -> dict[str, Any]:
-    seen = run_case(case, zygote, store_port)
+def _run(case: Case, starter: Starter) -> dict[str, Any]:
+    seen = run_case(case, starter)
     verdict = judge(seen)
     result = {
         "case": case.as_json(),
@@ -138,6 +161,7 @@ def _write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
             "seed": options.seed,
             "layers": list(options.layers),
             "kinds": list(options.kinds),
+            "under": options.under,
             "timeout_s": TIMEOUT_S,
             "cores": os.cpu_count(),
         },

@@ -12,7 +12,13 @@ from typing import Any
 
 from hsgd.testing.chaos.layers import LAYERS, Layer
 
-__all__ = ["FAULTS", "TIMEOUT_S", "Case", "Fault", "draw"]
+__all__ = ["FAULTS", "LINK_STATES", "STARTERS", "TIMEOUT_S", "Case", "Fault", "draw"]
+
+STARTERS = {
+    "fork": "on this machine, whose nodes are pretended",
+    "nodes": "on virtual nodes, with links that are cut or slow; needs root",
+    "mpirun": "by Open MPI's mpirun on virtual nodes; needs root",
+}
 
 TIMEOUT_S = 2.0  # HSGD_TIMEOUT_S of all jobs
 
@@ -25,12 +31,14 @@ class Fault:
     hangs: the victim lives and does nothing: the others hear of it at their deadline.
     Neither: the job must end well.
     raises: the victim's own program sees it and fails by it, in its own way.
+    cuts: no rank ends, and those on either side of the victim's link hear of it at the deadline.
     """
 
     about: str
     ends: bool = False
     hangs: bool = False
     raises: bool = False
+    cuts: bool = False
 
 
 FAULTS = {
@@ -44,7 +52,10 @@ FAULTS = {
     "stop": Fault("SIGSTOP until the others have ended, then SIGCONT", hangs=True),
     "gil": Fault("a thread that holds the interpreter's lock for ever", hangs=True),
     "pause": Fault("SIGSTOP for less than the deadline, then SIGCONT"),
+    "cut": Fault("the link of the victim's node goes down", cuts=True),
+    "slow": Fault("that link has 4 Mbit/s for less than the deadline, then its old rate"),
 }
+LINK_STATES = {"cut": "down", "slow": "slow"}  # by fault; of virtual nodes alone
 _WEIGHTS = {"kill": 4, "stop": 1, "gil": 1}  # those that wait for a deadline take long
 _PHASES = {"setup": 0.25, "work": 0.35, "end": 0.004}  # the longest delay, seconds
 
@@ -55,7 +66,7 @@ class Case:
 
     nodes: the node of each rank. phase: "setup": `delay_s` after the start of the processes;
     "work": after all are ready; "end": after the victim has made its last step. pause_s: of the
-    fault "pause". cores: how many the job may use; 0 is all.
+    faults "pause" and "slow". cores: how many the job may use; 0 is all. under: one of STARTERS.
     """
 
     number: int
@@ -67,6 +78,7 @@ class Case:
     delay_s: float
     pause_s: float
     cores: int
+    under: str = "fork"
 
     @property
     def layout(self) -> str:
@@ -85,14 +97,28 @@ class Case:
         )
 
 
-def draw(number: int, layers: Collection[str] = (), faults: Collection[str] = ()) -> Case:
-    """The case of this number, among the layers and faults named, or all of hsgd's."""
+def draw(
+    number: int, layers: Collection[str] = (), faults: Collection[str] = (), under: str = "fork"
+) -> Case:
+    """The case of this number, among the layers and faults named, or all of hsgd's.
+
+    Raises ValueError where no layer that is named can be started so.
+    """
     luck = random.Random(number)
-    layer = _choose(luck, [each for each in LAYERS.values() if _named(each, layers)])
-    nodes = luck.choice(layer.layouts)
-    kinds = [kind for kind in FAULTS if (not faults or kind in faults) and kind not in layer.spared]
+    possible = [each for each in LAYERS.values() if _named(each, layers) and _layouts(each, under)]
+    if not possible:
+        raise ValueError(f"{', '.join(layers)}: not started by {under}")
+    layer = _choose(luck, possible)
+    nodes = luck.choice(_layouts(layer, under))
+    kinds = [
+        kind
+        for kind in FAULTS
+        if (not faults or kind in faults)
+        and kind not in layer.spared
+        and (under == "nodes" or kind not in LINK_STATES)
+    ]
     fault = luck.choices(kinds, [_WEIGHTS.get(kind, 2) for kind in kinds])[0]
-    phase = luck.choices(list(_PHASES), (2, 6, 1))[0]
+    phase = luck.choices(list(_PHASES), (2 if layer.has_setup else 0, 6, 1))[0]
     return Case(
         number=number,
         layer=layer.name,
@@ -103,11 +129,19 @@ def draw(number: int, layers: Collection[str] = (), faults: Collection[str] = ()
         delay_s=luck.random() * _PHASES[phase],
         pause_s=luck.uniform(0.01, 0.3) * TIMEOUT_S,
         cores=luck.choice((0, 0, 1)),
+        under=under,
     )
 
 
 def _named(layer: Layer, names: Collection[str]) -> bool:
     return layer.name in names if names else not layer.is_peer
+
+
+def _layouts(layer: Layer, under: str) -> list[tuple[int, ...]]:
+    """The nodes of its ranks where it is started so; none where it cannot be."""
+    if (under == "mpirun") != (layer.launch is not None):
+        return []
+    return [nodes for nodes in layer.layouts if under != "nodes" or len(set(nodes)) > 1]
 
 
 def _choose(luck: random.Random, layers: Sequence[Layer]) -> Layer:

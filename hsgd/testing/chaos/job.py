@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import selectors
 import signal
 import socket
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hsgd.testing.chaos.cases import FAULTS, TIMEOUT_S, Case
+from hsgd.testing.chaos.cases import FAULTS, LINK_STATES, TIMEOUT_S, Case
 from hsgd.testing.chaos.layers import LAYERS
-from hsgd.testing.chaos.zygote import Zygote
+from hsgd.testing.chaos.starter import Starter
 from hsgd.testing.shared_files import orphaned_files, shared_files
 
 __all__ = ["Observed", "RankSeen", "run_case"]
 
-SETUP_S, STEPS_S = 20.0, 40.0  # longest that a job may take without any fault
+SETUP_S, STEPS_S = 30.0, 40.0  # longest that a job may take without any fault
 END_S = 3 * TIMEOUT_S + 6.0  # from a fault to the end of all ranks but the victim
 WAKE_S = 2 * TIMEOUT_S + 4.0  # from SIGCONT to the end of a victim that was stopped
 _SIGNALS = {
@@ -72,30 +71,30 @@ class Observed:
         return self.fault_at > 0
 
 
-def run_case(case: Case, zygote: Zygote, store_port: int) -> Observed:
-    """Run it; blocking, at most some SETUP_S + STEPS_S + END_S. store_port: of a TCPStore."""
+def run_case(case: Case, starter: Starter) -> Observed:
+    """Run it; blocking, at most some SETUP_S + STEPS_S + END_S. Raises StarterError."""
     with tempfile.TemporaryDirectory(prefix="hsgd-chaos-") as folder:
         begin, before = time.monotonic(), shared_files()
-        job = _Job(case, zygote, Path(folder), store_port)
+        job = _Job(case, starter, Path(folder))
         try:
             job.start()
             job.watch()
         finally:
             job.close()
         seen = job.seen()
-        seen.left = _left_by(zygote, before)
+        seen.left = _left_by(starter, before)
         seen.seconds = time.monotonic() - begin
         return seen
 
 
 class _Job:
-    def __init__(self, case: Case, zygote: Zygote, folder: Path, store_port: int) -> None:
-        self._case, self._zygote, self._folder = case, zygote, folder
-        self._store_port = store_port
+    def __init__(self, case: Case, starter: Starter, folder: Path) -> None:
+        self._case, self._starter, self._folder = case, starter, folder
         self._layer = LAYERS[case.layer]
         self._ranks: list[RankSeen] = []
         self._lines: dict[int, tuple[socket.socket, bytearray, list[int]]] = {}
         self._fault_due = self._fault_at = self._woken_at = 0.0
+        self._link_state = "up"
         self._events = selectors.DefaultSelector()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
@@ -105,7 +104,7 @@ class _Job:
         self._door.bind(str(self._folder / "controller"))
         self._door.listen(len(self._case.nodes))
         self._events.register(self._door, selectors.EVENT_READ, self._welcome)
-        self._events.register(self._zygote, selectors.EVENT_READ, self._note_ends)
+        self._events.register(self._starter, selectors.EVENT_READ, self._note_ends)
         (self._folder / "steps").write_bytes(bytes(8 * len(self._case.nodes)))
         order = {
             "program": self._layer.program,
@@ -116,28 +115,39 @@ class _Job:
             "folder": str(self._folder),
             "secret": secrets.token_hex(16),
             "cores": self._case.cores,
-            "store_port": self._store_port,
+            "store": self._starter.store,
+            "under": self._case.under,
+            "launch": self._launch(),
         }
         self._begin = time.monotonic()
-        for rank in range(len(self._case.nodes)):
-            pid = self._zygote.start(
+        numbers = self._starter.start(
+            [
                 {**order, "rank": rank, "is_victim": rank == self._case.victim}
-            )
-            self._ranks.append(RankSeen(pid))
+                for rank in range(len(self._case.nodes))
+            ]
+        )
+        self._ranks += [RankSeen(number) for number in numbers]
         self._victim = self._ranks[self._case.victim]
         if self._case.phase == "setup":
             self._fault_due = self._begin + self._case.delay_s
 
+    def _launch(self) -> dict[str, Any] | None:
+        if self._layer.launch is None:
+            return None
+        from hsgd.launch import preload
+
+        return {**asdict(self._layer.launch), "library": str(preload.library())}
+
     def close(self) -> None:
         """End who is left."""
+        if self._link_state != "up":
+            self._set_link("up")
         for rank in self._alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGCONT)
-                os.kill(rank.pid, signal.SIGUSR1)  # its stacks go to its output
+            self._starter.send(rank.pid, signal.SIGCONT)
+            self._starter.send(rank.pid, signal.SIGUSR1)  # its stacks go to its output
         time.sleep(0.2 if self._alive() else 0.0)
         for rank in self._alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGKILL)
+            self._starter.send(rank.pid, signal.SIGKILL)
         limit = time.monotonic() + 10
         while any(not rank.ended_at for rank in self._ranks) and time.monotonic() < limit:
             for key, _ in self._events.select(0.1):
@@ -191,7 +201,7 @@ class _Job:
         times = [now + 0.25]
         if not self._fault_at and self._fault_due:
             times.append(self._fault_due)
-        if self._case.fault == "pause" and self._fault_at and not self._woken_at:
+        if self._case.fault in ("pause", "slow") and self._fault_at and not self._woken_at:
             times.append(self._fault_at + self._case.pause_s)
         return max(0.0, min(times) - now)
 
@@ -203,7 +213,9 @@ class _Job:
         at = time.monotonic()
         try:
             if fault in _SIGNALS:
-                os.kill(self._victim.pid, _SIGNALS[fault])
+                self._starter.send(self._victim.pid, _SIGNALS[fault])
+            elif fault in LINK_STATES:
+                self._set_link(LINK_STATES[fault])
             elif (line := self._line_of(self._case.victim)) is not None:
                 line.sendall(fault.encode())
             else:
@@ -217,11 +229,20 @@ class _Job:
         if self._woken_at or not self._fault_at:
             return
         fault = self._case.fault
-        over = fault == "pause" and now >= self._fault_at + self._case.pause_s
+        over = fault in ("pause", "slow") and now >= self._fault_at + self._case.pause_s
         alone = fault == "stop" and self._alive() == [self._victim]
-        if over or alone:
-            os.kill(self._victim.pid, signal.SIGCONT)
-            self._woken_at = now
+        if not over and not alone:
+            return
+        if fault == "slow":
+            self._set_link("up")
+        else:
+            self._starter.send(self._victim.pid, signal.SIGCONT)
+        self._woken_at = now
+
+    def _set_link(self, state: str) -> None:
+        """Of the victim's node."""
+        self._starter.set_link(self._case.nodes[self._case.victim], state)
+        self._link_state = state
 
     # --- what is heard ---
 
@@ -260,8 +281,8 @@ class _Job:
         if self._case.phase == "end" and told["what"] == "ending" and of[0] == self._case.victim:
             self._fault_due = time.monotonic() + self._case.delay_s
 
-    def _note_ends(self, zygote: Zygote) -> None:
-        while (ended := zygote.ended()) is not None:
+    def _note_ends(self, starter: Starter) -> None:
+        while (ended := starter.ended()) is not None:
             for rank in self._ranks:
                 if rank.pid == ended[0]:
                     rank.status, rank.ended_at = ended[1], time.monotonic()
@@ -270,10 +291,10 @@ class _Job:
 # --- what is left ---
 
 
-def _left_by(zygote: Zygote, before: set[str]) -> list[str]:
-    """What remains a second later at the latest."""
-    limit = time.monotonic() + 1.0
-    while (children := zygote.children()) and time.monotonic() < limit:
+def _left_by(starter: Starter, before: set[str]) -> list[str]:
+    """What remains when all that the ranks started has had its time."""
+    limit = time.monotonic() + starter.leaving_s
+    while (left := starter.left()) and time.monotonic() < limit:
         time.sleep(0.02)
-    files = orphaned_files(before, 1.0)
-    return [*(f"process {pid}" for pid in children), *(f"/dev/shm/{name}" for name in files)]
+    starter.end_case()
+    return [*left, *(f"/dev/shm/{name}" for name in orphaned_files(before, 1.0))]

@@ -9,12 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LAYERS", "Layer"]
+__all__ = ["LAYERS", "Launch", "Layer"]
 
 _ONE_NODE = ((0, 0), (0, 0, 0), (0, 0, 0, 0), (0,) * 6)
-_NODES = ((0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 1, 2), (0, 1, 0, 1))
+_IN_ORDER = ((0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 1, 2))
+_NODES = (*_IN_ORDER, (0, 1, 0, 1))
+_MPI_LAYOUTS = (*_ONE_NODE[:3], *_IN_ORDER)
 _NEW = "SharedMemoryError"  # where a rank has no memory for a new array
 _OWN = ("PeerLost", "CollectiveTimeout")
+_MPI_ERRORS = ("Exception",)  # of mpi4py, whatever its class
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How mpirun starts the ranks of a layer.
+
+    lives_on: with ULFM, so that ranks outlive one that dies; else mpirun ends all of them.
+    preload: with the interposer, which takes all calls that it can.
+    """
+
+    lives_on: bool = True
+    preload: bool = False
 
 
 @dataclass(frozen=True)
@@ -24,7 +39,9 @@ class Layer:
     program: module and function in hsgd.testing.chaos. layouts: the node of each rank, to choose
     from. errors: what ranks may raise when another one fails. goes_on: ranks need not fail at all
     then. blames: of those that do, "all" name the rank; or at least "one", where others know their
-    neighbours only; or "none". spared: faults that mean nothing here.
+    neighbours only; or "none". spared: faults that mean nothing here. has_setup: whether ranks meet
+    by hsgd's own steps; the set-up of others has no faults. launch: of those that need MPI; None:
+    of the others.
     """
 
     name: str
@@ -38,6 +55,8 @@ class Layer:
     steps: int = 150
     weight: int = 1
     is_peer: bool = False
+    launch: Launch | None = None
+    has_setup: bool = True
 
 
 _ALL = (
@@ -97,6 +116,80 @@ _ALL = (
         steps=60,
     ),
     Layer("loader", "reader_programs:loader", _ONE_NODE + _NODES, "PartitionedLoader, node cache"),
+    Layer(
+        "mpi", "core_programs:blocking", _MPI_LAYOUTS, "Comm over MPI", weight=2, launch=Launch()
+    ),
+    Layer(
+        *("mpi-async", "core_programs:asynchronous", _MPI_LAYOUTS, "Comm over MPI, *_async"),
+        launch=Launch(),
+    ),
+    Layer(
+        *("mpi-split", "core_programs:split", _MPI_LAYOUTS, "Comm.split over MPI"),
+        blames="none",
+        launch=Launch(),
+    ),
+    Layer(
+        *("mpi-window", "core_programs:window", _MPI_LAYOUTS, "NotifiedWindow over MPI"),
+        blames="one",
+        launch=Launch(),
+    ),
+    Layer(
+        *("interposer", "mpi_programs:collectives", _ONE_NODE[:3], "MPI's calls, taken, with ULFM"),
+        errors=_MPI_ERRORS,
+        blames="none",
+        launch=Launch(preload=True),
+        has_setup=False,
+        steps=600,
+    ),
+    Layer(
+        "interposer-nodes",
+        "mpi_programs:collectives",
+        _IN_ORDER[1:3],
+        "the same between nodes, where MPI keeps some calls",
+        errors=_MPI_ERRORS,
+        blames="none",
+        spared=("stop", "gil"),  # MPI has no deadline
+        launch=Launch(preload=True),
+        has_setup=False,
+        steps=600,
+    ),
+    Layer(
+        "interposer-abort",
+        "mpi_programs:collectives",
+        _ONE_NODE[:3],
+        "MPI's calls, taken, without ULFM",
+        errors=_MPI_ERRORS,
+        blames="none",
+        launch=Launch(lives_on=False, preload=True),
+        has_setup=False,
+        steps=600,
+    ),
+    Layer(
+        *("ulfm", "mpi_programs:collectives", _MPI_LAYOUTS, "Open MPI's calls alone, ULFM"),
+        errors=_MPI_ERRORS,
+        blames="none",
+        is_peer=True,
+        has_setup=False,
+        steps=600,
+        launch=Launch(),
+    ),
+    Layer(
+        *("openmpi", "mpi_programs:collectives", _MPI_LAYOUTS, "Open MPI's calls alone"),
+        errors=_MPI_ERRORS,
+        blames="none",
+        is_peer=True,
+        has_setup=False,
+        steps=600,
+        launch=Launch(lives_on=False),
+    ),
+    Layer(
+        *("horovod-mpi", "mpi_programs:horovod", _MPI_LAYOUTS, "Horovod's allreduce over MPI"),
+        errors=("HorovodInternalError",),
+        blames="none",
+        is_peer=True,
+        has_setup=False,
+        launch=Launch(lives_on=False),
+    ),
     Layer(
         *("gloo", "torch_programs:gloo", _ONE_NODE, "torch.distributed's functions over gloo"),
         errors=("RuntimeError", "DistBackendError"),

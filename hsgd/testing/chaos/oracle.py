@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, field
+from typing import Any
 
-from hsgd.testing.chaos.cases import FAULTS
+from hsgd.testing.chaos.cases import FAULTS, Case
 from hsgd.testing.chaos.job import Observed, RankSeen
 from hsgd.testing.chaos.layers import LAYERS
 
@@ -59,9 +60,12 @@ def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
     if died_of in _CRASHES and not (is_victim and case.fault == "abort"):
         report("crash", f"got {signal.Signals(died_of).name}: {_tail(found)}")
         return
+    ended_by_launcher = _ended_by_launcher(seen, died_of)
     if is_victim:
         if fault.ends or fault.raises or fault.hangs:
             return
+    elif ended_by_launcher:
+        return
     elif not found.told and found.status != 0:
         report("crash", f"ended with status {found.status} before it began: {_tail(found)}")
         return
@@ -75,6 +79,18 @@ def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
         report("no error", f"ended well after {found.steps} steps")
 
 
+def _ended_by_launcher(seen: Observed, died_of: int) -> bool:
+    """Where mpirun ends all ranks when one has ended, that is how the others learn of it: with ULFM
+    when one has ended with an exit code, without it always.
+    """
+    launch, status = LAYERS[seen.case.layer].launch, seen.ranks[seen.case.victim].status
+    fault = FAULTS[seen.case.fault]
+    fails = seen.took_place and (fault.ends or fault.hangs or fault.raises)
+    has_code = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
+    ends_all = launch is not None and (has_code or not launch.lives_on)
+    return ends_all and died_of in (signal.SIGTERM, signal.SIGKILL) and fails
+
+
 def _judge_blame(seen: Observed, verdict: Verdict) -> None:
     """Somebody must name the victim, if anybody was told of a fault."""
     fault = FAULTS[seen.case.fault]
@@ -85,6 +101,7 @@ def _judge_blame(seen: Observed, verdict: Verdict) -> None:
         and (fault.ends or fault.hangs)
         and blamed
         and seen.case.victim not in blamed
+        and not all(_is_unknown(seen.case, each.error) for each in others if each.error)
     ):
         verdict.problems.append(("wrong blame", f"ranks {blamed} are blamed"))
 
@@ -92,7 +109,7 @@ def _judge_blame(seen: Observed, verdict: Verdict) -> None:
 def _may_succeed(seen: Observed, found: RankSeen) -> bool:
     """Whether it may have missed nothing: all that it called, the victim had called."""
     fault = FAULTS[seen.case.fault]
-    if not seen.took_place or not (fault.ends or fault.hangs):
+    if not seen.took_place or not (fault.ends or fault.hangs or fault.cuts):
         return True
     victim = seen.ranks[seen.case.victim]
     return LAYERS[seen.case.layer].goes_on or victim.steps >= found.steps - 1
@@ -103,7 +120,7 @@ def _judge_error(seen: Observed, rank: int, report: object, verdict: Verdict) ->
     assert error is not None and callable(report)
     layer, fault = LAYERS[case.layer], FAULTS[case.fault]
     text = f"{error['kind'][0]}: {error['text']}"
-    may_fail = seen.took_place and (fault.ends or fault.hangs or fault.raises)
+    may_fail = seen.took_place and (fault.ends or fault.hangs or fault.raises or fault.cuts)
     if not may_fail:
         report("wrong error", f"raised though nothing failed: {text}")
         return
@@ -111,11 +128,31 @@ def _judge_error(seen: Observed, rank: int, report: object, verdict: Verdict) ->
     errors = layer.errors if not fault.raises or fault.ends else ("HsgdError",)
     if not set(error["kind"]) & {*layer.errors, *errors}:
         report("wrong error", f"raised {text}")
-    elif layer.blames == "all" and error["rank"] != case.victim:
+    elif fault.cuts:
+        if layer.blames == "all" and not _is_beyond(case, rank, error["rank"]):
+            report("wrong blame", f"blames rank {error['rank']} of its own side: {text}")
+    elif layer.blames == "all" and error["rank"] != case.victim and not _is_unknown(case, error):
         report("wrong blame", f"blames rank {error['rank']}: {text}")
     if fault.ends and "ready" in seen.ranks[case.victim].told:
         raised = seen.ranks[case.victim].error  # later than the order to fail
         verdict.latency_s.append(error["at"] - (raised["at"] if raised else seen.fault_at))
+
+
+def _is_beyond(case: Case, rank: int, blamed: int) -> bool:
+    """Whether the cut link lies between the two ranks. In the set-up it may be the store, which no
+    rank serves, that one side does not reach.
+    """
+    if blamed == -1 and case.phase == "setup":
+        return True
+    node = case.nodes[case.victim]
+    known = 0 <= blamed < len(case.nodes)
+    return known and (case.nodes[rank] == node) != (case.nodes[blamed] == node)
+
+
+def _is_unknown(case: Case, error: dict[str, Any]) -> bool:
+    """In the set-up over MPI ranks come by a call of MPI's own: it does not say who is missing."""
+    in_setup = case.under == "mpirun" and case.phase == "setup"
+    return in_setup and FAULTS[case.fault].hangs and error["rank"] == -1
 
 
 def _tail(found: RankSeen) -> str:

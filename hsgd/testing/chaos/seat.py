@@ -48,7 +48,8 @@ class Seat:
         self.steps: int = order["steps"]
         self.timeout_s: float = order["timeout_s"]
         self.folder = Path(order["folder"])
-        self._store_port: int = order["store_port"]
+        self._store_host, self._store_port = order["store"]
+        self._under: str = order["under"]
         self.secret: str = order["secret"]
         self.luck = random.Random(order["number"])
         self.own_luck = random.Random(f"{order['number']} {self.rank}")
@@ -78,6 +79,10 @@ class Seat:
 
     def communicator(self) -> Comm:
         """Of all ranks, on the nodes of the case; collective."""
+        if self._under == "mpirun":
+            from mpi4py import MPI
+
+            return Comm(MPI.COMM_WORLD, self.config)
         if self.node_count == 1:
             path = f"@hsgd-chaos-{self.secret[:8]}#{self.secret}"
             return Comm.local(path, self.rank, self.size, self.config)
@@ -88,12 +93,18 @@ class Seat:
         """Of this case alone; the controller serves it, as torchrun's agent does."""
         import torch.distributed
 
-        port, limit = self._store_port, timedelta(seconds=self.timeout_s)
+        limit = timedelta(seconds=self.timeout_s)
         dist: Any = torch.distributed
-        return dist.PrefixStore(self.secret, dist.TCPStore("127.0.0.1", port, timeout=limit))
+        return dist.PrefixStore(
+            self.secret, dist.TCPStore(self._store_host, self._store_port, timeout=limit)
+        )
 
     def pretend_nodes(self) -> None:
-        """Ranks believe that they are on the nodes of the case, and speak TCP between them."""
+        """Ranks believe that they are on the nodes of the case, and speak TCP between them; where
+        these are virtual, they find them by themselves.
+        """
+        if self._under != "fork":
+            return
         from hsgd.job import tcp_meeting
 
         nodes = list(self.nodes)

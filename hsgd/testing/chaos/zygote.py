@@ -1,14 +1,14 @@
 """The process that ranks are forked from: it has loaded torch, so that a rank costs milliseconds.
 
 Owns the ranks: who ends is waited for and reported. A rank runs to the end of the interpreter, as
-any program does. Never starts a thread.
+any program does. Never starts a thread. It may live in other namespaces than the controller, so
+numbers of processes are its own, and it sends the signals.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import gc
 import importlib
 import json
@@ -18,7 +18,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from hsgd.testing.chaos.starter import StarterError
 
 __all__ = ["Zygote"]
 
@@ -35,13 +38,24 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_PDEATHSIG = 36, 1
 
 
 class Zygote:
-    """Starts ranks; a context manager. `fileno()` is readable when a rank has ended."""
+    """A Starter, and a context manager.
 
-    def __init__(self) -> None:
+    command: makes of the argv of the zygote one that runs it elsewhere.
+    """
+
+    leaving_s = 1.0
+
+    def __init__(
+        self,
+        command: Callable[[list[str]], list[str]] = list,
+        store: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
+        self.store = store
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
+            argv = [sys.executable, "-m", "hsgd.testing.chaos.zygote", str(there.fileno())]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hsgd.testing.chaos.zygote", str(there.fileno())],
+                command(argv),
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
@@ -61,10 +75,13 @@ class Zygote:
         """To poll."""
         return self._here.fileno()
 
-    def start(self, order: dict[str, Any]) -> int:
-        """Fork a rank; its pid."""
-        self._here.send(json.dumps(order).encode())
-        return int(self._receive("pid")["pid"])
+    def start(self, orders: Sequence[dict[str, Any]]) -> list[int]:
+        """Fork a rank for each order; their pids."""
+        return [self._ask("pid", do="fork", order=order)["pid"] for order in orders]
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        """A signal to a rank."""
+        self._ask("sent", do="signal", pid=rank, number=int(number))
 
     def ended(self) -> tuple[int, int] | None:
         """Pid and wait status of a process that has ended; None where no other has."""
@@ -72,19 +89,26 @@ class Zygote:
             self._receive("ended")
         return self._ended.pop(0) if self._ended else None
 
-    def children(self) -> list[int]:
+    def left(self) -> list[str]:
         """Processes that are left, those that ranks left behind too."""
-        with contextlib.suppress(OSError):
-            path = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
-            with open(path) as file:
-                return [int(word) for word in file.read().split()]
-        return []
+        return [f"process {pid}" for pid in self._ask("children", do="count")["pids"]]
+
+    def end_case(self) -> None:
+        """Nothing but ranks is started."""
+
+    def set_link(self, node: int, state: str) -> None:
+        """There is none."""
+        raise StarterError(f"chaos: node {node} is pretended and has no link to set {state}")
+
+    def _ask(self, answer: str, **request: Any) -> dict[str, Any]:
+        self._here.send(json.dumps(request).encode())
+        return self._receive(answer)
 
     def _receive(self, wanted: str) -> dict[str, Any]:
         while True:
             text = self._here.recv(1 << 12)
             if not text:
-                raise RuntimeError("chaos: the process that starts ranks has ended")
+                raise StarterError("chaos: the process that starts ranks has ended")
             told: dict[str, Any] = json.loads(text)
             if told["what"] == "ended":
                 self._ended.append((told["pid"], told["status"]))
@@ -119,6 +143,10 @@ def _serve(controller: socket.socket) -> dict[str, Any] | None:
             text = controller.recv(1 << 16)
             if not text:
                 return None
+            request: dict[str, Any] = json.loads(text)
+            if request["do"] != "fork":
+                _answer(controller, request)
+                continue
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -129,8 +157,20 @@ def _serve(controller: socket.socket) -> dict[str, Any] | None:
     os.close(woken)
     os.close(wakes)
     controller.close()
-    order: dict[str, Any] = json.loads(text)
+    order: dict[str, Any] = request["order"]
     return order
+
+
+def _answer(controller: socket.socket, request: dict[str, Any]) -> None:
+    if request["do"] == "signal":
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(request["pid"], request["number"])
+        _tell(controller, what="sent")
+        return
+    pids: list[int] = []
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        pids = [int(word) for word in file.read().split()]
+    _tell(controller, what="children", pids=pids)
 
 
 def _reap(controller: socket.socket) -> None:
@@ -144,41 +184,6 @@ def _tell(controller: socket.socket, **what: Any) -> None:
         controller.send(json.dumps(what).encode())
 
 
-def _be_rank(order: dict[str, Any]) -> None:
-    output = os.open(f"{order['folder']}/output-{order['rank']}", os.O_WRONLY | os.O_CREAT, 0o600)
-    for fd in (1, 2):
-        os.dup2(output, fd)
-    os.close(output)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
-    if order["cores"]:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: order["cores"]])
-    from hsgd.testing.chaos.seat import Seat, WrongResult
-
-    seat = Seat(order)
-    module, name = order["program"].split(":")
-    try:
-        program = getattr(importlib.import_module(f"hsgd.testing.chaos.{module}"), name)
-        program(seat)
-    except WrongResult as error:
-        seat.say("wrong", text=str(error))
-        raise
-    except BaseException as error:
-        seat.say("error", kind=_kinds(error), text=str(error), rank=_rank_of(error))
-        raise
-    seat.say("done")
-
-
-def _kinds(error: BaseException) -> list[str]:
-    return [kind.__name__ for kind in type(error).__mro__]
-
-
-def _rank_of(error: BaseException) -> int:
-    found = getattr(error, "rank", -1)
-    cause = error.__cause__
-    return _rank_of(cause) if found == -1 and cause is not None else int(found)
-
-
 def _main() -> None:
     for name in (*_HEAVY, *(f"hsgd.testing.chaos.{program}" for program in _PROGRAMS)):
         with contextlib.suppress(ImportError):
@@ -186,7 +191,9 @@ def _main() -> None:
     gc.freeze()  # what is loaded stays: ranks need not go through it when they end
     order = _serve(socket.socket(fileno=int(sys.argv[1])))
     if order is not None:
-        _be_rank(order)
+        from hsgd.testing.chaos.rank_main import be_rank
+
+        be_rank(order)
 
 
 if __name__ == "__main__":

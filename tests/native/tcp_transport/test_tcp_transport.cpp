@@ -352,6 +352,16 @@ TEST("receives that are given up are not written, and quiesce() ends at its dead
   CHECK(in == Bytes(8, 1));
 }
 
+TEST("the node that takes no message is the one that is waited for, where no message is missing") {
+  ByHand pair;
+  const Bytes data = pattern(32 << 20, 5);
+  CHECK_EQ(pair.transport->awaited_node(), -1);
+  const auto sent = pair.transport->send(1, Channel::kScatter, data.data(), data.size());
+  CHECK(!pair.transport->done(sent));
+  CHECK_EQ(pair.transport->awaited_node(), 1);
+  pair.transport->quiesce(Deadline(0));
+}
+
 TEST("nobody is let in without the secret, and strangers keep no leader from another") {
   const Leaders leaders(2);
   const hsgd::SocketPlace& place = leaders.told.places[0];

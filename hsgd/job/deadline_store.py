@@ -1,0 +1,75 @@
+"""DeadlineStore: a store that is waited for no longer than a deadline, whatever becomes of the way
+to it. torch's TCPStore has one for wait() alone: when the link is cut, its other requests stay in
+the kernel for the quarter of an hour that TCP takes to give up.
+
+Owns the threads that ask. A request that was given up stays with its thread, which ends with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hsgd.errors import CollectiveTimeout
+
+if TYPE_CHECKING:
+    from hsgd.job.board import Store
+
+__all__ = ["DeadlineStore"]
+
+_T = TypeVar("_T")
+
+
+class DeadlineStore:
+    """A Store whose requests raise CollectiveTimeout, about no rank, when it does not answer.
+
+    limit_s: how long an answer may take; of wait() that much beyond what its caller gives.
+    caller: who asks, for errors.
+    """
+
+    def __init__(self, store: Store, limit_s: float, caller: str) -> None:
+        self._store, self._limit_s, self._caller = store, limit_s, caller
+
+    def set(self, key: str, value: str) -> None:
+        """Keep a value."""
+        self._ask(self._limit_s, self._store.set, key, value)
+
+    def get(self, key: str) -> bytes | str:
+        """The value of a key that is there."""
+        return self._ask(self._limit_s, self._store.get, key)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which begins with 0, in one step; what it then is."""
+        return self._ask(self._limit_s, self._store.add, key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there; at once."""
+        return self._ask(self._limit_s, self._store.check, keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return when all keys are there; RuntimeError or TimeoutError after `timeout`."""
+        self._ask(timeout.total_seconds() + self._limit_s, self._store.wait, keys, timeout)
+
+    def _ask(self, limit_s: float, request: Callable[..., _T], *arguments: Any) -> _T:
+        answers: list[_T] = []
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                answers.append(request(*arguments))
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask, name="hsgd-store", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        if errors:
+            raise errors[0]
+        if not answers:
+            raise CollectiveTimeout(
+                f"{self._caller}: the store in which ranks meet did not answer within "
+                f"{limit_s:g} s; its process hangs, or the network to its host is cut"
+            )
+        return answers[0]

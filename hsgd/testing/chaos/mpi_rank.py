@@ -1,0 +1,41 @@
+"""The program of a rank that mpirun started: python -m hsgd.testing.chaos.mpi_rank FOLDER RANK.
+
+Where ranks outlive one that died it ends without MPI_Finalize, which may wait for the dead
+(docs/faults.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from hsgd.testing.chaos.rank_main import be_rank
+
+__all__: list[str] = []
+
+
+def _main(folder: str, rank: int) -> None:
+    order = json.loads((Path(folder) / "orders").read_text())[rank]
+    from mpi4py import MPI  # noqa: F401  a death in MPI_Init is MPI's own affair
+
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # open until this process ends
+    line.connect(f"{folder}/launch")
+    line.sendall(json.dumps({"rank": rank, "is_keeper": False}).encode() + b"\n")
+    try:
+        be_rank(order)
+    except BaseException:
+        if not order["launch"]["lives_on"]:
+            raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    if order["launch"]["lives_on"]:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))
