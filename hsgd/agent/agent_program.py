@@ -18,6 +18,7 @@ from typing import Any
 from hsgd.agent.node_agent import AgentOptions, NodeAgent
 from hsgd.agent.node_rounds import NodeRounds, OneNode, Rounds
 from hsgd.job.agent_store import open_store
+from hsgd.job.deadline_store import DeadlineStore
 
 __all__ = ["main", "run_agent", "words"]
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     options = AgentOptions(command=tuple(command), **json.loads(arguments.options))
     try:
-        store = _connect(options)
+        store = DeadlineStore(_connect(options), _ANSWER_S, f"host {options.host}")
         return run_agent(options, store, several_nodes=True, inputs=sys.stdin.fileno())
     except RuntimeError as error:
         where = options.environment["MASTER_ADDR"]

@@ -10,12 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hsgd.errors import CollectiveTimeout
-
-if TYPE_CHECKING:
-    from hsgd.job.board import Store
 
 __all__ = ["DeadlineStore"]
 
@@ -25,11 +22,12 @@ _T = TypeVar("_T")
 class DeadlineStore:
     """A Store whose requests raise CollectiveTimeout, about no rank, when it does not answer.
 
-    limit_s: how long an answer may take; of wait() that much beyond what its caller gives.
+    store: as hsgd.job.board.Store, which a store of torch.distributed is. limit_s: how long an
+    answer may take; of wait() that much beyond what its caller gives.
     caller: who asks, for errors.
     """
 
-    def __init__(self, store: Store, limit_s: float, caller: str) -> None:
+    def __init__(self, store: Any, limit_s: float, caller: str) -> None:
         self._store, self._limit_s, self._caller = store, limit_s, caller
 
     def set(self, key: str, value: str) -> None:
@@ -38,15 +36,22 @@ class DeadlineStore:
 
     def get(self, key: str) -> bytes | str:
         """The value of a key that is there."""
-        return self._ask(self._limit_s, self._store.get, key)
+        found: bytes | str = self._ask(self._limit_s, self._store.get, key)
+        return found
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which begins with 0, in one step; what it then is."""
-        return self._ask(self._limit_s, self._store.add, key, amount)
+        number: int = self._ask(self._limit_s, self._store.add, key, amount)
+        return number
+
+    def append(self, key: str, text: str) -> None:
+        """Add to the end of a value, which begins empty."""
+        self._ask(self._limit_s, self._store.append, key, text)
 
     def check(self, keys: list[str]) -> bool:
         """Whether all keys are there; at once."""
-        return self._ask(self._limit_s, self._store.check, keys)
+        are_there: bool = self._ask(self._limit_s, self._store.check, keys)
+        return are_there
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Return when all keys are there; RuntimeError or TimeoutError after `timeout`."""

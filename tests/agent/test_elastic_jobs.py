@@ -334,6 +334,25 @@ def test_a_node_that_is_lost_is_replaced(
     check_weights(job.text, 4)
 
 
+def test_a_node_whose_link_is_cut_is_left_behind_and_comes_back(
+    train: Training, virtual_nodes: None
+) -> None:
+    """It cannot reach the job's store, and ends by itself."""
+    with Cluster(2) as nodes:
+        words = train.command("-np 4 --min-np 2 -H node1:2,node2:2")
+        environment = nodes.environment({"HSGD_TIMEOUT_S": "4"})
+        with watched(nodes.command(words), environment) as job:
+            job.wait_for(lambda text: pids(text, 4))
+            nodes.set_link(2, "down")
+            job.wait_for(lambda text: pids(text, 2))
+            job.wait_for(lambda text: "hsgd: host node2 was lost" in text)
+            nodes.set_link(2, "up")
+            job.wait_for(entered(10))  # four, two, four
+            train.go()
+            assert job.end() == 0, job.text[-3000:]
+        check_weights(job.text, 4)
+
+
 def test_hosts_come_and_go_as_the_script_says(
     hosts: Hosts, train: Training, cluster: Callable[..., Cluster]
 ) -> None:

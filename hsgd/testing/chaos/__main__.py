@@ -9,10 +9,8 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,9 @@ from hsgd.testing.chaos.job import run_case
 from hsgd.testing.chaos.layers import LAYERS
 from hsgd.testing.chaos.mpi_launch import MpiLaunch
 from hsgd.testing.chaos.node_zygotes import NodeZygotes
-from hsgd.testing.chaos.oracle import KINDS, judge
-from hsgd.testing.chaos.starter import Starter
+from hsgd.testing.chaos.oracle import judge
+from hsgd.testing.chaos.starter import Starter, StarterError
+from hsgd.testing.chaos.summary import summary, table
 from hsgd.testing.chaos.zygote import Zygote
 
 __all__ = ["main"]
@@ -42,16 +41,32 @@ examples:
   python -m hsgd.testing.chaos --replay 7000123
   python -m hsgd.testing.chaos --under nodes --kinds cut slow --faults 50
   python -m hsgd.testing.chaos --under mpirun --faults 50
+  python -m hsgd.testing.chaos --table monday.json tuesday.json
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a campaign; the exit code."""
     options = _parser().parse_args(argv)
+    if options.table:
+        files = [json.loads(path.read_text()) for path in options.table]
+        return _end([result for file in files for result in file["results"]])
+    try:
+        results = _campaign(options)
+    except (StarterError, ValueError) as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 2
+    if options.json is not None:
+        _write(options, results)
+    return _end(results)
+
+
+def _campaign(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Raises StarterError, and ValueError where no layer is left to draw from."""
     numbers: Iterable[int] = options.replay or (
         range(options.seed * 1_000_000, options.seed * 1_000_000 + options.faults)
     )
-    results = []
+    results: list[dict[str, Any]] = []
     with _starter(options.under) as starter:
         begin = time.monotonic()
         for count, number in enumerate(numbers):
@@ -65,9 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             _say(case, result, count + 1, time.monotonic() - begin)
             if options.json is not None and (result["problems"] or count % 20 == 0):
                 _write(options, results)
-    if options.json is not None:
-        _write(options, results)
-    print("\n".join(_table(results)))
+    return results
+
+
+def _end(results: list[dict[str, Any]]) -> int:
+    print("\n".join(table(results)))
     return 1 if any(result["problems"] for result in results) else 0
 
 
@@ -126,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--twice", action="store_true", help="run cases with problems again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all cases there")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing: one table of campaigns that --json wrote",
+    )
     return parser
 
 
@@ -165,63 +189,12 @@ def _write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
             "timeout_s": TIMEOUT_S,
             "cores": os.cpu_count(),
         },
-        "summary": _summary(results),
+        "summary": summary(results),
         "results": results,
     }
     part = options.json.with_suffix(".part")
     part.write_text(json.dumps(found, indent=1))
     part.rename(options.json)
-
-
-def _summary(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each layer: cases, faults that took place, problems by kind, how long errors took."""
-    of_layer: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for result in results:
-        of_layer[result["case"]["layer"]].append(result)
-    return {name: _summary_of(of_layer[name]) for name in LAYERS if name in of_layer}
-
-
-def _summary_of(results: list[dict[str, Any]]) -> dict[str, Any]:
-    kinds = Counter(kind for result in results for kind in {k for k, _ in result["problems"]})
-    one_node = [result for result in results if len(set(result["case"]["nodes"])) == 1]
-    nodes = [result for result in results if len(set(result["case"]["nodes"])) > 1]
-    return {
-        "cases": len(results),
-        "faults": sum(result["took_place"] for result in results),
-        **{kind: kinds[kind] for kind in KINDS},
-        "node": _times(one_node),
-        "nodes": _times(nodes),
-    }
-
-
-def _times(results: list[dict[str, Any]]) -> dict[str, float]:
-    latencies = sorted(each for result in results for each in result["latency_s"])
-    if not latencies:
-        return {}
-    return {
-        "errors": len(latencies),
-        "p50_s": statistics.median(latencies),
-        "p99_s": latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
-        "most_s": latencies[-1],
-    }
-
-
-def _table(results: list[dict[str, Any]]) -> list[str]:
-    head = ["layer", "cases", "faults", *KINDS, "node p50", "p99", "nodes p50", "p99"]
-    rows = [head]
-    for name, each in _summary(results).items():
-        counts = [str(each[key]) for key in ("cases", "faults", *KINDS)]
-        times = [
-            f"{1e3 * each[where][key]:.0f} ms" if each[where] else "-"
-            for where in ("node", "nodes")
-            for key in ("p50_s", "p99_s")
-        ]
-        rows.append([name, *counts, *times])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
 
 
 if __name__ == "__main__":

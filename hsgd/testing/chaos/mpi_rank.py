@@ -1,7 +1,7 @@
 """The program of a rank that mpirun started: python -m hsgd.testing.chaos.mpi_rank FOLDER RANK.
 
 Where ranks outlive one that died it ends without MPI_Finalize, which may wait for the dead
-(docs/faults.md).
+(docs/faults.md); else an exception ends the job, as under python -m mpi4py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__: list[str] = []
 
 def _main(folder: str, rank: int) -> None:
     order = json.loads((Path(folder) / "orders").read_text())[rank]
-    from mpi4py import MPI  # noqa: F401  a death in MPI_Init is MPI's own affair
+    from mpi4py import MPI  # a death in MPI_Init is MPI's own affair
 
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # open until this process ends
     line.connect(f"{folder}/launch")
@@ -28,10 +28,10 @@ def _main(folder: str, rank: int) -> None:
     try:
         be_rank(order)
     except BaseException:
-        if not order["launch"]["lives_on"]:
-            raise
         traceback.print_exc()
         sys.stderr.flush()
+        if not order["launch"]["lives_on"]:
+            MPI.COMM_WORLD.Abort(1)
         os._exit(1)
     if order["launch"]["lives_on"]:
         os._exit(0)

@@ -101,7 +101,7 @@ def _judge_blame(seen: Observed, verdict: Verdict) -> None:
         and (fault.ends or fault.hangs)
         and blamed
         and seen.case.victim not in blamed
-        and not all(_is_unknown(seen.case, each.error) for each in others if each.error)
+        and not all(_is_unknown(seen, each.error) for each in others if each.error)
     ):
         verdict.problems.append(("wrong blame", f"ranks {blamed} are blamed"))
 
@@ -131,7 +131,7 @@ def _judge_error(seen: Observed, rank: int, report: object, verdict: Verdict) ->
     elif fault.cuts:
         if layer.blames == "all" and not _is_beyond(case, rank, error["rank"]):
             report("wrong blame", f"blames rank {error['rank']} of its own side: {text}")
-    elif layer.blames == "all" and error["rank"] != case.victim and not _is_unknown(case, error):
+    elif layer.blames == "all" and error["rank"] != case.victim and not _is_unknown(seen, error):
         report("wrong blame", f"blames rank {error['rank']}: {text}")
     if fault.ends and "ready" in seen.ranks[case.victim].told:
         raised = seen.ranks[case.victim].error  # later than the order to fail
@@ -149,10 +149,14 @@ def _is_beyond(case: Case, rank: int, blamed: int) -> bool:
     return known and (case.nodes[rank] == node) != (case.nodes[blamed] == node)
 
 
-def _is_unknown(case: Case, error: dict[str, Any]) -> bool:
-    """In the set-up over MPI ranks come by a call of MPI's own: it does not say who is missing."""
-    in_setup = case.under == "mpirun" and case.phase == "setup"
-    return in_setup and FAULTS[case.fault].hangs and error["rank"] == -1
+def _is_unknown(seen: Observed, error: dict[str, Any]) -> bool:
+    """In the set-up over MPI ranks come by a call of MPI's own: it does not say who is missing, and
+    of several that have ended, as who has heard of the first does, not which was the first.
+    """
+    case, blamed = seen.case, error["rank"]
+    if case.under != "mpirun" or case.phase != "setup":
+        return False
+    return bool(blamed == -1 or 0 < seen.ranks[blamed].ended_at < error["at"])
 
 
 def _tail(found: RankSeen) -> str:
