@@ -106,8 +106,8 @@ pytest: $(VENV)/.dev $(VENV)/.horovod ## the Python tests in their short form, w
 chaos: $(VENV)/.dev $(VENV)/.horovod ## faults at every point, and every layout of ranks
 	$(PYTEST) -m chaos $(PYTEST_ARGS)
 	$(BIN)/python -m hsgd.testing.chaos --faults $(CHAOS_FAULTS) --seed $$RANDOM --json build/chaos.json
-	$(BIN)/python -m hsgd.testing.chaos --under nodes --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-nodes.json
-	$(BIN)/python -m hsgd.testing.chaos --under mpirun --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-mpi.json
+	$(BIN)/python -m hsgd.testing.chaos --under nodes --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-nodes.json
+	$(BIN)/python -m hsgd.testing.chaos --under mpirun --if-possible --faults $$(($(CHAOS_FAULTS) / 4)) --seed $$RANDOM --json build/chaos-mpi.json
 
 soak: $(VENV)/.dev ## millions of calls, thousands of communicators, an hour of training: memory must stay flat
 	$(BIN)/python -m hsgd.testing.soak --json build/soak.json $(SOAK_ARGS)

@@ -122,9 +122,9 @@ class NodeRounds:
         if info.rank == 0:
             _repeat_address(info)
         members = range(info.world_size)
-        board = Board(info.store, info.rank, members, _ROWS_S, prefix="hsgd", caller="agent")
         number = self._numbers.add(_ROUNDS, 1) if info.rank == 0 else 0
         try:
+            board = Board(info.store, info.rank, members, _ROWS_S, prefix="hsgd", caller="agent")
             numbers = board.exchange("round", number)
             rows = board.exchange("rows", row_to(row))
         except (HsgdError, ValueError):  # ValueError: nodes saw different numbers of nodes

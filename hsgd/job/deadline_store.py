@@ -2,11 +2,13 @@
 to it. torch's TCPStore has one for wait() alone: when the link is cut, its other requests stay in
 the kernel for the quarter of an hour that TCP takes to give up.
 
-Owns the threads that ask. A request that was given up stays with its thread, which ends with it.
+Owns the threads that ask. A request that was given up stays with its thread, which ends with it,
+and the store is not asked again.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,6 +19,7 @@ from hsgd.errors import CollectiveTimeout
 __all__ = ["DeadlineStore"]
 
 _T = TypeVar("_T")
+_LAST_WAIT_S = 1.0
 
 
 class DeadlineStore:
@@ -29,6 +32,7 @@ class DeadlineStore:
 
     def __init__(self, store: Any, limit_s: float, caller: str) -> None:
         self._store, self._limit_s, self._caller = store, limit_s, caller
+        self._is_silent = False
 
     def set(self, key: str, value: str) -> None:
         """Keep a value."""
@@ -58,6 +62,8 @@ class DeadlineStore:
         self._ask(timeout.total_seconds() + self._limit_s, self._store.wait, keys, timeout)
 
     def _ask(self, limit_s: float, request: Callable[..., _T], *arguments: Any) -> _T:
+        if self._is_silent:
+            raise self._silence(limit_s)
         answers: list[_T] = []
         errors: list[BaseException] = []
 
@@ -71,10 +77,20 @@ class DeadlineStore:
         thread.start()
         thread.join(limit_s)
         if errors:
-            raise errors[0]
+            error = errors.pop()  # its traceback names this frame, which is not to hold it
+            try:
+                raise error
+            finally:
+                del error
         if not answers:
-            raise CollectiveTimeout(
-                f"{self._caller}: the store in which ranks meet did not answer within "
-                f"{limit_s:g} s; its process hangs, or the network to its host is cut"
-            )
+            self._is_silent = True
+            # A thread that comes back while the interpreter ends would be ended inside of C++.
+            atexit.register(thread.join, _LAST_WAIT_S)
+            raise self._silence(limit_s)
         return answers[0]
+
+    def _silence(self, limit_s: float) -> CollectiveTimeout:
+        return CollectiveTimeout(
+            f"{self._caller}: the store in which ranks meet did not answer within {limit_s:g} s; "
+            f"its process hangs, or the network to its host is cut"
+        )

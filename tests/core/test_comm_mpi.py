@@ -290,7 +290,7 @@ def test_the_death_of_a_rank_is_told_to_the_other_nodes_and_all_go_on(
     lines = [line for line in done.stdout.splitlines() if line.startswith("told ")]
     assert len(lines) == layout.size - 1, done.stdout + done.stderr[-3000:]
     for line in lines:
-        assert "PeerLost" in line
+        assert line.startswith(f"told PeerLost about {rank}: ") and f"rank {rank} " in line, line
     left = sorted(line for line in done.stdout.splitlines() if line.startswith("went on "))
     assert left == [f"went on {place} of {rank}" for place in range(rank)]
 
@@ -613,7 +613,7 @@ def run_kill(world: Any, victim: int, survive: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             comm.allreduce(data, out=data)
     except HsgdError as error:
-        print(f"told {type(error).__name__} {error}", flush=True)
+        print(f"told {type(error).__name__} about {error.rank}: {error}", flush=True)
         if survive:
             with pytest.raises(ValueError, match="the ranks span"):
                 comm.shrink()

@@ -165,8 +165,8 @@ def test_ranks_on_either_side_of_a_cut_link_blame_the_other_one() -> None:
     nobody = replace(victim, told=told(rank=-1))
     found = judge(Observed(case, [mate, nobody, far], fault_at=10.0)).problems
     assert [kind for kind, _ in found] == ["wrong blame"]
-    of_setup = replace(case, phase="setup")  # the store may be out of reach
-    assert judge(Observed(of_setup, [mate, nobody, far], fault_at=10.0)).problems == []
+    early = replace(nobody, told={"error": nobody.told["error"]})  # it did not reach the store
+    assert judge(Observed(case, [mate, early, far], fault_at=10.0)).problems == []
 
 
 def test_mpirun_may_end_the_others_where_it_was_not_told_to_let_them_live() -> None:
@@ -174,6 +174,8 @@ def test_mpirun_may_end_the_others_where_it_was_not_told_to_let_them_live() -> N
     case = replace(CASE, layer="interposer-abort", under="mpirun")
     assert seen(ended, case) == []
     assert seen(ended, replace(case, layer="interposer")) == ["crash"]
+    other = told(kind=["TypeError", "builtins.TypeError", "Exception", "builtins.Exception"])
+    assert seen(replace(ended, told=other, status=256), case) == ["wrong error"]
     assert seen(ended, replace(case, fault="pause")) == ["crash", "crash"]
 
 

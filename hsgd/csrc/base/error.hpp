@@ -50,6 +50,14 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   return buffer;
 }
 
+// What others are told of an error of `rank`: who was interrupted is lost to them.
+inline Error for_others(const Error& error, int rank) {
+  if (error.code() != HSGD_ERR_INTERRUPTED) return error;
+  const std::string what = error.what();
+  const bool says_who = what.find("rank ") != std::string::npos;
+  return Error(HSGD_ERR_PEER_LOST, rank, says_who ? what : what + text(" (rank %d)", rank));
+}
+
 [[noreturn]] inline void fail_system(const char* what) {
   const int code = errno;
   throw Error(HSGD_ERR_SYSTEM, -1, text("%s failed: %s", what, std::strerror(code)));

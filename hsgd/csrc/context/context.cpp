@@ -55,12 +55,6 @@ StatusPlace status_place(const Place& place) {
           place.local_size, place.node_rank, place.node_count};
 }
 
-// Who was interrupted is lost to them.
-Error for_others(const Error& error, int rank) {
-  if (error.code() != HSGD_ERR_INTERRUPTED) return error;
-  return Error(HSGD_ERR_PEER_LOST, rank, error.what());
-}
-
 std::string late(double timeout_s, const std::string& who) {
   return text(": not finished within the timeout of %g s: %s; ", timeout_s, who.c_str());
 }
@@ -90,7 +84,7 @@ Context::Context(const std::string& path, Listener* listener, Place place,
 std::unique_ptr<LocalGroup> Context::meet_on_node(const std::string& path, Listener* listener,
                                                   const Deadline& deadline) {
   const auto give_up_with = [this](const Error& error) {
-    tell_other_nodes(error, 0);
+    tell_other_nodes(for_others(error, place_.rank), 0);
     links_->quiesce(Deadline(1.0));
   };
   try {
@@ -273,9 +267,8 @@ void Context::give_up(const Error& error, uint64_t first_missed) {
 }
 
 void Context::tell_other_nodes(const Error& error, uint64_t first_missed) {
-  const Error others = for_others(error, place_.rank);
-  const auto how = others.code() == HSGD_ERR_TIMEOUT ? Parting::kTimedOut : Parting::kGaveUp;
-  links_->part({first_missed, others.rank(), how, others.what()});
+  const auto how = error.code() == HSGD_ERR_TIMEOUT ? Parting::kTimedOut : Parting::kGaveUp;
+  links_->part({first_missed, error.rank(), how, error.what()});
 }
 
 }  // namespace hsgd

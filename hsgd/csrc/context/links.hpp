@@ -44,9 +44,9 @@ class Links {
   // A node that takes no part in the collective `sequence`; nullptr while this leader knows of
   // none.
   const Parting* parted(uint64_t sequence);
-  // The node that this leader has waited for the longest; -1: none.
+  // As those of the transport; of a rank that does not lead no node is awaited.
   int awaited_node() const { return leads() ? transport_->awaited_node() : -1; }
-  int leader_of(int node) const { return transport_->leader_of(node); }  // where this rank leads
+  int leader_of(int node) const { return leads() ? transport_->leader_of(node) : -1; }
   // Ends what is under way, and waits for sends up to the deadline. False when some are still under
   // way: then this object must stay, because they use its buffers.
   bool quiesce(const Deadline& deadline);

@@ -5,11 +5,17 @@
 
 #include <mpi.h>
 
+#include <vector>
+
 namespace hsgd {
 
-// One that died, in the numbering of `comm`; -1: MPI knows of none, or has no word for it. MPI
-// learns of deaths in its calls.
-int dead_rank_of(MPI_Comm comm);
+// Those that died, in the numbering of `comm` and in no order of time; none: MPI knows of none, or
+// has no word for it. MPI learns of deaths in its calls.
+std::vector<int> dead_ranks_of(MPI_Comm comm);
+int dead_rank_of(MPI_Comm comm);  // one of them; -1: none
+
+// Receives from any source go on after the deaths that are known by now.
+void acknowledge_deaths(MPI_Comm comm);
 
 }  // namespace hsgd
 

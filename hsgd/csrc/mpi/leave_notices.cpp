@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "mpi/deaths.hpp"
 #include "os/wait.hpp"
 
 namespace hsgd {
@@ -117,7 +118,7 @@ PartingLine::~PartingLine() {
 
 // One receive at a time, posted long before the message comes.
 int PartingLine::listen() {
-  if (heard_ == size() - 1) return MPI_SUCCESS;
+  if (has_heard_all()) return MPI_SUCCESS;
   const int status =
       PMPI_Irecv(&in_, sizeof in_, MPI_BYTE, MPI_ANY_SOURCE, kPartingTag, comm(), &receive_);
   if (status != MPI_SUCCESS) receive_ = MPI_REQUEST_NULL;
@@ -141,13 +142,24 @@ void PartingLine::say(const Parting& parting) noexcept {
 bool PartingLine::hear(Parting* parting) {
   if (receive_ == MPI_REQUEST_NULL) return false;
   int flag = 0;
-  check_mpi(PMPI_Test(&receive_, &flag, MPI_STATUS_IGNORE), "MPI_Test");
+  MPI_Status from;
+  const int status = PMPI_Test(&receive_, &flag, &from);
+  if (status != MPI_SUCCESS) {
+    broken_ = true;
+    acknowledge_deaths(comm());
+    if (receive_ == MPI_REQUEST_NULL) static_cast<void>(listen());
+    check_mpi(status, "MPI_Test");
+  }
   if (flag == 0) return false;
   *parting = in_;
   parting->line[sizeof parting->line - 1] = '\0';
-  ++heard_;
-  broken_ = listen() != MPI_SUCCESS;  // what was heard counts all the same
+  parted_.push_back(from.MPI_SOURCE);
+  broken_ |= listen() != MPI_SUCCESS;  // what was heard counts all the same
   return true;
+}
+
+bool PartingLine::has_parted(int rank) const {
+  return std::find(parted_.begin(), parted_.end(), rank) != parted_.end();
 }
 
 bool PartingLine::is_sent() noexcept {
@@ -165,7 +177,7 @@ bool PartingLine::is_over() noexcept {
   } catch (const Error&) {
     broken_ = true;
   }
-  return !broken_ && heard_ == size() - 1 && is_sent();
+  return !broken_ && has_heard_all() && is_sent();
 }
 
 void PartingLine::end(std::unique_ptr<PartingLine> line) noexcept {

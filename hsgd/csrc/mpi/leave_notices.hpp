@@ -42,7 +42,10 @@ class PartingLine {
 
   // As Transport::part() and Transport::heard().
   void say(const Parting& parting) noexcept;
+  // Throws where MPI failed, and hears what still comes the next time.
   bool hear(Parting* parting);
+  // Whether the leader of this rank has parted: what becomes of it then is its own affair.
+  bool has_parted(int rank) const;
 
   // Gives the line up, without waiting: it goes when all have parted, or in MPI_Finalize.
   static void end(std::unique_ptr<PartingLine> line) noexcept;
@@ -50,13 +53,14 @@ class PartingLine {
  private:
   friend class Lines;
 
+  bool has_heard_all() const { return static_cast<int>(parted_.size()) == size() - 1; }
   int listen();
   bool is_sent() noexcept;
   bool is_over() noexcept;
 
   std::shared_ptr<Lines> lines_;  // all of this process
   Line leaders_;
-  int heard_ = 0;  // nodes that have parted
+  std::vector<int> parted_;  // leaders of nodes that have, each once
   bool said_ = false;
   bool kept_ = false;    // by `lines_`
   bool broken_ = false;  // MPI failed, as when a node died: more cannot be heard

@@ -14,6 +14,9 @@ namespace hsgd {
 
 namespace {
 
+// MPI may say that a leader died before its last message is there, which says why.
+constexpr int64_t kGraceNs = 500'000'000;
+
 class MpiTransport final : public Transport {
  public:
   MpiTransport(Line leaders, bool (*is_foreign_thread)())
@@ -57,7 +60,7 @@ class MpiTransport final : public Transport {
   // asked the network once.
   bool done(Ticket ticket) override {
     Slot& slot = slots_[ticket];
-    if (!slot.complete && !std::exchange(slot.tested, false) && !has_lost_) {
+    if (!slot.complete && !std::exchange(slot.tested, false) && lost_ns_ == 0) {
       const Turn turn(takes_turns_);
       test_all();
       slot.tested = false;
@@ -77,14 +80,13 @@ class MpiTransport final : public Transport {
 
   bool heard(Parting* parting) override {
     const Turn turn(takes_turns_);
-    if (!has_lost_) {
-      try {
-        if (line_->hear(parting)) return true;
-      } catch (const Error& error) {
-        lose(error);
-      }
+    try {
+      if (line_->hear(parting)) return true;
+    } catch (const Error& error) {
+      lose(error);
     }
-    if (!has_lost_ || std::exchange(has_told_, true)) return false;
+    if (lost_ns_ == 0 || now_ns() - lost_ns_ < kGraceNs || std::exchange(has_told_, true))
+      return false;
     *parting = lost_;
     return true;
   }
@@ -143,10 +145,19 @@ class MpiTransport final : public Transport {
     }
   }
 
+  // Of ranks that do not lead their leaders know more, and tell it; so does a leader that gives up,
+  // whose end is then not its own fault.
   void lose(const Error& error) {
     if (error.code() != HSGD_ERR_PEER_LOST) throw error;
-    if (std::exchange(has_lost_, true)) return;
-    const int rank = dead_rank_of(leaders_);
+    if (lost_ns_ != 0) return;
+    const std::vector<int> dead = dead_ranks_of(leaders_);
+    const auto found = std::find_if(dead.begin(), dead.end(), [this](int rank) {
+      return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end() &&
+             !line_->has_parted(rank);
+    });
+    if (found == dead.end() && !dead.empty()) return;
+    lost_ns_ = now_ns();
+    const int rank = dead.empty() ? -1 : *found;
     const std::string who = rank < 0 ? "a rank" : text("rank %d", rank);
     lost_ = Parting(0, rank, Parting::kClosed,
                     text("%s died or was cut off (%s)", who.c_str(), error.what()));
@@ -161,14 +172,14 @@ class MpiTransport final : public Transport {
       status = PMPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
                              indices_.data(), statuses_.data());
     }
-    for (int i = 0; status == MPI_ERR_IN_STATUS && i < count; ++i) {
-      check(statuses_[static_cast<size_t>(i)].MPI_ERROR, "MPI_Testsome");
-    }
-    check(status == MPI_ERR_IN_STATUS && has_lost_ ? MPI_SUCCESS : status, "MPI_Testsome");
-    if (has_lost_) return;
+    const bool some_failed = status == MPI_ERR_IN_STATUS;
+    if (!some_failed) check(status, "MPI_Testsome");
+    if (!some_failed && status != MPI_SUCCESS) return;
     for (Slot& slot : slots_) slot.tested = true;
-    for (int i = 0; i < count; ++i) {
-      slots_[static_cast<size_t>(indices_[static_cast<size_t>(i)])].complete = true;
+    for (size_t i = 0; i < static_cast<size_t>(std::max(count, 0)); ++i) {
+      const int error = some_failed ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
+      check(error, "MPI_Testsome");
+      if (error == MPI_SUCCESS) slots_[static_cast<size_t>(indices_[i])].complete = true;
     }
   }
 
@@ -179,7 +190,7 @@ class MpiTransport final : public Transport {
   bool takes_turns_;
   std::vector<Slot> slots_;
   uint64_t messages_ = first_count();
-  bool has_lost_ = false;  // a rank, as MPI says
+  int64_t lost_ns_ = 0;  // since when MPI says that a rank died; 0: it does not
   bool has_told_ = false;
   Parting lost_;
   std::vector<Ticket> free_;

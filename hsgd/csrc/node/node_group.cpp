@@ -14,7 +14,6 @@
 #include "base/fault_points.hpp"
 #include "base/first_count.hpp"
 #include "os/process_life.hpp"
-#include "rendezvous/meeting_wait.hpp"
 #include "rendezvous/secret.hpp"
 #include "topology/cpu_topology.hpp"
 

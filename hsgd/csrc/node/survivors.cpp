@@ -159,7 +159,11 @@ bool Regroup::take_part(const Make& make) {
     wait_until([&] { return everybody_joined(); });
     move_to(settled);
   } catch (const Error& error) {
-    if (error.code() != HSGD_ERR_PEER_LOST && error.code() != HSGD_ERR_TIMEOUT) throw;
+    // What another member could not do, say for want of memory, is told in the new numbering.
+    const auto me = std::find(members_.begin(), members_.end(), local_.rank()) - members_.begin();
+    const bool of_another = error.rank() >= 0 && error.rank() != me;
+    const bool is_lost = error.code() == HSGD_ERR_PEER_LOST || error.code() == HSGD_ERR_TIMEOUT;
+    if (!is_lost && !of_another) throw;
     last_failure_ = error.what();
     move_to(next_round(round_));
   }

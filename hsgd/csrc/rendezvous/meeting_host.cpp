@@ -41,7 +41,8 @@ class Host {
       while (tell_some()) wait_until_taken();
     } catch (const Error& error) {
       const Error others = for_others(error, name_of(0));
-      tell_everybody(failure_words(others.code(), others.rank(), others.what()));
+      tell_everybody(failure_words(others.code(), others.rank(), others.what()),
+                     error.code() == HSGD_ERR_INTERRUPTED);
       throw;
     }
     return std::move(members_);
@@ -64,12 +65,12 @@ class Host {
 
   // Those at the door, too: they have not said who they are. And who comes a moment later, so that
   // nobody waits a whole deadline for a rank that has left.
-  void tell_everybody(const MeetingHead& failure) {
+  void tell_everybody(const MeetingHead& failure, bool is_interrupted) {
     constexpr double kLateS = 1.0;
     constexpr int kLookMs = 20;
     // Where there is a watch, it tells them; and some of them may go on without this rank by then.
     const bool may_be_late =
-        !deadline_.has_watch() && !deadline_.interrupted() && failure.failed != HSGD_ERR_TIMEOUT;
+        !deadline_.has_watch() && !is_interrupted && failure.failed != HSGD_ERR_TIMEOUT;
     const Deadline late = deadline_.renewed(may_be_late ? kLateS : 0);
     const Deadline at_door = deadline_.renewed(kLateS);  // others may never cease to connect
     int informed = 0;

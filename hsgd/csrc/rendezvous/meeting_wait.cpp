@@ -10,11 +10,6 @@ void look_around(const Deadline& deadline) {
   deadline.check_watch();
 }
 
-Error for_others(const Error& error, int rank) {
-  if (error.code() != HSGD_ERR_INTERRUPTED) return error;
-  return Error(HSGD_ERR_PEER_LOST, rank, text("set-up: rank %d was interrupted", rank));
-}
-
 void look_for_the_cause(const Deadline& deadline) {
   for (int look = 0; look < 10 && deadline.has_watch(); ++look) {
     deadline.check_watch();

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
 #include "os/wait.hpp"
 #include "rendezvous/unix_socket.hpp"
 
@@ -23,9 +22,6 @@ inline constexpr int64_t kLongestPauseMs = 20;
 
 // Throws when the wait was interrupted, or what the watch throws.
 void look_around(const Deadline& deadline);
-
-// What others are told of an error of this rank: who was interrupted is lost to them.
-Error for_others(const Error& error, int rank);
 
 // Before it is said that a rank left: it may have left because of another one, whose sockets were
 // closed a moment before the watch can see that it died.

@@ -1,4 +1,4 @@
-"""Work beside the training, in the one thread of a pool."""
+"""Work beside the training, in one thread."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["submit"]
+__all__ = ["BackgroundThread"]
 
 _T = TypeVar("_T")
 
 
-def submit(pool: ThreadPoolExecutor, work: Callable[..., _T], *arguments: object) -> Future[_T]:
-    """pool.submit(); local, not blocking.
+class BackgroundThread:
+    """A thread, started by the first work, that does one work after the other."""
 
-    Where Ctrl-C comes while the pool starts its thread, Python knows nothing of that thread and
-    waits for it for ever at the end of the program: so the thread is told to end.
-    """
-    try:
-        return pool.submit(work, *arguments)
-    except BaseException:
-        pool.shutdown(wait=False)
-        raise
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def submit(self, work: Callable[..., _T], *arguments: object) -> Future[_T]:
+        """Have it call `work`; local, not blocking."""
+        try:
+            return self._pool.submit(work, *arguments)
+        except BaseException:
+            # Where Ctrl-C comes while the pool starts its thread, Python knows nothing of that
+            # thread, and waits for it for ever at the end of the program unless it is told to end.
+            self._pool.shutdown(wait=False)
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+            raise
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Let it end: after what was submitted, blocking, or without what has not begun."""
+        self._pool.shutdown(wait=wait, cancel_futures=not wait)

@@ -13,7 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,7 @@ from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.networks import Network
-from hsgd.optim.elastic_averaging.background import submit
+from hsgd.optim.elastic_averaging.background import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_group import Group
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
@@ -156,7 +156,7 @@ class ElasticAveraging(WrappingOptimizer):
                 self._team, joined(weights), counters=COUNTERS, timeout_s=timeout_s, network=network
             )
             self._progress = Progress(self._box, self._team, stop_rule, max_steps)
-        self._pusher = ThreadPoolExecutor(1, thread_name_prefix="hsgd-push")
+        self._pusher = BackgroundThread("hsgd-push")
         self._push: Future[None] | None = None
         self._made = 0  # the version that the last push made
         self._over = self._done = False
@@ -317,7 +317,7 @@ class ElasticAveraging(WrappingOptimizer):
     def _abandon(self) -> None:
         """Its communicators end with the one that it was given."""
         self._closed = True
-        self._pusher.shutdown(wait=False, cancel_futures=True)
+        self._pusher.shutdown(wait=False)
         if self._group is not None:
             self._group.unhook()
         if self._box is not None:
@@ -362,7 +362,7 @@ class ElasticAveraging(WrappingOptimizer):
             metrics.follow_s += time.perf_counter() - begin
             metrics.group_bytes += self._delta.element_size() * self._delta.numel()
         if self._box is not None and delta is not None:
-            self._push = submit(self._pusher, self._accumulate, self._box, version)
+            self._push = self._pusher.submit(self._accumulate, self._box, version)
             if not self._overlap:
                 self.finish_push()
 

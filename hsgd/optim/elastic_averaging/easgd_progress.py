@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import select
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Literal
 
 import numpy as np
 
 from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
-from hsgd.optim.elastic_averaging.background import submit
+from hsgd.optim.elastic_averaging.background import BackgroundThread
 
 __all__ = ["COUNTERS", "Progress", "StopRule"]
 
@@ -40,7 +40,7 @@ class Progress:
         self._over = False
         self._master = _watch_of(comm)
         far = target is not None and not box.counts_at_once
-        self._teller = ThreadPoolExecutor(1, thread_name_prefix="hsgd-steps") if far else None
+        self._teller = BackgroundThread("hsgd-steps") if far else None
         self._telling: Future[bool] | None = None
 
     def report(self, steps: int) -> bool:
@@ -60,7 +60,7 @@ class Progress:
             self._telling = None
         if ends or (self._telling is None and not self._over):
             # One at a time, but for the last: it is told behind the one that is under way.
-            self._telling = submit(self._teller, self._tell, steps, ends)
+            self._telling = self._teller.submit(self._tell, steps, ends)
         self._over = self._over or ends
         return self._over
 

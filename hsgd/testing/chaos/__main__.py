@@ -24,6 +24,7 @@ from hsgd.testing.chaos.oracle import judge
 from hsgd.testing.chaos.starter import Starter, StarterError
 from hsgd.testing.chaos.summary import summary, table
 from hsgd.testing.chaos.zygote import Zygote
+from hsgd.testing.cluster import Cluster
 
 __all__ = ["main"]
 
@@ -51,22 +52,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.table:
         files = [json.loads(path.read_text()) for path in options.table]
         return _end([result for file in files for result in file["results"]])
+    if options.if_possible and (reason := _reason_impossible(options.under)):
+        print(f"chaos: not run: {reason}", file=sys.stderr)
+        return 0
+    results: list[dict[str, Any]] = []
     try:
-        results = _campaign(options)
+        _campaign(options, results)
     except (StarterError, ValueError) as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 2
-    if options.json is not None:
-        _write(options, results)
+    finally:
+        if options.json is not None:
+            _write(options, results)
     return _end(results)
 
 
-def _campaign(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Raises StarterError, and ValueError where no layer is left to draw from."""
+def _reason_impossible(under: str) -> str | None:
+    return None if under == "fork" else Cluster.reason_unavailable()
+
+
+def _campaign(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """Raises StarterError, and ValueError where no layer or fault is left to draw from."""
     numbers: Iterable[int] = options.replay or (
         range(options.seed * 1_000_000, options.seed * 1_000_000 + options.faults)
     )
-    results: list[dict[str, Any]] = []
     with _starter(options.under) as starter:
         begin = time.monotonic()
         for count, number in enumerate(numbers):
@@ -80,7 +89,6 @@ def _campaign(options: argparse.Namespace) -> list[dict[str, Any]]:
             _say(case, result, count + 1, time.monotonic() - begin)
             if options.json is not None and (result["problems"] or count % 20 == 0):
                 _write(options, results)
-    return results
 
 
 def _end(results: list[dict[str, Any]]) -> int:
@@ -141,6 +149,11 @@ def _parser() -> argparse.ArgumentParser:
         + "; ".join(f"{name}: {about}" for name, about in STARTERS.items())
         + " (fork)",
     )
+    parser.add_argument(
+        "--if-possible",
+        action="store_true",
+        help="where there can be no virtual nodes, say why and end with exit code 0",
+    )
     parser.add_argument("--twice", action="store_true", help="run cases with problems again")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all cases there")
     parser.add_argument(
@@ -154,7 +167,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(case: Case, starter: Starter) -> dict[str, Any]:
-    seen = run_case(case, starter)
+    try:
+        seen = run_case(case, starter)
+    except StarterError as error:  # an mpirun that does not come up, say
+        print(f"{case}: started again: {error}", file=sys.stderr)
+        starter.end_case()
+        seen = run_case(case, starter)
     verdict = judge(seen)
     result = {
         "case": case.as_json(),

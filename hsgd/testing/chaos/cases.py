@@ -102,7 +102,7 @@ def draw(
 ) -> Case:
     """The case of this number, among the layers and faults named, or all of hsgd's.
 
-    Raises ValueError where no layer that is named can be started so.
+    Raises ValueError where no layer that is named can be started so, or meets no fault that is.
     """
     luck = random.Random(number)
     possible = [each for each in LAYERS.values() if _named(each, layers) and _layouts(each, under)]
@@ -117,6 +117,8 @@ def draw(
         and kind not in layer.spared
         and (under == "nodes" or kind not in LINK_STATES)
     ]
+    if not kinds:
+        raise ValueError(f"{', '.join(faults)}: no such fault for {layer.name} under {under}")
     fault = luck.choices(kinds, [_WEIGHTS.get(kind, 2) for kind in kinds])[0]
     phase = luck.choices(list(_PHASES), (2 if layer.has_setup else 0, 6, 1))[0]
     return Case(

@@ -129,7 +129,7 @@ class _Job:
         self._ranks += [RankSeen(number) for number in numbers]
         self._victim = self._ranks[self._case.victim]
         if self._case.phase == "setup":
-            self._fault_due = self._begin + self._case.delay_s
+            self._fault_due = time.monotonic() + self._case.delay_s
 
     def _launch(self) -> dict[str, Any] | None:
         if self._layer.launch is None:
@@ -150,6 +150,7 @@ class _Job:
             self._starter.send(rank.pid, signal.SIGKILL)
         limit = time.monotonic() + 10
         while any(not rank.ended_at for rank in self._ranks) and time.monotonic() < limit:
+            self._note_ends(self._starter)
             for key, _ in self._events.select(0.1):
                 key.data(key.fileobj)
         for line, _, _ in self._lines.values():
@@ -171,6 +172,7 @@ class _Job:
         """Until all have ended, or may not take any longer."""
         while self._alive():
             now = time.monotonic()
+            self._note_ends(self._starter)  # perhaps heard of already, beside an answer
             if self._due(now):
                 self._strike()
             self._wake(now)
@@ -194,7 +196,8 @@ class _Job:
             return self._begin + SETUP_S + STEPS_S
         if FAULTS[self._case.fault].hangs and self._woken_at:
             return self._woken_at + WAKE_S
-        steps_s = 0.0 if FAULTS[self._case.fault].ends else STEPS_S
+        fault = FAULTS[self._case.fault]
+        steps_s = 0.0 if fault.ends or fault.cuts else STEPS_S
         return self._fault_at + END_S + steps_s
 
     def _patience(self, now: float) -> float:
@@ -213,7 +216,8 @@ class _Job:
         at = time.monotonic()
         try:
             if fault in _SIGNALS:
-                self._starter.send(self._victim.pid, _SIGNALS[fault])
+                if not self._starter.send(self._victim.pid, _SIGNALS[fault]):
+                    return
             elif fault in LINK_STATES:
                 self._set_link(LINK_STATES[fault])
             elif (line := self._line_of(self._case.victim)) is not None:

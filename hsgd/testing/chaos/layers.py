@@ -17,7 +17,7 @@ _NODES = (*_IN_ORDER, (0, 1, 0, 1))
 _MPI_LAYOUTS = (*_ONE_NODE[:3], *_IN_ORDER)
 _NEW = "SharedMemoryError"  # where a rank has no memory for a new array
 _OWN = ("PeerLost", "CollectiveTimeout")
-_MPI_ERRORS = ("Exception",)  # of mpi4py, whatever its class
+_MPI_ERRORS = ("mpi4py.MPI.Exception",)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ class MpiLaunch:
         self._lines: dict[socket.socket, tuple[int, bool]] = {}  # rank, and whether its keeper's
         self._ended: list[tuple[int, int]] = []
         self._reported: set[int] = set()
-        self._gone: set[int] = set()
 
     def __enter__(self) -> MpiLaunch:
         return self
@@ -107,12 +106,19 @@ class MpiLaunch:
 
     def _welcome(self, door: socket.socket) -> None:
         line, _ = door.accept()
+        line.settimeout(_START_S)
         data = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        words = json.loads(line.makefile().readline())
+        text = b""
+        while b"\n" not in text:
+            text += line.recv(1 << 10)
+        first, _, status = text.partition(b"\n")
+        words = json.loads(first)
         if not words["is_keeper"]:
             self._pids[words["rank"]] = _CREDENTIALS.unpack(data)[0]
         self._lines[line] = words["rank"], words["is_keeper"]
         self._events.register(line, selectors.EVENT_READ)
+        if status:
+            self._report(words["rank"], int(status))
 
     def _hear(self, line: socket.socket) -> None:
         rank, is_keeper = self._lines[line]
@@ -134,10 +140,13 @@ class MpiLaunch:
             self._reported.add(rank)
             self._ended.append((self._pids[rank], status))
 
-    def send(self, rank: int, number: signal.Signals) -> None:
-        """A signal to a rank."""
-        with contextlib.suppress(ProcessLookupError):
+    def send(self, rank: int, number: signal.Signals) -> bool:
+        """A signal to a rank; False where it has ended."""
+        try:
             os.kill(rank, number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def ended(self) -> tuple[int, int] | None:
         """Pid and wait status; SIGKILL of ranks that mpirun ended."""
@@ -145,10 +154,17 @@ class MpiLaunch:
         return self._ended.pop(0) if self._ended else None
 
     def left(self) -> list[str]:
-        """mpirun, while it runs."""
-        if self._mpirun is None or self._mpirun.poll() is not None:
-            return []
-        return [f"mpirun (process {self._mpirun.pid})"]
+        """mpirun, ranks, and files in the nodes' /dev/shm that are not Open MPI's own."""
+        left = [f"rank {rank} (process {pid})" for rank, pid in self._living()]
+        if self._mpirun is not None and self._mpirun.poll() is None:
+            left.append(f"mpirun (process {self._mpirun.pid})")
+        for node in range(1, len(self._cluster.nodes) + 1):
+            names = self._cluster.shared_files(node)
+            left += [f"node{node}:/dev/shm/{each}" for each in names if not _is_open_mpis(each)]
+        return left
+
+    def _living(self) -> list[tuple[int, int]]:
+        return [(rank, pid) for rank, pid in self._pids.items() if Path(f"/proc/{pid}").exists()]
 
     def end_case(self) -> None:
         """End mpirun, and with it all that it started."""
@@ -159,6 +175,10 @@ class MpiLaunch:
             if self._mpirun.poll() is None:
                 os.killpg(self._mpirun.pid, signal.SIGKILL)
                 self._mpirun.wait(10)
+        for _, pid in self._living():
+            self.send(pid, signal.SIGKILL)
+        for node in range(1, len(self._cluster.nodes) + 1):
+            self._cluster.remove_shared_files(node)
         for line in self._lines:
             self._events.unregister(line)
             line.close()
@@ -170,3 +190,7 @@ class MpiLaunch:
     def set_link(self, node: int, state: str) -> None:
         """Not cut: mpirun's own daemons would end the job."""
         raise StarterError(f"chaos: the link of node {node} is mpirun's, too, and stays as it is")
+
+
+def _is_open_mpis(name: str) -> bool:
+    return name.startswith(("sm_segment", "vader_segment", "ompi.", "pmix"))

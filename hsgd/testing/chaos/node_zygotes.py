@@ -86,9 +86,9 @@ class NodeZygotes:
             self._of[numbers[-1]] = zygote
         return numbers
 
-    def send(self, rank: int, number: signal.Signals) -> None:
-        """A signal to a rank."""
-        self._of[rank].send(rank, number)
+    def send(self, rank: int, number: signal.Signals) -> bool:
+        """A signal to a rank; False where it has ended."""
+        return self._of[rank].send(rank, number)
 
     def ended(self) -> tuple[int, int] | None:
         """Number and wait status of a rank that has ended."""
@@ -97,12 +97,23 @@ class NodeZygotes:
 
     def left(self) -> list[str]:
         """Processes, and files in the nodes' own /dev/shm."""
-        return [what for zygote in self._zygotes for what in zygote.left()]
+        nodes = range(1, len(self._zygotes) + 1)
+        files = [
+            f"node{node}:/dev/shm/{name}"
+            for node in nodes
+            for name in self._cluster.shared_files(node)
+        ]
+        return [*files, *(what for zygote in self._zygotes for what in zygote.left())]
 
     def end_case(self) -> None:
         """Nothing but ranks is started."""
         self._of.clear()
+        for node in range(1, len(self._zygotes) + 1):
+            self._cluster.remove_shared_files(node)
 
     def set_link(self, node: int, state: str) -> None:
         """Of the node with this index."""
-        self._cluster.set_link(node + 1, state)
+        try:
+            self._cluster.set_link(node + 1, state)
+        except ClusterError as error:
+            raise StarterError(str(error)) from error

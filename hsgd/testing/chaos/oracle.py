@@ -11,13 +11,14 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from hsgd.testing.chaos.cases import FAULTS, Case
+from hsgd.testing.chaos.cases import FAULTS
 from hsgd.testing.chaos.job import Observed, RankSeen
 from hsgd.testing.chaos.layers import LAYERS
 
 __all__ = ["KINDS", "Verdict", "judge"]
 
 KINDS = ("hang", "crash", "wrong result", "wrong error", "wrong blame", "no error", "leak")
+_ENDS_OTHERS_S = 5.0  # mpirun, when it has seen an exit code
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
 
@@ -60,7 +61,7 @@ def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
     if died_of in _CRASHES and not (is_victim and case.fault == "abort"):
         report("crash", f"got {signal.Signals(died_of).name}: {_tail(found)}")
         return
-    ended_by_launcher = _ended_by_launcher(seen, died_of)
+    ended_by_launcher = _ended_by_launcher(seen, found, died_of)
     if is_victim:
         if fault.ends or fault.raises or fault.hangs:
             return
@@ -79,16 +80,20 @@ def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
         report("no error", f"ended well after {found.steps} steps")
 
 
-def _ended_by_launcher(seen: Observed, died_of: int) -> bool:
-    """Where mpirun ends all ranks when one has ended, that is how the others learn of it: with ULFM
-    when one has ended with an exit code, without it always.
+def _ended_by_launcher(seen: Observed, found: RankSeen, died_of: int) -> bool:
+    """Where mpirun, or MPI, ends all ranks when one has ended, that is how the others learn of it:
+    with ULFM, by a signal, when one has ended with an exit code; without it always.
     """
-    launch, status = LAYERS[seen.case.layer].launch, seen.ranks[seen.case.victim].status
+    launch, victim = LAYERS[seen.case.layer].launch, seen.ranks[seen.case.victim]
     fault = FAULTS[seen.case.fault]
     fails = seen.took_place and (fault.ends or fault.hangs or fault.raises)
-    has_code = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
-    ends_all = launch is not None and (has_code or not launch.lives_on)
-    return ends_all and died_of in (signal.SIGTERM, signal.SIGKILL) and fails
+    if launch is None or not fails or found.error is not None or found.status == 0:
+        return False
+    if not launch.lives_on:
+        return died_of in (0, signal.SIGTERM, signal.SIGKILL)
+    has_code = victim.status is not None and os.waitstatus_to_exitcode(victim.status) > 0
+    soon = victim.ended_at > 0 and found.ended_at - victim.ended_at < _ENDS_OTHERS_S
+    return has_code and soon and died_of in (signal.SIGTERM, signal.SIGKILL)
 
 
 def _judge_blame(seen: Observed, verdict: Verdict) -> None:
@@ -96,6 +101,10 @@ def _judge_blame(seen: Observed, verdict: Verdict) -> None:
     fault = FAULTS[seen.case.fault]
     others = [each for rank, each in enumerate(seen.ranks) if rank != seen.case.victim]
     blamed = [each.error["rank"] for each in others if each.error is not None]
+    if fault.cuts and seen.took_place:
+        reports = [(rank, each.error["rank"]) for rank, each in enumerate(seen.ranks) if each.error]
+        if reports and not any(_is_beyond(seen, rank, named) for rank, named in reports):
+            verdict.problems.append(("wrong blame", f"nobody blames the other side: {reports}"))
     if (
         seen.took_place
         and (fault.ends or fault.hangs)
@@ -129,7 +138,7 @@ def _judge_error(seen: Observed, rank: int, report: object, verdict: Verdict) ->
     if not set(error["kind"]) & {*layer.errors, *errors}:
         report("wrong error", f"raised {text}")
     elif fault.cuts:
-        if layer.blames == "all" and not _is_beyond(case, rank, error["rank"]):
+        if layer.blames == "all" and not _is_beyond(seen, rank, error["rank"]):
             report("wrong blame", f"blames rank {error['rank']} of its own side: {text}")
     elif layer.blames == "all" and error["rank"] != case.victim and not _is_unknown(seen, error):
         report("wrong blame", f"blames rank {error['rank']}: {text}")
@@ -138,11 +147,18 @@ def _judge_error(seen: Observed, rank: int, report: object, verdict: Verdict) ->
         verdict.latency_s.append(error["at"] - (raised["at"] if raised else seen.fault_at))
 
 
-def _is_beyond(case: Case, rank: int, blamed: int) -> bool:
+def _in_setup(seen: Observed) -> bool:
+    """Whether some rank had not finished it when the fault came."""
+    ready = [rank.told["ready"]["at"] for rank in seen.ranks if "ready" in rank.told]
+    return len(ready) < len(seen.ranks) or max(ready) > seen.fault_at
+
+
+def _is_beyond(seen: Observed, rank: int, blamed: int) -> bool:
     """Whether the cut link lies between the two ranks. In the set-up it may be the store, which no
     rank serves, that one side does not reach.
     """
-    if blamed == -1 and case.phase == "setup":
+    case = seen.case
+    if blamed == -1 and _in_setup(seen):
         return True
     node = case.nodes[case.victim]
     known = 0 <= blamed < len(case.nodes)
@@ -153,10 +169,11 @@ def _is_unknown(seen: Observed, error: dict[str, Any]) -> bool:
     """In the set-up over MPI ranks come by a call of MPI's own: it does not say who is missing, and
     of several that have ended, as who has heard of the first does, not which was the first.
     """
-    case, blamed = seen.case, error["rank"]
-    if case.under != "mpirun" or case.phase != "setup":
+    blamed = error["rank"]
+    if seen.case.under != "mpirun" or not _in_setup(seen):
         return False
-    return bool(blamed == -1 or 0 < seen.ranks[blamed].ended_at < error["at"])
+    has_ended = 0 <= blamed < len(seen.ranks) and 0 < seen.ranks[blamed].ended_at < error["at"]
+    return bool(blamed == -1 or has_ended)
 
 
 def _tail(found: RankSeen) -> str:

@@ -41,7 +41,10 @@ def be_rank(order: dict[str, Any]) -> None:
 
 
 def _kinds(error: BaseException) -> list[str]:
-    return [kind.__name__ for kind in type(error).__mro__]
+    """Its classes by their names, with and without their modules."""
+    kinds = type(error).__mro__
+    whole = (f"{each.__module__}.{each.__name__}" for each in kinds)
+    return [*(each.__name__ for each in kinds), *whole]
 
 
 def _rank_of(error: BaseException) -> int:

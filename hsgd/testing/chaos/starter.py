@@ -33,8 +33,8 @@ class Starter(Protocol):
     def start(self, orders: Sequence[dict[str, Any]]) -> list[int]:
         """Start a rank for each order; their numbers. Raises StarterError."""
 
-    def send(self, rank: int, number: signal.Signals) -> None:
-        """A signal to the rank of this number; nothing where it has ended."""
+    def send(self, rank: int, number: signal.Signals) -> bool:
+        """A signal to the rank of this number; False where it has ended."""
 
     def ended(self) -> tuple[int, int] | None:
         """Number and wait status of a rank that has ended; None where no other has."""

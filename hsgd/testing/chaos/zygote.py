@@ -79,9 +79,9 @@ class Zygote:
         """Fork a rank for each order; their pids."""
         return [self._ask("pid", do="fork", order=order)["pid"] for order in orders]
 
-    def send(self, rank: int, number: signal.Signals) -> None:
-        """A signal to a rank."""
-        self._ask("sent", do="signal", pid=rank, number=int(number))
+    def send(self, rank: int, number: signal.Signals) -> bool:
+        """A signal to a rank; False where it has ended."""
+        return bool(self._ask("sent", do="signal", pid=rank, number=int(number))["was_there"])
 
     def ended(self) -> tuple[int, int] | None:
         """Pid and wait status of a process that has ended; None where no other has."""
@@ -163,10 +163,11 @@ def _serve(controller: socket.socket) -> dict[str, Any] | None:
 
 def _answer(controller: socket.socket, request: dict[str, Any]) -> None:
     if request["do"] == "signal":
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(request["pid"], request["number"])
-        _tell(controller, what="sent")
-        return
+        except ProcessLookupError:
+            return _tell(controller, what="sent", was_there=False)
+        return _tell(controller, what="sent", was_there=True)
     pids: list[int] = []
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         pids = [int(word) for word in file.read().split()]
