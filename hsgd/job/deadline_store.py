@@ -20,13 +20,14 @@ __all__ = ["DeadlineStore"]
 
 _T = TypeVar("_T")
 _LAST_WAIT_S = 1.0
+_ROUNDS_UP_S = 2.0  # wait() of a FileStore counts whole seconds
 
 
 class DeadlineStore:
     """A Store whose requests raise CollectiveTimeout, about no rank, when it does not answer.
 
     store: as hsgd.job.board.Store, which a store of torch.distributed is. limit_s: how long an
-    answer may take; of wait() that much beyond what its caller gives.
+    answer may take; of wait() that much, or two seconds, beyond what its caller gives.
     caller: who asks, for errors.
     """
 
@@ -59,7 +60,8 @@ class DeadlineStore:
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Return when all keys are there; RuntimeError or TimeoutError after `timeout`."""
-        self._ask(timeout.total_seconds() + self._limit_s, self._store.wait, keys, timeout)
+        patience_s = max(self._limit_s, _ROUNDS_UP_S)
+        self._ask(timeout.total_seconds() + patience_s, self._store.wait, keys, timeout)
 
     def _ask(self, limit_s: float, request: Callable[..., _T], *arguments: Any) -> _T:
         if self._is_silent:
