@@ -1,10 +1,12 @@
 """Closing: what objects with a close() have in common.
 
-Owns the with statement. Imports nothing, so that every room may use it.
+Owns the with statement, and the question whether an error ends the program. Imports nothing of
+hsgd, so that every room may use it.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Closing"]
+__all__ = ["Closing", "program_failed"]
 
 
 class Closing:
@@ -38,6 +40,14 @@ class Closing:
     ) -> None:
         self.left_by_error = kind is not None and not _is_orderly(error)
         self.close()
+
+
+def program_failed() -> bool:
+    """Whether an uncaught exception ends this program; for its last steps. At a prompt errors end
+    nothing.
+    """
+    at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
+    return not at_prompt and getattr(sys, "last_type", None) is not None
 
 
 def _is_orderly(error: BaseException | None) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import built, forked
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
-from hsgd.closing import Closing
+from hsgd.closing import Closing, program_failed
 from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
@@ -57,8 +56,7 @@ _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 def _close_all() -> None:
     with contextlib.ExitStack() as stack:  # all, also when one fails
         last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
-        at_prompt = hasattr(sys, "ps1") or sys.flags.interactive  # there errors end nothing
-        failed = not at_prompt and getattr(sys, "last_type", None) is not None
+        failed = program_failed()
         for comm in last_first:
             comm.left_by_error |= failed
             stack.callback(comm.close)

@@ -1,11 +1,13 @@
-"""The end of a job of hsgd.torch between nodes: ranks leave when they are done, or fail, and nobody
+"""The end of a job of hsgd.torch: ranks leave when they are done, or fail, and nobody
 hangs. Nothing here asserts on time: collectives have half an hour, and jobs are ended long before.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +76,38 @@ def test_a_rank_that_fails_between_nodes_ends_the_training_of_all(
     assert done.returncode != 0
     assert "RuntimeError: this rank fails" in done.stderr
     assert done.stdout.split() == ["told"] * (sum(hosts) - 1), done.stderr[-3000:]
+
+
+STRATEGY = """
+import sys, torch
+import hsgd.torch as hvd
+from hsgd.optim.notified_tree import notified_tree_optimizer
+
+notified_tree_optimizer._LEAVE_S = 1000.0  # how long a rank that is done waits for others
+hvd.init()
+torch.manual_seed(1)
+net = torch.nn.Linear(40, 30)
+plain = torch.optim.SGD(net.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(plain, strategy="notified_tree", model=net)
+try:
+    for step in range(100_000):
+        optimizer.zero_grad()
+        net(torch.ones(2, 40)).square().mean().backward()
+        optimizer.step()
+        if step == 3 and hvd.rank() == 0:
+            raise RuntimeError("this rank fails")
+except (hvd.HorovodInternalError, ConnectionError) as error:
+    print("told", flush=True)
+"""
+
+
+def test_a_rank_that_fails_with_a_tree_waits_for_nobody(
+    mpirun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Nor does anybody wait for it: the weights of its last step never come."""
+    program = tmp_path / "program.py"
+    program.write_text(STRATEGY)
+    done = mpirun(2, program, timeout_s=60)
+    assert done.returncode != 0
+    assert "RuntimeError: this rank fails" in done.stderr
+    assert done.stdout.split() == ["told"], done.stderr[-3000:]

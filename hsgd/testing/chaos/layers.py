@@ -115,6 +115,13 @@ _ALL = (
         blames="none",
         steps=60,
     ),
+    Layer(
+        *("horovod-apart", "torch_programs:apart", _ONE_NODE, "the same, gossip and easgd_*"),
+        errors=(*_OWN, "HorovodInternalError"),
+        blames="none",
+        goes_on=True,
+        steps=60,
+    ),
     Layer("loader", "reader_programs:loader", _ONE_NODE + _NODES, "PartitionedLoader, node cache"),
     Layer(
         "mpi", "core_programs:blocking", _MPI_LAYOUTS, "Comm over MPI", weight=2, launch=Launch()

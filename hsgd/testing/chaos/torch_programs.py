@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hsgd.testing.chaos.seat import Seat, WrongResult
 
-__all__ = ["c10d", "ddp", "fsdp", "gloo", "gloo_ddp", "horovod"]
+__all__ = ["apart", "c10d", "ddp", "fsdp", "gloo", "gloo_ddp", "horovod"]
 
 
 def _join(seat: Seat, backend: str) -> None:
@@ -107,13 +107,38 @@ def fsdp(seat: Seat) -> None:
 
 
 def horovod(seat: Seat) -> None:
-    """Horovod's API."""
+    """Horovod's API, with a strategy of those that keep ranks together."""
+    options = seat.luck.choice((*_TOGETHER, *_TOGETHER, *_SHARED))
+    _with_optimizer(seat, options, is_exact=options in _TOGETHER)
+
+
+def apart(seat: Seat) -> None:
+    """Horovod's API, with a strategy by which ranks go on by themselves."""
+    _with_optimizer(seat, seat.luck.choice(_APART), is_exact=False)
+
+
+_TOGETHER: tuple[dict[str, Any], ...] = (
+    {},
+    {"strategy": "overlap"},
+    {"strategy": "after_backward"},
+)
+_SHARED: tuple[dict[str, Any], ...] = ({"node_shared": True}, {"strategy": "notified_tree"})
+_APART: tuple[dict[str, Any], ...] = tuple(
+    {"strategy": strategy} for strategy in ("gossip", "easgd_async", "easgd_hybrid")
+)
+
+
+def _with_optimizer(seat: Seat, options: dict[str, Any], *, is_exact: bool) -> None:
     import hsgd.torch as hvd
 
     hvd.init(seat.communicator())
     model = _model()
+    if not is_exact and "strategy" in options:
+        options = {**options, "model": model}
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1e-6), named_parameters=model.named_parameters()
+        torch.optim.SGD(model.parameters(), lr=1e-6),
+        named_parameters=model.named_parameters(),
+        **options,
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
@@ -121,7 +146,15 @@ def horovod(seat: Seat) -> None:
         optimizer.step()
         return _bias_gradient(model)
 
-    _train(seat, model, synchronized)
+    if is_exact:
+        _train(seat, model, synchronized)
+    else:
+        for _ in seat.loop():
+            optimizer.zero_grad()
+            model(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+            if not bool(torch.isfinite(model[2].bias).all()):
+                raise WrongResult(f"{options}: {model[2].bias[:4].tolist()}")
     hvd.shutdown()
 
 

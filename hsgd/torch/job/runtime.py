@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hsgd import world
+from hsgd.closing import program_failed
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.metrics import Counters
@@ -226,8 +227,11 @@ class Runtime:
             self.endings.pop()()
         if self._inspector is not None:
             self._inspector.close()
+        failed = program_failed()
         while self._privates:
-            self._privates.pop().close()
+            comm = self._privates.pop()
+            comm.left_by_error |= failed
+            comm.close()
         for number in sorted(self._sets, reverse=True):
             coordinator = self._sets[number].coordinator
             if coordinator is not None:
