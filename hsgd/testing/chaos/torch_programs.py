@@ -132,7 +132,7 @@ def _with_optimizer(seat: Seat, options: dict[str, Any], *, is_exact: bool) -> N
     import hsgd.torch as hvd
 
     hvd.init(seat.communicator())
-    model = _model()
+    model: Any = _model()
     if not is_exact and "strategy" in options:
         options = {**options, "model": model}
     optimizer = hvd.DistributedOptimizer(
