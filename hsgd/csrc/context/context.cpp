@@ -107,8 +107,11 @@ Context::~Context() {
   // Before that nodes count by themselves, and who failed has said why.
   const bool is_set_up = first_sequence_ != 0;
   if (is_set_up) {
-    links_->part(
-        {call_.sequence + 1, place_.rank, Parting::kClosed, group_->closing(place_.local_rank)});
+    try {
+      links_->part(
+          {call_.sequence + 1, place_.rank, Parting::kClosed, group_->closing(place_.local_rank)});
+    } catch (const std::exception&) {  // no memory for the words: its connections end without
+    }
   }
   HSGD_FAULT_POINT("close: other nodes told");
   if (links_->quiesce(Deadline(1.0))) return;
