@@ -57,10 +57,10 @@ class Board:
         caller: str,
     ) -> None:
         self.store = store
-        self._answers = DeadlineStore(store, timeout_s, caller)
+        self._bounded = DeadlineStore(store, timeout_s, caller)
         self.rank, self.members, self.timeout_s = rank, members, timeout_s
         self._caller = caller
-        number = self._answers.add(f"{prefix}/meetings/{rank}", 1)  # of this rank
+        number = self._bounded.add(f"{prefix}/meetings/{rank}", 1)  # of this rank
         self.prefix = f"{prefix}/{number - 1}"
 
     def exchange(self, what: str, value: Any, limit_s: float | None = None) -> list[Any]:
@@ -72,13 +72,7 @@ class Board:
         """
         key = f"{self.prefix}/{what}"
         limit_s = self.timeout_s if limit_s is None else limit_s
-        self._answers.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
-        if self.rank == 0:
-            told = self._gather(key, limit_s)
-            self._answers.set(f"{key}/all", json.dumps(told))
-        else:
-            told = self._hear(key, limit_s)
-        reason, found = told
+        reason, found = self._bounded.run(limit_s, self._tell, key, value, limit_s)
         if reason == _LATE:
             raise self._late(found, limit_s)
         if reason == _UNEQUAL:
@@ -87,6 +81,15 @@ class Board:
             raise ValueError(self._unequal(len(found), self.rank, len(self.members)))
         return list(found)
 
+    def _tell(self, key: str, value: Any, limit_s: float) -> tuple[str, Any]:
+        """The own value, to rank 0; what that tells all."""
+        self.store.set(f"{key}/{self.rank}", json.dumps([len(self.members), value]))
+        if self.rank != 0:
+            return self._hear(key, limit_s)
+        told = self._gather(key, limit_s)
+        self.store.set(f"{key}/all", json.dumps(told))
+        return told
+
     def _gather(self, key: str, limit_s: float) -> tuple[str, Any]:
         """What rank 0 tells the others: why they cannot meet, or the values."""
         end = time.monotonic() + limit_s
@@ -94,7 +97,7 @@ class Board:
         for rank in range(len(self.members)):
             if not self._comes(f"{key}/{rank}", end - time.monotonic()):
                 return _LATE, self._absent(key)
-            size, value = json.loads(self._answers.get(f"{key}/{rank}"))
+            size, value = json.loads(self.store.get(f"{key}/{rank}"))
             if size != len(self.members):
                 return _UNEQUAL, self._unequal(len(self.members), rank, size)
             values.append(value)
@@ -103,23 +106,23 @@ class Board:
     def _hear(self, key: str, limit_s: float) -> tuple[str, Any]:
         if not self._comes(f"{key}/all", limit_s):
             return _LATE, self._absent(key)
-        reason, found = json.loads(self._answers.get(f"{key}/all"))
+        reason, found = json.loads(self.store.get(f"{key}/all"))
         return reason, found
 
     def _comes(self, key: str, limit_s: float) -> bool:
         try:
-            self._answers.wait([key], timedelta(seconds=max(limit_s, 0.001)))
-        except (PeerLost, CollectiveTimeout):
+            self.store.wait([key], timedelta(seconds=max(limit_s, 0.001)))
+        except PeerLost:
             raise
         except (RuntimeError, TimeoutError):
-            return bool(self._answers.check([key]))  # it may have come at the last moment
+            return bool(self.store.check([key]))  # it may have come at the last moment
         return True
 
     def _absent(self, key: str) -> list[int]:
         absent = [
             member
             for rank, member in enumerate(self.members)
-            if not self._answers.check([f"{key}/{rank}"])
+            if not self.store.check([f"{key}/{rank}"])
         ]
         return absent or [self.members[0]]
 
