@@ -261,18 +261,19 @@ class Cluster:
         if done.returncode != 0:
             raise ClusterError(f"link of {self.nodes[node - 1]}: {done.stderr.strip()}")
 
-    def shared_files(self, node: int) -> list[str]:
-        """What lies in /dev/shm of node 1, 2, ..., which begins empty."""
-        return sorted(each.name for each in self._shared_folder(node).iterdir())
+    def shared_files(self) -> list[tuple[str, Path]]:
+        """What lies in the nodes' own /dev/shm, which begin empty: node, and file as seen here."""
+        root = f"/proc/{self.pid}/root/proc"  # where nodes have the pids that login sees
+        return [
+            (name, path)
+            for name, pid in zip(self.nodes, self._node_pids, strict=True)
+            for path in sorted(Path(f"{root}/{pid}/root/dev/shm").iterdir())
+        ]
 
-    def remove_shared_files(self, node: int) -> None:
+    def remove_shared_files(self) -> None:
         """All of it."""
-        for path in self._shared_folder(node).iterdir():
+        for _, path in self.shared_files():
             path.unlink(missing_ok=True)
-
-    def _shared_folder(self, node: int) -> Path:
-        pid = self._node_pids[node - 1]  # as login sees it
-        return Path(f"/proc/{self.pid}/root/proc/{pid}/root/dev/shm")
 
     def interface_bytes(self) -> dict[str, tuple[int, int]]:
         """Bytes that each node's interface has sent and received so far, as the kernel counts."""

@@ -17,7 +17,6 @@ _NODES = (*_IN_ORDER, (0, 1, 0, 1))
 _MPI_LAYOUTS = (*_ONE_NODE[:3], *_IN_ORDER)
 _NEW = "SharedMemoryError"  # where a rank has no memory for a new array
 _OWN = ("PeerLost", "CollectiveTimeout")
-_MPI_ERRORS = ("mpi4py.MPI.Exception",)
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,28 @@ class Layer:
     is_peer: bool = False
     launch: Launch | None = None
     has_setup: bool = True
+
+
+def _mpi_calls(
+    name: str,
+    layouts: tuple[tuple[int, ...], ...],
+    about: str,
+    launch: Launch,
+    *,
+    spared: tuple[str, ...] = (),
+    is_peer: bool = False,
+) -> Layer:
+    """A program that calls MPI itself, whose errors name no rank."""
+    return Layer(
+        *(name, "mpi_programs:collectives", layouts, about),
+        errors=("mpi4py.MPI.Exception",),
+        blames="none",
+        spared=spared,
+        steps=600,
+        is_peer=is_peer,
+        launch=launch,
+        has_setup=False,
+    )
 
 
 _ALL = (
@@ -140,54 +161,19 @@ _ALL = (
         blames="one",
         launch=Launch(),
     ),
-    Layer(
-        *("interposer", "mpi_programs:collectives", _ONE_NODE[:3], "MPI's calls, taken, with ULFM"),
-        errors=_MPI_ERRORS,
-        blames="none",
-        launch=Launch(preload=True),
-        has_setup=False,
-        steps=600,
-    ),
-    Layer(
-        "interposer-nodes",
-        "mpi_programs:collectives",
-        _IN_ORDER[1:3],
-        "the same between nodes, where MPI keeps some calls",
-        errors=_MPI_ERRORS,
-        blames="none",
+    _mpi_calls("interposer", _ONE_NODE[:3], "MPI's calls, taken, with ULFM", Launch(preload=True)),
+    _mpi_calls(
+        *("interposer-nodes", _IN_ORDER[1:3], "the same between nodes, where MPI keeps some calls"),
+        Launch(preload=True),
         spared=("stop", "gil"),  # MPI has no deadline
-        launch=Launch(preload=True),
-        has_setup=False,
-        steps=600,
     ),
-    Layer(
-        "interposer-abort",
-        "mpi_programs:collectives",
-        _ONE_NODE[:3],
-        "MPI's calls, taken, without ULFM",
-        errors=_MPI_ERRORS,
-        blames="none",
-        launch=Launch(lives_on=False, preload=True),
-        has_setup=False,
-        steps=600,
+    _mpi_calls(
+        *("interposer-abort", _ONE_NODE[:3], "MPI's calls, taken, without ULFM"),
+        Launch(lives_on=False, preload=True),
     ),
-    Layer(
-        *("ulfm", "mpi_programs:collectives", _MPI_LAYOUTS, "Open MPI's calls alone, ULFM"),
-        errors=_MPI_ERRORS,
-        blames="none",
-        is_peer=True,
-        has_setup=False,
-        steps=600,
-        launch=Launch(),
-    ),
-    Layer(
-        *("openmpi", "mpi_programs:collectives", _MPI_LAYOUTS, "Open MPI's calls alone"),
-        errors=_MPI_ERRORS,
-        blames="none",
-        is_peer=True,
-        has_setup=False,
-        steps=600,
-        launch=Launch(lives_on=False),
+    _mpi_calls("ulfm", _MPI_LAYOUTS, "Open MPI's calls alone, ULFM", Launch(), is_peer=True),
+    _mpi_calls(
+        *("openmpi", _MPI_LAYOUTS, "Open MPI's calls alone"), Launch(lives_on=False), is_peer=True
     ),
     Layer(
         *("horovod-mpi", "mpi_programs:horovod", _MPI_LAYOUTS, "Horovod's allreduce over MPI"),

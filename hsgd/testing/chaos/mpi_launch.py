@@ -27,6 +27,7 @@ __all__ = ["MpiLaunch"]
 
 _START_S = 60.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_OPEN_MPIS = ("sm_segment", "vader_segment", "ompi.", "pmix")  # files that it may leave
 _KEEPER = Path(__file__).with_name("mpi_keeper.py")
 
 
@@ -125,7 +126,7 @@ class MpiLaunch:
         text = b""
         with contextlib.suppress(ConnectionError):
             text = line.recv(1 << 10)
-        if is_keeper and text and rank not in self._reported:
+        if is_keeper and text:
             self._report(rank, int(text))
         if text:
             return
@@ -158,10 +159,11 @@ class MpiLaunch:
         left = [f"rank {rank} (process {pid})" for rank, pid in self._living()]
         if self._mpirun is not None and self._mpirun.poll() is None:
             left.append(f"mpirun (process {self._mpirun.pid})")
-        for node in range(1, len(self._cluster.nodes) + 1):
-            names = self._cluster.shared_files(node)
-            left += [f"node{node}:/dev/shm/{each}" for each in names if not _is_open_mpis(each)]
-        return left
+        return left + [
+            f"{node}:/dev/shm/{path.name}"
+            for node, path in self._cluster.shared_files()
+            if not path.name.startswith(_OPEN_MPIS)
+        ]
 
     def _living(self) -> list[tuple[int, int]]:
         return [(rank, pid) for rank, pid in self._pids.items() if Path(f"/proc/{pid}").exists()]
@@ -177,8 +179,7 @@ class MpiLaunch:
                 self._mpirun.wait(10)
         for _, pid in self._living():
             self.send(pid, signal.SIGKILL)
-        for node in range(1, len(self._cluster.nodes) + 1):
-            self._cluster.remove_shared_files(node)
+        self._cluster.remove_shared_files()
         for line in self._lines:
             self._events.unregister(line)
             line.close()
@@ -190,7 +191,3 @@ class MpiLaunch:
     def set_link(self, node: int, state: str) -> None:
         """Not cut: mpirun's own daemons would end the job."""
         raise StarterError(f"chaos: the link of node {node} is mpirun's, too, and stays as it is")
-
-
-def _is_open_mpis(name: str) -> bool:
-    return name.startswith(("sm_segment", "vader_segment", "ompi.", "pmix"))

@@ -21,7 +21,7 @@ from hsgd.testing.cluster import Cluster, ClusterError
 
 __all__ = ["NodeZygotes"]
 
-_LOGIN = "10.99.0.254"
+_LOGIN = "login"
 _STORE = """
 import sys, torch.distributed as dist
 store = dist.TCPStore(sys.argv[1], 0, is_master=True, wait_for_workers=False)
@@ -97,19 +97,13 @@ class NodeZygotes:
 
     def left(self) -> list[str]:
         """Processes, and files in the nodes' own /dev/shm."""
-        nodes = range(1, len(self._zygotes) + 1)
-        files = [
-            f"node{node}:/dev/shm/{name}"
-            for node in nodes
-            for name in self._cluster.shared_files(node)
-        ]
+        files = [f"{node}:/dev/shm/{path.name}" for node, path in self._cluster.shared_files()]
         return [*files, *(what for zygote in self._zygotes for what in zygote.left())]
 
     def end_case(self) -> None:
         """Nothing but ranks is started."""
         self._of.clear()
-        for node in range(1, len(self._zygotes) + 1):
-            self._cluster.remove_shared_files(node)
+        self._cluster.remove_shared_files()
 
     def set_link(self, node: int, state: str) -> None:
         """Of the node with this index."""
