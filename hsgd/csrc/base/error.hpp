@@ -58,6 +58,21 @@ inline Error for_others(const Error& error, int rank) {
   return Error(HSGD_ERR_PEER_LOST, rank, says_who ? what : what + text(" (rank %d)", rank));
 }
 
+// What `step` returns. Where it throws, `give_up` is told why before that goes on: what is no
+// Error, most likely a lack of memory, is one of `rank`.
+template <class Step, class GiveUp>
+auto or_give_up(int rank, Step&& step, GiveUp&& give_up) {
+  try {
+    return step();
+  } catch (const Error& error) {
+    give_up(error);
+    throw;
+  } catch (const std::exception& error) {
+    give_up(Error(HSGD_ERR_SYSTEM, rank, error.what()));
+    throw;
+  }
+}
+
 [[noreturn]] inline void fail_system(const char* what) {
   const int code = errno;
   throw Error(HSGD_ERR_SYSTEM, -1, text("%s failed: %s", what, std::strerror(code)));

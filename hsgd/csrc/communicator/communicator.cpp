@@ -1,6 +1,7 @@
 // Order and errors.
 #include "communicator/communicator.hpp"
 
+#include "base/error.hpp"
 #include "collectives/collectives.hpp"
 #include "communicator/autotune.hpp"
 #include "node/survivors.hpp"
@@ -11,15 +12,9 @@ Communicator::Communicator(const std::string& path, Listener* listener, Place pl
                            std::unique_ptr<Transport> transport, const hsgd_options& options,
                            Watch* watch)
     : context_(path, listener, std::move(place), std::move(transport), options, watch) {
-  try {
-    autotune(context_);
-  } catch (const Error& error) {
-    context_.give_up(error, 0);
-    throw;
-  } catch (const std::exception& error) {  // out of memory, most likely
-    context_.give_up(Error(HSGD_ERR_SYSTEM, context_.place().rank, error.what()), 0);
-    throw;
-  }
+  or_give_up(
+      context_.place().rank, [&] { autotune(context_); },
+      [&](const Error& error) { context_.give_up(error, 0); });
 }
 
 Communicator::~Communicator() = default;

@@ -83,20 +83,14 @@ Context::Context(const std::string& path, Listener* listener, Place place,
 
 std::unique_ptr<LocalGroup> Context::meet_on_node(const std::string& path, Listener* listener,
                                                   const Deadline& deadline) {
-  const auto give_up_with = [this](const Error& error) {
-    tell_other_nodes(for_others(error, place_.rank), 0);
-    links_->quiesce(Deadline(1.0));
-  };
-  try {
+  const auto meet = [&] {
     const auto settings = settings_for(place_, map_, options_, sizes_, links_->leads());
     return std::make_unique<LocalGroup>(path, listener, settings, deadline);
-  } catch (const Error& error) {
-    give_up_with(error);
-    throw;
-  } catch (const std::exception& error) {  // out of memory, most likely
-    give_up_with(Error(HSGD_ERR_SYSTEM, place_.rank, error.what()));
-    throw;
-  }
+  };
+  return or_give_up(place_.rank, meet, [this](const Error& error) {
+    tell_other_nodes(for_others(error, place_.rank), 0);
+    links_->quiesce(Deadline(1.0));
+  });
 }
 
 // Collectives up to the last one that this rank took part in still end well elsewhere: all that it
