@@ -179,6 +179,20 @@ def test_mpirun_may_end_the_others_where_it_was_not_told_to_let_them_live() -> N
     assert seen(ended, replace(case, fault="pause")) == ["crash", "crash"]
 
 
+def test_mpirun_may_end_the_others_when_one_that_was_told_has_ended() -> None:
+    case = replace(CASE, layer="interposer-nodes", nodes=(0, 0, 1), victim=0, under="mpirun")
+    victim = RankSeen(11, {"ready": {"at": 1.0}}, KILLED, ended_at=10.1, steps=3)
+    mate = RankSeen(10, told(kind=["mpi4py.MPI.Exception"]), 256, ended_at=10.2, steps=4)
+    far = RankSeen(12, {"ready": {"at": 1.0}}, signal.SIGTERM.value, ended_at=10.3, steps=3)
+    for other, kinds in (
+        (mate, []),
+        (replace(mate, ended_at=2.0), ["crash"]),  # too long ago to be why
+        (replace(mate, status=0), ["crash"]),
+    ):
+        found = judge(Observed(case, [victim, other, far], fault_at=10.0)).problems
+        assert [kind for kind, _ in found] == kinds
+
+
 def test_a_hang_is_found_and_ended(tmp_path: Path) -> None:
     """A victim that holds the lock of its interpreter never ends by itself."""
     code, found, output = campaign(

@@ -82,18 +82,23 @@ def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
 
 def _ended_by_launcher(seen: Observed, found: RankSeen, died_of: int) -> bool:
     """Where mpirun, or MPI, ends all ranks when one has ended, that is how the others learn of it:
-    with ULFM, by a signal, when one has ended with an exit code; without it always.
+    with ULFM, by a signal, when one has ended with an exit code, which may be a rank that was told
+    of the fault; without it always.
     """
-    launch, victim = LAYERS[seen.case.layer].launch, seen.ranks[seen.case.victim]
+    launch = LAYERS[seen.case.layer].launch
     fault = FAULTS[seen.case.fault]
     fails = seen.took_place and (fault.ends or fault.hangs or fault.raises)
     if launch is None or not fails or found.error is not None or found.status == 0:
         return False
     if not launch.lives_on:
         return died_of in (0, signal.SIGTERM, signal.SIGKILL)
-    has_code = victim.status is not None and os.waitstatus_to_exitcode(victim.status) > 0
-    soon = victim.ended_at > 0 and found.ended_at - victim.ended_at < _ENDS_OTHERS_S
-    return has_code and soon and died_of in (signal.SIGTERM, signal.SIGKILL)
+    soon = any(
+        rank.status is not None
+        and os.waitstatus_to_exitcode(rank.status) > 0
+        and 0 < found.ended_at < rank.ended_at + _ENDS_OTHERS_S
+        for rank in seen.ranks
+    )
+    return soon and died_of in (signal.SIGTERM, signal.SIGKILL)
 
 
 def _judge_blame(seen: Observed, verdict: Verdict) -> None:
