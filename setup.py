@@ -52,7 +52,6 @@ MPI_ROOMS = ("mpi", "mpi_setup")
 BINDING_ROOMS = ("arrays", "binding")
 OPERATORS = "libhsgd_operators.so"
 TORCH_TARGET = "0x020a000000000000"  # 2.10: the oldest torch whose C functions suffice
-MPI_LIBRARIES = {"libhsgd_mpi.so", "libhsgd_pmpi.so", "libhsgd_preload.so"}
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
     *("-I", str(CSRC), "-I", str(CSRC / "include")),
@@ -222,9 +221,23 @@ def reader_library() -> Library:
     return Library("libhsgd_io.so", tuple(sources), link_flags=("-Wl,--no-undefined",))
 
 
+def mpis_to_build_for() -> list[Any]:
+    """Compilers of MPI, one per ABI: of the MPI that is here, and of those in build/mpi, where the
+    Makefile puts them."""
+    more = sorted(map(str, ROOT.glob("build/mpi/*/bin/mpicc")))
+    mpis: list[Any] = load_mpi_compiler().find_mpis(more=more)
+    for mpi in mpis:
+        if not mpi.abi:
+            sys.exit(
+                f"hsgd: error: the mpi.h of {mpi.mpicc} is neither Open MPI's, nor MPICH's, nor of "
+                "the standard ABI; name another wrapper in MPICC"
+            )
+    return mpis
+
+
 def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     """libhsgd_mpi and the interposer's engine, with libmpi in DT_NEEDED and a run-time path to it;
-    and what programs preload, which needs libc alone."""
+    and what programs preload, which needs libc alone. For one ABI: hsgd/mpi_abi.py."""
     runpath = ["$ORIGIN"]
     folder = mpi.library_dir
     if folder:
@@ -236,17 +249,17 @@ def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
         "link_flags": ("-Wl,--no-undefined", *mpi.link_flags),
         "runpath": tuple(runpath),
     }
-    core, name = "libhsgd_core.so", "libhsgd_mpi.so"
+    core, name = "libhsgd_core.so", f"libhsgd_mpi_{mpi.abi}.so"
     return [
         Library(name, sources_of(*MPI_ROOMS), needs=(core,), **common),
         Library(
-            "libhsgd_pmpi.so",
+            f"libhsgd_pmpi_{mpi.abi}.so",
             sources_of("interposer"),
             needs=(name, core),
             **common,
         ),
         Library(
-            "libhsgd_preload.so",
+            f"libhsgd_preload_{mpi.abi}.so",
             sources_of("preload"),
             compile_flags=(*mpi.compile_flags, "-fno-exceptions", "-fno-rtti"),
             link_flags=("-Wl,--no-undefined", "-Wl,-z,nodelete", "-Wl,--as-needed", "-ldl"),
@@ -317,15 +330,15 @@ class BuildNative(build_ext):
         in_place = self.inplace or self.editable_mode
         output = ROOT / "hsgd" if in_place else Path(self.build_lib).resolve() / "hsgd"
         output.mkdir(parents=True, exist_ok=True)
-        mpi = load_mpi_compiler().find_mpi()
+        mpis = mpis_to_build_for()
         installed = None if in_place else Path(sysconfig.get_path("platlib"), "hsgd")
         libraries = [core_library(), reader_library()]
-        if mpi is None:
+        if not mpis:
             print(
                 "hsgd: no mpicc beside the interpreter or on PATH: building without the MPI parts",
                 file=sys.stderr,
             )
-        else:
+        for mpi in mpis:
             libraries += mpi_libraries(mpi, installed)
         operators = operators_library()
         if operators is None:
@@ -340,18 +353,18 @@ class BuildNative(build_ext):
         builder = Builder(find_compiler(), output, objects_folder())
         with locked(builder.objects):
             builder.compile_sources(libraries)
-            for name in {*MPI_LIBRARIES, OPERATORS} - {lib.name for lib in libraries}:
-                (output / name).unlink(missing_ok=True)
+            for old in {*output.glob("libhsgd_*.so")} - {output / lib.name for lib in libraries}:
+                old.unlink()
             for library in libraries:
                 builder.link(library)
         self.made = [output / library.name for library in libraries]
-        self.made.append(self._describe(builder, mpi))
+        self.made.append(self._describe(builder, mpis))
         if self.editable_mode:  # setuptools gathers an editable wheel where it would install
             self.made += write_hook(Path(self.get_finalized_command("install").install_lib))
         elif not in_place:
             self.made += write_hook(Path(self.build_lib))
 
-    def _describe(self, builder: Builder, mpi: Any) -> Path:
+    def _describe(self, builder: Builder, mpis: list[Any]) -> Path:
         """hsgd/_build.json: what `hsgd info` tells of this build."""
         version = subprocess.run(
             [*builder.compiler, "--version"], capture_output=True, text=True, check=False
@@ -359,9 +372,14 @@ class BuildNative(build_ext):
         facts = {
             "compiler": version.stdout.partition("\n")[0],
             "flags": " ".join([*BASE_FLAGS, *builder.extra_flags]),
-            "mpi_name": mpi.name if mpi else None,
-            "mpi_version": mpi.version if mpi else None,
-            "mpi_library_dir": mpi.library_dir if mpi else None,
+            "mpis": {
+                mpi.abi: {
+                    "name": mpi.name,
+                    "version": mpi.version,
+                    "library_dir": mpi.library_dir or "",
+                }
+                for mpi in mpis
+            },
         }
         path = builder.output / "_build.json"
         path.write_text(json.dumps(facts, indent=2) + "\n")
@@ -496,8 +514,7 @@ class BuildFaultPoints(Command):
         output = ROOT / "build" / "fault-points"
         output.mkdir(parents=True, exist_ok=True)
         builder = FaultPointBuilder(find_compiler(), output)
-        mpi = load_mpi_compiler().find_mpi()
-        over_mpi = mpi_libraries(mpi, None)[:1] if mpi else []
+        over_mpi = [mpi_libraries(mpi, None)[0] for mpi in mpis_to_build_for()]
         libraries = [core_library(), *over_mpi, binding_library()]
         with locked(builder.objects), locked(builder.ordinary.objects):
             builder.compile_sources(libraries)

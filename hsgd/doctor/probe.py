@@ -21,13 +21,14 @@ def show(value): sys.__stdout__.write(" ".join(str(value).splitlines()[0].split(
 """
 _SHOW_LIBMPI = """
 from hsgd.launch import elf
-show(next((path for path in elf.loaded_libraries() if "/libmpi.so" in path), "none"))
+paths = elf.loaded_libraries()
+show(next((path for path in paths if elf.is_mpi(path.rpartition("/")[2])), "none"))
 """
 _HSGD = """
 import ctypes
 from hsgd.launch import preload
 text, size = ctypes.create_string_buffer(8192), ctypes.c_int()
-ctypes.CDLL(str(preload.engine())).MPI_Get_library_version(text, ctypes.byref(size))
+ctypes.CDLL(str(preload.engine({abi!r}))).MPI_Get_library_version(text, ctypes.byref(size))
 show(text.value.decode(errors="replace"))
 """
 _MPI4PY = """
@@ -75,9 +76,10 @@ class Finding:
     error: str = ""
 
 
-def libmpi_of_hsgd() -> Finding:
-    """The MPI that the engine of the interposer loads; local, blocking."""
-    return _look(_HSGD)
+def libmpi_of_hsgd(abi: str | None = None) -> Finding:
+    """The MPI that the engine of the interposer for that ABI, or the first one, loads; local,
+    blocking."""
+    return _look(_HSGD.format(abi=abi))
 
 
 def libmpi_of_mpi4py() -> Finding:

@@ -25,7 +25,7 @@ def mpi_rank(environ: Mapping[str, str]) -> int | None:
     A worker of torchrun inherits the variables of an mpirun that started torchrun itself: they are
     not its own.
     """
-    if "TORCHELASTIC_RUN_ID" in environ or not built.read().mpi_name:
+    if "TORCHELASTIC_RUN_ID" in environ or not built.read().mpis:
         return None
     if importlib.util.find_spec("mpi4py") is None:
         return None

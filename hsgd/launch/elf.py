@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Library", "bound_to", "first_definition", "loaded_libraries", "read_library"]
+__all__ = ["Library", "bound_to", "first_definition", "is_mpi", "loaded_libraries", "read_library"]
 
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _NEEDED, _PLTRELSZ, _STRTAB, _SYMTAB, _RELA, _RELASZ = 1, 2, 5, 6, 7, 8
 _SONAME, _RPATH, _JMPREL, _RUNPATH = 14, 15, 23, 29
+_MPI = re.compile(r"libmpi(ch|_(?!cxx|usempi|mpifh|ilp64|shm)\w+)?\.so")
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Library:
 
     @property
     def mpi(self) -> str | None:
-        """The libmpi that it needs, such as "libmpi.so.40" (Open MPI 4 and 5) or "libmpi.so.12"
-        (MPICH)."""
-        return next((name for name in self.needed if name.startswith("libmpi.so")), None)
+        """The MPI library that it needs, such as "libmpi.so.40" (Open MPI 4 and 5), "libmpi.so.12"
+        (MPICH), "libmpi_abi.so.1" (the standard ABI) or a vendor's "libmpi_cray.so.12"."""
+        return next((name for name in self.needed if is_mpi(name)), None)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class _Mapping:
     end: int
     offset: int
     path: str
+
+
+def is_mpi(name: str) -> bool:
+    """Whether a file of that name is an MPI's library of C functions; local."""
+    return _MPI.match(name) is not None
 
 
 class _Image:

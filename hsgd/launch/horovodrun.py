@@ -131,8 +131,9 @@ def check_launch(launcher: Any, args: Any, plugin: str) -> None:
         raise LaunchError(f"-np {args.num_proc}: ask for at least one rank")
     if args.hosts:
         mpirun.parse_hosts(args.hosts, args.num_proc or 0)
-    launch.find_launcher(os.environ)
-    preload.check_loadable(preload.library())
+    abi = preload.abi_of_horovod()
+    launch.find_launcher(os.environ, abi)
+    preload.check_loadable(preload.library(abi))
     if not preload.horovod_libraries():
         raise LaunchError(f"Horovod has no compiled library for any framework; {preload.REBUILD}")
     preload.check_horovod()
@@ -166,7 +167,7 @@ def mpi_run(
     for name in ("PATH", "PYTHONPATH"):
         if name in os.environ:
             env.setdefault(name, os.environ[name])
-    launcher = launch.find_launcher(env)
+    launcher = launch.find_launcher(env, preload.abi_of_horovod())
     env.update(launch.job_environment(launcher, env))
     ssh = ["-p", str(settings.ssh_port)] if settings.ssh_port else []
     ssh += ["-i", settings.ssh_identity_file] if settings.ssh_identity_file else []

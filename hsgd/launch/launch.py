@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hsgd import built
+from hsgd import built, mpi_abi
 from hsgd.errors import LaunchError
 from hsgd.launch import preload
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
@@ -76,7 +76,8 @@ def identify(path: str) -> Launcher:
             f"{path} --version failed with exit code {child.returncode}: {lines[0]}; {INSTALL_MPI}"
         )
     for kind, marks, version in (
-        ("unknown MPI", ("Spectrum MPI", "Intel(R) MPI"), r"()"),
+        ("unknown MPI", ("Spectrum MPI",), r"()"),
+        ("Intel MPI", ("Intel(R) MPI",), r"Version (\S+)"),
         ("Open MPI", ("Open MPI", "OpenRTE"), r"(\d+\.\d+\S*)"),
         (
             "MPICH",
@@ -90,16 +91,17 @@ def identify(path: str) -> Launcher:
     return Launcher(path, "unknown MPI", "")
 
 
-def find_launcher(environ: Mapping[str, str]) -> Launcher:
-    """The mpirun to use: on PATH, beside the interpreter, or of the MPI that hsgd was built with;
+def find_launcher(environ: Mapping[str, str], abi: str | None = None) -> Launcher:
+    """The mpirun to use: on PATH, beside the interpreter, or of an MPI that hsgd was built with;
     local, blocking.
 
-    The first one that is of the kind hsgd was built with. Raises LaunchError when there is none.
+    The first one of an MPI that hsgd was built for, and that has the ABI, if one is asked for.
+    Raises LaunchError when there is none.
     """
-    built_with = built.read()
+    known = built.read().mpis
     places = [environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
-    if built_with.mpi_library_dir:
-        places.append(str(Path(built_with.mpi_library_dir).parent / "bin"))
+    folders = (mpi.library_dir for mpi in known.values() if mpi.library_dir)
+    places += [str(Path(folder).parent / "bin") for folder in folders]
     paths = [shutil.which(name, path=place) for place in places for name in ("mpirun", "mpiexec")]
     found = [identify(path) for path in dict.fromkeys(path for path in paths if path)]
     if not found:
@@ -107,12 +109,12 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
             f"no MPI launcher: mpirun is neither on PATH nor beside {sys.executable}; {INSTALL_MPI}"
         )
     for launcher in found:
-        if launcher.kind == built_with.mpi_name or built_with.mpi_name not in ("Open MPI", "MPICH"):
+        if not known or launcher.abi in ([abi] if abi else known):
             return launcher
     raise LaunchError(
-        f"mpirun is {found[0].description}, hsgd was built with {built_with.mpi_name} "
-        f"{built_with.mpi_version}; put "
-        "the bin folder of that MPI first on PATH, or install hsgd again for the MPI that is here"
+        f"mpirun is {found[0].description}, {'Horovod' if abi else 'hsgd'} was built for "
+        f"{mpi_abi.describe([abi] if abi else mpi_abi.present())}; put the bin folder of that MPI "
+        f"first on PATH, or {preload.REBUILD if abi else mpi_abi.REBUILD}"
     )
 
 
@@ -145,7 +147,7 @@ def plan_run(
     Without a host list the ranks run here, unless a resource manager or mpi_args place them.
     """
     launcher = find_launcher(environ)
-    library = preload.library()
+    library = preload.library(launcher.abi)
     preload.check_loadable(library)
     placed = any(word.startswith("-") and word.lstrip("-") in _PLACEMENT for word in mpi_args)
     placed = placed or any(name in environ for name in _RESOURCE_MANAGERS)

@@ -1,4 +1,5 @@
-"""Finds the MPI of an environment by its compiler wrapper, and says what to compile and link with.
+"""Finds the MPIs of an environment by their compiler wrappers, and says what to compile and link
+with.
 
 Owns the order in which MPI is looked for and the reading of `mpicc -show` and mpi.h. Never starts
 MPI, and imports the standard library only: build scripts load it before anything is installed.
@@ -12,11 +13,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MpiCompiler", "find_mpi", "find_wrapper"]
+__all__ = ["MpiCompiler", "find_mpi", "find_mpis", "find_wrapper"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class MpiCompiler:
     mpicc: str
     name: str  # "Open MPI", "MPICH" or "unknown MPI"
     version: str  # "" when mpi.h does not tell
+    abi: str  # "openmpi", "mpich" or "mpiabi"; "" when mpi.h does not tell
     compile_flags: tuple[str, ...]  # -I, -D and -pthread
     link_flags: tuple[str, ...]  # -L and -l; no run-time search path
     library_dir: str | None  # where libmpi lies; None when only the linker knows
@@ -46,24 +48,47 @@ def find_wrapper(tool: str, environ: Mapping[str, str] | None = None) -> str | N
 
 
 def find_mpi(environ: Mapping[str, str] | None = None) -> MpiCompiler | None:
-    """The MPI to build for, or None when there is no `mpicc` that answers."""
+    """The MPI of the environment, or None when there is no `mpicc` that answers."""
     mpicc = find_wrapper("mpicc", environ)
-    if mpicc is None:
+    return None if mpicc is None else _described(mpicc)
+
+
+def find_mpis(
+    environ: Mapping[str, str] | None = None, more: Sequence[str] = ()
+) -> list[MpiCompiler]:
+    """The MPIs to build for, one per ABI: that of the environment, those of `more` wrappers, and
+    the standard ABI where one of them has it (`mpicc_abi`).
+    """
+    found: dict[str, MpiCompiler] = {}
+    for wrapper in (find_wrapper("mpicc", environ), *more):
+        standard = wrapper and shutil.which(f"{wrapper}_abi")
+        for each in (wrapper, standard):
+            if each and (mpi := _described(each)):
+                found.setdefault(mpi.abi, mpi)
+    return list(found.values())
+
+
+def _described(mpicc: str) -> MpiCompiler | None:
+    try:
+        shown = subprocess.run(
+            [mpicc, "-show"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError:
         return None
-    shown = subprocess.run(
-        [mpicc, "-show"], capture_output=True, text=True, timeout=60, check=False
-    )
     if shown.returncode != 0:
         return None
     words = shlex.split(shown.stdout)[1:]
     compile_flags = tuple(w for w in words if w.startswith(("-I", "-D")) or w == "-pthread")
     link_flags = tuple(w for w in words if w.startswith(("-L", "-l")))
-    name, version = _read_header([w[2:] for w in compile_flags if w.startswith("-I")])
+    name, version, abi = _read_header([w[2:] for w in compile_flags if w.startswith("-I")])
+    if "-DMPI_ABI" in compile_flags:
+        abi = "mpiabi"
     library_dir = _library_dir(link_flags)
-    return MpiCompiler(mpicc, name, version, compile_flags, link_flags, library_dir)
+    return MpiCompiler(mpicc, name, version, abi, compile_flags, link_flags, library_dir)
 
 
-def _read_header(include_dirs: list[str]) -> tuple[str, str]:
+def _read_header(include_dirs: list[str]) -> tuple[str, str, str]:
+    """Name, version and ABI."""
     for folder in [*include_dirs, "/usr/local/include", "/usr/include"]:
         header = Path(folder, "mpi.h")
         if header.is_file():
@@ -74,11 +99,11 @@ def _read_header(include_dirs: list[str]) -> tuple[str, str]:
                 parts = (
                     defined.get(f"OMPI_{p}_VERSION", "0") for p in ("MAJOR", "MINOR", "RELEASE")
                 )
-                return "Open MPI", ".".join(parts)
+                return "Open MPI", ".".join(parts), "openmpi"
             if "MPICH_VERSION" in defined:
-                return "MPICH", defined["MPICH_VERSION"].strip('"')
-            return "unknown MPI", ""
-    return "unknown MPI", ""
+                return "MPICH", defined["MPICH_VERSION"].strip('"'), "mpich"
+            return "unknown MPI", "", "mpiabi" if "MPI_ABI_VERSION" in defined else ""
+    return "unknown MPI", "", ""
 
 
 def _library_dir(link_flags: tuple[str, ...]) -> str | None:

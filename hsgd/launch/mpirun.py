@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hsgd import mpi_abi
 from hsgd.errors import LaunchError
 
 __all__ = ["MOST_RANKS", "Host", "Job", "Launcher", "command_line", "parse_hosts"]
 
 MOST_RANKS = 1 << 20  # of a job; launchers try any number, and take gigabytes for it
 MOST_RANKS_ON_A_HOST = 4096
+_ABIS = {"Open MPI": mpi_abi.OPEN_MPI, "MPICH": mpi_abi.MPICH, "Intel MPI": mpi_abi.MPICH}
 LARGE_CLUSTER = 64  # hosts from which on ssh is not started through a tree, as in Horovod
 
 
@@ -28,12 +30,17 @@ class Launcher:
     """An mpirun and what it is."""
 
     path: str
-    kind: str  # "Open MPI", "MPICH" or "unknown MPI"
+    kind: str  # "Open MPI", "MPICH", "Intel MPI" or "unknown MPI"
     version: str
 
     @property
     def description(self) -> str:
         return f"{self.kind} {self.version} ({self.path})"
+
+    @property
+    def abi(self) -> str | None:
+        """That of the programs it starts, unless they have the standard one; None: not known."""
+        return _ABIS.get(self.kind)
 
     @property
     def major(self) -> int:
@@ -104,8 +111,8 @@ def parse_hosts(text: str, ranks: int) -> tuple[Host, ...]:
 
 
 def command_line(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[str]:
-    """The words that start `job`; local. Raises LaunchError when the launcher is neither Open MPI
-    nor MPICH."""
+    """The words that start `job`; local. Raises LaunchError when the launcher is of neither Open
+    MPI, MPICH nor Intel MPI."""
     if job.ranks > MOST_RANKS:
         raise LaunchError(f"{job.ranks} ranks are more than a job has; give 1 to {MOST_RANKS}")
     if job.most_ranks_on_a_host > MOST_RANKS_ON_A_HOST:
@@ -115,11 +122,11 @@ def command_line(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> li
         )
     if launcher.kind == "Open MPI":
         return _open_mpi(launcher, job, environ)
-    if launcher.kind == "MPICH":
+    if launcher.kind in ("MPICH", "Intel MPI"):
         return _mpich(launcher, job)
     raise LaunchError(
-        f"{launcher.path} is neither Open MPI nor MPICH; start the ranks with your own launcher "
-        "and LD_PRELOAD=$(hsgd preload)"
+        f"{launcher.path} is of neither Open MPI, MPICH nor Intel MPI; start the ranks with your "
+        "own launcher and LD_PRELOAD=$(hsgd preload)"
     )
 
 

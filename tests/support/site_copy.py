@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hsgd
+from hsgd import mpi_abi
 from hsgd.testing.processes import run_marked
 
 __all__ = ["FAKE_VERSIONS", "SiteCopy", "fake_launcher", "installed_environ"]
@@ -42,11 +43,13 @@ __attribute__((destructor)) static void tell(void) {
   if (calls) fputs("stand-in saw calls\n", stderr);
 }
 """
+NAMES = {mpi_abi.OPEN_MPI: "Open MPI", mpi_abi.MPICH: "MPICH"}
 FAKE_VERSIONS = {
     "Open MPI 5.0.11": "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/",
     "Open MPI 4.1.6": "mpirun (Open MPI) 4.1.6\n\nReport bugs to http://www.open-mpi.org/",
     "MPICH 5.0.2": "HYDRA build details:\n    Version:                                 5.0.2\n"
     "    Release Date:                            Fri Sep 25 20:45:26 UTC 2026",
+    "Intel MPI 2021.19.0": "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929\n",
     "unknown MPI ": "mpirun (IBM Spectrum MPI) 10.3.1",
 }
 FAKE = """#!{python} -IS
@@ -90,27 +93,34 @@ class SiteCopy:
     def make(root: Path) -> SiteCopy:
         package = Path(hsgd.__file__).parent
         ignored = shutil.ignore_patterns(
-            *("csrc", "__pycache__", "libhsgd_preload.so", "libhsgd_pmpi.so", "_build.json")
+            *("csrc", "__pycache__", "libhsgd_preload_*", "libhsgd_pmpi_*", "_build.json")
         )
         shutil.copytree(package, root / "hsgd", ignore=ignored)
         shutil.copy(package / "launch" / "launch_hook.py", root / "hsgd_horovod_hook.py")
         (root / "sitecustomize.py").write_text("import hsgd_horovod_hook\n")
         copy = SiteCopy(root)
         Path(copy.command).write_text("from hsgd.cli import main\n\nraise SystemExit(main())\n")
-        copy.says_built_with("Open MPI", "5.0.11")
+        copy.says_built_for(mpi_abi.present()[0], "5.0.11")
         return copy
 
     @property
+    def abi(self) -> str:
+        """Of the MPI that this copy says it was built for."""
+        facts = json.loads((self.root / "hsgd" / "_build.json").read_text())
+        return str(next(iter(facts["mpis"])))
+
+    @property
     def interposer(self) -> Path:
-        return self.root / "hsgd" / "libhsgd_preload.so"
+        return self.root / "hsgd" / f"libhsgd_preload_{self.abi}.so"
 
     @property
     def engine(self) -> Path:
-        return self.interposer.with_name("libhsgd_pmpi.so")
+        return self.interposer.with_name(f"libhsgd_pmpi_{self.abi}.so")
 
-    def says_built_with(self, name: str, version: str) -> None:
-        facts = {"compiler": "c++", "flags": "-O3", "mpi_name": name, "mpi_version": version}
-        text = json.dumps({**facts, "mpi_library_dir": str(self.root)})
+    def says_built_for(self, abi: str, version: str) -> None:
+        """Before the interposer is compiled: its name has the ABI."""
+        mpi = {"name": NAMES[abi], "version": version, "library_dir": str(self.root)}
+        text = json.dumps({"compiler": "c++", "flags": "-O3", "mpis": {abi: mpi}})
         (self.root / "hsgd" / "_build.json").write_text(text)
 
     def compile_interposer(self, source: str = STAND_IN, *words: str, compiler: str = "cc") -> None:
@@ -146,7 +156,7 @@ class SiteCopy:
     def _copy_interposer(self) -> None:
         shutil.copy(Path(hsgd.__file__).with_name(self.interposer.name), self.interposer)
 
-    def compile_interposer_of_another_mpi(self) -> None:
+    def compile_interposer_of_a_strange_mpi(self) -> None:
         """The interposer itself, and for its engine a stand-in that needs a libmpi.so.99, which
         lies beside it."""
         library, empty = self.root / "hsgd" / "libmpi.so.99", self.root / "empty.c"

@@ -11,6 +11,7 @@
 extern "C" {
 int PMPI_Get_library_version(char* version, int* length);
 int PMPI_Comm_rank(uintptr_t comm, int* rank);
+__attribute__((weak)) int PMPI_Abi_get_version(int* major, int* minor);
 }
 
 namespace hsgd::pmpi {
@@ -20,7 +21,15 @@ constexpr char kOpenMpi[] = "Open MPI v";
 constexpr size_t kVersionBytes = 16 << 10;  // MPICH's has 8192
 
 const char* name_of(MpiFamily family) {
-  return family == MpiFamily::kOpenMpi ? "Open MPI" : "MPICH";
+  switch (family) {
+    case MpiFamily::kOpenMpi:
+      return "Open MPI";
+    case MpiFamily::kMpich:
+      return "MPICH";
+    case MpiFamily::kStandard:
+      break;
+  }
+  return "the standard ABI";
 }
 
 // MPI_COMM_WORLD as the running library has it.
@@ -28,6 +37,12 @@ uintptr_t world_of(MpiFamily family) {
   constexpr uintptr_t kMpichWorld = 0x44000000;
   if (family == MpiFamily::kMpich) return kMpichWorld;
   return reinterpret_cast<uintptr_t>(::dlsym(RTLD_DEFAULT, "ompi_mpi_comm_world"));
+}
+
+bool has_standard_interface(int major) {
+  int found = 0, minor = 0;
+  return PMPI_Abi_get_version != nullptr && PMPI_Abi_get_version(&found, &minor) == 0 &&
+         found == major;
 }
 
 }  // namespace
@@ -47,21 +62,19 @@ bool works_with_running_mpi(const MpiLibrary& built) {
   PMPI_Get_library_version(line, &length);
   line[std::strcspn(line, ",\n")] = '\0';
   const MpiLibrary running = library_of(line);
-  const bool works = running.family == built.family;
-  const bool same = works && (running.major == built.major || running.major == 0);
+  if (built.family == MpiFamily::kStandard ? has_standard_interface(built.major)
+                                           : running.family == built.family) {
+    return true;
+  }
   int rank = 0;
-  const uintptr_t world = world_of(running.family);
-  if (!same && world != 0) PMPI_Comm_rank(world, &rank);
-  if (!same && rank == 0) {
+  if (const uintptr_t world = world_of(running.family)) PMPI_Comm_rank(world, &rank);
+  if (rank == 0) {
     std::fprintf(stderr,
-                 works
-                     ? "hsgd: warning: built for %s %d, and this program runs %s: their interfaces "
-                       "are the same, but if something is wrong install hsgd again with this MPI\n"
-                     : "hsgd: warning: built for %s %d, and this program runs %s: all its calls "
-                       "stay with MPI; install hsgd again with this MPI\n",
+                 "hsgd: warning: built for %s %d, and this program runs %s: all its calls stay "
+                 "with MPI; install hsgd again with this MPI\n",
                  name_of(built.family), built.major, line);
   }
-  return works;
+  return false;
 }
 
 }  // namespace hsgd::pmpi

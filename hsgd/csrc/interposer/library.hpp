@@ -10,19 +10,19 @@
 namespace hsgd::pmpi {
 
 // Handles are alike within a family: MPICH and what stems from it (Intel MPI, MVAPICH, Cray MPICH)
-// share one binary interface.
-enum class MpiFamily { kOpenMpi, kMpich };
+// share one binary interface, as Open MPI 4 and 5 do. The standard one is that of MPI 5.
+enum class MpiFamily { kOpenMpi, kMpich, kStandard };
 
 struct MpiLibrary {
   MpiFamily family;
-  int major;  // 0: not known
+  int major;  // of kStandard: of the interface; 0: not known
 };
 
 // What the line, such as "Open MPI v5.0.11, package: ..." or "MPICH Version: 5.0.2", is of.
 MpiLibrary library_of(const char* line);
 
 // Whether a build for `built` can work on calls of the MPI that the program runs. Where it cannot,
-// or that is of another major version, the first rank says so once, in one line.
+// the first rank says so once, in one line.
 bool works_with_running_mpi(const MpiLibrary& built);
 
 }  // namespace hsgd::pmpi

@@ -81,6 +81,8 @@ void report_at_finalize() {
 
 #ifdef OPEN_MPI
 constexpr MpiLibrary kBuiltFor{MpiFamily::kOpenMpi, OMPI_MAJOR_VERSION};
+#elif !defined MPICH_NUMVERSION  // the header of the standard interface
+constexpr MpiLibrary kBuiltFor{MpiFamily::kStandard, MPI_ABI_VERSION};
 #else
 constexpr MpiLibrary kBuiltFor{MpiFamily::kMpich, MPICH_NUMVERSION / 10'000'000};
 #endif

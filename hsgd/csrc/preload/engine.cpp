@@ -19,7 +19,15 @@
 namespace hsgd::preload {
 namespace {
 
-constexpr char kFile[] = "libhsgd_pmpi.so";
+// MPI's binary interfaces, and the name (DT_SONAME) by which programs ask for a library of each;
+// hsgd/mpi_abi.py has the same. An engine lies beside this library for each that hsgd was built
+// for.
+struct Abi {
+  char name[8];
+  char soname[16];
+};
+constexpr Abi kAbis[] = {
+    {"openmpi", "libmpi.so.40"}, {"mpich", "libmpi.so.12"}, {"mpiabi", "libmpi_abi.so.1"}};
 constexpr char kAnyFunction[] = "PMPI_Allreduce";
 constexpr int kExitCode = 2;
 
@@ -87,17 +95,62 @@ void* refuse(Decision* decision, const char* format, Words... words) {
   return nullptr;
 }
 
-void* open_engine(Decision* decision) {
+// DT_SONAME of the library that the function is in; "" if it has none.
+const char* soname_of(const void* function) {
+  Dl_info info;
+  void* found = nullptr;
+  if (::dladdr1(function, &info, &found, RTLD_DL_LINKMAP) == 0 || found == nullptr) return "";
+  const auto* const map = static_cast<const link_map*>(found);
+  const char* strings = nullptr;
+  size_t name = 0;
+  for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
+    if (entry->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_SONAME) name = entry->d_un.d_val;
+  }
+  return strings != nullptr && name != 0 ? strings + name : "";
+}
+
+// The interface of the MPI that has the function; nullptr if its library has a name of its own.
+const Abi* abi_of(const void* function) {
+  const char* const soname = soname_of(function);
+  for (const Abi& abi : kAbis) {
+    if (std::strcmp(soname, abi.soname) == 0) return &abi;
+  }
+  return nullptr;
+}
+
+// Beside this library.
+void* open_engine_for(const Abi& abi, char (&path)[PATH_MAX]) {
   const char* const own = file_of(&decided);
   const char* const slash = std::strrchr(own, '/');
   const int folder = slash != nullptr ? static_cast<int>(slash + 1 - own) : 0;
+  std::snprintf(path, sizeof path, "%.*slibhsgd_pmpi_%s.so", folder, own, abi.name);
+  return ::access(path, F_OK) == 0 ? ::dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+}
+
+// The engine for the program's MPI. Where there is none so far, or its library has a name of its
+// own, as Cray's, the first one whose own MPI loads.
+void* open_any_engine(const Abi* wanted, char (&path)[PATH_MAX], const char** error) {
+  *error = nullptr;
+  for (const Abi& abi : kAbis) {
+    if (wanted != nullptr && &abi != wanted) continue;
+    if (void* const opened = open_engine_for(abi, path)) return opened;
+    const char* const why = ::access(path, F_OK) == 0 ? ::dlerror() : nullptr;
+    if (why != nullptr && *error == nullptr) *error = why;
+  }
+  return nullptr;
+}
+
+void* open_engine(Decision* decision) {
   char path[PATH_MAX];
-  std::snprintf(path, sizeof path, "%.*s%s", folder, own, kFile);
+  const char* error = nullptr;
   const void* const theirs = find_in_mpi(kAnyFunction);  // nullptr: no MPI here so far
-  void* const opened = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  const Abi* const abi = theirs != nullptr ? abi_of(theirs) : nullptr;
+  void* const opened = open_any_engine(abi, path, &error);
+  if (opened == nullptr && error != nullptr) return refuse(decision, "%s", error);
   if (opened == nullptr) {
-    const char* const error = ::dlerror();
-    return refuse(decision, "%s", error != nullptr ? error : path);
+    return refuse(decision, "%s is missing, which the MPI of this program (%s) needs", path,
+                  theirs != nullptr ? file_of(theirs) : "none so far");
   }
   const auto attach =
       reinterpret_cast<void (*)(std::atomic<bool>*)>(::dlsym(opened, "hsgd_pmpi_attach"));

@@ -1,4 +1,5 @@
-// Where a call goes: to the engine (libhsgd_pmpi, beside this library) or to the program's own MPI.
+// Where a call goes: to the engine (libhsgd_pmpi_*, beside this library, for the MPI that the
+// program runs) or to that MPI.
 //
 // Every program of a job loads this library, shells and compilers too, so that it needs nothing but
 // libc: neither MPI nor the C++ runtime, of which a program may bring another than ours. The engine

@@ -157,7 +157,7 @@ def mpi_enabled() -> bool:
 
 def mpi_built() -> bool:
     """Whether hsgd was built for an MPI; local."""
-    return bool(built.read().mpi_name)
+    return bool(built.read().mpis)
 
 
 def gloo_enabled() -> bool:
