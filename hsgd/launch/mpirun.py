@@ -80,12 +80,18 @@ class Job:
     output_path: str | None = None
 
     @property
-    def most_ranks_on_a_host(self) -> int:
-        left, most = self.ranks, 0
+    def ranks_by_host(self) -> list[tuple[str, int]]:
+        """The first hosts are filled first; those that get no rank are left out."""
+        left, found = self.ranks, []
         for host in self.hosts:
-            most = max(most, min(left, host.slots))
+            if left > 0:
+                found.append((host.name, min(left, host.slots)))
             left -= min(left, host.slots)
-        return most
+        return found
+
+    @property
+    def most_ranks_on_a_host(self) -> int:
+        return max((ranks for _, ranks in self.ranks_by_host), default=0)
 
 
 def parse_hosts(text: str, ranks: int) -> tuple[Host, ...]:
@@ -122,8 +128,10 @@ def command_line(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> li
         )
     if launcher.kind == "Open MPI":
         return _open_mpi(launcher, job, environ)
-    if launcher.kind in ("MPICH", "Intel MPI"):
+    if launcher.kind == "MPICH":
         return _mpich(launcher, job)
+    if launcher.kind == "Intel MPI":
+        return _intel_mpi(launcher, job, environ)
     raise LaunchError(
         f"{launcher.path} is of neither Open MPI, MPICH nor Intel MPI; start the ranks with your "
         "own launcher and LD_PRELOAD=$(hsgd preload)"
@@ -208,6 +216,27 @@ def _mpich(launcher: Launcher, job: Job) -> list[str]:
     for name, value in job.define.items():
         words += ["-genv", name, value]
     return [*words, *job.mpi_args, *job.command]
+
+
+def _intel_mpi(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> list[str]:
+    """Its Hydra has no slots in host lists, but arguments for each host."""
+    words = [launcher.path]
+    if job.tag_output:
+        words.append("-l")
+    words.append("-genvall")
+    if job.ssh_args:
+        words += ["-bootstrap", "ssh", "-bootstrap-exec-args", " ".join(job.ssh_args)]
+    if job.output_path:
+        words += ["-outfile-pattern", job.output_path]
+    unpinned = {} if "I_MPI_PIN" in environ else {"I_MPI_PIN": "off"}
+    for name, value in {**unpinned, **job.define}.items():
+        words += ["-genv", name, value]
+    words += job.mpi_args
+    if not job.hosts:
+        return [*words, "-n", str(job.ranks), *job.command]
+    for index, (name, ranks) in enumerate(job.ranks_by_host):
+        words += [*([":"] if index else []), "-host", name, "-n", str(ranks), *job.command]
+    return words
 
 
 def _only_here(job: Job) -> bool:

@@ -70,8 +70,8 @@ def test_wrong_usage_exits_with_2(site: SiteCopy, words: list[str]) -> None:
         ),
         (
             "Intel MPI 2021.19.0",
-            "-np 900 -hosts localhost:900 -bind-to none -genvall "
-            "-genv LD_PRELOAD {interposer} python train.py --lr 1",
+            "-genvall -genv I_MPI_PIN off -genv LD_PRELOAD {interposer} "
+            "-host localhost -n 900 python train.py --lr 1",
         ),
     ],
 )

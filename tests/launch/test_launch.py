@@ -296,19 +296,30 @@ def test_horovodrun_speaks_the_language_of_each_launcher(
     assert environ["HOROVOD_PLUGIN"] == "hsgd"
 
 
-@pytest.mark.parametrize("kind", ["MPICH", "Intel MPI"])
-def test_hydra_is_spoken_to_in_its_own_words(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            "MPICH",
+            "mpirun -np 3 -l -hosts a:2,b:2,c:1 -bind-to none -genvall -bootstrap ssh "
+            "-bootstrap-exec-args -p 2222 -genv NCCL_SOCKET_IFNAME lo echo hello",
+        ),
+        (
+            "Intel MPI",
+            "mpirun -l -genvall -bootstrap ssh -bootstrap-exec-args -p 2222 -genv I_MPI_PIN off "
+            "-genv NCCL_SOCKET_IFNAME lo -host a -n 2 echo hello : -host b -n 1 echo hello",
+        ),
+    ],
+)
+def test_hydra_is_spoken_to_in_its_own_words(kind: str, expected: str) -> None:
     job = mpirun.Job(
-        *(("echo", "hello"), 2, 2, mpirun.parse_hosts("localhost:2", 2)),
+        *(("echo", "hello"), 3, 2, mpirun.parse_hosts("a:2,b:2,c:1", 3)),
         define={"NCCL_SOCKET_IFNAME": "lo"},
         ssh_args=("-p", "2222"),
         tag_output=True,
     )
     words = mpirun.command_line(mpirun.Launcher("mpirun", kind, "5.0.2"), job, {})
-    assert " ".join(words) == (
-        "mpirun -np 2 -l -hosts localhost:2 -bind-to none -genvall -bootstrap ssh "
-        "-bootstrap-exec-args -p 2222 -genv NCCL_SOCKET_IFNAME lo echo hello"
-    )
+    assert " ".join(words) == expected
 
 
 FULL_DUPLEX = "--mca btl_tcp_links 4"
