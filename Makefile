@@ -41,7 +41,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test wheels release clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +147,15 @@ suites: $(VENV)/.dev $(VENV)/.horovod ## the test suites of others, through hsgd
 
 test-all: test chaos test-torch test-bench suites ## all of the five
 
+wheels: $(VENV)/.release build/mpi/openmpi/.made build/mpi/mpich/.made ## wheels for manylinux_2_28, one per Python that is here, tried without a compiler
+	$(BIN)/python .ci/wheels/build.py --out dist
+
+release: $(VENV)/.release build/mpi/openmpi/.made build/mpi/mpich/.made ## the same and the source distribution, also tried, with their metadata checked
+	rm -rf dist
+	$(BIN)/python .ci/wheels/build.py --out dist --source
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/conda/render.py
+
 prepare:
 	@[ -n '$(PYTHON)' ] || { echo 'no Python 3.10 or newer on PATH; install one, or give PYTHON=/path/to/python3' >&2; exit 1; }
 	@.ci/prepare '$(PYTHON)'
@@ -161,8 +170,7 @@ $(BASE): | prepare
 	touch $@
 
 build/mpi/%/.made: | $(BASE)
-	rm -rf build/mpi
-	$(PIP) install --no-deps --no-warn-script-location --prefix build/mpi/$* $*
+	$(PIP) install --ignore-installed --no-deps --no-warn-script-location --prefix build/mpi/$* $*
 	touch $@
 
 $(VENV)/.demo: $(BASE) $(SOURCES)
@@ -172,6 +180,10 @@ $(VENV)/.demo: $(BASE) $(SOURCES)
 $(VENV)/.dev: $(BASE) $(OTHER) $(SOURCES)
 	$(PIP) install --no-build-isolation -e '.[dev]'
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.release: $(VENV)/.dev
+	$(PIP) install --no-build-isolation -e '.[dev,release]'
+	touch $@
 
 $(VENV)/.horovod: $(BASE) hsgd/launch/horovod_wheel.py hsgd/launch/mpi_compiler.py
 	$(BIN)/python hsgd/launch/horovod_wheel.py --install

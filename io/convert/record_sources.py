@@ -209,7 +209,7 @@ class CsvSource:
         try:
             import pandas
         except ImportError:
-            raise MissingExtra("CSV needs pandas; pip install 'hsgd[convert]'") from None
+            raise MissingExtra("CSV needs pandas; pip install pandas") from None
         try:
             yield from pandas.read_csv(self._path, usecols=columns, chunksize=self._CHUNK)
         except (OSError, ValueError) as error:
@@ -269,7 +269,7 @@ class ParquetSource:
             import pyarrow
             from pyarrow import parquet
         except ImportError:
-            raise MissingExtra("Parquet needs pyarrow; pip install 'hsgd[convert]'") from None
+            raise MissingExtra("Parquet needs pyarrow; pip install pyarrow") from None
         try:
             return parquet.ParquetFile(self._path)
         except (OSError, pyarrow.ArrowException) as error:
@@ -358,7 +358,7 @@ def _decode(data: bytes, size: int | None, where: str) -> NDArray[np.uint8]:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise MissingExtra("images need Pillow; pip install 'hsgd[convert]'") from None
+        raise MissingExtra("images need Pillow; pip install pillow") from None
     try:
         with Image.open(standard_io.BytesIO(data)) as opened:
             image = opened.convert("RGB")

@@ -178,7 +178,7 @@ def load_filters(dataset: h5py.Dataset) -> str:
     if not unknown:
         return ""
     return (
-        f"HDF5 has no filter {', '.join(map(str, unknown))} here; pip install 'hsgd[compress]', or "
+        f"HDF5 has no filter {', '.join(map(str, unknown))} here; pip install hdf5plugin, or "
         "rewrite the file with h5repack"
     )
 
@@ -305,7 +305,7 @@ def _hdf5plugin() -> Any:
         import hdf5plugin
     except ImportError as error:
         raise MissingExtra(
-            f"Blosc in HDF5 needs hdf5plugin ({error}); pip install 'hsgd[compress]'"
+            f"Blosc in HDF5 needs hdf5plugin ({error}); pip install hdf5plugin"
         ) from None
     return hdf5plugin
 
@@ -317,6 +317,6 @@ def _numcodecs() -> Any:
         import numcodecs.zstd
     except ImportError as error:
         raise MissingExtra(
-            f"Blosc and Zstandard need numcodecs ({error}); pip install 'hsgd[compress]'"
+            f"Blosc and Zstandard need numcodecs ({error}); pip install numcodecs"
         ) from None
     return numcodecs

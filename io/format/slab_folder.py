@@ -70,7 +70,7 @@ def import_h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise MissingExtra(f"hsgd.io needs h5py ({error}); pip install 'hsgd[io]'") from None
+        raise MissingExtra(f"hsgd.io needs h5py ({error}); pip install h5py") from None
     return h5py
 
 

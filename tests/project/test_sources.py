@@ -135,6 +135,17 @@ def test_the_product_and_the_benchmarks_leave_the_path_of_python_alone() -> None
     assert [name for name in programs if "sys.path" in (ROOT / name).read_text()] == []
 
 
+def test_messages_name_packages_that_can_be_installed() -> None:
+    """hsgd is on no index: `pip install 'hsgd[io]'` fails where it is meant to help."""
+    wrong = [
+        f"{name}:{number}: {line.strip()}"
+        for name in PRODUCT
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        if re.search(r"hsgd\[\w+\]|pip install(?: -[\w-]+)* '?hsgd\b", line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("kind", [".md", ".py", ".hpp", ".cpp", ".h", ".c"])
 def test_files_that_are_named_exist(kind: str) -> None:
     ends = {"/".join(Path(name).parts[k:]) for name in FILES for k in range(len(Path(name).parts))}

@@ -18,9 +18,7 @@ from hsgd.torch.job import runtime
 
 __all__ = ["for_device", "installed", "keep", "load", "owns", "poll", "synchronize", "usable"]
 
-_REMEDY = (
-    "python -m hsgd.launch.horovod_wheel --install builds and installs it (extra: hsgd[horovod])"
-)
+_REMEDY = "python -m hsgd.launch.horovod_wheel --install builds and installs it"
 _lock = threading.Lock()
 _handles: dict[int, Any] = {}
 _loaded: list[Any] = []
