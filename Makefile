@@ -41,7 +41,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test wheels release clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test wheels release clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,7 +55,7 @@ demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data with horovodrun --plu
 	  --data demo/digits --output demo --target-accuracy 97 </dev/null
 
 test: export WERROR := 1
-test: prepare-test lint typecheck native-test sanitized-test pytest ## everything: lint, types, native and Python tests
+test: prepare-test lint typecheck native-test sanitized-test aarch64-short-test pytest ## everything: lint, types, native and Python tests
 
 check: export WERROR := 1
 check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of what changed, under two minutes
@@ -100,6 +100,12 @@ typecheck: $(VENV)/.dev ## mypy --strict, on an installed copy: at the root io/ 
 native-test: $(VENV)/.dev ## build and run tests/native/*/test_*.cpp
 	$(BIN)/python setup.py --quiet native_test --sanitize='$(SANITIZE)'
 	for program in build/native-test/test_*; do echo "$$program"; timeout 300 "$$program"; done
+
+aarch64-test: $(VENV)/.dev ## the native tests of aarch64 under qemu-user; some six minutes
+	.ci/emulated $(BIN)/python
+
+aarch64-short-test: $(VENV)/.dev
+	.ci/emulated $(BIN)/python --short
 
 sanitized-test: ## the native tests under the address and the thread sanitizer
 	for sanitizer in address thread; do $(MAKE) --no-print-directory native-test SANITIZE=$$sanitizer; done

@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -35,7 +34,9 @@ CSRC = Path("hsgd/csrc")
 IO_CSRC = Path("io/csrc")
 NATIVE_TESTS = Path("tests/native")
 HOOK = "hsgd_horovod_hook"
-EXTENSION = "_native" + sysconfig.get_config_var("EXT_SUFFIX")
+# Setuptools' own variable, for builds for another processor.
+SUFFIX = os.environ.get("SETUPTOOLS_EXT_SUFFIX") or sysconfig.get_config_var("EXT_SUFFIX")
+EXTENSION = f"_native{SUFFIX}"
 # The rooms of hsgd/csrc that each library is made of; docs/architecture.md says what is in them.
 CORE_ROOMS = (
     *("base", "os", "topology", "kernels", "rendezvous", "node", "internode"),
@@ -50,7 +51,7 @@ SIMULATED = (
     "_ZNSt6chrono3_V212steady_clock3nowEv",
 )
 MPI_ROOMS = ("mpi", "mpi_setup")
-WITHOUT_MPI = "HSGD_BUILD_WITHOUT_MPI"
+WITHOUT_MPI, SEVERAL_MPIS = "HSGD_BUILD_WITHOUT_MPI", "HSGD_BUILD_MPIS"
 BINDING_ROOMS = ("arrays", "binding")
 OPERATORS = "libhsgd_operators.so"
 TORCH_TARGET = "0x020a000000000000"  # 2.10: the oldest torch whose C functions suffice
@@ -59,6 +60,7 @@ BASE_FLAGS = (
     *("-I", str(CSRC), "-I", str(CSRC / "include")),
     "-ffp-contract=off",  # a fused multiply-add would round differently from one kernel to another
 )
+# Of files that are empty for other processors.
 SIMD_FLAGS = {
     "reduce_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
     "reduce_avx512.cpp": (
@@ -68,10 +70,7 @@ SIMD_FLAGS = {
 }
 # Clears small structs with plain stores: the string instructions that GCC's generic tuning takes
 # cost a small collective a tenth of its time.
-TUNE_FLAGS: tuple[str, ...] = ("-mtune=icelake-server",)
-if platform.machine() not in ("x86_64", "AMD64"):
-    SIMD_FLAGS = {}  # the files are empty there
-    TUNE_FLAGS = ()
+TUNE_FLAGS = ("-mtune=icelake-server",)
 
 
 def load_mpi_compiler() -> ModuleType:
@@ -109,6 +108,15 @@ class Builder:
         default_factory=lambda: shlex.split(os.environ.get("CXXFLAGS", ""))
     )
 
+    def __post_init__(self) -> None:
+        shown = subprocess.run(
+            [*self.compiler, "-dumpmachine"], capture_output=True, text=True, check=False
+        )
+        self.is_x86 = shown.stdout.startswith("x86_64")
+
+    def processor_flags(self, source: Path) -> tuple[str, ...]:
+        return SIMD_FLAGS.get(source.name, TUNE_FLAGS) if self.is_x86 else ()
+
     def compile_all(self, jobs: list[tuple[Path, Path, tuple[str, ...]]]) -> None:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for result in [pool.submit(self.compile, *job) for job in jobs]:
@@ -138,7 +146,7 @@ class Builder:
                 (
                     source,
                     self.object_of(library, source),
-                    (*library.compile_flags, *SIMD_FLAGS.get(source.name, TUNE_FLAGS)),
+                    (*library.compile_flags, *self.processor_flags(source)),
                 )
                 for library in libraries
                 for source in library.sources
@@ -228,10 +236,11 @@ def reader_library() -> Library:
 
 def mpis_to_build_for() -> list[Any]:
     """Compilers of MPI, one per ABI: of the MPI that is here, and of those in build/mpi, where the
-    Makefile puts them."""
+    Makefile puts them, or in another folder."""
     if os.environ.get(WITHOUT_MPI):
         return []
-    more = sorted(map(str, ROOT.glob("build/mpi/*/bin/mpicc")))
+    folder = ROOT / os.environ.get(SEVERAL_MPIS, "build/mpi")
+    more = sorted(map(str, folder.glob("*/bin/mpicc")))
     mpis: list[Any] = load_mpi_compiler().find_mpis(more=more)
     for mpi in mpis:
         if not mpi.abi:
@@ -354,8 +363,8 @@ class BuildNative(build_ext):
         libraries = [core_library(), reader_library()]
         if not mpis:
             print(
-                f"hsgd: no mpicc beside the interpreter or on PATH, or {WITHOUT_MPI} is set: building "
-                "without the MPI parts",
+                "hsgd: no mpicc beside the interpreter or on PATH, or "
+                f"{WITHOUT_MPI} is set: building without the MPI parts",
                 file=sys.stderr,
             )
         for mpi in mpis:
@@ -421,17 +430,21 @@ class BuildNativeTests(Command):
     """Each tests/native/*/test_*.cpp as a program, with the objects of the core."""
 
     description = "build the native tests"
-    user_options = [("sanitize=", None, "thread, address or undefined")]  # noqa: RUF012
+    user_options: ClassVar[list[Any]] = [
+        ("sanitize=", None, "thread, address or undefined"),
+        ("output=", None, "folder (build/native-test)"),
+    ]
 
     def initialize_options(self) -> None:
         self.sanitize = ""
+        self.output = "build/native-test"
 
     def finalize_options(self) -> None:
         if self.sanitize not in ("", "thread", "address", "undefined"):
             sys.exit(f"hsgd: error: no sanitizer {self.sanitize!r}; thread, address or undefined")
 
     def run(self) -> None:
-        output = ROOT / "build" / "native-test"
+        output = ROOT / self.output
         shutil.rmtree(output, ignore_errors=True)
         output.mkdir(parents=True)
         compiler = find_compiler()

@@ -46,7 +46,11 @@ def _prepared(compiler: list[str]) -> Path:
             source, target = HERE / "since_2_28.cpp", folder / "since_2_28.o"
             words = ["-O2", "-fPIC", "-fvisibility=hidden", "-c", str(source), "-o", str(target)]
             subprocess.run([*compiler, *words], check=True)
-            subprocess.run(["ar", "rcs", str(folder / "libsince_2_28.a"), str(target)], check=True)
+            ar = subprocess.run(
+                [*compiler, "-print-prog-name=ar"], capture_output=True, text=True, check=True
+            )
+            words = [ar.stdout.strip(), "rcs", str(folder / "libsince_2_28.a"), str(target)]
+            subprocess.run(words, check=True)
             made.touch()
     return folder
 

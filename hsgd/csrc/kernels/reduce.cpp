@@ -31,7 +31,11 @@ const char* isa_name(Isa isa) noexcept {
     case Isa::kAvx2:
       return "avx2";
     default:
+#if defined(__aarch64__)
+      return "neon";  // what compilers make of 16-byte vectors
+#else
       return "plain";
+#endif
   }
 }
 

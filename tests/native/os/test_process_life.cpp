@@ -13,6 +13,7 @@
 #include "os/process_life.hpp"
 #include "os/wait.hpp"
 #include "support/check.hpp"
+#include "support/kernel.hpp"
 
 namespace {
 
@@ -157,6 +158,7 @@ TEST("processes that go by the same number are not taken for one another") {
 }
 
 TEST("who is watched no more is forgotten, and a forked child leaves all as it is") {
+  if (!kernel::wipes_on_fork()) return;
   hsgd::ProcessWatch watch;
   Child gone("gone");
   Child child("rank");
