@@ -67,6 +67,32 @@ def results(comm: Comm) -> list[Any]:
     return found
 
 
+def do_allocate_in_vain(seat: Seat, folder: str, nodes: list[int], victim: int) -> tuple[int, str]:
+    """Memory that all share, where no file of the victim may grow."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with meet(seat, folder, nodes) as comm:
+        if comm.rank == victim:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            comm.empty(100_000, np.float32)
+        except HsgdError as error:
+            return error.rank, str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return -1, "allocated"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "victim"), [("2+2", 0), ("2+2", 2), ("in turns", 0), ("in turns", 1)]
+)
+def test_all_nodes_name_the_rank_that_cannot_share_memory(
+    ranks: Ranks, tmp_path: Path, nodes: str, victim: int
+) -> None:
+    """Its node has heard from it why, and blames it before the others, too."""
+    found = ranks.run(do_allocate_in_vain, str(tmp_path), LAYOUTS[nodes], victim)
+    assert [rank for rank, _ in found] == [victim] * 4, found
+
+
 def do_collectives(seat: Seat, folder: str, nodes: list[int]) -> tuple[Any, ...]:
     with meet(seat, folder, nodes) as comm:
         found = results(comm)

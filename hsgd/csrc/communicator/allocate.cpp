@@ -37,8 +37,9 @@ bool is_of_peer(const Error& error) {
 
 }  // namespace
 
-// Throws on all ranks when `body` throws on one. Not asked about is the failure of a peer: who did
-// not come once would be waited for again.
+// Throws on all ranks when `body` throws on one, and names that one, of which its node may have
+// heard why and throw the same. Not asked about is the failure of a peer: who did not come once
+// would be waited for again.
 template <class Body>
 void Communicator::attempt_on_all(const char* what, Body&& body) {
   std::optional<Error> failure;
@@ -48,7 +49,8 @@ void Communicator::attempt_on_all(const char* what, Body&& body) {
     failure = error;
   }
   if (failure && is_of_peer(*failure)) abandon(*failure);
-  int32_t failed = failure ? context_.place().rank + 1 : 0;
+  int32_t failed = 0;
+  if (failure) failed = 1 + (failure->rank() >= 0 ? failure->rank() : context_.place().rank);
   Operation vote;
   vote.signature = Signature::pack(kAllocate, HSGD_INT32, HSGD_MAX, 0, 1, 0);
   vote.in = vote.out = &failed;
