@@ -20,6 +20,7 @@ import pytest
 
 from hsgd.launch import preload
 from hsgd.launch.horovod_wheel import cache_folder
+from other_mpis import install_mpi
 from tiers import short_form
 
 __all__: list[str] = []
@@ -63,6 +64,32 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
+def reports(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What HSGD_REPORT printed, a line for each rank."""
+    return [line for line in done.stderr.splitlines() if line.startswith("hsgd: rank ")]
+
+
+def failures(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """The tests of mpi4py that failed on some rank; all ranks have come to their end."""
+    lines = done.stderr.splitlines()
+    ends = [line for line in lines if re.match(r"(OK|FAILED)\b", line)]
+    assert len(ends) == RANKS, done.stderr[-6000:]
+    return {line for line in lines if re.match(r"(FAIL|ERROR): ", line)}
+
+
+@pytest.mark.suites
+@pytest.mark.parametrize("name", ["mpich", "intel"])
+def test_the_verdicts_over_another_mpi_are_the_same(name: str, suite: Path, tmp_path: Path) -> None:
+    mpi = install_mpi(name, tmp_path / name)
+    words = (sys.executable, suite, "-q", *MODULES)
+    alone = failures(mpi.run(RANKS, *words))
+    env = {"LD_PRELOAD": str(preload.library(mpi.abi)), "HSGD_REPORT": "1", "HSGD_MIN_BYTES": "0"}
+    done = mpi.run(RANKS, *words, **env)
+    assert failures(done) == alone
+    taken = [sum(map(int, re.findall(r": (\d+) calls with ", line))) for line in reports(done)]
+    assert len(taken) == RANKS and all(calls > 1000 for calls in taken), taken
+
+
 @pytest.mark.parametrize(
     ("least_bytes", "modules"), short_form("suites", [("0", MODULES), ("1024", FEW)], keep=[1])
 )
@@ -72,11 +99,9 @@ def test_the_tests_of_mpi4py_pass_through_the_interposer(
     env = {"LD_PRELOAD": str(preload.library()), "HSGD_REPORT": "1", "HSGD_MIN_BYTES": least_bytes}
     done = mpirun(RANKS, suite, "-q", *modules, env=env, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr[-6000:]
-    lines = done.stderr.splitlines()
-    assert sum(line.startswith("OK") for line in lines) == RANKS, done.stderr[-6000:]
-    reports = [line for line in lines if line.startswith("hsgd: rank ")]
-    assert len(reports) == RANKS
-    taken = [sum(map(int, re.findall(r": (\d+) calls with ", line))) for line in reports]
+    assert failures(done) == set(), done.stderr[-6000:]
+    taken = [sum(map(int, re.findall(r": (\d+) calls with ", line))) for line in reports(done)]
+    assert len(taken) == RANKS
     if least_bytes == "0":
         assert all(calls > 1000 for calls in taken), taken
     else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,15 @@ import hsgd
 from hsgd import mpi_abi
 from hsgd.launch import preload
 from hsgd.metrics import interposer_counters
-from hsgd.testing.processes import run_marked
 from mpi_programs import (
     EXPECTED_CALLS,
     EXPECTED_TAKEN,
-    LIMIT_S,
     assert_almost_all_taken,
     calls,
     compile_programs,
     taken_and_passed,
 )
+from other_mpis import InstalledMpi, install_mpi
 
 __all__: list[str] = []
 
@@ -38,22 +36,13 @@ WRAPPERS = {mpi_abi.MPICH: "mpicc", mpi_abi.STANDARD: "mpicc_abi"}
 
 
 @pytest.fixture(scope="module")
-def mpich(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MPICH from its wheel, and the programs for each of its two ABIs."""
-    folder = tmp_path_factory.mktemp("mpich")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install = [*pip, "--no-deps", "--no-warn-script-location", "--prefix", str(folder), "mpich"]
-    subprocess.run(install, check=True, timeout=LIMIT_S)
+def mpich(tmp_path_factory: pytest.TempPathFactory) -> InstalledMpi:
+    """MPICH, and the programs for each of its two ABIs, in folders of these names."""
+    installed = install_mpi("mpich", tmp_path_factory.mktemp("mpich"))
     for abi, wrapper in WRAPPERS.items():
-        (folder / abi).mkdir()
-        compile_programs(str(folder / "bin" / wrapper), folder / abi)
-    return folder
-
-
-def started(mpich: Path, np: int, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Ranks of a program of that MPICH."""
-    argv = [str(mpich / "bin/mpirun"), "-n", str(np), *words]
-    return run_marked(argv, {**os.environ, "HSGD_TIMEOUT_S": "60", **env}, LIMIT_S)
+        (installed.folder / abi).mkdir()
+        compile_programs(str(installed.folder / "bin" / wrapper), installed.folder / abi)
+    return installed
 
 
 @pytest.mark.parametrize("abi", WRAPPERS)
@@ -69,37 +58,37 @@ def started(mpich: Path, np: int, *words: str, **env: str) -> subprocess.Complet
     ],
 )
 def test_the_interposer_works(
-    mpich: Path, abi: str, program: str, words: list[str], expected: tuple[int, int]
+    mpich: InstalledMpi, abi: str, program: str, words: list[str], expected: tuple[int, int]
 ) -> None:
     env = {"LD_PRELOAD": str(preload.library(abi))}
     if program in ("large_types", "lives", "threads"):  # on communicators that are not worth it
         env["HSGD_MIN_BYTES"] = "0"
-    assert calls(started(mpich, 2, str(mpich / abi / program), *words, **env)) == expected
+    assert calls(mpich.run(2, str(mpich.folder / abi / program), *words, **env)) == expected
 
 
 @pytest.mark.parametrize("abi", WRAPPERS)
-def test_every_collective_works(mpich: Path, abi: str) -> None:
+def test_every_collective_works(mpich: InstalledMpi, abi: str) -> None:
     env = {"LD_PRELOAD": str(preload.library(abi)), "HSGD_MIN_BYTES": "0"}
-    words = [str(mpich / abi / "collectives"), "200", "2", "1", "mixed"]
-    assert_almost_all_taken(started(mpich, 3, *words, **env))
+    words = [str(mpich.folder / abi / "collectives"), "200", "2", "1", "mixed"]
+    assert_almost_all_taken(mpich.run(3, *words, **env))
 
 
 @pytest.mark.parametrize("preloaded", mpi_abi.present())
 @pytest.mark.parametrize("abi", WRAPPERS)
-def test_the_mpi_that_a_program_runs_decides(mpich: Path, abi: str, preloaded: str) -> None:
+def test_the_mpi_that_a_program_runs_decides(mpich: InstalledMpi, abi: str, preloaded: str) -> None:
     """Whichever library was preloaded takes the engine for that MPI."""
     env = {"LD_PRELOAD": str(preload.library(preloaded)), "HSGD_MIN_BYTES": "0"}
-    words = [str(mpich / abi / "collectives"), "200", "2", "1", "mixed"]
-    assert_almost_all_taken(started(mpich, 2, *words, **env))
+    words = [str(mpich.folder / abi / "collectives"), "200", "2", "1", "mixed"]
+    assert_almost_all_taken(mpich.run(2, *words, **env))
 
 
 @pytest.mark.parametrize("abi", WRAPPERS)
 def test_a_program_whose_mpi_hsgd_was_not_built_for_stays_with_it(
-    mpich: Path, tmp_path: Path, abi: str
+    mpich: InstalledMpi, tmp_path: Path, abi: str
 ) -> None:
     alone = shutil.copy(preload.library(abi), tmp_path)
-    words = [str(mpich / abi / "collectives"), "50", "2", "1", "alike"]
-    done = started(mpich, 2, *words, LD_PRELOAD=str(alone))
+    words = [str(mpich.folder / abi / "collectives"), "50", "2", "1", "alike"]
+    done = mpich.run(2, *words, LD_PRELOAD=str(alone))
     assert all(taken == 0 for taken, _ in taken_and_passed(done).values())
     lines = [line for line in done.stderr.splitlines() if "hsgd: " in line]
     assert len(lines) == 2, done.stderr
@@ -110,26 +99,24 @@ def test_a_program_whose_mpi_hsgd_was_not_built_for_stays_with_it(
 
 
 @pytest.mark.parametrize("case", ["interposed", "communicator"])
-def test_mpi4py_chooses_its_mpi_and_hsgd_follows(mpich: Path, case: str) -> None:
+def test_mpi4py_chooses_its_mpi_and_hsgd_follows(mpich: InstalledMpi, case: str) -> None:
     """An MPICH that only mpi4py sees."""
-    env = {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(mpich / "lib")}
-    if case == "interposed":
-        env["LD_PRELOAD"] = str(preload.library(mpi_abi.MPICH))
-    done = started(mpich, 2, sys.executable, __file__, case, **env)
+    interposed = {"LD_PRELOAD": str(preload.library(mpi_abi.MPICH))}
+    env = interposed if case == "interposed" else {}
+    done = mpich.run(2, sys.executable, __file__, case, **env)
     assert (done.returncode, done.stdout) == (0, "fine\nfine\n"), done.stdout + done.stderr
     assert "hsgd: " not in done.stderr
 
 
 def test_an_mpi_that_hsgd_was_not_built_for_is_refused_in_one_line(
-    mpich: Path, tmp_path: Path
+    mpich: InstalledMpi, tmp_path: Path
 ) -> None:
     package = Path(hsgd.__file__).parent
     shutil.copytree(package, tmp_path / "hsgd", ignore=shutil.ignore_patterns("csrc", "*mpich.so"))
     facts = tmp_path / "hsgd" / "_build.json"
     facts.write_text(facts.read_text().replace('"mpich"', '"none"'))
-    env = {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(mpich / "lib")}
-    env["PYTHONPATH"] = f"{tmp_path}:{os.environ['PYTHONPATH']}"
-    done = started(mpich, 1, sys.executable, __file__, "communicator", **env)
+    path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
+    done = mpich.run(1, sys.executable, __file__, "communicator", PYTHONPATH=path)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert "LaunchError: hsgd was built for " in last and "MPICH Version" in last

@@ -490,7 +490,11 @@ TEST("every dtype and op has a kernel on every instruction set, and the names ar
       }
     }
   }
+#if defined(__aarch64__)
+  CHECK_EQ(std::string(hsgd::isa_name(Isa::kPlain)), "neon");
+#else
   CHECK_EQ(std::string(hsgd::isa_name(Isa::kPlain)), "plain");
+#endif
   CHECK_EQ(std::string(hsgd::isa_name(Isa::kAvx2)), "avx2");
   CHECK_EQ(std::string(hsgd::isa_name(Isa::kAvx512)), "avx512");
 }
