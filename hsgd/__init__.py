@@ -104,7 +104,10 @@ def _load_native() -> Any:
         if error.name != "hsgd._native":
             raise
     folder = Path(__file__).parent
-    remedy = "install hsgd again: pip install --force-reinstall --no-deps SOURCES, or a wheel of it"
+    remedy = (
+        "install hsgd again: pip install --force-reinstall --no-deps --no-cache-dir SOURCES, or a "
+        "wheel of it"
+    )
     if (folder.parent / "setup.py").exists():
         remedy = (
             "these are its sources, which Python takes before an installed hsgd when it is started "

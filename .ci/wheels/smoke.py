@@ -20,6 +20,11 @@ __all__: list[str] = []
 LIMIT_S = 120
 HSGD = str(Path(sys.executable).with_name("hsgd"))
 MPIRUN = str(Path(sys.executable).with_name("mpirun"))
+OPERATORS = """
+from hsgd.operators import kernels, schemas
+schemas.define()
+assert not kernels.why_in_python(), kernels.why_in_python()
+"""
 LOCAL = """
 import os, secrets, numpy as np, hsgd
 path, rank = "@hsgd-smoke-" + secrets.token_hex(16), 0
@@ -183,6 +188,7 @@ def _all(mpich: Path | None) -> None:
         _check("PartitionedLoader", [python, "PROGRAM", f"{folder}/digits/train"], text=READER)
     _check("LARS, Gossip, node_shared", [HSGD, *ranks, python, "PROGRAM"], text=OPTIMIZERS)
     _check("hsgd info: nothing stops use", [HSGD, "info"])
+    _check("hsgd.operators without Python", [python, "PROGRAM"], text=OPERATORS)
 
 
 def _main() -> None:

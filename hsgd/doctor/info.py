@@ -48,6 +48,7 @@ class Report:
 
     sections: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    abi: str | None = None  # of the MPI that is used here
 
     def fact(self, section: str, name: str, value: object) -> None:
         self.sections.setdefault(section, []).append((name, str(value)))
@@ -140,6 +141,7 @@ def _add_mpi(report: Report) -> None:
         return
     launcher, theirs = _add_launcher(report), probe.libmpi_of_mpi4py()
     used, why = _abi_used(launcher, theirs)
+    report.abi = used
     report.fact("MPI", "ABI used", f"{used}: {why}")
     try:
         library = preload.library(used)
@@ -167,12 +169,12 @@ def _add_launcher(report: Report) -> Launcher | None:
 
 def _abi_used(launcher: Launcher | None, theirs: probe.Finding) -> tuple[str, str]:
     """As a process chooses: by the MPI that its program, or mpi4py, has loaded."""
-    present = mpi_abi.present()
-    if found := mpi_abi.of_soname(os.path.basename(theirs.libmpi)):
-        return found, f"mpi4py loads {theirs.libmpi}"
-    if launcher is not None and launcher.abi:
-        return launcher.abi, f"of {launcher.path}; a program's own MPI decides in its ranks"
-    return present[0], "the first that hsgd was built for; a program's own MPI decides"
+    if theirs.libmpi.startswith("/") and not theirs.error:
+        found = mpi_abi.of_soname(elf.read_library(theirs.libmpi).soname)
+        return found or mpi_abi.of_version(theirs.line), f"mpi4py loads {theirs.libmpi}"
+    if launcher is not None and (abi := launch.abi_of(launcher)):
+        return abi, f"of {launcher.path}; a program's own MPI decides in its ranks"
+    return mpi_abi.present()[0], "the first that hsgd was built for; a program's own MPI decides"
 
 
 def _add_mpi4py(report: Report, ours: probe.Finding, theirs: probe.Finding) -> None:
@@ -341,7 +343,7 @@ def _bytes(count: float) -> str:
 def _add_between_nodes(report: Report) -> None:
     """Adapters and libraries for fabrics, and what follows from them."""
     section = "Between nodes"
-    libmpi = probe.libmpi_of_hsgd().libmpi if built.read().mpis else ""
+    libmpi = probe.libmpi_of_hsgd(report.abi).libmpi if built.read().mpis else ""
     found = fabrics.find(libmpi, os.environ)
     report.fact(section, "adapters for RDMA", ", ".join(found.adapters) or "none")
     report.fact(section, "interfaces", ", ".join(map(str, found.links)) or "none is up")

@@ -23,6 +23,7 @@ from hsgd.programs import answer_of
 
 __all__ = [
     "NoLauncher",
+    "abi_of",
     "cores",
     "exported",
     "find_launcher",
@@ -103,19 +104,34 @@ def find_launcher(environ: Mapping[str, str], abi: str | None = None) -> Launche
     folders = (mpi.library_dir for mpi in known.values() if mpi.library_dir)
     places += [str(Path(folder).parent / "bin") for folder in folders]
     paths = [shutil.which(name, path=place) for place in places for name in ("mpirun", "mpiexec")]
-    found = [identify(path) for path in dict.fromkeys(path for path in paths if path)]
+    found: list[Launcher] = []
+    for path in dict.fromkeys(path for path in paths if path):
+        found.append(identify(path))
+        if not known or _starts(found[-1], [abi] if abi else list(known)):
+            return found[-1]
     if not found:
         raise NoLauncher(
             f"no MPI launcher: mpirun is neither on PATH nor beside {sys.executable}; {INSTALL_MPI}"
         )
-    for launcher in found:
-        if not known or launcher.abi in ([abi] if abi else known):
-            return launcher
     raise LaunchError(
         f"mpirun is {found[0].description}, {'Horovod' if abi else 'hsgd'} was built for "
         f"{mpi_abi.describe([abi] if abi else mpi_abi.present())}; put the bin folder of that MPI "
         f"first on PATH, or {preload.REBUILD if abi else mpi_abi.REBUILD}"
     )
+
+
+def _starts(launcher: Launcher, abis: Sequence[str]) -> bool:
+    """Programs of the standard ABI are started by the launcher of whichever MPI has it."""
+    return launcher.abi in abis or (launcher.abi is not None and mpi_abi.STANDARD in abis)
+
+
+def abi_of(launcher: Launcher) -> str | None:
+    """Which interposer to preload into what it starts; the MPI of the program then decides; local.
+    None: not known."""
+    present = mpi_abi.present()
+    if launcher.abi not in present and mpi_abi.STANDARD in present:
+        return mpi_abi.STANDARD
+    return launcher.abi
 
 
 def job_environment(launcher: Launcher, environ: Mapping[str, str]) -> dict[str, str]:
@@ -147,7 +163,7 @@ def plan_run(
     Without a host list the ranks run here, unless a resource manager or mpi_args place them.
     """
     launcher = find_launcher(environ)
-    library = preload.library(launcher.abi)
+    library = preload.library(abi_of(launcher))
     preload.check_loadable(library)
     placed = any(word.startswith("-") and word.lstrip("-") in _PLACEMENT for word in mpi_args)
     placed = placed or any(name in environ for name in _RESOURCE_MANAGERS)

@@ -1,5 +1,5 @@
-"""The mpirun command line of a job, for Open MPI 4 and 5 and for MPICH (Hydra). Pure but for one
-parameter file.
+"""The mpirun command line of a job, for Open MPI 4 and 5, for MPICH and for Intel MPI (each with a
+Hydra of its own). Pure but for one parameter file.
 
 Owns what each launcher wants to be told: placement, binding, environment, transport settings. Never
 starts anything, and never overrides what the user said on the command line, in the environment or

@@ -36,6 +36,7 @@ __all__ = [
     "load",
     "load_for_horovod",
     "load_for_plugin",
+    "loadable",
     "refuse_other_backends",
     "verify_horovod",
 ]
@@ -112,6 +113,23 @@ def check_loadable(path: str | Path) -> None:
 
 def _engine_of(path: str | Path) -> Path:
     return Path(path).with_name(Path(path).name.replace("preload", "pmpi"))
+
+
+def loadable(abi: str | None) -> Path:
+    """Path of the library to preload, checked to load; of the first ABI that does where none is
+    asked for; local, blocking. Raises LaunchError."""
+    library(abi)  # what is missing altogether is said first
+    failure = None
+    for each in [abi] if abi else mpi_abi.present():
+        path = library(each)
+        try:
+            check_loadable(path)
+        except LaunchError as error:
+            failure = failure or error
+        else:
+            return path
+    assert failure is not None
+    raise failure
 
 
 def is_active() -> bool:
@@ -199,11 +217,16 @@ def check_horovod() -> None:
         theirs = elf.read_library(path).mpi
         if theirs is None:
             raise LaunchError(f"Horovod was built without MPI ({path} needs no libmpi); {REBUILD}")
-        if mpi_abi.of_soname(theirs) not in present:
+        if mpi_abi.of_soname(theirs) not in present and theirs not in _own_mpis():
             raise LaunchError(
                 f"Horovod was built with another MPI: {path} needs {theirs}, hsgd was built for "
                 f"{mpi_abi.describe(present)}; {REBUILD}"
             )
+
+
+def _own_mpis() -> set[str | None]:
+    """What the engines need: a vendor's MPI has a name of its own."""
+    return {elf.read_library(engine(abi)).mpi for abi in mpi_abi.present()}
 
 
 def abi_of_horovod() -> str | None:

@@ -134,6 +134,17 @@ def test_without_an_mpi_the_build_says_so_and_leaves_the_mpi_parts_out(tmp_path:
     assert natives == NATIVES
 
 
+def test_an_mpi_that_does_not_answer_stops_the_build(tmp_path: Path) -> None:
+    """pip shows nothing of a build that succeeds, so that nobody would see what is missing."""
+    (tmp_path / "none").mkdir()
+    command = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
+    settings = {"MPICC": str(tmp_path / "no-mpicc"), "HSGD_BUILD_MPIS": str(tmp_path / "none")}
+    done = run(*command, "--wheel-dir", tmp_path, ROOT, **settings)
+    assert done.returncode != 0
+    assert "no MPI to build for" in done.stdout + done.stderr
+    assert "HSGD_BUILD_WITHOUT_MPI=1" in done.stdout + done.stderr
+
+
 def test_the_metadata_has_the_promised_extras_and_a_changelog_section() -> None:
     metadata = importlib.metadata.metadata("hsgd")
     extras = set(metadata.get_all("Provides-Extra") or [])

@@ -187,6 +187,7 @@ def test_mpirun_may_end_the_others_when_one_that_was_told_has_ended() -> None:
     for other, kinds in (
         (mate, []),
         (replace(mate, ended_at=2.0), ["crash"]),  # too long ago to be why
+        (replace(mate, ended_at=11.3), ["crash"]),  # ended later, so was not why
         (replace(mate, status=0), ["crash"]),
     ):
         found = judge(Observed(case, [victim, other, far], fault_at=10.0)).problems

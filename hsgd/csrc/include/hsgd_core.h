@@ -167,7 +167,7 @@ HSGD_API int hsgd_options_from_env(hsgd_options* options, hsgd_error* err);
 HSGD_API size_t hsgd_dtype_bytes(hsgd_dtype dtype); /* 0 if unknown */
 HSGD_API const char* hsgd_dtype_name(hsgd_dtype dtype);
 HSGD_API const char* hsgd_op_name(hsgd_op op);
-HSGD_API const char* hsgd_simd_name(void); /* "avx512", "avx2" or "plain" */
+HSGD_API const char* hsgd_simd_name(void); /* "avx512", "avx2", "neon" or "plain" */
 /* What this process may use: cores by affinity and the quota of its cgroups, at least 1; the memory
  * that its cgroups allow, UINT64_MAX where they have no limit. */
 HSGD_API int hsgd_usable_cores(void);

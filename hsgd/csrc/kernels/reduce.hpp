@@ -62,7 +62,7 @@ struct Conversion {
 // The best instruction set of this machine and build. Asks the processor each time: call once, keep
 // the answer.
 Isa detect_isa() noexcept;
-const char* isa_name(Isa isa) noexcept;  // "avx512", "avx2" or "plain"
+const char* isa_name(Isa isa) noexcept;  // "avx512", "avx2", "neon", "plain"
 
 // Never null for valid arguments. `isa` must not exceed detect_isa(). HSGD_MEAN gives the kernel of
 // HSGD_SUM: the caller sets the divisor, and refuses the mean of integers.

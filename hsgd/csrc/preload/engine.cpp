@@ -101,20 +101,37 @@ const char* soname_of(const void* function) {
   void* found = nullptr;
   if (::dladdr1(function, &info, &found, RTLD_DL_LINKMAP) == 0 || found == nullptr) return "";
   const auto* const map = static_cast<const link_map*>(found);
-  const char* strings = nullptr;
+  ElfW(Addr) strings = 0;
   size_t name = 0;
   for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
-    if (entry->d_tag == DT_STRTAB) strings = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_STRTAB) strings = entry->d_un.d_ptr;
     if (entry->d_tag == DT_SONAME) name = entry->d_un.d_val;
   }
-  return strings != nullptr && name != 0 ? strings + name : "";
+  if (strings < map->l_addr) strings += map->l_addr;  // where the linker leaves the table as it is
+  return strings != 0 && name != 0 ? reinterpret_cast<const char*>(strings) + name : "";
 }
 
-// The interface of the MPI that has the function; nullptr if its library has a name of its own.
+// By what it says of itself: a vendor's library may have a name of its own.
+const char* family_of_mpi() {
+  constexpr size_t kVersionBytes = 16 << 10;  // MPICH's has 8192
+  const auto ask = reinterpret_cast<int (*)(char*, int*)>(find_in_mpi("PMPI_Get_library_version"));
+  auto* const line = static_cast<char*>(std::calloc(1, kVersionBytes));
+  int length = 0;
+  const bool known = ask != nullptr && line != nullptr && ask(line, &length) == 0;
+  const bool is_open_mpi = known && std::strncmp(line, "Open MPI", 8) == 0;
+  std::free(line);
+  return is_open_mpi ? "openmpi" : "mpich";
+}
+
+// The interface of the MPI that has the function.
 const Abi* abi_of(const void* function) {
   const char* const soname = soname_of(function);
   for (const Abi& abi : kAbis) {
     if (std::strcmp(soname, abi.soname) == 0) return &abi;
+  }
+  const char* const family = family_of_mpi();
+  for (const Abi& abi : kAbis) {
+    if (std::strcmp(family, abi.name) == 0) return &abi;
   }
   return nullptr;
 }
@@ -128,26 +145,24 @@ void* open_engine_for(const Abi& abi, char (&path)[PATH_MAX]) {
   return ::access(path, F_OK) == 0 ? ::dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
 }
 
-// The engine for the program's MPI. Where there is none so far, or its library has a name of its
-// own, as Cray's, the first one whose own MPI loads.
-void* open_any_engine(const Abi* wanted, char (&path)[PATH_MAX], const char** error) {
-  *error = nullptr;
+// The engine for the program's MPI. Where there is none so far, the first one whose own MPI loads.
+// Why not is written into the decision: the linker forgets its words at its next call.
+void* open_any_engine(const Abi* wanted, char (&path)[PATH_MAX], Decision* decision) {
   for (const Abi& abi : kAbis) {
     if (wanted != nullptr && &abi != wanted) continue;
     if (void* const opened = open_engine_for(abi, path)) return opened;
     const char* const why = ::access(path, F_OK) == 0 ? ::dlerror() : nullptr;
-    if (why != nullptr && *error == nullptr) *error = why;
+    if (why != nullptr && decision->why[0] == '\0') refuse(decision, "%s", why);
   }
   return nullptr;
 }
 
 void* open_engine(Decision* decision) {
   char path[PATH_MAX];
-  const char* error = nullptr;
   const void* const theirs = find_in_mpi(kAnyFunction);  // nullptr: no MPI here so far
   const Abi* const abi = theirs != nullptr ? abi_of(theirs) : nullptr;
-  void* const opened = open_any_engine(abi, path, &error);
-  if (opened == nullptr && error != nullptr) return refuse(decision, "%s", error);
+  void* const opened = open_any_engine(abi, path, decision);
+  if (opened == nullptr && decision->why[0] != '\0') return nullptr;
   if (opened == nullptr) {
     return refuse(decision, "%s is missing, which the MPI of this program (%s) needs", path,
                   theirs != nullptr ? file_of(theirs) : "none so far");

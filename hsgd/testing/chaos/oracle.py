@@ -19,6 +19,7 @@ __all__ = ["KINDS", "Verdict", "judge"]
 
 KINDS = ("hang", "crash", "wrong result", "wrong error", "wrong blame", "no error", "leak")
 _ENDS_OTHERS_S = 5.0  # mpirun, when it has seen an exit code
+_TOLD_S = 0.5  # two ends may be told in the other order
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
 
@@ -95,7 +96,7 @@ def _ended_by_launcher(seen: Observed, found: RankSeen, died_of: int) -> bool:
     soon = any(
         rank.status is not None
         and os.waitstatus_to_exitcode(rank.status) > 0
-        and 0 < found.ended_at < rank.ended_at + _ENDS_OTHERS_S
+        and -_TOLD_S < found.ended_at - rank.ended_at < _ENDS_OTHERS_S
         for rank in seen.ranks
     )
     return soon and died_of in (signal.SIGTERM, signal.SIGKILL)
