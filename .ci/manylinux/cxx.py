@@ -61,6 +61,9 @@ def _main(words: list[str]) -> None:
         folder = _prepared(compiler)
         standard = _file_of(compiler, "libstdc++.a")
         known = [str(path) for path in sorted(folder.glob("*.so.*[0-9]"))]
+        stubs_first = ["-Wl,--push-state,--as-needed", *known, "-Wl,--pop-state"]
+        first = next((i for i, word in enumerate(words) if word.startswith("-l")), len(words))
+        words[first:first] = stubs_first  # other libraries may have parts of libstdc++, too
         words += ["-nodefaultlibs", "-Wl,--as-needed", *known, str(standard)]
         words += [str(folder / "libsince_2_28.a"), *known, "-lgcc", "-lc_nonshared"]
         words += ["-Wl,--no-as-needed", "-Wl,--exclude-libs,ALL"]

@@ -143,7 +143,9 @@ def _check(wheel: Path) -> None:
         words = ["nm", "--dynamic", "--undefined-only"]
         shown = _run([*words, *(files.extract(name, folder) for name in names)])
     missing = [line.split()[-1] for line in shown.splitlines() if " " in line and "@" not in line]
-    known = re.compile(r"_?Py|_Z\w*4hsgd|hsgd_|P?MPI|ompi_|aoti_|torch_|_ITM_|__gmon|__cxa_fin")
+    known = re.compile(
+        r"_?Py|_Z\w*4hsgd|hsgd_|P?MPI|ompi_|OMPI_|mpi_fortran_|aoti_|torch_|_ITM_|__gmon|__cxa_fin"
+    )
     if strange := [name for name in missing if not known.match(name)]:
         sys.exit(f"{wheel.name}: nobody has {', '.join(strange)}")
 
