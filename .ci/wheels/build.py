@@ -136,8 +136,8 @@ def _build(python: str, row: Row, out: Path, machine: str = MACHINE) -> Path:
 
 
 def _check(wheel: Path) -> None:
-    """Each name that is asked for without a version is one of Python, MPI, torch or hsgd itself:
-    a function of a newer glibc would be, too, where the linker did not refuse it."""
+    """Names that are asked for without a version are those of Python, MPI, torch and hsgd; any
+    other is one that the oldest systems lack, and that the linker did not refuse."""
     with zipfile.ZipFile(wheel) as files, tempfile.TemporaryDirectory() as folder:
         names = [name for name in files.namelist() if name.endswith(".so")]
         words = ["nm", "--dynamic", "--undefined-only"]
