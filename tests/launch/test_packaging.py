@@ -184,6 +184,17 @@ def test_the_engine_has_every_function_that_calls_are_passed_to(abi: str) -> Non
     assert [name for name in asked if b"\0" + name + b"\0" not in engine] == []
 
 
+@pytest.mark.parametrize("abi", mpi_abi.present())
+@pytest.mark.parametrize("kind", ["mpi", "pmpi"])
+def test_a_library_of_mpi_3_is_enough_to_load(kind: str, abi: str) -> None:
+    """Cray MPICH 8 and MVAPICH 2 have MPICH's ABI and none of MPI 4's functions."""
+    shown = run("nm", "--dynamic", "--undefined-only", mpi_abi.path(kind, abi))
+    asked = re.findall(r"\s([Uw]) (PMPI_\w+)", shown.stdout)
+    assert len(asked) > 20
+    of_mpi_4 = re.compile(r"PMPI_\w+(_c|_init)$|PMPI_(Session|Isendrecv|Abi)_?\w*$")
+    assert not [name for binding, name in asked if binding == "U" and of_mpi_4.match(name)]
+
+
 def test_the_preloaded_library_knows_the_same_mpis() -> None:
     code = (ROOT / "hsgd/csrc/preload/engine.cpp").read_text()
     found = re.findall(r'\{"(\w+)", "(libmpi\S*)"\}', code)

@@ -8,6 +8,12 @@
 #include <string>
 #include <vector>
 
+// Weak: the libmpi that a program runs may have MPI 3 alone.
+#if MPI_VERSION >= 4
+#pragma weak PMPI_Type_get_envelope_c
+#pragma weak PMPI_Type_get_contents_c
+#endif
+
 namespace hsgd::pmpi {
 namespace {
 
@@ -42,10 +48,16 @@ class Making {
  public:
   explicit Making(MPI_Datatype type) {
 #if MPI_VERSION >= 4
-    PMPI_Type_get_envelope_c(type, &integers_, &addresses_, &large_, &types_, &combiner_);
-#else
-    PMPI_Type_get_envelope(type, &integers_, &addresses_, &types_, &combiner_);
+    if (PMPI_Type_get_envelope_c != nullptr) {
+      PMPI_Type_get_envelope_c(type, &integers_, &addresses_, &large_, &types_, &combiner_);
+      return;
+    }
 #endif
+    int integers = 0, addresses = 0, types = 0;
+    PMPI_Type_get_envelope(type, &integers, &addresses, &types, &combiner_);
+    integers_ = integers;
+    addresses_ = addresses;
+    types_ = types;
   }
 
   bool is_named() const { return combiner_ == MPI_COMBINER_NAMED; }
@@ -58,13 +70,16 @@ class Making {
     MPI_Aint address = 0;
     MPI_Datatype inner = MPI_DATATYPE_NULL;
 #if MPI_VERSION >= 4
-    std::vector<MPI_Count> large(static_cast<size_t>(std::max<Number>(large_, 1)));
-    const int status = PMPI_Type_get_contents_c(type, integers_, addresses_, large_, types_,
-                                                integers.data(), &address, large.data(), &inner);
-#else
-    const int status = PMPI_Type_get_contents(type, integers_, addresses_, types_, integers.data(),
-                                              &address, &inner);
+    if (PMPI_Type_get_contents_c != nullptr) {
+      std::vector<MPI_Count> large(static_cast<size_t>(std::max<Number>(large_, 1)));
+      const int status = PMPI_Type_get_contents_c(type, integers_, addresses_, large_, types_,
+                                                  integers.data(), &address, large.data(), &inner);
+      return status == MPI_SUCCESS ? inner : MPI_DATATYPE_NULL;
+    }
 #endif
+    const int status =
+        PMPI_Type_get_contents(type, static_cast<int>(integers_), static_cast<int>(addresses_),
+                               static_cast<int>(types_), integers.data(), &address, &inner);
     return status == MPI_SUCCESS ? inner : MPI_DATATYPE_NULL;
   }
 

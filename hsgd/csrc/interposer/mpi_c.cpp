@@ -12,6 +12,17 @@
 #include "interposer/dispatch.hpp"
 #include "interposer/settings.hpp"
 
+// Weak: a build for MPI 4 also serves a libmpi of the same ABI that has MPI 3 alone, as that of
+// Cray MPICH 8 and MVAPICH 2. Programs of such an MPI do not call them.
+#if MPI_VERSION >= 4
+#pragma weak PMPI_Allreduce_c
+#pragma weak PMPI_Bcast_c
+#pragma weak PMPI_Allgather_c
+#pragma weak PMPI_Allgatherv_c
+#pragma weak PMPI_Reduce_scatter_c
+#pragma weak PMPI_Reduce_scatter_block_c
+#endif
+
 using namespace hsgd::pmpi;
 
 extern "C" {
@@ -64,12 +75,14 @@ HSGD_API int hsgd_MPI_Reduce_scatter_block(const void* in, void* out, int count,
 HSGD_API int hsgd_MPI_Allreduce_c(const void* in, void* out, MPI_Count count, MPI_Datatype type,
                                   MPI_Op op, MPI_Comm comm) {
   if (const Taken status = take_allreduce({in, out, type, op, comm}, count)) return *status;
+  if (PMPI_Allreduce_c == nullptr) return MPI_ERR_UNSUPPORTED_OPERATION;
   return PMPI_Allreduce_c(in, out, count, type, op, comm);
 }
 
 HSGD_API int hsgd_MPI_Bcast_c(void* data, MPI_Count count, MPI_Datatype type, int root,
                               MPI_Comm comm) {
   if (const Taken status = take_bcast(data, count, type, root, comm)) return *status;
+  if (PMPI_Bcast_c == nullptr) return MPI_ERR_UNSUPPORTED_OPERATION;
   return PMPI_Bcast_c(data, count, type, root, comm);
 }
 
@@ -77,6 +90,7 @@ HSGD_API int hsgd_MPI_Allgather_c(const void* in, MPI_Count count, MPI_Datatype 
                                   MPI_Count out_count, MPI_Datatype out_type, MPI_Comm comm) {
   if (const Taken status = take_allgather({in, count, type, out, out_type, comm}, out_count))
     return *status;
+  if (PMPI_Allgather_c == nullptr) return MPI_ERR_UNSUPPORTED_OPERATION;
   return PMPI_Allgather_c(in, count, type, out, out_count, out_type, comm);
 }
 
@@ -85,12 +99,14 @@ HSGD_API int hsgd_MPI_Allgatherv_c(const void* in, MPI_Count count, MPI_Datatype
                                    MPI_Datatype out_type, MPI_Comm comm) {
   const Gathering call{in, count, type, out, out_type, comm};
   if (const Taken status = take_allgatherv(call, out_counts, places)) return *status;
+  if (PMPI_Allgatherv_c == nullptr) return MPI_ERR_UNSUPPORTED_OPERATION;
   return PMPI_Allgatherv_c(in, count, type, out, out_counts, places, out_type, comm);
 }
 
 HSGD_API int hsgd_MPI_Reduce_scatter_c(const void* in, void* out, const MPI_Count counts[],
                                        MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   if (const Taken status = take_reduce_scatter({in, out, type, op, comm}, counts)) return *status;
+  if (PMPI_Reduce_scatter_c == nullptr) return MPI_ERR_UNSUPPORTED_OPERATION;
   return PMPI_Reduce_scatter_c(in, out, counts, type, op, comm);
 }
 
@@ -98,6 +114,7 @@ HSGD_API int hsgd_MPI_Reduce_scatter_block_c(const void* in, void* out, MPI_Coun
                                              MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   if (const Taken status = take_reduce_scatter_block({in, out, type, op, comm}, count))
     return *status;
+  if (PMPI_Reduce_scatter_block_c == nullptr) return MPI_ERR_UNSUPPORTED_OPERATION;
   return PMPI_Reduce_scatter_block_c(in, out, count, type, op, comm);
 }
 #endif
