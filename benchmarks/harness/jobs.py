@@ -36,6 +36,7 @@ from harness.peers import (
     vllm_library,
 )
 from harness.rank_command import BENCHMARKS, rank_command
+from hsgd import mpi_abi
 from hsgd.launch import launch, mpirun
 from hsgd.launch.mpi_compiler import find_wrapper
 
@@ -149,7 +150,7 @@ def compile_native(folder: Path, compiler: str | None, *, hsgd: bool) -> Path:
     if hsgd:
         headers, libraries = BENCHMARKS.parent / "hsgd/csrc/include", Path(package.__file__).parent
         words += ["-DWITH_HSGD", f"-I{headers}", f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
-        words += ["-lhsgd_mpi", "-lhsgd_core"]
+        words += [f"-lhsgd_mpi_{mpi_abi.present()[0]}", "-lhsgd_core"]  # of the MPI that is here
     words += ["-ldl", "-o", str(program)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
