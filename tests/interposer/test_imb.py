@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hsgd.launch import preload
+from mpi_programs import taken_by_rank
 from other_mpis import InstalledMpi, install_mpi
 from tiers import short_form
 
@@ -55,11 +56,6 @@ def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     return found
 
 
-def taken(done: subprocess.CompletedProcess[str]) -> int:
-    """Calls of all ranks on the two-level path."""
-    return sum(map(int, re.findall(r": (\d+) calls with \S+ MB took", done.stderr)))
-
-
 @pytest.mark.parametrize(
     ("where", "suite"),
     short_form(
@@ -79,6 +75,6 @@ def test_every_benchmark_runs_as_without_it(
     assert verdict(done) == alone
     assert "hsgd: warning" not in done.stderr
     least = {"IMB-MPI1": 1000, "IMB-MT": 10}  # the others call few collectives, or none
-    assert taken(done) >= least.get(suite, 0)
+    assert sum(taken_by_rank(done)) >= least.get(suite, 0)
     if suite not in least:
         assert done.stderr.count("hsgd: rank ") in (0, RANKS)  # no report without a collective

@@ -20,6 +20,7 @@ import pytest
 
 from hsgd.launch import preload
 from hsgd.launch.horovod_wheel import cache_folder
+from mpi_programs import taken_by_rank
 from other_mpis import install_mpi
 from tiers import short_form
 
@@ -64,11 +65,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
-def reports(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What HSGD_REPORT printed, a line for each rank."""
-    return [line for line in done.stderr.splitlines() if line.startswith("hsgd: rank ")]
-
-
 def failures(done: subprocess.CompletedProcess[str]) -> set[str]:
     """The tests of mpi4py that failed on some rank; all ranks have come to their end."""
     lines = done.stderr.splitlines()
@@ -86,7 +82,7 @@ def test_the_verdicts_over_another_mpi_are_the_same(name: str, suite: Path, tmp_
     env = {"LD_PRELOAD": str(preload.library(mpi.abi)), "HSGD_REPORT": "1", "HSGD_MIN_BYTES": "0"}
     done = mpi.run(RANKS, *words, **env)
     assert failures(done) == alone
-    taken = [sum(map(int, re.findall(r": (\d+) calls with ", line))) for line in reports(done)]
+    taken = taken_by_rank(done)
     assert len(taken) == RANKS and all(calls > 1000 for calls in taken), taken
 
 
@@ -100,7 +96,7 @@ def test_the_tests_of_mpi4py_pass_through_the_interposer(
     done = mpirun(RANKS, suite, "-q", *modules, env=env, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr[-6000:]
     assert failures(done) == set(), done.stderr[-6000:]
-    taken = [sum(map(int, re.findall(r": (\d+) calls with ", line))) for line in reports(done)]
+    taken = taken_by_rank(done)
     assert len(taken) == RANKS
     if least_bytes == "0":
         assert all(calls > 1000 for calls in taken), taken

@@ -21,6 +21,7 @@ __all__ = [
     "calls",
     "compile_programs",
     "taken_and_passed",
+    "taken_by_rank",
 ]
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -87,3 +88,9 @@ def assert_almost_all_taken(done: subprocess.CompletedProcess[str]) -> None:
     assert found.keys() == NAMES
     for name, (taken, passed) in found.items():
         assert taken > 5 and passed <= taken, (name, taken, passed)
+
+
+def taken_by_rank(done: subprocess.CompletedProcess[str]) -> list[int]:
+    """Calls on the two-level path of each rank that reported (HSGD_REPORT=1)."""
+    reports = [line for line in done.stderr.splitlines() if line.startswith("hsgd: rank ")]
+    return [sum(map(int, re.findall(r": (\d+) calls with ", line))) for line in reports]

@@ -137,12 +137,11 @@ const Abi* abi_of(const void* function) {
 }
 
 // Beside this library.
-void* open_engine_for(const Abi& abi, char (&path)[PATH_MAX]) {
+void write_path(const Abi& abi, char (&path)[PATH_MAX]) {
   const char* const own = file_of(&decided);
   const char* const slash = std::strrchr(own, '/');
   const int folder = slash != nullptr ? static_cast<int>(slash + 1 - own) : 0;
   std::snprintf(path, sizeof path, "%.*slibhsgd_pmpi_%s.so", folder, own, abi.name);
-  return ::access(path, F_OK) == 0 ? ::dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
 }
 
 // The engine for the program's MPI. Where there is none so far, the first one whose own MPI loads.
@@ -150,9 +149,10 @@ void* open_engine_for(const Abi& abi, char (&path)[PATH_MAX]) {
 void* open_any_engine(const Abi* wanted, char (&path)[PATH_MAX], Decision* decision) {
   for (const Abi& abi : kAbis) {
     if (wanted != nullptr && &abi != wanted) continue;
-    if (void* const opened = open_engine_for(abi, path)) return opened;
-    const char* const why = ::access(path, F_OK) == 0 ? ::dlerror() : nullptr;
-    if (why != nullptr && decision->why[0] == '\0') refuse(decision, "%s", why);
+    write_path(abi, path);
+    if (::access(path, F_OK) != 0) continue;
+    if (void* const opened = ::dlopen(path, RTLD_NOW | RTLD_LOCAL)) return opened;
+    if (decision->why[0] == '\0') refuse(decision, "%s", ::dlerror());
   }
   return nullptr;
 }
