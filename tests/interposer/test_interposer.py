@@ -179,6 +179,11 @@ def test_a_rank_that_waits_carries_on_with_messages_that_others_need(run: Run) -
     assert calls(run(2, "progress", env={"OMPI_MCA_smsc": "^cma"})) == (2, 0)
 
 
+@pytest.mark.parametrize("np", [2, 3])
+def test_a_rank_that_waits_serves_the_windows_of_others(run: Run, np: int) -> None:
+    assert calls(run(np, "passive")) == (5, 0)
+
+
 def test_a_rank_that_waits_sleeps_only_while_it_has_no_messages(run: Run) -> None:
     """Each of a large message's many steps needs a look of the sender where ranks cannot read one
     another's memory, as in many containers. Ranks that share a core sleep all the same."""

@@ -54,6 +54,7 @@ def mpich(tmp_path_factory: pytest.TempPathFactory) -> InstalledMpi:
         ("lives", [], (266, 21)),
         ("threads", [], (132, 0)),
         ("progress", [], (2, 0)),
+        ("passive", [], (5, 0)),
         ("large_types", [], (4, 0)),  # of MPI 4
     ],
 )

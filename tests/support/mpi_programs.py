@@ -34,6 +34,7 @@ PROGRAMS = (
     "late",
     "lives",
     "passing",
+    "passive",
     "patience",
     "progress",
     "results",

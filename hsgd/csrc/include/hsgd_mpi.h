@@ -42,6 +42,10 @@ HSGD_API hsgd_comm* hsgd_mpi_comm_known(const void* mpi_comm);
  * word for it. MPI learns of deaths in its calls, where the launcher goes on without the dead. */
 HSGD_API int hsgd_mpi_dead_rank(const void* mpi_comm);
 
+/* Local, returns at once: MPI goes on with what is under way in this process. For a rank that waits
+ * where MPI would, in a thread that may call MPI while it is running. */
+HSGD_API int hsgd_mpi_progress(void);
+
 /* Local. Sum of the counters of all cached communicators of this process, freed ones included.
  * Waits for collectives that are under way. */
 HSGD_API void hsgd_mpi_cached_counters(hsgd_counters* counters);

@@ -44,7 +44,7 @@ std::optional<int> mpi_code_of([[maybe_unused]] MPI_Comm comm, [[maybe_unused]] 
   const bool waits = lost && !was_awaited(comm);
   const Clock::time_point end = Clock::now() + kNoticeComes;
   do {
-    ask_mpi();
+    hsgd_mpi_progress();
     if (is_revoked(comm)) return MPIX_ERR_REVOKED;
     const bool may_be_death =
         lost || code == HSGD_ERR_CLOSED || code == HSGD_ERR_SYSTEM || code == HSGD_ERR_TIMEOUT;
@@ -69,11 +69,6 @@ int code_with(const char* message) {
 }
 
 }  // namespace
-
-void ask_mpi() {
-  int flag = 0;
-  PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
-}
 
 bool is_revoked([[maybe_unused]] MPI_Comm comm) {
   int flag = 0;

@@ -12,9 +12,6 @@
 
 namespace hsgd::pmpi {
 
-// Has MPI go on with what is under way.
-void ask_mpi();
-
 // Whether some rank has revoked it, as far as this one knows.
 bool is_revoked(MPI_Comm comm);
 

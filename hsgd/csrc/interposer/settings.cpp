@@ -40,7 +40,7 @@ int world_rank() {
 // them to come to this collective, and large ones take thousands of steps.
 int go_on_with_messages() {
   if (!has_messages()) return 0;
-  ask_mpi();
+  hsgd_mpi_progress();
   return 1;
 }
 
@@ -51,7 +51,7 @@ int drive_mpi() {
   constexpr std::chrono::microseconds kSpell(200);
   const Clock::time_point end = Clock::now() + kSpell;
   do {
-    ask_mpi();
+    if (hsgd_mpi_progress() != HSGD_OK) return 1;
   } while (Clock::now() < end);
   return TakenCall::is_pointless() ? 1 : 0;  // what the program has revoked ends the wait
 }

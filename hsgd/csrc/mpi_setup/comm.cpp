@@ -13,6 +13,7 @@
 #include "base/status.hpp"
 #include "capi/handles.hpp"
 #include "hsgd_mpi.h"
+#include "mpi/progress.hpp"
 #include "mpi/threads.hpp"
 #include "mpi/transport.hpp"
 #include "mpi_setup/nodes.hpp"
@@ -128,8 +129,7 @@ class MpiWatch final : public Watch {
   MpiWatch(const Steps& steps, Turn& turn) : steps_(steps), turn_(turn) {}
   void check() override {
     turn_.take_for([&] {
-      int flag = 0;  // MPI learns of deaths in its calls
-      PMPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
+      drive_progress();  // MPI learns of deaths in its calls
       steps_.check_deaths(kMeet);
     });
   }
