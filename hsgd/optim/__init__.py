@@ -4,6 +4,9 @@ Owns the public names of hsgd.optim. LARS, LAMB and the schedule never communica
 optimizer in a DistributedOptimizer to train on many ranks.
 """
 
+from hsgd.optim.diloco.diloco_optimizer import DiLoCo, DiLoCoMetrics
+from hsgd.optim.diloco.outer_optimizer import Nesterov
+from hsgd.optim.diloco.pseudo_gradient_exchange import Int8, TopK
 from hsgd.optim.elastic_averaging.easgd_optimizer import EASGDMetrics, ElasticAveraging
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.optim.gossip.gossip_records import GossipMetrics
@@ -29,16 +32,21 @@ __all__ = [
     "LAMB",
     "LARS",
     "Budget",
+    "DiLoCo",
+    "DiLoCoMetrics",
     "EASGDMetrics",
     "ElasticAveraging",
     "FixedPeriod",
     "Gossip",
     "GossipMetrics",
+    "Int8",
     "JitteredPeriod",
+    "Nesterov",
     "NodeSharedOptimizer",
     "NotifiedTree",
     "RelativeChange",
     "SharedParameters",
+    "TopK",
     "Topology",
     "Trigger",
     "WarmupPolynomialLR",

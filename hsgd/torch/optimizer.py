@@ -37,6 +37,7 @@ Strategy = Literal[
     "after_backward",
     "notified_tree",
     "gossip",
+    "diloco",
     "easgd_async",
     "easgd_hybrid",
 ]
@@ -238,10 +239,11 @@ def DistributedOptimizer(
     one-sided writes and lets the next forward pass wait for its layers alone
     (hsgd.optim.NotifiedTree; needs `model`). "gossip" lets each rank step on its own gradients,
     and average its weights with one peer at a time when a trigger says so (hsgd.optim.Gossip;
-    collective); "easgd_async" and "easgd_hybrid" train ranks or nodes on their own and hold
-    them together by a centre (hsgd.optim.ElasticAveraging; collective); with `model` all three
-    average its buffers too. strategy_options: further arguments of these three, such as trigger or
-    moving_rate.
+    collective); "diloco" trains nodes on their own and averages how far they came every hundred
+    steps or so (hsgd.optim.DiLoCo; collective); "easgd_async" and "easgd_hybrid" train ranks or
+    nodes on their own and hold them together by a centre (hsgd.optim.ElasticAveraging;
+    collective); with `model` all four average its buffers too. strategy_options: further arguments
+    of these four, such as trigger, sync_every or moving_rate.
     node_shared: the parameters exist once per node, and each of its ranks reduces and updates its
     part of them after the backward pass; all ranks get those of rank 0, which makes this call
     collective. For SGD, Adam, AdamW, LARS and LAMB, with op Average and without compression,

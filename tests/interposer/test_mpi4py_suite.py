@@ -21,7 +21,7 @@ import pytest
 from hsgd.launch import preload
 from hsgd.launch.horovod_wheel import cache_folder
 from mpi_programs import taken_by_rank
-from other_mpis import install_mpi
+from other_mpis import InstalledMpi, install_mpi
 from tiers import short_form
 
 __all__: list[str] = []
@@ -73,14 +73,25 @@ def failures(done: subprocess.CompletedProcess[str]) -> set[str]:
     return {line for line in lines if re.match(r"(FAIL|ERROR): ", line)}
 
 
+def apart(
+    mpi: InstalledMpi, folder: Path, *words: str | Path, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """A run whose ranks write stderr to files of their own: Hydra mixes their lines."""
+    folder.mkdir()
+    shell = ("sh", "-c", f'exec "$@" 2> {folder}/$PMI_RANK', "sh")
+    done = mpi.run(RANKS, *shell, *words, **env)
+    stderr = "".join(one.read_text() for one in sorted(folder.iterdir()))
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, stderr)
+
+
 @pytest.mark.suites
 @pytest.mark.parametrize("name", ["mpich", "intel"])
 def test_the_verdicts_over_another_mpi_are_the_same(name: str, suite: Path, tmp_path: Path) -> None:
     mpi = install_mpi(name, tmp_path / name)
     words = (sys.executable, suite, "-q", *MODULES)
-    alone = failures(mpi.run(RANKS, *words))
+    alone = failures(apart(mpi, tmp_path / "alone", *words))
     env = {"LD_PRELOAD": str(preload.library(mpi.abi)), "HSGD_REPORT": "1", "HSGD_MIN_BYTES": "0"}
-    done = mpi.run(RANKS, *words, **env)
+    done = apart(mpi, tmp_path / "interposed", *words, **env)
     assert failures(done) == alone
     taken = taken_by_rank(done)
     assert len(taken) == RANKS and all(calls > 1000 for calls in taken), taken

@@ -96,13 +96,14 @@ PACKAGES = {
         "hsgd.status hsgd.trace"
     ),
     "hsgd.optim.triggers": "",
+    "hsgd.optim.diloco": "",
     "hsgd.optim.large_batch": "",
     "hsgd.optim.node_shared": "hsgd.optim.large_batch",
     "hsgd.optim.notified_tree": "hsgd.optim.large_batch",
     "hsgd.optim.gossip": "hsgd.optim.triggers",
     "hsgd.optim.elastic_averaging": "hsgd.box hsgd.optim.triggers",
     "hsgd.optim": (
-        "hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.large_batch "
+        "hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.large_batch "
         "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.optim.triggers"
     ),
     "hsgd.torch.negotiation": "",
@@ -114,7 +115,7 @@ PACKAGES = {
     "hsgd.torch.elastic": "hsgd.job hsgd.torch.job",
     "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
     "hsgd.torch.strategies": (
-        "hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.node_shared "
+        "hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.node_shared "
         "hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch": (

@@ -35,6 +35,7 @@ LONG_FUNCTIONS = {
 }
 MOST_PARAMETERS = 8
 MANY_PARAMETERS = {
+    "hsgd/optim/diloco/diloco_optimizer.py:__init__",
     "hsgd/optim/elastic_averaging/easgd_optimizer.py:__init__",
     "hsgd/optim/gossip/gossip_optimizer.py:__init__",
     "hsgd/optim/large_batch/lars.py:__init__",

@@ -13,6 +13,7 @@ void bind_tree(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
 void bind_lars(nanobind::module_& module);
 void bind_weight_drift(nanobind::module_& module);
+void bind_compression(nanobind::module_& module);
 
 }  // namespace hsgd::python
 

@@ -93,6 +93,7 @@ NB_MODULE(_native, module) {
   hsgd::python::bind_window(module);
   hsgd::python::bind_lars(module);
   hsgd::python::bind_weight_drift(module);
+  hsgd::python::bind_compression(module);
   module.attr("LEAST_BUCKET_BYTES") = hsgd::python::kLeastBucketBytes;
   // Addresses: the caller has checked the arrays, and keeps them.
   module.def(

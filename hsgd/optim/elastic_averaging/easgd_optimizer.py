@@ -26,12 +26,13 @@ from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.networks import Network
-from hsgd.optim.elastic_averaging.background import BackgroundThread
-from hsgd.optim.elastic_averaging.easgd_group import Group
+from hsgd.optim.background import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
 from hsgd.optim.flat_vectors import joined, views_of
+from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
+from hsgd.optim.worker_group import WorkerGroup, split_workers
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
 
 __all__ = ["EASGDMetrics", "ElasticAveraging", "Mode", "Order"]
@@ -129,8 +130,7 @@ class ElasticAveraging(WrappingOptimizer):
         self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
         weights = self._weights()
         _check_weights(weights)
-        for tensor in _everything(params, weights):
-            _broadcast(comm, tensor)
+        broadcast_initial(comm, params, weights)
         # A constant such as a mask of -inf has no distance from the centre's.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
         weights = self._weights()
@@ -163,10 +163,9 @@ class ElasticAveraging(WrappingOptimizer):
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
 
-    def _join_group(self, group_size: int | None) -> Group:
-        members = self._comm.split(_group_of(self._comm, group_size), key=self._comm.rank)
-        assert members is not None
-        return Group(members, [p for p in self._parameters if p.requires_grad])
+    def _join_group(self, group_size: int | None) -> WorkerGroup:
+        members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
+        return WorkerGroup(members, [p for p in self._parameters if p.requires_grad])
 
     # --- what training scripts call ---
 
@@ -391,7 +390,7 @@ class ElasticAveraging(WrappingOptimizer):
             return self.centre()
         weights = self._weights()
         flat = torch.empty(sum(weight.numel() for weight in weights))
-        self._group.share(flat, self.centre)
+        self._group.share(flat, self.centre, "centre")
         return views_of(flat, weights)
 
     # --- set-up ---
@@ -429,30 +428,6 @@ def _check_weights(weights: Sequence[Tensor]) -> None:
                 f"ElasticAveraging: tensor {index} of shape {tuple(weight.shape)} is not "
                 "C-contiguous; call .contiguous() before the optimizer is made"
             )
-
-
-def _everything(params: nn.Module | Iterable[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    """What is equal on all ranks at the beginning: of a model also what is not averaged."""
-    if isinstance(params, nn.Module):
-        return [tensor.detach() for tensor in (*params.parameters(), *params.buffers())]
-    return weights
-
-
-def _broadcast(comm: Comm, tensor: Tensor) -> None:
-    """Rank 0's values, of any dtype."""
-    whole = tensor.contiguous().clone().view(-1)
-    comm.broadcast(whole.view(torch.uint8) if whole.numel() else whole, name="initial weights")
-    tensor.copy_(whole.view_as(tensor))
-
-
-def _group_of(comm: Comm, group_size: int | None) -> int:
-    if group_size is None:
-        return comm.cross_rank
-    if group_size < 1 or comm.size % group_size:
-        raise ValueError(
-            f"ElasticAveraging: group_size is {group_size}; give a divisor of {comm.size} ranks"
-        )
-    return comm.rank // group_size
 
 
 def _trigger_of(given: int | Trigger) -> Trigger:

@@ -16,7 +16,7 @@ import numpy as np
 
 from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
-from hsgd.optim.elastic_averaging.background import BackgroundThread
+from hsgd.optim.background import BackgroundThread
 
 __all__ = ["COUNTERS", "Progress", "StopRule"]
 

@@ -14,7 +14,7 @@ from hsgd.torch.operations.reductions import AVERAGE
 
 __all__ = ["WITH_OPTIONS", "refuse_options", "refuse_others", "translated"]
 
-WITH_OPTIONS = ("gossip", "easgd_async", "easgd_hybrid")
+WITH_OPTIONS = ("gossip", "diloco", "easgd_async", "easgd_hybrid")
 
 # Arguments of DistributedOptimizer, and the values with which they change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

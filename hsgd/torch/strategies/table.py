@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hsgd.torch.strategies.diloco_strategy import start_diloco
 from hsgd.torch.strategies.easgd_strategy import STRATEGIES as EASGD
 from hsgd.torch.strategies.easgd_strategy import average_elastically
 from hsgd.torch.strategies.gossip_strategy import start_gossip
@@ -23,5 +24,6 @@ NODE_SHARED: Callable[..., Any] = share_optimizer  # asked for by node_shared=Tr
 STRATEGIES: dict[str, Callable[..., Any]] = {
     "notified_tree": plant_tree,
     "gossip": start_gossip,
+    "diloco": start_diloco,
     **dict.fromkeys(EASGD, average_elastically),
 }

@@ -620,7 +620,7 @@ def test_a_centre_that_the_first_rank_cannot_read_is_an_error_on_all_ranks_of_th
     with Ranks(2) as pool:
         first, second = pool.run(look_in_a_group, meeting_point(), 2, reason)
     assert reason in first
-    assert second.endswith("the first rank of the group could not read the centre")
+    assert second.endswith("the first rank of the group failed: no centre for its other ranks")
 
 
 def refuse(seat: Seat, path: str) -> list[tuple[str, str]]:

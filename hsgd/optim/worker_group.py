@@ -1,6 +1,7 @@
-"""The synchronous half of hybrid elastic averaging: one gradient and one move of a group.
+"""Ranks that train as one worker: gradients are averaged in every step, and what the worker learns
+from others reaches all of its ranks.
 
-Owns the group's buffers in shared memory. Never talks to the box: the group's first rank does.
+Owns the group's buffers in shared memory. Never talks to other workers: the first rank does.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.flat_vectors import joined, views_of
 
-__all__ = ["Group"]
+__all__ = ["WorkerGroup", "split_workers"]
 
 
-class Group:
+class WorkerGroup:
     """Ranks that train as one worker; made collectively over `comm`, which close() closes.
 
     parameters: float32 on the CPU, equal in shape on all ranks of the group.
@@ -99,8 +100,9 @@ class Group:
             for weight, move in zip(weights, views_of(delta, weights), strict=True):
                 weight.sub_(move)
 
-    def share(self, flat: Tensor, read: Callable[[], Sequence[Tensor]]) -> None:
+    def share(self, flat: Tensor, read: Callable[[], Sequence[Tensor]], what: str) -> None:
         """Fill `flat` on all ranks with what the leader's read() returns; collective, blocking.
+        what: its name, for errors.
 
         Where that fails, all ranks raise: the leader its error, the others HsgdError.
         """
@@ -111,13 +113,11 @@ class Group:
                 parcel[0] = 1.0
             except Exception as error:  # whatever it is: the others stand in the broadcast
                 failure = error
-        self.comm.broadcast(parcel, name="centre for the group")
+        self.comm.broadcast(parcel, name=f"{what} for the group")
         if failure is not None:
             raise failure
         if not parcel[0]:
-            raise HsgdError(
-                "ElasticAveraging: the first rank of the group could not read the centre"
-            )
+            raise HsgdError(f"the first rank of the group failed: no {what} for its other ranks")
         flat.copy_(parcel[1:])
 
     def unhook(self) -> None:
@@ -130,3 +130,18 @@ class Group:
         """Unhook the parameters and close the communicator; local."""
         self.unhook()
         self.comm.close()
+
+
+def split_workers(comm: Comm, group_size: int | None, what: str) -> Comm:
+    """The ranks of this rank's worker: those of its node, or `group_size` that follow one another;
+    collective, blocking. Raises ValueError, beginning with `what`, for sizes that do not divide.
+    """
+    if group_size is None:
+        number = comm.cross_rank
+    elif isinstance(group_size, int) and group_size >= 1 and comm.size % group_size == 0:
+        number = comm.rank // group_size
+    else:
+        raise ValueError(f"{what} is {group_size}; give a divisor of {comm.size} ranks")
+    members = comm.split(number, key=comm.rank)
+    assert members is not None
+    return members

@@ -1,0 +1,116 @@
+"""Fragments of a model: which weights are exchanged together, and when.
+
+Owns the outer weights and their velocity, where this rank has them. Never communicates. Source:
+Streaming DiLoCo (arXiv:2501.18512): fragments are exchanged at different steps, and what comes back
+is mixed into weights that have moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hsgd.optim.diloco.outer_optimizer import Nesterov
+from hsgd.optim.flat_vectors import views_of
+from hsgd.optim.wrapping_optimizer import tensors_of
+
+__all__ = ["Fragment", "Fragments", "cut", "phases"]
+
+Fragments = int | Sequence[nn.Module | Iterable[Tensor]]
+
+
+class Fragment:
+    """Some of the weights, and their outer values.
+
+    parameters: floating tensors, of any dtype and on any device. phase: the step of each period
+    that exchanges them, from 1. outer: whether this rank keeps outer weights and velocity.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], phase: int, outer: bool) -> None:
+        self.parameters = list(parameters)
+        self.phase = phase
+        self.count = sum(p.numel() for p in self.parameters)
+        self.outer_weights = self.gather() if outer else torch.empty(0)
+        self.velocity = torch.zeros_like(self.outer_weights)
+
+    def gather(self) -> Tensor:
+        """The weights as a new 1-d float32 vector on the CPU; local."""
+        flat = torch.empty(self.count)
+        views = views_of(flat, self.parameters)
+        for view, parameter in zip(views, self.parameters, strict=True):
+            view.copy_(parameter.detach())
+        return flat
+
+    def pseudo_gradient(self) -> Tensor:
+        """Outer weights - weights, as a new vector; local."""
+        return self.gather().neg_().add_(self.outer_weights)
+
+    def step(self, outer: Nesterov, mean: Tensor) -> None:
+        """The outer step; local."""
+        outer.step(self.outer_weights, self.velocity, mean)
+
+    def take(self, outer_weights: Tensor, alpha: float) -> None:
+        """weights = alpha * weights + (1 - alpha) * outer weights; local."""
+        views = views_of(outer_weights, self.parameters)
+        for parameter, view in zip(self.parameters, views, strict=True):
+            weight = parameter.detach()
+            if alpha == 0:
+                weight.copy_(view)
+            else:
+                weight.copy_(weight.float().lerp(view.to(weight.device), 1 - alpha))
+
+
+def cut(parameters: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]]:
+    """The parameters of each fragment; local.
+
+    fragments: so many, of consecutive parameters and about equal sizes, or a list of modules or
+        parameters, which together have each parameter once.
+    Raises ValueError where a number is too large, or a list leaves a parameter out or has it twice.
+    """
+    if isinstance(fragments, int):
+        return _even(parameters, fragments)
+    parts = [tensors_of(given, "DiLoCo: a fragment")[0] for given in fragments]
+    every = [id(p) for part in parts for p in part]
+    if len(set(every)) != len(every) or set(every) != {id(p) for p in parameters}:
+        raise ValueError(
+            f"DiLoCo: the fragments have {len(set(every))} different parameters in "
+            f"{len(every)} places, the optimizer has {len(parameters)}; give each of them once"
+        )
+    if not all(parts):
+        raise ValueError("DiLoCo: a fragment has no parameters")
+    return parts
+
+
+def _even(parameters: Sequence[Tensor], number: int) -> list[list[Tensor]]:
+    if not 1 <= number <= len(parameters):
+        raise ValueError(
+            f"DiLoCo: fragments is {number}; give a number from 1 to {len(parameters)}, that of "
+            "the parameters"
+        )
+    left = float(sum(p.numel() for p in parameters))
+    parts: list[list[Tensor]] = [[]]
+    size = 0
+    for index, parameter in enumerate(parameters):
+        missing = number - len(parts)
+        full = size + parameter.numel() / 2 > left / (missing + 1)
+        if parts[-1] and missing and (full or len(parameters) - index == missing):
+            left -= size
+            parts.append([])
+            size = 0
+        parts[-1].append(parameter)
+        size += parameter.numel()
+    return parts
+
+
+def phases(number: int, period: int) -> list[int]:
+    """The step of a period, from 1, at which each fragment is exchanged: evenly apart, the last
+    one at the end; local. Raises ValueError for more fragments than steps.
+    """
+    if number > period:
+        raise ValueError(
+            f"DiLoCo: {number} fragments do not fit in sync_every={period} steps; give at most one "
+            "fragment for each step"
+        )
+    return [(index + 1) * period // number for index in range(number)]

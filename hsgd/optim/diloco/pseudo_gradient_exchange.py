@@ -1,0 +1,217 @@
+"""The mean of the workers' pseudo-gradients, in four forms of a message.
+
+Owns what was left out of earlier messages. Sources: both ways in int8 with error feedback on both
+sides, DoubleSqueeze (arXiv:1905.05957); top-k of each chunk with a decaying error, SparseLoCo
+(arXiv:2508.15706).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from hsgd import _native
+from hsgd.comm import Comm
+
+__all__ = ["Compression", "Exchange", "Int8", "TopK", "exchange_of"]
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Each value in 8 bits, with a float32 scale for each `block` values: a quarter of them."""
+
+    block: int = 256
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block <= 1 << 20:
+            raise ValueError(f"Int8: block is {self.block}; give values, from 1 to 1048576")
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Of each `chunk` values the share with the greatest magnitude, in bfloat16, and where they
+    are: 4 bytes for each of them, to every other worker.
+
+    fraction: above 0, up to 1. chunk: up to 65536 values.
+    error_decay: what was not sent is multiplied by it before the next pseudo-gradient is added. 1
+        loses nothing; SparseLoCo uses 0.95, with an outer optimizer without momentum.
+    """
+
+    fraction: float = 0.03
+    chunk: int = 4096
+    error_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"TopK: fraction is {self.fraction}; give a share above 0, up to 1")
+        if not 1 <= self.chunk <= 65536:
+            raise ValueError(f"TopK: chunk is {self.chunk}; give values, from 1 to 65536")
+        if not 0 <= self.error_decay <= 1:
+            raise ValueError(f"TopK: error_decay is {self.error_decay}; give a number from 0 to 1")
+
+    @property
+    def kept(self) -> int:
+        """Values of a chunk that are sent."""
+        return max(1, math.ceil(self.fraction * self.chunk))
+
+
+Compression = Literal["bfloat16", "int8", "topk"] | Int8 | TopK | None
+
+
+class Exchange(Protocol):
+    """Makes one vector the mean over the workers, again and again."""
+
+    def average(self, values: Tensor) -> Tensor:
+        """The mean over the workers of 1-d float32 `values`, the same bits on all of them, in
+        `values` or another tensor; collective over the workers, blocking, releases the GIL.
+        """
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was left out so far, of this worker."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take it back. What does not fit, as with another number of workers, is dropped."""
+
+
+def exchange_of(compression: Compression, comm: Comm, count: int) -> Exchange:
+    """For vectors of `count` values; local. Raises ValueError for an unknown compression."""
+    known: dict[Any, Any] = {"int8": Int8(), "topk": TopK()}
+    given = known.get(compression, compression) if isinstance(compression, str) else compression
+    if isinstance(given, Int8):
+        return _Int8Exchange(comm, count, given)
+    if isinstance(given, TopK):
+        return _TopExchange(comm, count, given)
+    if given is None or given == "bfloat16":
+        return _PlainExchange(comm, torch.float32 if given is None else torch.bfloat16)
+    raise ValueError(
+        f'DiLoCo: compression is {compression!r}; use None, "bfloat16", "int8", "topk", or an '
+        "Int8 or a TopK"
+    )
+
+
+class _PlainExchange:
+    def __init__(self, comm: Comm, dtype: torch.dtype) -> None:
+        self._comm, self._dtype = comm, dtype
+
+    def average(self, values: Tensor) -> Tensor:
+        sent = values.to(self._dtype)
+        mean: Tensor = self._comm.allreduce(sent, "mean", out=sent, name="pseudo-gradient")
+        return mean.float()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        pass
+
+
+class _WithErrors:
+    """Vectors of what was left out, by name."""
+
+    def __init__(self, **errors: Tensor) -> None:
+        self._errors = errors
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: error.clone() for name, error in self._errors.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, error in self._errors.items():
+            kept = state.get(name)
+            if kept is not None and kept.shape == error.shape:
+                error.copy_(kept)
+            else:
+                error.zero_()
+
+
+class _Int8Exchange(_WithErrors):
+    """Each worker adds up one part of the vector: parts go there and come back in int8."""
+
+    def __init__(self, comm: Comm, count: int, how: Int8) -> None:
+        self._comm, self._count, self._block = comm, count, how.block
+        blocks = max(1, -(-count // (how.block * comm.size)))  # of a part
+        self._part = blocks * how.block
+        self._row = self._part + 4 * blocks  # codes, then scales
+        super().__init__(sent=torch.zeros(self._part * comm.size), mean=torch.zeros(self._part))
+
+    def average(self, values: Tensor) -> Tensor:
+        comm, part = self._comm, self._part
+        padded = torch.zeros(part * comm.size)
+        padded[: self._count] = values
+        rows = torch.empty(comm.size, self._row, dtype=torch.uint8)
+        for rank, row in enumerate(rows):
+            at = slice(rank * part, (rank + 1) * part)
+            self._encode(padded[at], self._errors["sent"][at], row)
+        rows = comm.alltoall(rows, name="pseudo-gradient in int8")
+        mean = torch.zeros(part)
+        for row in rows:
+            self._decode(row, 1.0 / comm.size, mean)
+        own = torch.empty(1, self._row, dtype=torch.uint8)
+        self._encode(mean, self._errors["mean"], own[0])
+        rows = comm.allgather(own, name="mean pseudo-gradient in int8")
+        padded.zero_()
+        for rank, row in enumerate(rows):
+            self._decode(row, 1.0, padded[rank * part : (rank + 1) * part])
+        return padded[: self._count]
+
+    def _encode(self, values: Tensor, error: Tensor, row: Tensor) -> None:
+        _native.int8_encode(
+            values.data_ptr(),
+            error.data_ptr(),
+            row.data_ptr(),
+            row.data_ptr() + self._part,
+            self._part,
+            self._block,
+        )
+
+    def _decode(self, row: Tensor, factor: float, total: Tensor) -> None:
+        _native.int8_decode(
+            row.data_ptr(),
+            row.data_ptr() + self._part,
+            self._part,
+            self._block,
+            factor,
+            total.data_ptr(),
+        )
+
+
+class _TopExchange(_WithErrors):
+    """Every worker gets what every worker kept."""
+
+    def __init__(self, comm: Comm, count: int, how: TopK) -> None:
+        self._comm, self._count, self._how = comm, count, how
+        self._chunk = min(how.chunk, max(1, count))
+        self._kept = min(how.kept, self._chunk)
+        self._entries = self._kept * -(-count // self._chunk)
+        super().__init__(sent=torch.zeros(count))
+
+    def average(self, values: Tensor) -> Tensor:
+        comm, count = self._comm, self._count
+        own = torch.empty(1, 4 * self._entries, dtype=torch.uint8)  # places, then values
+        given = values.contiguous()
+        _native.top_encode(
+            given.data_ptr(),
+            self._errors["sent"].data_ptr(),
+            self._how.error_decay,
+            own.data_ptr(),
+            own.data_ptr() + 2 * self._entries,
+            count,
+            self._chunk,
+            self._kept,
+        )
+        rows = comm.allgather(own, name="greatest of the pseudo-gradient")
+        mean = torch.zeros(count)
+        for row in rows:
+            _native.top_decode(
+                row.data_ptr(),
+                row.data_ptr() + 2 * self._entries,
+                count,
+                self._chunk,
+                self._kept,
+                1.0 / comm.size,
+                mean.data_ptr(),
+            )
+        return mean

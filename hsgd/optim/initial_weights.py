@@ -1,0 +1,29 @@
+"""Equal weights on all ranks, where training begins.
+
+Owns nothing. Never changes rank 0's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hsgd.comm import Comm
+
+__all__ = ["broadcast_initial"]
+
+
+def broadcast_initial(
+    comm: Comm, params: nn.Module | Iterable[Tensor], tensors: Sequence[Tensor]
+) -> None:
+    """Give all ranks rank 0's values of `tensors`; where `params` is a model, of all of its
+    parameters and buffers; collective, blocking. Any dtypes, on any device.
+    """
+    if isinstance(params, nn.Module):
+        tensors = [*params.parameters(), *params.buffers()]
+    for tensor in (one.detach() for one in tensors):
+        whole = tensor.cpu().contiguous().clone().view(-1)
+        comm.broadcast(whole.view(torch.uint8) if whole.numel() else whole, name="initial weights")
+        tensor.copy_(whole.view(tensor.shape))

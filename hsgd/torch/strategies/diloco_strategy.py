@@ -1,0 +1,53 @@
+"""strategy="diloco": from the job's ranks to hsgd.optim.DiLoCo.
+
+Owns the translation of Horovod's arguments. Never moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from hsgd.optim.diloco.diloco_optimizer import DiLoCo
+from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.job import runtime
+from hsgd.torch.job.process_sets import ProcessSet, global_process_set
+from hsgd.torch.operations.reductions import AVERAGE
+from hsgd.torch.strategies.arguments import refuse_others
+
+__all__ = ["start_diloco"]
+
+_WIRE = {Compression.none: None, Compression.bf16: "bfloat16"}
+
+
+def start_diloco(
+    optimizer: torch.optim.Optimizer,
+    strategy: str,
+    *,
+    op: int,
+    model: torch.nn.Module | None,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    options: Mapping[str, Any] | None,
+    compression: type[Compressor],
+    process_set: ProcessSet,
+    **others: Any,
+) -> DiLoCo:
+    """The optimizer of DistributedOptimizer(strategy="diloco"); collective, blocking.
+
+    model: its floating buffers are averaged too; None: the optimizer's parameters alone.
+    named_parameters: not needed. options: arguments of hsgd.optim.DiLoCo, such as sync_every.
+    Raises ValueError naming arguments that have no meaning with this strategy.
+    """
+    if op != AVERAGE:
+        raise ValueError(f'strategy="{strategy}" averages; op is {op}, give Average')
+    if process_set is not global_process_set:
+        others["process_set"] = process_set
+    if compression not in _WIRE:
+        others["compression"] = compression
+    refuse_others(strategy, others)
+    arguments = {"compression": _WIRE[compression], **(options or {})}
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    comm = runtime.current().private_comm(0, "diloco")
+    return DiLoCo(optimizer, own if model is None else model, comm, **arguments)
