@@ -81,8 +81,8 @@ class DiLoCo(WrappingOptimizer):
     sync_every: steps from one exchange of a fragment to the next, H in the papers.
     fragments: parts of the model that are exchanged at different steps, sync_every / fragments
         apart: a number, or a list of modules or of lists of parameters.
-    delay: steps after which an exchange is applied; until then it goes on behind computation, and
-        step() waits only if it takes longer. Below sync_every.
+    delay: so many steps before it is applied an exchange begins; until then it goes on behind
+        computation, and step() waits only if it takes longer. Below sync_every.
     alpha: share of the worker's own weights that stays when outer weights come; 0 takes the outer
         weights as they are.
     compression: None, "bfloat16", "int8", "topk", or hsgd.optim.diloco's Int8 or TopK: what
@@ -289,9 +289,8 @@ class DiLoCo(WrappingOptimizer):
     # --- exchanges ---
 
     def _begin_due(self) -> None:
-        place = (self._metrics.steps - 1) % self._period + 1
         for number, fragment in enumerate(self._fragments):
-            if fragment.phase == place:
+            if (self._metrics.steps + self._delay - fragment.phase) % self._period == 0:
                 self._begin(number)
 
     def _begin(self, number: int) -> None:

@@ -24,8 +24,9 @@ Fragments = int | Sequence[nn.Module | Iterable[Tensor]]
 class Fragment:
     """Some of the weights, and their outer values.
 
-    parameters: floating tensors, of any dtype and on any device. phase: the step of each period
-    that exchanges them, from 1. outer: whether this rank keeps outer weights and velocity.
+    parameters: floating tensors, of any dtype and on any device. phase: the step of each period,
+    from 1, after which they take outer weights. outer: whether this rank keeps outer weights and
+    velocity.
     """
 
     def __init__(self, parameters: Sequence[Tensor], phase: int, outer: bool) -> None:
@@ -105,8 +106,8 @@ def _even(parameters: Sequence[Tensor], number: int) -> list[list[Tensor]]:
 
 
 def phases(number: int, period: int) -> list[int]:
-    """The step of a period, from 1, at which each fragment is exchanged: evenly apart, the last
-    one at the end; local. Raises ValueError for more fragments than steps.
+    """The step of a period, from 1, after which each fragment takes outer weights: evenly apart,
+    the last one at the end; local. Raises ValueError for more fragments than steps.
     """
     if number > period:
         raise ValueError(

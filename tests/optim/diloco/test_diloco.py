@@ -82,7 +82,7 @@ def in_numpy(
                 weights[i] = weights[i] - RATE * gradient(weights[i], worker, step, i)
         arrive(step)
         for part, phase in zip(parts, phases(len(parts), period), strict=True):
-            if step % period == phase % period:
+            if (step + delay) % period == phase % period:
                 for i in part:
                     mean = np.mean([outer[i] - weights[i] for weights in local], axis=0)
                     queue.append((step + delay, i, mean))
@@ -277,7 +277,7 @@ def serial_groups(first: Tensor) -> Tensor:
                     p -= 0.1 * p.grad
         arrive(step + 1)
         for piece, phase in zip(pieces, phases(2, 3), strict=True):
-            if (step + 1) % 3 == phase % 3:
+            if (step + 2) % 3 == phase % 3:
                 mean = torch.stack([outer[piece] - flat(net)[piece] for net in nets]).mean(0)
                 queue.append((step + 2, piece, mean))
     arrive(None)
