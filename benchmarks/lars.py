@@ -23,6 +23,7 @@ from harness import report
 from harness.peers import PeerMissing, timm_lars_file
 from harness.steps import bert, resnet50
 from harness.stopping import keeping
+from studies import large_batch
 
 __all__ = ["MODELS", "main"]
 
@@ -159,7 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--threads", nargs="+", type=int, default=[1], help="of torch and the kernel (default 1)")
     add("--rounds", type=int, help="steps of each candidate (default 30)")
     add("--no-install", action="store_true", help="leave out timm if it was not fetched yet")
-    options = parser.parse_args(argv)
+    add("--accuracy", action="store_true", help="accuracy against the batch: --accuracy --help")
+    given = sys.argv[1:] if argv is None else list(argv)
+    if "--accuracy" in given:
+        return large_batch.main([word for word in given if word != "--accuracy"])
+    options = parser.parse_args(given)
     report.check_targets(parser, options.json, options.png)
     rounds = options.rounds or (7 if options.quick else 30)
     if rounds < 1 or min(options.threads) < 1:

@@ -18,12 +18,11 @@ import torch
 
 import ddp
 import gossip
-import large_batch
 import lars
 import node_shared
 import training
 from harness import stopping
-from studies import gossip_cost, gossip_links
+from studies import gossip_cost, gossip_links, large_batch
 
 __all__: list[str] = []
 

@@ -51,7 +51,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     file = str(ROOT / "benchmarks" / f"{program}.py")
     everything = {**os.environ, **CROWDED, **(env or {})}
-    alone = program in ("ddp", "interposer", "large_batch")
+    alone = program in ("ddp", "interposer", "rarely") or "--accuracy" in words
     needs_peers = [] if alone else ["--no-install"]
     return run_marked([sys.executable, file, *needs_peers, *words], everything, LIMIT_S)
 
@@ -143,10 +143,28 @@ def test_steps_of_lars_are_measured_and_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.bench
+def test_rare_communication_is_compared_with_synchronous_training(tmp_path: Path) -> None:
+    file, png = tmp_path / "a.json", tmp_path / "a.png"
+    words = ("--quick", "--steps", "20", "--batch", "1")
+    done = run(*words, "--json", str(file), "--png", str(png), program="rarely")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    rows = {row["candidate"]: row for row in document["results"]}
+    assert list(rows) == ["synchronous", "diloco-10", "diloco-30-int8"]
+    model = 4 * rows["synchronous"]["parameters"]
+    assert 1.0 <= rows["synchronous"]["sent_bytes"] / (2 * model * 20) < 1.1
+    assert 1.0 <= rows["diloco-10"]["sent_bytes"] / (2 * model * 2) < 1.1
+    assert rows["diloco-30-int8"]["sent_bytes"] < model / 10  # 20 steps: nothing is exchanged
+    assert all(len(row["curve"]) == 10 and row["loss"] < 5.5 for row in rows.values())
+    assert "vs_peer/bytes/diloco-10/2x1" in document["ratios"]
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.bench
 def test_accuracy_is_compared_against_the_size_of_the_batch(tmp_path: Path) -> None:
     file, png = tmp_path / "a.json", tmp_path / "a.png"
     words = ("--batches", "700", "5000", "--seeds", "2", "--epochs", "2", "--rates", "3")
-    done = run(*words, "--json", str(file), "--png", str(png), program="large_batch")
+    done = run("--accuracy", *words, "--json", str(file), "--png", str(png), program="lars")
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     rows = document["results"]

@@ -43,8 +43,8 @@ width of its 95 % confidence interval (paired). A point is four test images. Rat
 difference/BATCH.
 
 examples:
-  python benchmarks/large_batch.py --quick
-  python benchmarks/large_batch.py --json large_batch.json --png large_batch.png
+  python benchmarks/lars.py --accuracy --quick
+  python benchmarks/lars.py --accuracy --json large_batch.json --png large_batch.png
 """
 SHARED: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4}
 Weights = list[torch.nn.Parameter]
@@ -196,6 +196,7 @@ def plot(document: dict[str, Any], target: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(
+        prog="lars.py --accuracy",
         description="Compare the accuracy of SGD and LARS against the size of the batch.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -263,7 +264,3 @@ def _show(document: dict[str, Any]) -> None:
     print(report.table(header, lines))
     for line in document["failures"]:
         print(line, file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,263 @@
+"""Training that rarely communicates: a character-level language model, loss against bytes, and
+against seconds on slow links.
+
+Owns layouts, jobs, ratios and pictures. Never trains: rarely_worker.py does, in the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from harness import report
+from harness.layouts import JobLayout, read_layout
+from harness.stopping import keeping
+from harness.worker_jobs import WorkerJobs
+from workers.rarely_worker import WAYS
+
+__all__ = ["main", "ratios"]
+
+NOTES = """\
+Ranks of virtual nodes train a transformer of 1.07 million parameters on the sources of Python's
+standard library, each on batches of its own, with AdamW; files that are held out give the loss, in
+nats per character, of the model that a way would save. All ways see the same tokens, from the same
+first weights; each job is a seed, and trains one way after the other. Bytes are what the nodes'
+interfaces have sent, as the kernel counts them, headers included. "waited" is what step() waited
+for exchanges, of DiLoCo. Nodes share the cores of this machine, so computation takes longer than on
+nodes of their own, and communication that hides behind it hides more easily.
+
+Ratios, above 1 is ahead: vs_peer/bytes/WAY/LAYOUT is the bytes of synchronous training over those
+of the way; vs_peer/loss/WAY/LAYOUT the loss of synchronous training over that of the way, paired
+by seed, the mean; error/... half of its 95 % interval; vs_peer/seconds/WAY/LAYOUT seconds of
+synchronous training over those of the way for the same steps; vs_peer/time_to_loss/WAY/LAYOUT
+seconds until synchronous training reaches its last loss over those until the way does, where it
+does.
+
+Virtual nodes need Linux and root.
+
+examples:
+  python benchmarks/rarely.py --quick
+  python benchmarks/rarely.py --layouts 4x1 2x2 --seeds 5 --json rarely.json --png rarely.png
+  python benchmarks/rarely.py --layouts 4x1@100mbit 4x1@1gbit --seeds 1 --json links.json
+"""
+QUICK = ("synchronous", "diloco-10", "diloco-30-int8")
+BASE = "synchronous"
+JOB_LIMIT_S = 3600.0
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Every way against synchronous training, by layout."""
+    found: dict[str, float] = {}
+    for layout in dict.fromkeys(row["layout"] for row in rows):
+        here = [row for row in rows if row["layout"] == layout]
+        base = {row["seed"]: row for row in here if row["candidate"] == BASE}
+        for way in dict.fromkeys(row["candidate"] for row in here):
+            pairs = [
+                (base[row["seed"]], row)
+                for row in here
+                if row["candidate"] == way and row["seed"] in base
+            ]
+            if way == BASE or not pairs:
+                continue
+            case = f"{way}/{layout}"
+            losses = [theirs["loss"] / mine["loss"] for theirs, mine in pairs]
+            found[f"vs_peer/loss/{case}"] = statistics.mean(losses)
+            found[f"error/loss/{case}"] = report.half_width(losses)
+            for what in ("sent_bytes", "seconds"):
+                name = what.removeprefix("sent_")
+                shares = [theirs[what] / mine[what] for theirs, mine in pairs if mine[what]]
+                if shares:
+                    found[f"vs_peer/{name}/{case}"] = statistics.median(shares)
+            reached = [_time_to(mine, theirs["loss"]) for theirs, mine in pairs]
+            if None not in reached:
+                times = [b["seconds"] / t for (b, _), t in zip(pairs, reached, strict=True) if t]
+                found[f"vs_peer/time_to_loss/{case}"] = statistics.median(times)
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
+def _time_to(row: Mapping[str, Any], loss: float) -> float | None:
+    """Seconds until the loss, between the looks by a straight line; None: it was not reached."""
+    before: Sequence[float] | None = None
+    for point in row["curve"]:
+        if point[1] <= loss:
+            if before is None:
+                return float(point[2])
+            share = (before[1] - loss) / (before[1] - point[1])
+            return float(before[2] + share * (point[2] - before[2]))
+        before = point
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 when a job failed, and 130 or 143 when it was
+    interrupted: what had been measured is shown and written.
+    """
+    options = _read(argv)
+    rows: list[dict[str, Any]] = []
+    meta = report.facts("rarely") | {
+        "settings": {name: getattr(options, name) for name in ("steps", "batch", "seeds", "ways")}
+    }
+    meta["settings"]["layouts"] = {one.name: str(one) for one in options.layouts}
+    failures: list[str] = []
+    with keeping() as stopped, tempfile.TemporaryDirectory() as folder:
+        jobs = WorkerJobs("rarely_worker", Path(folder), JOB_LIMIT_S)
+        failures = jobs.failures
+        _measure(options, jobs, rows, meta)
+    meta["interrupted"] = bool(stopped.code)
+    document = {"meta": meta, "ratios": ratios(rows), "failures": failures, "results": rows}
+    _show(document)
+    if options.json:
+        report.write_json(options.json, document)
+    if options.png and rows:
+        plot(rows, options.png)
+    return stopped.code or int(bool(failures))
+
+
+def _measure(
+    options: argparse.Namespace,
+    jobs: WorkerJobs,
+    rows: list[dict[str, Any]],
+    meta: Mapping[str, Any],
+) -> None:
+    """All jobs, into `rows` one by one; the file is written after each."""
+    cases = [(layout, seed) for seed in range(options.seeds) for layout in options.layouts]
+    begin = time.monotonic()
+    for layout, seed in tqdm(cases, unit="job", disable=None):
+        if options.limit_s is not None and time.monotonic() - begin > options.limit_s:
+            print(f"{options.limit_s:g} s are over: the rest is left out", file=sys.stderr)
+            return
+        words = [str(seed), str(options.steps), str(options.batch), *options.ways]
+        found = jobs.run(layout, words)
+        rows += [{"layout": layout.name, **row} for row in found or []]
+        if options.json:
+            part = {"meta": {**meta, "interrupted": True}, "ratios": ratios(rows)}
+            report.write_json(options.json, {**part, "failures": jobs.failures, "results": rows})
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    """A table for each layout."""
+    for layout, words in document["meta"]["settings"]["layouts"].items():
+        lines = []
+        here = [row for row in document["results"] if row["layout"] == layout]
+        for way in dict.fromkeys(row["candidate"] for row in here):
+            mine = [row for row in here if row["candidate"] == way]
+            case = f"{way}/{layout}"
+            compared = document["ratios"]
+            waits = [row["wait_s"] for row in mine if row["wait_s"] is not None]
+            loss = statistics.mean(row["loss"] for row in mine)
+            lines.append(
+                [
+                    way,
+                    f"{loss:.4f}",
+                    _percent(compared, case),
+                    f"{statistics.median(row['sent_bytes'] for row in mine) / 1e6:.2f}",
+                    _share(compared.get(f"vs_peer/bytes/{case}")),
+                    f"{statistics.median(row['seconds'] for row in mine):.1f}",
+                    f"{statistics.median(waits):.2f}" if waits else "-",
+                    _share(compared.get(f"vs_peer/time_to_loss/{case}")),
+                ]
+            )
+        if lines:
+            seeds = len({row["seed"] for row in here})
+            print(f"{words}, {document['meta']['settings']['steps']} steps, {seeds} seeds")
+            header = ["", "loss", "over sync", "MB of all", "fewer", "s", "waited", "faster"]
+            print(report.table(header, lines))
+    for line in document["failures"]:
+        print(line, file=sys.stderr)
+
+
+def _percent(compared: Mapping[str, float], case: str) -> str:
+    if f"vs_peer/loss/{case}" not in compared:
+        return "-"
+    over = 100 * (1 / compared[f"vs_peer/loss/{case}"] - 1)
+    return f"{over:+.2f} +- {100 * compared[f'error/loss/{case}']:.2f} %"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g} x"
+
+
+def plot(rows: Sequence[Mapping[str, Any]], target: Path) -> None:
+    """Loss against bytes, and against seconds, a column for each layout."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    layouts = list(dict.fromkeys(row["layout"] for row in rows))
+    figure, axes = pyplot.subplots(
+        2, len(layouts), figsize=(5 * len(layouts) + 1, 7), squeeze=False, layout="constrained"
+    )
+    for column, layout in enumerate(layouts):
+        here = [row for row in rows if row["layout"] == layout and row["seed"] == 0]
+        for row in here:
+            steps = [point for point in row["curve"] if point[3] > 0]
+            style = "k-" if row["candidate"] == BASE else "-"
+            for axis, which, scale in ((axes[0][column], 3, 1e-6), (axes[1][column], 2, 1.0)):
+                x = [point[which] * scale for point in steps]
+                losses = [point[1] for point in steps]
+                axis.plot(x, losses, style, label=row["candidate"], linewidth=1.4)
+        axes[0][column].set_title(layout, fontsize=10)
+        axes[0][column].set_xlabel("MB sent by all nodes")
+        axes[0][column].set_xscale("log")
+        axes[1][column].set_xlabel("seconds of training")
+        for axis in (axes[0][column], axes[1][column]):
+            axis.set_ylabel("loss, nats per character")
+            axis.grid(True, color="#dddddd", linewidth=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(fontsize=7, frameon=False)
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+
+
+def _read(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with what --quick changes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None,
+        epilog=NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="few ways and steps: under a minute")
+    add("--json", type=Path, metavar="FILE", help="write everything there, after each job")
+    add("--png", type=Path, metavar="FILE", help="plot losses there")
+    add("--layouts", nargs="+", type=_layout, metavar="L", help="such as 2x2 or 4x1@100mbit")
+    add("--ways", nargs="+", choices=WAYS, metavar="WAY", help=f"of {', '.join(WAYS)}; all")
+    add("--seeds", type=int, help="paired trainings (default 5)")
+    add("--steps", type=int, help="of each training (default 600)")
+    add("--batch", type=int, help="sequences of 128 characters in a rank's step (default 8)")
+    add("--limit-s", type=float, help="begin no job after so long, and keep what there is")
+    options = parser.parse_args(argv)
+    report.check_targets(parser, options.json, options.png)
+    quick = options.quick
+    options.layouts = options.layouts or [read_layout("2x1" if quick else "4x1")]
+    options.ways = options.ways or list(QUICK if quick else WAYS)
+    if BASE in options.ways:
+        options.ways.sort(key=lambda way: way != BASE)
+    for name, few, many in (("seeds", 1, 5), ("steps", 30, 600), ("batch", 2, 8)):
+        value = getattr(options, name)
+        setattr(options, name, (few if quick else many) if value is None else value)
+        if getattr(options, name) < 1:
+            parser.error(f"--{name}: 1 or more")
+    if options.steps < 10:
+        parser.error("--steps: 10 or more, for ten looks at the loss")
+    return options
+
+
+def _layout(text: str) -> JobLayout:
+    try:
+        return read_layout(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
