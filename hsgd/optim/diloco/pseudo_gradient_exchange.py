@@ -134,14 +134,15 @@ class _Int8Exchange(_WithErrors):
         self._comm, self._count, self._block = comm, count, how.block
         blocks = max(1, -(-count // (how.block * comm.size)))  # of a part
         self._part = blocks * how.block
-        self._row = self._part + 4 * blocks  # codes, then scales
+        self._codes = 4 * blocks  # where they begin in a row: behind the scales
+        self._row = -(-(self._codes + self._part) // 4) * 4
         super().__init__(sent=torch.zeros(self._part * comm.size), mean=torch.zeros(self._part))
 
     def average(self, values: Tensor) -> Tensor:
         comm, part = self._comm, self._part
         padded = torch.zeros(part * comm.size)
         padded[: self._count] = values
-        rows = torch.empty(comm.size, self._row, dtype=torch.uint8)
+        rows = torch.zeros(comm.size, self._row, dtype=torch.uint8)
         for rank, row in enumerate(rows):
             at = slice(rank * part, (rank + 1) * part)
             self._encode(padded[at], self._errors["sent"][at], row)
@@ -149,7 +150,7 @@ class _Int8Exchange(_WithErrors):
         mean = torch.zeros(part)
         for row in rows:
             self._decode(row, 1.0 / comm.size, mean)
-        own = torch.empty(1, self._row, dtype=torch.uint8)
+        own = torch.zeros(1, self._row, dtype=torch.uint8)
         self._encode(mean, self._errors["mean"], own[0])
         rows = comm.allgather(own, name="mean pseudo-gradient in int8")
         padded.zero_()
@@ -161,16 +162,16 @@ class _Int8Exchange(_WithErrors):
         _native.int8_encode(
             values.data_ptr(),
             error.data_ptr(),
+            row.data_ptr() + self._codes,
             row.data_ptr(),
-            row.data_ptr() + self._part,
             self._part,
             self._block,
         )
 
     def _decode(self, row: Tensor, factor: float, total: Tensor) -> None:
         _native.int8_decode(
+            row.data_ptr() + self._codes,
             row.data_ptr(),
-            row.data_ptr() + self._part,
             self._part,
             self._block,
             factor,
