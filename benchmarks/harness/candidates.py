@@ -90,7 +90,7 @@ MPICH_YIELDS = {
 # Intel's library yields as it comes; WAIT_MODE=1 and SPIN_COUNT differ by less than two runs do.
 INTEL_MPI = {"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}  # without libfabric; unbound as the others
 INTEL_MPI_YIELDS = {"I_MPI_THREAD_YIELD": "2"}
-# Its worker threads would want as many cores again: with them a call takes 13 us to 30 ms.
+# Its worker threads would want as many cores again: with them a call takes 13 us to 84 ms.
 ONECCL = {"CCL_ATL_TRANSPORT": "mpi", "CCL_WORKER_OFFLOAD": "0"}
 ONECCL_YIELDS = {"CCL_YIELD": "sched_yield", "CCL_SPIN_COUNT": "1"}
 JOBS = (
