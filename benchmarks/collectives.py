@@ -1,4 +1,4 @@
-"""Broadcast, allgather, reduce_scatter, alltoall, barrier: hsgd against MPI and gloo, in one run.
+"""Broadcast, allgather, reduce_scatter, alltoall, barrier: hsgd, MPI, oneCCL, gloo, in one run.
 
 Owns the choice of sizes. Everything else is in command.py, which says how it is measured.
 """
@@ -13,7 +13,7 @@ __all__ = ["COLLECTIVES"]
 
 COLLECTIVES = Benchmark(
     name="collectives",
-    about="Measure the other collectives on float32 on this machine: hsgd, MPI, gloo.",
+    about="Measure the other collectives on float32 on this machine: hsgd, MPI, oneCCL, gloo.",
     collectives=("broadcast", "allgather", "reduce_scatter", "alltoall", "barrier"),
     sizes=(8, *(64 * 8**k for k in range(8))),
     quick_sizes=(8, 64 << 10, 4 << 20),

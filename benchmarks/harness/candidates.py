@@ -35,7 +35,9 @@ class Job:
 
     name: str
     native: bool = False  # the C program instead of worker.py
-    peer: str | None = None  # installed by peers.py: "mpich", "impi", "deepspeed" or "vllm"
+    peer: str | None = (
+        None  # installed by peers.py: "mpich", "impi", "oneccl", "deepspeed" or "vllm"
+    )
     pauses: bool = False  # threads of its own wake up: stopped while another job is measured
     environment: dict[str, str] = field(default_factory=dict)
     crowded: dict[str, str] = field(default_factory=dict)  # as well when ranks outnumber cores
@@ -88,6 +90,9 @@ MPICH_YIELDS = {
 # Intel's library yields as it comes; WAIT_MODE=1 and SPIN_COUNT differ by less than two runs do.
 INTEL_MPI = {"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"}  # without libfabric; unbound as the others
 INTEL_MPI_YIELDS = {"I_MPI_THREAD_YIELD": "2"}
+# Its worker threads would want as many cores again: with them a call takes 13 us to 84 ms.
+ONECCL = {"CCL_ATL_TRANSPORT": "mpi", "CCL_WORKER_OFFLOAD": "0"}
+ONECCL_YIELDS = {"CCL_YIELD": "sched_yield", "CCL_SPIN_COUNT": "1"}
 JOBS = (
     Job("native", native=True),
     Job("native-bf16", native=True, environment={"HSGD_WIRE_DTYPE": "bfloat16"}),
@@ -100,6 +105,13 @@ JOBS = (
         peer="impi",
         environment=INTEL_MPI,
         crowded=INTEL_MPI_YIELDS,
+    ),
+    Job(
+        "native-oneccl",
+        native=True,
+        peer="oneccl",
+        environment={**INTEL_MPI, **ONECCL},
+        crowded={**INTEL_MPI_YIELDS, **ONECCL_YIELDS},
     ),
     Job("native-deepspeed", native=True, peer="deepspeed"),
     Job("python"),
@@ -185,6 +197,15 @@ CANDIDATES = (
         binding="mpi-c",
         collectives=ALL,
         nodes="one",  # the wheel has no libfabric
+    ),
+    Candidate(
+        "oneccl",
+        "native-oneccl",
+        "oneCCL (C)",
+        "peer",
+        "ccl::allreduce and its like of oneCCL's CPU library, in the same program over Intel MPI",
+        collectives=ALL,
+        nodes="one",
     ),
     Candidate(
         "deepspeed",

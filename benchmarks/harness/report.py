@@ -55,6 +55,7 @@ _COLOURS = {
     "mpich-c": "#cb181d",
     "mpich": "#fb9a99",
     "impi-c": "#6a51a3",
+    "oneccl": "#9e9ac8",
     "deepspeed": "#bf9000",
     "gloo": "#969696",
     "horovod": "#9e3d8f",

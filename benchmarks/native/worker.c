@@ -25,7 +25,7 @@ static const Contender* const kContenders[] = {
 #ifdef WITH_HSGD
     &kHsgd, &kHsgdArena,
 #endif
-    &kMpi,  &kDeepSpeed, &kLine, &kStaged, &kStagedPast, &kArena, &kArenaPast, &kLink};
+    &kMpi,  &kDeepSpeed, &kOneCcl, &kLine, &kStaged, &kStagedPast, &kArena, &kArenaPast, &kLink};
 enum { kContenderCount = sizeof kContenders / sizeof *kContenders };
 static const char* const kNames[kCollectives] = {"allreduce",      "broadcast", "allgather",
                                                  "reduce_scatter", "alltoall",  "barrier"};

