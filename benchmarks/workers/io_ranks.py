@@ -1,6 +1,7 @@
 """The ranks of io_throughput.py: processes that stay, take turns of a candidate, or open data sets.
 
-Owns the processes, the common start, and what is measured in them: samples, seconds, memory.
+Owns the processes, the common start, and what is measured in them: samples, seconds, memory; and
+that the rows of a candidate are those of the HDF5 file.
 Candidates are in io_candidates.py. Never decides who is measured when.
 """
 
@@ -13,12 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from studies.io_candidates import BATCH, CANDIDATES
-from studies.io_files import DataSet
+import h5py
 
-__all__ = ["Ranks"]
+from studies.io_candidates import CANDIDATES
+from studies.io_files import BATCH, DataSet
+
+__all__ = ["Ranks", "check"]
 
 _START_S, _RUN_S = 120.0, 300.0
+_CHECKED_BATCHES = 4
 _serial = itertools.count()
 
 
@@ -46,6 +50,10 @@ class Ranks:
             "first_s": max(a["first_s"] for a in found),
             "peak_mb": max(a["peak_mb"] for a in found),
         }
+
+    def check(self, name: str, data: DataSet) -> None:
+        """Take the first batches and compare them. Raises RuntimeError for a wrong row."""
+        self._ask("check", name, data)
 
     def open(self, data: DataSet) -> dict[str, Any]:
         """Make a loader on all ranks and take one batch: seconds until both, and the files that
@@ -96,13 +104,17 @@ def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
     while True:
         try:
             order, *words = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the other end is closed
             return
         try:
             barrier.wait(_START_S)
             if order == "open":
                 data, path = words
                 pipe.send(_open(data, rank, ranks, path))
+            elif order == "check":
+                name, data = words
+                check(known[name].read(data, rank, ranks, 0), known[name].order, data)
+                pipe.send({})
             else:
                 name, data, epoch, budget_s = words
                 pipe.send(_deliver(known[name].read(data, rank, ranks, epoch), budget_s))
@@ -133,6 +145,26 @@ def _open(data: DataSet, rank: int, ranks: int, path: str) -> dict[str, Any]:
     finally:
         dataset_index.open_hdf5 = examine
     return {"open_s": made_s, "first_s": first_s, "parsed": len(opened)}
+
+
+def check(batches: Any, order: str, data: DataSet) -> None:
+    """Raise ValueError unless the first rows are rows of the HDF5 file, each once, and follow one
+    another where they are in order.
+    """
+    numbers: list[int] = []
+    with h5py.File(data.folder / "one.h5", "r") as file:
+        rows = file["data"]
+        for batch in itertools.islice(batches, _CHECKED_BATCHES):
+            for row in batch.numpy():
+                number = int.from_bytes(row[:8].tobytes(), "little")
+                if number >= data.count or (row != rows[number]).any():
+                    raise ValueError(f"row {len(numbers)} is not row {number} of the file")
+                numbers.append(number)
+    if len(set(numbers)) != len(numbers) or not numbers:
+        raise ValueError(f"of {len(numbers)} rows {len(set(numbers))} are different ones")
+    steps = {later - earlier for earlier, later in itertools.pairwise(numbers)}
+    if (steps <= {1}) != (order == "in-order"):
+        raise ValueError(f"rows are not {order}: they begin with {numbers[:4]}")
 
 
 def _deliver(batches: Any, budget_s: float) -> dict[str, float]:
