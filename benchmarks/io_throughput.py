@@ -43,7 +43,8 @@ Ratios in the JSON, of rates within this run, above 1 is ahead: CASE is STATE/OR
 vs_peer/CASE is hsgd.io / the fastest peer in the same order, vs_NAME/CASE / one peer. vs_limit/CASE
 is hsgd.io / preadv of the same bytes into a ring of the same size (warm) or / fio with direct
 sequential reads (cold). ORDER-packed compares those that read Blosc's lz4, ORDER-limited is hsgd.io
-with a memory_limit of 64 MiB, and vs_memory_limit that / the memory that it gained. Of opening a
+with a memory_limit of 64 MiB, and vs_memory_limit that / the memory that it gained; ORDER-mapped is
+hsgd.io with ReadOptions(mapped=True), against the peers of ORDER. Of opening a
 loader: vs_half_a_second is 0.5 s / the time until its first batch, parses_per_job the files that
 all ranks together opened with HDF5 / the files that there are: 1 is one parse for the job.
 
@@ -123,7 +124,7 @@ def measure(
                 try:
                     if turn == 0 and candidate.kind != "limit":
                         ranks.check(candidate.name, data)
-                    one = ranks.turn(candidate.name, data, turn, options.budget)
+                    one = ranks.turn(candidate.name, data, turn, options.budget, options.copy)
                 except (RuntimeError, TimeoutError, EOFError) as error:
                     found.failures.append(f"{candidate.name}, {case}: {error}")
                     del turns[candidate.name]
@@ -200,7 +201,8 @@ def ratios(rows: Sequence[dict[str, Any]], openings: Sequence[dict[str, Any]]) -
         order = f"{own['order']}-{variant}" if variant else own["order"]
         case = f"{own['state']}/{order}/{size}/np{own['ranks']}"
         same = [r for r in rows if (r["state"], r["bytes"], r["ranks"]) == where]
-        alike = [r for r in same if (r["order"], r["variant"]) == (own["order"], variant)]
+        rivals = "" if variant == "mapped" else variant
+        alike = [r for r in same if (r["order"], r["variant"]) == (own["order"], rivals)]
         peers = [r for r in alike if r["kind"] == "peer"]
         wanted = "preadv" if own["state"] == "warm" else "fio"
         limits = [r for r in same if r["candidate"] == wanted and variant != "packed"]
@@ -294,6 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--budget", type=float, metavar="S", help="of one turn (default 3)")
     known = ", ".join(c.name for c in CANDIDATES)
     add("--candidates", nargs="+", metavar="NAME", help=f"of {known}")
+    add("--copy", action="store_true", help="the loop copies each batch, instead of touching pages")
     add("--no-install", action="store_true", help="leave out peers that are not installed yet")
     add("--folder", type=Path, help="where data is made and kept; default: a temporary one")
     return parser
@@ -368,6 +371,7 @@ def _write(options: argparse.Namespace, found: Found, stopped: int = 0) -> dict[
         "rounds": options.rounds,
         "budget_s": options.budget,
         "limit_s": options.limit,
+        "copy": options.copy,
     }
     meta = {
         **report.facts("io_throughput"),

@@ -64,7 +64,7 @@ def _hsgd(
         key = (data.folder, kind, shuffle, rank, ranks, how)
         if key not in _loaders:
             batch = min(BATCH, max(1, data.count // ranks))
-            if how is not None:  # some batches have to fit besides the windows
+            if how is not None and how.memory_limit:  # some batches have to fit besides the windows
                 batch = max(1, min(batch, how.window_bytes // 4 // data.sample_bytes))
             path = data.folder / kind
             _loaders[key] = PartitionedLoader(
@@ -259,6 +259,8 @@ CANDIDATES = (
     Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
     Candidate("hsgd-limited", "hsgd.io, limited", "hsgd", "block", "slabs",
               _hsgd("block", how=_LIMITED), False, "limited"),
+    Candidate("hsgd-mapped", "hsgd.io, mapped", "hsgd", "in-order", "one.h5",
+              _hsgd("none", "one.h5", ReadOptions(mapped=True)), True, "mapped"),
     Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
     Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py(_sorted_selection)),
     Candidate("memmap", "np.memmap", "peer", "block", "one.h5", _memmap),

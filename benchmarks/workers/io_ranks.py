@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 
 from studies.io_candidates import CANDIDATES
-from studies.io_files import BATCH, DataSet
+from studies.io_files import BATCH, READ_BYTES, DataSet
 
 __all__ = ["Ranks", "check"]
 
@@ -42,9 +42,11 @@ class Ranks:
             self._processes.append(process)
         self._answers(_START_S)
 
-    def turn(self, name: str, data: DataSet, epoch: int, budget_s: float) -> dict[str, float]:
-        """One pass over the data, or as far as the budget goes."""
-        found = self._ask("deliver", name, data, epoch, budget_s)
+    def turn(
+        self, name: str, data: DataSet, epoch: int, budget_s: float, copy: bool = False
+    ) -> dict[str, float]:
+        """One pass over the data, or as far as the budget goes. copy: the loop copies batches."""
+        found = self._ask("deliver", name, data, epoch, budget_s, copy)
         return {
             "samples_per_s": sum(a["samples"] for a in found) / max(a["seconds"] for a in found),
             "first_s": max(a["first_s"] for a in found),
@@ -116,8 +118,10 @@ def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
                 check(known[name].read(data, rank, ranks, 0), known[name].order, data)
                 pipe.send({})
             else:
-                name, data, epoch, budget_s = words
-                pipe.send(_deliver(known[name].read(data, rank, ranks, epoch), budget_s))
+                name, data, epoch, budget_s, copy = words
+                step_bytes = max(READ_BYTES, BATCH * data.sample_bytes) if copy else 0
+                batches = known[name].read(data, rank, ranks, epoch)
+                pipe.send(_deliver(batches, budget_s, step_bytes))
         except Exception as error:
             pipe.send(f"{type(error).__name__}: {error}")
 
@@ -167,14 +171,20 @@ def check(batches: Any, order: str, data: DataSet) -> None:
         raise ValueError(f"rows are not {order}: they begin with {numbers[:4]}")
 
 
-def _deliver(batches: Any, budget_s: float) -> dict[str, float]:
-    """Take batches, touch them, and count."""
+def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]:
+    """Take batches, copy them into memory of `step_bytes` or touch their pages, and count."""
+    import torch
+
+    step = torch.zeros(step_bytes, dtype=torch.uint8)
     before_mb = _restart_peak()
     began = time.perf_counter()
     first_s, samples, touched = 0.0, 0, 0
     for batch in batches:
         first_s = first_s or time.perf_counter() - began
-        touched += int(batch.view(-1)[::4096].sum())
+        if step_bytes:
+            step[: batch.numel()].copy_(batch.view(-1))
+        else:
+            touched += int(batch.view(-1)[::4096].sum())
         samples += len(batch)
         if time.perf_counter() - began > budget_s:
             break
