@@ -139,8 +139,7 @@ class PartitionedLoader(Closing):
         _check_policy(on_error, comm, world_size, self._data.fields)
         self._on_error, self._comm = on_error, comm
         self._forget_process()
-        if read.verify:
-            _check_verifiable(self._data, shuffle)
+        _check_reading(self._data, shuffle, on_error, read, cached=cache is not None)
         share_of(  # reports bad arguments now and not in the first epoch, as the next line does
             self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
         )
@@ -154,12 +153,6 @@ class PartitionedLoader(Closing):
             warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=2)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
-        if read.pin_memory:
-            _check_pinning()
-        if read.mapped:
-            check_mappable(self._data, shuffle, on_error)
-            if cache is not None:
-                raise ValueError("mapped=True: cache= has copies of the slabs; use one of the two")
         self._cache = None if cache is None else self._open_cache(cache)
 
     def _open_cache(self, cache: CacheOptions) -> NodeCache:
@@ -553,6 +546,19 @@ def _check_policy(
             'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
             "batch together, or their numbers of steps would differ"
         )
+
+
+def _check_reading(
+    data: DataMap, shuffle: str, on_error: str, read: ReadOptions, *, cached: bool
+) -> None:
+    if read.verify:
+        _check_verifiable(data, shuffle)
+    if read.pin_memory:
+        _check_pinning()
+    if read.mapped:
+        check_mappable(data, shuffle, on_error)
+        if cached:
+            raise ValueError("mapped=True: cache= has copies of the slabs; use one of the two")
 
 
 def _check_verifiable(data: DataMap, shuffle: str) -> None:

@@ -176,6 +176,7 @@ def test_a_forked_child_maps_for_itself(folder: Path) -> None:
         ({"direct": True}, "verify, direct, pin_memory and memory_limit"),
         ({"pin_memory": True}, "verify, direct, pin_memory and memory_limit"),
         ({"memory_limit": 1 << 20}, "verify, direct, pin_memory and memory_limit"),
+        ({"cache_bytes": 1 << 20}, "cache= has copies of the slabs"),
     ],
 )
 def test_what_needs_copies_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
