@@ -1,8 +1,8 @@
 """How fast samples reach the training loop: hsgd.io against h5py, DataLoader, WebDataset and more.
 
 Owns the command line, the turns, and the figures. Candidates are in io_candidates.py, the files in
-io_files.py. Ranks (io_ranks.py) are processes that stay from candidate to candidate, so that
-start-up does not count.
+io_files.py, the packages of peers in io_packages.py. Ranks (io_ranks.py) are processes that stay
+from candidate to candidate, so that start-up does not count.
 """
 
 from __future__ import annotations
@@ -22,16 +22,8 @@ from typing import Any
 
 from harness import report
 from studies.io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
-from studies.io_files import (
-    PACKAGES,
-    SMALL,
-    DataSet,
-    available,
-    can_drop_caches,
-    drop_caches,
-    make,
-    warm,
-)
+from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
+from studies.io_packages import reason_against
 from workers.io_ranks import Ranks
 
 __all__ = ["main"]
@@ -40,8 +32,10 @@ EPILOG = """\
 A rate is samples per second that reached the loop as uint8 tensors in batches of 64, of which one
 byte in 4 KiB was summed up; over all ranks, from a common start. Candidates take turns, --rounds
 times after one that does not count; medians count. Who takes longer than --budget seconds for a
-turn is stopped there, and the rate until then counts. Before cold turns the page cache is dropped
-(as root); WebDataset and Streaming read a quarter of the same samples, at most 256 MB, warm alone.
+turn is stopped there, and the rate until then counts. Before the first turn each one's first rows
+are compared with the HDF5 file. Before cold turns the page cache is dropped (as root). WebDataset,
+Streaming, LitData, h5coro, ArrayRecord and TensorStore's shuffled rows have a quarter of the same
+samples, at most 256 MB, warm alone.
 --json is written after each case, and when the run is interrupted or its --limit reached: what was
 measured by then counts.
 
@@ -49,11 +43,14 @@ Ratios in the JSON, of rates within this run, above 1 is ahead: CASE is STATE/OR
 vs_peer/CASE is hsgd.io / the fastest peer in the same order, vs_NAME/CASE / one peer. vs_limit/CASE
 is hsgd.io / preadv of the same bytes into a ring of the same size (warm) or / fio with direct
 sequential reads (cold). ORDER-packed compares those that read Blosc's lz4, ORDER-limited is hsgd.io
-with a memory_limit of 64 MiB, and vs_memory_limit that / the memory that it gained. Of opening a
+with a memory_limit of 64 MiB, and vs_memory_limit that / the memory that it gained; ORDER-mapped is
+hsgd.io with ReadOptions(mapped=True), against the peers of ORDER. Of opening a
 loader: vs_half_a_second is 0.5 s / the time until its first batch, parses_per_job the files that
 all ranks together opened with HDF5 / the files that there are: 1 is one parse for the job.
 
-FFCV is compared where `import ffcv` works; it is compiled against OpenCV and Numba.
+Peers that are not there are installed once, into hsgd's cache: pyfive, h5coro, LitData, SPDL, Grain
+and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment, and FFCV, which is
+compiled against OpenCV and Numba. Those that cannot be used are named, with the reason.
 
 examples:
   python benchmarks/io_throughput.py --quick
@@ -95,6 +92,7 @@ class Found:
     rows: list[dict[str, Any]] = field(default_factory=list)
     openings: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # packages, and why
 
 
 def measure(
@@ -107,7 +105,7 @@ def measure(
 ) -> None:
     """All turns of one case into `found`, also when they are broken off."""
     cold = case.state == "cold"
-    present = [c for c in chosen if available(c.files) and not (cold and c.files in SMALL)]
+    present = [c for c in chosen if not (cold and c.files in SMALL)]
     turns: dict[str, list[dict[str, float]]] = {c.name: [] for c in present}
     limits: list[float | None] = []
     ranks = Ranks(case.ranks)
@@ -124,7 +122,9 @@ def measure(
                     return
                 drop_caches() if cold else warm(data, candidate.files)
                 try:
-                    one = ranks.turn(candidate.name, data, turn, options.budget)
+                    if turn == 0 and candidate.kind != "limit":
+                        ranks.check(candidate.name, data)
+                    one = ranks.turn(candidate.name, data, turn, options.budget, options.copy)
                 except (RuntimeError, TimeoutError, EOFError) as error:
                     found.failures.append(f"{candidate.name}, {case}: {error}")
                     del turns[candidate.name]
@@ -201,7 +201,8 @@ def ratios(rows: Sequence[dict[str, Any]], openings: Sequence[dict[str, Any]]) -
         order = f"{own['order']}-{variant}" if variant else own["order"]
         case = f"{own['state']}/{order}/{size}/np{own['ranks']}"
         same = [r for r in rows if (r["state"], r["bytes"], r["ranks"]) == where]
-        alike = [r for r in same if (r["order"], r["variant"]) == (own["order"], variant)]
+        rivals = "" if variant == "mapped" else variant
+        alike = [r for r in same if (r["order"], r["variant"]) == (own["order"], rivals)]
         peers = [r for r in alike if r["kind"] == "peer"]
         wanted = "preadv" if own["state"] == "warm" else "fio"
         limits = [r for r in same if r["candidate"] == wanted and variant != "packed"]
@@ -295,6 +296,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--budget", type=float, metavar="S", help="of one turn (default 3)")
     known = ", ".join(c.name for c in CANDIDATES)
     add("--candidates", nargs="+", metavar="NAME", help=f"of {known}")
+    add("--copy", action="store_true", help="the loop copies each batch, instead of touching pages")
+    add("--no-install", action="store_true", help="leave out peers that are not installed yet")
     add("--folder", type=Path, help="where data is made and kept; default: a temporary one")
     return parser
 
@@ -342,7 +345,7 @@ def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found
                     if not clock.is_over():
                         case = Case(state, sample_bytes, ranks)
                         measure(case, data, chosen, options, clock, found)
-                        _write(options, chosen, found)
+                        _write(options, found)
                 if options.folder is None:
                     shutil.rmtree(place, ignore_errors=True)
     finally:
@@ -350,9 +353,16 @@ def _measure_all(options: argparse.Namespace, chosen: Sequence[Candidate], found
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(
-    options: argparse.Namespace, chosen: Sequence[Candidate], found: Found, stopped: int = 0
-) -> dict[str, Any]:
+def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str]) -> list[Candidate]:
+    """Those that can read here; packages that the others need go to `left_out`, with the reason."""
+    for name in sorted({name for candidate in chosen for name in candidate.packages()}):
+        if reason := reason_against(name, install):
+            left_out[name] = reason
+            print(f"left out: {name} ({reason})", file=sys.stderr)
+    return [c for c in chosen if not c.packages() & left_out.keys()]
+
+
+def _write(options: argparse.Namespace, found: Found, stopped: int = 0) -> dict[str, Any]:
     """The document, into the JSON file too when one is wanted."""
     settings = {
         "sizes": options.sizes,
@@ -361,7 +371,7 @@ def _write(
         "rounds": options.rounds,
         "budget_s": options.budget,
         "limit_s": options.limit,
-        "not_installed": sorted({PACKAGES[c.files] for c in chosen if not available(c.files)}),
+        "copy": options.copy,
     }
     meta = {
         **report.facts("io_throughput"),
@@ -371,6 +381,7 @@ def _write(
     doc = {
         "meta": meta,
         "ratios": ratios(found.rows, found.openings),
+        "left_out": found.left_out,
         "failures": found.failures,
         "openings": found.openings,
         "results": found.rows,
@@ -391,6 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopped = 0
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        chosen = usable(chosen, not options.no_install, found.left_out)
         _measure_all(options, chosen, found)
     except KeyboardInterrupt:
         stopped = 130
@@ -400,7 +412,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
     if stopped:
         print("interrupted; this is what had been measured", file=sys.stderr)
-    doc = _write(options, chosen, found, stopped)
+    doc = _write(options, found, stopped)
     if found.rows:
         print(tables(doc))
     for line in found.failures:

@@ -24,6 +24,7 @@ from hsgd.closing import Closing
 from .batches.buffer_pool import BufferRing
 from .batches.error_policy import ErrorPolicy
 from .batches.iteration import Batch, Iteration, IterationSettings, Progress
+from .batches.mapped_batches import MappedBatches, check_mappable
 from .batches.read_schedule import ReadPlan, staging_bytes
 from .batches.reader_pool import Filler
 from .cache.node_ranks import seats_of
@@ -138,8 +139,7 @@ class PartitionedLoader(Closing):
         _check_policy(on_error, comm, world_size, self._data.fields)
         self._on_error, self._comm = on_error, comm
         self._forget_process()
-        if read.verify:
-            _check_verifiable(self._data, shuffle)
+        _check_reading(self._data, shuffle, on_error, read, cached=cache is not None)
         share_of(  # reports bad arguments now and not in the first epoch, as the next line does
             self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
         )
@@ -153,8 +153,6 @@ class PartitionedLoader(Closing):
             warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=2)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
-        if read.pin_memory:
-            _check_pinning()
         self._cache = None if cache is None else self._open_cache(cache)
 
     def _open_cache(self, cache: CacheOptions) -> NodeCache:
@@ -187,6 +185,10 @@ class PartitionedLoader(Closing):
                 stacklevel=2,
             )
         share, ranges = self._resumed_share(self._rank)
+        if os.getpid() != self._pid:
+            current = self._current
+            self._forget_process()
+            self._current = current
         if self._cache is not None:
             self._cache.prepare(self._wanted_slabs(), busy=bool(self._running))
         plan = ReadPlan(
@@ -199,8 +201,13 @@ class PartitionedLoader(Closing):
             self._options.verify,
             self._cache,
         )
-        ring = self._take_ring(share)
-        filler = Filler(plan, ring, self._options.threads)
+        ring: BufferRing | MappedBatches
+        filler: Filler | MappedBatches
+        if self._options.mapped:
+            filler = ring = MappedBatches(plan)
+        else:
+            ring = self._take_ring(share)
+            filler = Filler(plan, ring, self._options.threads)
         counted: list[Progress] = []
         iteration = Iteration(
             filler,
@@ -299,10 +306,12 @@ class PartitionedLoader(Closing):
         (samples per epoch that another rank has too), buffer_bytes (memory of the batches),
         cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
         exchanged_bytes (that it got for it from other nodes), and
-        bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, or "h5py: " and
-        the reason.
+        bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, "mmap", or "h5py: "
+        and the reason.
         """
         bypass = self._data.read_by()
+        if self._options.mapped:
+            bypass = dict.fromkeys(bypass, "mmap")
         cached = CacheStats() if self._cache is None else self._cache.stats
         with self._lock:
             read, seen = replace(self._read), replace(self._seen)
@@ -341,17 +350,13 @@ class PartitionedLoader(Closing):
         self._lock = threading.RLock()  # a finalizer may run while this thread holds it
         self._rings: list[BufferRing] = []
         self._used_rings: list[BufferRing] = []
-        self._running: list[tuple[Filler, Progress]] = []
+        self._running: list[tuple[Filler | MappedBatches, Progress]] = []
         self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self._read, self._seen = ReadStats(), Progress()
         self._current = (self._epoch, self._cuts, Progress())
 
     def _take_ring(self, share: Share) -> BufferRing:
         """A ring that no iteration uses; memory is kept from one epoch to the next."""
-        if os.getpid() != self._pid:
-            current = self._current
-            self._forget_process()
-            self._current = current
         slots = self._slots(share)
         with self._lock:
             fitting = [ring for ring in self._rings if ring.base_slots >= slots]
@@ -371,15 +376,22 @@ class PartitionedLoader(Closing):
             self._used_rings.append(ring)
         return ring
 
-    def _finished(self, filler: Filler, ring: BufferRing, counted: Sequence[Progress]) -> None:
+    def _finished(
+        self,
+        filler: Filler | MappedBatches,
+        ring: BufferRing | MappedBatches,
+        counted: Sequence[Progress],
+    ) -> None:
         """An iteration has ended: keep its ring for the next, and its figures."""
-        ring.trim()
+        if isinstance(ring, BufferRing):
+            ring.trim()
         with self._lock:
             _add(self._read, filler.stats)
             _add(self._seen, counted)
             self._running = [entry for entry in self._running if entry[0] is not filler]
             self._used_rings = [other for other in self._used_rings if other is not ring]
-            self._rings = [ring]  # two iterations at once are rare: keep the memory of one
+            if isinstance(ring, BufferRing):
+                self._rings = [ring]  # two iterations at once are rare: keep the memory of one
 
     def _slots(self, share: Share) -> int:
         """Batches that the ring holds: two windows, those read ahead, and what the loop has."""
@@ -534,6 +546,19 @@ def _check_policy(
             'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
             "batch together, or their numbers of steps would differ"
         )
+
+
+def _check_reading(
+    data: DataMap, shuffle: str, on_error: str, read: ReadOptions, *, cached: bool
+) -> None:
+    if read.verify:
+        _check_verifiable(data, shuffle)
+    if read.pin_memory:
+        _check_pinning()
+    if read.mapped:
+        check_mappable(data, shuffle, on_error)
+        if cached:
+            raise ValueError("mapped=True: cache= has copies of the slabs; use one of the two")
 
 
 def _check_verifiable(data: DataMap, shuffle: str) -> None:

@@ -40,6 +40,9 @@ class ReadOptions:
     verify: bool = False
     """Check the checksum of everything that is read, and raise DataError naming file and byte where
     it is wrong; blocks of checksum_rows samples are then read whole. Needs a slab folder."""
+    mapped: bool = False
+    """With shuffle="none": batches are views of the mapped files, nothing is copied or read ahead.
+    For data in the page cache, in files that nobody cuts off: that would end the process."""
     timeout_s: float = 600.0
     """Longest wait for one batch."""
 
@@ -50,6 +53,11 @@ class ReadOptions:
                 f"read_ahead={self.read_ahead}, block_bytes={self.block_bytes}, "
                 f"window_bytes={self.window_bytes}, threads={self.threads}, "
                 f"transform_threads={self.transform_threads}; use at least 1 (transform_threads 0)"
+            )
+        if self.mapped and (self.verify or self.direct or self.pin_memory or self.memory_limit):
+            raise ValueError(
+                "mapped=True: verify, direct, pin_memory and memory_limit are for batches that are "
+                "read; leave them out"
             )
 
 

@@ -1,7 +1,8 @@
 """Who reads: hsgd.io, its peers, and the limits; each a generator of batches as torch tensors.
 
-Owns the candidates of io_throughput.py. Every one delivers uint8 tensors (samples, sample_bytes)
-of the samples of one rank; the limits deliver bytes without samples. Never takes the time.
+Owns the candidates of io_throughput.py, of which io_peers.py has those with loaders of their own.
+Every one delivers uint8 tensors (samples, sample_bytes) of the samples of one rank; the limits
+deliver bytes without samples. Never takes the time.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import h5py
 import numpy as np
 from hsgd.io import PartitionedLoader, ReadOptions
 
-from studies.io_files import DataSet, import_streaming
+from studies import io_peers
+from studies.io_files import BATCH, PACKAGE_OF_FILES, READ_BYTES, DataSet, part
+from studies.io_packages import import_streaming
 
-__all__ = ["BATCH", "CANDIDATES", "MEMORY_LIMIT", "Candidate", "fio_rate"]
+__all__ = ["CANDIDATES", "MEMORY_LIMIT", "Candidate", "fio_rate"]
 
-BATCH = 64
 MEMORY_LIMIT = 64 << 20  # of the candidate that keeps to one
 _RING_BYTES = 128 << 20
-_READ_BYTES = 4 << 20
 
 Batches = Iterator[Any]
 
@@ -34,7 +35,8 @@ Batches = Iterator[Any]
 @dataclass(frozen=True)
 class Candidate:
     """One way to read. order: block (shuffled) or in-order; files: what it reads (io_files).
-    variant: "" or what else is the same for those that are compared.
+    variant: "" or what else is the same for those that are compared; package: what reading needs
+    besides what the files do (io_packages).
     """
 
     name: str
@@ -45,6 +47,11 @@ class Candidate:
     read: Callable[[DataSet, int, int, int], Batches]  # data, rank, ranks, epoch
     quick: bool = True  # part of --quick
     variant: str = ""
+    package: str = ""
+
+    def packages(self) -> set[str]:
+        """What cannot be missing for this one."""
+        return {self.package, PACKAGE_OF_FILES.get(self.files, "")} - {""}
 
 
 _loaders: dict[tuple[Any, ...], PartitionedLoader] = {}
@@ -57,7 +64,7 @@ def _hsgd(
         key = (data.folder, kind, shuffle, rank, ranks, how)
         if key not in _loaders:
             batch = min(BATCH, max(1, data.count // ranks))
-            if how is not None:  # some batches have to fit besides the windows
+            if how is not None and how.memory_limit:  # some batches have to fit besides the windows
                 batch = max(1, min(batch, how.window_bytes // 4 // data.sample_bytes))
             path = data.folder / kind
             _loaders[key] = PartitionedLoader(
@@ -69,17 +76,13 @@ def _hsgd(
     return read
 
 
-def _part(data: DataSet, rank: int, ranks: int) -> tuple[int, int]:
-    return data.count * rank // ranks, data.count * (rank + 1) // ranks
-
-
 def _h5py(
     take: Callable[[h5py.Dataset, Any], np.ndarray], kind: str = "one.h5"
 ) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
         import torch
 
-        start, stop = _part(data, rank, ranks)
+        start, stop = part(data.count, rank, ranks)
         order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
         with _opened(data, kind) as file:
             dataset = file["data"]
@@ -102,7 +105,7 @@ def _memmap(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     """Random batches of rows as raw bytes, copied out of the page cache by the loop itself."""
     import torch
 
-    start, stop = _part(data, rank, ranks)
+    start, stop = part(data.count, rank, ranks)
     order = np.random.default_rng(epoch).permutation(np.arange(start, stop))
     with _opened(data, "one.h5") as file:
         offset = file["data"].id.get_offset()
@@ -122,8 +125,8 @@ def _h5py_slabs(kind: str) -> Callable[[DataSet, int, int, int], Batches]:
     def read(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
         import torch
 
-        start, stop = _part(data, rank, ranks)
-        rows = max(BATCH, _READ_BYTES // data.sample_bytes // BATCH * BATCH)
+        start, stop = part(data.count, rank, ranks)
+        rows = max(BATCH, READ_BYTES // data.sample_bytes // BATCH * BATCH)
         with _opened(data, kind) as file:
             dataset = file["data"]
             for low in range(start, stop, rows):
@@ -149,11 +152,11 @@ def _data_loader(workers: int) -> Callable[[DataSet, int, int, int], Batches]:
                     self.rows = h5py.File(data.folder / "one.h5", "r")["data"]
                 return torch.from_numpy(self.rows[row])
 
-        part = Subset(Rows(), range(*_part(data, rank, ranks)))
+        own = Subset(Rows(), range(*part(data.count, rank, ranks)))
         draw = torch.Generator().manual_seed(epoch)
         method = "fork" if workers else None
         yield from DataLoader(
-            part, BATCH, shuffle=True, num_workers=workers, generator=draw,
+            own, BATCH, shuffle=True, num_workers=workers, generator=draw,
             multiprocessing_context=method,
         )  # fmt: skip
 
@@ -197,7 +200,7 @@ def _ffcv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
 
     stream = Loader(
         str(data.folder / "beton"), BATCH, num_workers=1, os_cache=True, order=OrderOption.RANDOM,
-        seed=epoch, indices=np.arange(*_part(data, rank, ranks)), drop_last=False,
+        seed=epoch, indices=np.arange(*part(data.count, rank, ranks)), drop_last=False,
         pipelines={"x": [BytesDecoder(), ToTensor()]},
     )  # fmt: skip
     return (batch for batch, *_ in stream)
@@ -220,13 +223,13 @@ def _preadv(data: DataSet, rank: int, ranks: int, epoch: int) -> Batches:
     for path in [p for p in data.files("slabs") if p.name.startswith("slab-")][rank::ranks]:
         descriptor = os.open(path, os.O_RDONLY)
         offset = 0
-        while got := os.preadv(descriptor, [ring[place : place + _READ_BYTES]], offset):
+        while got := os.preadv(descriptor, [ring[place : place + READ_BYTES]], offset):
             rows = got // data.sample_bytes
             if rows:
-                part = tensor[place : place + rows * data.sample_bytes]
-                yield part.view(rows, data.sample_bytes)
+                filled = tensor[place : place + rows * data.sample_bytes]
+                yield filled.view(rows, data.sample_bytes)
             offset += got
-            place = (place + _READ_BYTES) % _RING_BYTES
+            place = (place + READ_BYTES) % _RING_BYTES
         os.close(descriptor)
 
 
@@ -256,6 +259,8 @@ CANDIDATES = (
     Candidate("hsgd-order", "hsgd.io in order", "hsgd", "in-order", "slabs", _hsgd("none")),
     Candidate("hsgd-limited", "hsgd.io, limited", "hsgd", "block", "slabs",
               _hsgd("block", how=_LIMITED), False, "limited"),
+    Candidate("hsgd-mapped", "hsgd.io, mapped", "hsgd", "in-order", "one.h5",
+              _hsgd("none", "one.h5", ReadOptions(mapped=True)), True, "mapped"),
     Candidate("h5py-random", "h5py rows", "peer", "block", "one.h5", _h5py(_one_by_one)),
     Candidate("h5py-fancy", "h5py fancy", "peer", "block", "one.h5", _h5py(_sorted_selection)),
     Candidate("memmap", "np.memmap", "peer", "block", "one.h5", _memmap),
@@ -265,6 +270,33 @@ CANDIDATES = (
     Candidate("webdataset", "WebDataset", "peer", "block", "tar", _webdataset),
     Candidate("streaming", "Streaming", "peer", "block", "mds", _streaming),
     Candidate("ffcv", "FFCV", "peer", "block", "beton", _ffcv),
+    Candidate("pyfive-fancy", "pyfive fancy", "peer", "block", "one.h5",
+              io_peers.pyfive_fancy, False, package="pyfive"),
+    Candidate("h5coro-rows", "h5coro rows", "peer", "block", "chunked.h5",
+              io_peers.h5coro_rows, False, package="h5coro"),
+    Candidate("litdata", "LitData", "peer", "block", "litdata",
+              io_peers.litdata_stream(0, True), False),
+    Candidate("litdata-2", "LitData, 2 workers", "peer", "block", "litdata",
+              io_peers.litdata_stream(2, True), False),
+    Candidate("spdl", "SPDL", "peer", "block", "one.h5", io_peers.spdl_rows, False, package="spdl"),
+    Candidate("grain", "Grain", "peer", "block", "one.h5",
+              io_peers.grain_batches, False, package="grain"),
+    Candidate("grain-records", "Grain, ArrayRecord", "peer", "block", "records",
+              io_peers.grain_records, False),
+    Candidate("tensorstore", "TensorStore", "peer", "block", "zarr-rows",
+              io_peers.tensorstore_rows, False),
+    Candidate("pyfive-slabs", "pyfive slabs", "peer", "in-order", "one.h5",
+              io_peers.pyfive_slabs, False, package="pyfive"),
+    Candidate("h5coro-slabs", "h5coro slabs", "peer", "in-order", "chunked.h5",
+              io_peers.h5coro_slabs, False, package="h5coro"),
+    Candidate("litdata-order", "LitData in order", "peer", "in-order", "litdata",
+              io_peers.litdata_stream(0, False), False),
+    Candidate("spdl-slabs", "SPDL slabs", "peer", "in-order", "one.h5",
+              io_peers.spdl_slabs, False, package="spdl"),
+    Candidate("grain-slabs", "Grain slabs", "peer", "in-order", "one.h5",
+              io_peers.grain_slabs, False, package="grain"),
+    Candidate("tensorstore-slabs", "TensorStore slabs", "peer", "in-order", "zarr",
+              io_peers.tensorstore_slabs, False),
     Candidate("h5py-slabs", "h5py slabs", "peer", "in-order", "one.h5", _h5py_slabs("one.h5")),
     Candidate("preadv", "preadv", "limit", "both", "slabs", _preadv),
     Candidate("hsgd-packed", "hsgd.io, Blosc", "hsgd", "block", "packed",

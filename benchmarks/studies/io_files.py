@@ -1,4 +1,4 @@
-"""The same samples as files of every candidate: slabs, HDF5 files, tar, MDS and FFCV's.
+"""The same samples as files of every candidate: slabs, HDF5, tar, MDS, Zarr and others' own.
 
 Owns what is written, and where it begins and ends in the page cache. Never measures. A sample is
 `sample_bytes` bytes, the first eight its number, the others random from 0 to 15: half of them can
@@ -7,15 +7,13 @@ be saved by compression.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib
-import importlib.util
 import os
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,37 +22,51 @@ import h5py
 import numpy as np
 from hsgd.io import convert_to_slabs
 
+from studies.io_packages import import_streaming
+
 __all__ = [
-    "PACKAGES",
+    "BATCH",
+    "PACKAGE_OF_FILES",
+    "READ_BYTES",
     "SMALL",
     "DataSet",
-    "available",
     "can_drop_caches",
     "drop_caches",
-    "import_streaming",
     "make",
+    "part",
     "warm",
+    "zarr_specification",
 ]
 
+BATCH = 64
+READ_BYTES = 4 << 20  # of peers that read many rows at once
 _BLOCK_BYTES = 32 << 20
 _SHARD_BYTES = 64 << 20
-PACKAGES = {  # that files of a kind need
+PACKAGE_OF_FILES = {  # that files of a kind need
     "tar": "webdataset",
     "mds": "streaming",
     "beton": "ffcv",
     "packed": "hdf5plugin",
     "packed.h5": "hdf5plugin",
+    "litdata": "litdata",
+    "records": "grain",
+    "zarr": "tensorstore",
+    "zarr-rows": "tensorstore",
 }
 _CHUNK_BYTES = 1 << 20
-SMALL = frozenset({"tar", "mds"})  # kinds that hold a part of the samples
+_ZARR_BYTES = 256 << 10  # of a chunk that is read for single samples
+_LITDATA_ROWS = 512
+SMALL = frozenset(  # kinds that hold a part of the samples
+    {"tar", "mds", "litdata", "records", "zarr-rows", "chunked.h5"}
+)
 _SMALL_BYTES = 256 << 20  # and a quarter of all, at most
 _DROP = Path("/proc/sys/vm/drop_caches")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """`count` samples of `sample_bytes` in `folder`: slabs/, one.h5, tar/, mds/, beton, and
-    compressed packed/ and packed.h5, as were made.
+    """`count` samples of `sample_bytes` in `folder`: slabs/, one.h5, tar/, mds/, beton, litdata/,
+    records, zarr/, zarr-rows/, chunked.h5, and compressed packed/ and packed.h5, as were made.
     """
 
     folder: Path
@@ -67,39 +79,9 @@ class DataSet:
         return [found] if found.is_file() else sorted(p for p in found.rglob("*") if p.is_file())
 
 
-@functools.cache
-def available(kind: str) -> bool:
-    """Whether files of this kind can be made and read here."""
-    package = PACKAGES.get(kind)
-    try:
-        if package == "streaming":
-            import_streaming()
-        elif package is not None:
-            importlib.import_module(package)
-    except Exception as error:  # not installed, or not with what else is installed here
-        print(f"{package} cannot be used: {error}", file=sys.stderr)
-        return False
-    return True
-
-
-def import_streaming() -> Any:
-    """The package `streaming`, with stand-ins where torchvision was built for another torch: it
-    wants that for images, which are not read here.
-    """
-    try:
-        importlib.import_module("torchvision.transforms.functional")
-    except (ImportError, RuntimeError):
-        names = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")
-        for name in (*names, "torchvision.datasets"):
-            sys.modules[name] = importlib.util.module_from_spec(ModuleSpec(name, None))
-        vars(sys.modules["torchvision.transforms.functional"])["to_tensor"] = None
-        vars(sys.modules["torchvision.datasets"])["VisionDataset"] = object
-    return importlib.import_module("streaming")
-
-
 def make(folder: Path, sample_bytes: int, total_bytes: int, kinds: set[str]) -> DataSet:
-    """Write the files that are not there yet. tar and mds hold a quarter, at most 256 MB, which is
-    enough for what is slow.
+    """Write the files that are not there yet. Kinds of SMALL hold a quarter, at most 256 MB, which
+    is enough for what is slow.
     """
     data = DataSet(folder, sample_bytes, max(256, total_bytes // sample_bytes))
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,10 +90,10 @@ def make(folder: Path, sample_bytes: int, total_bytes: int, kinds: set[str]) -> 
         _write_one(one, data)
     if "slabs" in kinds and not (folder / "slabs").exists():
         convert_to_slabs(one, folder / "slabs", permute=False)
-    if "packed" in kinds and available("packed") and not (folder / "packed").exists():
+    if "packed" in kinds and not (folder / "packed").exists():
         convert_to_slabs(one, folder / "packed", permute=False, compress="lz4")
     for kind, write in _WRITERS.items():
-        if kind in kinds and available(kind) and not (folder / kind).exists():
+        if kind in kinds and not (folder / kind).exists():
             write(folder / kind, data)
     return data
 
@@ -136,11 +118,17 @@ def drop_caches() -> None:
     _DROP.write_text("3\n")
 
 
-def _blocks(data: DataSet, limit_bytes: int | None = None) -> Iterator[np.ndarray]:
+def part(count: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The rows of a rank, of `count`."""
+    return count * rank // ranks, count * (rank + 1) // ranks
+
+
+def _small_count(data: DataSet) -> int:
+    return max(64, min(data.count // 4, _SMALL_BYTES // data.sample_bytes))
+
+
+def _blocks(data: DataSet, count: int) -> Iterator[np.ndarray]:
     random = np.random.default_rng(1)
-    count = data.count
-    if limit_bytes is not None:
-        count = max(64, min(count // 4, limit_bytes // data.sample_bytes))
     rows = max(1, _BLOCK_BYTES // data.sample_bytes)
     for start in range(0, count, rows):
         block = random.integers(0, 16, (min(rows, count - start), data.sample_bytes), np.uint8)
@@ -154,7 +142,7 @@ def _write_one(path: Path, data: DataSet, **options: Any) -> None:
         shape = (data.count, data.sample_bytes)
         dataset = file.create_dataset("data", shape, "u1", **options)
         row = 0
-        for block in _blocks(data):
+        for block in _blocks(data, data.count):
             dataset[row : row + len(block)] = block
             row += len(block)
 
@@ -162,7 +150,7 @@ def _write_one(path: Path, data: DataSet, **options: Any) -> None:
 def _write_tar(folder: Path, data: DataSet) -> None:
     folder.mkdir()
     number = 0
-    for shard, block in enumerate(_blocks(data, _SMALL_BYTES)):
+    for shard, block in enumerate(_blocks(data, _small_count(data))):
         with tarfile.open(folder / f"{shard:05d}.tar", "w") as archive:
             for row in block:
                 entry = tarfile.TarInfo(f"{number:09d}.bin")
@@ -174,7 +162,7 @@ def _write_tar(folder: Path, data: DataSet) -> None:
 def _write_mds(folder: Path, data: DataSet) -> None:
     writer_type = import_streaming().MDSWriter
     with writer_type(out=str(folder), columns={"x": "bytes"}, size_limit=_SHARD_BYTES) as writer:
-        for block in _blocks(data, _SMALL_BYTES):
+        for block in _blocks(data, _small_count(data)):
             for row in block:
                 writer.write({"x": row.tobytes()})
 
@@ -186,6 +174,11 @@ def _write_packed(path: Path, data: DataSet) -> None:
     rows = min(data.count, max(1, _CHUNK_BYTES // data.sample_bytes))
     filters = hdf5plugin.Blosc("lz4", 5, hdf5plugin.Blosc.SHUFFLE)
     _write_one(path, data, chunks=(rows, data.sample_bytes), **filters)
+
+
+def _write_chunked(path: Path, data: DataSet) -> None:
+    rows = max(1, _CHUNK_BYTES // data.sample_bytes)
+    _write_one(path, replace(data, count=_small_count(data)), chunks=(rows, data.sample_bytes))
 
 
 def _write_beton(path: Path, data: DataSet) -> None:
@@ -206,9 +199,84 @@ def _write_beton(path: Path, data: DataSet) -> None:
     DatasetWriter(str(path), {"x": BytesField()}, num_workers=1).from_indexed_dataset(Rows())
 
 
+def _write_records(path: Path, data: DataSet) -> None:
+    """A record per group, without compression: what random access is advised to have."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for block in _blocks(data, _small_count(data)):
+        for row in block:
+            writer.write(row.tobytes())
+    writer.close()
+
+
+def _write_litdata(folder: Path, data: DataSet) -> None:
+    """Chunks of 64 MB, by a process that LitData starts."""
+    import litdata
+
+    count = _small_count(data)
+    rows = functools.partial(_rows_of_one, str(data.folder / "one.h5"), count)
+    with contextlib.redirect_stdout(sys.stderr):
+        litdata.optimize(
+            rows, list(range(0, count, _LITDATA_ROWS)), str(folder), chunk_bytes="64MB",
+            num_workers=1, reorder_files=False,
+        )  # fmt: skip
+
+
+def _rows_of_one(path: str, count: int, low: int) -> Iterator[Any]:
+    import torch
+
+    with h5py.File(path, "r") as file:
+        for row in file["data"][low : min(low + _LITDATA_ROWS, count)]:
+            yield torch.from_numpy(row)
+
+
+def zarr_specification(folder: Path) -> dict[str, Any]:
+    """How TensorStore opens a Zarr array that nobody changes."""
+    return {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": str(folder)},
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+    }
+
+
+def _write_zarr(folder: Path, data: DataSet, chunk_bytes: int, count: int) -> None:
+    """Chunks of whole samples, without compression."""
+    import tensorstore
+
+    rows = max(1, chunk_bytes // data.sample_bytes)
+    grid = {"name": "regular", "configuration": {"chunk_shape": [rows, data.sample_bytes]}}
+    metadata = {
+        "shape": [count, data.sample_bytes],
+        "data_type": "uint8",
+        "chunk_grid": grid,
+        "codecs": [{"name": "bytes"}],
+    }
+    specification = {**zarr_specification(folder), "metadata": metadata}
+    array = tensorstore.open(specification, create=True).result()
+    low = 0
+    for block in _blocks(data, count):
+        array[low : low + len(block)] = block
+        low += len(block)
+
+
+def _write_large_chunks(folder: Path, data: DataSet) -> None:
+    _write_zarr(folder, data, READ_BYTES, data.count)
+
+
+def _write_small_chunks(folder: Path, data: DataSet) -> None:
+    _write_zarr(folder, data, _ZARR_BYTES, _small_count(data))
+
+
 _WRITERS: dict[str, Callable[[Path, DataSet], None]] = {
     "tar": _write_tar,
     "mds": _write_mds,
     "beton": _write_beton,
     "packed.h5": _write_packed,
+    "chunked.h5": _write_chunked,
+    "records": _write_records,
+    "litdata": _write_litdata,
+    "zarr": _write_large_chunks,
+    "zarr-rows": _write_small_chunks,
 }

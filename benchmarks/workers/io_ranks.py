@@ -1,6 +1,7 @@
 """The ranks of io_throughput.py: processes that stay, take turns of a candidate, or open data sets.
 
-Owns the processes, the common start, and what is measured in them: samples, seconds, memory.
+Owns the processes, the common start, and what is measured in them: samples, seconds, memory; and
+that the rows of a candidate are those of the HDF5 file.
 Candidates are in io_candidates.py. Never decides who is measured when.
 """
 
@@ -13,12 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from studies.io_candidates import BATCH, CANDIDATES
-from studies.io_files import DataSet
+import h5py
 
-__all__ = ["Ranks"]
+from studies.io_candidates import CANDIDATES
+from studies.io_files import BATCH, READ_BYTES, DataSet
+
+__all__ = ["Ranks", "check"]
 
 _START_S, _RUN_S = 120.0, 300.0
+_CHECKED_BATCHES = 4
 _serial = itertools.count()
 
 
@@ -38,14 +42,20 @@ class Ranks:
             self._processes.append(process)
         self._answers(_START_S)
 
-    def turn(self, name: str, data: DataSet, epoch: int, budget_s: float) -> dict[str, float]:
-        """One pass over the data, or as far as the budget goes."""
-        found = self._ask("deliver", name, data, epoch, budget_s)
+    def turn(
+        self, name: str, data: DataSet, epoch: int, budget_s: float, copy: bool = False
+    ) -> dict[str, float]:
+        """One pass over the data, or as far as the budget goes. copy: the loop copies batches."""
+        found = self._ask("deliver", name, data, epoch, budget_s, copy)
         return {
             "samples_per_s": sum(a["samples"] for a in found) / max(a["seconds"] for a in found),
             "first_s": max(a["first_s"] for a in found),
             "peak_mb": max(a["peak_mb"] for a in found),
         }
+
+    def check(self, name: str, data: DataSet) -> None:
+        """Take the first batches and compare them. Raises RuntimeError for a wrong row."""
+        self._ask("check", name, data)
 
     def open(self, data: DataSet) -> dict[str, Any]:
         """Make a loader on all ranks and take one batch: seconds until both, and the files that
@@ -96,16 +106,22 @@ def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
     while True:
         try:
             order, *words = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the other end is closed
             return
         try:
             barrier.wait(_START_S)
             if order == "open":
                 data, path = words
                 pipe.send(_open(data, rank, ranks, path))
+            elif order == "check":
+                name, data = words
+                check(known[name].read(data, rank, ranks, 0), known[name].order, data)
+                pipe.send({})
             else:
-                name, data, epoch, budget_s = words
-                pipe.send(_deliver(known[name].read(data, rank, ranks, epoch), budget_s))
+                name, data, epoch, budget_s, copy = words
+                step_bytes = max(READ_BYTES, BATCH * data.sample_bytes) if copy else 0
+                batches = known[name].read(data, rank, ranks, epoch)
+                pipe.send(_deliver(batches, budget_s, step_bytes))
         except Exception as error:
             pipe.send(f"{type(error).__name__}: {error}")
 
@@ -135,14 +151,40 @@ def _open(data: DataSet, rank: int, ranks: int, path: str) -> dict[str, Any]:
     return {"open_s": made_s, "first_s": first_s, "parsed": len(opened)}
 
 
-def _deliver(batches: Any, budget_s: float) -> dict[str, float]:
-    """Take batches, touch them, and count."""
+def check(batches: Any, order: str, data: DataSet) -> None:
+    """Raise ValueError unless the first rows are rows of the HDF5 file, each once, and follow one
+    another where they are in order.
+    """
+    numbers: list[int] = []
+    with h5py.File(data.folder / "one.h5", "r") as file:
+        rows = file["data"]
+        for batch in itertools.islice(batches, _CHECKED_BATCHES):
+            for row in batch.numpy():
+                number = int.from_bytes(row[:8].tobytes(), "little")
+                if number >= data.count or (row != rows[number]).any():
+                    raise ValueError(f"row {len(numbers)} is not row {number} of the file")
+                numbers.append(number)
+    if len(set(numbers)) != len(numbers) or not numbers:
+        raise ValueError(f"of {len(numbers)} rows {len(set(numbers))} are different ones")
+    steps = {later - earlier for earlier, later in itertools.pairwise(numbers)}
+    if (steps <= {1}) != (order == "in-order"):
+        raise ValueError(f"rows are not {order}: they begin with {numbers[:4]}")
+
+
+def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]:
+    """Take batches, copy them into memory of `step_bytes` or touch their pages, and count."""
+    import torch
+
+    step = torch.zeros(step_bytes, dtype=torch.uint8)
     before_mb = _restart_peak()
     began = time.perf_counter()
     first_s, samples, touched = 0.0, 0, 0
     for batch in batches:
         first_s = first_s or time.perf_counter() - began
-        touched += int(batch.view(-1)[::4096].sum())
+        if step_bytes:
+            step[: batch.numel()].copy_(batch.view(-1))
+        else:
+            touched += int(batch.view(-1)[::4096].sum())
         samples += len(batch)
         if time.perf_counter() - began > budget_s:
             break

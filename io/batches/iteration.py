@@ -23,6 +23,7 @@ from hsgd.errors import DataError
 from ..format.ragged import Block, Ragged
 from .buffer_pool import BufferRing
 from .error_policy import ErrorPolicy
+from .mapped_batches import MappedBatches
 from .reader_pool import Filled, Filler, Starved
 
 __all__ = ["Batch", "Iteration", "IterationSettings", "Progress"]
@@ -62,8 +63,8 @@ class Iteration(Iterator[Any]):
 
     def __init__(
         self,
-        filler: Filler,
-        ring: BufferRing,
+        filler: Filler | MappedBatches,
+        ring: BufferRing | MappedBatches,
         settings: IterationSettings,
         policy: ErrorPolicy,
         finished: Callable[[], None],
@@ -237,8 +238,8 @@ def _as_tensors(arrays: dict[str, Block]) -> Batch:
 
 
 def _stop(
-    filler: Filler,
-    ring: BufferRing,
+    filler: Filler | MappedBatches,
+    ring: BufferRing | MappedBatches,
     pool: ThreadPoolExecutor | None,
     pid: int,
     timeout_s: float,

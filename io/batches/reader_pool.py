@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ STARVED = Starved()
 class Filled:
     """A batch whose rows have arrived. bad: rows that have not, by the error that kept them."""
 
-    slot: Slot | None  # None for an empty batch
+    slot: Any  # what the ring makes arrays of; None for an empty batch
     count: int
     bad: list[tuple[IntArray, DataError]] = field(default_factory=list)
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 
 import io_throughput
 import shuffle_quality
 from hsgd.testing.processes import run_marked
+from studies import io_files, io_packages
+from studies.io_candidates import CANDIDATES
+from workers import io_ranks
 
 __all__: list[str] = []
 
@@ -174,3 +180,72 @@ def test_shuffle_quality_pairs_orders_and_reports_entropy(tmp_path: Path) -> Non
     for name in ("digits", "synthetic"):
         assert ratios[f"entropy/{name}/block"] > 0.9  # batches are as mixed as with full
         assert ratios[f"entropy/{name}/sorted"] < 0.3
+
+
+def test_each_candidate_reads_files_that_are_written_with_packages_that_are_declared() -> None:
+    names = [candidate.name for candidate in CANDIDATES]
+    assert len(set(names)) == len(names)
+    needed = {name for candidate in CANDIDATES for name in candidate.packages()}
+    assert needed == io_packages.PACKAGES.keys()
+    peers = {"pyfive", "h5coro", "litdata", "spdl", "grain", "tensorstore"}
+    pinned = {
+        name for name in peers if "==" in "".join(io_packages.PACKAGES[name].requirements[:1])
+    }
+    assert pinned == peers
+    for name in peers:  # each one shuffled and in order
+        orders = {c.order for c in CANDIDATES if name in c.packages()}
+        assert orders == {"block", "in-order"}, name
+
+
+def test_a_peer_that_cannot_be_used_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HSGD_CACHE", str(tmp_path))
+    nobody = io_packages.Package(("no_such_package",), ("no-such-package==1",))
+    nowhere = io_packages.Package(("no_such_module",))
+    monkeypatch.setattr(io_packages, "PACKAGES", {"nobody": nobody, "nowhere": nowhere})
+    io_packages.reason_against.cache_clear()
+    read = next(c for c in CANDIDATES if c.name == "memmap")
+    chosen = [read, *(dataclasses.replace(read, package=name) for name in ("nobody", "nowhere"))]
+    left_out: dict[str, str] = {}
+    assert io_throughput.usable(chosen, False, left_out) == [read]
+    assert left_out == {
+        "nobody": "it is not there yet; run once without --no-install",
+        "nowhere": "ModuleNotFoundError: No module named 'no_such_module'",
+    }
+    assert "left out: nobody (it is not there yet" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("order", "rows", "message"),
+    [
+        ("block", [2, 0, 3, 1], ""),
+        ("in-order", [1, 2, 3], ""),
+        ("block", [2, 0, 2], "of 3 rows 2 are different ones"),
+        ("in-order", [0, 2, 3], "rows are not in-order: they begin with [0, 2, 3]"),
+        ("block", [0, 1, 2], "rows are not block: they begin with [0, 1, 2]"),
+        ("block", [], "of 0 rows 0 are different ones"),
+    ],
+)
+def test_rows_are_compared_with_the_file(
+    order: str, rows: list[int], message: str, tmp_path: Path
+) -> None:
+    data = io_files.make(tmp_path, 16, 64, set())
+    with h5py.File(tmp_path / "one.h5") as file:
+        stored = torch.from_numpy(file["data"][:4])
+    batches = [stored[row : row + 1] for row in rows]
+    if not message:
+        io_ranks.check(iter(batches), order, data)
+        return
+    with pytest.raises(ValueError, match=re.escape(message)):
+        io_ranks.check(iter(batches), order, data)
+
+
+def test_a_row_with_another_byte_is_found(tmp_path: Path) -> None:
+    data = io_files.make(tmp_path, 16, 64, set())
+    with h5py.File(tmp_path / "one.h5") as file:
+        stored = torch.from_numpy(file["data"][:4])
+    stored[3, 9] += 1
+    with pytest.raises(ValueError, match="row 3 is not row 3 of the file"):
+        io_ranks.check(iter([stored]), "in-order", data)

@@ -1,0 +1,111 @@
+"""The packages of the peers of hsgd.io: what they need, where they come from, whether they work.
+
+Owns what pip puts, once, into a folder of hsgd's cache for each package that the environment does
+not have: what is named here and nothing that it asks for besides, so torch and NumPy stay those
+that are here. Never changes the environment that benchmarks run in.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import site
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from harness import installing
+
+__all__ = ["PACKAGES", "Package", "import_streaming", "reason_against"]
+
+
+@dataclass(frozen=True)
+class Package:
+    """modules: what is imported; requirements: all that pip shall fetch, nothing where the package
+    must be in the environment.
+    """
+
+    modules: tuple[str, ...]
+    requirements: tuple[str, ...] = ()
+
+
+PACKAGES = {
+    "ffcv": Package(("ffcv",)),  # it comes as source, for OpenCV and Numba
+    "grain": Package(
+        ("grain", "array_record.python.array_record_module"),
+        ("grain==0.2.18", "array_record==0.8.6", "absl-py", "cloudpickle", "etils", "portpicker",
+         "protobuf", "psutil", "fsspec", "importlib_resources", "zipp", "typing_extensions"),
+    ),
+    "h5coro": Package(("h5coro.h5coro",), ("h5coro==1.0.7",)),
+    "hdf5plugin": Package(("hdf5plugin",)),
+    "litdata": Package(
+        ("litdata",),
+        ("litdata==0.2.76", "lightning-utilities", "filelock", "packaging", "typing_extensions",
+         "boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "six",
+         "requests", "certifi", "charset-normalizer", "idna", "urllib3"),
+    ),
+    "pyfive": Package(("pyfive",), ("pyfive==1.3.0", "fsspec", "numcodecs", "typing_extensions")),
+    "spdl": Package(("spdl.pipeline",), ("spdl_core==0.8.0",)),
+    "streaming": Package(("streaming",)),
+    "tensorstore": Package(("tensorstore",), ("tensorstore==0.1.86", "ml_dtypes")),
+    "webdataset": Package(("webdataset",)),
+}  # fmt: skip
+
+
+@functools.cache
+def reason_against(name: str, install: bool = False) -> str:
+    """Why package `name` cannot be used here, in one line; "" where it can be. The first call
+    decides; `install`: fetch it where it is not there yet.
+    """
+    package = PACKAGES[name]
+    reason = _import(package)
+    if reason and package.requirements:
+        try:
+            _fetch(name, package, install)
+        except installing.PeerMissing as missing:
+            return str(missing)
+        importlib.invalidate_caches()
+        reason = _import(package)
+    return reason
+
+
+def _import(package: Package) -> str:
+    try:
+        for module in package.modules:
+            import_streaming() if module == "streaming" else importlib.import_module(module)
+    except Exception as error:  # not installed, or not with what else is installed here
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def _fetch(name: str, package: Package, install: bool) -> None:
+    """Let Python find the package in its folder, after all that the environment has. Raises
+    PeerMissing.
+    """
+    words = " ".join((sys.version, *package.requirements))
+    tag = hashlib.sha256(words.encode()).hexdigest()[:12]
+    with installing.made_once(f"{name}-{tag}", install) as (folder, missing):
+        if missing:
+            print(f"installing {name}, once, into {folder}", file=sys.stderr)
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+            pip += ["--quiet", "--no-deps", "--target", str(folder)]
+            installing.run(name, [*pip, *package.requirements])
+    site.addsitedir(str(folder))
+
+
+def import_streaming() -> Any:
+    """The package `streaming`, with stand-ins where torchvision was built for another torch: it
+    wants that for images, which are not read here.
+    """
+    try:
+        importlib.import_module("torchvision.transforms.functional")
+    except (ImportError, RuntimeError):
+        names = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")
+        for name in (*names, "torchvision.datasets"):
+            sys.modules[name] = importlib.util.module_from_spec(ModuleSpec(name, None))
+        vars(sys.modules["torchvision.transforms.functional"])["to_tensor"] = None
+        vars(sys.modules["torchvision.datasets"])["VisionDataset"] = object
+    return importlib.import_module("streaming")

@@ -1,0 +1,213 @@
+"""Batches as views of the mapped files: what lies in the page cache reaches the loop uncopied.
+
+Owns the mappings, which are private: what a program writes into a batch reaches neither the file
+nor another batch. Takes the place of the reading threads and of the ring. Never shuffles and never
+reads ahead: a batch is rows that lie one after another. The file must be unchanged every 4 MiB; no
+check can keep a process alive whose file is cut off while it looks at a batch (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from bisect import bisect_right
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError
+
+from ..format.dataset_index import DataMap
+from ..format.ragged import Block
+from ..reading.files import SlabFiles
+from ..reading.reader import ReadStats
+from .read_schedule import ReadPlan
+from .reader_pool import Filled
+
+__all__ = ["MappedBatches", "check_mappable"]
+
+_FLAGS = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)  # Python 3.12 has it
+_RUN_BYTES = 4 << 20  # of rows that are looked at after one look at the file
+
+
+def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
+    """Raise ValueError, saying why, where batches cannot be views of the files."""
+    reason = ""
+    if shuffle != "none":
+        reason = f'shuffle={shuffle!r} needs copies; use "none"'
+    elif on_error == "substitute":
+        reason = 'on_error="substitute" needs copies; use "raise" or "skip"'
+    for slab, spec in itertools.product(data.slabs, data.fields):
+        extent = slab.extents[spec.name]
+        if spec.ragged or extent.chunks is not None:
+            reason = reason or f"field {spec.name!r} has samples of different lengths, or chunks"
+        elif extent.refusal or not extent.stored_dtype.isnative:
+            kind = extent.refusal or "of another byte order"
+            reason = reason or f"field {spec.name!r} of {slab.path} cannot be ({kind})"
+        elif extent.offset % spec.dtype.alignment:
+            reason = reason or f"field {spec.name!r} of {slab.path} begins at an odd address"
+    if reason:
+        raise ValueError(f"mapped=True: {reason}")
+
+
+class MappedBatches:
+    """The batches of a plan in the order of the files, in the calling thread. stats: of ReadStats
+    for metrics(); bytes count when they are handed out.
+    """
+
+    base_slots = nbytes = 0
+    threads: tuple[()] = ()
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self.stats = [ReadStats()]
+        self._plan = plan
+        self._files = SlabFiles(plan.data)
+        self._stops = list(itertools.accumulate(plan.data.slab_counts))
+        self._ranges = deque(plan.ranges)
+        self._step, self._left = 0, plan.share.count
+        self._row_bytes = plan.data.row_bytes
+        batch_bytes = max(1, self._row_bytes * plan.share.batch_size)
+        self._run_rows = max(1, _RUN_BYTES // batch_bytes) * plan.share.batch_size
+        self._run: dict[str, NDArray[np.generic]] = {}  # rows that follow one another
+        self._next = self._end = 0  # of the run, what no batch has
+        self._position = 0  # of the first row of the run, in the stream
+        self._mapping: tuple[int, mmap.mmap] | None = None  # of a slab
+        self._fresh = 0  # the first of its rows that no batch can have
+
+    def start(self) -> None:
+        """Nothing runs besides the loop."""
+
+    def get(self, timeout_s: float) -> Filled | None:
+        """The next batch, with its error where its file cannot be mapped; None at the end."""
+        if self._step == self._plan.share.steps:
+            return None
+        self._step += 1
+        count = min(self._plan.share.batch_size, self._left)
+        if not count:
+            return Filled(None, 0)
+        self._left -= count
+        end = self._next + count
+        if end <= self._end:
+            found = {name: rows[self._next : end] for name, rows in self._run.items()}
+            self._next = end
+        else:
+            try:
+                found = self._gather(count)
+            except DataError as error:
+                return Filled(None, count, [(np.arange(count), error)])
+        self.stats[0].bytes_read += count * self._row_bytes
+        return Filled(found, count)
+
+    def arrays(self, slot: dict[str, Block], count: int) -> dict[str, Block]:
+        """What get() made."""
+        return slot
+
+    def empty(self) -> dict[str, Block]:
+        """A batch without samples."""
+        return {
+            spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in self._plan.data.fields
+        }
+
+    def is_stuck(self) -> bool:
+        """Never: there are no slots to wait for."""
+        return False
+
+    def can_grow(self) -> bool:
+        """Never."""
+        return False
+
+    def grow(self, slots: int) -> None:
+        """Nothing to add."""
+
+    def close(self) -> None:
+        """The loop takes no more."""
+        self._step = self._plan.share.steps
+
+    def release(self) -> None:
+        """Close the files; batches that the loop keeps hold their mapping."""
+        self._mapping, self._run = None, {}
+        self._files.close()
+
+    def _gather(self, wanted: int) -> dict[str, NDArray[np.generic]]:
+        """The next rows, a copy where they lie in several slabs. Raises DataError after it has
+        passed over them.
+        """
+        parts, failure = [], None
+        self._put_back()
+        while wanted:
+            if self._next == self._end:
+                try:
+                    self._open_run()
+                except DataError as error:
+                    failure = error
+                    wanted -= self._pass_over(wanted)
+                    continue
+            rows = min(wanted, self._end - self._next)
+            taken = slice(self._next, self._next + rows)
+            parts.append({name: values[taken] for name, values in self._run.items()})
+            self._next += rows
+            wanted -= rows
+        if failure is not None:
+            raise failure
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _open_run(self) -> None:
+        """Look at the next rows of one slab. Raises DataError when its file has changed or cannot
+        be mapped.
+        """
+        number, row, rows = self._run_ahead(self._run_rows)
+        slab = self._plan.data.slabs[number]
+        descriptor, _ = self._files.acquire(number)
+        try:
+            # Rows that come again, as padding, may have been written to: they get memory anew.
+            if self._mapping is None or self._mapping[0] != number or row < self._fresh:
+                memory = mmap.mmap(descriptor, slab.identity[0], _FLAGS)
+            else:
+                memory = self._mapping[1]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{slab.path}: cannot be mapped: {error}") from error
+        finally:
+            self._files.release([number])
+        self._mapping, self._fresh = (number, memory), row + rows
+        self._position = self._ranges[0][0]
+        self._pass_over(rows)
+        self._next, self._end = 0, rows
+        self._run = {
+            spec.name: np.ndarray(
+                (rows, *spec.shape),
+                spec.dtype,
+                memory if spec.row_bytes else None,
+                slab.extents[spec.name].offset + row * spec.row_bytes if spec.row_bytes else 0,
+            )
+            for spec in self._plan.data.fields
+        }
+
+    def _put_back(self) -> None:
+        """End the run before its end, so that the next one begins with the next batch."""
+        left = self._end - self._next
+        if left:
+            start, count = self._position + self._next, left
+            if self._ranges and self._ranges[0][0] == start + count:
+                count += self._ranges.popleft()[1]
+            self._ranges.appendleft((start, count))
+            self._fresh -= left
+        self._next = self._end = 0
+
+    def _run_ahead(self, most: int) -> tuple[int, int, int]:
+        """Slab, row there, and how many rows follow in the stream, `most` of them at most."""
+        start, count = self._ranges[0]
+        start %= self._plan.data.num_samples
+        number = bisect_right(self._stops, start)
+        rows = min(most, count, self._stops[number] - start)
+        return number, start - self._plan.data.slabs[number].start, rows
+
+    def _pass_over(self, most: int) -> int:
+        """Go on in the stream; by how many rows, of one slab."""
+        rows = self._run_ahead(most)[2]
+        start, count = self._ranges.popleft()
+        if rows < count:
+            self._ranges.appendleft((start + rows, count - rows))
+        return rows
