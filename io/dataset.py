@@ -45,6 +45,10 @@ class PartitionedDataset(IterableDataset[Any]):
         read_batch: int = 64,
         **options: Any,
     ) -> None:
+        if batch_size is None and options.get("pack") is not None:
+            raise ValueError(
+                "pack= gives batches; pass batch_size here, and batch_size=None to the DataLoader"
+            )
         self._samples = batch_size is None
         self._arguments = {"path": path, "batch_size": batch_size or read_batch, **options}
         self._rank, self._world_size, self._epoch = rank, world_size, 0

@@ -29,6 +29,7 @@ from .batches.reader_pool import Filler
 from .cache.node_ranks import seats_of
 from .cache.slab_cache import CacheStats, NodeCache, NodeGroup
 from .format.dataset_index import DataMap, open_map
+from .format.element_windows import packed_map
 from .format.fields import left_out_line
 from .format.slab_folder import FieldSpec
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
@@ -80,6 +81,11 @@ class PartitionedLoader(Closing):
     would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
     last batch may then be empty on some ranks. All ranks have the same number of steps.
     fields: names to read (all by default).
+    pack: a sample is a window of so many elements of the ragged fields (those of `fields`): window
+    n is the elements [n * pack, (n + 1) * pack) of all samples in the order of the files, each
+    element in one window, but for less than `pack` at the end. A batch then has "cu_seqlens" too:
+    int32, where segments begin in the batch of samples * pack elements, and its end; a segment is a
+    document or what a window has of it.
     transform: called with each batch; what it returns is delivered, in order.
     on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
     or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
@@ -109,6 +115,7 @@ class PartitionedLoader(Closing):
         *,
         pad: bool = True,
         fields: Sequence[str] | None = None,
+        pack: int | None = None,
         as_numpy: bool = False,
         transform: Callable[[Batch], Any] | None = None,
         on_error: ErrorAction = "raise",
@@ -118,12 +125,14 @@ class PartitionedLoader(Closing):
         cache: CacheOptions | None = None,
     ) -> None:
         read = ReadOptions() if read is None else read
+        self._options, self._shuffle, self._seed = read, shuffle, seed
         self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
+        if pack is not None:
+            self._pack(pack, batch_size, on_error, chosen=fields is not None)
         self._rank = rank
         self._cut = Cut(world_size, batch_size, drop_last, pad, 0)
         # Blocks are whole HDF5 chunks where there are chunks.
         row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
-        self._options, self._shuffle, self._seed = read, shuffle, seed
         self._block_samples = -(-max(1, read.block_bytes // row_bytes) // chunk_rows) * chunk_rows
         self._window_samples = max(1, read.window_bytes // row_bytes)
         self._epoch, self._cuts = 0, ()
@@ -134,6 +143,7 @@ class PartitionedLoader(Closing):
             source=f"{self._data.path} (rank {rank})",
             transform=transform,
             transform_threads=read.transform_threads,
+            window=pack or 0,
         )
         _check_policy(on_error, comm, world_size, self._data.fields)
         self._on_error, self._comm = on_error, comm
@@ -148,14 +158,37 @@ class PartitionedLoader(Closing):
         self._seats = seats_of(world_size, local_size, comm if in_turn else None)
         self._share = self._whole_share(rank)
         self._slots(self._share)
+        self._check_delivery()
+        self._cache = None if cache is None else self._open_cache(cache)
+
+    def _check_delivery(self) -> None:
+        """Refuse fields that cannot become what was asked for, and name what is no field."""
         line = left_out_line(self._data.path, "no fields, so", self._data.left_out)
-        if line and rank == 0:
-            warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=2)
+        if line and self._rank == 0:
+            warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=3)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
-        if read.pin_memory:
+        if self._options.pin_memory:
             _check_pinning()
-        self._cache = None if cache is None else self._open_cache(cache)
+
+    def _pack(self, pack: int, batch_size: int, on_error: str, *, chosen: bool) -> None:
+        """Make windows the samples. chosen: the caller named the fields."""
+        if self._options.verify:
+            raise ValueError(
+                "verify=True with pack=: checksums cover whole documents, not windows; check the "
+                "files before with hsgd data verify"
+            )
+        if on_error == "substitute":
+            raise ValueError(
+                'on_error="substitute" with pack= would leave cu_seqlens of other windows; use '
+                '"skip" or "raise"'
+            )
+        self._data = packed_map(self._data, pack, chosen=chosen)
+        if isinstance(batch_size, int) and pack * batch_size >= 1 << 31:
+            raise ValueError(
+                f"pack={pack} and batch_size={batch_size} make {pack * batch_size} elements, and "
+                f"cu_seqlens counts to {(1 << 31) - 1}; lower one of them"
+            )
 
     def _open_cache(self, cache: CacheOptions) -> NodeCache:
         if self._comm is None:
@@ -296,7 +329,8 @@ class PartitionedLoader(Closing):
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
-        (samples per epoch that another rank has too), buffer_bytes (memory of the batches),
+        (samples per epoch that another rank has too), tail (elements of a field behind the last
+        window, with pack), buffer_bytes (memory of the batches),
         cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
         exchanged_bytes (that it got for it from other nodes), and
         bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, or "h5py: " and
@@ -315,6 +349,7 @@ class PartitionedLoader(Closing):
             **asdict(seen),
             **asdict(cached),
             "padding": self._share.padding,
+            "tail": 0 if self._data.windows is None else self._data.windows.tail,
             "buffer_bytes": sum(ring.nbytes for ring in rings.values()),
             "bypass": bypass,
         }
@@ -440,14 +475,15 @@ class PartitionedLoader(Closing):
 
     def _wanted_slabs(self) -> list[list[int]]:
         """By node, the slabs that its ranks read next, those of the first rank first."""
-        order = self._order()
+        order, windows = self._order(), self._data.windows
+        crossing = frozenset() if windows is None else windows.crossing  # one sample, not a file
         wanted = []
         for ranks in self._seats.by_node():
             found: dict[int, None] = {}
             for rank in ranks:
                 for start, count in self._resumed_share(rank)[1]:
                     found.update(dict.fromkeys(order.slabs(start, count).tolist()))
-            wanted.append(list(found))
+            wanted.append([slab for slab in found if slab not in crossing])
         return wanted
 
     def _resumed_share(self, rank: int) -> tuple[Share, tuple[tuple[int, int], ...]]:

@@ -24,6 +24,7 @@ from ..format.ragged import Block, Ragged
 from .buffer_pool import BufferRing
 from .error_policy import ErrorPolicy
 from .reader_pool import Filled, Filler, Starved
+from .segments import CU_SEQLENS, cumulative
 
 __all__ = ["Batch", "Iteration", "IterationSettings", "Progress"]
 
@@ -52,6 +53,7 @@ class IterationSettings:
     source: str
     transform: Callable[[Batch], Any] | None = None
     transform_threads: int = 0
+    window: int = 0  # elements of each sample of a packed dataset
 
 
 class Iteration(Iterator[Any]):
@@ -219,9 +221,11 @@ class Iteration(Iterator[Any]):
         return error
 
     def _arrays(self, filled: Filled) -> dict[str, Block]:
-        if filled.slot is None:
-            return self._ring.empty()
-        return self._ring.arrays(filled.slot, filled.count)
+        slot, ring = filled.slot, self._ring
+        found = ring.empty() if slot is None else ring.arrays(slot, filled.count)
+        if self._settings.window:
+            found[CU_SEQLENS] = cumulative(filled.segments, filled.count * self._settings.window)
+        return found
 
 
 def _as_tensors(arrays: dict[str, Block]) -> Batch:

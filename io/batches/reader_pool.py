@@ -27,6 +27,7 @@ from ..reading.files import SlabFiles
 from ..reading.reader import ReadStats, RowReader
 from .buffer_pool import BufferRing, RingClosed, Slot
 from .read_schedule import PieceReads, ReadPlan, Scheduler, SlowRead
+from .segments import SegmentFinder, Starts
 
 __all__ = ["STARVED", "Filled", "Filler", "Starved"]
 
@@ -46,11 +47,14 @@ STARVED = Starved()
 
 @dataclass
 class Filled:
-    """A batch whose rows have arrived. bad: rows that have not, by the error that kept them."""
+    """A batch whose rows have arrived. bad: rows that have not, by the error that kept them.
+    segments: of windows, where they begin in the batch, in parts that follow one another.
+    """
 
     slot: Slot | None  # None for an empty batch
     count: int
     bad: list[tuple[IntArray, DataError]] = field(default_factory=list)
+    segments: list[Starts] = field(default_factory=list)
 
 
 @dataclass
@@ -82,6 +86,8 @@ class Filler:
         self._plan, self._ring = plan, ring
         self._files = SlabFiles(plan.data, direct=plan.direct)
         self._scheduler = Scheduler(plan, ring.offsets, self._files)
+        windows = plan.data.windows
+        self._segments = SegmentFinder(windows, plan.share.batch_size) if windows else None
         self._pieces = plan.pieces()
         self._planned = 0  # samples of the share whose piece was planned
         self._open: dict[int, Filled] = {}  # batches that wait for another piece, by step
@@ -136,6 +142,8 @@ class Filler:
         """Give back the slots of batches that were not handed out; after the threads have ended."""
         self._files.close()
         self._scheduler.close()
+        if self._segments is not None:
+            self._segments.close()
         left = {id(filled): filled for work in self._works for filled in work.batches}
         left |= {id(filled): filled for filled in self._open.values()}
         while not self._ready.empty():
@@ -222,7 +230,13 @@ class Filler:
         batches = [self._open[step] for step in range(first_step, last_step + 1)]
         slots = (filled.slot for filled in batches)
         bases = np.array([slot.address for slot in slots if slot is not None], np.uint64)
-        reads = self._scheduler.reads(piece, first - first_step * share.batch_size, bases)
+        skip = first - first_step * share.batch_size
+        reads = self._scheduler.reads(piece, skip, bases)
+        if self._segments is not None:
+            segments, failed = self._segments.find(piece, skip, len(batches))
+            for filled, starts in zip(batches, segments, strict=True):
+                filled.segments.append(starts)
+            reads.failed.extend(failed)
         unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
         work = _Work(
             first,
