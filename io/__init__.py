@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batches.image_decoder import images
     from .convert.conversion import convert_to_slabs
     from .dataset import PartitionedDataset
     from .format.dataset_index import DataMap, open_map
@@ -31,6 +32,7 @@ __all__ = [
     "RowReader",
     "Share",
     "convert_to_slabs",
+    "images",
     "open_map",
     "share_of",
 ]
@@ -47,6 +49,7 @@ _HOMES = {
     "RowReader": "reading.reader",
     "Share": "order.partition",
     "convert_to_slabs": "convert.conversion",
+    "images": "batches.image_decoder",
     "open_map": "format.dataset_index",
     "share_of": "order.partition",
 }

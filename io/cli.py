@@ -62,6 +62,7 @@ examples:
   hsgd data convert train.npz data/train
   hsgd data convert old.h5 data/train --fields image,label --seed 7
   hsgd data convert digits data/digits --overwrite
+  hsgd data convert photos/ data/train --encoded
   mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
 
 Samples are put in a random order once, here; the loader then shuffles blocks in every epoch, which
@@ -145,6 +146,11 @@ def _add_convert(commands: Any) -> None:
         "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
     )
     convert.add_argument(
+        "--encoded",
+        action="store_true",
+        help="keep images as the bytes of their files, of any size; the loader decodes them",
+    )
+    convert.add_argument(
         "--compress",
         choices=COMPRESSIONS,
         help="smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and "
@@ -177,6 +183,7 @@ def _convert(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             test_fraction=options.test_fraction,
             image_size=options.image_size,
+            encoded=options.encoded,
             compress=options.compress,
             comm=comm,
             progress=not options.quiet,

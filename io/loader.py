@@ -22,7 +22,9 @@ import numpy as np
 from hsgd.closing import Closing
 
 from .batches.buffer_pool import BufferRing
+from .batches.decode_stage import DecodeSettings, DecodeStage
 from .batches.error_policy import ErrorPolicy
+from .batches.image_decoder import ImageDecoder
 from .batches.iteration import Batch, Iteration, IterationSettings, Progress
 from .batches.read_schedule import ReadPlan, staging_bytes
 from .batches.reader_pool import Filler
@@ -86,6 +88,8 @@ class PartitionedLoader(Closing):
     element in one window, but for less than `pack` at the end. A batch then has "cu_seqlens" too:
     int32, where segments begin in the batch of samples * pack elements, and its end; a segment is a
     document or what a window has of it.
+    decode: by field, how its encoded samples become arrays, in threads: see hsgd.io.images. A
+    sample that cannot be decoded is one that cannot be read.
     transform: called with each batch; what it returns is delivered, in order.
     on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
     or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
@@ -116,6 +120,7 @@ class PartitionedLoader(Closing):
         pad: bool = True,
         fields: Sequence[str] | None = None,
         pack: int | None = None,
+        decode: Mapping[str, ImageDecoder] | None = None,
         as_numpy: bool = False,
         transform: Callable[[Batch], Any] | None = None,
         on_error: ErrorAction = "raise",
@@ -145,8 +150,7 @@ class PartitionedLoader(Closing):
             transform_threads=read.transform_threads,
             window=pack or 0,
         )
-        _check_policy(on_error, comm, world_size, self._data.fields)
-        self._on_error, self._comm = on_error, comm
+        self._on_error, self._comm, self._decoders = on_error, comm, dict(decode or {})
         self._forget_process()
         if read.verify:
             _check_verifiable(self._data, shuffle)
@@ -158,11 +162,14 @@ class PartitionedLoader(Closing):
         self._seats = seats_of(world_size, local_size, comm if in_turn else None)
         self._share = self._whole_share(rank)
         self._slots(self._share)
-        self._check_delivery()
+        self._check_delivery(world_size)
         self._cache = None if cache is None else self._open_cache(cache)
 
-    def _check_delivery(self) -> None:
+    def _check_delivery(self, world_size: int) -> None:
         """Refuse fields that cannot become what was asked for, and name what is no field."""
+        _check_decoders(self._decoders, self._data)
+        kept = [spec for spec in self._data.fields if spec.name not in self._decoders]
+        _check_policy(self._on_error, self._comm, world_size, kept)
         line = left_out_line(self._data.path, "no fields, so", self._data.left_out)
         if line and self._rank == 0:
             warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=3)
@@ -231,6 +238,7 @@ class PartitionedLoader(Closing):
             self._options.direct,
             self._options.verify,
             self._cache,
+            numbered=bool(self._decoders),
         )
         ring = self._take_ring(share)
         filler = Filler(plan, ring, self._options.threads)
@@ -241,6 +249,7 @@ class PartitionedLoader(Closing):
             self._settings,
             ErrorPolicy(self._on_error, self._comm, self._rank),
             lambda: self._finished(filler, ring, counted),
+            self._decode_stage() if self._decoders else None,
         )
         counted.append(iteration.progress)
         with self._lock:
@@ -248,6 +257,21 @@ class PartitionedLoader(Closing):
         self._iterations.add(iteration)
         self._current = (self._epoch, self._cuts, iteration.progress)
         return iteration
+
+    def _decode_stage(self) -> DecodeStage:
+        reading = self._options
+        return DecodeStage(
+            DecodeSettings(
+                self._data,
+                self._decoders,
+                self._seed,
+                self._epoch,
+                reading.decode_threads or len(os.sched_getaffinity(0)),
+                self._slot_samples(),
+                reading.read_ahead,
+                reading.pin_memory,
+            )
+        )
 
     def _repeats_an_epoch(self) -> bool:
         """Whether a whole shuffled epoch was read and nobody chose another; for rank 0 to tell."""
@@ -320,8 +344,11 @@ class PartitionedLoader(Closing):
 
     @property
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Name, shape and dtype of what a sample holds."""
-        return self._data.fields
+        """Name, shape and dtype of what a sample holds, in a batch."""
+        return tuple(
+            self._decoders[spec.name].spec(spec.name) if spec.name in self._decoders else spec
+            for spec in self._data.fields
+        )
 
     def metrics(self) -> dict[str, Any]:
         """What was read since construction, over all iterations in this process.
@@ -570,6 +597,21 @@ def _check_policy(
             'on_error="skip" on several ranks needs comm=, a hsgd.Comm of these ranks: they skip a '
             "batch together, or their numbers of steps would differ"
         )
+
+
+def _check_decoders(decoders: Mapping[str, ImageDecoder], data: DataMap) -> None:
+    specs = {spec.name: spec for spec in data.fields}
+    for name, decoder in decoders.items():
+        if not isinstance(decoder, ImageDecoder):
+            raise TypeError(f"decode: {name!r} has {decoder!r}; use hsgd.io.images(size=...)")
+        spec = specs.get(name)
+        if spec is None:
+            raise ValueError(f"decode: no field {name!r}; there are: {', '.join(specs)}")
+        if not spec.ragged or spec.shape or spec.dtype != np.uint8:
+            raise ValueError(
+                f"decode: field {name!r} does not hold encoded samples (bytes of any length); make "
+                "it with hsgd data convert --encoded"
+            )
 
 
 def _check_verifiable(data: DataMap, shuffle: str) -> None:

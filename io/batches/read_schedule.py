@@ -51,6 +51,7 @@ class ReadPlan:
     direct: bool
     verify: bool
     cache: NodeCache | None = None  # slabs that lie in memory
+    numbered: bool = False  # batches know the numbers of their samples
 
     def pieces(self) -> Iterator[StreamPiece]:
         """All that is to be read, in order: the first batch alone where that takes no more than its

@@ -15,13 +15,14 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hsgd.errors import DataError
 
-from ..order.partition import IntArray
+from ..order.partition import IntArray, StreamPiece, concatenate_ranges
 from ..reading import row_copies
 from ..reading.files import SlabFiles
 from ..reading.reader import ReadStats, RowReader
@@ -48,13 +49,15 @@ STARVED = Starved()
 @dataclass
 class Filled:
     """A batch whose rows have arrived. bad: rows that have not, by the error that kept them.
-    segments: of windows, where they begin in the batch, in parts that follow one another.
+    segments: of windows, where they begin in the batch; samples: their numbers in the dataset,
+    where the plan is `numbered`; both in parts that follow one another.
     """
 
     slot: Slot | None  # None for an empty batch
     count: int
     bad: list[tuple[IntArray, DataError]] = field(default_factory=list)
     segments: list[Starts] = field(default_factory=list)
+    samples: list[IntArray] = field(default_factory=list)
 
 
 @dataclass
@@ -126,6 +129,10 @@ class Filler:
             if self._starved and not self._ready.empty():
                 self._call_for_slots()  # batches came after the call: ask again behind them
         return found
+
+    def has_ready(self) -> bool:
+        """Whether get() would not wait, but for STARVED."""
+        return not self._ready.empty()
 
     def is_stuck(self) -> bool:
         """Whether nothing can come any more because the loop holds all batches."""
@@ -237,6 +244,8 @@ class Filler:
             for filled, starts in zip(batches, segments, strict=True):
                 filled.segments.append(starts)
             reads.failed.extend(failed)
+        if self._plan.numbered:
+            _number(piece, skip, share.batch_size, batches)
         unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
         work = _Work(
             first,
@@ -369,6 +378,17 @@ class Filler:
             for _ in range(self._completed, self._plan.share.steps):
                 self._ready.put(Filled(None, 0))
             self._ready.put(None)
+
+
+def _number(piece: StreamPiece, skip: int, batch_size: int, batches: Sequence[Filled]) -> None:
+    """Note the samples of a piece in its batches. skip: what the first had before."""
+    wanted = piece.places >= 0
+    samples = np.empty(piece.stream_rows, np.int64)
+    read = concatenate_ranges(piece.starts, piece.counts)
+    samples[piece.places[wanted]] = read[wanted]
+    edges = np.arange(batch_size - skip, piece.stream_rows, batch_size)
+    for filled, part in zip(batches, np.split(samples, edges), strict=True):
+        filled.samples.append(part)
 
 
 def _read_slowly(

@@ -46,6 +46,7 @@ def convert_to_slabs(
     overwrite: bool = False,
     test_fraction: float = 0.2,
     image_size: int | None = None,
+    encoded: bool = False,
     compress: str | None = None,
     progress: bool = False,
     comm: ConvertGroup | None = None,
@@ -55,7 +56,8 @@ def convert_to_slabs(
     source: .npy, .npz, HDF5, .tar (WebDataset), .csv or .parquet file, folder of .npy, .tar or HDF5
     files or of class folders with images, "x.npy,y.npy", slab folder, or "digits" (scikit-learn's,
     makes target/train and target/test by test_fraction). image_size: images are scaled and cut to
-    it. Attributes of HDF5 files, fields and groups go to the index; a warning names those that
+    it. encoded: images stay the bytes of their files, a ragged field for `decode=` of the loader.
+    Attributes of HDF5 files, fields and groups go to the index; a warning names those that
     cannot, and datasets that are no fields.
     fields: names to take.
     num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
@@ -89,7 +91,7 @@ def convert_to_slabs(
                 )
             sources = digits_splits(test_fraction, seed)
         else:
-            sources = {"": open_source(name, fields, image_size)}
+            sources = {"": open_source(name, fields, image_size, encoded=encoded)}
         for data in sources.values():
             _check_names(data.specs, name)
         parts = [

@@ -23,6 +23,7 @@ from hsgd.errors import DataError, MissingExtra
 from ..format.dataset_index import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
+from ..order.partition import IntArray
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -42,10 +43,17 @@ class ImageFolderSource:
 
     Labels number the folders by their sorted names, as torchvision's ImageFolder does. image_size:
     the shorter side is scaled to it and the middle square is taken; without it all images must have
-    one size.
+    one size. encoded: field image has the bytes of the files, as they are, and is ragged.
     """
 
-    def __init__(self, path: Path, fields: Sequence[str] | None, image_size: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fields: Sequence[str] | None,
+        image_size: int | None,
+        *,
+        encoded: bool = False,
+    ) -> None:
         classes = sorted(folder for folder in path.iterdir() if folder.is_dir())
         self._images = [
             (file, label)
@@ -57,9 +65,13 @@ class ImageFolderSource:
             raise DataError(f"{path}: no images in class folders, as path/class/image.png")
         self._size = image_size
         self.num_samples = len(self._images)
-        shape = _decode(self._images[0][0].read_bytes(), image_size, str(self._images[0][0])).shape
+        image = FieldSpec("image", (), np.dtype(np.uint8), ragged=True)
+        if not encoded:
+            first = self._images[0][0]
+            shape = _decode(first.read_bytes(), image_size, str(first)).shape
+            image = FieldSpec("image", shape, np.dtype(np.uint8))
         known = {
-            "image": FieldSpec("image", shape, np.dtype(np.uint8)),
+            "image": image,
             "label": FieldSpec("label", (), np.dtype(np.int64)),
         }
         self.specs = _chosen(known, fields)
@@ -68,12 +80,19 @@ class ImageFolderSource:
         """Of all images."""
         return identity_of_files([file for file, _ in self._images])
 
-    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
-        """Images decoded in the order of their names."""
+    def lengths(self, spec: FieldSpec) -> IntArray:
+        """Bytes of all files."""
+        return np.array([_file_bytes(file) for file, _ in self._images], np.int64)
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Images, decoded or as they are, in the order of their names."""
         for row in range(start, self.num_samples, rows):
             part = self._images[row : row + rows]
             if spec.name == "label":
                 yield np.array([label for _, label in part], np.int64)
+            elif spec.ragged:
+                data = [np.frombuffer(_read_file(file), np.uint8) for file, _ in part]
+                yield ragged_of(data, (), spec.dtype)
             else:
                 images = (_decode(_read_file(file), self._size, str(file)) for file, _ in part)
                 names = (str(file) for file, _ in part)
@@ -85,13 +104,18 @@ class TarSource:
 
     The rest of the name is the field: npy (an array), cls (a number as text), jpg, png and the like
     (an image, uint8), anything else (bytes). All samples have the same fields. Arrays and bytes of
-    different lengths make a ragged field.
+    different lengths make a ragged field. encoded: images are bytes.
     """
 
     def __init__(
-        self, paths: Sequence[Path], fields: Sequence[str] | None, image_size: int | None
+        self,
+        paths: Sequence[Path],
+        fields: Sequence[str] | None,
+        image_size: int | None,
+        *,
+        encoded: bool = False,
     ) -> None:
-        self._paths, self._size = list(paths), image_size
+        self._paths, self._size, self._encoded = list(paths), image_size, encoded
         # Field -> place of each sample's member: number of the tar file, offset, length, name.
         self._members: dict[str, list[tuple[int, int, int, str]]] = {}
         samples = 0
@@ -111,9 +135,13 @@ class TarSource:
         self.specs = _chosen(known, fields, self._members)
 
     def _spec(self, name: str) -> FieldSpec:
-        """Arrays and bytes whose members differ in size are ragged along their first axis."""
+        """Arrays and bytes whose members differ in size are ragged along their first axis, and so
+        are encoded images.
+        """
         first = self._load(name, 0)
         suffix = f".{name.rpartition('.')[2]}"
+        if self._encoded and suffix in IMAGE_SUFFIXES:
+            return FieldSpec(name, (), first.dtype, ragged=True)
         sizes = {length for _, _, length, _ in self._members[name]}
         if len(sizes) > 1 and first.ndim and suffix not in IMAGE_SUFFIXES:
             return FieldSpec(name, first.shape[1:], first.dtype, ragged=True)
@@ -167,7 +195,7 @@ class TarSource:
                 return np.array(int(data), np.int64)
         except (ValueError, TypeError, EOFError, MemoryError) as error:  # headers claim anything
             raise DataError(f"{where}: {first_line(error)}") from None
-        if f".{suffix}" in IMAGE_SUFFIXES:
+        if f".{suffix}" in IMAGE_SUFFIXES and not self._encoded:
             return _decode(data, self._size, where)
         return np.frombuffer(data, np.uint8)
 
@@ -344,6 +372,13 @@ def _in_a_row(values: Any, spec: FieldSpec) -> Ragged:
             )
         found.append(value)
     return ragged_of(found, spec.shape, spec.dtype)
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read_file(path: Path) -> bytes:

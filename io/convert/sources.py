@@ -95,10 +95,14 @@ class Source(Protocol):
 
 
 def lengths_of(source: Source) -> dict[str, IntArray]:
-    """Elements of every sample of each ragged field; reads these fields once."""
+    """Elements of every sample of each ragged field; reads these fields once, but where the source
+    knows.
+    """
     found = {}
     for spec in source.specs:
-        if spec.ragged:
+        if spec.ragged and isinstance(source, ImageFolderSource):
+            found[spec.name] = source.lengths(spec)
+        elif spec.ragged:
             parts = [np.empty(0, np.int64)]
             for block in source.stream(spec, _ROWS):
                 assert isinstance(block, Ragged)
@@ -301,12 +305,18 @@ class NumpySource:
 
 
 def open_source(
-    source: str, fields: Sequence[str] | None = None, image_size: int | None = None
+    source: str,
+    fields: Sequence[str] | None = None,
+    image_size: int | None = None,
+    *,
+    encoded: bool = False,
 ) -> Source:
     """The source that `source` names: a file, a folder, or several .npy files with commas.
 
-    image_size: see records.ImageFolderSource.
+    image_size, encoded: see ImageFolderSource; others have no images. Raises ValueError for both.
     """
+    if encoded and image_size is not None:
+        raise ValueError("encoded images stay as they are; leave out --image-size or --encoded")
     check_unique(fields or ())
     if "," in source and not Path(source).exists():
         return NumpySource(_npy_files([Path(part.strip()) for part in source.split(",")]), fields)
@@ -316,11 +326,11 @@ def open_source(
     if path.is_dir():
         if is_slab_folder(path):
             return Hdf5Source(path, fields)
-        return _open_folder(path, fields, image_size)
+        return _open_folder(path, fields, image_size, encoded)
     if not path.is_file():  # opening a pipe would wait for ever
         raise DataError(f"{source}: neither a file nor a folder")
     if path.suffix == ".tar":
-        return TarSource([path], fields, image_size)
+        return TarSource([path], fields, image_size, encoded=encoded)
     if path.suffix == ".csv":
         return CsvSource(path, fields)
     if path.suffix in (".parquet", ".pq"):
@@ -341,18 +351,20 @@ def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Sou
     return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
 
 
-def _open_folder(path: Path, fields: Sequence[str] | None, image_size: int | None) -> Source:
+def _open_folder(
+    path: Path, fields: Sequence[str] | None, image_size: int | None, encoded: bool
+) -> Source:
     found = sorted(path.glob("*.npy"))
     if found:
         return NumpySource(_npy_files(found), fields)
     archives = sorted(path.glob("*.tar"))
     if archives:
-        return TarSource(archives, fields, image_size)
+        return TarSource(archives, fields, image_size, encoded=encoded)
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
     if files:
         return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
-        return ImageFolderSource(path, fields, image_size)
+        return ImageFolderSource(path, fields, image_size, encoded=encoded)
     raise DataError(
         f"{path}: this folder holds no .npy, .tar or HDF5 files, no images in class folders, no "
         "slabs"
