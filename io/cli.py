@@ -55,7 +55,10 @@ SRC is one of
                          their names; every dataset is a field
   photos/                images as photos/CLASS/x.png: fields image and label
   data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
-  t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field
+  t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field, of
+                         Parquet also text that --fields names; a folder of Parquet files, too
+  a.txt | a.jsonl        documents: lines, or the "text" of each line of JSON; of a folder of .txt
+                         files each is one; field text, UTF-8
   digits                 scikit-learn's digits; makes DST/train and DST/test
 
 examples:
@@ -63,6 +66,7 @@ examples:
   hsgd data convert old.h5 data/train --fields image,label --seed 7
   hsgd data convert digits data/digits --overwrite
   hsgd data convert photos/ data/train --encoded
+  hsgd data convert shards/ data/train --fields text --tokenizer tokenizer.json
   mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
 
 Samples are put in a random order once, here; the loader then shuffles blocks in every epoch, which
@@ -151,6 +155,11 @@ def _add_convert(commands: Any) -> None:
         help="keep images as the bytes of their files, of any size; the loader decodes them",
     )
     convert.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a tokenizer.json: token ids (field tokens) instead of text; needs tokenizers",
+    )
+    convert.add_argument(
         "--compress",
         choices=COMPRESSIONS,
         help="smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and "
@@ -184,6 +193,7 @@ def _convert(options: argparse.Namespace) -> int:
             test_fraction=options.test_fraction,
             image_size=options.image_size,
             encoded=options.encoded,
+            tokenizer=options.tokenizer,
             compress=options.compress,
             comm=comm,
             progress=not options.quiet,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
+from ..format.attributes import Attributes
 from ..format.dataset_index import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
@@ -36,6 +37,7 @@ __all__ = [
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 _KINDS = "biuf"
+_TEXTS = frozenset({"string", "large_string", "string_view", "binary", "large_binary"})  # of Arrow
 
 
 class ImageFolderSource:
@@ -245,15 +247,24 @@ class CsvSource:
 
 
 class ParquetSource:
-    """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow."""
+    """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow.
 
-    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+    Columns of text, or of bytes, become ragged fields of bytes where `fields` names them, or all of
+    them with text.
+    """
+
+    def __init__(self, path: Path, fields: Sequence[str] | None, *, text: bool = False) -> None:
         self._path = path
+        self.left_out: dict[str, str] = {}
         table = self._open()
         self.num_samples = int(table.metadata.num_rows)
-        types, lists = {}, set()
+        types, lists, texts = {}, set(), set()
         for entry in table.schema_arrow:
             kind = entry.type
+            if str(kind) in _TEXTS and (text if fields is None else entry.name in fields):
+                texts.add(entry.name)
+                types[entry.name] = np.dtype(np.uint8)
+                continue
             if str(kind).startswith(("list<", "large_list<")):
                 lists.add(entry.name)
                 kind = kind.value_type
@@ -261,9 +272,15 @@ class ParquetSource:
                 types[entry.name] = np.dtype(kind.to_pandas_dtype())
             except NotImplementedError:
                 types[entry.name] = _OBJECT
+        self.text_fields = frozenset(texts)
         self.specs = tuple(
-            replace(spec, ragged=spec.name in lists) for spec in _columns(path, types, fields)
+            replace(spec, ragged=spec.name in lists | texts)
+            for spec in _columns(path, types, fields)
         )
+
+    def attributes(self) -> Attributes:
+        """None."""
+        return Attributes()
 
     def identity(self) -> str:
         """Of the file."""
@@ -275,6 +292,9 @@ class ParquetSource:
         for batch in self._batches(spec.name, rows):
             column = batch.column(0)[before:]
             before = max(0, before - len(batch))
+            if spec.name in self.text_fields and not column.null_count:
+                yield _bytes_of(column)
+                continue
             lengths = None
             if spec.ragged and not column.null_count:
                 lengths = column.value_lengths().to_numpy().astype(np.int64)
@@ -302,6 +322,15 @@ class ParquetSource:
             return parquet.ParquetFile(self._path)
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
+
+
+def _bytes_of(column: Any) -> Ragged:
+    """A column of text, or of bytes, of pyarrow."""
+    flat = column.cast("large_binary")
+    _, offsets, data = flat.buffers()
+    ends = np.frombuffer(offsets, np.int64)[flat.offset : flat.offset + len(flat) + 1]
+    values = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    return Ragged(values, ends - ends[0])
 
 
 def identity_of_files(paths: Iterable[Path]) -> str:

@@ -48,6 +48,7 @@ from .record_sources import (
     TarSource,
     identity_of_files,
 )
+from .text_sources import TEXT_SUFFIXES, TextSource
 
 __all__ = [
     "ArraySource",
@@ -70,6 +71,7 @@ _UNREADABLE = (
     NotImplementedError,
 )
 
+PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
 _KINDS = "biufc"
 _ROWS = 1024  # of ragged samples, whose size is not known yet
 
@@ -310,10 +312,12 @@ def open_source(
     image_size: int | None = None,
     *,
     encoded: bool = False,
+    text: bool = False,
 ) -> Source:
     """The source that `source` names: a file, a folder, or several .npy files with commas.
 
     image_size, encoded: see ImageFolderSource; others have no images. Raises ValueError for both.
+    text: text is wanted, also where numbers stand beside it.
     """
     if encoded and image_size is not None:
         raise ValueError("encoded images stay as they are; leave out --image-size or --encoded")
@@ -326,15 +330,17 @@ def open_source(
     if path.is_dir():
         if is_slab_folder(path):
             return Hdf5Source(path, fields)
-        return _open_folder(path, fields, image_size, encoded)
+        return _open_folder(path, fields, image_size, encoded=encoded, text=text)
     if not path.is_file():  # opening a pipe would wait for ever
         raise DataError(f"{source}: neither a file nor a folder")
     if path.suffix == ".tar":
         return TarSource([path], fields, image_size, encoded=encoded)
     if path.suffix == ".csv":
         return CsvSource(path, fields)
-    if path.suffix in (".parquet", ".pq"):
-        return ParquetSource(path, fields)
+    if path.suffix in PARQUET_SUFFIXES:
+        return ParquetSource(path, fields, text=text)
+    if path.suffix in TEXT_SUFFIXES:
+        return TextSource([path], fields, whole=False)
     if path.suffix == ".npy":
         return NumpySource({"data": (path, None)}, fields)
     if path.suffix == ".npz":
@@ -342,7 +348,7 @@ def open_source(
     if not import_h5py().is_hdf5(path):
         raise DataError(
             f"{source}: not an HDF5 file, and its name does not end in .npy, .npz, .tar, .csv, "
-            ".parquet or .pq; see hsgd data convert --help"
+            ".parquet, .pq, .txt or .jsonl; see hsgd data convert --help"
         )
     return _open_hdf5(path, fields)
 
@@ -352,7 +358,12 @@ def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Sou
 
 
 def _open_folder(
-    path: Path, fields: Sequence[str] | None, image_size: int | None, encoded: bool
+    path: Path,
+    fields: Sequence[str] | None,
+    image_size: int | None,
+    *,
+    encoded: bool,
+    text: bool,
 ) -> Source:
     found = sorted(path.glob("*.npy"))
     if found:
@@ -363,11 +374,18 @@ def _open_folder(
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
     if files:
         return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
+    files = sorted(file for file in path.iterdir() if file.suffix in PARQUET_SUFFIXES)
+    if files:
+        return JoinedSource([(file, ParquetSource(file, fields, text=text)) for file in files])
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
         return ImageFolderSource(path, fields, image_size, encoded=encoded)
+    for suffix, whole in ((".txt", True), (".jsonl", False)):
+        files = sorted(path.glob(f"*{suffix}"))
+        if files:
+            return TextSource(files, fields, whole=whole)
     raise DataError(
-        f"{path}: this folder holds no .npy, .tar or HDF5 files, no images in class folders, no "
-        "slabs"
+        f"{path}: this folder holds no .npy, .tar, .parquet, .txt, .jsonl or HDF5 files, no images "
+        "in class folders, no slabs"
     )
 
 

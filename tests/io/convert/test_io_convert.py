@@ -345,7 +345,7 @@ def npy(array):
         (npy(np.zeros((0, 4))), "no samples to convert"),
         (npy(np.zeros((4, 0))), "axis of length 0"),
         (lambda folder: folder / "absent.npz", "no such file"),
-        (lambda folder: folder, "no .npy, .tar or HDF5 files"),
+        (lambda folder: folder, "no .npy, .tar, .parquet, .txt, .jsonl or HDF5 files"),
         (lambda folder: f"{folder}/a.npy,{folder}/b.txt", "only .npy files can be joined"),
     ],
 )

@@ -118,7 +118,13 @@ def test_a_file_that_is_no_tar_is_refused(tmp_path):
 def table():
     number = np.arange(COUNT)
     return pandas.DataFrame(
-        {"number": number, "half": number / 2, "even": number % 2 == 0, "name": ["x"] * COUNT}
+        {
+            "number": number,
+            "half": number / 2,
+            "even": number % 2 == 0,
+            "name": ["x"] * COUNT,
+            "day": [pandas.Timestamp("2001-02-03")] * COUNT,
+        }
     )
 
 
@@ -132,8 +138,8 @@ def test_columns_of_numbers_become_fields_and_text_is_left_aside(tmp_path, suffi
     assert sorted(found["number"].tolist()) == list(range(COUNT))
     assert (found["half"] * 2 == found["number"]).all()
     assert (found["even"] == (found["number"] % 2 == 0)).all()
-    with pytest.raises(DataError, match="column 'name' holds no numbers"):
-        convert_to_slabs(path, tmp_path / "out2", fields=["name"])
+    with pytest.raises(DataError, match="column 'day' holds no numbers"):
+        convert_to_slabs(path, tmp_path / "out2", fields=["day"])
     with pytest.raises((DataError, ValueError), match="other"):
         convert_to_slabs(path, tmp_path / "out2", fields=["other"])
 
