@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .batches.image_decoder import images
     from .convert.conversion import convert_to_slabs
     from .dataset import PartitionedDataset
+    from .format.attributes import class_names
     from .format.dataset_index import DataMap, open_map
     from .format.ragged import Ragged
     from .loader import Batch, PartitionedLoader
@@ -31,6 +32,7 @@ __all__ = [
     "ReadOptions",
     "RowReader",
     "Share",
+    "class_names",
     "convert_to_slabs",
     "images",
     "open_map",
@@ -48,6 +50,7 @@ _HOMES = {
     "ReadOptions": "options",
     "RowReader": "reading.reader",
     "Share": "order.partition",
+    "class_names": "format.attributes",
     "convert_to_slabs": "convert.conversion",
     "images": "batches.image_decoder",
     "open_map": "format.dataset_index",

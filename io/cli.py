@@ -265,6 +265,8 @@ def _bench(options: argparse.Namespace) -> int:
         loader = PartitionedLoader(
             options.path,
             options.batch_size,
+            rank=0,
+            world_size=1,
             shuffle=shuffle,
             fields=fields,
             as_numpy=True,  # reads types that torch does not have

@@ -34,6 +34,7 @@ from .format.dataset_index import DataMap, open_map
 from .format.element_windows import packed_map
 from .format.fields import left_out_line
 from .format.slab_folder import FieldSpec
+from .launched import rank_here
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.partition import (
     Cut,
@@ -73,6 +74,8 @@ class PartitionedLoader(Closing):
     belong to the caller: that memory is used again only after the last of them has died.
 
     path: a slab folder (hsgd data convert) or an ordinary HDF5 file. batch_size: samples per rank.
+    rank, world_size: both, or neither: then they are those of comm, of torch.distributed, or what
+    torchrun, hsgd run, horovodrun, mpirun or srun say; repr() shows where they are from.
     shuffle: "block" (blocks permuted globally, then samples within windows), "slabs" (the same
     among a few slabs at a time, and ranks take these in turn, epoch by epoch, inside their node
     first), "full" (one permutation of all samples; reads single rows) or "none" (the order of the
@@ -111,8 +114,8 @@ class PartitionedLoader(Closing):
         self,
         path: str | os.PathLike[str],
         batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         shuffle: Shuffle = "block",
         seed: int = 0,
         drop_last: bool = False,
@@ -134,8 +137,9 @@ class PartitionedLoader(Closing):
         self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
         if pack is not None:
             self._pack(pack, batch_size, on_error, chosen=fields is not None)
-        self._rank = rank
-        self._cut = Cut(world_size, batch_size, drop_last, pad, 0)
+        self._here = here = rank_here(rank, world_size, comm)
+        self._rank = here.rank
+        self._cut = Cut(here.world_size, batch_size, drop_last, pad, 0)
         # Blocks are whole HDF5 chunks where there are chunks.
         row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
         self._block_samples = -(-max(1, read.block_bytes // row_bytes) // chunk_rows) * chunk_rows
@@ -145,7 +149,7 @@ class PartitionedLoader(Closing):
         self._settings = IterationSettings(
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=read.timeout_s,
-            source=f"{self._data.path} (rank {rank})",
+            source=f"{self._data.path} (rank {here.rank})",
             transform=transform,
             transform_threads=read.transform_threads,
             window=pack or 0,
@@ -154,22 +158,20 @@ class PartitionedLoader(Closing):
         self._forget_process()
         if read.verify:
             _check_verifiable(self._data, shuffle)
-        share_of(  # reports bad arguments now and not in the first epoch, as the next line does
-            self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
-        )
-        self._order()
+        self._share = self._whole_share(here.rank, part=here.rank)  # reports bad arguments now
+        self._order()  # and so does this
         in_turn = shuffle == "slabs" or cache is not None
-        self._seats = seats_of(world_size, local_size, comm if in_turn else None)
-        self._share = self._whole_share(rank)
+        self._seats = seats_of(here.world_size, local_size, comm if in_turn else None)
+        self._share = self._whole_share(here.rank)
         self._slots(self._share)
-        self._check_delivery(world_size)
+        self._check_delivery()
         self._cache = None if cache is None else self._open_cache(cache)
 
-    def _check_delivery(self, world_size: int) -> None:
+    def _check_delivery(self) -> None:
         """Refuse fields that cannot become what was asked for, and name what is no field."""
         _check_decoders(self._decoders, self._data)
         kept = [spec for spec in self._data.fields if spec.name not in self._decoders]
-        _check_policy(self._on_error, self._comm, world_size, kept)
+        _check_policy(self._on_error, self._comm, self._here.world_size, kept)
         line = left_out_line(self._data.path, "no fields, so", self._data.left_out)
         if line and self._rank == 0:
             warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=3)
@@ -217,6 +219,14 @@ class PartitionedLoader(Closing):
     def __len__(self) -> int:
         """Steps of the next iteration, the same on all ranks."""
         return self._resumed_share(self._rank)[0].steps
+
+    def __repr__(self) -> str:
+        here = self._here
+        return (
+            f"PartitionedLoader({self._data.path!r}, {self._data.num_samples} samples, rank "
+            f"{here.rank} of {here.world_size} ({here.found}), {len(self)} batches of "
+            f"{self._cut.batch_size}, epoch {self._epoch})"
+        )
 
     def __iter__(self) -> Iterator[Any]:
         if self._repeats_an_epoch():
@@ -331,6 +341,11 @@ class PartitionedLoader(Closing):
         self.set_epoch(wanted.epoch)
         self._cuts = wanted.cuts
         self._current = (wanted.epoch, wanted.cuts, Progress())
+
+    @property
+    def sampler(self) -> PartitionedLoader:
+        """Itself: trainers call sampler.set_epoch(epoch) before each epoch."""
+        return self
 
     @property
     def num_samples(self) -> int:
@@ -488,13 +503,13 @@ class PartitionedLoader(Closing):
         """The part of the stream that a rank reads in this epoch."""
         return self._seats.part(rank, self._epoch) if self._shuffle == "slabs" else rank
 
-    def _whole_share(self, rank: int) -> Share:
+    def _whole_share(self, rank: int, part: int | None = None) -> Share:
         """The share of a rank in this epoch, when nothing of it was consumed."""
         cut = self._cut
         return share_of(
             self._data.num_samples,
             cut.batch_size,
-            self._part(rank),
+            self._part(rank) if part is None else part,
             cut.world_size,
             drop_last=cut.drop_last,
             pad=cut.pad,

@@ -22,10 +22,11 @@ from ..format.chunks import check_compression
 from ..format.fields import left_out_line
 from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
 from ..order.partition import IntArray
+from .array_sources import ArraySource, digits_splits
 from .atomic_folder import Position, Staged, staged_folder
 from .progress import Advance, Progress
 from .shuffle_passes import BLOCK_BYTES, Order, Passes
-from .sources import Source, digits_splits, lengths_of, open_source
+from .sources import Source, lengths_of, open_source
 from .text_sources import TokenizedSource, Tokenizer, load_tokenizer
 from .writer import SlabFolderWriter
 
@@ -37,7 +38,7 @@ _LEAST_SLABS = 16  # more slabs than ranks, also for small data
 
 
 def convert_to_slabs(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Mapping[str, Any],
     target: str | os.PathLike[str],
     *,
     fields: Sequence[str] | None = None,
@@ -57,7 +58,8 @@ def convert_to_slabs(
 
     source: .npy, .npz, HDF5, .tar (WebDataset), .csv, .parquet, .txt or .jsonl file, folder of such
     files (but for .npz and .csv) or of class folders with images, "x.npy,y.npy", slab folder, or
-    "digits" (scikit-learn's, makes target/train and target/test by test_fraction). image_size:
+    "digits" (scikit-learn's, makes target/train and target/test by test_fraction); or arrays in
+    memory, by field: NumPy's, Ragged, or a list of arrays of different lengths. image_size:
     images are scaled and cut to it. encoded: images stay the bytes of their files, a ragged field
     for `decode=` of the loader. tokenizer: field tokens takes the place of text: a tokenizer.json
     file, or a function from texts to lists of token ids; it is run twice. Attributes of HDF5 files,
@@ -82,13 +84,15 @@ def convert_to_slabs(
         raise ValueError(f"image_size is {image_size}; use at least 1")
     if not 0 <= seed < 1 << 63:
         raise ValueError(f"seed is {seed}; use 0 to 2**63 - 1")
-    name = os.fspath(source)
+    name = "arrays" if isinstance(source, Mapping) else os.fspath(source)
     group = comm if comm is not None else _Alone()
     parts: list[_Part] = []
     with _shared_errors(group):
         if compress is not None:
             check_compression(compress)
-        if name == "digits" and not Path(name).exists():
+        if isinstance(source, Mapping):
+            sources: Mapping[str, Source] = {"": ArraySource(source, fields)}
+        elif name == "digits" and not Path(name).exists():
             if fields is not None:
                 raise ValueError(
                     "digits always have the fields image and label; leave out --fields"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
-from ..format.attributes import Attributes
+from ..format.attributes import Attributes, class_attributes
 from ..format.dataset_index import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
@@ -66,6 +66,8 @@ class ImageFolderSource:
         if not self._images:
             raise DataError(f"{path}: no images in class folders, as path/class/image.png")
         self._size = image_size
+        self._classes = [folder.name for folder in classes]
+        self.left_out: dict[str, str] = {}
         self.num_samples = len(self._images)
         image = FieldSpec("image", (), np.dtype(np.uint8), ragged=True)
         if not encoded:
@@ -77,6 +79,12 @@ class ImageFolderSource:
             "label": FieldSpec("label", (), np.dtype(np.int64)),
         }
         self.specs = _chosen(known, fields)
+
+    def attributes(self) -> Attributes:
+        """The names of the classes, at the label."""
+        if all(spec.name != "label" for spec in self.specs):
+            return Attributes()
+        return class_attributes("label", self._classes)
 
     def identity(self) -> str:
         """Of all images."""

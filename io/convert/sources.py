@@ -1,13 +1,13 @@
-"""What can be converted: arrays, HDF5, slab folders, scikit-learn's digits, and single records.
+"""What can be converted: NumPy and HDF5 files, slab folders, and single records.
 
-Owns which kind of source a name means, and one class per kind of array, all with the same
-members (`Source`); images, tar files and tables are in record_sources.py. Each streams rows in
+Owns which kind of source a name means, and one class per kind of file of arrays, all with the same
+members (`Source`); arrays in memory are in array_sources.py, images, tar files and tables in
+record_sources.py, documents in text_sources.py. Each streams rows in
 their original order, so memory stays bounded whatever the source. Never writes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import tokenize
@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunks import load_filters
@@ -37,7 +37,7 @@ from ..format.dataset_index import (
 from ..format.fields import find_fields, linked_file
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
-from ..order.partition import IntArray, permutation
+from ..order.partition import IntArray
 from ..reading.reader import RowReader
 from .joined_sources import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
@@ -51,12 +51,10 @@ from .record_sources import (
 from .text_sources import TEXT_SUFFIXES, TextSource
 
 __all__ = [
-    "ArraySource",
     "Hdf5Source",
     "NumpySource",
     "Source",
     "VlenSource",
-    "digits_splits",
     "lengths_of",
     "open_source",
 ]
@@ -111,28 +109,6 @@ def lengths_of(source: Source) -> dict[str, IntArray]:
                 parts.append(block.lengths)
             found[spec.name] = np.concatenate(parts)
     return found
-
-
-class ArraySource:
-    """Arrays in memory."""
-
-    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
-        self._arrays = arrays
-        self.specs = tuple(FieldSpec(n, a.shape[1:], a.dtype) for n, a in arrays.items())
-        self.num_samples = len(next(iter(arrays.values())))
-
-    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
-        """Slices of the array."""
-        array = self._arrays[spec.name]
-        for row in range(start, len(array), rows):
-            yield array[row : row + rows]
-
-    def identity(self) -> str:
-        """A digest of all values."""
-        digest = hashlib.sha256()
-        for array in self._arrays.values():
-            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return digest.hexdigest()
 
 
 class Hdf5Source:
@@ -387,33 +363,6 @@ def _open_folder(
         f"{path}: this folder holds no .npy, .tar, .parquet, .txt, .jsonl or HDF5 files, no images "
         "in class folders, no slabs"
     )
-
-
-def digits_splits(test_fraction: float, seed: int) -> dict[str, Source]:
-    """scikit-learn's handwritten digits as {"train": ..., "test": ...}, stratified by label.
-
-    Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed alone.
-    """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtra(
-            "the digits come with scikit-learn, which is not installed; pip install scikit-learn"
-        ) from None
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test fraction {test_fraction}; use a number between 0 and 1")
-    digits = load_digits()
-    image = np.asarray(digits.data / 16.0, np.float32)
-    label = np.asarray(digits.target, np.int64)
-    test = np.zeros(len(label), bool)
-    for digit in np.unique(label):
-        rows = np.flatnonzero(label == digit)
-        shuffled = rows[permutation(len(rows), seed, int(digit))]
-        test[shuffled[: round(test_fraction * len(rows))]] = True
-    return {
-        name: ArraySource({"image": image[chosen], "label": label[chosen]})
-        for name, chosen in (("train", ~test), ("test", test))
-    }
 
 
 def _npy_files(paths: Sequence[Path]) -> dict[str, tuple[Path, str | None]]:

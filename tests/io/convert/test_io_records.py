@@ -7,7 +7,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from hsgd.io import convert_to_slabs
+from hsgd.io import class_names, convert_to_slabs
 
 from hdf5_samples import collect
 from hsgd.errors import DataError
@@ -158,3 +158,15 @@ def test_missing_values_are_refused(tmp_path):
     frame.to_parquet(tmp_path / "t.parquet")
     with pytest.raises(DataError, match="'number' has missing values"):
         convert_to_slabs(tmp_path / "t.parquet", tmp_path / "out")
+
+
+def test_the_names_of_classes_stay_with_the_labels(tmp_path):
+    convert_to_slabs(write_images(tmp_path / "photos"), tmp_path / "out", num_slabs=3)
+    convert_to_slabs(tmp_path / "out", tmp_path / "again")
+    for folder in (tmp_path / "out", tmp_path / "again", tmp_path / "out/index.h5"):
+        assert class_names(folder) == ["class0", "class1", "class2"]
+    table().to_parquet(tmp_path / "t.parquet")
+    convert_to_slabs(tmp_path / "t.parquet", tmp_path / "table")
+    assert class_names(tmp_path / "table", "number") == []
+    with pytest.raises(DataError, match="no field 'label'; there are: even, half, number"):
+        class_names(tmp_path / "table")
