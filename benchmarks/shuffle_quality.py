@@ -71,7 +71,7 @@ class Data:
 
 def digits() -> Data:
     """scikit-learn's digits, a fifth of each class for the test."""
-    from hsgd.io.convert.sources import digits_splits
+    from hsgd.io.convert.array_sources import digits_splits
 
     parts = {}
     for name, source in digits_splits(0.2, 0).items():

@@ -10,8 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .batches.image_decoder import images
     from .convert.conversion import convert_to_slabs
     from .dataset import PartitionedDataset
+    from .format.attributes import class_names
     from .format.dataset_index import DataMap, open_map
     from .format.ragged import Ragged
     from .loader import Batch, PartitionedLoader
@@ -30,7 +32,9 @@ __all__ = [
     "ReadOptions",
     "RowReader",
     "Share",
+    "class_names",
     "convert_to_slabs",
+    "images",
     "open_map",
     "share_of",
 ]
@@ -46,7 +50,9 @@ _HOMES = {
     "ReadOptions": "options",
     "RowReader": "reading.reader",
     "Share": "order.partition",
+    "class_names": "format.attributes",
     "convert_to_slabs": "convert.conversion",
+    "images": "batches.image_decoder",
     "open_map": "format.dataset_index",
     "share_of": "order.partition",
 }

@@ -55,13 +55,18 @@ SRC is one of
                          their names; every dataset is a field
   photos/                images as photos/CLASS/x.png: fields image and label
   data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
-  t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field
+  t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field, of
+                         Parquet also text that --fields names; a folder of Parquet files, too
+  a.txt | a.jsonl        documents: lines, or the "text" of each line of JSON; of a folder of .txt
+                         files each is one; field text, UTF-8
   digits                 scikit-learn's digits; makes DST/train and DST/test
 
 examples:
   hsgd data convert train.npz data/train
   hsgd data convert old.h5 data/train --fields image,label --seed 7
   hsgd data convert digits data/digits --overwrite
+  hsgd data convert photos/ data/train --encoded
+  hsgd data convert shards/ data/train --fields text --tokenizer tokenizer.json
   mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
 
 Samples are put in a random order once, here; the loader then shuffles blocks in every epoch, which
@@ -145,6 +150,16 @@ def _add_convert(commands: Any) -> None:
         "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
     )
     convert.add_argument(
+        "--encoded",
+        action="store_true",
+        help="keep images as the bytes of their files, of any size; the loader decodes them",
+    )
+    convert.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="a tokenizer.json: token ids (field tokens) instead of text; needs tokenizers",
+    )
+    convert.add_argument(
         "--compress",
         choices=COMPRESSIONS,
         help="smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and "
@@ -177,6 +192,8 @@ def _convert(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             test_fraction=options.test_fraction,
             image_size=options.image_size,
+            encoded=options.encoded,
+            tokenizer=options.tokenizer,
             compress=options.compress,
             comm=comm,
             progress=not options.quiet,
@@ -248,6 +265,8 @@ def _bench(options: argparse.Namespace) -> int:
         loader = PartitionedLoader(
             options.path,
             options.batch_size,
+            rank=0,
+            world_size=1,
             shuffle=shuffle,
             fields=fields,
             as_numpy=True,  # reads types that torch does not have

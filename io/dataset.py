@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .launched import rank_here
 from .loader import PartitionedLoader
 
 if TYPE_CHECKING:
@@ -39,14 +40,20 @@ class PartitionedDataset(IterableDataset[Any]):
         self,
         path: Any,
         batch_size: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         *,
         read_batch: int = 64,
         **options: Any,
     ) -> None:
+        if batch_size is None and options.get("pack") is not None:
+            raise ValueError(
+                "pack= gives batches; pass batch_size here, and batch_size=None to the DataLoader"
+            )
         self._samples = batch_size is None
         self._arguments = {"path": path, "batch_size": batch_size or read_batch, **options}
+        here = rank_here(rank, world_size, options.get("comm"))
+        rank, world_size = here.rank, here.world_size
         self._rank, self._world_size, self._epoch = rank, world_size, 0
         self._loader = PartitionedLoader(rank=rank, world_size=world_size, **self._arguments)
 

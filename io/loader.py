@@ -22,7 +22,9 @@ import numpy as np
 from hsgd.closing import Closing
 
 from .batches.buffer_pool import BufferRing
+from .batches.decode_stage import DecodeSettings, DecodeStage
 from .batches.error_policy import ErrorPolicy
+from .batches.image_decoder import ImageDecoder
 from .batches.iteration import Batch, Iteration, IterationSettings, Progress
 from .batches.mapped_batches import MappedBatches, check_mappable
 from .batches.read_schedule import ReadPlan, staging_bytes
@@ -30,8 +32,10 @@ from .batches.reader_pool import Filler
 from .cache.node_ranks import seats_of
 from .cache.slab_cache import CacheStats, NodeCache, NodeGroup
 from .format.dataset_index import DataMap, open_map
+from .format.element_windows import packed_map
 from .format.fields import left_out_line
 from .format.slab_folder import FieldSpec
+from .launched import rank_here
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.partition import (
     Cut,
@@ -71,6 +75,8 @@ class PartitionedLoader(Closing):
     belong to the caller: that memory is used again only after the last of them has died.
 
     path: a slab folder (hsgd data convert) or an ordinary HDF5 file. batch_size: samples per rank.
+    rank, world_size: both, or neither: then they are those of comm, of torch.distributed, or what
+    torchrun, hsgd run, horovodrun, mpirun or srun say; repr() shows where they are from.
     shuffle: "block" (blocks permuted globally, then samples within windows), "slabs" (the same
     among a few slabs at a time, and ranks take these in turn, epoch by epoch, inside their node
     first), "full" (one permutation of all samples; reads single rows) or "none" (the order of the
@@ -81,6 +87,13 @@ class PartitionedLoader(Closing):
     would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
     last batch may then be empty on some ranks. All ranks have the same number of steps.
     fields: names to read (all by default).
+    pack: a sample is a window of so many elements of the ragged fields (those of `fields`): window
+    n is the elements [n * pack, (n + 1) * pack) of all samples in the order of the files, each
+    element in one window, but for less than `pack` at the end. A batch then has "cu_seqlens" too:
+    int32, where segments begin in the batch of samples * pack elements, and its end; a segment is a
+    document or what a window has of it.
+    decode: by field, how its encoded samples become arrays, in threads: see hsgd.io.images. A
+    sample that cannot be decoded is one that cannot be read.
     transform: called with each batch; what it returns is delivered, in order.
     on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
     or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
@@ -102,14 +115,16 @@ class PartitionedLoader(Closing):
         self,
         path: str | os.PathLike[str],
         batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         shuffle: Shuffle = "block",
         seed: int = 0,
         drop_last: bool = False,
         *,
         pad: bool = True,
         fields: Sequence[str] | None = None,
+        pack: int | None = None,
+        decode: Mapping[str, ImageDecoder] | None = None,
         as_numpy: bool = False,
         transform: Callable[[Batch], Any] | None = None,
         on_error: ErrorAction = "raise",
@@ -119,12 +134,15 @@ class PartitionedLoader(Closing):
         cache: CacheOptions | None = None,
     ) -> None:
         read = ReadOptions() if read is None else read
+        self._options, self._shuffle, self._seed = read, shuffle, seed
         self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
-        self._rank = rank
-        self._cut = Cut(world_size, batch_size, drop_last, pad, 0)
+        if pack is not None:
+            self._pack(pack, batch_size, on_error, chosen=fields is not None)
+        self._here = here = rank_here(rank, world_size, comm)
+        self._rank = here.rank
+        self._cut = Cut(here.world_size, batch_size, drop_last, pad, 0)
         # Blocks are whole HDF5 chunks where there are chunks.
         row_bytes, chunk_rows = max(1, self._data.row_bytes), self._data.chunk_rows
-        self._options, self._shuffle, self._seed = read, shuffle, seed
         self._block_samples = -(-max(1, read.block_bytes // row_bytes) // chunk_rows) * chunk_rows
         self._window_samples = max(1, read.window_bytes // row_bytes)
         self._epoch, self._cuts = 0, ()
@@ -132,28 +150,54 @@ class PartitionedLoader(Closing):
         self._settings = IterationSettings(
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=read.timeout_s,
-            source=f"{self._data.path} (rank {rank})",
+            source=f"{self._data.path} (rank {here.rank})",
             transform=transform,
             transform_threads=read.transform_threads,
+            window=pack or 0,
         )
-        _check_policy(on_error, comm, world_size, self._data.fields)
-        self._on_error, self._comm = on_error, comm
+        self._on_error, self._comm, self._decoders = on_error, comm, dict(decode or {})
         self._forget_process()
-        _check_reading(self._data, shuffle, on_error, read, cached=cache is not None)
-        share_of(  # reports bad arguments now and not in the first epoch, as the next line does
-            self._data.num_samples, batch_size, rank, world_size, drop_last=drop_last, pad=pad
-        )
-        self._order()
+        _check_reading(self._data, shuffle, on_error, read)
+        if read.mapped and (pack is not None or self._decoders or cache is not None):
+            raise ValueError("mapped=True: pack=, decode= and cache= make copies; leave them out")
+        self._share = self._whole_share(here.rank, part=here.rank)  # reports bad arguments now
+        self._order()  # and so does this
         in_turn = shuffle == "slabs" or cache is not None
-        self._seats = seats_of(world_size, local_size, comm if in_turn else None)
-        self._share = self._whole_share(rank)
+        self._seats = seats_of(here.world_size, local_size, comm if in_turn else None)
+        self._share = self._whole_share(here.rank)
         self._slots(self._share)
+        self._check_delivery()
+        self._cache = None if cache is None else self._open_cache(cache)
+
+    def _check_delivery(self) -> None:
+        """Refuse fields that cannot become what was asked for, and name what is no field."""
+        _check_decoders(self._decoders, self._data)
+        kept = [spec for spec in self._data.fields if spec.name not in self._decoders]
+        _check_policy(self._on_error, self._comm, self._here.world_size, kept)
         line = left_out_line(self._data.path, "no fields, so", self._data.left_out)
-        if line and rank == 0:
-            warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=2)
+        if line and self._rank == 0:
+            warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=3)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
-        self._cache = None if cache is None else self._open_cache(cache)
+
+    def _pack(self, pack: int, batch_size: int, on_error: str, *, chosen: bool) -> None:
+        """Make windows the samples. chosen: the caller named the fields."""
+        if self._options.verify:
+            raise ValueError(
+                "verify=True with pack=: checksums cover whole documents, not windows; check the "
+                "files before with hsgd data verify"
+            )
+        if on_error == "substitute":
+            raise ValueError(
+                'on_error="substitute" with pack= would leave cu_seqlens of other windows; use '
+                '"skip" or "raise"'
+            )
+        self._data = packed_map(self._data, pack, chosen=chosen)
+        if isinstance(batch_size, int) and pack * batch_size >= 1 << 31:
+            raise ValueError(
+                f"pack={pack} and batch_size={batch_size} make {pack * batch_size} elements, and "
+                f"cu_seqlens counts to {(1 << 31) - 1}; lower one of them"
+            )
 
     def _open_cache(self, cache: CacheOptions) -> NodeCache:
         if self._comm is None:
@@ -175,6 +219,14 @@ class PartitionedLoader(Closing):
     def __len__(self) -> int:
         """Steps of the next iteration, the same on all ranks."""
         return self._resumed_share(self._rank)[0].steps
+
+    def __repr__(self) -> str:
+        here = self._here
+        return (
+            f"PartitionedLoader({self._data.path!r}, {self._data.num_samples} samples, rank "
+            f"{here.rank} of {here.world_size} ({here.found}), {len(self)} batches of "
+            f"{self._cut.batch_size}, epoch {self._epoch})"
+        )
 
     def __iter__(self) -> Iterator[Any]:
         if self._repeats_an_epoch():
@@ -200,6 +252,7 @@ class PartitionedLoader(Closing):
             self._options.direct,
             self._options.verify,
             self._cache,
+            numbered=bool(self._decoders),
         )
         ring: BufferRing | MappedBatches
         filler: Filler | MappedBatches
@@ -215,6 +268,7 @@ class PartitionedLoader(Closing):
             self._settings,
             ErrorPolicy(self._on_error, self._comm, self._rank),
             lambda: self._finished(filler, ring, counted),
+            self._decode_stage() if self._decoders else None,
         )
         counted.append(iteration.progress)
         with self._lock:
@@ -222,6 +276,21 @@ class PartitionedLoader(Closing):
         self._iterations.add(iteration)
         self._current = (self._epoch, self._cuts, iteration.progress)
         return iteration
+
+    def _decode_stage(self) -> DecodeStage:
+        reading = self._options
+        return DecodeStage(
+            DecodeSettings(
+                self._data,
+                self._decoders,
+                self._seed,
+                self._epoch,
+                reading.decode_threads or len(os.sched_getaffinity(0)),
+                self._slot_samples(),
+                reading.read_ahead,
+                reading.pin_memory,
+            )
+        )
 
     def _repeats_an_epoch(self) -> bool:
         """Whether a whole shuffled epoch was read and nobody chose another; for rank 0 to tell."""
@@ -283,6 +352,11 @@ class PartitionedLoader(Closing):
         self._current = (wanted.epoch, wanted.cuts, Progress())
 
     @property
+    def sampler(self) -> PartitionedLoader:
+        """Itself: trainers call sampler.set_epoch(epoch) before each epoch."""
+        return self
+
+    @property
     def num_samples(self) -> int:
         """Samples of the whole dataset, over all ranks."""
         return self._data.num_samples
@@ -294,8 +368,11 @@ class PartitionedLoader(Closing):
 
     @property
     def fields(self) -> tuple[FieldSpec, ...]:
-        """Name, shape and dtype of what a sample holds."""
-        return self._data.fields
+        """Name, shape and dtype of what a sample holds, in a batch."""
+        return tuple(
+            self._decoders[spec.name].spec(spec.name) if spec.name in self._decoders else spec
+            for spec in self._data.fields
+        )
 
     def metrics(self) -> dict[str, Any]:
         """What was read since construction, over all iterations in this process.
@@ -303,7 +380,8 @@ class PartitionedLoader(Closing):
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
-        (samples per epoch that another rank has too), buffer_bytes (memory of the batches),
+        (samples per epoch that another rank has too), tail (elements of a field behind the last
+        window, with pack), buffer_bytes (memory of the batches),
         cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
         exchanged_bytes (that it got for it from other nodes), and
         bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, "mmap", or "h5py: "
@@ -324,6 +402,7 @@ class PartitionedLoader(Closing):
             **asdict(seen),
             **asdict(cached),
             "padding": self._share.padding,
+            "tail": 0 if self._data.windows is None else self._data.windows.tail,
             "buffer_bytes": sum(ring.nbytes for ring in rings.values()),
             "bypass": bypass,
         }
@@ -438,13 +517,13 @@ class PartitionedLoader(Closing):
         """The part of the stream that a rank reads in this epoch."""
         return self._seats.part(rank, self._epoch) if self._shuffle == "slabs" else rank
 
-    def _whole_share(self, rank: int) -> Share:
+    def _whole_share(self, rank: int, part: int | None = None) -> Share:
         """The share of a rank in this epoch, when nothing of it was consumed."""
         cut = self._cut
         return share_of(
             self._data.num_samples,
             cut.batch_size,
-            self._part(rank),
+            self._part(rank) if part is None else part,
             cut.world_size,
             drop_last=cut.drop_last,
             pad=cut.pad,
@@ -452,14 +531,15 @@ class PartitionedLoader(Closing):
 
     def _wanted_slabs(self) -> list[list[int]]:
         """By node, the slabs that its ranks read next, those of the first rank first."""
-        order = self._order()
+        order, windows = self._order(), self._data.windows
+        crossing = frozenset() if windows is None else windows.crossing  # one sample, not a file
         wanted = []
         for ranks in self._seats.by_node():
             found: dict[int, None] = {}
             for rank in ranks:
                 for start, count in self._resumed_share(rank)[1]:
                     found.update(dict.fromkeys(order.slabs(start, count).tolist()))
-            wanted.append(list(found))
+            wanted.append([slab for slab in found if slab not in crossing])
         return wanted
 
     def _resumed_share(self, rank: int) -> tuple[Share, tuple[tuple[int, int], ...]]:
@@ -548,17 +628,28 @@ def _check_policy(
         )
 
 
-def _check_reading(
-    data: DataMap, shuffle: str, on_error: str, read: ReadOptions, *, cached: bool
-) -> None:
+def _check_reading(data: DataMap, shuffle: str, on_error: str, read: ReadOptions) -> None:
     if read.verify:
         _check_verifiable(data, shuffle)
     if read.pin_memory:
         _check_pinning()
     if read.mapped:
         check_mappable(data, shuffle, on_error)
-        if cached:
-            raise ValueError("mapped=True: cache= has copies of the slabs; use one of the two")
+
+
+def _check_decoders(decoders: Mapping[str, ImageDecoder], data: DataMap) -> None:
+    specs = {spec.name: spec for spec in data.fields}
+    for name, decoder in decoders.items():
+        if not isinstance(decoder, ImageDecoder):
+            raise TypeError(f"decode: {name!r} has {decoder!r}; use hsgd.io.images(size=...)")
+        spec = specs.get(name)
+        if spec is None:
+            raise ValueError(f"decode: no field {name!r}; there are: {', '.join(specs)}")
+        if not spec.ragged or spec.shape or spec.dtype != np.uint8:
+            raise ValueError(
+                f"decode: field {name!r} does not hold encoded samples (bytes of any length); make "
+                "it with hsgd data convert --encoded"
+            )
 
 
 def _check_verifiable(data: DataMap, shuffle: str) -> None:

@@ -33,6 +33,8 @@ class ReadOptions:
     that keeps too many batches gets a MemoryError."""
     transform_threads: int = 0
     """Threads that call `transform`; 0: the loop does."""
+    decode_threads: int | None = None
+    """Threads that decode samples, with `decode`; None: as many as this process has cores."""
     pin_memory: bool = False
     """Page-lock the buffers for a GPU."""
     direct: bool = False
@@ -48,11 +50,14 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         least = min(self.read_ahead, self.block_bytes, self.window_bytes, self.threads)
+        if self.decode_threads is not None:
+            least = min(least, self.decode_threads)
         if least < 1 or self.transform_threads < 0:
             raise ValueError(
                 f"read_ahead={self.read_ahead}, block_bytes={self.block_bytes}, "
                 f"window_bytes={self.window_bytes}, threads={self.threads}, "
-                f"transform_threads={self.transform_threads}; use at least 1 (transform_threads 0)"
+                f"transform_threads={self.transform_threads}, "
+                f"decode_threads={self.decode_threads}; use at least 1 (transform_threads 0)"
             )
         if self.mapped and (self.verify or self.direct or self.pin_memory or self.memory_limit):
             raise ValueError(

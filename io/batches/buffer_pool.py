@@ -145,6 +145,13 @@ class BufferRing:
             arena.active = False
         del self._arenas[1:]
 
+    def discard(self) -> None:
+        """Give up all memory; what the loop still uses goes when the loop drops it."""
+        for arena in self._arenas:
+            arena.active = False
+        self._arenas.clear()
+        self.discard_wakes()
+
     def take(self, timeout_s: float | None) -> Slot:
         """A free slot; waits for one. Raises queue.Empty after timeout_s, RingClosed by wake()."""
         while True:

@@ -22,14 +22,17 @@ from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged
 from .buffer_pool import BufferRing
+from .decode_stage import DecodeStage, DecodingBatch
 from .error_policy import ErrorPolicy
 from .mapped_batches import MappedBatches
 from .reader_pool import Filled, Filler, Starved
+from .segments import CU_SEQLENS, cumulative
 
 __all__ = ["Batch", "Iteration", "IterationSettings", "Progress"]
 
 # Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
 Batch = dict[str, Any]
+_DECODED_AHEAD = 2  # batches behind the one that the loop waits for
 _RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
 
 
@@ -53,6 +56,7 @@ class IterationSettings:
     source: str
     transform: Callable[[Batch], Any] | None = None
     transform_threads: int = 0
+    window: int = 0  # elements of each sample of a packed dataset
 
 
 class Iteration(Iterator[Any]):
@@ -68,12 +72,14 @@ class Iteration(Iterator[Any]):
         settings: IterationSettings,
         policy: ErrorPolicy,
         finished: Callable[[], None],
+        decode: DecodeStage | None = None,
     ) -> None:
         self.progress = Progress()
         self._filler, self._ring, self._settings = filler, ring, settings
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
-        self._policy = policy
+        self._policy, self._decode = policy, decode
+        self._decoding: deque[tuple[Filled | BaseException, DecodingBatch | None]] = deque()
         self._ahead: deque[tuple[Future[Any], int, int]] = deque()
         self._step = 0  # of the next batch from the threads
         self._left_out = 0  # steps behind the last batch, which no batch counts
@@ -83,7 +89,7 @@ class Iteration(Iterator[Any]):
         # Daemons, so that a forgotten iterator never keeps the interpreter from ending; the
         # finalizer, which also runs at exit, lets them end by themselves.
         self._stop = weakref.finalize(
-            self, _stop, filler, ring, self._pool, self._pid, settings.timeout_s, finished
+            self, _stop, filler, self._pool, decode, self._pid, settings.timeout_s, finished
         )
         filler.start()
 
@@ -109,6 +115,7 @@ class Iteration(Iterator[Any]):
     def close(self) -> None:
         """End the reading threads; the iteration is over."""
         self._ended = True
+        self._decoding.clear()
         self._stop()
 
     def _finish(self) -> None:
@@ -154,12 +161,12 @@ class Iteration(Iterator[Any]):
     def _next_batch(self) -> tuple[Batch, int, int] | None:
         """The next batch that the policy lets pass; None at the end, or an error, ends it all."""
         steps = 0
-        while (found := self._fetch()) is not None:
+        while (fetched := self._fetch_arrays()) is not None:
+            found, arrays = fetched
             steps += 1
             step, self._step = self._step, self._step + 1
             failure = found if isinstance(found, BaseException) else None
             filled = found if isinstance(found, Filled) else None
-            arrays = None if filled is None else self._arrays(filled)
             try:
                 delivered = self._policy.judge(filled, step, failure, lambda a=arrays: a)
             except BaseException:
@@ -170,6 +177,35 @@ class Iteration(Iterator[Any]):
                 return batch, filled.count, steps
         self._left_out += steps
         return None
+
+    def _fetch_arrays(self) -> tuple[Filled | BaseException, dict[str, Block] | None] | None:
+        """The next batch and its fields, or what came in its place; None at the end.
+
+        Where samples are decoded, that of a few more batches begins, of those that have been read.
+        """
+        filler = self._filler
+        if self._decode is None or isinstance(filler, MappedBatches):
+            found = self._fetch()
+            if found is None:
+                return None
+            return found, self._arrays(found) if isinstance(found, Filled) else None
+        ahead = self._decoding
+        while not ahead or (
+            len(ahead) <= _DECODED_AHEAD and isinstance(ahead[-1][0], Filled) and filler.has_ready()
+        ):
+            found = self._fetch()
+            if found is None:
+                break
+            started = None
+            if isinstance(found, Filled):
+                started = self._decode.start(found, self._arrays(found))
+            ahead.append((found, started))
+        if not ahead:
+            return None
+        found, started = ahead.popleft()
+        if started is None or not isinstance(found, Filled):
+            return found, None
+        return found, self._decode.finish(found, started, self._settings.timeout_s)
 
     def _fetch(self) -> Filled | BaseException | None:
         """The next batch from the threads, or what came in its place; None at the end."""
@@ -220,9 +256,11 @@ class Iteration(Iterator[Any]):
         return error
 
     def _arrays(self, filled: Filled) -> dict[str, Block]:
-        if filled.slot is None:
-            return self._ring.empty()
-        return self._ring.arrays(filled.slot, filled.count)
+        slot, ring = filled.slot, self._ring
+        found = ring.empty() if slot is None else ring.arrays(slot, filled.count)
+        if self._settings.window:
+            found[CU_SEQLENS] = cumulative(filled.segments, filled.count * self._settings.window)
+        return found
 
 
 def _as_tensors(arrays: dict[str, Block]) -> Batch:
@@ -239,8 +277,8 @@ def _as_tensors(arrays: dict[str, Block]) -> Batch:
 
 def _stop(
     filler: Filler | MappedBatches,
-    ring: BufferRing | MappedBatches,
     pool: ThreadPoolExecutor | None,
+    decode: DecodeStage | None,
     pid: int,
     timeout_s: float,
     finished: Callable[[], None],
@@ -255,6 +293,8 @@ def _stop(
             thread.join(max(0.0, deadline - time.monotonic()))
     if pool is not None:
         pool.shutdown(wait=True, cancel_futures=True)
+    if decode is not None:
+        decode.close()
     if not any(thread.is_alive() for thread in filler.threads):
         filler.release()
         finished()

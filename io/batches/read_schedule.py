@@ -51,6 +51,7 @@ class ReadPlan:
     direct: bool
     verify: bool
     cache: NodeCache | None = None  # slabs that lie in memory
+    numbered: bool = False  # batches know the numbers of their samples
 
     def pieces(self) -> Iterator[StreamPiece]:
         """All that is to be read, in order: the first batch alone where that takes no more than its
@@ -65,6 +66,8 @@ class ReadPlan:
 
     def _reads_single_rows(self) -> bool:
         """Whether rows can be read without the checksum block, or chunk, that they are in."""
+        if self.data.windows is not None:
+            return not self.data.windows.chunked
         extents = (extent for slab in self.data.slabs for extent in slab.extents.values())
         return not self.verify and all(e.chunks is None and not e.refusal for e in extents)
 
@@ -171,6 +174,8 @@ def _failed(
 def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
     """Memory that each reading thread needs besides the batches."""
     least = _DIRECT_BYTES if direct else _STAGING_BYTES
+    if data.windows is not None:
+        data = data.windows.source
     chunks = [extent.chunks for slab in data.slabs for extent in slab.extents.values()]
     least += 3 * max((mapped.nbytes for mapped in chunks if mapped is not None), default=0)
     if not verify:

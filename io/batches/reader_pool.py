@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,13 @@ import numpy as np
 
 from hsgd.errors import DataError
 
-from ..order.partition import IntArray
+from ..order.partition import IntArray, StreamPiece, concatenate_ranges
 from ..reading import row_copies
 from ..reading.files import SlabFiles
 from ..reading.reader import ReadStats, RowReader
 from .buffer_pool import BufferRing, RingClosed, Slot
 from .read_schedule import PieceReads, ReadPlan, Scheduler, SlowRead
+from .segments import SegmentFinder, Starts
 
 __all__ = ["STARVED", "Filled", "Filler", "Starved"]
 
@@ -47,11 +49,16 @@ STARVED = Starved()
 
 @dataclass
 class Filled:
-    """A batch whose rows have arrived. bad: rows that have not, by the error that kept them."""
+    """A batch whose rows have arrived. bad: rows that have not, by the error that kept them.
+    segments: of windows, where they begin in the batch; samples: their numbers in the dataset,
+    where the plan is `numbered`; both in parts that follow one another.
+    """
 
     slot: Any  # what the ring makes arrays of; None for an empty batch
     count: int
     bad: list[tuple[IntArray, DataError]] = field(default_factory=list)
+    segments: list[Starts] = field(default_factory=list)
+    samples: list[IntArray] = field(default_factory=list)
 
 
 @dataclass
@@ -83,6 +90,8 @@ class Filler:
         self._plan, self._ring = plan, ring
         self._files = SlabFiles(plan.data, direct=plan.direct)
         self._scheduler = Scheduler(plan, ring.offsets, self._files)
+        windows = plan.data.windows
+        self._segments = SegmentFinder(windows, plan.share.batch_size) if windows else None
         self._pieces = plan.pieces()
         self._planned = 0  # samples of the share whose piece was planned
         self._open: dict[int, Filled] = {}  # batches that wait for another piece, by step
@@ -122,6 +131,10 @@ class Filler:
                 self._call_for_slots()  # batches came after the call: ask again behind them
         return found
 
+    def has_ready(self) -> bool:
+        """Whether get() would not wait, but for STARVED."""
+        return not self._ready.empty()
+
     def is_stuck(self) -> bool:
         """Whether nothing can come any more because the loop holds all batches."""
         return (
@@ -137,6 +150,8 @@ class Filler:
         """Give back the slots of batches that were not handed out; after the threads have ended."""
         self._files.close()
         self._scheduler.close()
+        if self._segments is not None:
+            self._segments.close()
         left = {id(filled): filled for work in self._works for filled in work.batches}
         left |= {id(filled): filled for filled in self._open.values()}
         while not self._ready.empty():
@@ -223,7 +238,15 @@ class Filler:
         batches = [self._open[step] for step in range(first_step, last_step + 1)]
         slots = (filled.slot for filled in batches)
         bases = np.array([slot.address for slot in slots if slot is not None], np.uint64)
-        reads = self._scheduler.reads(piece, first - first_step * share.batch_size, bases)
+        skip = first - first_step * share.batch_size
+        reads = self._scheduler.reads(piece, skip, bases)
+        if self._segments is not None:
+            segments, failed = self._segments.find(piece, skip, len(batches))
+            for filled, starts in zip(batches, segments, strict=True):
+                filled.segments.append(starts)
+            reads.failed.extend(failed)
+        if self._plan.numbered:
+            _number(piece, skip, share.batch_size, batches)
         unfinished = (len(reads.batch.tasks) > 0) + len(reads.slow)
         work = _Work(
             first,
@@ -356,6 +379,17 @@ class Filler:
             for _ in range(self._completed, self._plan.share.steps):
                 self._ready.put(Filled(None, 0))
             self._ready.put(None)
+
+
+def _number(piece: StreamPiece, skip: int, batch_size: int, batches: Sequence[Filled]) -> None:
+    """Note the samples of a piece in its batches. skip: what the first had before."""
+    wanted = piece.places >= 0
+    samples = np.empty(piece.stream_rows, np.int64)
+    read = concatenate_ranges(piece.starts, piece.counts)
+    samples[piece.places[wanted]] = read[wanted]
+    edges = np.arange(batch_size - skip, piece.stream_rows, batch_size)
+    for filled, part in zip(batches, np.split(samples, edges), strict=True):
+        filled.samples.append(part)
 
 
 def _read_slowly(

@@ -22,10 +22,12 @@ from ..format.chunks import check_compression
 from ..format.fields import left_out_line
 from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
 from ..order.partition import IntArray
+from .array_sources import ArraySource, digits_splits
 from .atomic_folder import Position, Staged, staged_folder
 from .progress import Advance, Progress
 from .shuffle_passes import BLOCK_BYTES, Order, Passes
-from .sources import Source, digits_splits, lengths_of, open_source
+from .sources import Source, lengths_of, open_source
+from .text_sources import TokenizedSource, Tokenizer, load_tokenizer
 from .writer import SlabFolderWriter
 
 __all__ = ["ConvertGroup", "convert_to_slabs"]
@@ -36,7 +38,7 @@ _LEAST_SLABS = 16  # more slabs than ranks, also for small data
 
 
 def convert_to_slabs(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Mapping[str, Any],
     target: str | os.PathLike[str],
     *,
     fields: Sequence[str] | None = None,
@@ -46,17 +48,23 @@ def convert_to_slabs(
     overwrite: bool = False,
     test_fraction: float = 0.2,
     image_size: int | None = None,
+    encoded: bool = False,
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
     compress: str | None = None,
     progress: bool = False,
     comm: ConvertGroup | None = None,
 ) -> list[Path]:
     """Convert `source` to a slab folder `target`; the folders made.
 
-    source: .npy, .npz, HDF5, .tar (WebDataset), .csv or .parquet file, folder of .npy, .tar or HDF5
-    files or of class folders with images, "x.npy,y.npy", slab folder, or "digits" (scikit-learn's,
-    makes target/train and target/test by test_fraction). image_size: images are scaled and cut to
-    it. Attributes of HDF5 files, fields and groups go to the index; a warning names those that
-    cannot, and datasets that are no fields.
+    source: .npy, .npz, HDF5, .tar (WebDataset), .csv, .parquet, .txt or .jsonl file, folder of such
+    files (but for .npz and .csv) or of class folders with images, "x.npy,y.npy", slab folder, or
+    "digits" (scikit-learn's, makes target/train and target/test by test_fraction); or arrays in
+    memory, by field: NumPy's, Ragged, or a list of arrays of different lengths. image_size:
+    images are scaled and cut to it. encoded: images stay the bytes of their files, a ragged field
+    for `decode=` of the loader. tokenizer: field tokens takes the place of text: a tokenizer.json
+    file, or a function from texts to lists of token ids; it is run twice. Attributes of HDF5 files,
+    fields and groups go to the index; a warning names those that cannot, and datasets that are no
+    fields.
     fields: names to take.
     num_slabs: by default about 128 MiB each, 16 at least. permute: put the samples in a random
     order that `seed` decides, which block shuffling relies on; False keeps the order of the source.
@@ -76,20 +84,22 @@ def convert_to_slabs(
         raise ValueError(f"image_size is {image_size}; use at least 1")
     if not 0 <= seed < 1 << 63:
         raise ValueError(f"seed is {seed}; use 0 to 2**63 - 1")
-    name = os.fspath(source)
+    name = "arrays" if isinstance(source, Mapping) else os.fspath(source)
     group = comm if comm is not None else _Alone()
     parts: list[_Part] = []
     with _shared_errors(group):
         if compress is not None:
             check_compression(compress)
-        if name == "digits" and not Path(name).exists():
+        if isinstance(source, Mapping):
+            sources: Mapping[str, Source] = {"": ArraySource(source, fields)}
+        elif name == "digits" and not Path(name).exists():
             if fields is not None:
                 raise ValueError(
                     "digits always have the fields image and label; leave out --fields"
                 )
             sources = digits_splits(test_fraction, seed)
         else:
-            sources = {"": open_source(name, fields, image_size)}
+            sources = {"": _open(name, fields, image_size, encoded=encoded, tokenizer=tokenizer)}
         for data in sources.values():
             _check_names(data.specs, name)
         parts = [
@@ -115,6 +125,21 @@ def convert_to_slabs(
             order_seed = seed if permute else None
             _convert_part(staged, part, count, order_seed, compress, advance, group)
     return [Path(target).absolute() / part.name for part in parts]
+
+
+def _open(
+    name: str,
+    fields: Sequence[str] | None,
+    image_size: int | None,
+    *,
+    encoded: bool,
+    tokenizer: str | os.PathLike[str] | Tokenizer | None,
+) -> Source:
+    if tokenizer is None:
+        return open_source(name, fields, image_size, encoded=encoded)
+    encode, dtype, kind = load_tokenizer(tokenizer)
+    source = open_source(name, fields, image_size, encoded=encoded, text=True)
+    return TokenizedSource(source, encode, dtype, kind, name)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class JoinedSource:
         first_path, first = parts[0]
         self._parts = [source for _, source in parts]
         self.specs: tuple[FieldSpec, ...] = first.specs
+        self.text_fields: frozenset[str] = getattr(first, "text_fields", frozenset())
         self.num_samples = sum(source.num_samples for source in self._parts)
         self.left_out: dict[str, str] = {}
         for path, source in parts:

@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
+from ..format.attributes import Attributes, class_attributes
 from ..format.dataset_index import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
+from ..order.partition import IntArray
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -35,6 +37,7 @@ __all__ = [
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"})
 _KINDS = "biuf"
+_TEXTS = frozenset({"string", "large_string", "string_view", "binary", "large_binary"})  # of Arrow
 
 
 class ImageFolderSource:
@@ -42,10 +45,17 @@ class ImageFolderSource:
 
     Labels number the folders by their sorted names, as torchvision's ImageFolder does. image_size:
     the shorter side is scaled to it and the middle square is taken; without it all images must have
-    one size.
+    one size. encoded: field image has the bytes of the files, as they are, and is ragged.
     """
 
-    def __init__(self, path: Path, fields: Sequence[str] | None, image_size: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fields: Sequence[str] | None,
+        image_size: int | None,
+        *,
+        encoded: bool = False,
+    ) -> None:
         classes = sorted(folder for folder in path.iterdir() if folder.is_dir())
         self._images = [
             (file, label)
@@ -56,24 +66,43 @@ class ImageFolderSource:
         if not self._images:
             raise DataError(f"{path}: no images in class folders, as path/class/image.png")
         self._size = image_size
+        self._classes = [folder.name for folder in classes]
+        self.left_out: dict[str, str] = {}
         self.num_samples = len(self._images)
-        shape = _decode(self._images[0][0].read_bytes(), image_size, str(self._images[0][0])).shape
+        image = FieldSpec("image", (), np.dtype(np.uint8), ragged=True)
+        if not encoded:
+            first = self._images[0][0]
+            shape = _decode(first.read_bytes(), image_size, str(first)).shape
+            image = FieldSpec("image", shape, np.dtype(np.uint8))
         known = {
-            "image": FieldSpec("image", shape, np.dtype(np.uint8)),
+            "image": image,
             "label": FieldSpec("label", (), np.dtype(np.int64)),
         }
         self.specs = _chosen(known, fields)
+
+    def attributes(self) -> Attributes:
+        """The names of the classes, at the label."""
+        if all(spec.name != "label" for spec in self.specs):
+            return Attributes()
+        return class_attributes("label", self._classes)
 
     def identity(self) -> str:
         """Of all images."""
         return identity_of_files([file for file, _ in self._images])
 
-    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
-        """Images decoded in the order of their names."""
+    def lengths(self, spec: FieldSpec) -> IntArray:
+        """Bytes of all files."""
+        return np.array([_file_bytes(file) for file, _ in self._images], np.int64)
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Images, decoded or as they are, in the order of their names."""
         for row in range(start, self.num_samples, rows):
             part = self._images[row : row + rows]
             if spec.name == "label":
                 yield np.array([label for _, label in part], np.int64)
+            elif spec.ragged:
+                data = [np.frombuffer(_read_file(file), np.uint8) for file, _ in part]
+                yield ragged_of(data, (), spec.dtype)
             else:
                 images = (_decode(_read_file(file), self._size, str(file)) for file, _ in part)
                 names = (str(file) for file, _ in part)
@@ -85,13 +114,18 @@ class TarSource:
 
     The rest of the name is the field: npy (an array), cls (a number as text), jpg, png and the like
     (an image, uint8), anything else (bytes). All samples have the same fields. Arrays and bytes of
-    different lengths make a ragged field.
+    different lengths make a ragged field. encoded: images are bytes.
     """
 
     def __init__(
-        self, paths: Sequence[Path], fields: Sequence[str] | None, image_size: int | None
+        self,
+        paths: Sequence[Path],
+        fields: Sequence[str] | None,
+        image_size: int | None,
+        *,
+        encoded: bool = False,
     ) -> None:
-        self._paths, self._size = list(paths), image_size
+        self._paths, self._size, self._encoded = list(paths), image_size, encoded
         # Field -> place of each sample's member: number of the tar file, offset, length, name.
         self._members: dict[str, list[tuple[int, int, int, str]]] = {}
         samples = 0
@@ -111,9 +145,13 @@ class TarSource:
         self.specs = _chosen(known, fields, self._members)
 
     def _spec(self, name: str) -> FieldSpec:
-        """Arrays and bytes whose members differ in size are ragged along their first axis."""
+        """Arrays and bytes whose members differ in size are ragged along their first axis, and so
+        are encoded images.
+        """
         first = self._load(name, 0)
         suffix = f".{name.rpartition('.')[2]}"
+        if self._encoded and suffix in IMAGE_SUFFIXES:
+            return FieldSpec(name, (), first.dtype, ragged=True)
         sizes = {length for _, _, length, _ in self._members[name]}
         if len(sizes) > 1 and first.ndim and suffix not in IMAGE_SUFFIXES:
             return FieldSpec(name, first.shape[1:], first.dtype, ragged=True)
@@ -167,7 +205,7 @@ class TarSource:
                 return np.array(int(data), np.int64)
         except (ValueError, TypeError, EOFError, MemoryError) as error:  # headers claim anything
             raise DataError(f"{where}: {first_line(error)}") from None
-        if f".{suffix}" in IMAGE_SUFFIXES:
+        if f".{suffix}" in IMAGE_SUFFIXES and not self._encoded:
             return _decode(data, self._size, where)
         return np.frombuffer(data, np.uint8)
 
@@ -217,15 +255,24 @@ class CsvSource:
 
 
 class ParquetSource:
-    """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow."""
+    """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow.
 
-    def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
+    Columns of text, or of bytes, become ragged fields of bytes where `fields` names them, or all of
+    them with text.
+    """
+
+    def __init__(self, path: Path, fields: Sequence[str] | None, *, text: bool = False) -> None:
         self._path = path
+        self.left_out: dict[str, str] = {}
         table = self._open()
         self.num_samples = int(table.metadata.num_rows)
-        types, lists = {}, set()
+        types, lists, texts = {}, set(), set()
         for entry in table.schema_arrow:
             kind = entry.type
+            if str(kind) in _TEXTS and (text if fields is None else entry.name in fields):
+                texts.add(entry.name)
+                types[entry.name] = np.dtype(np.uint8)
+                continue
             if str(kind).startswith(("list<", "large_list<")):
                 lists.add(entry.name)
                 kind = kind.value_type
@@ -233,9 +280,15 @@ class ParquetSource:
                 types[entry.name] = np.dtype(kind.to_pandas_dtype())
             except NotImplementedError:
                 types[entry.name] = _OBJECT
+        self.text_fields = frozenset(texts)
         self.specs = tuple(
-            replace(spec, ragged=spec.name in lists) for spec in _columns(path, types, fields)
+            replace(spec, ragged=spec.name in lists | texts)
+            for spec in _columns(path, types, fields)
         )
+
+    def attributes(self) -> Attributes:
+        """None."""
+        return Attributes()
 
     def identity(self) -> str:
         """Of the file."""
@@ -247,6 +300,9 @@ class ParquetSource:
         for batch in self._batches(spec.name, rows):
             column = batch.column(0)[before:]
             before = max(0, before - len(batch))
+            if spec.name in self.text_fields and not column.null_count:
+                yield _bytes_of(column)
+                continue
             lengths = None
             if spec.ragged and not column.null_count:
                 lengths = column.value_lengths().to_numpy().astype(np.int64)
@@ -274,6 +330,15 @@ class ParquetSource:
             return parquet.ParquetFile(self._path)
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
+
+
+def _bytes_of(column: Any) -> Ragged:
+    """A column of text, or of bytes, of pyarrow."""
+    flat = column.cast("large_binary")
+    _, offsets, data = flat.buffers()
+    ends = np.frombuffer(offsets, np.int64)[flat.offset : flat.offset + len(flat) + 1]
+    values = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    return Ragged(values, ends - ends[0])
 
 
 def identity_of_files(paths: Iterable[Path]) -> str:
@@ -344,6 +409,13 @@ def _in_a_row(values: Any, spec: FieldSpec) -> Ragged:
             )
         found.append(value)
     return ragged_of(found, spec.shape, spec.dtype)
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read_file(path: Path) -> bytes:

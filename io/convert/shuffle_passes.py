@@ -142,6 +142,7 @@ class Passes:
         row = start
         blocks = self._source.stream(spec, self._block_rows(spec), start)
         for block in _even_blocks(blocks, self._block_rows(spec)):
+            self._check_lengths(spec, row, block)
             slab_of = self._slab_of(row, row + len(block))
             by_slab = np.argsort(slab_of, kind="stable")
             present, firsts = np.unique(slab_of[by_slab], return_index=True)
@@ -151,6 +152,18 @@ class Passes:
             filled += self._amounts(spec, row, row + len(block))
             row += len(block)
             yield block
+
+    def _check_lengths(self, spec: FieldSpec, row: int, block: Block) -> None:
+        """Refuse samples that are not as long as they were when the slabs were made."""
+        if isinstance(block, Ragged):
+            expected = self._lengths[spec.name][row : row + len(block)]
+            differ = np.flatnonzero(block.lengths != expected)
+            if len(differ):
+                raise DataError(
+                    f"field {spec.name!r}: sample {row + differ[0]} of the source had "
+                    f"{expected[differ[0]]} elements and now has {block.lengths[differ[0]]}; let "
+                    "the source be while it is converted"
+                )
 
     def _slab_of(self, start: int, stop: int) -> IntArray:
         """The slabs where rows [start, stop) of the source belong."""

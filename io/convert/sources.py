@@ -1,13 +1,13 @@
-"""What can be converted: arrays, HDF5, slab folders, scikit-learn's digits, and single records.
+"""What can be converted: NumPy and HDF5 files, slab folders, and single records.
 
-Owns which kind of source a name means, and one class per kind of array, all with the same
-members (`Source`); images, tar files and tables are in record_sources.py. Each streams rows in
+Owns which kind of source a name means, and one class per kind of file of arrays, all with the same
+members (`Source`); arrays in memory are in array_sources.py, images, tar files and tables in
+record_sources.py, documents in text_sources.py. Each streams rows in
 their original order, so memory stays bounded whatever the source. Never writes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import tokenize
@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hsgd.errors import DataError, MissingExtra
+from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, read_attributes
 from ..format.chunks import load_filters
@@ -37,7 +37,7 @@ from ..format.dataset_index import (
 from ..format.fields import find_fields, linked_file
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
-from ..order.partition import IntArray, permutation
+from ..order.partition import IntArray
 from ..reading.reader import RowReader
 from .joined_sources import HDF5_SUFFIXES, JoinedSource
 from .record_sources import (
@@ -48,14 +48,13 @@ from .record_sources import (
     TarSource,
     identity_of_files,
 )
+from .text_sources import TEXT_SUFFIXES, TextSource
 
 __all__ = [
-    "ArraySource",
     "Hdf5Source",
     "NumpySource",
     "Source",
     "VlenSource",
-    "digits_splits",
     "lengths_of",
     "open_source",
 ]
@@ -70,6 +69,7 @@ _UNREADABLE = (
     NotImplementedError,
 )
 
+PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
 _KINDS = "biufc"
 _ROWS = 1024  # of ragged samples, whose size is not known yet
 
@@ -95,38 +95,20 @@ class Source(Protocol):
 
 
 def lengths_of(source: Source) -> dict[str, IntArray]:
-    """Elements of every sample of each ragged field; reads these fields once."""
+    """Elements of every sample of each ragged field; reads these fields once, but where the source
+    knows.
+    """
     found = {}
     for spec in source.specs:
-        if spec.ragged:
+        if spec.ragged and isinstance(source, ImageFolderSource):
+            found[spec.name] = source.lengths(spec)
+        elif spec.ragged:
             parts = [np.empty(0, np.int64)]
             for block in source.stream(spec, _ROWS):
                 assert isinstance(block, Ragged)
                 parts.append(block.lengths)
             found[spec.name] = np.concatenate(parts)
     return found
-
-
-class ArraySource:
-    """Arrays in memory."""
-
-    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
-        self._arrays = arrays
-        self.specs = tuple(FieldSpec(n, a.shape[1:], a.dtype) for n, a in arrays.items())
-        self.num_samples = len(next(iter(arrays.values())))
-
-    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[NDArray[Any]]:
-        """Slices of the array."""
-        array = self._arrays[spec.name]
-        for row in range(start, len(array), rows):
-            yield array[row : row + rows]
-
-    def identity(self) -> str:
-        """A digest of all values."""
-        digest = hashlib.sha256()
-        for array in self._arrays.values():
-            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return digest.hexdigest()
 
 
 class Hdf5Source:
@@ -301,12 +283,20 @@ class NumpySource:
 
 
 def open_source(
-    source: str, fields: Sequence[str] | None = None, image_size: int | None = None
+    source: str,
+    fields: Sequence[str] | None = None,
+    image_size: int | None = None,
+    *,
+    encoded: bool = False,
+    text: bool = False,
 ) -> Source:
     """The source that `source` names: a file, a folder, or several .npy files with commas.
 
-    image_size: see records.ImageFolderSource.
+    image_size, encoded: see ImageFolderSource; others have no images. Raises ValueError for both.
+    text: text is wanted, also where numbers stand beside it.
     """
+    if encoded and image_size is not None:
+        raise ValueError("encoded images stay as they are; leave out --image-size or --encoded")
     check_unique(fields or ())
     if "," in source and not Path(source).exists():
         return NumpySource(_npy_files([Path(part.strip()) for part in source.split(",")]), fields)
@@ -316,15 +306,17 @@ def open_source(
     if path.is_dir():
         if is_slab_folder(path):
             return Hdf5Source(path, fields)
-        return _open_folder(path, fields, image_size)
+        return _open_folder(path, fields, image_size, encoded=encoded, text=text)
     if not path.is_file():  # opening a pipe would wait for ever
         raise DataError(f"{source}: neither a file nor a folder")
     if path.suffix == ".tar":
-        return TarSource([path], fields, image_size)
+        return TarSource([path], fields, image_size, encoded=encoded)
     if path.suffix == ".csv":
         return CsvSource(path, fields)
-    if path.suffix in (".parquet", ".pq"):
-        return ParquetSource(path, fields)
+    if path.suffix in PARQUET_SUFFIXES:
+        return ParquetSource(path, fields, text=text)
+    if path.suffix in TEXT_SUFFIXES:
+        return TextSource([path], fields, whole=False)
     if path.suffix == ".npy":
         return NumpySource({"data": (path, None)}, fields)
     if path.suffix == ".npz":
@@ -332,7 +324,7 @@ def open_source(
     if not import_h5py().is_hdf5(path):
         raise DataError(
             f"{source}: not an HDF5 file, and its name does not end in .npy, .npz, .tar, .csv, "
-            ".parquet or .pq; see hsgd data convert --help"
+            ".parquet, .pq, .txt or .jsonl; see hsgd data convert --help"
         )
     return _open_hdf5(path, fields)
 
@@ -341,49 +333,36 @@ def _open_hdf5(path: Path, fields: Sequence[str] | None) -> VlenSource | Hdf5Sou
     return VlenSource(path, fields) if _has_vlen(path, fields) else Hdf5Source(path, fields)
 
 
-def _open_folder(path: Path, fields: Sequence[str] | None, image_size: int | None) -> Source:
+def _open_folder(
+    path: Path,
+    fields: Sequence[str] | None,
+    image_size: int | None,
+    *,
+    encoded: bool,
+    text: bool,
+) -> Source:
     found = sorted(path.glob("*.npy"))
     if found:
         return NumpySource(_npy_files(found), fields)
     archives = sorted(path.glob("*.tar"))
     if archives:
-        return TarSource(archives, fields, image_size)
+        return TarSource(archives, fields, image_size, encoded=encoded)
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
     if files:
         return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
+    files = sorted(file for file in path.iterdir() if file.suffix in PARQUET_SUFFIXES)
+    if files:
+        return JoinedSource([(file, ParquetSource(file, fields, text=text)) for file in files])
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
-        return ImageFolderSource(path, fields, image_size)
+        return ImageFolderSource(path, fields, image_size, encoded=encoded)
+    for suffix, whole in ((".txt", True), (".jsonl", False)):
+        files = sorted(path.glob(f"*{suffix}"))
+        if files:
+            return TextSource(files, fields, whole=whole)
     raise DataError(
-        f"{path}: this folder holds no .npy, .tar or HDF5 files, no images in class folders, no "
-        "slabs"
+        f"{path}: this folder holds no .npy, .tar, .parquet, .txt, .jsonl or HDF5 files, no images "
+        "in class folders, no slabs"
     )
-
-
-def digits_splits(test_fraction: float, seed: int) -> dict[str, Source]:
-    """scikit-learn's handwritten digits as {"train": ..., "test": ...}, stratified by label.
-
-    Fields: image float32 (64,) in 0..1, label int64. The split depends on the seed alone.
-    """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise MissingExtra(
-            "the digits come with scikit-learn, which is not installed; pip install scikit-learn"
-        ) from None
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test fraction {test_fraction}; use a number between 0 and 1")
-    digits = load_digits()
-    image = np.asarray(digits.data / 16.0, np.float32)
-    label = np.asarray(digits.target, np.int64)
-    test = np.zeros(len(label), bool)
-    for digit in np.unique(label):
-        rows = np.flatnonzero(label == digit)
-        shuffled = rows[permutation(len(rows), seed, int(digit))]
-        test[shuffled[: round(test_fraction * len(rows))]] = True
-    return {
-        name: ArraySource({"image": image[chosen], "label": label[chosen]})
-        for name, chosen in (("train", ~test), ("test", test))
-    }
 
 
 def _npy_files(paths: Sequence[Path]) -> dict[str, tuple[Path, str | None]]:

@@ -70,6 +70,25 @@ HSGD_IO_API void hsgd_io_move_rows(const void* from, int64_t row_bytes, const in
 // CRC-32C (Castagnoli; RFC 3720, B.4) of `count` bytes, going on from `crc`; begin with 0.
 HSGD_IO_API uint32_t hsgd_io_crc32c(uint32_t crc, const void* bytes, int64_t count);
 
+// A part of an image, and where it goes: pixels of 3 bytes, `row_pixels` to a row, become size x
+// size pixels at `to`, mirrored with flip. The part lies inside the image; it need not begin or end
+// where pixels do.
+struct hsgd_io_crop {
+  const uint8_t* pixels;
+  int64_t row_pixels;
+  double left;
+  double top;
+  double width;
+  double height;
+  int64_t size;
+  int64_t flip;
+  uint8_t* to;
+};
+
+// Bytes of memory that hsgd_io_crop_image needs at `scratch`, which is aligned to 8.
+HSGD_IO_API int64_t hsgd_io_crop_scratch(const struct hsgd_io_crop* crop);
+HSGD_IO_API void hsgd_io_crop_image(const struct hsgd_io_crop* crop, void* scratch);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,22 +6,34 @@ hsgd writes for itself (slab_folder.py) is none of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .dataset_index import first_line
-from .slab_folder import SlabHeader, import_h5py, read_header
+from hsgd.errors import DataError
+
+from .dataset_index import examined, first_line
+from .slab_folder import INDEX_NAME, SlabHeader, import_h5py, read_header
 
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["Attributes", "common_attributes", "read_attributes", "write_attributes"]
+__all__ = [
+    "Attributes",
+    "class_attributes",
+    "class_names",
+    "common_attributes",
+    "read_attributes",
+    "write_attributes",
+]
 
 _OWN = frozenset(header_field.name for header_field in fields(SlabHeader))
 _LIBVER = ("v110", "v110")  # as the index has it (writer.py)
+_CLASS_NAMES = "class_names"
 _DIFFERS = "it differs between the files"
 _UNREADABLE = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -34,6 +46,24 @@ class Attributes:
 
     values: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+
+
+def class_attributes(field: str, names: Sequence[str]) -> Attributes:
+    """The names of classes, as an attribute of the field that numbers them."""
+    text = import_h5py().string_dtype()
+    return Attributes({field: {_CLASS_NAMES: (np.array(names, dtype=object), text)}})
+
+
+def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]:
+    """What the numbers of a field stand for: the folders of images that were converted, or the
+    attribute class_names of a user's own file; empty without. Raises as open_map() does.
+    """
+    location = Path(path).absolute()
+    with examined(location / INDEX_NAME if location.is_dir() else location) as file:
+        if field not in file:
+            raise DataError(f"{location}: no field {field!r}; there are: {', '.join(sorted(file))}")
+        found = file[field].attrs.get(_CLASS_NAMES, ())
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in found]
 
 
 def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:

@@ -44,6 +44,8 @@ from .slab_folder import (
 if TYPE_CHECKING:
     import h5py
 
+    from .element_windows import Windows
+
 __all__ = [
     "DataMap",
     "Extent",
@@ -108,6 +110,7 @@ class Extent:
     checksums: unsigned 32-bit CRC-32C of each block of checksum_rows samples, empty without.
     offsets: of a ragged field. chunks: of a field that is read by chunks, around HDF5; its offset
     is -1. linked: the file behind an external link in which the rows lie, and what it was.
+    gathered: rows are windows that have to be put together (element_windows.py); its offset is -1.
     """
 
     offset: int
@@ -119,6 +122,7 @@ class Extent:
     offsets: Offsets | None = None
     chunks: Chunks | None = None
     linked: tuple[str, Identity] | None = None
+    gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ class DataMap:
     """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file.
 
     left_out: what the caller did not choose away and is no field all the same, by name, and why.
+    windows: of a packed dataset, whose samples are windows of that of another.
     """
 
     path: str
@@ -145,6 +150,7 @@ class DataMap:
     num_samples: int
     header: SlabHeader | None
     left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
+    windows: Windows | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -195,6 +201,8 @@ class DataMap:
         """What tells this dataset from others, wherever its files lie: the uuid of slabs, else a
         digest of fields and sizes.
         """
+        if self.windows is not None:
+            return f"{self.windows.source.fingerprint()} in windows of {self.windows.length}"
         if self.header is not None:
             return self.header.dataset_uuid
         specs = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
@@ -209,6 +217,8 @@ class DataMap:
 
     def read_by(self) -> dict[str, str]:
         """Field name -> "preadv", "preadv + " and the filters of chunks, or "h5py: " and why."""
+        if self.windows is not None:
+            return self.windows.source.read_by()
         found = {}
         for name, refusal in self.refusals().items():
             chunks = self.slabs[0].extents[name].chunks

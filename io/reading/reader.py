@@ -74,6 +74,9 @@ class RowReader(Closing):
         self._specs = {spec.name: spec for spec in data.fields}
         self._last_chunk: tuple[tuple[int, str, int], NDArray[Any]] | None = None
         self._stops = list(itertools.accumulate(data.slab_counts))
+        self._element_stops: dict[str, list[int]] = {}  # of ragged fields, by slab
+        # Of a packed dataset: reads the samples that the windows go over.
+        self._source = None if data.windows is None else RowReader(data.windows.source, self.stats)
         _live_readers.add(self)
 
     def close(self) -> None:
@@ -81,6 +84,8 @@ class RowReader(Closing):
         self._files.close()
         while self._hdf5:
             self._hdf5.popitem()[1].close()
+        if self._source is not None:
+            self._source.close()
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
         """Fill `out` with rows [start, start + len(out)) of field `name`.
@@ -98,7 +103,10 @@ class RowReader(Closing):
             rows = min(len(out) - done, slab.count - row)
             part = out[done : done + rows]
             extent = slab.extents[name]
-            if extent.refusal:
+            if extent.gathered and self._source is not None:
+                self._source.read_stream(name, (start + done) * part.shape[1], part)
+                self.stats.bytes_read -= part.nbytes  # counted there, and below
+            elif extent.refusal:
                 self._read_h5py(number, name, row, part)
             elif extent.chunks is not None:
                 self._read_chunks(number, name, row, part)
@@ -133,6 +141,32 @@ class RowReader(Closing):
         else:
             self._read_direct(number, extent, first * self._specs[name].row_bytes, out)
         self.stats.bytes_read += out.nbytes
+
+    def read_stream(self, name: str, first: int, out: NDArray[Any]) -> None:
+        """Fill `out` with elements of a ragged field, counted from the first of all slabs, as
+        read().
+        """
+        flat = out.reshape(-1, *self._specs[name].shape)
+        for number, low, high in self.element_ranges(name, first, first + len(flat)):
+            part, flat = flat[: high - low], flat[high - low :]
+            self.read_elements(number, name, low, part)
+
+    def element_ranges(self, name: str, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Slabs with elements [first, stop) of a ragged field, counted from the first of all slabs;
+        and which of their own elements these are, from where to where.
+        """
+        stops = self._element_stops.get(name)
+        if stops is None:
+            found = [slab.extents[name].offsets for slab in self.data.slabs]
+            stops = list(itertools.accumulate(o.elements if o else 0 for o in found))
+            self._element_stops[name] = stops
+        number = bisect.bisect_right(stops, first)
+        while first < stop:
+            before = stops[number - 1] if number else 0
+            end = min(stop, stops[number])
+            if end > first:
+                yield number, first - before, end - before
+            first, number = max(first, end), number + 1
 
     def read_offsets(
         self, number: int, name: str, start: int, count: int, *, verify: bool = False

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 
 import hsgd.errors
 
-__all__ = ["END", "MISMATCH", "TASK", "Addresses", "Staging", "TaskBatch", "crc32c", "move_rows"]
+__all__ = [
+    "END",
+    "MISMATCH",
+    "TASK",
+    "Addresses",
+    "Staging",
+    "TaskBatch",
+    "crc32c",
+    "crop_image",
+    "move_rows",
+]
 
 END = -1  # HSGD_IO_END: the file ended before the rows did
 MISMATCH = -2  # HSGD_IO_MISMATCH: a checksum is wrong
@@ -55,6 +65,22 @@ class _Batch(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("next", ctypes.c_int64),
         ("finished", ctypes.c_int64),
+    )
+
+
+class _Crop(ctypes.Structure):
+    """struct hsgd_io_crop."""
+
+    _fields_ = (
+        ("pixels", ctypes.c_void_p),
+        ("row_pixels", ctypes.c_int64),
+        ("left", ctypes.c_double),
+        ("top", ctypes.c_double),
+        ("width", ctypes.c_double),
+        ("height", ctypes.c_double),
+        ("size", ctypes.c_int64),
+        ("flip", ctypes.c_int64),
+        ("to", ctypes.c_void_p),
     )
 
 
@@ -109,6 +135,31 @@ def move_rows(
     _library().hsgd_io_move_rows(rows.ctypes.data, row_bytes, each, len(places), places.ctypes.data)
 
 
+def crop_image(
+    pixels: NDArray[np.uint8],
+    part: tuple[float, float, float, float],
+    to: NDArray[np.uint8],
+    *,
+    flip: bool,
+    scratch: NDArray[np.uint64] | None,
+) -> NDArray[np.uint64]:
+    """Scale `part` (left, top, width, height) of an image to `to`, mirrored with flip; both are
+    contiguous, of 3 bytes to a pixel, and `to` is a square. Returns memory to pass as `scratch`.
+    """
+    height, width, _ = pixels.shape
+    left, top, wide, high = part
+    if min(left, top) < 0 or max(left + wide - width, top + high - height) > 1e-6:
+        raise ValueError(f"the part {part} is not inside an image of {width} x {height}")
+    wide, high = min(wide, width - left), min(high, height - top)
+    crop = _Crop(pixels.ctypes.data, width, left, top, wide, high, len(to), flip, to.ctypes.data)
+    library = _library()
+    words = -(-int(library.hsgd_io_crop_scratch(ctypes.byref(crop))) // 8)
+    if scratch is None or len(scratch) < words:
+        scratch = np.empty(words, np.uint64)
+    library.hsgd_io_crop_image(ctypes.byref(crop), scratch.ctypes.data)
+    return scratch
+
+
 def crc32c(values: NDArray[Any], crc: int = 0) -> int:
     """CRC-32C of the bytes of a contiguous array, going on from `crc`."""
     return int(_library().hsgd_io_crc32c(crc, values.ctypes.data, values.nbytes))
@@ -124,4 +175,8 @@ def _library() -> ctypes.CDLL:
     library.hsgd_io_move_rows.restype = None
     library.hsgd_io_crc32c.argtypes = [ctypes.c_uint32, pointer, count]
     library.hsgd_io_crc32c.restype = ctypes.c_uint32
+    library.hsgd_io_crop_scratch.argtypes = [pointer]
+    library.hsgd_io_crop_scratch.restype = count
+    library.hsgd_io_crop_image.argtypes = [pointer, pointer]
+    library.hsgd_io_crop_image.restype = None
     return library

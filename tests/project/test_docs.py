@@ -73,13 +73,14 @@ def test_every_block_says_what_it_is() -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    from hdf5_samples import make_ragged_slabs
+    from hdf5_samples import make_photo_slabs, make_ragged_slabs
     from hsgd.testing.processes import launch_environ, run_marked
 
     folder = tmp_path_factory.mktemp("pages")
     convert = [sys.executable, "-m", "hsgd.cli", "data", "convert", "digits", "data"]
     subprocess.run(convert, cwd=folder, check=True, capture_output=True, timeout=JOB_S)
     make_ragged_slabs(folder / "data" / "text", 200, 4)
+    make_photo_slabs(folder / "data" / "photos", 100, 4)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -13,6 +13,7 @@ from hsgd.io import convert_to_slabs
 __all__ = [
     "arrays_of",
     "collect",
+    "make_photo_slabs",
     "make_ragged_slabs",
     "make_slabs",
     "rewrite_attribute",
@@ -62,6 +63,19 @@ def make_ragged_slabs(folder: Path, count: int, num_slabs: int, **options: Any) 
         for number in range(count):
             tokens[number] = tokens_of(number)
     convert_to_slabs(source, folder, num_slabs=num_slabs, **options)
+    return folder
+
+
+def make_photo_slabs(folder: Path, count: int, num_slabs: int) -> Path:
+    """A slab folder of encoded images, of two classes and different sizes."""
+    from PIL import Image
+
+    source = folder.parent / f"{folder.name}-source"
+    for number in range(count):
+        home = source / f"class{number % 2}"
+        home.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20 + number, 30), (number, 9, 9)).save(home / f"{number:03d}.jpg")
+    convert_to_slabs(source, folder, num_slabs=num_slabs, encoded=True)
     return folder
 
 

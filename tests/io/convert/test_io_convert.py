@@ -15,6 +15,7 @@ import pytest
 from hsgd.io import convert_to_slabs, open_map
 from hsgd.io.convert import conversion, shuffle_passes
 from hsgd.io.convert.writer import ALIGNMENT_BYTES, SlabFolderWriter, _writing
+from hsgd.io.format.ragged import ragged_of
 
 from hdf5_samples import arrays_of, collect, make_slabs, write_hdf5
 from hsgd.errors import DataError
@@ -345,7 +346,7 @@ def npy(array):
         (npy(np.zeros((0, 4))), "no samples to convert"),
         (npy(np.zeros((4, 0))), "axis of length 0"),
         (lambda folder: folder / "absent.npz", "no such file"),
-        (lambda folder: folder, "no .npy, .tar or HDF5 files"),
+        (lambda folder: folder, "no .npy, .tar, .parquet, .txt, .jsonl or HDF5 files"),
         (lambda folder: f"{folder}/a.npy,{folder}/b.txt", "only .npy files can be joined"),
     ],
 )
@@ -414,3 +415,40 @@ def test_ranks_convert_together_to_the_same_samples_as_one(tmp_path, mpirun):
     lines = sorted(done.stdout.splitlines())
     assert [line[0] for line in lines] == ["0", "1", "2"]
     assert all("three exists; choose another name" in line for line in lines)
+
+
+def test_arrays_in_memory_are_a_source(tmp_path):
+    texts = [np.arange(number % 5, dtype=np.int32) + number for number in range(40)]
+    arrays = {
+        "x": np.arange(80, dtype=">f4").reshape(40, 2),
+        "number": np.arange(40),
+        "text": texts,
+        "again": ragged_of(texts, (), np.dtype(np.int32)),
+    }
+    convert_to_slabs(arrays, tmp_path / "out", num_slabs=3)
+    loader = loader_of(tmp_path / "out", 7, as_numpy=True, verify=True)
+    seen = []
+    for batch in loader:
+        for place, number in enumerate(batch["number"].tolist()):
+            assert batch["x"][place].tolist() == [2 * number, 2 * number + 1]
+            assert batch["text"][place].tolist() == texts[number].tolist()
+            assert batch["again"][place].tolist() == texts[number].tolist()
+            seen.append(number)
+    assert sorted(seen) == list(range(40))
+    convert_to_slabs(arrays, tmp_path / "few", fields=["number"])
+    assert [spec.name for spec in open_map(tmp_path / "few").fields] == ["number"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "text"),
+    [
+        ({}, ValueError, "no arrays to convert"),
+        ({"x": np.arange(3), "y": np.arange(4)}, ValueError, "differ: x 3, y 4"),
+        ({"x": np.array(["a"])}, TypeError, "only arrays of numbers"),
+        ({"x": 5}, TypeError, r"shape \(\)"),
+        ({"x": [np.zeros((1, 2)), np.zeros((1, 3))]}, ValueError, "only the first axis"),
+    ],
+)
+def test_arrays_that_are_no_fields_are_refused(tmp_path, arrays, error, text):
+    with pytest.raises(error, match=text):
+        convert_to_slabs(arrays, tmp_path / "out")

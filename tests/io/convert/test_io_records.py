@@ -7,7 +7,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from hsgd.io import convert_to_slabs
+from hsgd.io import class_names, convert_to_slabs
 
 from hdf5_samples import collect
 from hsgd.errors import DataError
@@ -118,7 +118,13 @@ def test_a_file_that_is_no_tar_is_refused(tmp_path):
 def table():
     number = np.arange(COUNT)
     return pandas.DataFrame(
-        {"number": number, "half": number / 2, "even": number % 2 == 0, "name": ["x"] * COUNT}
+        {
+            "number": number,
+            "half": number / 2,
+            "even": number % 2 == 0,
+            "name": ["x"] * COUNT,
+            "day": [pandas.Timestamp("2001-02-03")] * COUNT,
+        }
     )
 
 
@@ -132,8 +138,8 @@ def test_columns_of_numbers_become_fields_and_text_is_left_aside(tmp_path, suffi
     assert sorted(found["number"].tolist()) == list(range(COUNT))
     assert (found["half"] * 2 == found["number"]).all()
     assert (found["even"] == (found["number"] % 2 == 0)).all()
-    with pytest.raises(DataError, match="column 'name' holds no numbers"):
-        convert_to_slabs(path, tmp_path / "out2", fields=["name"])
+    with pytest.raises(DataError, match="column 'day' holds no numbers"):
+        convert_to_slabs(path, tmp_path / "out2", fields=["day"])
     with pytest.raises((DataError, ValueError), match="other"):
         convert_to_slabs(path, tmp_path / "out2", fields=["other"])
 
@@ -152,3 +158,15 @@ def test_missing_values_are_refused(tmp_path):
     frame.to_parquet(tmp_path / "t.parquet")
     with pytest.raises(DataError, match="'number' has missing values"):
         convert_to_slabs(tmp_path / "t.parquet", tmp_path / "out")
+
+
+def test_the_names_of_classes_stay_with_the_labels(tmp_path):
+    convert_to_slabs(write_images(tmp_path / "photos"), tmp_path / "out", num_slabs=3)
+    convert_to_slabs(tmp_path / "out", tmp_path / "again")
+    for folder in (tmp_path / "out", tmp_path / "again", tmp_path / "out/index.h5"):
+        assert class_names(folder) == ["class0", "class1", "class2"]
+    table().to_parquet(tmp_path / "t.parquet")
+    convert_to_slabs(tmp_path / "t.parquet", tmp_path / "table")
+    assert class_names(tmp_path / "table", "number") == []
+    with pytest.raises(DataError, match="no field 'label'; there are: even, half, number"):
+        class_names(tmp_path / "table")

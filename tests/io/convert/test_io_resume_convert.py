@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hsgd.io import convert_to_slabs, open_map
 from hsgd.io.convert import atomic_folder, shuffle_passes
+from hsgd.io.convert.array_sources import ArraySource
 from hsgd.io.convert.record_sources import (
     CsvSource,
     ImageFolderSource,
     ParquetSource,
     TarSource,
 )
-from hsgd.io.convert.sources import ArraySource, Hdf5Source, NumpySource, open_source
+from hsgd.io.convert.sources import Hdf5Source, NumpySource, open_source
 from hsgd.io.convert.verify import find_damage
 
 from hdf5_samples import arrays_of, write_hdf5

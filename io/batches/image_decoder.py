@@ -1,0 +1,202 @@
+"""Encoded images to pixels of one size: what `decode=` of a loader takes.
+
+Owns `images()`, the choice of the part of each image that is taken, and its randomness, a function
+of seed, epoch and sample alone. JPEG is decoded by simplejpeg (libjpeg-turbo), other forms by
+Pillow, and what is taken is scaled by libhsgd_io; all three give the GIL away. Parts as torchvision
+chooses them in RandomResizedCrop, and in Resize(256) with CenterCrop(224).
+"""
+
+from __future__ import annotations
+
+import io as standard_io
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import MissingExtra
+
+from ..format.slab_folder import FieldSpec
+from ..order.partition import IntArray
+from ..reading.row_copies import crop_image
+
+__all__ = ["Crop", "ImageDecoder", "UnreadableImage", "images"]
+
+Crop = Literal["random", "center"]
+
+_JPEG = b"\xff\xd8"
+_ATTEMPTS = 10  # to find a part of the wanted form inside an image
+_CENTRAL = 224 / 256
+_GAMMA = 0x9E3779B97F4A7C15
+_MOST_PIXELS = 2 * 89_478_485  # what Pillow refuses as well: a damaged header claims anything
+_DRAWS = 1 + 4 * _ATTEMPTS
+_scratch = threading.local()
+
+
+class UnreadableImage(ValueError):
+    """Bytes are no image, or a damaged one."""
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    """See images()."""
+
+    size: int
+    crop: Crop = "center"
+    flip: bool = False
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        if self.crop not in get_args(Crop):
+            known = ", ".join(map(repr, get_args(Crop)))
+            raise ValueError(f"images: crop={self.crop!r}; use one of {known}")
+        if not 1 <= self.size <= 1 << 14:
+            raise ValueError(f"images: size={self.size}; use 1 to {1 << 14}")
+        if not (0 < self.scale[0] <= self.scale[1] <= 1 and 0 < self.ratio[0] <= self.ratio[1]):
+            raise ValueError(
+                f"images: scale={self.scale}, ratio={self.ratio}; use two numbers each, the "
+                "smaller first, those of scale up to 1"
+            )
+
+    def spec(self, name: str) -> FieldSpec:
+        """What a batch holds for each sample."""
+        return FieldSpec(name, (3, self.size, self.size), np.dtype(np.uint8))
+
+    def memory_spec(self, name: str) -> FieldSpec:
+        """How decoded images lie in memory: height, width, channels."""
+        return FieldSpec(name, (self.size, self.size, 3), np.dtype(np.uint8))
+
+    def draw(self, seed: int, epoch: int, samples: IntArray) -> NDArray[np.float64]:
+        """The random numbers of these samples in [0, 1), a row for each."""
+        key = _mixed(_mixed(np.array([seed], np.uint64)) ^ np.array([epoch], np.uint64))
+        with np.errstate(over="ignore"):
+            own = _mixed(samples.astype(np.uint64) + key)
+            draws = own[:, None] + np.arange(_DRAWS, dtype=np.uint64) * np.uint64(_GAMMA)
+        found: NDArray[np.float64] = (_mixed(draws) >> np.uint64(11)) * 2.0**-53
+        return found
+
+    def decode(
+        self, data: NDArray[np.uint8], draws: NDArray[np.float64], to: NDArray[np.uint8]
+    ) -> None:
+        """Fill `to`, of memory_spec(). Raises UnreadableImage. Any thread; without the GIL."""
+        if len(data) > 2 and data[:2].tobytes() == _JPEG:
+            found = self._decode_jpeg(data, draws)
+            if found is not None:
+                pixels, part = found
+                self._place(pixels, part, draws, to)
+                return
+        pixels = _decode_by_pillow(data)
+        self._place(pixels, self._part(pixels.shape[0], pixels.shape[1], draws), draws, to)
+
+    def _decode_jpeg(
+        self, data: NDArray[np.uint8], draws: NDArray[np.float64]
+    ) -> tuple[NDArray[np.uint8], tuple[float, float, float, float]] | None:
+        """Pixels, as few as the part that is taken needs, and where it is in them; None for what
+        simplejpeg does not know.
+        """
+        simplejpeg = _simplejpeg()
+        try:
+            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+            if height * width > _MOST_PIXELS:
+                return None
+            left, top, wide, high = self._part(height, width, draws)
+            needed = self.size / min(wide, high)  # so much of each side, at least
+            pixels = simplejpeg.decode_jpeg(
+                data,
+                min_height=math.ceil(height * min(1, needed)),
+                min_width=math.ceil(width * min(1, needed)),
+                min_factor=2,
+            )
+        except (ValueError, RuntimeError):
+            return None
+        down, across = pixels.shape[0] / height, pixels.shape[1] / width
+        return pixels, (left * across, top * down, wide * across, high * down)
+
+    def _part(
+        self, height: int, width: int, draws: NDArray[np.float64]
+    ) -> tuple[float, float, float, float]:
+        """Left, top, width and height of what is taken of an image."""
+        if self.crop == "center":
+            side = min(height, width) * _CENTRAL
+            return (width - side) / 2, (height - side) / 2, side, side
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for area, form, x, y in draws[1:].reshape(-1, 4).tolist():
+            pixels = height * width * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
+            ratio = math.exp(low + form * (high - low))
+            wide, tall = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+            if 0 < wide <= width and 0 < tall <= height:
+                left, top = int(x * (width - wide + 1)), int(y * (height - tall + 1))
+                return left, top, wide, tall
+        # An image too long or too high: its middle, in the nearest form.
+        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
+        wide, tall = min(width, max(1, round(height * ratio))), min(height, round(width / ratio))
+        return (width - wide) / 2, (height - max(1, tall)) / 2, wide, max(1, tall)
+
+    def _place(
+        self,
+        pixels: NDArray[np.uint8],
+        part: tuple[float, float, float, float],
+        draws: NDArray[np.float64],
+        to: NDArray[np.uint8],
+    ) -> None:
+        flip = self.flip and bool(draws[0] < 0.5)
+        _scratch.memory = crop_image(
+            pixels, part, to, flip=flip, scratch=getattr(_scratch, "memory", None)
+        )
+
+
+def images(
+    size: int,
+    crop: Crop = "center",
+    flip: bool = False,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> ImageDecoder:
+    """Encoded images become uint8 of shape (samples, 3, size, size), RGB; in memory a pixel's three
+    values lie together (torch's channels_last).
+
+    crop: "random", a part of `scale` of the area and of a form within `ratio`, or "center", the
+    middle square of 0.875 of the shorter side. flip: half of the images are mirrored. What is taken
+    depends on the loader's seed, the epoch and the sample alone. Raises ValueError for other
+    values, MissingExtra without simplejpeg and Pillow (pip install simplejpeg pillow).
+    """
+    _simplejpeg()
+    return ImageDecoder(size, crop, flip, scale, ratio)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(_GAMMA)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+        return mixed
+
+
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise MissingExtra(
+            f"decoding images needs simplejpeg ({error}); pip install simplejpeg"
+        ) from None
+    return simplejpeg
+
+
+def _decode_by_pillow(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What is no JPEG, or not one that simplejpeg knows, as RGB."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtra("decoding images needs Pillow; pip install pillow") from None
+    try:
+        with Image.open(standard_io.BytesIO(data.tobytes())) as opened:
+            return np.asarray(opened.convert("RGB"), np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UnreadableImage(lines[0]) from None

@@ -1,0 +1,192 @@
+"""Documents as sources: text files, lines of JSON, and token ids in the place of text.
+
+Owns which documents a text file has, and `TokenizedSource`, which lets a tokenizer read the text of
+any source. Text is UTF-8, a ragged field of bytes. Some documents at a time are in memory. Never
+writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.errors import DataError, MissingExtra
+
+from ..format.dataset_index import first_line
+from ..format.ragged import Block, Ragged, ragged_of
+from ..format.slab_folder import FieldSpec
+from .record_sources import identity_of_files
+
+__all__ = ["TEXT_SUFFIXES", "TextSource", "TokenizedSource", "Tokenizer", "load_tokenizer"]
+
+TEXT_SUFFIXES = frozenset({".txt", ".jsonl"})
+TEXT = "text"
+TOKENS = "tokens"
+_BYTES = np.dtype(np.uint8)
+_DOCUMENTS = 64  # that a tokenizer gets at once
+
+# Texts to the token ids of each.
+Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
+
+
+class TextSource:
+    """Field text: a document for each line of .txt files, or for each file of a folder of them, or
+    for the "text" of each line of .jsonl files.
+    """
+
+    def __init__(self, paths: Sequence[Path], fields: Sequence[str] | None, *, whole: bool) -> None:
+        if fields is not None and list(fields) != [TEXT]:
+            raise ValueError(f"no field {', '.join(fields)}; there is: {TEXT}")
+        self._paths, self._whole = list(paths), whole
+        self.specs = (FieldSpec(TEXT, (), _BYTES, ragged=True),)
+        self.text_fields = frozenset({TEXT})
+        self.num_samples = sum(1 for _ in self._lines()) if not whole else len(self._paths)
+
+    def identity(self) -> str:
+        """Of all files."""
+        return identity_of_files(self._paths)
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Documents in the order of the files; those before `start` are read again."""
+        held: list[NDArray[Any]] = []
+        for number, document in enumerate(self._documents()):
+            if number < start:
+                continue
+            held.append(np.frombuffer(document, _BYTES))
+            if len(held) == rows:
+                yield ragged_of(held, (), _BYTES)
+                held = []
+        if held:
+            yield ragged_of(held, (), _BYTES)
+
+    def _documents(self) -> Iterator[bytes]:
+        if self._whole:
+            yield from map(_read_text, self._paths)
+            return
+        for path, number, line in self._lines():
+            yield _text_of(line, f"{path}:{number}") if path.suffix == ".jsonl" else line
+
+    def _lines(self) -> Iterator[tuple[Path, int, bytes]]:
+        """All lines, without their ends, and where they stand."""
+        for path in self._paths:
+            try:
+                with open(path, "rb") as file:
+                    for number, line in enumerate(file, 1):
+                        yield path, number, line.rstrip(b"\r\n")
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+class TokenizedSource:
+    """Another source, with field tokens in the place of its text.
+
+    tokenizer: see load_tokenizer(). name: what changes when the tokenizer does.
+    """
+
+    def __init__(
+        self, source: Any, tokenizer: Tokenizer, dtype: np.dtype[Any], name: str, where: str
+    ) -> None:
+        texts = [spec for spec in source.specs if spec.name in getattr(source, "text_fields", ())]
+        if len(texts) != 1:
+            found = ", ".join(spec.name for spec in texts) or "none"
+            raise ValueError(f"a tokenizer needs one field of text; {where} has: {found}; --fields")
+        if any(spec.name == TOKENS and spec is not texts[0] for spec in source.specs):
+            raise ValueError(f"{where} has a field {TOKENS!r} already; choose others with --fields")
+        self._source, self._text, self._tokenizer = source, texts[0], tokenizer
+        self._name, self._where = name, where
+        self._tokens = FieldSpec(TOKENS, (), dtype, ragged=True)
+        self.specs = tuple(self._tokens if s is texts[0] else s for s in source.specs)
+        self.num_samples: int = source.num_samples
+
+    def identity(self) -> str:
+        """Of the source and the tokenizer."""
+        return f"{self._source.identity()} {self._name}"
+
+    def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
+        """Documents in the order of the source."""
+        if spec is not self._tokens and spec.name != TOKENS:
+            yield from self._source.stream(spec, rows, start)
+            return
+        done = start
+        for block in self._source.stream(self._text, min(rows, _DOCUMENTS), start):
+            assert isinstance(block, Ragged)
+            texts = [self._decoded(each, done + number) for number, each in enumerate(block)]
+            found = [self._checked(ids, done + n) for n, ids in enumerate(self._tokenizer(texts))]
+            if len(found) != len(texts):
+                raise ValueError(f"the tokenizer made {len(found)} lists of {len(texts)} texts")
+            yield ragged_of(found, (), self._tokens.dtype)
+            done += len(found)
+
+    def _decoded(self, data: NDArray[np.uint8], sample: int) -> str:
+        try:
+            return data.tobytes().decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self._where}: document {sample} is no UTF-8: {error}") from None
+
+    def _checked(self, ids: Sequence[int], sample: int) -> NDArray[Any]:
+        """Token ids as an array. Raises ValueError for what is none."""
+        array = np.asarray(ids if len(ids) else np.empty(0, np.int64))
+        most = np.iinfo(self._tokens.dtype).max
+        plain = array.ndim == 1 and array.dtype.kind in "iu"
+        if not plain or array.min(initial=0) < 0 or array.max(initial=0) > most:
+            raise ValueError(
+                f"{self._where}: the tokenizer made {str(ids)[:60]} of document {sample}; token "
+                f"ids are whole numbers from 0 to {most}"
+            )
+        return array.astype(self._tokens.dtype)
+
+
+def load_tokenizer(
+    tokenizer: str | os.PathLike[str] | Tokenizer,
+) -> tuple[Tokenizer, np.dtype[Any], str]:
+    """A function from texts to token ids, the smallest dtype for these (uint16 or int32), and what
+    changes when the tokenizer does.
+
+    tokenizer: a tokenizer.json file, for the package tokenizers, or such a function (int32).
+    Raises DataError for a file that is none, MissingExtra without the package.
+    """
+    if callable(tokenizer):
+        name = f"{getattr(tokenizer, '__module__', '')}.{getattr(tokenizer, '__qualname__', '')}"
+        return tokenizer, np.dtype(np.int32), name
+    path = Path(tokenizer)
+    data = _read_text(path)
+    try:
+        from tokenizers import Tokenizer as Loaded
+    except ImportError as error:
+        raise MissingExtra(
+            f"a tokenizer.json needs tokenizers ({error}); pip install tokenizers"
+        ) from None
+    try:
+        loaded = Loaded.from_buffer(data)
+    except Exception as error:  # tokenizers raises no class of its own
+        raise DataError(f"{path}: not a tokenizer.json: {first_line(error)}") from None
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in loaded.encode_batch(texts)]
+
+    small = loaded.get_vocab_size() <= 1 << 16
+    return encode, np.dtype(np.uint16 if small else np.int32), hashlib.sha256(data).hexdigest()
+
+
+def _text_of(line: bytes, where: str) -> bytes:
+    try:
+        found = json.loads(line)[TEXT]
+        if isinstance(found, str):
+            return found.encode()
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DataError(f'{where}: not a line of JSON with a "{TEXT}"')
+
+
+def _read_text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None

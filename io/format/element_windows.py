@@ -1,0 +1,130 @@
+"""Fixed windows over the elements of ragged fields: the form in which language models eat tokens.
+
+Owns which windows there are: window n is the elements [n * length, (n + 1) * length) of all samples
+one after the other, in the order of the slabs, so that a window is a sample like any other and
+order, ranks and resume stay what they are. Never reads (reader.py) and never looks for the
+documents in a window (segments.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .dataset_index import DataMap, Extent, SlabMap
+from .slab_folder import FieldSpec
+
+__all__ = ["Windows", "packed_map"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where the windows come from. source: the dataset of ragged samples. crossing: slabs of the
+    packed dataset that are one window each, with elements of several files. tail: elements behind
+    the last whole window, which nobody gets.
+    """
+
+    source: DataMap
+    length: int
+    crossing: frozenset[int]
+    tail: int
+
+    @property
+    def name(self) -> str:
+        """A field whose offsets say where documents begin; all have the same."""
+        return self.source.fields[0].name
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a window cannot be read without the chunk that it is in."""
+        extents = (extent for slab in self.source.slabs for extent in slab.extents.values())
+        return any(extent.chunks is not None for extent in extents)
+
+
+def packed_map(data: DataMap, length: int, *, chosen: bool) -> DataMap:
+    """The dataset whose samples are windows of `length` elements of the ragged fields of `data`.
+
+    chosen: the caller named the fields; otherwise those that are not ragged are left out. Raises
+    TypeError and ValueError for a length, or fields, that cannot be packed.
+    """
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise TypeError(f"pack={length!r}; use the number of elements of a window, as pack=1024")
+    if length < 1:
+        raise ValueError(f"pack={length}; use at least 1")
+    specs = _packable(data, chosen=chosen)
+    source = replace(data, fields=specs)
+    slabs, crossing, elements = _window_slabs(source, length)
+    if not slabs:
+        raise ValueError(
+            f"pack={length}: {data.path} has {elements} elements of {specs[0].name!r}, less than "
+            f"a window; use at most {elements}"
+            if elements
+            else f"pack={length}: {specs[0].name!r} of {data.path} has no elements"
+        )
+    packed = tuple(replace(s, shape=(length, *s.shape), ragged=False) for s in specs)
+    windows = Windows(source, length, crossing, elements % length)
+    return DataMap(data.path, packed, slabs, elements // length, None, data.left_out, windows)
+
+
+def _packable(data: DataMap, *, chosen: bool) -> tuple[FieldSpec, ...]:
+    """The ragged fields, whose samples must all have the same lengths."""
+    specs = tuple(spec for spec in data.fields if spec.ragged)
+    plain = [spec.name for spec in data.fields if not spec.ragged]
+    if not specs or (plain and chosen):
+        raise ValueError(
+            f"pack= takes fields of samples of different lengths; in {data.path} "
+            f"{', '.join(plain)} {'is none' if len(plain) == 1 else 'are none'}; name others with "
+            "fields="
+        )
+    for slab in data.slabs:
+        found = [slab.extents[spec.name].offsets for spec in specs]
+        for spec, offsets in zip(specs, found, strict=True):
+            first = found[0]
+            assert offsets is not None and first is not None
+            same = (offsets.first, offsets.elements) == (first.first, first.elements)
+            if not same or offsets.checksums != first.checksums:
+                raise ValueError(
+                    f"pack= packs fields together whose samples have equal lengths; those of "
+                    f"{specs[0].name!r} and {spec.name!r} differ in {slab.path}; name one with "
+                    "fields="
+                )
+    return specs
+
+
+def _window_slabs(source: DataMap, length: int) -> tuple[tuple[SlabMap, ...], frozenset[int], int]:
+    """The windows in each file, and between them, as slabs of their own, those that begin in one
+    and end in another; which these are; and the elements of all files.
+    """
+    found: list[SlabMap] = []
+    crossing = set()
+    before = windows = 0
+    for slab in source.slabs:
+        offsets = slab.extents[source.fields[0].name].offsets
+        assert offsets is not None
+        stop = before + offsets.elements
+        if windows * length < before and (windows + 1) * length <= stop:
+            crossing.add(len(found))
+            found.append(_slab_of(source, slab, windows, 1, length, None))
+            windows += 1
+        count = (stop - windows * length) // length if windows * length >= before else 0
+        if count:
+            skip = windows * length - before
+            found.append(_slab_of(source, slab, windows, count, length, skip))
+            windows += count
+        before = stop
+    return tuple(found), frozenset(crossing), before
+
+
+def _slab_of(
+    source: DataMap, slab: SlabMap, start: int, count: int, length: int, skip: int | None
+) -> SlabMap:
+    """Windows [start, start + count) as rows of a file, from its element `skip` on; None: of
+    several files.
+    """
+    extents = {}
+    for spec in source.fields:
+        extent = slab.extents[spec.name]
+        gathered = skip is None or extent.chunks is not None
+        offset = -1 if skip is None or gathered else extent.offset + skip * spec.row_bytes
+        row_bytes = length * spec.row_bytes
+        extents[spec.name] = Extent(offset, spec.dtype, 1, row_bytes, "", gathered=gathered)
+    return SlabMap(slab.path, start, count, slab.identity, extents)

@@ -1,0 +1,59 @@
+"""Which rank this process is, and of how many, when the caller does not say.
+
+Owns where that is looked up. Never starts anything and never talks to another rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["RankHere", "rank_here"]
+
+# Of torchrun and `hsgd run`, horovodrun, Open MPI, MPICH and Intel MPI, srun.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+@dataclass(frozen=True)
+class RankHere:
+    """found: where from."""
+
+    rank: int
+    world_size: int
+    found: str
+
+
+def rank_here(
+    rank: int | None,
+    world_size: int | None,
+    comm: Any = None,
+    environ: Mapping[str, str] = os.environ,
+) -> RankHere:
+    """What the caller says, else `comm`, else torch.distributed where it is initialized, else the
+    variables of a launcher, else one rank alone. Raises ValueError for one of both.
+    """
+    if rank is not None and world_size is not None:
+        return RankHere(rank, world_size, "the arguments")
+    if rank is not None or world_size is not None:
+        raise ValueError(
+            f"rank={rank}, world_size={world_size}: give both, or neither, to have them found"
+        )
+    if comm is not None:
+        return RankHere(int(comm.rank), int(comm.size), "comm")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return RankHere(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+    for rank_name, size_name in _VARIABLES:
+        texts = environ.get(rank_name, ""), environ.get(size_name, "")
+        if all(text.isdecimal() for text in texts) and int(texts[0]) < int(texts[1]):
+            return RankHere(int(texts[0]), int(texts[1]), f"{rank_name} and {size_name}")
+    return RankHere(0, 1, "no launcher")
