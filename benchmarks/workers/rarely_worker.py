@@ -102,7 +102,7 @@ def train(comm: Comm, text: Text, way: str, seed: int, steps: int, batch: int) -
     optimizer = WAYS[way](adamw, net, comm, steps)
     warm = max(1, int(WARM_UP * steps))
     generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
-    held_out = text.held_out_batches(8, 32)[comm.rank :: comm.size]
+    held_out = text.held_out_batches(8 * -(-comm.size // 8), 32)[comm.rank :: comm.size]
     looks = {steps * (look + 1) // LOOKS for look in range(LOOKS)}
     before, seconds, curve = _sent_bytes(), 0.0, []
     comm.barrier()

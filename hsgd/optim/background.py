@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -12,11 +14,18 @@ _T = TypeVar("_T")
 
 
 class BackgroundThread:
-    """A thread, started by the first work, that does one work after the other."""
+    """A thread, started by the first work, that does one work after the other.
 
-    def __init__(self, name: str) -> None:
+    interrupt: ends what it is at, from another thread, where the program ends without shutdown():
+        Python waits for such threads before anything else.
+    """
+
+    def __init__(self, name: str, interrupt: Callable[[], None] | None = None) -> None:
         self._name = name
+        self._interrupt = interrupt
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        if interrupt is not None:
+            _interruptible.add(self)
 
     def submit(self, work: Callable[..., _T], *arguments: object) -> Future[_T]:
         """Have it call `work`; local, not blocking."""
@@ -32,3 +41,22 @@ class BackgroundThread:
     def shutdown(self, wait: bool = True) -> None:
         """Let it end: after what was submitted, blocking, or without what has not begun."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
+        if wait:
+            _interruptible.discard(self)
+
+    def interrupt(self) -> None:
+        """End what it is at; local, never blocks."""
+        if self._interrupt is not None:
+            self._interrupt()
+
+
+_interruptible: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()
+
+
+def _interrupt_all() -> None:
+    for thread in list(_interruptible):
+        thread.interrupt()
+
+
+# Called before concurrent.futures, which registers itself in the same way, joins its threads.
+threading._register_atexit(_interrupt_all)  # type: ignore[attr-defined]

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.errors import HsgdError
+from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.optim.flat_vectors import joined, views_of
 
 __all__ = ["WorkerGroup", "split_workers"]
+
+_KINDS: tuple[type[HsgdError], ...] = (PeerLost, CollectiveTimeout)  # of failures, told by share()
 
 
 class WorkerGroup:
@@ -104,21 +106,27 @@ class WorkerGroup:
         """Fill `flat` on all ranks with what the leader's read() returns; collective, blocking.
         what: its name, for errors.
 
-        Where that fails, all ranks raise: the leader its error, the others HsgdError.
+        Where that fails, all ranks raise: the leader its error, the others one of its kind where
+        that is PeerLost or CollectiveTimeout, else HsgdError.
         """
-        parcel, failure = torch.zeros(flat.numel() + 1), None
+        outcome, failure = torch.zeros(1, dtype=torch.int32), None
         if self.leads:
             try:
-                parcel[1:] = joined(read())
-                parcel[0] = 1.0
-            except Exception as error:  # whatever it is: the others stand in the broadcast
+                at = 0
+                for part in read():
+                    flat[at : at + part.numel()].copy_(part.reshape(-1))
+                    at += part.numel()
+            except BaseException as error:  # whatever it is: the others stand in the broadcast
                 failure = error
-        self.comm.broadcast(parcel, name=f"{what} for the group")
+                kinds = (index for index, kind in enumerate(_KINDS) if isinstance(error, kind))
+                outcome[0] = 1 + next(kinds, len(_KINDS))
+        self.comm.broadcast(outcome, name=f"whether the group has {what}")
         if failure is not None:
             raise failure
-        if not parcel[0]:
-            raise HsgdError(f"the first rank of the group failed: no {what} for its other ranks")
-        flat.copy_(parcel[1:])
+        if outcome[0]:
+            kind = (*_KINDS, HsgdError)[int(outcome[0]) - 1]
+            raise kind(f"the first rank of the group failed: no {what} for its other ranks")
+        self.comm.broadcast(flat, name=f"{what} for the group")
 
     def unhook(self) -> None:
         """Leave the parameters alone; local."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
@@ -25,6 +25,9 @@ class WrappingOptimizer(Optimizer):
     `with` closes it. Where its block raised, it leaves without waiting for other ranks, which may
     wait for this one in vain.
     """
+
+    loads_together: ClassVar[bool] = False
+    """Whether load_state_dict() is collective: its state lies on several ranks, and all load."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.

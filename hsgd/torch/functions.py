@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hsgd.errors import MissingExtra
 from hsgd.optim.node_shared.node_shared_optimizer import NodeSharedOptimizer
-from hsgd.optim.notified_tree.notified_tree_optimizer import NotifiedTree
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 from hsgd.torch.adasum_optimizer import AdasumDistributed
 from hsgd.torch.collectives.allgather import allgather
@@ -30,10 +29,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
 ]
-
-
-# Their state lies on several ranks: all of them load, the root as well.
-_LOADED_TOGETHER = (NodeSharedOptimizer, NotifiedTree)
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -93,7 +88,7 @@ def broadcast_optimizer_state(
     broadcast_parameters(
         [(f"optimizer_state.{n}", tensor) for n, tensor in enumerate(tensors)], root_rank
     )
-    if runtime.current().comm.rank != root_rank or isinstance(optimizer, _LOADED_TOGETHER):
+    if runtime.current().comm.rank != root_rank or getattr(optimizer, "loads_together", False):
         _load(optimizer, _put_together(skeleton[0], tensors))
 
 

@@ -119,7 +119,7 @@ PACKAGES = {
         "hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch": (
-        "hsgd.c10d hsgd.optim hsgd.optim.node_shared hsgd.optim.notified_tree "
+        "hsgd.c10d hsgd.optim hsgd.optim.node_shared "
         "hsgd.torch.collectives hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job "
         "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.strategies"
     ),

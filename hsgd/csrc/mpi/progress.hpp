@@ -9,8 +9,8 @@
 namespace hsgd {
 
 // Local, returns at once, for threads that may call MPI. While one thread drives MPI, the others
-// return without: it does so for all. Does nothing once MPI_Finalize has begun. Throws where MPI
-// cannot make the request.
+// return without: it does so for all. MPI must be running. Throws where MPI cannot make the
+// request.
 void drive_progress();
 
 }  // namespace hsgd

@@ -1,7 +1,7 @@
 """DiLoCo: local steps, and an outer step on the mean of how far the workers came.
 
-Owns when a fragment is exchanged, what is under way, and the metrics. Never computes an inner
-update: the wrapped optimizer does. Sources: DiLoCo (Douillard et al., arXiv:2311.08105) for the
+Owns when a fragment is exchanged, and the metrics. Never computes an inner update: the wrapped
+optimizer does. Sources: DiLoCo (Douillard et al., arXiv:2311.08105) for the
 rule; Streaming DiLoCo (arXiv:2501.18512) for fragments, delay and alpha.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,10 +19,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
-from hsgd.optim.background import BackgroundThread
+from hsgd.errors import HsgdError
+from hsgd.optim.diloco.exchanges_under_way import ExchangesUnderWay, Saved
 from hsgd.optim.diloco.fragments import Fragment, Fragments, cut, phases
 from hsgd.optim.diloco.outer_optimizer import Nesterov
-from hsgd.optim.diloco.pseudo_gradient_exchange import Compression, exchange_of
+from hsgd.optim.diloco.pseudo_gradient_exchange import (
+    Compression,
+    checked_compression,
+    exchange_of,
+)
 from hsgd.optim.flat_vectors import joined, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.process_groups import comm_of
@@ -43,7 +47,8 @@ class DiLoCoMetrics:
     outer_steps: int = 0
     """Of all fragments."""
     wait_s: float = 0.0
-    """Waiting for exchanges that took longer than `delay` steps: exposed communication."""
+    """Waiting for exchanges that took longer than `delay` steps: exposed communication. Of a
+    worker of several ranks the first one waits, and the others for it: in their group_s."""
     exchange_s: float = 0.0
     """Of exchanges between workers, in the background."""
     apply_s: float = 0.0
@@ -54,17 +59,6 @@ class DiLoCoMetrics:
     """Between workers, through shared memory."""
     sent_bytes: int = 0
     """Between workers, to other nodes."""
-
-
-_Means = tuple[Tensor, Tensor]
-"""Over workers: of the pseudo-gradient, and of the buffers, which are empty but for one fragment"""
-
-
-@dataclass
-class _UnderWay:
-    fragment: int
-    due: int  # the step after which it is applied
-    exchange: Future[_Means] | None  # None: this rank does not exchange
 
 
 class DiLoCo(WrappingOptimizer):
@@ -91,9 +85,13 @@ class DiLoCo(WrappingOptimizer):
         through shared memory (parameters are float32 on the CPU then); None: each rank is a worker;
         a number: so many ranks that follow one another are.
 
+    All ranks take the same number of steps: exchanges are due by it.
+
     Raises ValueError and TypeError for arguments that cannot work, and what collectives raise:
     PeerLost where a rank died, CollectiveTimeout where one did not come.
     """
+
+    loads_together = True
 
     def __init__(
         self,
@@ -111,29 +109,33 @@ class DiLoCo(WrappingOptimizer):
     ) -> None:
         super().__init__(optimizer)
         _check(sync_every, delay, alpha)
+        checked_compression(compression)
         self.outer = Nesterov() if outer is None else outer
         self._period, self._delay, self._alpha = sync_every, delay, alpha
-        parameters, self._buffers = tensors_of(params, "DiLoCo")
+        parameters, self._buffers = _exchanged(params)
         parts = cut(parameters, fragments)
         steps = phases(len(parts), sync_every)
         self._comm, owned = comm_of(comm, "DiLoCo")
         self._made: list[Comm] = [self._comm] if owned else []
-        broadcast_initial(self._comm, params, parameters)
-        self._group, self._workers = self._split(group, parameters)
-        self._worker_count = int(
-            self._comm.allreduce(np.array([self._workers is not None], np.int64))[0]
-        )
-        self._fragments = [
-            Fragment(part, phase, self._workers is not None)
-            for part, phase in zip(parts, steps, strict=True)
-        ]
-        self._exchanges = []
-        if self._workers is not None:
-            self._exchanges = [
-                exchange_of(compression, self._workers, one.count) for one in self._fragments
+        self._group: WorkerGroup | None = None
+        try:
+            broadcast_initial(self._comm, params, parameters)
+            self._workers = self._split(group, parameters)
+            self._worker_count = int(self._over_ranks(int(self._workers is not None), "sum"))
+            self._fragments = [
+                Fragment(part, phase, self._workers is not None)
+                for part, phase in zip(parts, steps, strict=True)
             ]
-        self._thread = BackgroundThread("hsgd-diloco")
-        self._under_way: list[_UnderWay] = []
+        except BaseException:
+            self._leave(abort=True)
+            raise
+        workers = self._workers
+        self._exchanges = [
+            exchange_of(compression, workers, one.count, f"pseudo-gradient {number}")
+            for number, one in enumerate(self._fragments)
+            if workers is not None
+        ]
+        self._queue = ExchangesUnderWay(self._exchanges, self._workers, delay > 0)
         self._metrics = DiLoCoMetrics()
 
     # --- what training scripts call ---
@@ -156,10 +158,9 @@ class DiLoCo(WrappingOptimizer):
         result = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         self._metrics.steps += 1
         with torch.no_grad():
-            self._apply(self._metrics.steps)
+            self._apply(self._metrics.steps, self.outer, self._alpha)
             self._begin_due()
-            if self._delay == 0:
-                self._apply(self._metrics.steps)
+            self._apply(self._metrics.steps, self.outer, self._alpha)
         return value if result is None else result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -177,54 +178,65 @@ class DiLoCo(WrappingOptimizer):
         """
         self._check_open()
         with torch.no_grad():
-            self._apply(None)
+            self._apply(None, self.outer, self._alpha)
 
     def synchronize_weights(self) -> None:
-        """Exchange all fragments now, and give all workers the outer weights; collective, blocking.
-        For the end of training: the models of all ranks are equal then.
+        """Give all workers the same weights now; collective, blocking. For the end of training.
+
+        Fragments that were exchanged after this step become their outer weights; of others the
+        outer weights become the mean of the workers' weights, without momentum, since there is no
+        whole period to step on. Raises HsgdError where ranks have taken different numbers of steps.
         """
         self.settle()
+        here = self._metrics.steps
+        least, most = self._over_ranks(here, "min"), self._over_ranks(here, "max")
+        if least != most:
+            raise HsgdError(
+                f"DiLoCo: ranks have taken {least} to {most} steps; all must take as many"
+            )
         with torch.no_grad():
-            for number in range(len(self._fragments)):
-                self._begin(number)
-            self._apply(None, alpha=0.0)
+            for number, fragment in enumerate(self._fragments):
+                if fragment.taken != here:
+                    self._begin(number)
+            self._apply(None, None, alpha=0.0)
+            for fragment in self._fragments:
+                fragment.take(self._outer_weights_of(fragment), 0.0)
 
     @contextlib.contextmanager
     def at_outer_weights(self) -> Iterator[None]:
         """Within it the parameters are the outer weights, for evaluation; local, in a worker
-        collective.
+        collective. Buffers, such as BatchNorm's statistics, stay the worker's own.
         """
         self._check_open()
         parameters = [p.detach() for fragment in self._fragments for p in fragment.parameters]
         kept = [parameter.clone() for parameter in parameters]
-        for fragment in self._fragments:
-            fragment.take(self._outer_weights_of(fragment), 0.0)
         try:
+            for fragment in self._fragments:
+                fragment.take(self._outer_weights_of(fragment), 0.0)
             yield
         finally:
             for parameter, weights in zip(parameters, kept, strict=True):
                 parameter.copy_(weights)
 
     def metrics(self) -> DiLoCoMetrics:
-        """What this rank did; local."""
-        if self._workers is None or self._workers.closed:
-            return replace(self._metrics)
-        now = self._workers.metrics()
-        return replace(self._metrics, node_bytes=now.intra_bytes, sent_bytes=now.inter_bytes_sent)
+        """What this rank did; local, never blocks. Exchanges count when they have ended."""
+        queue = self._queue
+        return replace(
+            self._metrics,
+            exchange_s=queue.seconds,
+            node_bytes=queue.node_bytes,
+            sent_bytes=queue.sent_bytes,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's and, under "diloco", the outer weights, their velocity, what
-        compression left out, and the exchanges under way, for which it waits; local. The worker's
-        own weights are the model's.
+        compression left out, and the exchanges under way, for which it waits; local. Exchanges that
+        failed are left out. The worker's own weights are the model's.
         """
-        under_way = [
-            (one.fragment, one.due, None if one.exchange is None else one.exchange.result())
-            for one in self._under_way
-        ]
         own: dict[str, Any] = {
             "steps": self._metrics.steps,
             "workers": self._worker_count,
-            "under_way": under_way,
+            "under_way": self._queue.saved(),
         }
         if self._workers is not None:
             own["worker"] = self._workers.rank
@@ -239,10 +251,11 @@ class DiLoCo(WrappingOptimizer):
         return {**self._optimizer.state_dict(), "diloco": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back; collective, blocking. Each rank loads what it saved, or all load what rank
-        0 saved: outer weights and velocity become those of rank 0, so that the number of workers
-        may differ. Where it does, what is under way is dropped; what compression left out goes on
-        with the worker that left it out. A wrapped optimizer's own state will do on all ranks:
+        """Take it back; collective, blocking; waits for exchanges under way and forgets them. Each
+        rank loads what it saved, or all load what rank 0 saved: steps, outer weights and velocity
+        become those of rank 0, so that the number of workers may differ. Where it does, or where
+        ranks saved at different steps, saved exchanges are dropped; what compression left out goes
+        on with the worker that left it out. A wrapped optimizer's own state will do on all ranks:
         then nothing else changes.
 
         Raises ValueError, before anything is changed, where the state is of another model or of
@@ -252,14 +265,23 @@ class DiLoCo(WrappingOptimizer):
         own = state_dict.get("diloco")
         if own is not None:
             self._check_state(own)
+        self._queue.drain()
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
         self._take_over()
-        if own is not None:
-            self._metrics.steps = own["steps"]
-            same = own["workers"] == self._worker_count
-            self._load_under_way(own["under_way"] if same else [])
-            if self._workers is not None:
-                self._load_fragments(own, self._workers, same)
+        if own is None:
+            return
+        steps = np.array([own["steps"]], np.int64)
+        self._comm.broadcast(steps, name="steps of DiLoCo")
+        self._metrics.steps = int(steps[0])
+        complete = self._workers is None or None not in [means for *_, means in own["under_way"]]
+        alike = own["workers"] == self._worker_count and own["steps"] == self._metrics.steps
+        same = bool(self._over_ranks(int(alike and complete), "min"))
+        under_way: Saved = own["under_way"]
+        count = len(under_way)
+        same &= self._over_ranks(count, "min") == self._over_ranks(count, "max")
+        self._queue.load(under_way if same else [])
+        if self._workers is not None:
+            self._load_fragments(own, self._workers, same)
 
     def close(self) -> None:
         """Wait for exchanges under way, without applying them, and leave; local. A second call does
@@ -269,16 +291,15 @@ class DiLoCo(WrappingOptimizer):
             return
         self._closed = True
         try:
-            self._thread.shutdown()
+            self._queue.close()
         finally:
-            self._leave()
+            self._leave(abort=False)
 
     def _abandon(self) -> None:
-        """Its communicators end with the one that it was given."""
+        """No worker waits for this one."""
         self._closed = True
-        self._thread.shutdown(wait=False)
-        if self._group is not None:
-            self._group.unhook()
+        self._queue.abandon()
+        self._leave(abort=True)
 
     def __repr__(self) -> str:
         return (
@@ -294,51 +315,51 @@ class DiLoCo(WrappingOptimizer):
                 self._begin(number)
 
     def _begin(self, number: int) -> None:
-        fragment = self._fragments[number]
-        buffers = self._buffers if number == len(self._fragments) - 1 else []
+        fragment, buffers = self._fragments[number], self._buffers_of(number)
         if self._group is not None:
             self._group.average([buffer.detach() for buffer in buffers])
-        exchange: Future[_Means] | None = None
-        if self._workers is not None:
-            begin = time.perf_counter()
-            mine = fragment.pseudo_gradient()
-            extra = joined([b.cpu().float() for b in buffers]) if buffers else torch.empty(0)
-            self._metrics.apply_s += time.perf_counter() - begin
-            exchange = self._thread.submit(self._average, self._workers, number, mine, extra)
-        self._under_way.append(_UnderWay(number, self._metrics.steps + self._delay, exchange))
-
-    def _average(self, workers: Comm, number: int, mine: Tensor, buffers: Tensor) -> _Means:
         begin = time.perf_counter()
-        mean = self._exchanges[number].average(mine)
-        if buffers.numel():
-            workers.allreduce(buffers, "mean", out=buffers, name="buffers of DiLoCo")
-        self._metrics.exchange_s += time.perf_counter() - begin
-        return mean, buffers
+        mine = extra = torch.empty(0)
+        if self._workers is not None:
+            mine = fragment.pseudo_gradient()
+            extra = joined([b.cpu().float() for b in buffers]) if buffers else extra
+        self._metrics.apply_s += time.perf_counter() - begin
+        begin = time.perf_counter()
+        self._queue.begin(number, self._metrics.steps + self._delay, mine, extra)
+        self._metrics.wait_s += time.perf_counter() - begin  # without a delay it is done now
 
-    def _apply(self, step: int | None, alpha: float | None = None) -> None:
-        """What is due at the step, or all; in the order of beginning, which all ranks share."""
-        while self._under_way and (step is None or self._under_way[0].due <= step):
-            self._finish(self._under_way.pop(0), self._alpha if alpha is None else alpha)
+    def _apply(self, step: int | None, outer: Nesterov | None, alpha: float) -> None:
+        """What is due at the step, or all; in the order of beginning, which all ranks share. What
+        fails stays.
+        """
+        while (number := self._queue.first(step)) is not None:
+            self._finish(number, outer, alpha)
+            self._queue.drop_first()
 
-    def _finish(self, under_way: _UnderWay, alpha: float) -> None:
-        fragment, exchange = self._fragments[under_way.fragment], under_way.exchange
+    def _finish(self, number: int, outer: Nesterov | None, alpha: float) -> None:
+        fragment, buffers = self._fragments[number], self._buffers_of(number)
 
         def read() -> list[Tensor]:
-            assert exchange is not None
             begin = time.perf_counter()
-            mean, buffers = exchange.result()
-            self._metrics.wait_s += time.perf_counter() - begin
-            fragment.step(self.outer, mean)
-            return [fragment.outer_weights, buffers]
+            mean, averaged = self._queue.wait_first()
+            arrived = time.perf_counter()
+            fragment.step(outer, mean)
+            self._metrics.wait_s += arrived - begin
+            self._metrics.apply_s += time.perf_counter() - arrived
+            return [fragment.outer_weights, averaged]
 
-        buffers = self._buffers if under_way.fragment == len(self._fragments) - 1 else []
         arrived = self._shared(fragment.count + sum(b.numel() for b in buffers), read)
         begin = time.perf_counter()
         fragment.take(arrived[: fragment.count], alpha)
         for buffer, mean in zip(buffers, views_of(arrived[fragment.count :], buffers), strict=True):
             buffer.copy_(mean)
+        fragment.taken = self._metrics.steps
         self._metrics.apply_s += time.perf_counter() - begin
         self._metrics.outer_steps += 1
+
+    def _buffers_of(self, number: int) -> list[Tensor]:
+        """What is averaged with a fragment."""
+        return self._buffers if number == len(self._fragments) - 1 else []
 
     def _outer_weights_of(self, fragment: Fragment) -> Tensor:
         return self._shared(fragment.count, lambda: [fragment.outer_weights])
@@ -346,12 +367,18 @@ class DiLoCo(WrappingOptimizer):
     def _shared(self, count: int, read: Callable[[], list[Tensor]]) -> Tensor:
         """`count` values that the worker's first rank reads, on all of its ranks."""
         if self._group is None:
-            return joined(read())
+            parts = [part for part in read() if part.numel()]
+            return parts[0] if len(parts) == 1 else joined([torch.empty(0), *parts])
         flat = torch.empty(count)
-        begin, waited = time.perf_counter(), self._metrics.wait_s
+        begin, counted = time.perf_counter(), self._metrics.wait_s + self._metrics.apply_s
         self._group.share(flat, read, "outer weights")
-        self._metrics.group_s += time.perf_counter() - begin - (self._metrics.wait_s - waited)
+        counted -= self._metrics.wait_s + self._metrics.apply_s
+        self._metrics.group_s += time.perf_counter() - begin + counted
         return flat
+
+    def _over_ranks(self, number: int, op: Literal["sum", "min", "max"]) -> int:
+        """Of all ranks' numbers; collective, blocking."""
+        return int(self._comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
 
     # --- saving and loading ---
 
@@ -368,15 +395,6 @@ class DiLoCo(WrappingOptimizer):
                 "DiLoCo: the state has no outer weights; load on rank 0 what rank 0 saved"
             )
 
-    def _load_under_way(self, saved: list[tuple[int, int, _Means | None]]) -> None:
-        self._under_way.clear()
-        for fragment, due, means in saved:
-            done: Future[_Means] | None = None
-            if self._workers is not None and means is not None:
-                done = Future()
-                done.set_result((means[0].clone(), means[1].clone()))
-            self._under_way.append(_UnderWay(fragment, due, done))
-
     def _load_fragments(self, own: dict[str, Any], workers: Comm, same: bool) -> None:
         saved = own.get("fragments", [None] * len(self._fragments))
         for fragment, exchange, one in zip(self._fragments, self._exchanges, saved, strict=True):
@@ -390,39 +408,54 @@ class DiLoCo(WrappingOptimizer):
 
     # --- set-up and end ---
 
-    def _split(
-        self, group: Literal["node"] | int | None, parameters: list[Tensor]
-    ) -> tuple[WorkerGroup | None, Comm | None]:
-        """This rank's worker, if that has several ranks, and the workers' first ranks."""
+    def _split(self, group: Literal["node"] | int | None, parameters: list[Tensor]) -> Comm | None:
+        """The workers' first ranks, where this is one; makes its worker, if that has several."""
         comm = self._comm
         if group is None:
             workers = comm.split(0, key=comm.rank)
-            assert workers is not None
-            self._made.append(workers)
-            return None, workers
+            self._made += [workers] if workers is not None else []
+            return workers
         size = None if group == "node" else group
         members = split_workers(comm, size, 'DiLoCo: give group "node", None or a number; group')
         self._made.append(members)
         workers = comm.split(0 if members.rank == 0 else None, key=comm.rank)
-        if workers is not None:
-            self._made.append(workers)
-        if members.size == 1:
-            return None, workers
-        for index, p in enumerate(parameters):
-            if p.dtype != torch.float32 or p.device.type != "cpu":
-                raise TypeError(
-                    f"DiLoCo: parameter {index} is {p.dtype} on {p.device}, and a worker has "
-                    f"{members.size} ranks, whose gradients are averaged in float32 on the CPU; "
-                    "use group=None, and average gradients inside the node by other means"
-                )
-        return WorkerGroup(members, parameters), workers
+        self._made += [workers] if workers is not None else []
+        wrong = [
+            f"parameter {index} is {p.dtype} on {p.device}"
+            for index, p in enumerate(parameters)
+            if p.dtype != torch.float32 or p.device.type != "cpu"
+        ]
+        if self._over_ranks(int(members.size > 1 and bool(wrong)), "max"):
+            raise TypeError(
+                f"DiLoCo: {(wrong or ['a parameter of another rank is not float32'])[0]}, and "
+                "workers of several ranks average gradients in float32 on the CPU; use group=None, "
+                "and average gradients inside the node by other means"
+            )
+        if members.size > 1:
+            self._group = WorkerGroup(members, parameters)
+        return workers
 
-    def _leave(self) -> None:
+    def _leave(self, abort: bool) -> None:
+        """Close what was made; `abort`: so that nobody waits for this rank."""
         with contextlib.ExitStack() as last_first:
             for comm in self._made:
                 last_first.callback(comm.close)
+                if abort and not comm.closed:
+                    last_first.callback(comm.abort)
             if self._group is not None:
                 self._group.unhook()
+
+
+def _exchanged(params: nn.Module | Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters that train, and a model's floating buffers. Raises TypeError and ValueError."""
+    found, buffers = tensors_of(params, "DiLoCo")
+    parameters = [p for p in found if p.requires_grad]
+    for index, p in enumerate([*parameters, *buffers]):
+        if not p.is_floating_point():
+            raise TypeError(f"DiLoCo: parameter {index} is {p.dtype}; give floating ones")
+    if not parameters:
+        raise ValueError("DiLoCo: there are no parameters that train")
+    return parameters, buffers
 
 
 def _check(sync_every: int, delay: int, alpha: float) -> None:

@@ -33,11 +33,12 @@ class Fragment:
         self.parameters = list(parameters)
         self.phase = phase
         self.count = sum(p.numel() for p in self.parameters)
-        self.outer_weights = self.gather() if outer else torch.empty(0)
+        self.outer_weights = self._gather() if outer else torch.empty(0)
         self.velocity = torch.zeros_like(self.outer_weights)
+        self.taken = 0  # the step after which it took outer weights
 
-    def gather(self) -> Tensor:
-        """The weights as a new 1-d float32 vector on the CPU; local."""
+    def _gather(self) -> Tensor:
+        """The weights as a new 1-d float32 vector on the CPU."""
         flat = torch.empty(self.count)
         views = views_of(flat, self.parameters)
         for view, parameter in zip(views, self.parameters, strict=True):
@@ -45,12 +46,23 @@ class Fragment:
         return flat
 
     def pseudo_gradient(self) -> Tensor:
-        """Outer weights - weights, as a new vector; local."""
-        return self.gather().neg_().add_(self.outer_weights)
+        """Outer weights - weights, as a new vector; local. Of a parameter with fewer digits than
+        float32 outer weights count as what it can hold, so that rounding is no progress.
+        """
+        flat = torch.empty(self.count)
+        places = (flat, self.outer_weights)
+        views = (views_of(place, self.parameters) for place in places)
+        for parameter, view, outer in zip(self.parameters, *views, strict=True):
+            view.copy_(outer.to(parameter.dtype))
+            view.sub_(parameter.detach().to(view.device, view.dtype))
+        return flat
 
-    def step(self, outer: Nesterov, mean: Tensor) -> None:
-        """The outer step; local."""
-        outer.step(self.outer_weights, self.velocity, mean)
+    def step(self, outer: Nesterov | None, mean: Tensor) -> None:
+        """The outer step; None: the outer weights become the mean of the workers'; local."""
+        if outer is None:
+            self.outer_weights.sub_(mean)
+        else:
+            outer.step(self.outer_weights, self.velocity, mean)
 
     def take(self, outer_weights: Tensor, alpha: float) -> None:
         """weights = alpha * weights + (1 - alpha) * outer weights; local."""

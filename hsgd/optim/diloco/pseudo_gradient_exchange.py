@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from hsgd import _native
 from hsgd.comm import Comm
 
-__all__ = ["Compression", "Exchange", "Int8", "TopK", "exchange_of"]
+__all__ = ["Compression", "Exchange", "Int8", "TopK", "checked_compression", "exchange_of"]
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,24 @@ class Exchange(Protocol):
         """Take it back. What does not fit, as with another number of workers, is dropped."""
 
 
-def exchange_of(compression: Compression, comm: Comm, count: int) -> Exchange:
-    """For vectors of `count` values; local. Raises ValueError for an unknown compression."""
-    known: dict[Any, Any] = {"int8": Int8(), "topk": TopK()}
-    given = known.get(compression, compression) if isinstance(compression, str) else compression
+def exchange_of(compression: Compression, comm: Comm, count: int, what: str) -> Exchange:
+    """For vectors of `count` values that are called `what` in errors; local."""
+    given = checked_compression(compression)
     if isinstance(given, Int8):
-        return _Int8Exchange(comm, count, given)
+        return _Int8Exchange(comm, count, given, what)
     if isinstance(given, TopK):
-        return _TopExchange(comm, count, given)
-    if given is None or given == "bfloat16":
-        return _PlainExchange(comm, torch.float32 if given is None else torch.bfloat16)
+        return _TopExchange(comm, count, given, what)
+    return _PlainExchange(comm, torch.float32 if given is None else torch.bfloat16, what)
+
+
+def checked_compression(compression: Compression) -> Int8 | TopK | str | None:
+    """What it stands for; local. Raises ValueError for anything else."""
+    if compression == "int8":
+        return Int8()
+    if compression == "topk":
+        return TopK()
+    if compression in (None, "bfloat16") or isinstance(compression, Int8 | TopK):
+        return compression
     raise ValueError(
         f'DiLoCo: compression is {compression!r}; use None, "bfloat16", "int8", "topk", or an '
         "Int8 or a TopK"
@@ -94,12 +102,12 @@ def exchange_of(compression: Compression, comm: Comm, count: int) -> Exchange:
 
 
 class _PlainExchange:
-    def __init__(self, comm: Comm, dtype: torch.dtype) -> None:
-        self._comm, self._dtype = comm, dtype
+    def __init__(self, comm: Comm, dtype: torch.dtype, what: str) -> None:
+        self._comm, self._dtype, self._what = comm, dtype, what
 
     def average(self, values: Tensor) -> Tensor:
         sent = values.to(self._dtype)
-        mean: Tensor = self._comm.allreduce(sent, "mean", out=sent, name="pseudo-gradient")
+        mean: Tensor = self._comm.allreduce(sent, "mean", out=sent, name=self._what)
         return mean.float()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -130,8 +138,8 @@ class _WithErrors:
 class _Int8Exchange(_WithErrors):
     """Each worker adds up one part of the vector: parts go there and come back in int8."""
 
-    def __init__(self, comm: Comm, count: int, how: Int8) -> None:
-        self._comm, self._count, self._block = comm, count, how.block
+    def __init__(self, comm: Comm, count: int, how: Int8, what: str) -> None:
+        self._comm, self._count, self._block, self._what = comm, count, how.block, what
         blocks = max(1, -(-count // (how.block * comm.size)))  # of a part
         self._part = blocks * how.block
         self._codes = 4 * blocks  # where they begin in a row: behind the scales
@@ -146,13 +154,13 @@ class _Int8Exchange(_WithErrors):
         for rank, row in enumerate(rows):
             at = slice(rank * part, (rank + 1) * part)
             self._encode(padded[at], self._errors["sent"][at], row)
-        rows = comm.alltoall(rows, name="pseudo-gradient in int8")
+        rows = comm.alltoall(rows, name=f"{self._what} in int8")
         mean = torch.zeros(part)
         for row in rows:
             self._decode(row, 1.0 / comm.size, mean)
         own = torch.zeros(1, self._row, dtype=torch.uint8)
         self._encode(mean, self._errors["mean"], own[0])
-        rows = comm.allgather(own, name="mean pseudo-gradient in int8")
+        rows = comm.allgather(own, name=f"mean {self._what} in int8")
         padded.zero_()
         for rank, row in enumerate(rows):
             self._decode(row, 1.0, padded[rank * part : (rank + 1) * part])
@@ -182,8 +190,8 @@ class _Int8Exchange(_WithErrors):
 class _TopExchange(_WithErrors):
     """Every worker gets what every worker kept."""
 
-    def __init__(self, comm: Comm, count: int, how: TopK) -> None:
-        self._comm, self._count, self._how = comm, count, how
+    def __init__(self, comm: Comm, count: int, how: TopK, what: str) -> None:
+        self._comm, self._count, self._how, self._what = comm, count, how, what
         self._chunk = min(how.chunk, max(1, count))
         self._kept = min(how.kept, self._chunk)
         self._entries = self._kept * -(-count // self._chunk)
@@ -203,7 +211,7 @@ class _TopExchange(_WithErrors):
             self._chunk,
             self._kept,
         )
-        rows = comm.allgather(own, name="greatest of the pseudo-gradient")
+        rows = comm.allgather(own, name=f"greatest of {self._what}")
         mean = torch.zeros(count)
         for row in rows:
             _native.top_decode(

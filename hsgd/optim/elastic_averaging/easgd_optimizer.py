@@ -104,6 +104,8 @@ class ElasticAveraging(WrappingOptimizer):
     collectives raise. A worker that dies leaves the centre whole and the other workers alone.
     """
 
+    loads_together = True
+
     def __init__(
         self,
         optimizer: Optimizer,

@@ -100,6 +100,8 @@ class NodeSharedOptimizer(Optimizer):
     step() is collective over all ranks and blocking; it raises what collectives raise.
     """
 
+    loads_together = True
+
     def __init__(
         self, optimizer: Optimizer, shared: SharedParameters, *, sparse_as_dense: bool = False
     ) -> None:

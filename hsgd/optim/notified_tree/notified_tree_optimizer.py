@@ -104,6 +104,8 @@ class NotifiedTree(WrappingOptimizer):
     Raises PeerLost and CollectiveTimeout, from backward(), step() or the forward pass.
     """
 
+    loads_together = True
+
     def __init__(
         self,
         optimizer: Optimizer,

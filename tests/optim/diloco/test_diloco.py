@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import signal
 import threading
@@ -168,7 +169,7 @@ def run_exchange(seat: Seat, path: str, how: Any, count: int, rounds: int) -> An
     from hsgd.optim.diloco.pseudo_gradient_exchange import exchange_of
 
     comm = seat.comm(path, 3)
-    exchange = exchange_of(how, comm, count)
+    exchange = exchange_of(how, comm, count, "values")
     sent = np.zeros(count)
     received = np.zeros(count)
     for turn in range(rounds):
@@ -409,6 +410,140 @@ def test_the_death_of_a_worker_is_an_error_that_names_it() -> None:
         assert not any(thread.startswith("hsgd-diloco") for thread in threads)
 
 
+def save_after_a_death(seat: Seat, path: str) -> Any:
+    params = toy()
+    sgd = torch.optim.SGD(params, lr=RATE)
+    comm = Comm.local(path, seat.rank, 2)
+    options: dict[str, Any] = {"sync_every": 6, "delay": 5, "fragments": 2, "group": None}
+    with DiLoCo(sgd, params, comm, **options) as diloco:
+        toy_steps(params, diloco, seat.rank, range(1, 6))
+        comm.barrier()
+        if seat.rank == 1:
+            signal.raise_signal(signal.SIGKILL)
+        with pytest.raises(HsgdError):
+            toy_steps(params, diloco, seat.rank, range(6, 40))
+        return diloco.state_dict()
+
+
+def test_what_a_survivor_saves_has_no_exchange_that_failed() -> None:
+    with Ranks(2) as ranks:
+        ranks.start(save_after_a_death, meeting_point())
+        (outcome,) = ranks.finish(on=[0])
+    assert outcome.error is None, outcome.trace
+    own = outcome.value["diloco"]
+    assert len(own["fragments"]) == 2 and len(own["under_way"]) <= 1
+
+
+def leave_by_an_error(seat: Seat, path: str) -> Any:
+    """Rank 0 leaves the block while an exchange is under way that rank 1 never joins."""
+    params = toy()
+    sgd = torch.optim.SGD(params, lr=RATE)
+    comm = Comm.local(path, seat.rank, 2)
+    begin = time.monotonic()
+    options: dict[str, Any] = {"sync_every": 5, "delay": 4, "group": None}
+    if seat.rank == 0:
+        with contextlib.suppress(ZeroDivisionError), DiLoCo(sgd, params, comm, **options) as diloco:
+            toy_steps(params, diloco, 0, range(1, 3))
+            raise ZeroDivisionError
+        return time.monotonic() - begin
+    diloco = DiLoCo(sgd, params, comm, **options)
+    with pytest.raises(HsgdError):
+        toy_steps(params, diloco, 1, range(1, 30))
+    diloco.close()
+    return time.monotonic() - begin
+
+
+def test_who_leaves_by_an_error_keeps_nobody_waiting() -> None:
+    with Ranks(2) as ranks:  # with the default deadline, half an hour
+        assert max(ranks.run(leave_by_an_error, meeting_point())) < 30
+
+
+def end_without_close(seat: Seat, path: str) -> None:
+    comm = Comm.local(path, seat.rank, 2)
+    params = toy()
+    diloco = DiLoCo(
+        torch.optim.SGD(params, lr=RATE), params, comm, sync_every=5, delay=4, group=None
+    )
+    if seat.rank == 0:
+        toy_steps(params, diloco, 0, range(1, 3))  # the other rank never comes
+    seat.kept["diloco"] = diloco
+
+
+def test_a_program_ends_while_an_exchange_is_under_way() -> None:
+    with Ranks(2) as ranks:
+        ranks.run(end_without_close, meeting_point())
+        assert ranks.end(0) == 0 and ranks.end(1) == 0
+
+
+def synchronize_twice(seat: Seat, path: str) -> Any:
+    params = toy()
+    sgd = torch.optim.SGD(params, lr=RATE)
+    with DiLoCo(sgd, params, seat.comm(path, 2), group=None, sync_every=4) as diloco:
+        toy_steps(params, diloco, seat.rank, range(1, 9))
+        found = [torch.cat([p.detach().clone() for p in params])]
+        for _ in range(2):
+            diloco.synchronize_weights()
+            found.append(torch.cat([p.detach().clone() for p in params]))
+        toy_steps(params, diloco, seat.rank, range(9, 11))
+        found.append(torch.cat([p.detach().clone() for p in params]))
+        diloco.synchronize_weights()
+        found.append(torch.cat([p.detach().clone() for p in params]))
+        if seat.rank == 0:
+            toy_steps(params, diloco, 0, range(11, 12))
+        with pytest.raises(HsgdError, match="10 to 11 steps"):
+            diloco.synchronize_weights()
+    return found
+
+
+def test_synchronizing_weights_steps_on_no_gradient(pools: Callable[[int], Ranks]) -> None:
+    """It changes nothing where all were exchanged just now, and is the mean elsewhere."""
+    mine, theirs = pools(2).run(synchronize_twice, meeting_point())
+    assert (mine[0] == mine[1]).all() and (mine[0] == mine[2]).all()
+    assert (mine[3] != theirs[3]).any() and (mine[4] == theirs[4]).all()
+    assert torch.allclose(mine[4], (mine[3] + theirs[3]) / 2, atol=1e-6)
+
+
+def roll_back(seat: Seat, path: str) -> Any:
+    params = toy()
+    sgd = torch.optim.SGD(params, lr=RATE)
+    options: dict[str, Any] = {"sync_every": 5, "delay": 3, "compression": "int8", "group": None}
+    with DiLoCo(sgd, params, seat.comm(path, 2), **options) as diloco:
+        toy_steps(params, diloco, seat.rank, range(1, 3))
+        weights = [p.detach().clone() for p in params]
+        state = copy.deepcopy(diloco.state_dict())
+        ends = []
+        for _ in range(3):
+            toy_steps(params, diloco, seat.rank, range(3, 14))  # one is under way
+            ends.append(torch.cat([p.detach().clone() for p in params]))
+            for p, weight in zip(params, weights, strict=True):
+                p.detach().copy_(weight)
+            diloco.load_state_dict(state)
+    return ends
+
+
+def test_a_state_is_loaded_while_an_exchange_is_under_way(pools: Callable[[int], Ranks]) -> None:
+    for ends in pools(2).run(roll_back, meeting_point()):
+        assert all((end == ends[0]).all() for end in ends)
+
+
+def train_half(seat: Seat, path: str) -> Any:
+    torch.manual_seed(0)
+    param = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    sgd = torch.optim.SGD([param], lr=1.0)
+    with DiLoCo(
+        sgd, [param], seat.comm(path, 2), group=None, sync_every=1, outer=Nesterov(0.25, 0.0)
+    ) as diloco:
+        for _ in range(8):
+            param.grad = torch.full_like(param, 2**-8)  # an ulp; a quarter of it per outer step
+            diloco.step()
+        return param.detach().float()
+
+
+def test_outer_steps_below_a_digit_of_bfloat16_add_up(pools: Callable[[int], Ranks]) -> None:
+    for found in pools(2).run(train_half, meeting_point()):
+        assert (found == 1 - 2 * 2**-8).all()
+
+
 def misuse(seat: Seat, path: str) -> list[str]:
     comm = Comm.local(path, seat.rank, 2)
     params = toy()
@@ -427,6 +562,9 @@ def misuse(seat: Seat, path: str) -> list[str]:
         ({"group": 3}, params),
         ({"group": "rack"}, params),
         ({"group": 2}, half),
+        ({}, [torch.zeros(3)]),
+        ({}, [nn.Parameter(torch.zeros(3, dtype=torch.complex64))]),
+        ({"group": 2, "compression": "int4"}, params),
     ):
         with pytest.raises((ValueError, TypeError)) as caught:
             DiLoCo(sgd, given, comm, **options)
@@ -455,7 +593,8 @@ def test_arguments_that_cannot_work_are_refused_in_one_line(pools: Callable[[int
     wanted = ("sync_every is 0", "from 0 to below sync_every=5", "alpha is 1.0", "from 1 to 4")
     wanted += ("3 fragments do not fit in sync_every=2", "give each of them once")
     wanted += ("a fragment has no parameters", "'int4'", "give a divisor of 2 ranks")
-    wanted += ("give a divisor of 2 ranks", "torch.float64", "lr is 0", "momentum is 1")
+    wanted += ("give a divisor of 2 ranks", "torch.float64", "no parameters that train")
+    wanted += ("torch.complex64", "'int4'", "lr is 0", "momentum is 1")
     wanted += ("fraction is 0", "block is 0", "a process group", "of another model", "is closed")
     for lines in pools(2).run(misuse, meeting_point()):
         for line, part in zip(lines, wanted, strict=True):
@@ -523,6 +662,11 @@ def use_as_a_strategy(seat: Seat, path: str, size: int) -> Any:
             optimizer.zero_grad()
             backward(net, step, [seat.rank])
             optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for step in range(8, 12):
+            optimizer.zero_grad()
+            backward(net, step, [seat.rank])
+            optimizer.step()
         metrics, weights = optimizer.metrics(), flat(net).clone()
         optimizer.close()
         return metrics, weights
@@ -531,5 +675,5 @@ def use_as_a_strategy(seat: Seat, path: str, size: int) -> Any:
 def test_it_is_a_strategy_of_the_distributed_optimizer(pools: Callable[[int], Ranks]) -> None:
     rows = pools(2).run(use_as_a_strategy, meeting_point(), 2)
     for metrics, weights in rows:
-        assert metrics.outer_steps == 2 and metrics.node_bytes > 0
+        assert metrics.outer_steps == 3 and metrics.node_bytes > 0
         assert (weights == rows[0][1]).all()

@@ -1,0 +1,132 @@
+"""Exchanges of fragments that have begun and are not applied yet, in order.
+
+Owns the thread in which they go on behind computation, and what they cost. Never changes weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.optim.background import BackgroundThread
+from hsgd.optim.diloco.pseudo_gradient_exchange import Exchange
+
+__all__ = ["ExchangesUnderWay", "Means", "Saved"]
+
+Means = tuple[Tensor, Tensor]
+"""Over workers: of the pseudo-gradient, and of the buffers, which are empty but for one fragment"""
+Saved = list[tuple[int, int, Means | None]]
+"""Of each exchange the fragment, the step after which it is applied, and what came"""
+
+
+@dataclass
+class _UnderWay:
+    fragment: int
+    due: int
+    done: Future[Means] | None  # None: this rank does not exchange
+
+
+class ExchangesUnderWay:
+    """Those of one rank; all ranks have the same ones. workers: those who exchange; None: this rank
+    does not. in_background: in a thread, and not in the call that begins one.
+    """
+
+    def __init__(
+        self, exchanges: Sequence[Exchange], workers: Comm | None, in_background: bool
+    ) -> None:
+        self._exchanges, self._workers = exchanges, workers
+        self._thread = BackgroundThread("hsgd-diloco", self._abort) if in_background else None
+        self._queue: list[_UnderWay] = []
+        self.seconds = 0.0
+        self.node_bytes = self.sent_bytes = 0
+
+    def begin(self, fragment: int, due: int, mine: Tensor, buffers: Tensor) -> None:
+        """Add one; collective over the workers, not blocking in the background. Without workers
+        the tensors are not looked at.
+        """
+        done: Future[Means] | None = None
+        if self._workers is not None:
+            if self._thread is not None:
+                done = self._thread.submit(self._average, self._workers, fragment, mine, buffers)
+            else:
+                done = Future()
+                done.set_result(self._average(self._workers, fragment, mine, buffers))
+        self._queue.append(_UnderWay(fragment, due, done))
+
+    def first(self, step: int | None) -> int | None:
+        """The fragment of the first one, where it is due at the step, or at any step."""
+        if not self._queue or (step is not None and self._queue[0].due > step):
+            return None
+        return self._queue[0].fragment
+
+    def wait_first(self) -> Means:
+        """What the first one gives; blocking. It stays the first. Raises what it ended with."""
+        done = self._queue[0].done
+        assert done is not None
+        return done.result()
+
+    def drop_first(self) -> None:
+        """It was applied."""
+        self._queue.pop(0)
+
+    def drain(self) -> None:
+        """Wait for all of them, and forget them; blocking."""
+        while self._queue:
+            done = self._queue[0].done
+            if done is not None:
+                done.exception()
+            self._queue.pop(0)
+
+    def saved(self) -> Saved:
+        """What came, for which it waits; without those from the first one on that failed."""
+        found: Saved = []
+        for one in self._queue:
+            if one.done is not None and (one.done.cancelled() or one.done.exception() is not None):
+                break
+            found.append((one.fragment, one.due, None if one.done is None else one.done.result()))
+        return found
+
+    def load(self, saved: Saved) -> None:
+        """Go on from there; nothing may be under way."""
+        for fragment, due, means in saved:
+            done: Future[Means] | None = None
+            if self._workers is not None and means is not None:
+                done = Future()
+                done.set_result((means[0].clone(), means[1].clone()))
+            self._queue.append(_UnderWay(fragment, due, done))
+
+    def close(self) -> None:
+        """Wait for what is under way, and end the thread; blocking. Where the wait is interrupted
+        the workers' communicator is broken, which ends it for all.
+        """
+        try:
+            if self._thread is not None:
+                self._thread.shutdown()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Break the workers' communicator, so that no worker waits for this one; never blocks."""
+        self._abort()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+    def _abort(self) -> None:
+        if self._workers is not None and not self._workers.closed:
+            self._workers.abort()
+
+    def _average(self, workers: Comm, fragment: int, mine: Tensor, buffers: Tensor) -> Means:
+        begin = time.perf_counter()
+        mean = self._exchanges[fragment].average(mine)
+        if buffers.numel():
+            workers.allreduce(buffers, "mean", out=buffers, name="buffers of DiLoCo")
+        now = workers.metrics()  # here: it waits for collectives of other threads
+        self.node_bytes, self.sent_bytes = now.intra_bytes, now.inter_bytes_sent
+        self.seconds += time.perf_counter() - begin
+        return mean, buffers
