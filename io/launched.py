@@ -13,14 +13,19 @@ from typing import Any
 
 __all__ = ["RankHere", "rank_here"]
 
-# Of torchrun and `hsgd run`, horovodrun, Open MPI, MPICH and Intel MPI, srun.
+# The innermost launcher first, as hsgd.job.launcher_variables has them. RANK and WORLD_SIZE without
+# torchrun come last: images and schedulers set them for a node, in which an mpirun starts ranks.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _VARIABLES = (
-    ("RANK", "WORLD_SIZE"),
-    ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ""),
+    ("PMI_RANK", "PMI_SIZE", ""),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ""),
+    ("HOROVOD_RANK", "HOROVOD_SIZE", ""),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID"),
+    ("RANK", "WORLD_SIZE", ""),
 )
+# A shell of `srun --pty` is one process, whatever its step says.
+_OF_A_STEP = ("PMI_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,11 @@ def rank_here(
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return RankHere(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
-    for rank_name, size_name in _VARIABLES:
+    for rank_name, size_name, needed in (_TORCHRUN, *_VARIABLES):
+        if needed and needed not in environ:
+            continue
+        if rank_name in _OF_A_STEP and "SLURM_PTY_PORT" in environ:
+            continue
         texts = environ.get(rank_name, ""), environ.get(size_name, "")
         if all(text.isdecimal() for text in texts) and int(texts[0]) < int(texts[1]):
             return RankHere(int(texts[0]), int(texts[1]), f"{rank_name} and {size_name}")

@@ -8,6 +8,7 @@ which then are like those that could not be read. Never decides how an image is 
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from .buffer_pool import BufferRing
 from .image_decoder import ImageDecoder, UnreadableImage
 from .reader_pool import Filled
 
-__all__ = ["DecodeSettings", "DecodeStage", "DecodingBatch"]
+__all__ = ["DecodeSettings", "DecodeStage", "DecodingBatch", "in_own_thread"]
 
 _PER_TASK = 4  # samples
 
@@ -56,6 +57,13 @@ class DecodingBatch:
     tasks: list[Future[list[tuple[int, DataError]]]]
 
 
+def in_own_thread() -> bool:
+    """Whether this is a thread of ours: the garbage collector may end an iteration in any thread,
+    and one that waits for itself never ends.
+    """
+    return threading.current_thread().name.startswith("hsgd-")
+
+
 class DecodeStage:
     """For one iteration. Belongs to the training loop's thread."""
 
@@ -69,7 +77,7 @@ class DecodeStage:
 
     def close(self) -> None:
         """End the threads, and give up the memory."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=not in_own_thread(), cancel_futures=True)
         self._ring.discard()
 
     def start(self, filled: Filled, arrays: dict[str, Block]) -> DecodingBatch:

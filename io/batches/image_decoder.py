@@ -54,7 +54,8 @@ class ImageDecoder:
         if self.crop not in get_args(Crop):
             known = ", ".join(map(repr, get_args(Crop)))
             raise ValueError(f"images: crop={self.crop!r}; use one of {known}")
-        if not 1 <= self.size <= 1 << 14:
+        whole = isinstance(self.size, int) and not isinstance(self.size, bool)
+        if not whole or not 1 <= self.size <= 1 << 14:
             raise ValueError(f"images: size={self.size}; use 1 to {1 << 14}")
         if not (0 < self.scale[0] <= self.scale[1] <= 1 and 0 < self.ratio[0] <= self.ratio[1]):
             raise ValueError(
@@ -165,6 +166,7 @@ def images(
     values, MissingExtra without simplejpeg and Pillow (pip install simplejpeg pillow).
     """
     _simplejpeg()
+    _pillow()
     return ImageDecoder(size, crop, flip, scale, ratio)
 
 
@@ -188,12 +190,17 @@ def _simplejpeg() -> Any:
     return simplejpeg
 
 
-def _decode_by_pillow(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """What is no JPEG, or not one that simplejpeg knows, as RGB."""
+def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
         raise MissingExtra("decoding images needs Pillow; pip install pillow") from None
+    return Image
+
+
+def _decode_by_pillow(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What is no JPEG, or not one that simplejpeg knows, as RGB."""
+    Image = _pillow()
     try:
         with Image.open(standard_io.BytesIO(data.tobytes())) as opened:
             return np.asarray(opened.convert("RGB"), np.uint8)

@@ -22,7 +22,7 @@ from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged
 from .buffer_pool import BufferRing
-from .decode_stage import DecodeStage, DecodingBatch
+from .decode_stage import DecodeStage, DecodingBatch, in_own_thread
 from .error_policy import ErrorPolicy
 from .mapped_batches import MappedBatches
 from .reader_pool import Filled, Filler, Starved
@@ -83,7 +83,7 @@ class Iteration(Iterator[Any]):
         self._ahead: deque[tuple[Future[Any], int, int]] = deque()
         self._step = 0  # of the next batch from the threads
         self._left_out = 0  # steps behind the last batch, which no batch counts
-        self._ended = False
+        self._ended = self._is_starved = False
         if settings.transform is not None and settings.transform_threads:
             self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
         # Daemons, so that a forgotten iterator never keeps the interpreter from ending; the
@@ -191,32 +191,49 @@ class Iteration(Iterator[Any]):
             return found, self._arrays(found) if isinstance(found, Filled) else None
         ahead = self._decoding
         while not ahead or (
-            len(ahead) <= _DECODED_AHEAD and isinstance(ahead[-1][0], Filled) and filler.has_ready()
+            len(ahead) <= _DECODED_AHEAD
+            and isinstance(ahead[-1][0], Filled)
+            and not self._is_starved
+            and filler.has_ready()
         ):
-            found = self._fetch()
+            found = self._fetch(may_wait=not ahead)
             if found is None:
                 break
             started = None
             if isinstance(found, Filled):
-                started = self._decode.start(found, self._arrays(found))
+                try:
+                    started = self._decode.start(found, self._arrays(found))
+                except Exception as error:  # of this step, which all ranks are to hear of
+                    found = error
             ahead.append((found, started))
         if not ahead:
             return None
         found, started = ahead.popleft()
         if started is None or not isinstance(found, Filled):
             return found, None
-        return found, self._decode.finish(found, started, self._settings.timeout_s)
+        try:
+            return found, self._decode.finish(found, started, self._settings.timeout_s)
+        except Exception as error:
+            return error, None
 
-    def _fetch(self) -> Filled | BaseException | None:
-        """The next batch from the threads, or what came in its place; None at the end."""
+    def _fetch(self, may_wait: bool = True) -> Filled | BaseException | None:
+        """The next batch from the threads, or what came in its place; None at the end, or where
+        there is none before the loop gets what is decoded now.
+        """
         if self._ended:
             return None
         deadline = time.monotonic() + self._settings.timeout_s
         try:
+            if self._is_starved:
+                self._is_starved = False
+                self._make_room()
             while True:
                 found = self._filler.get(max(0.0, deadline - time.monotonic()))
                 if not isinstance(found, Starved):
                     break
+                if not may_wait:
+                    self._is_starved = True
+                    return None
                 self._make_room()
         except queue.Empty:
             return self._give_up()
@@ -292,7 +309,7 @@ def _stop(
         if thread is not threading.current_thread():  # the garbage collector may run anywhere
             thread.join(max(0.0, deadline - time.monotonic()))
     if pool is not None:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=not in_own_thread(), cancel_futures=True)
     if decode is not None:
         decode.close()
     if not any(thread.is_alive() for thread in filler.threads):

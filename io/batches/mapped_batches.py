@@ -8,6 +8,7 @@ check can keep a process alive whose file is cut off while it looks at a batch (
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 from bisect import bisect_right
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap
+from ..format.dataset_index import DataMap, SlabMap
 from ..format.ragged import Block
+from ..format.slab_folder import FieldSpec
 from ..reading.files import SlabFiles
 from ..reading.reader import ReadStats
 from .read_schedule import ReadPlan
@@ -72,8 +74,6 @@ class MappedBatches:
         self._run: dict[str, NDArray[np.generic]] = {}  # rows that follow one another
         self._next = self._end = 0  # of the run, what no batch has
         self._position = 0  # of the first row of the run, in the stream
-        self._mapping: tuple[int, mmap.mmap] | None = None  # of a slab
-        self._fresh = 0  # the first of its rows that no batch can have
 
     def start(self) -> None:
         """Nothing runs besides the loop."""
@@ -126,7 +126,7 @@ class MappedBatches:
 
     def release(self) -> None:
         """Close the files; batches that the loop keeps hold their mapping."""
-        self._mapping, self._run = None, {}
+        self._run = {}
         self._files.close()
 
     def _gather(self, wanted: int) -> dict[str, NDArray[np.generic]]:
@@ -162,28 +162,35 @@ class MappedBatches:
         slab = self._plan.data.slabs[number]
         descriptor, _ = self._files.acquire(number)
         try:
-            # Rows that come again, as padding, may have been written to: they get memory anew.
-            if self._mapping is None or self._mapping[0] != number or row < self._fresh:
-                memory = mmap.mmap(descriptor, slab.identity[0], _FLAGS)
-            else:
-                memory = self._mapping[1]
+            # A mapping for each run: pages that the program has written to go with its batches.
+            self._run = {
+                spec.name: self._mapped(descriptor, slab, spec, row, rows)
+                for spec in self._plan.data.fields
+            }
         except (OSError, ValueError) as error:
-            raise DataError(f"{slab.path}: cannot be mapped: {error}") from error
+            kept = "; each batch that is kept holds one" * (
+                isinstance(error, OSError) and error.errno == errno.EMFILE
+            )
+            raise DataError(f"{slab.path}: cannot be mapped: {error}{kept}") from error
         finally:
             self._files.release([number])
-        self._mapping, self._fresh = (number, memory), row + rows
         self._position = self._ranges[0][0]
         self._pass_over(rows)
         self._next, self._end = 0, rows
-        self._run = {
-            spec.name: np.ndarray(
-                (rows, *spec.shape),
-                spec.dtype,
-                memory if spec.row_bytes else None,
-                slab.extents[spec.name].offset + row * spec.row_bytes if spec.row_bytes else 0,
-            )
-            for spec in self._plan.data.fields
-        }
+
+    def _mapped(
+        self, descriptor: int, slab: SlabMap, spec: FieldSpec, row: int, rows: int
+    ) -> NDArray[np.generic]:
+        """Some rows of a field, where they lie in the file."""
+        shape = (rows, *spec.shape)
+        if not spec.row_bytes:
+            return np.empty(shape, spec.dtype)
+        start = slab.extents[spec.name].offset + row * spec.row_bytes
+        begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        length = start + rows * spec.row_bytes - begin
+        memory = mmap.mmap(descriptor, length, _FLAGS, offset=begin)
+        found: NDArray[np.generic] = np.ndarray(shape, spec.dtype, memory, start - begin)
+        return found
 
     def _put_back(self) -> None:
         """End the run before its end, so that the next one begins with the next batch."""
@@ -193,7 +200,6 @@ class MappedBatches:
             if self._ranges and self._ranges[0][0] == start + count:
                 count += self._ranges.popleft()[1]
             self._ranges.appendleft((start, count))
-            self._fresh -= left
         self._next = self._end = 0
 
     def _run_ahead(self, most: int) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ that of shuffle_passes.py, the files those of writer.py and atomic_folder.py.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
 import warnings
@@ -90,6 +91,9 @@ def convert_to_slabs(
     with _shared_errors(group):
         if compress is not None:
             check_compression(compress)
+        in_memory = isinstance(source, Mapping) or (name == "digits" and not Path(name).exists())
+        if in_memory and (encoded or tokenizer is not None):
+            raise ValueError(f"{name}: encoded and tokenizer are for files; leave them out")
         if isinstance(source, Mapping):
             sources: Mapping[str, Source] = {"": ArraySource(source, fields)}
         elif name == "digits" and not Path(name).exists():
@@ -165,7 +169,8 @@ class _Part:
     def described(self) -> list[Any]:
         """Plain values that differ when the source does."""
         specs = [[s.name, s.shape, s.dtype.str, s.ragged] for s in self.source.specs]
-        return [self.name, self.source.identity(), self.source.num_samples, specs]
+        lengths = hashlib.sha256(b"".join(x.tobytes() for x in self.lengths.values())).hexdigest()
+        return [self.name, self.source.identity(), self.source.num_samples, specs, lengths]
 
 
 @runtime_checkable

@@ -100,8 +100,11 @@ def lengths_of(source: Source) -> dict[str, IntArray]:
     """
     found = {}
     for spec in source.specs:
-        if spec.ragged and isinstance(source, ImageFolderSource):
-            found[spec.name] = source.lengths(spec)
+        known = None
+        if spec.ragged and isinstance(source, ImageFolderSource | TextSource):
+            known = source.lengths(spec)
+        if known is not None:
+            found[spec.name] = known
         elif spec.ragged:
             parts = [np.empty(0, np.int64)]
             for block in source.stream(spec, _ROWS):
@@ -350,11 +353,11 @@ def _open_folder(
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in HDF5_SUFFIXES)
     if files:
         return JoinedSource([(file, _open_hdf5(file, fields)) for file in files])
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
+        return ImageFolderSource(path, fields, image_size, encoded=encoded)
     files = sorted(file for file in path.iterdir() if file.suffix in PARQUET_SUFFIXES)
     if files:
         return JoinedSource([(file, ParquetSource(file, fields, text=text)) for file in files])
-    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.glob("*/**/*")):
-        return ImageFolderSource(path, fields, image_size, encoded=encoded)
     for suffix, whole in ((".txt", True), (".jsonl", False)):
         files = sorted(path.glob(f"*{suffix}"))
         if files:

@@ -38,7 +38,7 @@ Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
 
 class TextSource:
     """Field text: a document for each line of .txt files, or for each file of a folder of them, or
-    for the "text" of each line of .jsonl files.
+    for the "text" of each line of .jsonl files that is not blank.
     """
 
     def __init__(self, paths: Sequence[Path], fields: Sequence[str] | None, *, whole: bool) -> None:
@@ -52,6 +52,12 @@ class TextSource:
     def identity(self) -> str:
         """Of all files."""
         return identity_of_files(self._paths)
+
+    def lengths(self, spec: FieldSpec) -> NDArray[np.int64] | None:
+        """Bytes of each document, where they are whole files; None: they are to be read."""
+        if not self._whole:
+            return None
+        return np.array([path.stat().st_size for path in self._paths], np.int64)
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         """Documents in the order of the files; those before `start` are read again."""
@@ -79,7 +85,9 @@ class TextSource:
             try:
                 with open(path, "rb") as file:
                     for number, line in enumerate(file, 1):
-                        yield path, number, line.rstrip(b"\r\n")
+                        text = line.rstrip(b"\r\n")
+                        if text.strip() or path.suffix != ".jsonl":
+                            yield path, number, text
             except OSError as error:
                 raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -106,8 +114,12 @@ class TokenizedSource:
         self.num_samples: int = source.num_samples
 
     def identity(self) -> str:
-        """Of the source and the tokenizer."""
-        return f"{self._source.identity()} {self._name}"
+        """Of the source and the tokenizer: its name, and what it makes of the first documents, by
+        which functions differ that have one name.
+        """
+        first = next(iter(self.stream(self._tokens, _DOCUMENTS)), None)
+        made = first.values.tobytes() if isinstance(first, Ragged) else b""
+        return f"{self._source.identity()} {self._name} {hashlib.sha256(made).hexdigest()}"
 
     def stream(self, spec: FieldSpec, rows: int, start: int = 0) -> Iterator[Block]:
         """Documents in the order of the source."""
@@ -168,6 +180,9 @@ def load_tokenizer(
     except Exception as error:  # tokenizers raises no class of its own
         raise DataError(f"{path}: not a tokenizer.json: {first_line(error)}") from None
 
+    loaded.no_truncation()  # files often ask for both, which would cut documents, or fill them
+    loaded.no_padding()
+
     def encode(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in loaded.encode_batch(texts)]
 
@@ -180,6 +195,8 @@ def _text_of(line: bytes, where: str) -> bytes:
         found = json.loads(line)[TEXT]
         if isinstance(found, str):
             return found.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: the text is no valid Unicode: {error.reason}") from None
     except (ValueError, KeyError, TypeError):
         pass
     raise DataError(f'{where}: not a line of JSON with a "{TEXT}"')

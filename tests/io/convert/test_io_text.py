@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 from hsgd.io import RowReader, convert_to_slabs, open_map
+from hsgd.io.convert import text_sources
+from hsgd.io.convert.sources import lengths_of, open_source
 
 from hsgd import cli
 from hsgd.errors import DataError
@@ -183,3 +185,48 @@ def test_a_source_that_changes_its_lengths_meanwhile_is_an_error(tmp_path):
 
     with pytest.raises(DataError, match="sample 0 of the source had 2 elements and now has"):
         convert_to_slabs(write_lines(tmp_path), tmp_path / "out", tokenizer=tokenize)
+
+
+def test_a_tokenizer_that_would_cut_and_fill_documents_does_not(tmp_path, vocabulary):
+    made = tokenizers.Tokenizer.from_file(str(vocabulary))
+    made.enable_truncation(2)
+    made.enable_padding(length=5)
+    made.save(str(vocabulary))
+    convert_to_slabs(write_lines(tmp_path), tmp_path / "out", permute=False, tokenizer=vocabulary)
+    found = samples_of(tmp_path / "out", "tokens")
+    assert [each.tolist() for each in found] == [ids_of(number) for number in range(COUNT)]
+
+
+def test_tokenizers_of_one_name_that_differ_are_told_apart(tmp_path):
+    def shifted(by):
+        return lambda texts: [[byte + by for byte in text.encode()] for text in texts]
+
+    source = text_sources.TextSource([write_lines(tmp_path)], None, whole=False)
+    found = []
+    for by in (0, 0, 1):
+        encode, dtype, name = text_sources.load_tokenizer(shifted(by))
+        found.append(text_sources.TokenizedSource(source, encode, dtype, name, "a").identity())
+    assert found[0] == found[1] != found[2]
+
+
+def test_blank_lines_of_json_are_no_documents(tmp_path):
+    (tmp_path / "a.jsonl").write_text('\n{"text": "a"}\n  \n{"text": ""}\n\n')
+    convert_to_slabs(tmp_path / "a.jsonl", tmp_path / "out", permute=False)
+    assert [each.tobytes() for each in samples_of(tmp_path / "out", "text")] == [b"a", b""]
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n{"text": "\\ud83d"}\n')
+    with pytest.raises(DataError, match=r"b\.jsonl:2: the text is no valid Unicode"):
+        convert_to_slabs(tmp_path / "b.jsonl", tmp_path / "other")
+
+
+def test_lengths_of_whole_files_come_from_the_file_system(tmp_path, monkeypatch):
+    folder = write_files(tmp_path)
+    source = open_source(str(folder), None, None)
+    monkeypatch.setattr(text_sources, "_read_text", lambda path: pytest.fail("was read"))
+    lengths = lengths_of(source)["text"]
+    assert lengths.tolist() == [len(text.encode()) for text in DOCUMENTS]
+
+
+@pytest.mark.parametrize("option", [{"encoded": True}, {"tokenizer": len}])
+def test_options_for_files_are_refused_for_arrays(tmp_path, option):
+    with pytest.raises(ValueError, match="are for files"):
+        convert_to_slabs({"x": np.zeros(3)}, tmp_path / "out", **option)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io as standard_io
+import re
 import shutil
 import tarfile
 import weakref
@@ -18,6 +19,7 @@ from hsgd.io import (
     images,
     open_map,
 )
+from hsgd.io.batches import decode_stage
 from hsgd.io.batches.image_decoder import UnreadableImage
 from hsgd.io.convert.verify import find_damage
 from PIL import Image
@@ -272,6 +274,30 @@ def test_images_that_cannot_be_decoded_are_left_out_or_replaced(damaged, origina
     assert any((found[12] == good[n]).all() for n in range(10, 15))
 
 
+def test_the_least_memory_that_is_asked_for_is_enough(original):
+    """Batches that are decoded ahead hold slots too."""
+    with pytest.raises(ValueError, match="need") as refused:
+        make(original, 4, memory_limit=1)
+    least = int(re.search(r"need (\d+) bytes", str(refused.value))[1])
+    loader = make(original, 4, memory_limit=least)
+    assert len(by_sample([loader, loader])) == 2 * COUNT
+
+
+def test_an_error_of_decoding_is_that_of_its_batch_and_ends_the_iteration(original, monkeypatch):
+    loader = make(original, 4)
+    batches = iter(loader)
+    next(batches)
+
+    def fail(*_):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(decode_stage.DecodeStage, "finish", fail)
+    with pytest.raises(MemoryError, match="no more"):
+        for _ in batches:
+            pass
+    assert next(batches, None) is None
+
+
 @pytest.mark.parametrize(
     ("decode", "error", "text"),
     [
@@ -286,7 +312,15 @@ def test_what_cannot_be_decoded_is_refused(original, decode, error, text):
 
 
 @pytest.mark.parametrize(
-    "options", [{"size": 0}, {"crop": "left"}, {"scale": (0.5, 0.1)}, {"ratio": (0, 1)}]
+    "options",
+    [
+        {"size": 0},
+        {"size": 8.5},
+        {"size": True},
+        {"crop": "left"},
+        {"scale": (0.5, 0.1)},
+        {"ratio": (0, 1)},
+    ],
 )
 def test_images_refuses_other_values(options):
     with pytest.raises(ValueError, match="images: "):

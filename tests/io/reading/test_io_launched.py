@@ -14,6 +14,9 @@ from hdf5_samples import collect, make_slabs
 from hsgd.testing.processes import launch_environ, run_marked
 
 torch = pytest.importorskip("torch")
+STEP = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6"
+TORCHRUN = "TORCHELASTIC_RUN_ID=x"
+MVAPICH = "MV2_COMM_WORLD_RANK and MV2_COMM_WORLD_SIZE"
 
 PROGRAM = """
 import sys
@@ -57,7 +60,12 @@ class Comm:
         ("RANK=1", 0, 1, "no launcher"),
         ("RANK=4 WORLD_SIZE=4", 0, 1, "no launcher"),
         ("RANK=x WORLD_SIZE=4 PMI_RANK=0 PMI_SIZE=1", 0, 1, "PMI_RANK and PMI_SIZE"),
-        ("SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=6", 5, 6, "SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
+        ("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2", 1, 2, MVAPICH),
+        (f"{STEP} SLURM_STEP_ID=0", 5, 6, "SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
+        (STEP, 0, 1, "no launcher"),  # of an allocation
+        (f"{STEP} SLURM_STEP_ID=0 PMI_RANK=1 PMI_SIZE=6 SLURM_PTY_PORT=7", 0, 1, "no launcher"),
+        ("RANK=0 WORLD_SIZE=2 PMI_RANK=3 PMI_SIZE=8", 3, 8, "PMI_RANK and PMI_SIZE"),
+        (f"{TORCHRUN} RANK=1 WORLD_SIZE=2 PMI_RANK=0 PMI_SIZE=1", 1, 2, "RANK and WORLD_SIZE"),
     ],
 )
 def test_the_variables_of_launchers_are_known(environ, rank, size, found):

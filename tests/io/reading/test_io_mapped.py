@@ -110,6 +110,22 @@ def test_what_is_written_to_a_batch_stays_there(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_pages_that_were_written_go_with_their_batches(tmp_path: Path) -> None:
+    """64 MiB that a program changes take no more memory than a few batches."""
+    rows = {"pixels": np.ones((1024, 64 << 10), np.uint8)}
+    path = write_hdf5(tmp_path / "a.h5", rows)
+
+    def private_kb() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    before, most = private_kb(), 0
+    for batch in loader_of(path, 16, **MAPPED):
+        batch["pixels"] += 1
+        most = max(most, private_kb() - before)
+    assert most < 24 << 10
+
+
 def test_a_repeated_sample_is_as_in_the_file(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "a.h5", {"number": np.arange(3)})
     loader = loader_of(path, 2, 1, 2, **MAPPED)
@@ -176,7 +192,7 @@ def test_a_forked_child_maps_for_itself(folder: Path) -> None:
         ({"direct": True}, "verify, direct, pin_memory and memory_limit"),
         ({"pin_memory": True}, "verify, direct, pin_memory and memory_limit"),
         ({"memory_limit": 1 << 20}, "verify, direct, pin_memory and memory_limit"),
-        ({"cache_bytes": 1 << 20}, "cache= has copies of the slabs"),
+        ({"cache_bytes": 1 << 20}, "pack=, decode= and cache= make copies"),
     ],
 )
 def test_what_needs_copies_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
