@@ -619,7 +619,7 @@ def elastic_options_that_cannot_be(seat: Seat, path: str, size: int) -> None:
             hvd.DistributedOptimizer(sgd, strategy="easgd_async", compression=hvd.Compression.fp16)
         with pytest.raises(ValueError, match=r'^strategy="easgd_hybrid" averages; op is'):
             hvd.DistributedOptimizer(sgd, strategy="easgd_hybrid", op=hvd.Sum)
-        with pytest.raises(ValueError, match=r"^strategy_options are for gossip, easgd"):
+        with pytest.raises(ValueError, match=r"^strategy_options are for gossip, diloco, easgd"):
             hvd.DistributedOptimizer(sgd, strategy_options={"moving_rate": 0.5})
 
 
