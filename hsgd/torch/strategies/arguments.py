@@ -12,7 +12,7 @@ from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
 
-__all__ = ["WITH_OPTIONS", "refuse_options", "refuse_others", "translated"]
+__all__ = ["WITH_OPTIONS", "refuse_options", "refuse_others", "translated", "wire_of"]
 
 WITH_OPTIONS = ("gossip", "diloco", "easgd_async", "easgd_hybrid")
 
@@ -38,6 +38,28 @@ def translated(
     if process_set is not global_process_set:
         given["process_set"] = process_set
     return given
+
+
+def wire_of(
+    strategy: str,
+    wires: Mapping[type[Compressor], str | None],
+    *,
+    op: int,
+    compression: type[Compressor],
+    process_set: ProcessSet,
+    others: dict[str, Any],
+) -> str | None:
+    """What a strategy that averages weights sends them as, by its `wires`; local. Raises ValueError
+    for arguments that it cannot follow, `others` among them.
+    """
+    if op != AVERAGE:
+        raise ValueError(f'strategy="{strategy}" averages; op is {op}, give Average')
+    if process_set is not global_process_set:
+        others["process_set"] = process_set
+    if compression not in wires:
+        others["compression"] = compression
+    refuse_others(strategy, others)
+    return wires[compression]
 
 
 def refuse_options(strategy: str, options: Mapping[str, Any] | None) -> None:

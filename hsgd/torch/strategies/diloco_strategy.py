@@ -13,9 +13,8 @@ import torch
 from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job import runtime
-from hsgd.torch.job.process_sets import ProcessSet, global_process_set
-from hsgd.torch.operations.reductions import AVERAGE
-from hsgd.torch.strategies.arguments import refuse_others
+from hsgd.torch.job.process_sets import ProcessSet
+from hsgd.torch.strategies.arguments import wire_of
 
 __all__ = ["start_diloco"]
 
@@ -40,14 +39,10 @@ def start_diloco(
     named_parameters: not needed. options: arguments of hsgd.optim.DiLoCo, such as sync_every.
     Raises ValueError naming arguments that have no meaning with this strategy.
     """
-    if op != AVERAGE:
-        raise ValueError(f'strategy="{strategy}" averages; op is {op}, give Average')
-    if process_set is not global_process_set:
-        others["process_set"] = process_set
-    if compression not in _WIRE:
-        others["compression"] = compression
-    refuse_others(strategy, others)
-    arguments = {"compression": _WIRE[compression], **(options or {})}
+    wire = wire_of(
+        strategy, _WIRE, op=op, compression=compression, process_set=process_set, others=others
+    )
+    arguments = {"compression": wire, **(options or {})}
     own = [p for group in optimizer.param_groups for p in group["params"]]
     comm = runtime.current().private_comm(0, "diloco")
     return DiLoCo(optimizer, own if model is None else model, comm, **arguments)

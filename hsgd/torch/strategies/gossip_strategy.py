@@ -13,9 +13,8 @@ import torch
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job import runtime
-from hsgd.torch.job.process_sets import ProcessSet, global_process_set
-from hsgd.torch.operations.reductions import AVERAGE
-from hsgd.torch.strategies.arguments import refuse_others
+from hsgd.torch.job.process_sets import ProcessSet
+from hsgd.torch.strategies.arguments import wire_of
 
 __all__ = ["start_gossip"]
 
@@ -41,14 +40,10 @@ def start_gossip(
     topology.
     Raises ValueError naming arguments that have no meaning with this strategy.
     """
-    if op != AVERAGE:
-        raise ValueError(f'strategy="{strategy}" averages; op is {op}, give Average')
-    if process_set is not global_process_set:
-        others["process_set"] = process_set
-    if compression not in _WIRE:
-        others["compression"] = compression
-    refuse_others(strategy, others)
-    arguments = {"compression": _WIRE[compression], **(options or {})}
+    wire = wire_of(
+        strategy, _WIRE, op=op, compression=compression, process_set=process_set, others=others
+    )
+    arguments = {"compression": wire, **(options or {})}
     if model is not None:
         arguments.setdefault("buffers", [b for b in model.buffers() if b.is_floating_point()])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
