@@ -12,7 +12,14 @@ __all__: list[str] = []
 
 MODELS = {
     "cells.pml": ["PLAIN_NUMBER", "EARLY_PAYLOAD", "CELLS=1"],
-    "rings.pml": ["PLAIN_STAGED", "PLAIN_REDUCED", "EARLY_REDUCED", "EARLY_GATHERED", "NO_ROOM"],
+    "rings.pml": [
+        "PLAIN_STAGED",
+        "PLAIN_REDUCED",
+        "EARLY_REDUCED",
+        "EARLY_GATHERED",
+        "NO_ROOM",
+        "OWN_ROOM",
+    ],
     "arrivals.pml": ["PLAIN_COUNT", "EARLY_DATA"],
     "doorbell.pml": ["NO_FENCE", "OUT_OF_ORDER", "PLAIN_FLAG"],
 }

@@ -1,13 +1,15 @@
-/* The pipeline of large collectives (hsgd/csrc/collectives/chunk_pipeline.cpp) under weak memory: two
- * ranks, each with an in ring and an out ring of SLOTS places, and three counters (Progress).
+/* The pipeline of a large allreduce on one node (hsgd/csrc/collectives/chunk_pipeline.cpp and
+ * allreduce.cpp) under weak memory: the slice that rank 0 sums, of three ranks. Ranks 1 and 2 have an in
+ * ring of SLOTS places each; rank 0 writes the sum over the input of rank 1, where both gather it.
  *
- *   staged    own input of the step lies in the in ring     others may reduce it
- *   reduced   own slice lies in the out ring                in rings of the step are free
- *   gathered  all is read                                   out rings of the step are free
+ *   staged    own input of the step lies in the in ring          rank 0 may reduce it
+ *   reduced   the sum lies over the input of rank 1              others may gather it
+ *   gathered  all is read                                        in rings of the step are free
  *
- * Checked: who reads a slot finds the step that it waited for. Must fail: PLAIN_STAGED, PLAIN_REDUCED
- * (the counter is seen before the data), EARLY_REDUCED, EARLY_GATHERED (seen before what it frees is
- * read, as a store without release may be), NO_ROOM (the in ring is written before all have reduced).
+ * Checked: who reads a slot finds what it waited for, the input or the sum of the step. Must fail:
+ * PLAIN_STAGED, PLAIN_REDUCED (the counter is seen before the data), EARLY_REDUCED, EARLY_GATHERED (seen
+ * before what it stands for is done), NO_ROOM (the in ring is written before it is free), OWN_ROOM (it
+ * is taken as free when its owner alone has gathered).
  */
 #ifndef SLOTS
 #define SLOTS 1
@@ -15,24 +17,27 @@
 #ifndef STEPS
 #define STEPS 2
 #endif
-#define PROCESSES 2
-#define EACH (2 * SLOTS + 3)
-#define PLACES (2 * EACH)
+#define PROCESSES 3
+#define PLACES (2 * SLOTS + 5)
 #define ME me
-#define IN(rank, step) ((rank) * EACH + (step) % SLOTS)
-#define OUT(rank, step) ((rank) * EACH + SLOTS + (step) % SLOTS)
-#define STAGED(rank) ((rank) * EACH + 2 * SLOTS)
-#define REDUCED(rank) ((rank) * EACH + 2 * SLOTS + 1)
-#define GATHERED(rank) ((rank) * EACH + 2 * SLOTS + 2)
+#define IN(rank, step) (((rank) - 1) * SLOTS + (step) % SLOTS)
+#define STAGED(rank) (2 * SLOTS + (rank) - 1)
+#define GATHERED(rank) (2 * SLOTS + 1 + (rank))
+#define REDUCED (2 * SLOTS + 4)
+#define SUM(step) ((step) + 2)
 #include "weak_memory.pml"
 
 inline stage() {
-  acquire(REDUCED(other), seen, i);
+  acquire(GATHERED(other), seen, i);
   if
 #ifdef NO_ROOM
   :: true ->
 #else
-  :: seen + SLOTS > staged && reduced + SLOTS > staged ->
+#ifdef OWN_ROOM
+  :: gathered + SLOTS > staged ->
+#else
+  :: seen + SLOTS > staged && gathered + SLOTS > staged ->
+#endif
 #endif
      staged++;
      plain_store(IN(me, staged), staged);
@@ -45,44 +50,16 @@ inline stage() {
   fi
 }
 
-inline reduce() {
-  acquire(GATHERED(other), seen, i);
-  if
-  :: seen + SLOTS > reduced && gathered + SLOTS > reduced ->
-     acquire(STAGED(other), seen, i);
-     if
-     :: seen > reduced ->
-        reduced++;
-#ifdef EARLY_REDUCED
-        release(REDUCED(me), reduced);
-#endif
-        plain_load(IN(other, reduced), value);
-        assert(value == reduced);
-        plain_store(OUT(me, reduced), reduced);
-#ifdef PLAIN_REDUCED
-        plain_store(REDUCED(me), reduced);
-#endif
-#ifndef EARLY_REDUCED
-#ifndef PLAIN_REDUCED
-        release(REDUCED(me), reduced);
-#endif
-#endif
-     :: else -> skip;
-     fi
-  :: else -> skip;
-  fi
-}
-
 inline gather() {
-  acquire(REDUCED(other), seen, i);
+  acquire(REDUCED, seen, i);
   if
   :: seen > gathered ->
      gathered++;
 #ifdef EARLY_GATHERED
      release(GATHERED(me), gathered);
 #endif
-     plain_load(OUT(other, gathered), value);
-     assert(value == gathered);
+     plain_load(IN(1, gathered), value);
+     assert(value == SUM(gathered));
 #ifndef EARLY_GATHERED
      release(GATHERED(me), gathered);
 #endif
@@ -90,15 +67,48 @@ inline gather() {
   fi
 }
 
+inline reduce() {
+  reduced++;
+#ifdef EARLY_REDUCED
+  release(REDUCED, reduced);
+#endif
+  plain_load(IN(1, reduced), value);
+  assert(value == reduced);
+  plain_load(IN(2, reduced), value);
+  assert(value == reduced);
+  plain_store(IN(1, reduced), SUM(reduced));
+#ifdef PLAIN_REDUCED
+  plain_store(REDUCED, reduced);
+#endif
+#ifndef EARLY_REDUCED
+#ifndef PLAIN_REDUCED
+  release(REDUCED, reduced);
+#endif
+#endif
+}
+
+proctype sums(byte me) {
+  byte reduced, first, second, value, i;
+  do
+  :: reduced < STEPS ->
+     acquire(STAGED(1), first, i);
+     acquire(STAGED(2), second, i);
+     if
+     :: first > reduced && second > reduced -> reduce();
+     :: else -> skip;
+     fi
+  :: reduced == STEPS -> break;
+  od
+}
+
 /* Whatever can go on goes on, in any order. */
-proctype rank(byte me; byte other) {
-  byte staged, reduced, gathered, seen, value, i;
+proctype owns(byte me; byte other) {
+  byte staged, gathered, seen, value, i;
   do
   :: staged < STEPS -> stage();
-  :: reduced < staged -> reduce();
-  :: gathered < reduced -> gather();
+  :: gathered < staged -> gather();
   :: gathered == STEPS -> break;
   od
 }
 
-init { atomic { run rank(0, 1); run rank(1, 0); } }
+init { atomic { run sums(0); run owns(1, 2); run owns(2, 1); } }

@@ -22,21 +22,20 @@ class AllgatherPipeline final : public ChunkPipeline {
         in_(static_cast<const std::byte*>(operation.in)),
         out_(static_cast<std::byte*>(operation.out)),
         table_(table),
-        element_bytes_(operation.reduction.element_bytes),
-        copy_twice_(select_reduce(HSGD_UINT8, HSGD_SUM, context.isa())) {}
+        element_bytes_(operation.reduction.element_bytes) {}
 
  private:
-  // A sum of one input, which is written to two places in one pass, once the output may be touched.
+  // To both places, once the output may be touched: the second copy finds the input in the cache.
   void stage(uint64_t step, std::byte* slot, Permission permission) override {
     const Range piece = table_.piece(local().rank(), step);
-    const void* from = own_input(piece);
+    const std::byte* from = own_input(piece);
     std::byte* to = out_ + piece.begin * element_bytes_;
     const size_t bytes = piece.count() * element_bytes_;
-    if (permission == Permission::kGranted && from != to && bytes > 0) {
-      copy_twice_({&from, 1, slot, to, bytes, 1.0, stages_.store, stages_.out_store});
+    context_.copy()(slot, from, bytes, stages_.store);
+    if (permission == Permission::kGranted) {
+      context_.copy()(to, from, bytes, stages_.out_store);
     } else {
-      context_.copy()(slot, from, bytes, stages_.store);
-      if (permission != Permission::kGranted) ++early_;
+      ++early_;
     }
     context_.intra_bytes() += bytes;
   }
@@ -65,8 +64,7 @@ class AllgatherPipeline final : public ChunkPipeline {
   std::byte* out_;
   const BlockTable& table_;
   const size_t element_bytes_;  // of an element
-  const ReduceFn copy_twice_;
-  uint64_t early_ = 0;  // steps staged before the output might be touched
+  uint64_t early_ = 0;          // steps staged before the output might be touched
 };
 
 // --- small ---
@@ -166,9 +164,11 @@ void run(Context& context, const Operation& operation) {
   // Between nodes one cell holds the whole result.
   const uint64_t held =
       one_node ? *std::max_element(counts, counts + context.place().size) : operation.count;
-  // Blocks may lie in reach, from where they are copied once: that pays earlier.
-  const size_t oneshot_bytes =
-      context.sizes().oneshot_bytes() / (one_node && context.shares() ? 2 : 1);
+  // On one node the small form moves no more bytes than the large one: what cells hold goes so.
+  // Where blocks may lie in reach, from where they are copied once, that pays earlier.
+  const size_t oneshot_bytes = !one_node          ? context.sizes().oneshot_bytes()
+                               : context.shares() ? context.sizes().oneshot_bytes() / 2
+                                                  : context.sizes().cell_bytes();
   if (held * size <= oneshot_bytes) {
     return one_node ? run_small_on_node(context, operation)
                     : run_small_between_nodes(context, operation);

@@ -92,12 +92,14 @@ class AllreducePipeline final : public ChunkPipeline {
     return {chunk.begin + part.begin, chunk.begin + part.end};
   }
 
-  // Where the reduced `slice` of `chunk` lies: in the ring of the rank that reduced it, or, so that
-  // a leader finds a contiguous piece to send whatever the number of ranks, at its place in the
-  // node's only out ring.
+  // Where `rank` puts the sum of its `slice` of `chunk`: over the input that the next rank staged,
+  // which `rank` alone reads. Those lines are in its cache, and two ranks pass them to and fro; in
+  // a ring of its own the sum took up to 1.8 times as long (docs/performance.md). Between nodes at
+  // its place in the node's only out ring, where a leader finds a contiguous piece to send.
   std::byte* reduced_slice(int rank, uint64_t step, const Range& chunk, const Range& slice) const {
-    if (!local().one_out_ring()) return out_slot(rank, step);
-    return out_slot(0, step) + (slice.begin - chunk.begin) * element_bytes_;
+    std::byte* slot =
+        stages_.sums_in_ring ? in_slot((rank + 1) % local().size(), step) : out_slot(0, step);
+    return slot + (slice.begin - chunk.begin) * element_bytes_;
   }
 
   const std::byte* in_;
@@ -114,6 +116,7 @@ Stages stages_of(Context& context, const Operation& operation, uint64_t steps, i
   stages.steps = steps;
   stages.leaders = leaders;
   stages.reduces = true;
+  stages.sums_in_ring = leaders == 0;
   if (context.place().leads(leaders)) stages.window = context.links().slices();
   stages.store = context.stores().usual();
   stages.out_store = context.stores().into_output(operation);

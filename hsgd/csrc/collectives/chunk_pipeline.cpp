@@ -97,17 +97,30 @@ bool ChunkPipeline::may_stage(uint64_t step) const {
   // One step ahead keeps the ring in cache; between nodes the link is slower than any cache.
   const uint64_t ahead = stages_.leaders == 0 ? 2 : context_.slots();
   if (step >= (stages_.reduces ? reduced_ : gathered_) + ahead) return false;
-  return peers_freed(stages_.reduces ? &Progress::reduced : &Progress::gathered, step) &&
+  if (!stages_.reduces || stages_.sums_in_ring) {
+    return step < gathered_ + context_.slots() && peers_freed(&Progress::gathered, step) &&
+           earlier_is_sent(step);
+  }
+  return peers_freed(&Progress::reduced, step) && earlier_is_gathered(step) &&
          earlier_is_sent(step);
+}
+
+// An earlier collective may have left sums in the slot.
+bool ChunkPipeline::earlier_is_gathered(uint64_t step) const {
+  const uint64_t base = context_.base();
+  return local().peers_reached(&Progress::gathered, std::min(base, held_before(step)));
+}
+
+uint64_t ChunkPipeline::held_before(uint64_t step) const {
+  const uint64_t end = context_.base() + step + 1;
+  return end > context_.slots() ? end - context_.slots() : 0;
 }
 
 // A rank that has copied a step may not have sent it yet.
 bool ChunkPipeline::earlier_is_sent(uint64_t step) const {
-  const uint64_t base = context_.base();
-  const uint64_t end = base + step + 1;
-  const uint64_t held = end > context_.slots() ? end - context_.slots() : 0;
+  const uint64_t held = std::min(context_.base(), held_before(step));
   for (const int leader : context_.place().leader_ranks) {
-    if (!local().rank_reached(leader, &Progress::exchanged, std::min(base, held))) return false;
+    if (!local().rank_reached(leader, &Progress::exchanged, held)) return false;
   }
   return true;
 }
@@ -140,7 +153,8 @@ bool ChunkPipeline::try_stage(Permission permission) {
 
 bool ChunkPipeline::try_reduce() {
   if (reduced_ == staged_ || !peers_reached(&Progress::staged, reduced_)) return false;
-  if (stages_.gathers) {  // the out slot held an earlier step: everybody must have gathered that
+  // The out slot held an earlier step: everybody must have gathered that.
+  if (stages_.gathers && !stages_.sums_in_ring) {
     if (reduced_ >= gathered_ + context_.slots()) return false;
     if (!peers_freed(&Progress::gathered, reduced_)) return false;
   }

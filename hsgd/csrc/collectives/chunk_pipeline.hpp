@@ -32,6 +32,7 @@ struct Stages {
   // kInReach: the inputs of all ranks of the node are read where they lie.
   enum class Staging { kCopies, kNothing, kInReach } staging = Staging::kCopies;
   bool reduces = false;                // from the in rings of all
+  bool sums_in_ring = false;           // sums take the place of inputs, where others gather them
   bool gathers = true;                 // into the output
   bool rides = true;                   // the first leader's first step travels with the headers
   StepWindow* window = nullptr;        // on ranks that carry it between nodes
@@ -91,6 +92,9 @@ class ChunkPipeline {
   // Whether leaders have sent what the slot of `step` held in an earlier collective, also those
   // that have no part in this one.
   bool earlier_is_sent(uint64_t step) const;
+  bool earlier_is_gathered(uint64_t step) const;  // of an earlier collective, by the other ranks
+  // The steps of this communicator after which the slot of `step` is free.
+  uint64_t held_before(uint64_t step) const;
   // The local rank that carries the share `lane` of a step, and which of them this rank carries.
   int leader(int lane) const { return context_.place().leader_ranks[static_cast<size_t>(lane)]; }
   int lane() const { return context_.place().lane; }

@@ -101,10 +101,11 @@ StepSizes::StepSizes(const Place& place, const NodeMap& map, const RoundSchedule
       chunk_bytes_(chunk_bytes_for(place, map, rounds, options)),
       tuning_(tuning_for(place, rounds, options)) {}
 
+size_t StepSizes::cell_bytes() const { return cell_bytes_for(place_, rounds_, options_); }
+
 SegmentLayout StepSizes::layout() const {
-  const size_t own_slice = chunk_bytes_ / static_cast<size_t>(place_.local_size) + 2 * kLine;
-  return SegmentLayout(cell_bytes_for(place_, rounds_, options_), chunk_bytes_,
-                       place_.node_count == 1 ? own_slice : chunk_bytes_, options_.slots);
+  const size_t out_bytes = place_.node_count == 1 ? 0 : chunk_bytes_;
+  return SegmentLayout(cell_bytes(), chunk_bytes_, out_bytes, options_.slots);
 }
 
 // Where memory keeps steps short, a few leaders carry them whole.
@@ -159,7 +160,13 @@ WirePlan StepSizes::wire_plan(size_t bytes) const {
 WirePlan StepSizes::broadcast_plan(size_t bytes) const {
   constexpr size_t kTreeSteps = 32;
   WirePlan plan = wire_plan(bytes);
-  if (place_.node_count == 1) return plan;
+  if (place_.node_count == 1) {
+    // The root runs ahead through all its slots, which the cache of a core shall hold
+    // (docs/performance.md).
+    constexpr size_t kMostStepBytes = 128 << 10;
+    if (options_.chunk_bytes < 0) plan.step_bytes = std::min(plan.step_bytes, kMostStepBytes);
+    return plan;
+  }
   const auto radix = static_cast<size_t>(rounds_.most_radix());
   const size_t message_bytes =
       std::min(plan.step_bytes / radix, kMessageBytes * static_cast<size_t>(plan.leaders));

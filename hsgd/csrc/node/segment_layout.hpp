@@ -35,12 +35,10 @@ constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1)
 // Steps (chunks) that the owner has finished, counted over the life of the communicator. One
 // writer: the owner.
 struct alignas(kLine) Progress {
-  std::atomic<uint64_t> staged;  // own input of the step lies in the in ring
-  std::atomic<uint64_t>
-      reduced;  // own slice of the step lies in the out ring; in rings of the step are free
+  std::atomic<uint64_t> staged;     // own input of the step lies in the in ring
+  std::atomic<uint64_t> reduced;    // the sum of the own slice of the step can be gathered
   std::atomic<uint64_t> exchanged;  // leaders only: own part of the step is summed over nodes
-  std::atomic<uint64_t>
-      gathered;  // the owner has read all it needs of the step; out rings are free
+  std::atomic<uint64_t> gathered;   // the owner has read all it needs of the step
 };
 static_assert(sizeof(Progress) == kLine);
 
