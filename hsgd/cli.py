@@ -24,7 +24,7 @@ from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
 from hsgd.status import cli as status_cli
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 EXAMPLES = """examples:
   hsgd info                                       what is built, found here, and wrong
@@ -77,12 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(words: list[str]) -> int:
-    arguments = _parser(words).parse_args(words)
+    arguments = make_parser(words).parse_args(words)
     command: Callable[[argparse.Namespace], int | None] = arguments.command_function
     return command(arguments) or 0
 
 
-def _parser(words: list[str]) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for a command line; local. The options of `hsgd data`, which need h5py, are in it
+    only where `words` begin with "data".
+    """
     parser = argparse.ArgumentParser(
         prog="hsgd",
         description="Two-level collectives, data reader and launcher for data-parallel training.",

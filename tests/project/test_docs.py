@@ -24,7 +24,7 @@ import pytest
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "sh", "text"}
 MARK = re.compile(r"<!-- (run on one rank|not run): (.+) -->")
 RANKS = 2
