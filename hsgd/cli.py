@@ -1,4 +1,4 @@
-"""The `hsgd` command: run, info, status, plan, preload, trace, data, clean.
+"""The `hsgd` command: run, doctor, info, status, plan, preload, trace, data, clean, completion.
 
 Owns the words and the exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the
 traceback), 2 wrong usage. Never does the work: each command is a few lines around the module that
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hsgd import mpi_abi
+from hsgd import completion, mpi_abi
 from hsgd.agent import cli as agent_cli
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
@@ -26,7 +27,31 @@ from hsgd.status import cli as status_cli
 
 __all__ = ["main", "make_parser"]
 
+FIRST_STEPS = """hsgd makes data-parallel training faster on nodes with several ranks.
+
+First steps:
+  hsgd doctor                                  test this machine: some ten seconds
+  hsgd run -np 2 python train.py               start 2 ranks here
+
+Your script:
+  import horovod.torch as hvd                  hsgd run --horovod -np 2 python train.py
+  init_process_group("gloo"), Lightning, ...   hsgd run --gloo -np 2 python train.py
+  init_process_group("hsgd")                   torchrun --nproc-per-node 2 train.py
+  any MPI program                              LD_PRELOAD=$(hsgd preload) mpirun -np 2 ./app
+
+Your data:
+  hsgd data convert SRC DST                    npz, HDF5, images, tar, Parquet, text to slabs
+
+Your network:
+  hsgd plan --help                             what a step costs, and which strategy to take
+
+When a job hangs or fails:
+  hsgd status                                  what each rank is doing, and which one is late
+
+hsgd --help lists all commands, hsgd COMMAND --help the options of one.
+"""
 EXAMPLES = """examples:
+  hsgd doctor                                     test this machine, and say what to do
   hsgd info                                       what is built, found here, and wrong
   hsgd status                                     what each rank of a job that hangs is doing
   hsgd run -np 4 python train.py                  4 ranks here, two-level collectives
@@ -77,6 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(words: list[str]) -> int:
+    if not words:
+        print(FIRST_STEPS, end="")
+        return 0
     arguments = make_parser(words).parse_args(words)
     command: Callable[[argparse.Namespace], int | None] = arguments.command_function
     return command(arguments) or 0
@@ -98,7 +126,15 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     info = commands.add_parser(
         "info", help="report what is built, found and wrong; exit code 1 when something stops use"
     )
+    info.add_argument("--json", action="store_true", help="a document for programs")
     info.set_defaults(command_function=_info)
+    doctor = commands.add_parser(
+        "doctor",
+        help="test MPI, launcher, shared memory, links and limits of this machine, and say what to "
+        "do; exit code 1 when something stops use",
+    )
+    doctor.add_argument("--json", action="store_true", help="a document for programs")
+    doctor.set_defaults(command_function=_doctor)
     preload = commands.add_parser(
         "preload", help="print the path for LD_PRELOAD=$(hsgd preload) mpirun ..."
     )
@@ -113,10 +149,14 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "clean", help="remove sockets in the temporary folder that killed jobs left behind"
     )
     clean.add_argument("--dry-run", action="store_true", help="only report them")
+    clean.add_argument("--json", action="store_true", help="a document for programs")
     clean.set_defaults(command_function=_clean)
     status_cli.add_parser(commands)
     _add_trace(commands)
     plan_cli.add_parser(commands)
+    shells = commands.add_parser("completion", help="print completion of this command for a shell")
+    shells.add_argument("shell", choices=completion.SHELLS, help='eval "$(hsgd completion bash)"')
+    shells.set_defaults(command_function=_completion)
     _add_data(commands, wanted="data" in words[:1])
     return parser
 
@@ -313,14 +353,37 @@ def _announce(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
         print("\n".join(lines), file=output, flush=True)
 
 
-def _info(_: argparse.Namespace) -> int:
+def _info(arguments: argparse.Namespace) -> int:
     from hsgd.doctor import info
 
     report = info.gather()
     if report is None:
         return 0
-    print("\n".join(report.lines()))
+    text = json.dumps(report.document(), indent=2) if arguments.json else "\n".join(report.lines())
+    print(text)
     return 0 if report.usable else 1
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from hsgd.doctor import checkup
+
+    trials = checkup.examine()
+    if trials is None:
+        return 0
+    if arguments.json:
+        print(json.dumps([vars(trial) for trial in trials], indent=2))
+    else:
+        coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        print("\n".join(checkup.lines(trials, coloured=coloured)))
+    return 1 if any(trial.state == "fail" for trial in trials) else 0
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    try:
+        parser = make_parser(["data"])
+    except MissingExtra:  # without h5py the commands of data are left out
+        parser = make_parser([])
+    print(completion.script(arguments.shell, parser), end="")
 
 
 def _preload(arguments: argparse.Namespace) -> int:
@@ -342,11 +405,15 @@ def _clean(arguments: argparse.Namespace) -> int:
     from hsgd.doctor import leftovers
 
     found = leftovers.stale_sockets()
+    word = "stale" if arguments.dry_run else "removed"
     for path in found:
         if not arguments.dry_run:
             path.unlink(missing_ok=True)
-        print(f"{'stale' if arguments.dry_run else 'removed'}: {path}")
-    if not found:
+        if not arguments.json:
+            print(f"{word}: {path}")
+    if arguments.json:
+        print(json.dumps({word: [str(path) for path in found]}))
+    elif not found:
         print("nothing is left of killed jobs")
     return 0
 
