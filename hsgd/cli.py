@@ -52,12 +52,12 @@ hsgd --help lists all commands, hsgd COMMAND --help the options of one.
 """
 EXAMPLES = """examples:
   hsgd doctor                                     test this machine, and say what to do
-  hsgd info                                       what is built, found here, and wrong
+  hsgd info                                       versions, libraries, settings, problems
   hsgd status                                     what each rank of a job that hangs is doing
   hsgd run -np 4 python train.py                  4 ranks here, two-level collectives
   hsgd run -np 4 -H node1:2,node2:2 python train.py
   horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
-  HOROVOD_PLUGIN=hsgd srun python train.py        where another launcher starts the ranks
+  HOROVOD_PLUGIN=hsgd srun python train.py        the same under another launcher
   LD_PRELOAD=$(hsgd preload) mpirun -np 4 ./app   any MPI program
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100   what a step would cost
   hsgd trace summary timeline.json timeline.json.*   where the time of each rank went
@@ -71,10 +71,10 @@ RUN_EXAMPLES = """examples:
   hsgd run -np 8 --mpi-args="--mca btl_tcp_if_include eth0" python train.py
   hsgd run -np 2 --dry-run python train.py       print the mpirun command and start nothing
   hsgd run -np 4 -H node1:2,node2:2 --launcher torchrun python train.py   without MPI
-  hsgd run --gloo -np 2 python train.py          a program that asks torch for "gloo"
+  hsgd run --gloo -np 2 python train.py          a program that uses the backend "gloo"
   hsgd run --gloo -- torchrun --nproc-per-node 2 train.py
   hsgd run --horovod -np 2 python train.py       a program that imports horovod.torch
-  hsgd run -np 4 --min-np 2 python train.py      elastic: goes on without ranks that are lost
+  hsgd run -np 4 --min-np 2 python train.py      elastic: continues without lost ranks
 
 The exit code is the job's. Horovod is not needed.
 """
@@ -124,14 +124,16 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     info = commands.add_parser(
-        "info", help="report what is built, found and wrong; exit code 1 when something stops use"
+        "info",
+        help="report versions, libraries, settings and problems; exit code 1 if hsgd cannot be "
+        "used",
     )
     info.add_argument("--json", action="store_true", help="a document for programs")
     info.set_defaults(command_function=_info)
     doctor = commands.add_parser(
         "doctor",
         help="test MPI, launcher, shared memory, links and limits of this machine, and say what to "
-        "do; exit code 1 when something stops use",
+        "do; exit code 1 if hsgd cannot be used",
     )
     doctor.add_argument("--json", action="store_true", help="a document for programs")
     doctor.set_defaults(command_function=_doctor)
@@ -188,7 +190,7 @@ def _add_run(commands: Any) -> None:
         dest="ranks",
         type=_rank_count,
         metavar="N",
-        help="number of ranks; with --gloo: where CMD does not start them itself",
+        help="number of ranks; leave it out with --gloo if CMD starts the ranks itself",
     )
     run.add_argument(
         "-H",
@@ -206,19 +208,19 @@ def _add_run(commands: Any) -> None:
         "--launcher",
         choices=("auto", "mpirun", "torchrun"),
         default="auto",
-        help="what starts the ranks; torchrun: without MPI, over TCP between hosts (default: "
-        "mpirun, or torchrun where there is none)",
+        help="what starts the ranks; torchrun needs no MPI and uses TCP between hosts (default: "
+        "mpirun, or torchrun if there is no mpirun)",
     )
     run.add_argument(
         "--gloo",
         action="store_true",
-        help='serve what CMD asks of the torch.distributed backend "gloo"; torchrun starts the '
+        help='serve the process groups that CMD makes with the backend "gloo"; torchrun starts the '
         "ranks, or CMD itself without -np",
     )
     run.add_argument(
         "--horovod",
         action="store_true",
-        help="give CMD hsgd.torch where it imports horovod.torch, which need not be installed",
+        help="give CMD hsgd.torch if it imports horovod.torch; Horovod need not be installed",
     )
     agent_cli.add_options(run, _rank_count)
     horovod_options.add_options(run)
@@ -423,13 +425,17 @@ def _add_trace(commands: Any) -> None:
     kinds = trace.add_subparsers(metavar="WHAT", required=True)
     summary = kinds.add_parser("summary", help="where the time of each rank went")
     summary.add_argument("files", nargs="+", metavar="FILE", help="a timeline; all ranks' will do")
+    summary.add_argument("--json", action="store_true", help="a document for programs")
     summary.set_defaults(command_function=_trace_summary)
 
 
 def _trace_summary(arguments: argparse.Namespace) -> None:
     from hsgd.trace import timeline
 
-    print(timeline.summarize(arguments.files))
+    if arguments.json:
+        print(json.dumps(timeline.document(arguments.files), indent=2))
+    else:
+        print(timeline.summarize(arguments.files))
 
 
 def _add_data(commands: Any, *, wanted: bool) -> None:
