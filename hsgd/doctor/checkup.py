@@ -81,7 +81,8 @@ def _versions(report: info.Report) -> Iterator[Trial]:
         ("h5py", "Python", "h5py"),
     ):
         value = dict(report.sections.get(section, ())).get(fact, "not found")
-        yield Trial(name, "ok" if value[:3] != "not" else "note", value)
+        missing = value.startswith("not ") or value.endswith("does not load")
+        yield Trial(name, "note" if missing else "ok", value)
 
 
 def _problems(report: info.Report) -> Iterator[Trial]:

@@ -15,7 +15,7 @@ import pytest
 
 from hsgd import completion
 from hsgd.cli import make_parser
-from hsgd.doctor import checkup, probe
+from hsgd.doctor import checkup, info, probe
 from hsgd.errors import LaunchError
 from hsgd.launch import launch
 from hsgd.testing.processes import launch_environ
@@ -94,6 +94,14 @@ def test_a_job_that_fails_has_the_remedy_of_its_message(
     trial = checkup._job()
     assert trial is not None and trial.state == "fail"
     assert remedy in trial.remedy
+
+
+def test_a_part_that_is_missing_or_does_not_load_is_not_called_ok() -> None:
+    report = info.Report()
+    report.fact("MPI", "mpi4py", "4.1.2, does not load")
+    report.fact("Python", "torch", "2.13.0")
+    states = {trial.name: trial.state for trial in checkup._versions(report)}
+    assert (states["mpi4py"], states["torch"], states["h5py"]) == ("note", "ok", "note")
 
 
 def test_few_open_files_are_told_in_ranks() -> None:
