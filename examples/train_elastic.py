@@ -4,9 +4,9 @@
     mpirun -n 4 python examples/train_elastic.py --skew --interval 4
     mpirun -n 4 --host node1:2,node2:2 python examples/train_elastic.py --mode hybrid
 
-Each rank (or group of ranks) trains on its own images and waits for nobody; a centre in shared
-memory holds them together (docs/elastic_averaging.md). With --skew a rank sees only some of the
-ten digits: alone it would learn nothing of the others.
+Training is asynchronous: each rank (or group of ranks) trains on its own images. A shared central
+copy of the weights keeps the ranks from drifting apart (docs/elastic_averaging.md). With --skew a
+rank sees only some of the ten digits: alone it would learn nothing of the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `hsgd` command: run, info, status, plan, preload, trace, data, clean.
+"""The `hsgd` command: run, doctor, info, status, plan, preload, trace, data, clean, completion.
 
 Owns the words and the exit codes: 0 done, 1 an error (one line on stderr; HSGD_DEBUG=1 shows the
 traceback), 2 wrong usage. Never does the work: each command is a few lines around the module that
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hsgd import mpi_abi
+from hsgd import completion, mpi_abi
 from hsgd.agent import cli as agent_cli
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
@@ -24,15 +25,39 @@ from hsgd.launch.mpirun import MOST_RANKS
 from hsgd.plan import cli as plan_cli
 from hsgd.status import cli as status_cli
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
+FIRST_STEPS = """hsgd makes data-parallel training faster on nodes with several ranks.
+
+First steps:
+  hsgd doctor                                  test this machine: some ten seconds
+  hsgd run -np 2 python train.py               start 2 ranks here
+
+Your script:
+  import horovod.torch as hvd                  hsgd run --horovod -np 2 python train.py
+  init_process_group("gloo"), Lightning, ...   hsgd run --gloo -np 2 python train.py
+  init_process_group("hsgd")                   torchrun --nproc-per-node 2 train.py
+  any MPI program                              LD_PRELOAD=$(hsgd preload) mpirun -np 2 ./app
+
+Your data:
+  hsgd data convert SRC DST                    npz, HDF5, images, tar, Parquet, text to slabs
+
+Your network:
+  hsgd plan --help                             what a step costs, and which strategy to take
+
+When a job hangs or fails:
+  hsgd status                                  what each rank is doing, and which one is late
+
+hsgd --help lists all commands, hsgd COMMAND --help the options of one.
+"""
 EXAMPLES = """examples:
-  hsgd info                                       what is built, found here, and wrong
+  hsgd doctor                                     test this machine, and say what to do
+  hsgd info                                       versions, libraries, settings, problems
   hsgd status                                     what each rank of a job that hangs is doing
   hsgd run -np 4 python train.py                  4 ranks here, two-level collectives
   hsgd run -np 4 -H node1:2,node2:2 python train.py
   horovodrun --plugin hsgd -np 4 python train.py  the same through Horovod's launcher
-  HOROVOD_PLUGIN=hsgd srun python train.py        where another launcher starts the ranks
+  HOROVOD_PLUGIN=hsgd srun python train.py        the same under another launcher
   LD_PRELOAD=$(hsgd preload) mpirun -np 4 ./app   any MPI program
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100   what a step would cost
   hsgd trace summary timeline.json timeline.json.*   where the time of each rank went
@@ -46,10 +71,10 @@ RUN_EXAMPLES = """examples:
   hsgd run -np 8 --mpi-args="--mca btl_tcp_if_include eth0" python train.py
   hsgd run -np 2 --dry-run python train.py       print the mpirun command and start nothing
   hsgd run -np 4 -H node1:2,node2:2 --launcher torchrun python train.py   without MPI
-  hsgd run --gloo -np 2 python train.py          a program that asks torch for "gloo"
+  hsgd run --gloo -np 2 python train.py          a program that uses the backend "gloo"
   hsgd run --gloo -- torchrun --nproc-per-node 2 train.py
   hsgd run --horovod -np 2 python train.py       a program that imports horovod.torch
-  hsgd run -np 4 --min-np 2 python train.py      elastic: goes on without ranks that are lost
+  hsgd run -np 4 --min-np 2 python train.py      elastic: continues without lost ranks
 
 The exit code is the job's. Horovod is not needed.
 """
@@ -77,12 +102,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(words: list[str]) -> int:
-    arguments = _parser(words).parse_args(words)
+    if not words:
+        print(FIRST_STEPS, end="")
+        return 0
+    arguments = make_parser(words).parse_args(words)
     command: Callable[[argparse.Namespace], int | None] = arguments.command_function
     return command(arguments) or 0
 
 
-def _parser(words: list[str]) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser for a command line; local. The options of `hsgd data`, which need h5py, are in it
+    only where `words` begin with "data".
+    """
     parser = argparse.ArgumentParser(
         prog="hsgd",
         description="Two-level collectives, data reader and launcher for data-parallel training.",
@@ -93,9 +124,19 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(commands)
     info = commands.add_parser(
-        "info", help="report what is built, found and wrong; exit code 1 when something stops use"
+        "info",
+        help="report versions, libraries, settings and problems; exit code 1 if hsgd cannot be "
+        "used",
     )
+    info.add_argument("--json", action="store_true", help="a document for programs")
     info.set_defaults(command_function=_info)
+    doctor = commands.add_parser(
+        "doctor",
+        help="test MPI, launcher, shared memory, links and limits of this machine, and say what to "
+        "do; exit code 1 if hsgd cannot be used",
+    )
+    doctor.add_argument("--json", action="store_true", help="a document for programs")
+    doctor.set_defaults(command_function=_doctor)
     preload = commands.add_parser(
         "preload", help="print the path for LD_PRELOAD=$(hsgd preload) mpirun ..."
     )
@@ -110,10 +151,14 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         "clean", help="remove sockets in the temporary folder that killed jobs left behind"
     )
     clean.add_argument("--dry-run", action="store_true", help="only report them")
+    clean.add_argument("--json", action="store_true", help="a document for programs")
     clean.set_defaults(command_function=_clean)
     status_cli.add_parser(commands)
     _add_trace(commands)
     plan_cli.add_parser(commands)
+    shells = commands.add_parser("completion", help="print completion of this command for a shell")
+    shells.add_argument("shell", choices=completion.SHELLS, help='eval "$(hsgd completion bash)"')
+    shells.set_defaults(command_function=_completion)
     _add_data(commands, wanted="data" in words[:1])
     return parser
 
@@ -145,7 +190,7 @@ def _add_run(commands: Any) -> None:
         dest="ranks",
         type=_rank_count,
         metavar="N",
-        help="number of ranks; with --gloo: where CMD does not start them itself",
+        help="number of ranks; leave it out with --gloo if CMD starts the ranks itself",
     )
     run.add_argument(
         "-H",
@@ -163,19 +208,19 @@ def _add_run(commands: Any) -> None:
         "--launcher",
         choices=("auto", "mpirun", "torchrun"),
         default="auto",
-        help="what starts the ranks; torchrun: without MPI, over TCP between hosts (default: "
-        "mpirun, or torchrun where there is none)",
+        help="what starts the ranks; torchrun needs no MPI and uses TCP between hosts (default: "
+        "mpirun, or torchrun if there is no mpirun)",
     )
     run.add_argument(
         "--gloo",
         action="store_true",
-        help='serve what CMD asks of the torch.distributed backend "gloo"; torchrun starts the '
+        help='serve the process groups that CMD makes with the backend "gloo"; torchrun starts the '
         "ranks, or CMD itself without -np",
     )
     run.add_argument(
         "--horovod",
         action="store_true",
-        help="give CMD hsgd.torch where it imports horovod.torch, which need not be installed",
+        help="give CMD hsgd.torch if it imports horovod.torch; Horovod need not be installed",
     )
     agent_cli.add_options(run, _rank_count)
     horovod_options.add_options(run)
@@ -310,14 +355,37 @@ def _announce(arguments: argparse.Namespace, lines: Sequence[str]) -> None:
         print("\n".join(lines), file=output, flush=True)
 
 
-def _info(_: argparse.Namespace) -> int:
+def _info(arguments: argparse.Namespace) -> int:
     from hsgd.doctor import info
 
     report = info.gather()
     if report is None:
         return 0
-    print("\n".join(report.lines()))
+    text = json.dumps(report.document(), indent=2) if arguments.json else "\n".join(report.lines())
+    print(text)
     return 0 if report.usable else 1
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from hsgd.doctor import checkup
+
+    trials = checkup.examine()
+    if trials is None:
+        return 0
+    if arguments.json:
+        print(json.dumps([vars(trial) for trial in trials], indent=2))
+    else:
+        coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        print("\n".join(checkup.lines(trials, coloured=coloured)))
+    return 1 if any(trial.state == "fail" for trial in trials) else 0
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    try:
+        parser = make_parser(["data"])
+    except MissingExtra:  # without h5py the commands of data are left out
+        parser = make_parser([])
+    print(completion.script(arguments.shell, parser), end="")
 
 
 def _preload(arguments: argparse.Namespace) -> int:
@@ -339,11 +407,15 @@ def _clean(arguments: argparse.Namespace) -> int:
     from hsgd.doctor import leftovers
 
     found = leftovers.stale_sockets()
+    word = "stale" if arguments.dry_run else "removed"
     for path in found:
         if not arguments.dry_run:
             path.unlink(missing_ok=True)
-        print(f"{'stale' if arguments.dry_run else 'removed'}: {path}")
-    if not found:
+        if not arguments.json:
+            print(f"{word}: {path}")
+    if arguments.json:
+        print(json.dumps({word: [str(path) for path in found]}))
+    elif not found:
         print("nothing is left of killed jobs")
     return 0
 
@@ -353,13 +425,17 @@ def _add_trace(commands: Any) -> None:
     kinds = trace.add_subparsers(metavar="WHAT", required=True)
     summary = kinds.add_parser("summary", help="where the time of each rank went")
     summary.add_argument("files", nargs="+", metavar="FILE", help="a timeline; all ranks' will do")
+    summary.add_argument("--json", action="store_true", help="a document for programs")
     summary.set_defaults(command_function=_trace_summary)
 
 
 def _trace_summary(arguments: argparse.Namespace) -> None:
     from hsgd.trace import timeline
 
-    print(timeline.summarize(arguments.files))
+    if arguments.json:
+        print(json.dumps(timeline.document(arguments.files), indent=2))
+    else:
+        print(timeline.summarize(arguments.files))
 
 
 def _add_data(commands: Any, *, wanted: bool) -> None:

@@ -1,10 +1,10 @@
 """What `make check` looks at: the files that changed, and the tests that are nearest to them.
 
 Owns the map from a file to tests: a test to itself, a Python file to the tests that import it or
-start it, a folder of hsgd/csrc to the native programs that include its headers, and both to tests
-of their own name. Changed is what differs from where the branch left origin/main (without such a
-branch: from HEAD), and what git does not know yet. Leaves to `make test` whatever reaches a file
-through others. Never runs a test.
+start it, a folder of hsgd/csrc to the native programs that include its headers, both to tests of
+their own name, and a page to the build of the site. Changed is what differs from where the branch
+left origin/main (without such a branch: from HEAD), and what git does not know yet. Leaves to
+`make test` whatever reaches a file through others. Never runs a test.
 
     python tests/changed.py pytest|native|python|cpp    prints names, one a line
 """
@@ -23,6 +23,7 @@ __all__ = ["changed_files", "native_programs", "python_tests"]
 ROOT = Path(__file__).resolve().parents[1]
 TESTS, NATIVE, CSRC = ROOT / "tests", ROOT / "tests/native", ROOT / "hsgd/csrc"
 ALWAYS = {"test_architecture", "test_sources"}
+PAGES = {ROOT / "docs", ROOT / ".ci/site", ROOT / "mkdocs.yml", ROOT / "README.md"}
 MOST_TESTS = 8  # that use one file; where more do, its own test stands for them
 MOST_ROOMS = 3  # of hsgd/csrc; beyond, all native programs
 SUFFIXES = {"python": (".py", ".pyi"), "cpp": (".c", ".cpp", ".h", ".hpp")}
@@ -48,6 +49,8 @@ def python_tests(files: Sequence[Path]) -> list[Path]:
     uses = {path: _uses(path) for path in sorted(TESTS.rglob("test_*.py"))}
     found = uses.keys() & set(files)
     named = ALWAYS | {f"test_{room}" for room in _rooms(files)}
+    if any(PAGES & {path, *path.parents} for path in files):
+        named |= {"test_site"}
     for path in files:
         if path.suffix != ".py" or path in uses:
             continue

@@ -29,31 +29,31 @@ _FEW_HOSTS = 32
 def add_options(run: Any, rank_count: Callable[[str], int]) -> None:
     """Add them to the parser of `hsgd run`; local."""
     group = run.add_argument_group(
-        "elastic jobs, for scripts with hvd.elastic.run: ranks that are lost are replaced, hosts "
-        "come and go"
+        "elastic jobs, for scripts with hvd.elastic.run: lost ranks are replaced, hosts may come "
+        "and go"
     )
     for name, text in (
         (
             "--min-np",
-            "go on while that many ranks are there, and wait for them where there are fewer",
+            "continue with N ranks or more; with fewer the job waits for new ones",
         ),
-        ("--max-np", "take no more ranks than that (default: all slots)"),
+        ("--max-np", "use at most N ranks (default: all slots)"),
     ):
         group.add_argument(name, type=rank_count, metavar="N", help=text)
     group.add_argument(
         "--host-discovery-script",
         metavar="PROGRAM",
-        help="prints the hosts that may be used, a line each: node1:4; asked every second",
+        help="prints the usable hosts, one per line: node1:4; called every second",
     )
     group.add_argument(
         "--slots-per-host",
         type=rank_count,
         metavar="N",
-        help="of hosts for which the script prints none (default: 1)",
+        help="slots of hosts for which the script prints no number (default: 1)",
     )
     for name, default, text in (
-        ("--start-timeout", _START_S, "for which the first world waits for all of -np ranks"),
-        ("--elastic-timeout", _LIMIT_S, "for which a job waits for --min-np ranks"),
+        ("--start-timeout", _START_S, "how long the start waits for all -np ranks"),
+        ("--elastic-timeout", _LIMIT_S, "how long the job waits for --min-np ranks"),
     ):
         group.add_argument(
             name,
@@ -62,7 +62,10 @@ def add_options(run: Any, rank_count: Callable[[str], int]) -> None:
             help=f"{text} (default: {default:g})",
         )
     group.add_argument(
-        "--reset-limit", type=_count, metavar="N", help="give up after so many new worlds"
+        "--reset-limit",
+        type=_count,
+        metavar="N",
+        help="give up after N changes of the set of ranks",
     )
 
 

@@ -1,4 +1,4 @@
-"""What versions of torch have differently; docs/distributed.md says which were tested.
+"""What versions of torch have differently; docs/internals/distributed.md says which were tested.
 
 Owns these differences, each found by what a torch has, never by its number.
 """

@@ -60,6 +60,14 @@ class Report:
     def usable(self) -> bool:
         return not any(problem.stops for problem in self.problems)
 
+    def document(self) -> dict[str, object]:
+        """The report for programs; facts are text, as in lines()."""
+        return {
+            "usable": self.usable,
+            "facts": {name: dict(facts) for name, facts in self.sections.items()},
+            "problems": [vars(problem) for problem in self.problems],
+        }
+
     def lines(self) -> list[str]:
         """The report as text, one string per line."""
         width = max(len(name) for facts in self.sections.values() for name, _ in facts)

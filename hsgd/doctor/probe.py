@@ -1,8 +1,8 @@
 """Looks at MPI, mpi4py and Horovod from child processes, because a broken one may crash who loads
-it.
+it; tries shared memory and a job in child processes, too.
 
 Owns the code that the children run and the reading of what they show. Never loads MPI into this
-process, and never starts MPI: MPI_Init is not called.
+process; MPI_Init is called by the ranks of JOB alone.
 """
 
 from __future__ import annotations
@@ -10,11 +10,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Finding", "horovod_torch", "libmpi_of_hsgd", "libmpi_of_mpi4py", "operators", "tuning"]
+__all__ = [
+    "JOB",
+    "Finding",
+    "horovod_torch",
+    "job",
+    "libmpi_of_hsgd",
+    "libmpi_of_mpi4py",
+    "operators",
+    "sums",
+    "tuning",
+]
 
 _LIMIT_S = 120
+_JOB_LIMIT_S = 60
 _SHOW = """
 import sys
 def show(value): sys.__stdout__.write(" ".join(str(value).splitlines()[0].split()) + "\\n")
@@ -54,6 +66,41 @@ store = "non-temporal" if place.nontemporal else "ordinary"
 show(f"{{place.oneshot_bytes}} {{place.chunk_bytes}} {{store}} {{took_ms:.0f}}")
 show("none")
 """
+_SUMS = """
+import os, secrets, sys, time
+import numpy as np
+from hsgd import Comm
+from hsgd.config import Config
+path, rank = "@hsgd-doctor-" + secrets.token_hex(16), 0
+for other in range(1, {ranks}):
+    if os.fork() == 0:
+        rank = other
+        break
+start = time.perf_counter()
+with Comm.local(path, rank, {ranks}, config=Config(timeout_s=20.0)) as comm:
+    total = comm.allreduce(np.full(1 << 18, rank + 1, np.float32))
+right = bool((total == sum(range(1, {ranks} + 1))).all())
+if rank != 0:
+    os._exit(0 if right else 1)
+if not right or any(os.wait()[1] for _ in range(1, {ranks})):
+    sys.exit("the sum is wrong")
+show(f"{{1e3 * (time.perf_counter() - start):.0f}}")
+show("none")
+"""
+JOB = """
+import sys
+import numpy as np
+import hsgd
+comm = hsgd.Comm()
+total = comm.allreduce(np.full(1 << 18, comm.rank + 1, np.float32))
+if comm.size < 2:
+    sys.exit("the launcher started 2 ranks, each sees itself alone: two different MPIs")
+if not (total == sum(range(1, comm.size + 1))).all():
+    sys.exit("the sum is wrong")
+if comm.rank == 0:
+    print("right", comm.size, flush=True)
+"""
+"""Program of a rank; rank 0 prints a line when all went well."""
 _HOROVOD = """
 import horovod.torch as hvd
 show(" and ".join(n for n, b in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if b))
@@ -103,6 +150,42 @@ def tuning(ranks: int) -> Finding:
     The line has four words: one-shot bytes, chunk bytes, kind of store, milliseconds of set-up.
     """
     return _run(_SHOW + _TUNING.format(ranks=ranks))
+
+
+def sums(ranks: int) -> Finding:
+    """Whether `ranks` processes of this node sum an array in shared memory; local, blocking. The
+    line is the time that it took, in milliseconds.
+    """
+    return _run(_SHOW + _SUMS.format(ranks=ranks))
+
+
+def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:
+    """Whether a command that starts ranks of JOB works, with variables `added`; local, blocking."""
+    try:
+        child = subprocess.run(
+            [*words],
+            env={**os.environ, **added},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_JOB_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(error=f"no answer within {_JOB_LIMIT_S} s")
+    except OSError as error:
+        return Finding(error=error.strerror or str(error))
+    shown = child.stdout.strip().splitlines()
+    if child.returncode == 0 and shown and shown[-1].startswith("right "):
+        return Finding(line=shown[-1])
+    return Finding(error=_reason(child.stderr + child.stdout, child.returncode))
+
+
+def _reason(text: str, code: int) -> str:
+    """The line that says most: an error of Python or of the launcher, else the first one."""
+    found = [line.strip(" -*=") for line in text.splitlines() if line.strip(" -*=")]
+    telling = (line for line in found if "Error" in line or "error" in line or "root" in line)
+    return next(telling, found[0] if found else f"exit code {code}")
 
 
 def _look(code: str) -> Finding:

@@ -29,8 +29,8 @@ backward cannot hide (backward is taken as two thirds of them; the last bucket c
 suits from says how long forward and backward have to take for at most a tenth of the step to be
 exposed; sent and memory are those of a node, memory with the gradients of its ranks.
 Without --compute-ms nothing is hidden. Bounds in brackets held nine of ten measurements of layouts
-that the model had not seen; a cluster that is far from those may lie outside. docs/scale.md says
-how the model was made and checked.
+that the model had not seen; a cluster that is far from those may lie outside.
+docs/internals/scale.md says how the model was made and checked.
 """
 _SCALES = {"k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 _Times = tuple[float, float, float]
@@ -45,14 +45,16 @@ def add_parser(commands: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    plan.add_argument("--nodes", type=int, required=True, metavar="N")
-    plan.add_argument("--ranks-per-node", type=int, required=True, metavar="L")
+    plan.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
+    plan.add_argument(
+        "--ranks-per-node", type=int, required=True, metavar="L", help="ranks on each node"
+    )
     plan.add_argument(
         "--link",
         type=read_rate,
         required=True,
         metavar="RATE",
-        help="of each node's network, each way: 25gbit, 800mbit",
+        help="rate of each node's network in each direction: 25gbit, 800mbit",
     )
     plan.add_argument(
         "--model-mb",
@@ -71,7 +73,7 @@ def add_parser(commands: Any) -> None:
         "--cores",
         type=float,
         metavar="C",
-        help="of a node, for its ranks (default: one for each rank)",
+        help="cores of a node (default: one per rank)",
     )
     plan.add_argument(
         "--rdma",
@@ -82,7 +84,7 @@ def add_parser(commands: Any) -> None:
         "--latency-us",
         type=float,
         metavar="US",
-        help="of a message between nodes (default: that of the calibration)",
+        help="latency of a message between nodes (default: that of the calibration)",
     )
     plan.add_argument(
         "--calibration",

@@ -25,15 +25,15 @@ EXAMPLES = """examples:
   hsgd status 4112               the job of a process: a rank, or what started the ranks
   hsgd status --all-nodes        and those of the other nodes of these jobs, over ssh
   hsgd status -H node2,node3     these nodes as well, over ssh
-  hsgd status --stacks           and what the ranks that hold others up are executing
-  hsgd status --native-stacks    the same with what they call in C and C++
+  hsgd status --stacks           and the Python stacks of late ranks
+  hsgd status --native-stacks    the same with the frames of C and C++
   hsgd status --watch            again every two seconds, until the job has ended
   hsgd status --json | jq '.communicators[].held_up_by'
 
-States of a rank, those that hold others up in capitals:
+States of a rank; in capitals those that keep others waiting:
   waits     in a call, for other ranks
   LATE      has not come to the call in which others wait
-  SILENT    in the same call, and has not looked at the others for a second or more: it works, hangs
+  SILENT    in the same call, and no sign of progress for a second or more
   STOPPED   its process is stopped: by SIGSTOP, Ctrl-Z, a debugger
   ENDED     its process has ended just now
   works     in a call;  outside: between two calls;  set-up: its ranks meet;  broken: after an error
@@ -48,9 +48,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to the `hsgd` command's subparsers."""
     status = commands.add_parser(
         "status",
-        help="ask a running or hanging job what each rank is doing, and who holds it up",
-        description="Read what the ranks of your jobs on this node are doing, and say which of "
-        "them hold the others up.",
+        help="show what each rank of a running or hanging job is doing, and which rank is late",
+        description="Show what the ranks of your jobs on this node are doing, and which of them "
+        "keep the others waiting.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -65,8 +65,7 @@ def add_parser(commands: Any) -> None:
     status.add_argument(
         "--stacks",
         action="store_true",
-        help="add the Python stacks of ranks that hold others up, of all where none does "
-        "(needs py-spy)",
+        help="add the Python stacks of late ranks, or of all ranks if none is late (needs py-spy)",
     )
     status.add_argument(
         "--native-stacks",
@@ -79,7 +78,7 @@ def add_parser(commands: Any) -> None:
     status.add_argument(
         "--all-nodes",
         action="store_true",
-        help="ask all other nodes of these jobs, whose hosts their ranks have told one another",
+        help="ask all other nodes of these jobs as well, over ssh",
     )
     status.add_argument(
         "--watch", action="store_true", help="again every two seconds, until the job has ended"

@@ -16,7 +16,7 @@ from typing import Any
 
 from hsgd.errors import DataError
 
-__all__ = ["ROWS", "Timeline", "summarize"]
+__all__ = ["ROWS", "Timeline", "document", "summarize"]
 
 ROWS = ("queue", "pack", "collective", "intra reduce", "inter", "intra gather", "wait")
 """What a rank's time goes into: an operation waits for its turn and for ranks that have not
@@ -73,6 +73,31 @@ def summarize(paths: Iterable[str | Path]) -> str:
 
     Raises DataError for files that cannot be read, or hold no trace.
     """
+    return "\n\n".join(_aligned(part) for part in _tables(paths) if len(part) > 1)
+
+
+def document(paths: Iterable[str | Path]) -> dict[str, list[dict[str, str | float | None]]]:
+    """The figures of summarize() for programs: "rows" by rank, and "collectives"; same errors."""
+    return {
+        what: [
+            {
+                name.replace(" ", "_"): _value(name, cell)
+                for name, cell in zip(head, line, strict=True)
+            }
+            for line in lines
+        ]
+        for what, (head, *lines) in zip(("rows", "collectives"), _tables(paths), strict=True)
+    }
+
+
+def _value(column: str, cell: str) -> str | float | None:
+    if column in ("row", "collective"):
+        return cell
+    return (int(cell) if cell.isdecimal() else float(cell)) if cell else None
+
+
+def _tables(paths: Iterable[str | Path]) -> tuple[list[list[str]], list[list[str]]]:
+    """Events by rank and row, and the longest operations; each begins with its columns."""
     events = [event for path in paths for event in _read(Path(path))]
     sums: dict[tuple[int, str], list[float]] = {}
     busy_us: dict[tuple[int, str], float] = {}
@@ -92,7 +117,7 @@ def summarize(paths: Iterable[str | Path]) -> str:
     longest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:10]
     named = [["collective", "events", "total ms", "mean us", "longest us"]]
     named += [[name, *_figures(durations)] for name, durations in longest]
-    return "\n\n".join(_aligned(part) for part in (lines, named) if len(part) > 1)
+    return lines, named
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

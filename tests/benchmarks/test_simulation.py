@@ -37,8 +37,9 @@ def test_values_are_right_in_the_simulator(operation: str) -> None:
     assert all(row["right"] is True for row in rows)
 
 
-# docs/scale.md: the sum of (size - 1) over the rounds, the same with a radix of 16 as of 4; a small
-# allreduce takes m of them, a step of a large one 2 m, of which m of the first have the headers.
+# docs/internals/scale.md: the sum of (size - 1) over the rounds, the same with a radix of 16 as of
+# 4; a small allreduce takes m of them, a step of a large one 2 m, of which m of the first have the
+# headers.
 @pytest.mark.parametrize(("nodes", "radix", "messages"), [(16, 16, 6), (16, 4, 6), (64, 16, 9)])
 def test_ranks_send_as_many_messages_as_the_schedule_says(
     nodes: int, radix: int, messages: int

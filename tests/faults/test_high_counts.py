@@ -4,7 +4,8 @@ In the build for tests all counters begin at a number that is given: those of co
 claims, messages, tickets, wake-ups (the futex words), looks and changes of a box; the signals of a
 device have tests/device/test_device_counts.py. 32-bit words wrap below 2**32 and change their sign
 at 2**31; the counts of the tree have 48 bits, the versions of a box's chunks 56. What has 64 bits
-does not come to its end: a count each 100 ns takes 58,000 years. docs/reliability.md lists them.
+does not come to its end: a count each 100 ns takes 58,000 years. docs/internals/reliability.md
+lists them.
 """
 
 from __future__ import annotations

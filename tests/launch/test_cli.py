@@ -40,7 +40,6 @@ def test_help_teaches_with_examples(site: SiteCopy) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["fly"],
         ["run"],
         ["run", "-np", "2"],

@@ -24,7 +24,7 @@ import pytest
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "sh", "text"}
 MARK = re.compile(r"<!-- (run on one rank|not run): (.+) -->")
 RANKS = 2
@@ -68,6 +68,32 @@ def test_every_block_says_what_it_is() -> None:
     } == {}
 
 
+# --- messages ---
+
+
+def messages() -> list[str]:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    return re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    """All sources of the product; strings that go on in the next line are joined."""
+    paths = [path for folder in ("hsgd", "io") for path in (ROOT / folder).rglob("*")]
+    code = [path.read_text() for path in paths if path.suffix in {".py", ".cpp", ".hpp", ".h"}]
+    return re.sub(r'"\s*\n\s*f?"', "", "\n".join(code))
+
+
+@pytest.mark.parametrize("message", messages())
+def test_a_message_that_is_explained_is_one_of_hsgd(message: str, sources: str) -> None:
+    parts = [part.strip(" ,:;") for part in message.split("...")]
+    assert [part for part in parts if len(part) > 2 and part not in sources] == []
+
+
+def test_messages_of_every_part_are_explained() -> None:
+    assert len(messages()) > 50
+
+
 # --- Python ---
 
 
@@ -105,12 +131,15 @@ def test_the_ranks_that_ran_the_blocks_end_well(done: subprocess.CompletedProces
 
 def main() -> None:
     """One rank: as a launcher for torch sets them, RANK and WORLD_SIZE are there."""
+    import torch.distributed as dist
     from mpi4py import MPI
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
     namespaces: dict[Path, dict[str, Any]] = {}
     for block in blocks("python"):
+        if block.page not in namespaces and dist.is_initialized():
+            dist.destroy_process_group()  # of the page before
         names = namespaces.setdefault(block.page, {"__name__": block.page.stem})
         code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
         if not block.mark or (block.mark == "run on one rank" and rank == 0):
@@ -140,7 +169,11 @@ def check_python(words: list[str]) -> None:
     else:
         assert (ROOT / words[0]).is_file(), f"{words[0]} is not there"
         program, options = [words[0]], words[1:]
-    command = [sys.executable, *program, "--help"]
+    check_options([sys.executable, *program], options)
+
+
+def check_options(program: list[str], options: list[str]) -> None:
+    command = [*program, "--help"]
     report = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=JOB_S)
     assert report.returncode == 0, report.stderr
     for option in options:
@@ -161,7 +194,16 @@ def check_hsgd(words: list[str]) -> None:
     check_python(["-m", "hsgd.cli", *own])
 
 
-CHECKS: dict[str, Check] = {"python": check_python, "make": check_make, "hsgd": check_hsgd}
+def check_horovodrun(words: list[str]) -> None:
+    check_options([str(Path(sys.executable).with_name("horovodrun"))], words)
+
+
+CHECKS: dict[str, Check] = {
+    "python": check_python,
+    "make": check_make,
+    "hsgd": check_hsgd,
+    "horovodrun": check_horovodrun,
+}
 NOT_CHECKED = {"pip": "downloads; .ci/run installs the same way"}
 
 
@@ -173,7 +215,7 @@ def merged() -> dict[tuple[str, str], list[str]]:
             continue
         if words[0] == "chrt":
             words = words[3:]
-        program, first = Path(words[0]).name, words[1]
+        program, first = Path(words[0]).name, next(iter(words[1:]), "")
         take = 3 if first == "-m" else 2
         options = found.setdefault((program, " ".join(words[1:take])), [])
         options += [word for word in words[take:] if word not in options]

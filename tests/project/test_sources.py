@@ -49,11 +49,13 @@ MANY_PARAMETERS = {
 }
 SAME_STEMS = {"cli"}  # hsgd, and hsgd data
 CROSSING = {("hsgd/box/multinode.py", "_open")}  # private names used elsewhere
-# Files that pages and comments name and that are not of this project, or made when a test runs.
+# Files that pages and comments name and that are not of this project, or made by a test or for the
+# site.
 ELSEWHERE = re.compile(
     r"(?:Python|mpi|mpif|ext|extension|types)\.h|crc32c\.c|shm\.cpp|nb_combined\.cpp|pan\.c"
     r"|(?:LARC|lars|lars_optimizer|mpi_run|sitecustomize|train|script|program|main|execute)\.py"
     r"|hsgd_horovod_hook\.py|empty\.c|stand_in\.c|allreduce\.c"
+    r"|(?:benchmarks|changelog|cli|contributing|settings)\.md"
     r"|(?:both|count|killed|late|locality|sum|together|hsgd_command)\.py"
 )
 

@@ -115,6 +115,20 @@ def test_the_command_prints_the_summary(tmp_path: Path) -> None:
     ]
 
 
+def test_the_summary_as_json_has_the_figures_as_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    timeline = Timeline(file, 3)
+    timeline.add("collective", "x", 1.0, 1.002)
+    timeline.close()
+    words = [sys.executable, "-m", "hsgd.cli", "trace", "summary", "--json", str(file)]
+    done = subprocess.run(words, timeout=60, capture_output=True, text=True)
+    figures = {"events": 1, "total_ms": 2.0, "mean_us": 2000.0, "longest_us": 2000.0}
+    assert json.loads(done.stdout) == {
+        "rows": [{"rank": 3, "row": "collective", **figures, "busy_ms": None}],
+        "collectives": [{"collective": "x", **figures}],
+    }
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"a": 1}', '{"traceEvents": [{"ph": "X"}]}'])
 def test_other_files_are_refused_with_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"

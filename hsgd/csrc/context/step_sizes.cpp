@@ -35,8 +35,9 @@ size_t cell_bytes_for(const Place& place, const RoundSchedule& rounds,
       .oneshot_bytes;
 }
 
-// The largest step with which the communicator of a node takes no more memory than docs/scale.md
-// promises: 4 MB per rank and 64 MB, of which some are kept for what is small.
+// The largest step with which the communicator of a node takes no more memory than
+// docs/internals/scale.md promises: 4 MB per rank and 64 MB, of which some are kept for what is
+// small.
 size_t most_chunk_bytes(const NodeMap& map, size_t cell_bytes, const hsgd_options& options) {
   constexpr size_t kRankBytes = 4 << 20;
   constexpr size_t kNodeBytes = 56 << 20;

@@ -52,7 +52,7 @@ struct Sizes {
 };
 
 // Where the two-level path is ahead of PMPI, as measured (docs/performance.md), on many nodes as
-// simulated (docs/scale.md): fixed, so that all ranks choose alike.
+// simulated (docs/internals/scale.md): fixed, so that all ranks choose alike.
 struct Worthwhile {
   Sizes on_node, between_nodes;
   int most_nodes;

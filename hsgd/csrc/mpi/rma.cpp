@@ -2,7 +2,7 @@
 //
 // The window lies on the shared segment itself (MPI_Win_create) and not on memory of MPI's
 // (MPI_Win_allocate): local ranks and remote ranks then write into the same memory, and it is as
-// fast (docs/tree.md). A flush has no deadline, so it is called only for operations whose
+// fast (docs/internals/tree.md). A flush has no deadline, so it is called only for operations whose
 // requests are done: with Open MPI over TCP a request is done when the target has answered, and the
 // flush finds nothing to wait for.
 #include "mpi/rma.hpp"

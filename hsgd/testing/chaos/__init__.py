@@ -2,7 +2,8 @@
 
     python -m hsgd.testing.chaos --faults 100 --seed 1
 
-A case is drawn from its number alone, so that each can be run again. See docs/reliability.md.
+A case is drawn from its number alone, so that each can be run again. See
+docs/internals/reliability.md.
 """
 
 __all__: list[str] = []

@@ -2,7 +2,7 @@
 
     python -m hsgd.testing.soak --quick
 
-See docs/reliability.md.
+See docs/internals/reliability.md.
 """
 
 __all__: list[str] = []

@@ -148,7 +148,7 @@ TEST("each of 2 to 64 nodes gets its part of a sum, and sends what is not its ow
       const std::vector<uint64_t> begins = part_begins(rounds);
       run_parts(leaders, sum_of(dtype, begins.back()), begins);
       CHECK(leaders.most_messages() <= 2 * rounds.messages());  // of two steps
-      // More, as docs/scale.md says.
+      // More, as docs/internals/scale.md says.
       if (rounds.folds() || (dtype == HSGD_BFLOAT16 && !rounds.is_direct())) continue;
       const std::vector<int> order = rounds.nodes_by_leaf();
       for (size_t i = 0; i < order.size(); ++i) {

@@ -1,0 +1,188 @@
+"""`hsgd doctor`, bare `hsgd` and completion: verdicts, remedies, exit codes, colours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hsgd import completion
+from hsgd.cli import make_parser
+from hsgd.doctor import checkup, info, probe
+from hsgd.errors import LaunchError
+from hsgd.launch import launch
+from hsgd.testing.processes import launch_environ
+
+__all__: list[str] = []
+
+LIMIT_S = 200
+HSGD = [sys.executable, "-m", "hsgd.cli"]
+
+
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HSGD, *words],
+        env=launch_environ(**environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def test_hsgd_alone_shows_first_steps() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    for command in ("hsgd doctor", "hsgd run -np 2 python train.py", "hsgd status"):
+        assert command in done.stdout
+
+
+def test_the_doctor_tries_shared_memory_and_a_job_here() -> None:
+    done = run("doctor", "--json")
+    trials = {trial["name"]: trial for trial in json.loads(done.stdout)}
+    assert trials["shared memory"]["state"] == "ok", trials["shared memory"]
+    assert trials["MPI job"]["state"] == "ok", trials["MPI job"]
+    assert done.returncode == any(trial["state"] == "fail" for trial in trials.values())
+
+
+def test_a_folder_that_takes_no_sockets_is_named_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    trial = checkup._temporary_folder()
+    assert trial.state == "fail" and str(deep) in trial.found
+    assert "TMPDIR" in trial.remedy and list(deep.iterdir()) == []
+
+
+def test_shared_memory_that_fails_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "sums", lambda ranks: probe.Finding(error="no memory for it"))
+    trial = checkup._shared_memory()
+    assert trial.state == "fail" and trial.found.endswith("no memory for it") and trial.remedy
+
+
+def test_without_a_launcher_the_way_without_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise LaunchError("no mpirun was found")
+
+    monkeypatch.setattr(launch, "plan_run", refuse)
+    trial = checkup._job()
+    assert trial is not None and trial.state == "note"
+    assert trial.found == "no mpirun was found" and "torchrun" in trial.remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("echo; echo 'mpirun refuses to run as root' >&2; exit 1", "OMPI_ALLOW_RUN_AS_ROOT=1"),
+        ("echo 'Error: not enough slots' >&2; exit 1", "localhost:2"),
+        ("exit 3", "hsgd info"),
+    ],
+)
+def test_a_job_that_fails_has_the_remedy_of_its_message(
+    monkeypatch: pytest.MonkeyPatch, words: str, remedy: str
+) -> None:
+    monkeypatch.setattr(launch, "plan_run", lambda *_: (["sh", "-c", words], {}))
+    trial = checkup._job()
+    assert trial is not None and trial.state == "fail"
+    assert remedy in trial.remedy
+
+
+def test_a_part_that_is_missing_or_does_not_load_is_not_called_ok() -> None:
+    report = info.Report()
+    report.fact("MPI", "mpi4py", "4.1.2, does not load")
+    report.fact("Python", "torch", "2.13.0")
+    states = {trial.name: trial.state for trial in checkup._versions(report)}
+    assert (states["mpi4py"], states["torch"], states["h5py"]) == ("note", "ok", "note")
+
+
+def test_few_open_files_are_told_in_ranks() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        trial = checkup._open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert trial.state == "note" and "256 files: 112 ranks per node" in trial.found
+    assert "ulimit -n" in trial.remedy
+
+
+def test_a_list_counts_what_is_to_be_mended() -> None:
+    trials = [checkup.Trial("a", "ok", "fine"), checkup.Trial("bb", "fail", "broken", "mend it")]
+    assert checkup.lines(trials, coloured=False) == [
+        "ok    a   fine",
+        "fail  bb  broken",
+        "          -> mend it",
+        "",
+        "1 to mend, 0 worth knowing.",
+    ]
+    assert "\x1b[31mfail\x1b[0m" in checkup.lines(trials, coloured=True)[1]
+
+
+@pytest.mark.parametrize(("variable", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_are_for_terminals(variable: dict[str, str], coloured: bool) -> None:
+    master, slave = pty.openpty()
+    code = (
+        "import sys; from hsgd import cli; from hsgd.doctor import checkup\n"
+        "checkup.examine = lambda: [checkup.Trial('a', 'ok', 'fine')]\n"
+        "sys.exit(cli.main(['doctor']))"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=launch_environ(**variable),
+            stdout=slave,
+            timeout=LIMIT_S,
+        )
+        shown = os.read(master, 4096).decode()
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert done.returncode == 0
+    assert ("\x1b[32m" in shown) == coloured
+
+
+def complete(script: Path, *words: str) -> list[str]:
+    quoted = " ".join(f'"{word}"' for word in words)
+    code = (
+        f'source "{script}"; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _hsgd; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_their_commands_and_options(tmp_path: Path) -> None:
+    script = tmp_path / "hsgd.bash"
+    script.write_text(completion.script("bash", make_parser(["data"])))
+    (subparsers,) = [
+        action
+        for action in make_parser(["data"])._actions
+        if isinstance(action, argparse._SubParsersAction)
+    ]
+    assert complete(script, "hsgd", "") == [*make_options(), *subparsers.choices]
+    assert complete(script, "hsgd", "do") == ["doctor"]
+    assert complete(script, "hsgd", "data", "con") == ["convert"]
+    assert "--min-np" in complete(script, "hsgd", "run", "--")
+    assert complete(script, "hsgd", "completion", "f") == ["fish"]
+
+
+def make_options() -> list[str]:
+    return ["--help", "--version"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_know_every_command(shell: str) -> None:
+    text = completion.script(shell, make_parser(["data"]))
+    for command in ("doctor", "status", "convert", "--min-np" if shell == "zsh" else "min-np"):
+        assert command in text

@@ -1,0 +1,48 @@
+"""`make check` finds the tests that are near to a change."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+__all__: list[str] = []
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def changed() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("changed", ROOT / "tests/changed.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("file", "test"),
+    [
+        ("docs/start/mpi.md", "tests/project/test_site.py"),
+        (".ci/site/reference.py", "tests/project/test_site.py"),
+        ("README.md", "tests/project/test_site.py"),
+        ("hsgd/config.py", "tests/core/test_config.py"),
+        ("hsgd/doctor/checkup.py", "tests/launch/test_doctor.py"),
+        ("hsgd/optim/large_batch/lars.py", "tests/project/test_sources.py"),
+        ("tests/core/test_comm.py", "tests/core/test_comm.py"),
+    ],
+)
+def test_a_change_leads_to_its_test(changed: ModuleType, file: str, test: str) -> None:
+    assert ROOT / test in changed.python_tests([ROOT / file])
+
+
+def test_a_page_leads_to_no_test_of_collectives(changed: ModuleType) -> None:
+    found = {path.stem for path in changed.python_tests([ROOT / "docs/start/mpi.md"])}
+    assert found == {"test_architecture", "test_sources", "test_site"}
+
+
+def test_a_folder_of_the_core_leads_to_its_native_programs(changed: ModuleType) -> None:
+    programs = changed.native_programs([ROOT / "hsgd/csrc/tree/gradient_tree.cpp"])
+    assert "test_gradient_tree" in programs and "test_reduce" not in programs
