@@ -28,7 +28,7 @@ from .mapped_batches import MappedBatches
 from .reader_pool import Filled, Filler, Starved
 from .segments import CU_SEQLENS, cumulative
 
-__all__ = ["Batch", "Iteration", "IterationSettings", "Progress"]
+__all__ = ["Batch", "Counts", "Iteration", "IterationSettings", "Progress"]
 
 # Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
 Batch = dict[str, Any]
@@ -37,14 +37,26 @@ _RELEASE_S = 10.0  # for another thread of the program to drop batches when memo
 
 
 @dataclass
-class Progress:
-    """What the training loop has had of an epoch."""
+class Counts:
+    """What the training loop has had, of an epoch or of all."""
 
     batches: int = 0
     samples: int = 0
     wait_s: float = 0.0
     skipped: int = 0  # batches that nobody got because some rank could not read its own
     substituted: int = 0  # samples in the place of others that could not be read
+
+
+@dataclass
+class Progress(Counts):
+    """What the training loop has had of an epoch. ended: it has seen the end."""
+
+    ended: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the loop has had anything, if only the end of an epoch without batches."""
+        return self.ended or self.batches + self.skipped > 0
 
 
 @dataclass(frozen=True)
@@ -78,12 +90,14 @@ class Iteration(Iterator[Any]):
         self._filler, self._ring, self._settings = filler, ring, settings
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
+        self._anew: Callable[[], Iterator[Any]] | None = None
+        self._other: Iterator[Any] | None = None
         self._policy, self._decode = policy, decode
         self._decoding: deque[tuple[Filled | BaseException, DecodingBatch | None]] = deque()
         self._ahead: deque[tuple[Future[Any], int, int]] = deque()
         self._step = 0  # of the next batch from the threads
         self._left_out = 0  # steps behind the last batch, which no batch counts
-        self._ended = self._is_starved = False
+        self._ended = self._at_end = self._is_starved = False
         if settings.transform is not None and settings.transform_threads:
             self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
         # Daemons, so that a forgotten iterator never keeps the interpreter from ending; the
@@ -94,6 +108,10 @@ class Iteration(Iterator[Any]):
         filler.start()
 
     def __next__(self) -> Any:
+        if self._anew is not None:
+            if self._other is None:
+                self._other = self._anew()
+            return next(self._other)
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"iteration over {self._settings.source} belongs to process {self._pid}, this is "
@@ -112,10 +130,23 @@ class Iteration(Iterator[Any]):
         self.progress.substituted = self._policy.substituted
         return batch
 
+    def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
+        """Give what `anew` returns instead, which is called when the loop asks for the first batch;
+        nothing where the loop has had one already, or the iteration was closed.
+        """
+        if not self._ended and not self.progress.has_begun:
+            self.close()
+            self._anew = anew
+
     def close(self) -> None:
         """End the reading threads; the iteration is over."""
-        self._ended = True
+        if self._anew is not None and self._other is None:
+            self._other = iter(())
+        if isinstance(self._other, Iteration):
+            self._other.close()
+        self._ended, self._at_end = True, False
         self._decoding.clear()
+        self._ahead.clear()
         self._stop()
 
     def _finish(self) -> None:
@@ -124,6 +155,7 @@ class Iteration(Iterator[Any]):
         """
         self.progress.skipped += self._left_out
         self._left_out = 0
+        self.progress.ended |= self._at_end
         self.progress.substituted = self._policy.substituted
         self.close()
         reason = self._policy.take_reason()
@@ -240,7 +272,7 @@ class Iteration(Iterator[Any]):
         except MemoryError as error:
             return error
         if found is None:
-            self._ended = True
+            self._ended = self._at_end = True
         return found
 
     def _make_room(self) -> None:
