@@ -6,6 +6,7 @@ each worker has a PartitionedLoader of its own, as if it were a rank.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ class PartitionedDataset(IterableDataset[Any]):
     the stream as ranks do, in parts that differ by one sample at most; pass batch_size here and
     batch_size=None to the DataLoader to have equal steps on all ranks. Each iteration is the next
     epoch, unless set_epoch() says otherwise, also where workers iterate.
+
+    accelerator.prepare() of a DataLoader over it would divide it once more, and is refused with
+    ValueError where the loop begins: leave that DataLoader out of prepare(), prepare a
+    PartitionedLoader, which stays as it is, or have accelerate divide it: rank=0, world_size=1.
 
     Transforms that need processes go through the DataLoader; those that do not are faster in the
     threads of PartitionedLoader.
@@ -77,6 +82,8 @@ class PartitionedDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
+        if self._world_size > 1:
+            self._check_nobody_divides_it()
         if worker is None:
             return self._items(self._loader)
         # At once, and not with the first batch: a loop that is left early may never ask for that of
@@ -86,6 +93,20 @@ class PartitionedDataset(IterableDataset[Any]):
         epoch = int(self._epochs[0] + self._epochs[1 + worker.id])
         self._epochs[1 + worker.id] += 1
         return self._items(self._loader_of(worker.id, worker.num_workers), epoch)
+
+    def _check_nobody_divides_it(self) -> None:
+        """accelerate iterates it in a frame of its own; in workers, where it only takes each batch
+        from rank 0, there is none, and this sees nothing.
+        """
+        frame = sys._getframe(1) if "accelerate" in sys.modules else None
+        while frame is not None:
+            if frame.f_globals.get("__name__") == "accelerate.data_loader":
+                raise ValueError(
+                    f"PartitionedDataset is rank {self._rank} of {self._world_size} already, and "
+                    "accelerator.prepare() would divide it once more: leave its DataLoader out of "
+                    "prepare(), or prepare a PartitionedLoader"
+                )
+            frame = frame.f_back
 
     def _loader_of(self, worker: int, workers: int) -> PartitionedLoader:
         if workers == 1:

@@ -35,7 +35,7 @@ from .format.dataset_index import DataMap, open_map
 from .format.element_windows import packed_map
 from .format.fields import left_out_line
 from .format.slab_folder import FieldSpec
-from .launched import rank_here
+from .launched import check_still_alone, rank_here
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.partition import (
     Cut,
@@ -87,7 +87,8 @@ class PartitionedLoader(Closing):
     drop_last, pad: see hsgd.io.share_of. By default every sample comes once per epoch; ranks that
     would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
     last batch may then be empty on some ranks. All ranks have the same number of steps.
-    fields: names to read (all by default).
+    fields: names to read (all by default). group: of an HDF5 file, such as "train": it takes the
+    place of the whole file, and names are those inside it.
     pack: a sample is a window of so many elements of the ragged fields (those of `fields`): window
     n is the elements [n * pack, (n + 1) * pack) of all samples in the order of the files, each
     element in one window, but for less than `pack` at the end. A batch then has "cu_seqlens" too:
@@ -124,6 +125,7 @@ class PartitionedLoader(Closing):
         *,
         pad: bool = True,
         fields: Sequence[str] | None = None,
+        group: str | None = None,
         pack: int | None = None,
         decode: Mapping[str, ImageDecoder] | None = None,
         as_numpy: bool = False,
@@ -136,7 +138,9 @@ class PartitionedLoader(Closing):
     ) -> None:
         read = ReadOptions() if read is None else read
         self._options, self._shuffle, self._seed = read, shuffle, seed
-        self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
+        self._data = (
+            open_map_together(path, fields, group, comm) if comm else open_map(path, fields, group)
+        )
         if pack is not None:
             self._pack(pack, batch_size, on_error, chosen=fields is not None)
         self._here = here = rank_here(rank, world_size, comm)
@@ -242,6 +246,7 @@ class PartitionedLoader(Closing):
         )
 
     def __iter__(self) -> Iterator[Any]:
+        check_still_alone(self._here)
         if self._is_over():
             self._begin(self._epoch + 1)
         self._chosen = False
