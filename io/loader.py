@@ -22,7 +22,7 @@ import numpy as np
 from hsgd.closing import Closing
 
 from .batches.buffer_pool import BufferRing
-from .batches.decode_stage import DecodeSettings, DecodeStage
+from .batches.decode_stage import DecodeSettings, DecodeStage, decoded_bytes
 from .batches.error_policy import ErrorPolicy
 from .batches.image_decoder import ImageDecoder
 from .batches.iteration import Batch, Counts, Iteration, IterationSettings, Progress
@@ -301,14 +301,25 @@ class PartitionedLoader(Closing):
                 self._epoch,
                 reading.decode_threads or len(os.sched_getaffinity(0)),
                 self._slot_samples(),
-                reading.read_ahead,
+                self._decoded_slots(),
                 reading.pin_memory,
+                reading.memory_limit is not None,
             )
         )
 
     def _is_over(self) -> bool:
         """Whether the next iteration is of the next epoch."""
         return not self._chosen and self._current[2].has_begun
+
+    def _decoded_slots(self) -> int:
+        """Decoded batches: the loop has one while it asks for the next."""
+        return max(2, self._options.read_ahead)
+
+    def _decoded_bytes(self) -> int:
+        """Memory of decoded batches that is there from the start."""
+        if not self._decoders:
+            return 0
+        return self._decoded_slots() * decoded_bytes(self._decoders, self._slot_samples())
 
     def close(self) -> None:
         """End the iterations that run, and give back the memory of batches that nobody has; local.
@@ -414,7 +425,8 @@ class PartitionedLoader(Closing):
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
         (samples per epoch that another rank has too), tail (elements of a field behind the last
-        window, with pack), buffer_bytes (memory of the batches),
+        window, with pack), buffer_bytes (memory of the batches as they are read), decoded_bytes (of
+        those that were decoded),
         cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
         exchanged_bytes (that it got for it from other nodes), and
         bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, "mmap", or "h5py: "
@@ -437,6 +449,7 @@ class PartitionedLoader(Closing):
             "padding": self._share.padding,
             "tail": 0 if self._data.windows is None else self._data.windows.tail,
             "buffer_bytes": sum(ring.nbytes for ring in rings.values()),
+            "decoded_bytes": sum(each.decoded_bytes for each in list(self._iterations)),
             "bypass": bypass,
         }
 
@@ -521,7 +534,7 @@ class PartitionedLoader(Closing):
                 raise ValueError(
                     f"memory_limit={reading.memory_limit} is too small: a window of "
                     f"{piece_samples} samples, 2 batches and {reading.threads} threads "
-                    f"need {least * slot_bytes + self._staging_bytes()} bytes; raise "
+                    f"need {least * slot_bytes + self._other_bytes()} bytes; raise "
                     "it, or lower window_bytes, batch_size or threads"
                 )
             slots = min(slots, limit // slot_bytes)
@@ -539,7 +552,11 @@ class PartitionedLoader(Closing):
         reading = self._options
         if reading.memory_limit is None:
             return None
-        return max(0, reading.memory_limit - self._staging_bytes())
+        return reading.memory_limit - self._other_bytes()
+
+    def _other_bytes(self) -> int:
+        """What memory_limit counts beside the ring."""
+        return self._staging_bytes() + self._decoded_bytes()
 
     def _staging_bytes(self) -> int:
         reading = self._options

@@ -22,7 +22,7 @@ from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged
 from .buffer_pool import BufferRing
-from .decode_stage import DecodeStage, DecodingBatch, in_own_thread
+from .decode_stage import RELEASE_S, DecodeStage, DecodingBatch, in_own_thread
 from .error_policy import ErrorPolicy
 from .mapped_batches import MappedBatches
 from .reader_pool import Filled, Filler, Starved
@@ -33,7 +33,6 @@ __all__ = ["Batch", "Counts", "Iteration", "IterationSettings", "Progress"]
 # Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
 Batch = dict[str, Any]
 _DECODED_AHEAD = 2  # batches behind the one that the loop waits for
-_RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
 
 
 @dataclass
@@ -129,6 +128,11 @@ class Iteration(Iterator[Any]):
         self.progress.samples += count
         self.progress.substituted = self._policy.substituted
         return batch
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory of the batches that were decoded, and of those that are next."""
+        return 0 if self._decode is None else self._decode.nbytes
 
     def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
         """Give what `anew` returns instead, which is called when the loop asks for the first batch;
@@ -226,6 +230,7 @@ class Iteration(Iterator[Any]):
             len(ahead) <= _DECODED_AHEAD
             and isinstance(ahead[-1][0], Filled)
             and not self._is_starved
+            and self._decode.has_room()
             and filler.has_ready()
         ):
             found = self._fetch(may_wait=not ahead)
@@ -282,7 +287,7 @@ class Iteration(Iterator[Any]):
         if self._ring.can_grow():
             self._ring.grow(max(1, self._ring.base_slots // 2))
             return
-        deadline = time.monotonic() + min(_RELEASE_S, self._settings.timeout_s)
+        deadline = time.monotonic() + min(RELEASE_S, self._settings.timeout_s)
         while self._filler.is_stuck():
             if time.monotonic() > deadline:
                 raise MemoryError(
