@@ -261,6 +261,14 @@ def mpis_to_build_for() -> list[Any]:
     return mpis
 
 
+def refuse_without_gil() -> None:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        sys.exit(
+            "hsgd: error: this Python is a free-threaded build, and hsgd counts on the GIL; "
+            "install it with an ordinary build of Python, such as python3.13, not python3.13t"
+        )
+
+
 def refuse_without_mpi() -> None:
     """Stops, unless it was asked for: pip shows nothing of a build that succeeds."""
     if os.environ.get(WITHOUT_MPI):
@@ -373,6 +381,7 @@ class BuildNative(build_ext):
     """All native files, next to hsgd/__init__.py of the build or, when editable, of the source."""
 
     def run(self) -> None:
+        refuse_without_gil()
         in_place = self.inplace or self.editable_mode
         output = ROOT / "hsgd" if in_place else Path(self.build_lib).resolve() / "hsgd"
         installed = None if in_place else Path(sysconfig.get_path("platlib"), "hsgd")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .batches.image_decoder import images
     from .convert.conversion import convert_to_slabs
+    from .convert.sample_writer import SampleWriter
     from .dataset import PartitionedDataset
     from .format.attributes import class_names
     from .format.dataset_index import DataMap, open_map
@@ -31,6 +32,7 @@ __all__ = [
     "Ragged",
     "ReadOptions",
     "RowReader",
+    "SampleWriter",
     "Share",
     "class_names",
     "convert_to_slabs",
@@ -49,6 +51,7 @@ _HOMES = {
     "Ragged": "format.ragged",
     "ReadOptions": "options",
     "RowReader": "reading.reader",
+    "SampleWriter": "convert.sample_writer",
     "Share": "order.partition",
     "class_names": "format.attributes",
     "convert_to_slabs": "convert.conversion",

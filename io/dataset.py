@@ -6,21 +6,25 @@ each worker has a PartitionedLoader of its own, as if it were a rank.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .launched import rank_here
 from .loader import PartitionedLoader
 
 if TYPE_CHECKING:
-    from torch.utils.data import IterableDataset
+    import torch
+    from torch.utils.data import IterableDataset, get_worker_info
 else:
     # torch is imported when this module is, which hsgd.io does only for this name.
-    from importlib import import_module
-
-    IterableDataset = import_module("torch.utils.data").IterableDataset
+    torch, torch_data = import_module("torch"), import_module("torch.utils.data")
+    IterableDataset, get_worker_info = torch_data.IterableDataset, torch_data.get_worker_info
 
 __all__ = ["PartitionedDataset"]
+
+_MOST_WORKERS = 1024
 
 
 class PartitionedDataset(IterableDataset[Any]):
@@ -30,7 +34,12 @@ class PartitionedDataset(IterableDataset[Any]):
     dicts of tensors (one sample each, the memory of which is used again after the last reference
     died), which the DataLoader puts together. With num_workers > 0 the workers of all ranks divide
     the stream as ranks do, in parts that differ by one sample at most; pass batch_size here and
-    batch_size=None to the DataLoader to have equal steps on all ranks.
+    batch_size=None to the DataLoader to have equal steps on all ranks. Each iteration is the next
+    epoch, unless set_epoch() says otherwise, also where workers iterate.
+
+    accelerator.prepare() of a DataLoader over it would divide it once more, and is refused with
+    ValueError where the loop begins: leave that DataLoader out of prepare(), prepare a
+    PartitionedLoader, which stays as it is, or have accelerate divide it: rank=0, world_size=1.
 
     Transforms that need processes go through the DataLoader; those that do not are faster in the
     threads of PartitionedLoader.
@@ -54,8 +63,12 @@ class PartitionedDataset(IterableDataset[Any]):
         self._arguments = {"path": path, "batch_size": batch_size or read_batch, **options}
         here = rank_here(rank, world_size, options.get("comm"))
         rank, world_size = here.rank, here.world_size
-        self._rank, self._world_size, self._epoch = rank, world_size, 0
+        self._rank, self._world_size = rank, world_size
         self._loader = PartitionedLoader(rank=rank, world_size=world_size, **self._arguments)
+        # The epoch of set_epoch(), and how often each worker was started since, also persistent
+        # ones. One writer for each element; the program writes while no worker iterates.
+        self._epochs = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64)
+        self._epochs.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         """Samples, or batches, per epoch without workers."""
@@ -64,22 +77,50 @@ class PartitionedDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the iterations that start from now on; same value on all ranks."""
         self._loader.set_epoch(epoch)
-        self._epoch = epoch
+        self._epochs.zero_()
+        self._epochs[0] = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        from torch.utils.data import get_worker_info
+        worker = get_worker_info()
+        if self._world_size > 1:
+            self._check_nobody_divides_it()
+        if worker is None:
+            return self._items(self._loader)
+        # At once, and not with the first batch: a loop that is left early may never ask for that of
+        # all workers, and they must agree.
+        if worker.num_workers > _MOST_WORKERS:
+            raise ValueError(f"num_workers={worker.num_workers}; use at most {_MOST_WORKERS}")
+        epoch = int(self._epochs[0] + self._epochs[1 + worker.id])
+        self._epochs[1 + worker.id] += 1
+        return self._items(self._loader_of(worker.id, worker.num_workers), epoch)
 
-        worker, loader = get_worker_info(), self._loader
-        if worker is not None and worker.num_workers > 1:
-            options = dict(self._arguments)
-            if options.get("local_size") is not None:
-                options["local_size"] *= worker.num_workers
-            loader = PartitionedLoader(
-                rank=self._rank * worker.num_workers + worker.id,
-                world_size=self._world_size * worker.num_workers,
-                **options,
-            )
-            loader.set_epoch(self._epoch)
+    def _check_nobody_divides_it(self) -> None:
+        """accelerate iterates it in a frame of its own; in workers, where it only takes each batch
+        from rank 0, there is none, and this sees nothing.
+        """
+        frame = sys._getframe(1) if "accelerate" in sys.modules else None
+        while frame is not None:
+            if frame.f_globals.get("__name__") == "accelerate.data_loader":
+                raise ValueError(
+                    f"PartitionedDataset is rank {self._rank} of {self._world_size} already, and "
+                    "accelerator.prepare() would divide it once more: leave its DataLoader out of "
+                    "prepare(), or prepare a PartitionedLoader"
+                )
+            frame = frame.f_back
+
+    def _loader_of(self, worker: int, workers: int) -> PartitionedLoader:
+        if workers == 1:
+            return self._loader
+        options = dict(self._arguments)
+        if options.get("local_size") is not None:
+            options["local_size"] *= workers
+        return PartitionedLoader(
+            rank=self._rank * workers + worker, world_size=self._world_size * workers, **options
+        )
+
+    def _items(self, loader: PartitionedLoader, epoch: int | None = None) -> Iterator[Any]:
+        if epoch is not None:
+            loader.set_epoch(epoch)
         if not self._samples:
             yield from loader
             return

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RankHere", "rank_here"]
+__all__ = ["RankHere", "check_still_alone", "rank_here"]
 
 # The innermost launcher first, as hsgd.job.launcher_variables has them. RANK and WORLD_SIZE without
 # torchrun come last: images and schedulers set them for a node, in which an mpirun starts ranks.
@@ -26,6 +26,8 @@ _VARIABLES = (
 )
 # A shell of `srun --pty` is one process, whatever its step says.
 _OF_A_STEP = ("PMI_RANK", "SLURM_PROCID")
+
+_ALONE = "no launcher"
 
 
 @dataclass(frozen=True)
@@ -65,4 +67,17 @@ def rank_here(
         texts = environ.get(rank_name, ""), environ.get(size_name, "")
         if all(text.isdecimal() for text in texts) and int(texts[0]) < int(texts[1]):
             return RankHere(int(texts[0]), int(texts[1]), f"{rank_name} and {size_name}")
-    return RankHere(0, 1, "no launcher")
+    return RankHere(0, 1, _ALONE)
+
+
+def check_still_alone(here: RankHere) -> None:
+    """Raise RuntimeError where no rank was found, and torch.distributed has several by now."""
+    if here.found != _ALONE:
+        return
+    now = rank_here(None, None, None, {})
+    if now.world_size > 1:
+        raise RuntimeError(
+            "this loader was made before torch.distributed was initialized, and found no launcher: "
+            f"each of the {now.world_size} ranks would read all samples; make it later (with "
+            "Lightning in train_dataloader()), or give rank= and world_size="
+        )

@@ -22,10 +22,10 @@ import numpy as np
 from hsgd.closing import Closing
 
 from .batches.buffer_pool import BufferRing
-from .batches.decode_stage import DecodeSettings, DecodeStage
+from .batches.decode_stage import DecodeSettings, DecodeStage, decoded_bytes
 from .batches.error_policy import ErrorPolicy
 from .batches.image_decoder import ImageDecoder
-from .batches.iteration import Batch, Iteration, IterationSettings, Progress
+from .batches.iteration import Batch, Counts, Iteration, IterationSettings, Progress
 from .batches.mapped_batches import MappedBatches, check_mappable
 from .batches.read_schedule import ReadPlan, staging_bytes
 from .batches.reader_pool import Filler
@@ -35,7 +35,7 @@ from .format.dataset_index import DataMap, open_map
 from .format.element_windows import packed_map
 from .format.fields import left_out_line
 from .format.slab_folder import FieldSpec
-from .launched import rank_here
+from .launched import check_still_alone, rank_here
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.partition import (
     Cut,
@@ -67,7 +67,7 @@ _OF_PROCESS = (
 
 
 class PartitionedLoader(Closing):
-    """Iterable of the batches of one rank in one epoch; iterate again for the same epoch again.
+    """Iterable of the batches of one rank in one epoch; iterate again for the next epoch.
 
     A batch is a dict: field name -> CPU torch tensor of shape (samples, ...), or NumPy array when
     torch is not installed or as_numpy=True; for a field whose samples differ in length it is a
@@ -80,13 +80,15 @@ class PartitionedLoader(Closing):
     shuffle: "block" (blocks permuted globally, then samples within windows), "slabs" (the same
     among a few slabs at a time, and ranks take these in turn, epoch by epoch, inside their node
     first), "full" (one permutation of all samples; reads single rows) or "none" (the order of the
-    files). seed, and the
-    epoch of set_epoch(), alone determine the order; they must be equal on all ranks, and so must
-    block_bytes and window_bytes of `read`, the sizes of what is shuffled.
+    files). seed and epoch alone determine the order; they must be equal on all ranks, and so must
+    block_bytes and window_bytes of `read`, the sizes of what is shuffled. The first iteration is
+    epoch 0, and each one after an iteration that gave a batch, or ended, the next epoch, unless
+    set_epoch() says otherwise; so all ranks iterate equally often.
     drop_last, pad: see hsgd.io.share_of. By default every sample comes once per epoch; ranks that
     would be one sample short repeat one; pad=False repeats nothing (for evaluation), the
     last batch may then be empty on some ranks. All ranks have the same number of steps.
-    fields: names to read (all by default).
+    fields: names to read (all by default). group: of an HDF5 file, such as "train": it takes the
+    place of the whole file, and names are those inside it.
     pack: a sample is a window of so many elements of the ragged fields (those of `fields`): window
     n is the elements [n * pack, (n + 1) * pack) of all samples in the order of the files, each
     element in one window, but for less than `pack` at the end. A batch then has "cu_seqlens" too:
@@ -123,6 +125,7 @@ class PartitionedLoader(Closing):
         *,
         pad: bool = True,
         fields: Sequence[str] | None = None,
+        group: str | None = None,
         pack: int | None = None,
         decode: Mapping[str, ImageDecoder] | None = None,
         as_numpy: bool = False,
@@ -135,7 +138,9 @@ class PartitionedLoader(Closing):
     ) -> None:
         read = ReadOptions() if read is None else read
         self._options, self._shuffle, self._seed = read, shuffle, seed
-        self._data = open_map_together(path, fields, comm) if comm else open_map(path, fields)
+        self._data = (
+            open_map_together(path, fields, group, comm) if comm else open_map(path, fields, group)
+        )
         if pack is not None:
             self._pack(pack, batch_size, on_error, chosen=fields is not None)
         self._here = here = rank_here(rank, world_size, comm)
@@ -146,7 +151,7 @@ class PartitionedLoader(Closing):
         self._block_samples = -(-max(1, read.block_bytes // row_bytes) // chunk_rows) * chunk_rows
         self._window_samples = max(1, read.window_bytes // row_bytes)
         self._epoch, self._cuts = 0, ()
-        self._epoch_chosen = False  # by set_epoch() or a state, or the user was told
+        self._chosen = True  # the next iteration is of this epoch, whatever came before it
         self._settings = IterationSettings(
             as_torch=not as_numpy and importlib.util.find_spec("torch") is not None,
             timeout_s=read.timeout_s,
@@ -217,8 +222,20 @@ class PartitionedLoader(Closing):
     ]  # epoch, cuts and progress of the last iteration
 
     def __len__(self) -> int:
-        """Steps of the next iteration, the same on all ranks."""
-        return self._resumed_share(self._rank)[0].steps
+        """Steps of a whole epoch, the same on all ranks and in all epochs."""
+        return self._share.steps
+
+    @property
+    def steps_left(self) -> int:
+        """Steps of the next iteration: fewer than len() in the rest of an epoch that a state left;
+        the same on all ranks.
+        """
+        return len(self) if self._is_over() else self._resumed_share(self._rank)[0].steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration, or the one that was chosen since."""
+        return self._epoch
 
     def __repr__(self) -> str:
         here = self._here
@@ -229,13 +246,10 @@ class PartitionedLoader(Closing):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        if self._repeats_an_epoch():
-            self._epoch_chosen = True
-            warnings.warn(
-                f"{self._settings.source}: a second epoch in the order of the first: call "
-                'set_epoch(epoch) before each epoch, or use shuffle="none"',
-                stacklevel=2,
-            )
+        check_still_alone(self._here)
+        if self._is_over():
+            self._begin(self._epoch + 1)
+        self._chosen = False
         share, ranges = self._resumed_share(self._rank)
         if os.getpid() != self._pid:
             current = self._current
@@ -287,17 +301,25 @@ class PartitionedLoader(Closing):
                 self._epoch,
                 reading.decode_threads or len(os.sched_getaffinity(0)),
                 self._slot_samples(),
-                reading.read_ahead,
+                self._decoded_slots(),
                 reading.pin_memory,
+                reading.memory_limit is not None,
             )
         )
 
-    def _repeats_an_epoch(self) -> bool:
-        """Whether a whole shuffled epoch was read and nobody chose another; for rank 0 to tell."""
-        if self._epoch_chosen or self._rank or self._shuffle == "none":
-            return False
-        progress = self._current[2]
-        return 0 < self._share.steps <= progress.batches + progress.skipped
+    def _is_over(self) -> bool:
+        """Whether the next iteration is of the next epoch."""
+        return not self._chosen and self._current[2].has_begun
+
+    def _decoded_slots(self) -> int:
+        """Decoded batches: the loop has one while it asks for the next."""
+        return max(2, self._options.read_ahead)
+
+    def _decoded_bytes(self) -> int:
+        """Memory of decoded batches that is there from the start."""
+        if not self._decoders:
+            return 0
+        return self._decoded_slots() * decoded_bytes(self._decoders, self._slot_samples())
 
     def close(self) -> None:
         """End the iterations that run, and give back the memory of batches that nobody has; local.
@@ -309,21 +331,40 @@ class PartitionedLoader(Closing):
             self._rings.clear()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the iterations that start from now on; same value on all ranks.
+        """Choose the epoch of the next iteration; same value on all ranks.
 
         A state that was loaded stays in force when `epoch` is the one that it was saved in.
+        An iteration that has given no batch yet begins anew in that epoch.
         """
+        if epoch != self._epoch:
+            self._begin(epoch)
+            self._supersede()
+        else:
+            self._take_epoch(epoch)
+            if self._current[2].has_begun:
+                self._current = (epoch, self._cuts, Progress())
+        self._chosen = True
+
+    def _take_epoch(self, epoch: int) -> None:
+        """Raises TypeError or ValueError for what is none, and nothing changes."""
         before, self._epoch = self._epoch, epoch
         try:
             self._order()
         except (TypeError, ValueError):
             self._epoch = before
             raise
-        self._epoch_chosen = True
-        if epoch != before:
-            self._share = self._whole_share(self._rank)
-            self._cuts = ()
-            self._current = (epoch, (), Progress())
+
+    def _begin(self, epoch: int) -> None:
+        """Be at the start of an epoch."""
+        self._take_epoch(epoch)
+        self._share = self._whole_share(self._rank)
+        self._cuts = ()
+        self._current = (epoch, (), Progress())
+
+    def _supersede(self) -> None:
+        """Trainers call iter() before they choose the epoch or load a state."""
+        for iteration in list(self._iterations):
+            iteration.supersede(self.__iter__)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: the batches that the latest iteration has handed out are consumed.
@@ -335,21 +376,24 @@ class PartitionedLoader(Closing):
         steps = progress.batches + progress.skipped
         if steps:
             cuts = with_cut(cuts, replace(self._cut, steps=steps))
-        return self._state(epoch, cuts).as_dict()
+        return self._state(epoch, cuts, progress.ended).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where state_dict() was called, perhaps on another number of ranks; on every rank.
 
         The next iteration gives the samples of that epoch which no rank had consumed, each exactly
-        once; with as many ranks and the same batch_size, in the same order (but for padding).
+        once; with as many ranks and the same batch_size, in the same order (but for padding). Where
+        the loop had seen the end of that epoch the next iteration is of the next epoch, unless
+        set_epoch() names that one again: then nothing is left.
         Raises ValueError for the state of another dataset, or of another order (seed, shuffle,
         block and window).
         """
         wanted = state_from(state)
         wanted.check_fits(self._state(0, ()))
-        self.set_epoch(wanted.epoch)
-        self._cuts = wanted.cuts
-        self._current = (wanted.epoch, wanted.cuts, Progress())
+        self._begin(wanted.epoch)
+        self._cuts, self._chosen = wanted.cuts, not wanted.ended
+        self._current = (wanted.epoch, wanted.cuts, Progress(ended=wanted.ended))
+        self._supersede()
 
     @property
     def sampler(self) -> PartitionedLoader:
@@ -381,7 +425,8 @@ class PartitionedLoader(Closing):
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
         (samples per epoch that another rank has too), tail (elements of a field behind the last
-        window, with pack), buffer_bytes (memory of the batches),
+        window, with pack), buffer_bytes (memory of the batches as they are read), decoded_bytes (of
+        those that were decoded),
         cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
         exchanged_bytes (that it got for it from other nodes), and
         bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, "mmap", or "h5py: "
@@ -404,6 +449,7 @@ class PartitionedLoader(Closing):
             "padding": self._share.padding,
             "tail": 0 if self._data.windows is None else self._data.windows.tail,
             "buffer_bytes": sum(ring.nbytes for ring in rings.values()),
+            "decoded_bytes": sum(each.decoded_bytes for each in list(self._iterations)),
             "bypass": bypass,
         }
 
@@ -431,7 +477,7 @@ class PartitionedLoader(Closing):
         self._used_rings: list[BufferRing] = []
         self._running: list[tuple[Filler | MappedBatches, Progress]] = []
         self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
-        self._read, self._seen = ReadStats(), Progress()
+        self._read, self._seen = ReadStats(), Counts()
         self._current = (self._epoch, self._cuts, Progress())
 
     def _take_ring(self, share: Share) -> BufferRing:
@@ -488,7 +534,7 @@ class PartitionedLoader(Closing):
                 raise ValueError(
                     f"memory_limit={reading.memory_limit} is too small: a window of "
                     f"{piece_samples} samples, 2 batches and {reading.threads} threads "
-                    f"need {least * slot_bytes + self._staging_bytes()} bytes; raise "
+                    f"need {least * slot_bytes + self._other_bytes()} bytes; raise "
                     "it, or lower window_bytes, batch_size or threads"
                 )
             slots = min(slots, limit // slot_bytes)
@@ -506,7 +552,11 @@ class PartitionedLoader(Closing):
         reading = self._options
         if reading.memory_limit is None:
             return None
-        return max(0, reading.memory_limit - self._staging_bytes())
+        return reading.memory_limit - self._other_bytes()
+
+    def _other_bytes(self) -> int:
+        """What memory_limit counts beside the ring."""
+        return self._staging_bytes() + self._decoded_bytes()
 
     def _staging_bytes(self) -> int:
         reading = self._options
@@ -560,7 +610,7 @@ class PartitionedLoader(Closing):
         )
         return share, tuple(part_of(left, share.start, share.count))
 
-    def _state(self, epoch: int, cuts: tuple[Cut, ...]) -> EpochState:
+    def _state(self, epoch: int, cuts: tuple[Cut, ...], ended: bool = False) -> EpochState:
         return EpochState(
             dataset=self._data.fingerprint(),
             num_samples=self._data.num_samples,
@@ -570,6 +620,7 @@ class PartitionedLoader(Closing):
             window_samples=self._window_samples,
             epoch=epoch,
             cuts=cuts,
+            ended=ended,
         )
 
     def _order(self) -> EpochOrder:
@@ -589,9 +640,9 @@ class PartitionedLoader(Closing):
 
 
 def _add(total: Any, parts: Sequence[Any]) -> None:
-    """Add the figures of `parts` to those of `total`, all of one dataclass; keep the first text."""
+    """Add the figures of `parts` to those of `total`, a dataclass; keep the first text."""
     for part in parts:
-        for field in fields(part):
+        for field in fields(total):
             before, more = getattr(total, field.name), getattr(part, field.name)
             setattr(total, field.name, before or more if isinstance(more, str) else before + more)
 

@@ -26,15 +26,23 @@ from .buffer_pool import BufferRing
 from .image_decoder import ImageDecoder, UnreadableImage
 from .reader_pool import Filled
 
-__all__ = ["DecodeSettings", "DecodeStage", "DecodingBatch", "in_own_thread"]
+__all__ = [
+    "RELEASE_S",
+    "DecodeSettings",
+    "DecodeStage",
+    "DecodingBatch",
+    "decoded_bytes",
+    "in_own_thread",
+]
 
 _PER_TASK = 4  # samples
+RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
 
 
 @dataclass(frozen=True)
 class DecodeSettings:
     """decoders: by field. seed, epoch: of the order, for what is random. slots: batches that are
-    there from the start.
+    there from the start. is_limited: there are never more.
     """
 
     data: DataMap
@@ -45,6 +53,7 @@ class DecodeSettings:
     batch_samples: int
     slots: int
     pin: bool
+    is_limited: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,12 @@ class DecodingBatch:
 
     arrays: dict[str, Block]
     tasks: list[Future[list[tuple[int, DataError]]]]
+
+
+def decoded_bytes(decoders: Mapping[str, ImageDecoder], batch_samples: int) -> int:
+    """Memory of one decoded batch."""
+    specs = [each.memory_spec(name) for name, each in decoders.items()]
+    return BufferRing(specs, batch_samples, 0).slot_bytes
 
 
 def in_own_thread() -> bool:
@@ -70,8 +85,11 @@ class DecodeStage:
     def __init__(self, settings: DecodeSettings) -> None:
         self._settings = settings
         self._specs = [each.memory_spec(name) for name, each in settings.decoders.items()]
+        limit = None
+        if settings.is_limited:
+            limit = settings.slots * decoded_bytes(settings.decoders, settings.batch_samples)
         self._ring = BufferRing(
-            self._specs, settings.batch_samples, settings.slots, pin=settings.pin
+            self._specs, settings.batch_samples, settings.slots, limit, pin=settings.pin
         )
         self._pool = ThreadPoolExecutor(settings.threads, "hsgd-decode")
 
@@ -79,6 +97,15 @@ class DecodeStage:
         """End the threads, and give up the memory."""
         self._pool.shutdown(wait=not in_own_thread(), cancel_futures=True)
         self._ring.discard()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of decoded batches, those that the loop has included."""
+        return self._ring.nbytes
+
+    def has_room(self) -> bool:
+        """Whether another batch can begin now."""
+        return self._ring.can_grow() or self._ring.has_free()
 
     def start(self, filled: Filled, arrays: dict[str, Block]) -> DecodingBatch:
         """Let the threads decode a batch."""
@@ -121,8 +148,14 @@ class DecodeStage:
 
     def _memory(self, count: int) -> dict[str, Block]:
         try:
-            slot = self._ring.take(0)
+            slot = self._ring.take(0 if self._ring.can_grow() else RELEASE_S)
         except queue.Empty:
+            if not self._ring.can_grow():
+                raise MemoryError(
+                    f"{self._settings.data.path}: the program keeps decoded batches of "
+                    f"{self._ring.nbytes >> 20} MiB, all that memory_limit allows; drop them "
+                    "before asking for more, or raise memory_limit or read_ahead"
+                ) from None
             self._ring.grow(1)
             slot = self._ring.take(0)
         return self._ring.arrays(slot, count)

@@ -22,29 +22,40 @@ from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged
 from .buffer_pool import BufferRing
-from .decode_stage import DecodeStage, DecodingBatch, in_own_thread
+from .decode_stage import RELEASE_S, DecodeStage, DecodingBatch, in_own_thread
 from .error_policy import ErrorPolicy
 from .mapped_batches import MappedBatches
 from .reader_pool import Filled, Filler, Starved
 from .segments import CU_SEQLENS, cumulative
 
-__all__ = ["Batch", "Iteration", "IterationSettings", "Progress"]
+__all__ = ["Batch", "Counts", "Iteration", "IterationSettings", "Progress"]
 
 # Field name -> CPU torch tensor or NumPy array, samples along axis 0; a Ragged of them.
 Batch = dict[str, Any]
 _DECODED_AHEAD = 2  # batches behind the one that the loop waits for
-_RELEASE_S = 10.0  # for another thread of the program to drop batches when memory has run out
 
 
 @dataclass
-class Progress:
-    """What the training loop has had of an epoch."""
+class Counts:
+    """What the training loop has had, of an epoch or of all."""
 
     batches: int = 0
     samples: int = 0
     wait_s: float = 0.0
     skipped: int = 0  # batches that nobody got because some rank could not read its own
     substituted: int = 0  # samples in the place of others that could not be read
+
+
+@dataclass
+class Progress(Counts):
+    """What the training loop has had of an epoch. ended: it has seen the end."""
+
+    ended: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the loop has had anything, if only the end of an epoch without batches."""
+        return self.ended or self.batches + self.skipped > 0
 
 
 @dataclass(frozen=True)
@@ -78,12 +89,14 @@ class Iteration(Iterator[Any]):
         self._filler, self._ring, self._settings = filler, ring, settings
         self._pid = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
+        self._anew: Callable[[], Iterator[Any]] | None = None
+        self._other: Iterator[Any] | None = None
         self._policy, self._decode = policy, decode
         self._decoding: deque[tuple[Filled | BaseException, DecodingBatch | None]] = deque()
         self._ahead: deque[tuple[Future[Any], int, int]] = deque()
         self._step = 0  # of the next batch from the threads
         self._left_out = 0  # steps behind the last batch, which no batch counts
-        self._ended = self._is_starved = False
+        self._ended = self._at_end = self._is_starved = False
         if settings.transform is not None and settings.transform_threads:
             self._pool = ThreadPoolExecutor(settings.transform_threads, "hsgd-transform")
         # Daemons, so that a forgotten iterator never keeps the interpreter from ending; the
@@ -94,6 +107,10 @@ class Iteration(Iterator[Any]):
         filler.start()
 
     def __next__(self) -> Any:
+        if self._anew is not None:
+            if self._other is None:
+                self._other = self._anew()
+            return next(self._other)
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"iteration over {self._settings.source} belongs to process {self._pid}, this is "
@@ -112,10 +129,28 @@ class Iteration(Iterator[Any]):
         self.progress.substituted = self._policy.substituted
         return batch
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory of the batches that were decoded, and of those that are next."""
+        return 0 if self._decode is None else self._decode.nbytes
+
+    def supersede(self, anew: Callable[[], Iterator[Any]]) -> None:
+        """Give what `anew` returns instead, which is called when the loop asks for the first batch;
+        nothing where the loop has had one already, or the iteration was closed.
+        """
+        if not self._ended and not self.progress.has_begun:
+            self.close()
+            self._anew = anew
+
     def close(self) -> None:
         """End the reading threads; the iteration is over."""
-        self._ended = True
+        if self._anew is not None and self._other is None:
+            self._other = iter(())
+        if isinstance(self._other, Iteration):
+            self._other.close()
+        self._ended, self._at_end = True, False
         self._decoding.clear()
+        self._ahead.clear()
         self._stop()
 
     def _finish(self) -> None:
@@ -124,6 +159,7 @@ class Iteration(Iterator[Any]):
         """
         self.progress.skipped += self._left_out
         self._left_out = 0
+        self.progress.ended |= self._at_end
         self.progress.substituted = self._policy.substituted
         self.close()
         reason = self._policy.take_reason()
@@ -194,6 +230,7 @@ class Iteration(Iterator[Any]):
             len(ahead) <= _DECODED_AHEAD
             and isinstance(ahead[-1][0], Filled)
             and not self._is_starved
+            and self._decode.has_room()
             and filler.has_ready()
         ):
             found = self._fetch(may_wait=not ahead)
@@ -240,7 +277,7 @@ class Iteration(Iterator[Any]):
         except MemoryError as error:
             return error
         if found is None:
-            self._ended = True
+            self._ended = self._at_end = True
         return found
 
     def _make_room(self) -> None:
@@ -250,7 +287,7 @@ class Iteration(Iterator[Any]):
         if self._ring.can_grow():
             self._ring.grow(max(1, self._ring.base_slots // 2))
             return
-        deadline = time.monotonic() + min(_RELEASE_S, self._settings.timeout_s)
+        deadline = time.monotonic() + min(RELEASE_S, self._settings.timeout_s)
         while self._filler.is_stuck():
             if time.monotonic() > deadline:
                 raise MemoryError(

@@ -24,7 +24,15 @@ from hsgd.errors import DataError
 
 from ..format.slab_folder import is_slab_folder
 
-__all__ = ["Journal", "Position", "Staged", "staged_folder", "sync_file", "sync_folder"]
+__all__ = [
+    "Journal",
+    "Position",
+    "Staged",
+    "check_target",
+    "staged_folder",
+    "sync_file",
+    "sync_folder",
+]
 
 _OWN_FILES = re.compile(r"(index|slab-\d{5,})\.h5")
 _JOURNALS = "journal-*.json"
@@ -94,7 +102,7 @@ def staged_folder(
     writes to the same target; failures to write inside the block become DataError too.
     """
     target = Path(target).absolute()
-    _check_target(target, overwrite)
+    check_target(target, overwrite)
     hidden = target.parent / f".{target.name}.part"
     kept = False
     try:
@@ -164,7 +172,7 @@ def _publish(data: Path, target: Path, overwrite: bool) -> None:
     shutil.rmtree(old, ignore_errors=True)
     try:
         if target.exists():
-            _check_target(target, overwrite)
+            check_target(target, overwrite)
             target.rename(old)
         data.rename(target)
     except OSError:
@@ -175,7 +183,8 @@ def _publish(data: Path, target: Path, overwrite: bool) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
+def check_target(target: Path, overwrite: bool) -> None:
+    """Raise DataError for what a new folder may not take the place of."""
     if not os.path.lexists(target):
         return
     if not target.is_dir():

@@ -25,7 +25,7 @@ import numpy as np
 from hsgd.errors import DataError
 
 from .chunks import Chunks, chunks_of, load_filters
-from .fields import find_fields, linked_file
+from .fields import find_fields, inner_name, linked_file, stored_name
 from .slab_folder import (
     CHECKSUMS,
     INDEX_NAME,
@@ -141,7 +141,8 @@ class DataMap:
     """Metadata of a dataset. header is that of the index, None for an ordinary HDF5 file.
 
     left_out: what the caller did not choose away and is no field all the same, by name, and why.
-    windows: of a packed dataset, whose samples are windows of that of another.
+    windows: of a packed dataset, whose samples are windows of that of another. group: the names of
+    fields are those inside this group of the files; "" for the whole file.
     """
 
     path: str
@@ -151,6 +152,7 @@ class DataMap:
     header: SlabHeader | None
     left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
     windows: Windows | None = None
+    group: str = ""
 
     @property
     def row_bytes(self) -> int:
@@ -205,9 +207,10 @@ class DataMap:
             return f"{self.windows.source.fingerprint()} in windows of {self.windows.length}"
         if self.header is not None:
             return self.header.dataset_uuid
-        specs = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
+        specs: list[Any] = [(spec.name, spec.shape, spec.dtype.str) for spec in self.fields]
         sizes = [slab.identity[0] for slab in self.slabs]
         sizes += [identity[0] for _, identity in self.linked_files()]
+        specs += [self.group] if self.group else []
         return hashlib.sha256(json.dumps([specs, sizes]).encode()).hexdigest()[:32]
 
     def linked_files(self) -> list[tuple[str, Identity]]:
@@ -235,36 +238,42 @@ class DataMap:
         return first
 
 
-def open_map(path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> DataMap:
+def open_map(
+    path: str | os.PathLike[str], fields: Sequence[str] | None = None, group: str | None = None
+) -> DataMap:
     """Examine a slab folder, its index file, or an ordinary HDF5 file.
 
     fields: names of the datasets to use; by default all of the file, which then must have the same
     first dimension. Soft and external links are followed; single values and links that lead nowhere
-    are named in left_out.
+    are named in left_out. group: of the files, to take the place of the whole file: names are those
+    inside it.
     Raises DataError naming the file for whatever is missing, truncated, foreign, unsealed or of a
-    type that cannot become a tensor; ValueError for unknown field names.
+    type that cannot become a tensor; ValueError for unknown names of fields or of the group.
     """
     if isinstance(fields, str):
         raise TypeError(f"fields={fields!r} is one string; use a list of names")
     if not all(isinstance(name, str) for name in fields or ()):
         raise TypeError(f"fields={fields!r}; use a list of names")
     check_unique(fields or ())
+    inside_of = inner_name(group)
     location = Path(path).absolute()
     if location.is_dir():
         if not is_slab_folder(location):
             inside = ", ".join(sorted(p.name for p in location.iterdir() if is_slab_folder(p)))
             remedy = f"it holds {inside}" if inside else "make one: hsgd data convert SRC DST"
             raise DataError(f"{location}: no slab folder, {INDEX_NAME} is missing; {remedy}")
-        return _map_folder(location, fields)
+        return _map_folder(location, fields, inside_of)
     with examined(location) as file:
         header = read_header(file)
         if header is None or header.slab_index >= 0:
             if header is not None and not header.sealed:
                 raise DataError(f"{location}: not sealed (writing was cut off); convert again")
-            chosen, left_out = choose_fields(file, location, fields)
-            specs, slab = _map_file(file, location, 0, chosen)
-            return DataMap(str(location), specs, (slab,), slab.count, None, left_out)
-    return _map_folder(location.parent, fields)
+            chosen, left_out = choose_fields(file, location, fields, inside_of)
+            specs, slab = _map_file(file, location, 0, chosen, group=inside_of)
+            return DataMap(
+                str(location), specs, (slab,), slab.count, None, left_out, group=inside_of
+            )
+    return _map_folder(location.parent, fields, inside_of)
 
 
 def check_unique(names: Sequence[str]) -> None:
@@ -274,7 +283,7 @@ def check_unique(names: Sequence[str]) -> None:
         raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
 
 
-def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
+def _map_folder(folder: Path, names: Sequence[str] | None, group: str) -> DataMap:
     """Examine the index and every slab, and check that they belong together."""
     index_path = folder / INDEX_NAME
     with examined(index_path) as file:
@@ -298,8 +307,8 @@ def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
         with examined(path) as file:
             header = read_header(file)
             _check_slab(path, header, index, number, start)
-            chosen = chosen or choose_fields(file, path, names)[0]
-            slab_specs, slab = _map_file(file, path, start, chosen, index.checksum_rows)
+            chosen = chosen or choose_fields(file, path, names, group)[0]
+            slab_specs, slab = _map_file(file, path, start, chosen, index.checksum_rows, group)
             if header is not None and header.num_samples != slab.count:
                 raise DataError(
                     f"{path}: {slab.count} samples, its header says {header.num_samples}; "
@@ -315,7 +324,7 @@ def _map_folder(folder: Path, names: Sequence[str] | None) -> DataMap:
             f"{folder}: {start} samples in the slabs, {index.num_samples} in the index; "
             "convert again"
         )
-    return DataMap(str(folder), specs, tuple(slabs), start, index)
+    return DataMap(str(folder), specs, tuple(slabs), start, index, group=group)
 
 
 def _check_slab(
@@ -387,12 +396,18 @@ def _explain_open(path: str, error: OSError) -> str:
 
 
 def choose_fields(
-    file: h5py.File, path: Path, names: Sequence[str] | None
+    file: h5py.File, path: Path, names: Sequence[str] | None, group: str = ""
 ) -> tuple[list[str], dict[str, str]]:
     """The names of the datasets to use, in the order of the file or as given, and why others that
     nobody chose away are left out.
     """
     found = find_fields(file)
+    if group:
+        groups, found = found.some_groups(), found.inside(group)
+        if not found.shapes:
+            raise _UnknownFields(
+                f"{path}: no group {group!r} with fields; groups that have some: {groups}"
+            )
     shapes = found.shapes
     known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
     chosen = list(shapes) if names is None else [name.strip("/") for name in names]
@@ -413,16 +428,22 @@ def choose_fields(
 
 
 def _map_file(
-    file: h5py.File, path: Path, start: int, names: Sequence[str], checksum_rows: int = 0
+    file: h5py.File,
+    path: Path,
+    start: int,
+    names: Sequence[str],
+    checksum_rows: int = 0,
+    group: str = "",
 ) -> tuple[tuple[FieldSpec, ...], SlabMap]:
-    """Specs and extents of the named datasets of one open file.
+    """Specs and extents of the named datasets of one open file, or of a group of it.
 
     checksum_rows: of a slab, whose datasets then must have checksums.
     """
     status = path.stat()
     specs, extents = [], {}
     for name in names:
-        item = file[name]
+        stored = stored_name(group, name)
+        item = file[stored]
         ragged = LONGEST in item.attrs
         dataset = item[VALUES] if ragged else item
         dtype = supported_dtype(dataset, path, name)
@@ -441,7 +462,9 @@ def _map_file(
             refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
         if refusal and (missing := load_filters(dataset)):
             raise DataError(f"{path}: field {name!r}: {missing}")
-        offsets = _map_offsets(file, name, path, checksum_rows, status.st_size) if ragged else None
+        offsets = (
+            _map_offsets(file, stored, path, checksum_rows, status.st_size) if ragged else None
+        )
         if offsets is not None:
             if mapped is None and not dtype.isnative:
                 refusal = "its values are in another byte order"
@@ -453,7 +476,7 @@ def _map_file(
         offset = -1 if refusal or mapped is not None else int(dataset.id.get_offset() or 0)
         chunks = dataset.chunks or (1,)
         chunk_bytes = math.prod(chunks) * dtype.itemsize
-        samples = dataset.shape[0] if offsets is None else file[f"{name}/{OFFSETS}"].shape[0] - 1
+        samples = dataset.shape[0] if offsets is None else file[f"{stored}/{OFFSETS}"].shape[0] - 1
         checksums = _read_checksums(dataset, path, samples, checksum_rows)
         extents[name] = Extent(
             offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped, linked

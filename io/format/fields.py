@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hsgd.errors import DataError
 
@@ -20,12 +20,20 @@ from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["FoundFields", "find_fields", "left_out_line", "linked_file"]
+__all__ = [
+    "FoundFields",
+    "find_fields",
+    "inner_name",
+    "left_out_line",
+    "linked_file",
+    "stored_name",
+]
 
 _MOST_AGAIN = 100_000  # names of groups met before: groups that share groups could take for ever
 _MOST_STEPS = 1_000  # on the way that one link leads
 _DEEPEST = 16  # links to links, as HDF5 has it
 _SHOWN = 5
+_What = TypeVar("_What")
 _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
@@ -37,6 +45,20 @@ class FoundFields:
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+
+    def inside(self, group: str) -> FoundFields:
+        """Those inside a group, by the names that they have there."""
+        return FoundFields(_below(group, self.shapes), _below(group, self.left_out))
+
+    def some_groups(self) -> str:
+        """The first groups with fields, for messages."""
+        groups = sorted({name.rpartition("/")[0] for name in self.shapes} - {""})
+        return ", ".join(groups[:_SHOWN]) or "none"
+
+
+def _below(group: str, named: Mapping[str, _What]) -> dict[str, _What]:
+    start = f"{group}/"
+    return {name[len(start) :]: what for name, what in named.items() if name.startswith(start)}
 
 
 def find_fields(file: h5py.File) -> FoundFields:
@@ -53,6 +75,20 @@ def linked_file(file: h5py.File, item: Any) -> Path | None:
     if h5py.h5o.get_info(item.id).fileno == h5py.h5o.get_info(file.id).fileno:
         return None
     return Path(item.file.filename).absolute()
+
+
+def inner_name(group: str | None) -> str:
+    """A group's name as it stands before those of its fields; "" for the whole file. Raises
+    TypeError.
+    """
+    if group is not None and not isinstance(group, str):
+        raise TypeError(f'group={group!r}; use the name of a group, such as "train"')
+    return "" if group is None else group.strip("/")
+
+
+def stored_name(group: str, name: str) -> str:
+    """What the file calls field `name` of `group`."""
+    return f"{group}/{name}" if group else name
 
 
 def left_out_line(path: str | os.PathLike[str], what: str, reasons: Mapping[str, str]) -> str:

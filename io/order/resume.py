@@ -14,12 +14,14 @@ from .partition import Cut
 
 __all__ = ["EpochState", "state_from"]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class EpochState:
-    """Where an epoch stands. dataset: DataMap.fingerprint(); cuts: how it was left, in order."""
+    """Where an epoch stands. dataset: DataMap.fingerprint(); cuts: how it was left, in order;
+    ended: the loop has seen its end.
+    """
 
     dataset: str
     num_samples: int
@@ -29,6 +31,7 @@ class EpochState:
     window_samples: int
     epoch: int
     cuts: tuple[Cut, ...]
+    ended: bool
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, as JSON and torch.save take them."""

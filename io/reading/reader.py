@@ -34,6 +34,7 @@ from ..format.dataset_index import (
     first_line,
     open_hdf5,
 )
+from ..format.fields import stored_name
 from ..format.ragged import Ragged, join
 from ..order.partition import IntArray
 from . import row_copies
@@ -343,7 +344,7 @@ class RowReader(Closing):
             _check_file(slab.path, slab.identity)
             if (linked := slab.extents[name].linked) is not None:
                 _check_file(*linked)
-            file[name].read_direct(out, np.s_[row : row + len(out)])
+            file[stored_name(self.data.group, name)].read_direct(out, np.s_[row : row + len(out)])
         except DataError:
             raise
         except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
@@ -365,7 +366,9 @@ class RowReader(Closing):
         file = self._hdf5[number] = open_hdf5(slab.path, cache)
         for name, extent in slab.extents.items():
             if extent.refusal and extent.offsets is None:
-                load_filters(file[name])  # this process may not be the one that examined it
+                load_filters(
+                    file[stored_name(self.data.group, name)]
+                )  # this process may not be the one that examined it
         return file
 
     def _abandon(self) -> None:

@@ -35,7 +35,7 @@ class Group(Protocol):
 
 
 def open_map_together(
-    path: str | os.PathLike[str], fields: Sequence[str] | None, comm: Group
+    path: str | os.PathLike[str], fields: Sequence[str] | None, group: str | None, comm: Group
 ) -> DataMap:
     """open_map() on rank 0, and its result, or its error, on all ranks; collective, blocking.
 
@@ -44,7 +44,7 @@ def open_map_together(
     found: DataMap | Exception | None = None
     if comm.rank == 0:
         try:
-            found = open_map(path, fields)
+            found = open_map(path, fields, group)
         except (DataError, ValueError, TypeError, ImportError) as error:
             found = error
     message = np.frombuffer(pickle.dumps(found), np.uint8)

@@ -56,6 +56,23 @@ def names_in(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+FREE_THREADED = """
+import runpy, sys, sysconfig
+known = sysconfig.get_config_var
+sysconfig.get_config_var = lambda name: 1 if name == "Py_GIL_DISABLED" else known(name)
+sys.argv = ["setup.py", "--quiet", "build_ext", "--build-lib", sys.argv[1]]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+def test_a_free_threaded_python_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    done = run(sys.executable, "-c", FREE_THREADED, tmp_path / "lib", cwd=ROOT)
+    assert done.returncode == 1
+    assert "hsgd: error: this Python is a free-threaded build" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "lib").exists()
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))[0]

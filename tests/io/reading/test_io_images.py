@@ -283,6 +283,28 @@ def test_the_least_memory_that_is_asked_for_is_enough(original):
     assert len(by_sample([loader, loader])) == 2 * COUNT
 
 
+def test_decoded_batches_count_in_the_memory_limit_and_in_the_metrics(original, monkeypatch):
+    monkeypatch.setattr(decode_stage, "RELEASE_S", 0.05)
+    each = -(-4 * SIZE * SIZE * 3 // 4096) * 4096
+
+    def needed(read_ahead):
+        with pytest.raises(ValueError, match="need") as refused:
+            make(original, 4, memory_limit=1, read_ahead=read_ahead)
+        return int(re.search(r"need (\d+) bytes", str(refused.value))[1])
+
+    assert needed(9) - needed(5) == 4 * each
+    loader = make(original, 4, memory_limit=needed(3), read_ahead=3)
+    kept = []
+    with pytest.raises(MemoryError, match="keeps decoded batches of 0 MiB, all that memory_limit"):
+        kept.extend(batch["image"] for batch in loader)
+    kept.clear()
+    iteration = iter(loader)
+    next(iteration)
+    assert loader.metrics()["decoded_bytes"] == 3 * each
+    iteration.close()
+    assert loader.metrics()["decoded_bytes"] == 0
+
+
 def test_an_error_of_decoding_is_that_of_its_batch_and_ends_the_iteration(original, monkeypatch):
     loader = make(original, 4)
     batches = iter(loader)

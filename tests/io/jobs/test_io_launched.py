@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 from hsgd.io import PartitionedDataset, PartitionedLoader
@@ -97,6 +98,33 @@ def test_torch_distributed_is_asked_before_variables(folder, tmp_path, monkeypat
         f"PartitionedLoader({str(folder)!r}, 48 samples, rank 0 of 1 (torch.distributed), "
         "12 batches of 4, epoch 0)"
     )
+
+
+def test_a_loader_that_was_made_before_the_ranks_were_known_is_refused(folder, monkeypatch):
+    alone, told = PartitionedLoader(folder, 4), PartitionedLoader(folder, 4, 0, 1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    with pytest.raises(RuntimeError, match=r"each of the 3 ranks would read all samples; make it"):
+        iter(alone)
+    assert len(list(told)) == 12
+    assert len(list(PartitionedLoader(folder, 4))) == 4
+
+
+def iterate_in(module, dataset):
+    """Iterate as a function of that module does."""
+    names = {"__name__": module}
+    exec("def walk(dataset):\n    return list(dataset)", names)
+    return names["walk"](dataset)
+
+
+def test_a_dataset_that_accelerate_would_divide_again_is_refused(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", types.ModuleType("accelerate"))
+    shared, whole = PartitionedDataset(folder, 4, 1, 2), PartitionedDataset(folder, 4, 0, 1)
+    with pytest.raises(ValueError, match=r"rank 1 of 2 already, and accelerator.prepare\(\) would"):
+        iterate_in("accelerate.data_loader", shared)
+    assert len(iterate_in("accelerate.data_loader", whole)) == 12
+    assert len(iterate_in("accelerate.accelerator", shared)) == 6
 
 
 def test_ranks_of_mpirun_share_the_samples_without_a_word(folder):

@@ -1,0 +1,216 @@
+"""SampleWriter: a program's samples, one by one or in batches, as a slab folder.
+
+Owns the files in which samples wait beside the target until the last one has come. What becomes of
+them is a conversion (conversion.py). Never holds samples in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsgd.closing import Closing
+
+from ..format.ragged import Block, Ragged, offsets_of, ragged_of
+from .atomic_folder import check_target
+from .conversion import convert_to_slabs
+
+__all__ = ["SampleWriter"]
+
+_KINDS = "biufc"
+_BUFFER_BYTES = 1 << 20
+
+
+class _Waiting:
+    """The samples of one field in a file. dtype and shape are those of the first sample."""
+
+    def __init__(self, path: Path, name: str, values: NDArray[Any], *, ragged: bool) -> None:
+        self.name, self.ragged = name, ragged
+        self.dtype, self.shape = values.dtype.newbyteorder("="), values.shape[1:]
+        self._path = path
+        self._lengths: list[NDArray[np.int64]] = []
+        self._rows = 0
+        self._file: IO[bytes] = path.open("wb", buffering=_BUFFER_BYTES)
+
+    def check(self, values: NDArray[Any]) -> None:
+        """Raise ValueError or TypeError for what is not as the first sample was."""
+        if values.shape[1:] != self.shape:
+            raise ValueError(
+                f"field {self.name!r} has shape {values.shape[1:]}, in the first sample it had "
+                f"{self.shape}; give all one shape, or name the field in ragged="
+            )
+        if not np.can_cast(values.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f"field {self.name!r} is {values.dtype}, in the first sample it was {self.dtype}; "
+                "give all one dtype"
+            )
+
+    def append(self, values: NDArray[Any], lengths: NDArray[np.int64] | None) -> None:
+        self._file.write(np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data)
+        self._rows += len(values)
+        if lengths is not None:
+            self._lengths.append(lengths)
+
+    def block(self) -> Block:
+        """All samples, mapped."""
+        self._file.flush()
+        shape = (self._rows, *self.shape)
+        mapped = bool(np.prod(shape))
+        values: NDArray[Any] = (
+            np.memmap(self._path, self.dtype, "r", shape=shape)
+            if mapped
+            else np.empty(shape, self.dtype)
+        )
+        return Ragged(values, offsets_of(np.concatenate(self._lengths))) if self.ragged else values
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SampleWriter(Closing):
+    """Takes samples in any order and number; close(), or the end of `with`, makes a slab folder.
+
+    target: the folder, which appears whole or not at all; a block that an error ends leaves none.
+    ragged: fields whose samples differ in length along the first axis; bytes are taken there, too.
+    num_slabs, seed, permute, compress, overwrite: see convert_to_slabs(). Meanwhile the samples lie
+    in a hidden folder beside the target, so the disk holds them twice. Local; one process writes.
+    Raises DataError for a target that exists (without overwrite) and a full disk.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        ragged: Sequence[str] = (),
+        num_slabs: int | None = None,
+        seed: int = 0,
+        permute: bool = True,
+        compress: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        if isinstance(ragged, str):
+            raise TypeError(f"ragged={ragged!r} is one string; use a list of names")
+        self._target = Path(target).absolute()
+        check_target(self._target, overwrite)
+        self._ragged, self._fields = frozenset(ragged), dict[str, _Waiting]()
+        self._options: dict[str, Any] = {
+            "num_slabs": num_slabs,
+            "seed": seed,
+            "permute": permute,
+            "compress": compress,
+            "overwrite": overwrite,
+        }
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(
+            tempfile.mkdtemp(".samples", f".{self._target.name}.", self._target.parent)
+        )
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Samples written so far."""
+        return self._count
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Take one sample: a value, or an array, for each field; the same fields each time.
+
+        Raises ValueError and TypeError for one that is not as the first was: nothing is written.
+        """
+        batch: dict[str, Any] = {}
+        for name, value in sample.items():
+            array = _array_of(name, value)
+            if name in self._ragged and not array.ndim:
+                raise ValueError(f"field {name!r} is ragged and got one value; give an array")
+            batch[name] = [array] if name in self._ragged else array[None]
+        self.write_batch(batch)
+
+    def write_batch(self, batch: Mapping[str, Any]) -> None:
+        """Take several samples: arrays with samples along the first axis, of ragged fields a list
+        of arrays or a Ragged.
+        """
+        if not self._remove.alive:
+            raise ValueError(f"{self._target}: this writer is closed; make another")
+        fields = {name: self._taken(name, value) for name, value in batch.items()}
+        expected = list(self._fields) or [*fields, *sorted(self._ragged - set(fields))]
+        if not fields or sorted(fields) != sorted(expected):
+            raise ValueError(
+                f"a sample has the fields {', '.join(fields) or 'none'}; expected: "
+                f"{', '.join(expected) or 'one at least'}"
+            )
+        counts = {name: count for name, (_, _, count) in fields.items()}
+        if len(set(counts.values())) > 1:
+            text = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ValueError(f"numbers of samples differ: {text}; give each sample all fields")
+        if not self._fields:
+            self._fields = {
+                name: _Waiting(
+                    self._folder / str(number), name, values, ragged=name in self._ragged
+                )
+                for number, (name, (values, _, _)) in enumerate(fields.items())
+            }
+        for name, (values, _, _) in fields.items():
+            self._fields[name].check(values)
+        for name, (values, lengths, _) in fields.items():
+            self._fields[name].append(values, lengths)
+        self._count += next(iter(counts.values()))
+
+    def close(self) -> None:
+        """Make the slab folder, once. After an error the samples are kept while the program runs,
+        and close() can be called again. Raises ValueError where no sample was written.
+        """
+        if not self._remove.alive:
+            return
+        if self.left_by_error:
+            self.discard()
+            return
+        if not self._count:
+            self.discard()
+            raise ValueError(f"{self._target}: no sample was written")
+        arrays = {name: field.block() for name, field in self._fields.items()}
+        convert_to_slabs(arrays, self._target, **self._options)
+        del arrays
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the samples; no slab folder is made."""
+        for field in self._fields.values():
+            field.close()
+        self._remove()
+
+    def _taken(self, name: str, value: Any) -> tuple[NDArray[Any], NDArray[np.int64] | None, int]:
+        """Values, the lengths of ragged samples, and the number of samples."""
+        if name not in self._ragged:
+            array = _array_of(name, value)
+            if not array.ndim:
+                raise ValueError(f"field {name!r} got one value for a batch; use write()")
+            return array, None, len(array)
+        if not isinstance(value, Ragged):
+            parts = [_array_of(name, part) for part in value]
+            if not parts:
+                raise ValueError(f"field {name!r}: a batch of no samples")
+            if any(not part.ndim or part.shape[1:] != parts[0].shape[1:] for part in parts):
+                raise ValueError(f"field {name!r}: only the first axis of its arrays may differ")
+            value = ragged_of(
+                parts, parts[0].shape[1:], np.result_type(*{part.dtype for part in parts})
+            )
+        offsets = np.asarray(value.offsets, np.int64)
+        values = np.asarray(value.values)[offsets[0] : offsets[-1]]
+        return values, np.diff(offsets), len(offsets) - 1
+
+
+def _array_of(name: str, value: Any) -> NDArray[Any]:
+    """An array, or that of the bytes."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return np.frombuffer(value, np.uint8)
+    array = np.asarray(value)
+    if array.dtype.kind not in _KINDS:
+        raise TypeError(f"field {name!r} is {array.dtype}; only numbers, bool and bytes are taken")
+    return array
