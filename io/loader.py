@@ -137,12 +137,7 @@ class PartitionedLoader(Closing):
     ) -> None:
         read = ReadOptions() if read is None else read
         self._options, self._shuffle, self._seed = read, shuffle, seed
-        access = RemoteAccess(read.retry_s)
-        self._data = (
-            open_map_together(path, fields, comm, access)
-            if comm
-            else open_map(path, fields, access)
-        )
+        self._data = _open(path, fields, comm, RemoteAccess(read.retry_s))
         if pack is not None:
             self._pack(pack, batch_size, on_error, chosen=fields is not None)
         self._here = here = rank_here(rank, world_size, comm)
@@ -594,6 +589,17 @@ class PartitionedLoader(Closing):
             )
             self._made = (key, order)
         return self._made[1]
+
+
+def _open(
+    path: str | os.PathLike[str],
+    fields: Sequence[str] | None,
+    comm: NodeGroup | None,
+    access: RemoteAccess,
+) -> DataMap:
+    if comm is None:
+        return open_map(path, fields, access)
+    return open_map_together(path, fields, comm, access)
 
 
 def _add(total: Any, parts: Sequence[Any]) -> None:
