@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import report
+from remote import remote_study
 from studies.io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
 from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
 from studies.io_packages import reason_against
@@ -51,6 +52,8 @@ all ranks together opened with HDF5 / the files that there are: 1 is one parse f
 Peers that are not there are installed once, into hsgd's cache: pyfive, h5coro, LitData, SPDL, Grain
 and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment, and FFCV, which is
 compiled against OpenCV and Numba. Those that cannot be used are named, with the reason.
+
+--remote measures datasets behind a URL, with options of its own: --remote --help.
 
 examples:
   python benchmarks/io_throughput.py --quick
@@ -423,4 +426,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(remote_study.main() if "--remote" in sys.argv else main())

@@ -49,6 +49,7 @@ from .order.partition import (
 from .order.resume import EpochState, state_from
 from .reading.reader import ReadStats
 from .reading.shared_index import open_map_together
+from .remote.objects import RemoteAccess
 
 __all__ = ["Batch", "PartitionedLoader"]
 
@@ -74,7 +75,8 @@ class PartitionedLoader(Closing):
     hsgd.io.Ragged of two of them. Tensors look at the memory into which the file was read and
     belong to the caller: that memory is used again only after the last of them has died.
 
-    path: a slab folder (hsgd data convert) or an ordinary HDF5 file. batch_size: samples per rank.
+    path: a slab folder (hsgd data convert) or an ordinary HDF5 file, or the URL of one (https, http
+    or s3). batch_size: samples per rank.
     rank, world_size: both, or neither: then they are those of comm, of torch.distributed, or what
     torchrun, hsgd run, horovodrun, mpirun or srun say; repr() shows where they are from.
     shuffle: "block" (blocks permuted globally, then samples within windows), "slabs" (the same
@@ -138,9 +140,7 @@ class PartitionedLoader(Closing):
     ) -> None:
         read = ReadOptions() if read is None else read
         self._options, self._shuffle, self._seed = read, shuffle, seed
-        self._data = (
-            open_map_together(path, fields, group, comm) if comm else open_map(path, fields, group)
-        )
+        self._data = _open(path, fields, group, comm, RemoteAccess(read.retry_s))
         if pack is not None:
             self._pack(pack, batch_size, on_error, chosen=fields is not None)
         self._here = here = rank_here(rank, world_size, comm)
@@ -422,6 +422,7 @@ class PartitionedLoader(Closing):
         """What was read since construction, over all iterations in this process.
 
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
+        requests and retries (to servers),
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
         (samples per epoch that another rank has too), tail (elements of a field behind the last
@@ -429,8 +430,8 @@ class PartitionedLoader(Closing):
         those that were decoded),
         cached_slabs (in the memory of the node), cache_bytes (that this rank read for it),
         exchanged_bytes (that it got for it from other nodes), and
-        bypass: field name -> "preadv", "preadv + gzip" and the like for chunks, "mmap", or "h5py: "
-        and the reason.
+        bypass: field name -> "preadv", "range requests" behind a URL, either with " + gzip" and the
+        like for chunks, "mmap", or "h5py: " and the reason.
         """
         bypass = self._data.read_by()
         if self._options.mapped:
@@ -637,6 +638,18 @@ class PartitionedLoader(Closing):
             )
             self._made = (key, order)
         return self._made[1]
+
+
+def _open(
+    path: str | os.PathLike[str],
+    fields: Sequence[str] | None,
+    group: str | None,
+    comm: NodeGroup | None,
+    access: RemoteAccess,
+) -> DataMap:
+    if comm is None:
+        return open_map(path, fields, group, access)
+    return open_map_together(path, fields, group, comm, access)
 
 
 def _add(total: Any, parts: Sequence[Any]) -> None:

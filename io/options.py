@@ -47,6 +47,8 @@ class ReadOptions:
     For data in the page cache, in files that nobody cuts off: that would end the process."""
     timeout_s: float = 600.0
     """Longest wait for one batch."""
+    retry_s: float = 60.0
+    """Of a dataset behind a URL: how long a request that fails is sent again, before DataError."""
 
     def __post_init__(self) -> None:
         least = min(self.read_ahead, self.block_bytes, self.window_bytes, self.threads)
@@ -59,6 +61,8 @@ class ReadOptions:
                 f"transform_threads={self.transform_threads}, "
                 f"decode_threads={self.decode_threads}; use at least 1 (transform_threads 0)"
             )
+        if self.retry_s < 0:
+            raise ValueError(f"retry_s={self.retry_s}; use at least 0")
         if self.mapped and (self.verify or self.direct or self.pin_memory or self.memory_limit):
             raise ValueError(
                 "mapped=True: verify, direct, pin_memory and memory_limit are for batches that are "

@@ -129,13 +129,13 @@ def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
 def _open(data: DataSet, rank: int, ranks: int, path: str) -> dict[str, Any]:
     """Make a loader together with the other ranks, who meet at `path`, and take a batch."""
     from hsgd.io import PartitionedLoader
-    from hsgd.io.format import dataset_index
+    from hsgd.io.format import opening
 
     from hsgd import Comm
 
     opened: list[Any] = []
-    examine = dataset_index.open_hdf5
-    dataset_index.open_hdf5 = lambda *words: (opened.append(words), examine(*words))[1]
+    examine = opening.open_hdf5
+    opening.open_hdf5 = lambda *words: (opened.append(words), examine(*words))[1]
     try:
         with Comm.local(path, rank, ranks) as comm:
             began = time.perf_counter()
@@ -147,7 +147,7 @@ def _open(data: DataSet, rank: int, ranks: int, path: str) -> dict[str, Any]:
             first_s = time.perf_counter() - began
             iteration.close()
     finally:
-        dataset_index.open_hdf5 = examine
+        opening.open_hdf5 = examine
     return {"open_s": made_s, "first_s": first_s, "parsed": len(opened)}
 
 

@@ -36,7 +36,9 @@ _RUN_BYTES = 4 << 20  # of rows that are looked at after one look at the file
 def check_mappable(data: DataMap, shuffle: str, on_error: str) -> None:
     """Raise ValueError, saying why, where batches cannot be views of the files."""
     reason = ""
-    if shuffle != "none":
+    if data.access is not None:
+        reason = f"{data.path} is no file; leave it out"
+    elif shuffle != "none":
         reason = f'shuffle={shuffle!r} needs copies; use "none"'
     elif on_error == "substitute":
         reason = 'on_error="substitute" needs copies; use "raise" or "skip"'

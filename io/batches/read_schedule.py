@@ -26,6 +26,7 @@ from ..reading import row_copies
 from ..reading.files import SECTOR_BYTES, SlabFiles
 from ..reading.reader import RowReader
 from ..reading.row_copies import TASK, Addresses, TaskBatch
+from ..remote.objects import ObjectReader
 from .ragged_places import PlacedRows, RaggedPlacer
 
 __all__ = ["PieceReads", "ReadPlan", "Scheduler", "SlowRead", "staging_bytes"]
@@ -185,20 +186,31 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
 
 
 class Scheduler:
-    """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch."""
+    """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch.
+    objects: what reads those behind URLs.
+    """
 
-    def __init__(self, plan: ReadPlan, field_offsets: Mapping[str, int], files: SlabFiles) -> None:
+    def __init__(
+        self,
+        plan: ReadPlan,
+        field_offsets: Mapping[str, int],
+        files: SlabFiles,
+        objects: ObjectReader,
+    ) -> None:
         self._plan, self._files = plan, files
         self._field_offsets = field_offsets
         slabs = plan.data.slabs
         self._starts = np.array([slab.start for slab in slabs], np.int64)
         self._stops = self._starts + np.array([slab.count for slab in slabs], np.int64)
         self._fields = [spec for spec in plan.data.fields if spec.row_bytes]
+        remote = plan.data.access is not None
         # Byte offsets by slab and field; -1 where libhsgd_io cannot read.
         self._offsets = np.array(
             [
                 [
-                    extent.offset if not extent.refusal and extent.stored_dtype.isnative else -1
+                    -1
+                    if remote or extent.refusal or not extent.stored_dtype.isnative
+                    else extent.offset
                     for extent in (slab.extents[spec.name] for spec in self._fields)
                 ]
                 for slab in slabs
@@ -210,9 +222,10 @@ class Scheduler:
         if plan.cache is not None:
             self._memory = plan.cache.addresses(self._fields)
         # Nothing of these is read from a file.
-        self._held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
+        held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
+        self._without_file = frozenset(range(len(slabs))) if remote else held
         self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
-        self._reader = RowReader(plan.data)  # of offsets
+        self._reader = RowReader(plan.data, objects=objects)  # of offsets
         self._placers = {
             spec.name: RaggedPlacer(
                 self._reader,
@@ -255,7 +268,7 @@ class Scheduler:
             if spec.ragged
         }
         present = sorted(set(slab_of.tolist()))
-        opened, failures = self._open([slab for slab in present if slab not in self._held])
+        opened, failures = self._open([slab for slab in present if slab not in self._without_file])
         tasks, nbytes = self._tasks(portions, addresses, placed, opened)
         expected = self._expected(portions.slabs, portions.starts)
         for column, values in enumerate(expected):

@@ -27,6 +27,7 @@ from ..order.partition import IntArray, StreamPiece, concatenate_ranges
 from ..reading import row_copies
 from ..reading.files import SlabFiles
 from ..reading.reader import ReadStats, RowReader
+from ..remote.objects import ObjectReader, RemoteAccess
 from .buffer_pool import BufferRing, RingClosed, Slot
 from .read_schedule import PieceReads, ReadPlan, Scheduler, SlowRead
 from .segments import SegmentFinder, Starts
@@ -89,9 +90,11 @@ class Filler:
     def __init__(self, plan: ReadPlan, ring: BufferRing, threads: int) -> None:
         self._plan, self._ring = plan, ring
         self._files = SlabFiles(plan.data, direct=plan.direct)
-        self._scheduler = Scheduler(plan, ring.offsets, self._files)
-        windows = plan.data.windows
-        self._segments = SegmentFinder(windows, plan.share.batch_size) if windows else None
+        self._objects = ObjectReader(plan.data.access or RemoteAccess())
+        self._scheduler = Scheduler(plan, ring.offsets, self._files, self._objects)
+        self._segments: SegmentFinder | None = None
+        if plan.data.windows is not None:
+            self._segments = SegmentFinder(plan.data.windows, plan.share.batch_size, self._objects)
         self._pieces = plan.pieces()
         self._planned = 0  # samples of the share whose piece was planned
         self._open: dict[int, Filled] = {}  # batches that wait for another piece, by step
@@ -163,6 +166,7 @@ class Filler:
                 self._ring.give_back(filled.slot)
 
     def _end(self) -> None:
+        self._objects.stop()
         with self._changed:
             self._closed = True
             for work in self._works:
@@ -176,7 +180,7 @@ class Filler:
         """Body of a thread: read what was planned, or plan."""
         try:
             staging = row_copies.Staging(self._scheduler.staging_bytes)
-            with RowReader(self._plan.data, stats) as reader:
+            with RowReader(self._plan.data, stats, self._objects) as reader:
                 while (work := self._next_work(number)) is not None:
                     self._help(work, reader, staging, stats)
         except RingClosed:

@@ -17,6 +17,7 @@ from hsgd.errors import DataError
 from ..format.element_windows import Windows
 from ..order.partition import IntArray, StreamPiece, concatenate_ranges
 from ..reading.reader import RowReader
+from ..remote.objects import ObjectReader
 
 __all__ = ["CU_SEQLENS", "SegmentFinder", "Starts", "cumulative", "documents_between"]
 
@@ -62,11 +63,13 @@ def _of_slab(reader: RowReader, number: int, name: str, low: int, high: int) -> 
 
 
 class SegmentFinder:
-    """For one iteration over a packed dataset; pieces come in order."""
+    """For one iteration over a packed dataset; pieces come in order. objects: what reads
+    those behind URLs.
+    """
 
-    def __init__(self, windows: Windows, batch_size: int) -> None:
+    def __init__(self, windows: Windows, batch_size: int, objects: ObjectReader) -> None:
         self._windows, self._batch_size = windows, batch_size
-        self._reader = RowReader(windows.source)
+        self._reader = RowReader(windows.source, objects=objects)
         element_bytes = max(1, windows.source.fields[0].row_bytes)
         self._near = max(1, _NEAR_BYTES // (element_bytes * windows.length))  # in windows
 

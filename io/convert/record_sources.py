@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError, MissingExtra
 
 from ..format.attributes import Attributes, class_attributes
-from ..format.dataset_index import first_line
+from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from ..format.slab_folder import FieldSpec
 from ..order.partition import IntArray

@@ -28,13 +28,11 @@ from ..format.chunks import load_filters
 from ..format.dataset_index import (
     check_unique,
     choose_fields,
-    examined,
-    first_line,
-    open_hdf5,
     open_map,
     supported_dtype,
 )
 from ..format.fields import find_fields, linked_file
+from ..format.opening import examined, first_line, open_hdf5
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
 from ..order.partition import IntArray

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hsgd.errors import DataError, MissingExtra
 
-from ..format.dataset_index import first_line
+from ..format.opening import first_line
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import FieldSpec
 from .record_sources import identity_of_files

@@ -65,6 +65,12 @@ def _check_slab(
     advance: Callable[[int], object],
 ) -> list[str]:
     slab = data.slabs[number]
+    if data.access is not None:
+        try:
+            found = [_check_slowly(data, number, spec, advance) for spec in data.fields]
+        except DataError as error:
+            return [str(error)]
+        return [line for lines in found for line in lines]
     try:
         descriptor, alignment = files.acquire(number)
     except DataError as error:
@@ -96,7 +102,8 @@ def _is_plain(extent: Extent) -> bool:
 def _check_slowly(
     data: DataMap, number: int, spec: FieldSpec, advance: Callable[[int], object]
 ) -> list[str]:
-    """Blocks that lie in chunks, or that h5py has to read."""
+    """Blocks that lie in chunks or behind a URL, or that h5py has to read."""
+    remote = data.access is not None  # nobody has checked offsets then
     slab, step = data.slabs[number], data.checksum_rows
     lines = []
     with RowReader(data) as reader:
@@ -106,7 +113,7 @@ def _check_slowly(
             first, sizes = None, None
             try:
                 if spec.ragged:
-                    ends = reader.read_offsets(number, spec.name, start, count)
+                    ends = reader.read_offsets(number, spec.name, start, count, verify=remote)
                     first, sizes = int(ends[0]), np.diff(ends) * spec.row_bytes
                 reader.scatter(
                     spec.name, number, start, nowhere, first=first, sizes=sizes, verify=True

@@ -25,7 +25,7 @@ from hsgd.errors import DataError
 
 from ..format.attributes import Attributes, write_attributes
 from ..format.chunks import Compression
-from ..format.dataset_index import first_line
+from ..format.opening import first_line
 from ..format.slab_folder import (
     CHECKSUMS,
     FORMAT_VERSION,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,10 @@ import numpy as np
 
 from hsgd.errors import DataError
 
-from .dataset_index import examined, first_line
+from ..remote.metadata_file import MetadataFile
+from ..remote.objects import ObjectReader, RemoteAccess
+from ..remote.urls import child_url, is_url, names_a_file, url_of
+from .opening import examined, examined_object, first_line
 from .slab_folder import INDEX_NAME, SlabHeader, import_h5py, read_header
 
 if TYPE_CHECKING:
@@ -58,12 +62,22 @@ def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]
     """What the numbers of a field stand for: the folders of images that were converted, or the
     attribute class_names of a user's own file; empty without. Raises as open_map() does.
     """
-    location = Path(path).absolute()
-    with examined(location / INDEX_NAME if location.is_dir() else location) as file:
+    with _index_of(path) as file:
+        location = file.filename
         if field not in file:
             raise DataError(f"{location}: no field {field!r}; there are: {', '.join(sorted(file))}")
         found = file[field].attrs.get(_CLASS_NAMES, ())
         return [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+
+
+def _index_of(path: str | os.PathLike[str]) -> AbstractContextManager[h5py.File]:
+    """The file of a dataset that has the attributes of its fields, open."""
+    if is_url(path):
+        url = url_of(path)
+        url = url if names_a_file(url) else child_url(url, INDEX_NAME)
+        return examined_object(MetadataFile(url, ObjectReader(RemoteAccess())))
+    location = Path(path).absolute()
+    return examined(location / INDEX_NAME if location.is_dir() else location)
 
 
 def read_attributes(file: h5py.File, names: Iterable[str]) -> Attributes:

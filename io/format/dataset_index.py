@@ -7,15 +7,12 @@ open handle), and the checklist that decides whether HDF5 may be bypassed. Never
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +21,22 @@ import numpy as np
 
 from hsgd.errors import DataError
 
+from ..remote.metadata_file import MetadataFile
+from ..remote.objects import ObjectMissing, ObjectReader, RemoteAccess
+from ..remote.urls import is_url, names_a_file, parent_url, url_of
 from .chunks import Chunks, chunks_of, load_filters
 from .fields import find_fields, inner_name, linked_file, stored_name
+from .opening import (
+    Folder,
+    Identity,
+    LocalFolder,
+    RemoteFolder,
+    UnknownFields,
+    examined,
+    examined_object,
+    first_line,
+    identity_of,
+)
 from .slab_folder import (
     CHECKSUMS,
     INDEX_NAME,
@@ -49,40 +60,17 @@ if TYPE_CHECKING:
 __all__ = [
     "DataMap",
     "Extent",
-    "Identity",
     "Offsets",
     "SlabMap",
     "check_unique",
     "choose_fields",
-    "examined",
-    "first_line",
-    "identity_of",
-    "open_hdf5",
     "open_map",
     "supported_dtype",
 ]
 
-Identity = tuple[int, int, int]  # size, mtime_ns, inode
-
 _CHUNKED = "chunked layout"
 _MOST_BYTES = 1 << 62  # of a dataset; positions are 64-bit numbers
 _KINDS = "biufc"  # bool, integers, floats, complex: what becomes a tensor
-_TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
-# What h5py and NumPy raise for names, shapes, types and sizes that no sound file has.
-_DAMAGED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
-
-class _UnknownFields(ValueError):
-    """The caller named fields that the file does not have."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,8 @@ class DataMap:
 
     left_out: what the caller did not choose away and is no field all the same, by name, and why.
     windows: of a packed dataset, whose samples are windows of that of another. group: the names of
-    fields are those inside this group of the files; "" for the whole file.
+    fields are those inside this group of the files; "" for the whole file. access: how what lies
+    behind a URL is read; None for files.
     """
 
     path: str
@@ -153,6 +142,7 @@ class DataMap:
     left_out: Mapping[str, str] = dataclass_field(default_factory=dict)
     windows: Windows | None = None
     group: str = ""
+    access: RemoteAccess | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -219,13 +209,16 @@ class DataMap:
         return sorted({extent.linked for extent in extents if extent.linked is not None})
 
     def read_by(self) -> dict[str, str]:
-        """Field name -> "preadv", "preadv + " and the filters of chunks, or "h5py: " and why."""
+        """Field name -> "preadv", or "range requests" behind a URL, and " + " and the filters of
+        chunks; or "h5py: " and why.
+        """
         if self.windows is not None:
             return self.windows.source.read_by()
         found = {}
+        way = "preadv" if self.access is None else "range requests"
         for name, refusal in self.refusals().items():
             chunks = self.slabs[0].extents[name].chunks
-            plain = "preadv" if chunks is None else f"preadv + {chunks.names}"
+            plain = way if chunks is None else f"{way} + {chunks.names}"
             found[name] = f"h5py: {refusal}" if refusal else plain
         return found
 
@@ -239,14 +232,17 @@ class DataMap:
 
 
 def open_map(
-    path: str | os.PathLike[str], fields: Sequence[str] | None = None, group: str | None = None
+    path: str | os.PathLike[str],
+    fields: Sequence[str] | None = None,
+    group: str | None = None,
+    access: RemoteAccess | None = None,
 ) -> DataMap:
-    """Examine a slab folder, its index file, or an ordinary HDF5 file.
+    """Examine a slab folder, its index file, or an ordinary HDF5 file, or the URL of one.
 
     fields: names of the datasets to use; by default all of the file, which then must have the same
     first dimension. Soft and external links are followed; single values and links that lead nowhere
     are named in left_out. group: of the files, to take the place of the whole file: names are those
-    inside it.
+    inside it. access: how long a server is asked again.
     Raises DataError naming the file for whatever is missing, truncated, foreign, unsealed or of a
     type that cannot become a tensor; ValueError for unknown names of fields or of the group.
     """
@@ -256,24 +252,55 @@ def open_map(
         raise TypeError(f"fields={fields!r}; use a list of names")
     check_unique(fields or ())
     inside_of = inner_name(group)
+    if is_url(path):
+        return _map_url(url_of(path), fields, inside_of, access or RemoteAccess())
     location = Path(path).absolute()
     if location.is_dir():
         if not is_slab_folder(location):
             inside = ", ".join(sorted(p.name for p in location.iterdir() if is_slab_folder(p)))
             remedy = f"it holds {inside}" if inside else "make one: hsgd data convert SRC DST"
             raise DataError(f"{location}: no slab folder, {INDEX_NAME} is missing; {remedy}")
-        return _map_folder(location, fields, inside_of)
+        return _map_folder(LocalFolder(location), fields, inside_of)
     with examined(location) as file:
-        header = read_header(file)
-        if header is None or header.slab_index >= 0:
-            if header is not None and not header.sealed:
-                raise DataError(f"{location}: not sealed (writing was cut off); convert again")
-            chosen, left_out = choose_fields(file, location, fields, inside_of)
-            specs, slab = _map_file(file, location, 0, chosen, group=inside_of)
-            return DataMap(
-                str(location), specs, (slab,), slab.count, None, left_out, group=inside_of
+        data = _map_single(file, location, identity_of(location.stat()), fields, inside_of)
+    return data or _map_folder(LocalFolder(location.parent), fields, inside_of)
+
+
+def _map_url(url: str, names: Sequence[str] | None, group: str, access: RemoteAccess) -> DataMap:
+    """What open_map() does for a file or a folder behind a URL."""
+    reader = ObjectReader(access)
+    data, folder = None, url
+    if names_a_file(url):
+        content, folder = MetadataFile(url, reader), parent_url(url)
+        with examined_object(content) as file:
+            data = _map_single(file, url, content.identity, names, group)
+    if data is None:
+        home = RemoteFolder(folder, reader)
+        if not home.has(INDEX_NAME):
+            raise ObjectMissing(
+                f"{url}: no slab folder, {INDEX_NAME} is missing; check the URL, which of one file "
+                "ends in .h5"
             )
-    return _map_folder(location.parent, fields, inside_of)
+        data = _map_folder(home, names, group)
+    return replace(data, access=access)
+
+
+def _map_single(
+    file: h5py.File,
+    path: Path | str,
+    identity: Identity,
+    names: Sequence[str] | None,
+    group: str,
+) -> DataMap | None:
+    """One open file as a dataset; None for the index of a slab folder."""
+    header = read_header(file)
+    if header is not None and header.slab_index < 0:
+        return None
+    if header is not None and not header.sealed:
+        raise DataError(f"{path}: not sealed (writing was cut off); convert again")
+    chosen, left_out = choose_fields(file, path, names, group)
+    specs, slab = _map_file(file, path, identity, 0, chosen, group=group)
+    return DataMap(str(path), specs, (slab,), slab.count, None, left_out, group=group)
 
 
 def check_unique(names: Sequence[str]) -> None:
@@ -283,10 +310,10 @@ def check_unique(names: Sequence[str]) -> None:
         raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
 
 
-def _map_folder(folder: Path, names: Sequence[str] | None, group: str) -> DataMap:
+def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> DataMap:
     """Examine the index and every slab, and check that they belong together."""
-    index_path = folder / INDEX_NAME
-    with examined(index_path) as file:
+    index_path = folder.place(INDEX_NAME)
+    with folder.examined(INDEX_NAME) as file:
         index = read_header(file)
         if index is None:
             raise DataError(f"{index_path}: not written by hsgd; convert the data again")
@@ -297,18 +324,22 @@ def _map_folder(folder: Path, names: Sequence[str] | None, group: str) -> DataMa
     slabs: list[SlabMap] = []
     specs: tuple[FieldSpec, ...] = ()
     start = 0
-    for number in range(index.num_slabs):
-        path = folder / slab_name(number)
-        if not path.is_file():
+    files = [slab_name(number) for number in range(index.num_slabs)]
+    folder.expect(files)
+    for number, name in enumerate(files):
+        path = folder.place(name)
+        if not folder.has(name):
             raise DataError(
                 f"{path}: slab {number} of {index.num_slabs} is missing; "
                 "restore it or convert again"
             )
-        with examined(path) as file:
+        with folder.examined(name) as file:
             header = read_header(file)
             _check_slab(path, header, index, number, start)
             chosen = chosen or choose_fields(file, path, names, group)[0]
-            slab_specs, slab = _map_file(file, path, start, chosen, index.checksum_rows, group)
+            slab_specs, slab = _map_file(
+                file, path, folder.identity(name), start, chosen, index.checksum_rows, group
+            )
             if header is not None and header.num_samples != slab.count:
                 raise DataError(
                     f"{path}: {slab.count} samples, its header says {header.num_samples}; "
@@ -321,14 +352,14 @@ def _map_folder(folder: Path, names: Sequence[str] | None, group: str) -> DataMa
         start += slab.count
     if start != index.num_samples:
         raise DataError(
-            f"{folder}: {start} samples in the slabs, {index.num_samples} in the index; "
+            f"{folder.path}: {start} samples in the slabs, {index.num_samples} in the index; "
             "convert again"
         )
-    return DataMap(str(folder), specs, tuple(slabs), start, index, group=group)
+    return DataMap(folder.path, specs, tuple(slabs), start, index, group=group)
 
 
 def _check_slab(
-    path: Path, header: SlabHeader | None, index: SlabHeader, number: int, start: int
+    path: Path | str, header: SlabHeader | None, index: SlabHeader, number: int, start: int
 ) -> None:
     """Refuse a slab that is unsealed, or not slab `number` of this dataset."""
     if header is None:
@@ -354,49 +385,8 @@ def _check_slab(
         )
 
 
-def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
-    """Open read-only, without locking, closed on exec; DataError in one line when that fails."""
-    h5py = import_h5py()
-
-    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
-        raise DataError(f"{path}: not a file; name an HDF5 file or a slab folder")
-    try:
-        file = h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check the path, or convert the data") from None
-    except OSError as error:
-        raise DataError(_explain_open(path, error)) from None
-    if file.driver == "sec2":
-        fcntl.fcntl(int(file.id.get_vfd_handle()), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    return file
-
-
-@contextmanager
-def examined(path: Path) -> Iterator[h5py.File]:
-    """An open file; what HDF5 raises for damaged metadata inside the block becomes DataError."""
-    with open_hdf5(str(path)) as file:
-        try:
-            yield file
-        except (DataError, _UnknownFields):
-            raise
-        except _DAMAGED as error:
-            raise DataError(
-                f"{path}: damaged: {first_line(error)}; copy or convert it again"
-            ) from error
-
-
-def _explain_open(path: str, error: OSError) -> str:
-    truncated = _TRUNCATED.search(str(error))
-    if truncated:
-        have, want = truncated.groups()
-        return f"{path}: truncated, bytes [{have}, {want}) are missing; copy or convert it again"
-    if "file signature not found" in str(error):
-        return f"{path}: not an HDF5 file; convert .npz and .npy with: hsgd data convert SRC DST"
-    return f"{path}: cannot be opened as HDF5: {first_line(error)}"
-
-
 def choose_fields(
-    file: h5py.File, path: Path, names: Sequence[str] | None, group: str = ""
+    file: h5py.File, path: Path | str, names: Sequence[str] | None, group: str = ""
 ) -> tuple[list[str], dict[str, str]]:
     """The names of the datasets to use, in the order of the file or as given, and why others that
     nobody chose away are left out.
@@ -405,7 +395,7 @@ def choose_fields(
     if group:
         groups, found = found.some_groups(), found.inside(group)
         if not found.shapes:
-            raise _UnknownFields(
+            raise UnknownFields(
                 f"{path}: no group {group!r} with fields; groups that have some: {groups}"
             )
     shapes = found.shapes
@@ -415,7 +405,7 @@ def choose_fields(
     if unknown:
         reasons = [f"{name}: {found.left_out[name]}" for name in unknown if name in found.left_out]
         why = f" ({', '.join(reasons)})" if reasons else ""
-        raise _UnknownFields(f"{path}: no field {', '.join(unknown)}{why}; there are: {known}")
+        raise UnknownFields(f"{path}: no field {', '.join(unknown)}{why}; there are: {known}")
     if not chosen:
         reasons = [f"{name}: {why}" for name, why in list(found.left_out.items())[:5]]
         raise DataError(
@@ -429,7 +419,8 @@ def choose_fields(
 
 def _map_file(
     file: h5py.File,
-    path: Path,
+    path: Path | str,
+    identity: Identity,
     start: int,
     names: Sequence[str],
     checksum_rows: int = 0,
@@ -439,7 +430,7 @@ def _map_file(
 
     checksum_rows: of a slab, whose datasets then must have checksums.
     """
-    status = path.stat()
+    size = identity[0]
     specs, extents = [], {}
     for name in names:
         stored = stored_name(group, name)
@@ -450,7 +441,7 @@ def _map_file(
         specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
         other = linked_file(file, dataset)
         linked = None if other is None else (str(other), identity_of(other.stat()))
-        file_bytes = status.st_size if linked is None else linked[1][0]
+        file_bytes = size if linked is None else linked[1][0]
         _check_claim(dataset, dtype, file_bytes, path)
         home = file if other is None else dataset.file
         refusal = _bypass_refusal(home, dataset, dtype, file_bytes, other or path)
@@ -458,13 +449,16 @@ def _map_file(
         if linked is not None:
             refusal = f"external link to {linked[0]}"
         elif refusal == _CHUNKED:
-            found = chunks_of(dataset, status.st_size)
+            found = chunks_of(dataset, size)
             refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
+        if refusal and isinstance(path, str):
+            raise DataError(
+                f"{path}: field {name!r}: {refusal}, which only h5py reads, and only from files; "
+                "convert it with hsgd data convert, copy it, or name other fields"
+            )
         if refusal and (missing := load_filters(dataset)):
             raise DataError(f"{path}: field {name!r}: {missing}")
-        offsets = (
-            _map_offsets(file, stored, path, checksum_rows, status.st_size) if ragged else None
-        )
+        offsets = _map_offsets(file, stored, path, checksum_rows, size) if ragged else None
         if offsets is not None:
             if mapped is None and not dtype.isnative:
                 refusal = "its values are in another byte order"
@@ -481,10 +475,12 @@ def _map_file(
         extents[name] = Extent(
             offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped, linked
         )
-    return tuple(specs), SlabMap(str(path), start, samples, identity_of(status), extents)
+    return tuple(specs), SlabMap(str(path), start, samples, identity, extents)
 
 
-def _check_claim(dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path) -> None:
+def _check_claim(
+    dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path | str
+) -> None:
     """Refuse a shape that no file of this size can have: memory is planned by it."""
     nbytes = dataset.shape[0] * max(1, math.prod(dataset.shape[1:]) * dtype.itemsize)
     create = dataset.id.get_create_plist()
@@ -497,7 +493,7 @@ def _check_claim(dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, p
 
 
 def _map_offsets(
-    file: h5py.File, name: str, path: Path, checksum_rows: int, file_bytes: int
+    file: h5py.File, name: str, path: Path | str, checksum_rows: int, file_bytes: int
 ) -> Offsets:
     """Where the offsets of a ragged field lie; DataError when they cannot be those of a slab."""
     dataset, values = file[f"{name}/{OFFSETS}"], file[f"{name}/{VALUES}"]
@@ -520,7 +516,7 @@ def _map_offsets(
     return Offsets(int(dataset.id.get_offset()), checksums, first, elements, longest, largest)
 
 
-def _read_checksums(dataset: h5py.Dataset, path: Path, samples: int, rows: int) -> bytes:
+def _read_checksums(dataset: h5py.Dataset, path: Path | str, samples: int, rows: int) -> bytes:
     """The checksums of a dataset, one for each `rows` of so many samples; nothing for rows 0."""
     if not rows:
         return b""
@@ -534,7 +530,7 @@ def _read_checksums(dataset: h5py.Dataset, path: Path, samples: int, rows: int) 
     return found.tobytes()
 
 
-def supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[Any]:
+def supported_dtype(dataset: h5py.Dataset, path: Path | str, name: str) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = dataset.dtype
     except TypeError as error:  # h5py has no dtype for some types of HDF5
@@ -550,24 +546,25 @@ def supported_dtype(dataset: h5py.Dataset, path: Path, name: str) -> np.dtype[An
 
 
 def _bypass_refusal(
-    file: h5py.File, dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path
+    file: h5py.File, dataset: h5py.Dataset, dtype: np.dtype[Any], file_bytes: int, path: Path | str
 ) -> str:
     """Why the rows cannot be read around HDF5; "" when all of these hold, _CHUNKED when only the
     layout is another.
 
-    Driver sec2, no user block, contiguous layout without external files, a plain number or bool in
-    the file exactly as in memory up to byte order, space allocated, storage size equal to that of
-    the rows. Rows that end beyond the file are an error, not a refusal.
+    A plain file or object, no user block, contiguous layout without external files, a plain number
+    or bool in the file exactly as in memory up to byte order, space allocated, storage size equal
+    to that of the rows. Rows that end beyond the file are an error, not a refusal.
     """
     h5py = import_h5py()
 
     if dataset.is_virtual:
-        _check_virtual_sources(dataset, path)
+        if isinstance(path, Path):
+            _check_virtual_sources(dataset, path)
         return "virtual dataset"
     create = dataset.id.get_create_plist()
     if create.get_layout() != h5py.h5d.CONTIGUOUS and not dataset.chunks:
         return "compact layout"
-    if file.driver != "sec2":
+    if file.driver not in ("sec2", "fileobj"):  # of open_hdf5() and of MetadataFile
         return f"file driver {file.driver}"
     if file.userblock_size:
         return f"user block of {file.userblock_size} bytes"
@@ -599,14 +596,3 @@ def _check_virtual_sources(dataset: h5py.Dataset, path: Path) -> None:
         source = path.parent / name
         if not source.is_file():
             raise DataError(f"{path}: {dataset.name} takes rows from {source}, which is missing")
-
-
-def identity_of(status: os.stat_result) -> Identity:
-    """What must stay the same while a file is in use."""
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def first_line(error: BaseException) -> str:
-    """The text of an error, cut to one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -62,7 +62,9 @@ def packed_map(data: DataMap, length: int, *, chosen: bool) -> DataMap:
         )
     packed = tuple(replace(s, shape=(length, *s.shape), ragged=False) for s in specs)
     windows = Windows(source, length, crossing, elements % length)
-    return DataMap(data.path, packed, slabs, elements // length, None, data.left_out, windows)
+    return DataMap(
+        data.path, packed, slabs, elements // length, None, data.left_out, windows, data.access
+    )
 
 
 def _packable(data: DataMap, *, chosen: bool) -> tuple[FieldSpec, ...]:

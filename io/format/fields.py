@@ -193,6 +193,8 @@ class _Walk:
             link = group.get(step, getlink=True)
             if isinstance(link, self._h5py.SoftLink):
                 reason = self._obstacle(group, link.path, depth + 1)
+            elif isinstance(link, self._h5py.ExternalLink) and group.file.driver == "fileobj":
+                reason = f"a link to the file {link.filename}, which is not followed from a URL"
             elif isinstance(link, self._h5py.ExternalLink):
                 reason = self._external_obstacle(group, link, depth)
             else:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from hsgd.errors import DataError
 
-from ..format.dataset_index import DataMap, Identity, SlabMap, identity_of
+from ..format.dataset_index import DataMap, SlabMap
+from ..format.opening import Identity, identity_of
 
 __all__ = ["SECTOR_BYTES", "SlabFiles", "check_unchanged"]
 
@@ -39,8 +40,8 @@ class SlabFiles:
 
     def __init__(self, data: DataMap, *, direct: bool = False) -> None:
         self.data = data
-        self.direct_refusal = ""
-        self._direct = direct
+        self.direct_refusal = f"{data.path} is no file" if direct and data.access else ""
+        self._direct = direct and data.access is None
         self._forget()
         _live.add(self)
 

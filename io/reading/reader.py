@@ -29,14 +29,13 @@ from ..format.chunks import Undecodable, decode, load_filters
 from ..format.dataset_index import (
     DataMap,
     Extent,
-    Identity,
     Offsets,
-    first_line,
-    open_hdf5,
 )
 from ..format.fields import stored_name
+from ..format.opening import Identity, first_line, object_identity, open_hdf5
 from ..format.ragged import Ragged, join
 from ..order.partition import IntArray
+from ..remote.objects import ObjectReader, RemoteAccess, RequestCounts
 from . import row_copies
 from .files import SlabFiles, check_unchanged
 
@@ -50,7 +49,7 @@ _OPEN_FILES = 64  # kept open by one RowReader
 
 
 @dataclass
-class ReadStats:
+class ReadStats(RequestCounts):
     """What was read so far. Written by the reading thread."""
 
     bytes_read: int = 0
@@ -64,12 +63,19 @@ class RowReader(Closing):
     """Reads ranges of rows. Belongs to one thread of one process; opens files when needed.
 
     A forked child closes its copies of the descriptors at once, and opens its own when it reads.
+    objects: what reads those behind URLs, for several readers.
     """
 
-    def __init__(self, data: DataMap, stats: ReadStats | None = None) -> None:
+    def __init__(
+        self,
+        data: DataMap,
+        stats: ReadStats | None = None,
+        objects: ObjectReader | None = None,
+    ) -> None:
         self.data = data
         self.stats = stats if stats is not None else ReadStats()
         self._files = SlabFiles(data)
+        self._objects = objects or ObjectReader(data.access or RemoteAccess())
         self._hdf5: OrderedDict[int, h5py.File] = OrderedDict()
         self._inherited = self._hdf5  # after a fork: the parent's, kept so that nothing closes them
         self._specs = {spec.name: spec for spec in data.fields}
@@ -77,7 +83,9 @@ class RowReader(Closing):
         self._stops = list(itertools.accumulate(data.slab_counts))
         self._element_stops: dict[str, list[int]] = {}  # of ragged fields, by slab
         # Of a packed dataset: reads the samples that the windows go over.
-        self._source = None if data.windows is None else RowReader(data.windows.source, self.stats)
+        self._source: RowReader | None = None
+        if data.windows is not None:
+            self._source = RowReader(data.windows.source, self.stats, objects)
         _live_readers.add(self)
 
     def close(self) -> None:
@@ -249,7 +257,10 @@ class RowReader(Closing):
         slab, spec = self.data.slabs[number], self._specs[name]
         if slab.extents[name].chunks is None:
             block = np.empty((rows, *spec.shape), spec.dtype)
-            self.read(name, slab.start + row, block)
+            if slab.extents[name].offsets is None:
+                self.read(name, slab.start + row, block)
+            else:  # of an object
+                self.read_elements(number, name, row, block)
             yield 0, block
             return
         for low, block in self._chunk_rows(number, name, row, rows):
@@ -316,6 +327,10 @@ class RowReader(Closing):
     def _read_bytes(self, number: int, position: int, out: NDArray[Any]) -> None:
         """Fill `out` with bytes of a slab from `position` on."""
         slab = self.data.slabs[number]
+        if (identity := object_identity(slab.identity)) is not None:
+            view = out.reshape(-1).view(np.uint8).data
+            self._objects.read_into(slab.path, identity, position, view, self.stats)
+            return
         descriptor, _ = self._files.acquire(number)
         self._files.release([number])
         view = out.reshape(-1).view(np.uint8).data
@@ -381,7 +396,8 @@ class RowReader(Closing):
 
 
 def _check_file(path: str, identity: Identity) -> None:
-    check_unchanged(path, identity, Path(path).stat())
+    if object_identity(identity) is None:  # an object is asked for by its ETag
+        check_unchanged(path, identity, Path(path).stat())
 
 
 def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Offsets) -> None:

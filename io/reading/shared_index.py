@@ -16,6 +16,7 @@ import numpy as np
 from hsgd.errors import DataError
 
 from ..format.dataset_index import DataMap, open_map
+from ..remote.objects import RemoteAccess
 
 __all__ = ["Group", "open_map_together"]
 
@@ -35,7 +36,11 @@ class Group(Protocol):
 
 
 def open_map_together(
-    path: str | os.PathLike[str], fields: Sequence[str] | None, group: str | None, comm: Group
+    path: str | os.PathLike[str],
+    fields: Sequence[str] | None,
+    group: str | None,
+    comm: Group,
+    access: RemoteAccess | None = None,
 ) -> DataMap:
     """open_map() on rank 0, and its result, or its error, on all ranks; collective, blocking.
 
@@ -44,7 +49,7 @@ def open_map_together(
     found: DataMap | Exception | None = None
     if comm.rank == 0:
         try:
-            found = open_map(path, fields, group)
+            found = open_map(path, fields, group, access)
         except (DataError, ValueError, TypeError, ImportError) as error:
             found = error
     message = np.frombuffer(pickle.dumps(found), np.uint8)

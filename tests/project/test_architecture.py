@@ -83,13 +83,15 @@ PACKAGES = {
     "hsgd.agent": "hsgd.job hsgd.launch",
     "hsgd.doctor": "hsgd.job hsgd.launch",
     "hsgd.io.order": "",
-    "hsgd.io.format": "hsgd.io.order",
-    "hsgd.io.reading": "hsgd.io.format hsgd.io.order",
+    "hsgd.io.remote": "",
+    "hsgd.io.format": "hsgd.io.order hsgd.io.remote",
+    "hsgd.io.reading": "hsgd.io.format hsgd.io.order hsgd.io.remote",
     "hsgd.io.cache": "hsgd.io.format hsgd.io.order hsgd.io.reading",
-    "hsgd.io.batches": "hsgd.io.cache hsgd.io.format hsgd.io.order hsgd.io.reading",
+    "hsgd.io.batches": "hsgd.io.cache hsgd.io.format hsgd.io.order hsgd.io.reading hsgd.io.remote",
     "hsgd.io.convert": "hsgd.io.batches hsgd.io.format hsgd.io.order hsgd.io.reading",
     "hsgd.io": (
-        "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order hsgd.io.reading"
+        "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order "
+        "hsgd.io.reading hsgd.io.remote"
     ),
     "hsgd": (
         "hsgd.agent hsgd.box hsgd.device hsgd.doctor hsgd.io hsgd.job hsgd.launch hsgd.plan "

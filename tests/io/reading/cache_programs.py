@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from hsgd.io.format import dataset_index
+from hsgd.io.format import opening
 
 from hdf5_samples import tokens_of
 from hsgd import Comm
@@ -57,8 +57,8 @@ def read_epochs(comm: Comm, folder: str, options: dict[str, Any]) -> list[list[i
 
 def main(folder: str) -> None:
     opened = []
-    examine, dataset_index.open_hdf5 = (
-        dataset_index.open_hdf5,
+    examine, opening.open_hdf5 = (
+        opening.open_hdf5,
         lambda *a: (opened.append(a), examine(*a))[1],
     )
     comm = Comm()

@@ -284,8 +284,6 @@ def test_seats_count_ranks_node_by_node_however_they_are_numbered():
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(original, monkeypatch, options, message):
-    monkeypatch.setattr(
-        "hsgd.io.loader.open_map_together", lambda path, fields, group, comm: open_map(path)
-    )
+    monkeypatch.setattr("hsgd.io.loader.open_map_together", lambda path, *_: open_map(path))
     with pytest.raises(ValueError, match=message):
         loader_of(original, 5, 0, 3, **TINY, **options)

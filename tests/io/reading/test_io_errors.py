@@ -163,11 +163,11 @@ def test_policies_that_cannot_hold_are_refused(folder, options, message):
 
 def count_examinations(seat, folder, path):
     """How many files this rank opened with HDF5, and its numbers; or the text of its error."""
-    from hsgd.io.format import dataset_index
+    from hsgd.io.format import opening
 
     opened = []
-    examine, dataset_index.open_hdf5 = (
-        dataset_index.open_hdf5,
+    examine, opening.open_hdf5 = (
+        opening.open_hdf5,
         lambda *a: (opened.append(a), examine(*a))[1],
     )
     try:
@@ -176,7 +176,7 @@ def count_examinations(seat, folder, path):
     except DataError as error:
         return len(opened), str(error)
     finally:
-        dataset_index.open_hdf5 = examine
+        opening.open_hdf5 = examine
 
 
 def test_only_rank_0_parses_the_metadata_and_its_errors_reach_all(pool, original, tmp_path):

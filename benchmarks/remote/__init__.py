@@ -1,0 +1,3 @@
+"""What io_throughput.py --remote measures."""
+
+__all__: list[str] = []

@@ -1,0 +1,225 @@
+"""HDF5 files as they are opened to be examined, and slab folders, on the disk or behind a URL.
+
+Owns what their errors become, and what must stay the same while a file is in use. Never reads
+samples (reading/reader.py) and never decides how they are read (dataset_index.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hsgd.errors import DataError
+
+from ..remote.metadata_file import MetadataFile, open_objects
+from ..remote.objects import ObjectIdentity, ObjectMissing, ObjectReader
+from ..remote.urls import child_url
+from .slab_folder import import_h5py
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = [
+    "Folder",
+    "Identity",
+    "LocalFolder",
+    "RemoteFolder",
+    "UnknownFields",
+    "examined",
+    "examined_object",
+    "first_line",
+    "identity_of",
+    "object_identity",
+    "open_hdf5",
+]
+
+Identity = tuple[int, int, int] | ObjectIdentity  # of a file: size, mtime_ns, inode
+
+_TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
+_AHEAD = 64  # objects whose metadata is fetched together
+# What h5py and NumPy raise for names, shapes, types and sizes that no sound file has.
+_DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class UnknownFields(ValueError):
+    """The caller named fields that the file does not have."""
+
+
+def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
+    """Open read-only, without locking, closed on exec; DataError in one line when that fails."""
+    h5py = import_h5py()
+
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
+        raise DataError(f"{path}: not a file; name an HDF5 file or a slab folder")
+    try:
+        file = h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; check the path, or convert the data") from None
+    except OSError as error:
+        raise DataError(_explain_open(path, error)) from None
+    if file.driver == "sec2":
+        fcntl.fcntl(int(file.id.get_vfd_handle()), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    return file
+
+
+@contextmanager
+def examined(path: Path) -> Iterator[h5py.File]:
+    """An open file; what HDF5 raises for damaged metadata inside the block becomes DataError."""
+    with open_hdf5(str(path)) as file, _damage_as_error(path):
+        yield file
+
+
+@contextmanager
+def examined_object(content: MetadataFile) -> Iterator[h5py.File]:
+    """The same for an object behind a URL."""
+    h5py = import_h5py()
+
+    try:
+        try:
+            file = h5py.File(content, "r")
+        except OSError as error:
+            raise DataError(_explain_open(content.url, error)) from None
+        with file, _damage_as_error(content.url):
+            yield file
+    except DataError:
+        if content.failure is not None:  # HDF5 hides why it got no bytes
+            raise content.failure from None
+        raise
+
+
+@contextmanager
+def _damage_as_error(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except (DataError, UnknownFields):
+        raise
+    except _DAMAGED as error:
+        raise DataError(
+            f"{path}: damaged: {first_line(error)}; copy or convert it again"
+        ) from error
+
+
+class Folder(Protocol):
+    """Where the files of a dataset lie."""
+
+    path: str
+
+    def expect(self, names: Sequence[str]) -> None:
+        """These will be examined, in this order."""
+
+    def place(self, name: str) -> Path | str:
+        """What a file is called in messages and in a SlabMap."""
+
+    def has(self, name: str) -> bool:
+        """Whether a file is there."""
+
+    def examined(self, name: str) -> AbstractContextManager[h5py.File]:
+        """A file that is there, open; raises DataError."""
+
+    def identity(self, name: str) -> Identity:
+        """Of a file that was examined."""
+
+
+class LocalFolder:
+    """Of a file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.path = folder, str(folder)
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Nothing to prepare."""
+
+    def place(self, name: str) -> Path:
+        return self._folder / name
+
+    def has(self, name: str) -> bool:
+        return self.place(name).is_file()
+
+    def examined(self, name: str) -> AbstractContextManager[h5py.File]:
+        return examined(self.place(name))
+
+    def identity(self, name: str) -> Identity:
+        return identity_of(self.place(name).stat())
+
+
+class RemoteFolder:
+    """Behind a URL; files that are expected are fetched many at once, each with the parts that the
+    last one needed.
+    """
+
+    def __init__(self, url: str, reader: ObjectReader) -> None:
+        self.path, self._reader = url, reader
+        self._names: list[str] = []
+        self._ahead: dict[str, MetadataFile | None] = {}  # None: not there
+        self._last: MetadataFile | None = None
+
+    def expect(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+
+    def place(self, name: str) -> str:
+        return child_url(self.path, name)
+
+    def has(self, name: str) -> bool:
+        return self._fetched(name) is not None
+
+    def examined(self, name: str) -> AbstractContextManager[h5py.File]:
+        content = self._fetched(name)
+        if content is None:
+            raise ObjectMissing(f"{self.place(name)}: no such object; check the URL")
+        self._last = content
+        return examined_object(content)
+
+    def identity(self, name: str) -> Identity:
+        content = self._fetched(name)
+        assert content is not None
+        return content.identity
+
+    def _fetched(self, name: str) -> MetadataFile | None:
+        if name not in self._ahead:
+            at = self._names.index(name) if name in self._names else -1
+            first = at <= 0  # alone: nobody knows yet what of it is needed
+            names = [name] if first else self._names[at : at + _AHEAD]
+            pages = () if first or self._last is None else self._last.pages
+            found = open_objects([self.place(n) for n in names], self._reader, pages)
+            self._ahead = dict(zip(names, found, strict=True))
+        return self._ahead[name]
+
+
+def _explain_open(path: str, error: OSError) -> str:
+    truncated = _TRUNCATED.search(str(error))
+    if truncated:
+        have, want = truncated.groups()
+        return f"{path}: truncated, bytes [{have}, {want}) are missing; copy or convert it again"
+    if "file signature not found" in str(error):
+        return f"{path}: not an HDF5 file; convert .npz and .npy with: hsgd data convert SRC DST"
+    return f"{path}: cannot be opened as HDF5: {first_line(error)}"
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What must stay the same while a file is in use."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def object_identity(identity: Identity) -> ObjectIdentity | None:
+    """The same of an object behind a URL; None for that of a file."""
+    return identity if len(identity) == 2 else None
+
+
+def first_line(error: BaseException) -> str:
+    """The text of an error, cut to one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,273 @@
+"""One range of one object by HTTP or S3, once: urllib3 and botocore.
+
+Owns the clients of a process, with their connections, which a forked child makes anew, and what an
+answer means. Never tries again (objects.py), and never puts a query or a header into a message.
+Both clients read from the socket outside the GIL, and both live on in forked processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hsgd.errors import MissingExtra
+
+from .urls import s3_place
+
+__all__ = ["Answer", "Client", "RequestFailed", "client_for"]
+
+_CONNECTIONS = 64  # kept open to one server
+_CONNECT_S, _READ_S = 10.0, 30.0  # longest silence
+_MOST_REDIRECTS = 5
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+# A client is made anew where one of these has changed.
+_S3_SETTINGS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"),
+)
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_SECRETS = re.compile(r"\?\S*")
+
+
+class RequestFailed(Exception):
+    """A request that brought nothing. status: of the answer, 0 without one. again: whether another
+    try may help. after_s: how long the server asks to wait before it.
+    """
+
+    def __init__(self, reason: str, status: int = 0, *, again: bool, after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.status, self.again, self.after_s = status, again, after_s
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A range that a server is about to send. start, stop, size: as it says. etag: "" without.
+
+    read_into: next bytes into a buffer, and how many, 0 at the end. finish: with True the
+    connection is used again, all bytes were read.
+    """
+
+    start: int
+    stop: int
+    size: int
+    etag: str
+    read_into: Callable[[memoryview], int]
+    finish: Callable[[bool], None]
+
+
+class Client(Protocol):
+    """Asks for ranges; safe to use from several threads."""
+
+    def get(self, url: str, start: int, stop: int, etag: str) -> Answer:
+        """Ask for bytes [start, stop), if the object still has this ETag ("": whatever it has).
+        Raises RequestFailed.
+        """
+
+    def failure(self, error: Exception) -> RequestFailed | None:
+        """What an exception of read_into() means; None when it is none of the network."""
+
+
+class _HttpClient:
+    def __init__(self) -> None:
+        try:
+            import urllib3
+        except ImportError as error:
+            raise MissingExtra(f"URLs need urllib3 ({error}); pip install urllib3") from None
+        self._urllib3 = urllib3
+        self._retries = urllib3.Retry(
+            connect=0, read=0, redirect=_MOST_REDIRECTS, status=0, other=0, raise_on_status=False
+        )
+        options: dict[str, Any] = {
+            "maxsize": _CONNECTIONS,
+            "timeout": urllib3.Timeout(connect=_CONNECT_S, read=_READ_S),
+        }
+        self._plain = urllib3.PoolManager(**options)
+        self._proxies = {
+            url: urllib3.ProxyManager(url, **options) for url in set(_proxies().values())
+        }
+
+    def get(self, url: str, start: int, stop: int, etag: str) -> Answer:
+        headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        if etag.startswith('"'):  # neither a weak one, which never matches, nor a date
+            headers["If-Match"] = etag
+        try:
+            response = self._pool(url).request(
+                "GET",
+                url,
+                headers=headers,
+                retries=self._retries,
+                preload_content=False,
+                decode_content=False,
+            )
+        except self._urllib3.exceptions.HTTPError as error:
+            raise self.failure(error) or error from None
+        if response.status not in (200, 206):
+            response.close()
+            raise _refusal(response.status, response.headers.get("Retry-After", ""))
+
+        def finish(whole: bool) -> None:
+            if whole:
+                response.release_conn()
+            else:
+                response.close()
+
+        try:
+            found = _range_of(response.status, response.headers)
+        except RequestFailed:
+            response.close()
+            raise
+        tag = response.headers.get("ETag", "") or response.headers.get("Last-Modified", "")
+        return Answer(*found, tag, response.readinto, finish)
+
+    def failure(self, error: Exception) -> RequestFailed | None:
+        reason = error.reason if isinstance(error, self._urllib3.exceptions.MaxRetryError) else None
+        found = reason or error
+        if isinstance(found, OSError | self._urllib3.exceptions.HTTPError):
+            return RequestFailed(_first_line(found), again=True)
+        return None
+
+    def _pool(self, url: str) -> Any:
+        from urllib.parse import urlsplit
+        from urllib.request import proxy_bypass
+
+        parts = urlsplit(url)
+        proxy = _proxies().get(parts.scheme)
+        if proxy is None or proxy_bypass(parts.netloc):
+            return self._plain
+        return self._proxies.get(proxy, self._plain)
+
+
+class _S3Client:
+    """Credentials, region and endpoint are those that botocore finds."""
+
+    def __init__(self) -> None:
+        try:
+            import botocore
+            import botocore.config
+            import botocore.exceptions
+            import botocore.session
+            import urllib3
+        except ImportError as error:
+            raise MissingExtra(f"s3:// needs botocore ({error}); pip install botocore") from None
+        session = botocore.session.get_session()
+        options: dict[str, Any] = {}
+        self._signs = session.get_credentials() is not None
+        if not self._signs:  # public buckets
+            options["signature_version"] = botocore.UNSIGNED
+        # A name of its own for each bucket is what servers other than AWS rarely have.
+        if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+            options["s3"] = {"addressing_style": "path"}
+        config = botocore.config.Config(
+            connect_timeout=_CONNECT_S,
+            read_timeout=_READ_S,
+            max_pool_connections=_CONNECTIONS,
+            retries={"total_max_attempts": 1},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            **options,
+        )
+        region = session.get_config_variable("region") or "us-east-1"
+        self.client = session.create_client("s3", region_name=region, config=config)
+        self._errors, self._urllib3 = botocore.exceptions, urllib3
+
+    def get(self, url: str, start: int, stop: int, etag: str) -> Answer:
+        wanted = {**s3_place(url), "Range": f"bytes={start}-{stop - 1}"}
+        if etag:
+            wanted["IfMatch"] = etag
+        try:
+            found = self.client.get_object(**wanted)
+        except (self._errors.BotoCoreError, self._errors.ClientError) as error:
+            raise self.failure(error) or error from None
+        body, answer = found["Body"], found["ResponseMetadata"]
+
+        def finish(whole: bool) -> None:
+            if not whole:
+                body.close()
+
+        span = _range_of(answer["HTTPStatusCode"], answer["HTTPHeaders"])
+        return Answer(*span, found.get("ETag", ""), body.readinto, finish)
+
+    def failure(self, error: Exception) -> RequestFailed | None:
+        if isinstance(error, self._errors.ClientError):
+            answer = error.response.get("ResponseMetadata", {})
+            after = answer.get("HTTPHeaders", {}).get("retry-after", "")
+            refusal = _refusal(int(answer.get("HTTPStatusCode", 0)), after)
+            if refusal.status in (401, 403) and not self._signs:
+                return RequestFailed(
+                    f"status {refusal.status}, and there are no credentials here; set "
+                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+                    refusal.status,
+                    again=False,
+                )
+            return refusal
+        lost = (
+            self._errors.ConnectionError,
+            self._errors.HTTPClientError,
+            self._errors.IncompleteReadError,
+            self._urllib3.exceptions.HTTPError,
+            OSError,
+        )
+        if isinstance(error, (*lost, self._errors.BotoCoreError)):
+            return RequestFailed(_first_line(error), again=isinstance(error, lost))
+        return None
+
+
+def client_for(url: str) -> Client:
+    """The client of this process for a URL. Raises MissingExtra."""
+    is_s3 = url.startswith("s3:")
+    names = _S3_SETTINGS if is_s3 else ()
+    key = (is_s3, *map(os.environ.get, names))
+    with _clients.lock:
+        client = _clients.made.get(key)
+        if client is None:
+            client = _clients.made[key] = _S3Client() if is_s3 else _HttpClient()
+        return client
+
+
+def _range_of(status: int, headers: Any) -> tuple[int, int, int]:
+    """First byte, end and size of the object, by the headers of an answer."""
+    found = _RANGE.fullmatch(headers.get("Content-Range", headers.get("content-range", "")))
+    if status != 206 or found is None:
+        raise RequestFailed(
+            f"status {status} without a range; this server sends whole files only", again=False
+        )
+    first, last, size = map(int, found.groups())
+    return first, last + 1, size
+
+
+def _refusal(status: int, after: str) -> RequestFailed:
+    wait_s = float(after) if after.isdecimal() else 0.0
+    return RequestFailed(f"status {status}", status, again=status in _AGAIN, after_s=wait_s)
+
+
+def _proxies() -> dict[str, str]:
+    """By scheme, the proxies of the environment."""
+    from urllib.request import getproxies
+
+    return {scheme: url for scheme, url in getproxies().items() if scheme in ("http", "https")}
+
+
+def _first_line(error: BaseException) -> str:
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return _SECRETS.sub("", text)
+
+
+class _Clients:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: dict[tuple[object, ...], Client] = {}
+
+
+_clients = _Clients()
+
+
+def _forget() -> None:
+    """After fork, in the child: connections are the parent's."""
+    _clients.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,188 @@
+"""Ranges of objects, exactly or not at all: tried again, and only of the object that was opened.
+
+Owns the checks of what a server sends (range, size, ETag, every byte) and the back-off between
+tries. Never keeps what it read.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+from hsgd.errors import DataError
+
+from .clients import Answer, RequestFailed, client_for
+
+__all__ = [
+    "ObjectChanged",
+    "ObjectIdentity",
+    "ObjectMissing",
+    "ObjectReader",
+    "RemoteAccess",
+    "RequestCounts",
+]
+
+ObjectIdentity = tuple[int, str]  # size, ETag, or Last-Modified where there is none
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
+
+
+@dataclass(frozen=True)
+class RemoteAccess:
+    """How the objects of a dataset are read. retry_s: how long a range is tried."""
+
+    retry_s: float = 60.0
+
+
+class ObjectMissing(DataError):
+    """There is no such object."""
+
+
+class ObjectChanged(DataError):
+    """The object is another than the one that was opened."""
+
+
+@dataclass
+class RequestCounts:
+    """requests: that were sent. retries: of them, because one before had failed."""
+
+    requests: int = 0
+    retries: int = 0
+
+
+class ObjectReader:
+    """Reads ranges of objects; safe to use from several threads, in any process.
+
+    Once a range was given up, others are asked for once only, until one of them comes: many that
+    wait for a server that is gone do not add up.
+    """
+
+    def __init__(self, access: RemoteAccess) -> None:
+        self._retry_s = access.retry_s
+        self._stopped = threading.Event()
+        self._gave_up = False
+
+    def stop(self) -> None:
+        """Try nothing again from now on."""
+        self._stopped.set()
+
+    def open(
+        self, url: str, nbytes: int, counts: RequestCounts | None = None
+    ) -> tuple[ObjectIdentity, bytes]:
+        """What an object is, and its first bytes, at most `nbytes`. Raises DataError, of an object
+        that is not there ObjectMissing.
+        """
+        head = bytearray(nbytes)
+        found = self._fetch(url, None, 0, memoryview(head), counts or RequestCounts())
+        return found, bytes(head[: found[0]])
+
+    def read_into(
+        self,
+        url: str,
+        identity: ObjectIdentity,
+        start: int,
+        out: memoryview,
+        counts: RequestCounts | None = None,
+    ) -> None:
+        """Fill `out` with bytes of an object from `start` on. Raises DataError; ObjectChanged when
+        it is not the one that was opened.
+        """
+        if len(out):
+            self._fetch(url, identity, start, out, counts or RequestCounts())
+
+    def _fetch(
+        self,
+        url: str,
+        identity: ObjectIdentity | None,
+        start: int,
+        out: memoryview,
+        counts: RequestCounts,
+    ) -> ObjectIdentity:
+        """Try until all bytes are there. Returns what the object is."""
+        began = time.monotonic()
+        tries = 0
+        while True:
+            tries += 1
+            counts.requests += 1
+            counts.retries += tries > 1
+            try:
+                found = _fetch_once(url, identity, start, out)
+                self._gave_up = False
+                return found
+            except RequestFailed as failure:
+                spent_s = time.monotonic() - began
+                delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
+                delay_s = max(delay_s * random.uniform(0.5, 1.0), failure.after_s)
+                last = self._gave_up or spent_s + delay_s > self._retry_s
+                if not failure.again or last or self._stopped.wait(delay_s):
+                    self._gave_up = self._gave_up or failure.again
+                    stop = start + len(out)
+                    raise _explain(url, identity, (start, stop), failure, tries, spent_s) from None
+
+
+def _fetch_once(
+    url: str, identity: ObjectIdentity | None, start: int, out: memoryview
+) -> ObjectIdentity:
+    """Ask once, and check what comes. Raises RequestFailed, and ObjectChanged."""
+    client = client_for(url)
+    answer = client.get(url, start, start + len(out), "" if identity is None else identity[1])
+    whole = False
+    try:
+        found = (answer.size, answer.etag)
+        if identity is not None and found != identity:
+            raise _changed(url, identity, f"(size, ETag) {found}")
+        stop = min(start + len(out), answer.size)
+        if (answer.start, answer.stop) != (start, stop) or (identity and stop < start + len(out)):
+            raise RequestFailed(
+                f"asked for bytes [{start}, {start + len(out)}), got [{answer.start}, "
+                f"{answer.stop}) of {answer.size}",
+                again=False,
+            )
+        try:
+            _read_all(answer, out[: stop - start])
+        except RequestFailed:
+            raise
+        except Exception as error:
+            raise client.failure(error) or error from None
+        whole = True
+        return found
+    finally:
+        answer.finish(whole)
+
+
+def _read_all(answer: Answer, out: memoryview) -> None:
+    done = 0
+    while done < len(out):
+        got = answer.read_into(out[done:])
+        if not got:
+            raise RequestFailed(f"the answer ended after {done} of {len(out)} bytes", again=True)
+        done += got
+
+
+def _changed(url: str, identity: ObjectIdentity, now: str) -> ObjectChanged:
+    return ObjectChanged(
+        f"{url}: changed since it was opened ((size, ETag) {identity}, now {now}); open the "
+        "dataset again, or restore the object"
+    )
+
+
+def _explain(
+    url: str,
+    identity: ObjectIdentity | None,
+    span: tuple[int, int],
+    failure: RequestFailed,
+    tries: int,
+    spent_s: float,
+) -> DataError:
+    if failure.status in (404, 410):
+        return ObjectMissing(f"{url}: no such object (status {failure.status}); check the URL")
+    if failure.status == 412 and identity is not None:
+        return _changed(url, identity, "another: status 412")
+    count = f"{tries} times in {spent_s:.1f} s" if tries > 1 else "once"
+    where = f"{url}: reading bytes [{span[0]}, {span[1]}) failed"
+    if not failure.again:
+        remedy = {401: "check the credentials", 403: "check the credentials"}.get(failure.status)
+        return DataError(f"{where}: {failure}" + (f"; {remedy}" if remedy else ""))
+    return DataError(f"{where} {count}, at last: {failure}; check the server, or raise retry_s")
