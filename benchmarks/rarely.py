@@ -7,7 +7,9 @@ Owns layouts, jobs, ratios and pictures. Never trains: rarely_worker.py does, in
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,17 +21,22 @@ from tqdm import tqdm
 
 from harness import report
 from harness.layouts import JobLayout, read_layout
+from harness.rank_command import rank_command
 from harness.stopping import keeping
 from harness.worker_jobs import WorkerJobs
-from workers.rarely_worker import WAYS
+from workers.rarely_ways import WAYS, missing, torchft_version
 
 __all__ = ["main", "ratios"]
 
 NOTES = """\
 Ranks of virtual nodes train a transformer of 1.07 million parameters on the sources of Python's
 standard library, each on batches of its own, with AdamW; files that are held out give the loss, in
-nats per character, of the model that a way would save. All ways see the same tokens, from the same
-first weights; each job is a seed, and trains one way after the other. Bytes are what the nodes'
+nats per character, of the model that a way would save. Before, one process trains the model of each
+seed for --pretrain steps of batch 8; all ways go on from its weights and AdamW's state, and see the
+same tokens. Each job is a seed, and trains one way after the other. The learning rate after
+pre-training and the outer optimizer of DiLoCo were chosen with seed 99, which is none of the
+measured ones; NoLoCo's is the default. torchft is measured where it is installed. Bytes are what
+the nodes'
 interfaces have sent, as the kernel counts them, headers included. "waited" is what step() waited
 for exchanges, of DiLoCo. Nodes share the cores of this machine, so computation takes longer than on
 nodes of their own, and communication that hides behind it hides more easily.
@@ -47,10 +54,12 @@ examples:
   python benchmarks/rarely.py --quick
   python benchmarks/rarely.py --layouts 4x1 2x2 --seeds 5 --json rarely.json --png rarely.png
   python benchmarks/rarely.py --layouts 4x1@100mbit 4x1@1gbit --seeds 1 --json links.json
+  python benchmarks/rarely.py --layouts 4x1 --ways noloco-30 --go-on --json rarely.json
 """
 QUICK = ("synchronous", "diloco-10", "diloco-30-int8")
 BASE = "synchronous"
 JOB_LIMIT_S = 3600.0
+SAME = ("steps", "batch", "pretrain")  # settings whose rows can be compared
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -102,10 +111,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _read(argv)
     rows: list[dict[str, Any]] = []
+    left_out = list(filter(None, map(missing, options.ways)))
+    print(*left_out, sep="\n", end="\n" * bool(left_out), file=sys.stderr)
+    options.ways = [way for way in options.ways if missing(way) is None]
     meta = report.facts("rarely") | {
-        "settings": {name: getattr(options, name) for name in ("steps", "batch", "seeds", "ways")}
+        "settings": {name: getattr(options, name) for name in (*SAME, "seeds", "ways")},
+        "left_out": left_out,
+        "torchft": torchft_version(),
     }
     meta["settings"]["layouts"] = {one.name: str(one) for one in options.layouts}
+    if options.go_on:
+        rows += _earlier(options.json, meta)
     failures: list[str] = []
     with keeping() as stopped, tempfile.TemporaryDirectory() as folder:
         jobs = WorkerJobs("rarely_worker", Path(folder), JOB_LIMIT_S)
@@ -121,6 +137,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return stopped.code or int(bool(failures))
 
 
+def _earlier(file: Path, meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows that an earlier run wrote, and its settings into `meta`. Raises SystemExit where those
+    cannot be compared with the rows to come.
+    """
+    if not file.exists():
+        return []
+    document = json.loads(file.read_text())
+    before, now = document["meta"]["settings"], meta["settings"]
+    for name in SAME:
+        if before.get(name) != now[name]:
+            raise SystemExit(
+                f"{file} was measured with {name}={before.get(name)}, not {now[name]}: give "
+                "--go-on the same settings, or another file"
+            )
+    now["layouts"] = {**before["layouts"], **now["layouts"]}
+    now["seeds"] = max(before["seeds"], now["seeds"])
+    now["ways"] = list(dict.fromkeys([*before["ways"], *now["ways"]]))
+    kept = ("command", "date", "commit")
+    meta["earlier"] = [
+        *document["meta"].get("earlier", []),
+        {name: document["meta"][name] for name in kept},
+    ]
+    rows: list[dict[str, Any]] = document["results"]
+    return rows
+
+
 def _measure(
     options: argparse.Namespace,
     jobs: WorkerJobs,
@@ -134,12 +176,39 @@ def _measure(
         if options.limit_s is not None and time.monotonic() - begin > options.limit_s:
             print(f"{options.limit_s:g} s are over: the rest is left out", file=sys.stderr)
             return
-        words = [str(seed), str(options.steps), str(options.batch), *options.ways]
+        there = {(row["layout"], row["seed"], row["candidate"]) for row in rows}
+        ways = [way for way in options.ways if (layout.name, seed, way) not in there]
+        if not ways:
+            continue
+        start = _pretrained(options, seed, jobs)
+        if start is None:
+            continue
+        words = [str(seed), str(options.steps), str(options.batch), start, *ways]
         found = jobs.run(layout, words)
-        rows += [{"layout": layout.name, **row} for row in found or []]
+        if found is None:  # the ways before the one that failed count
+            out = jobs.folder / "out.json"
+            found = json.loads(out.read_text()) if out.exists() else []
+        rows += [{"layout": layout.name, **row} for row in found]
         if options.json:
             part = {"meta": {**meta, "interrupted": True}, "ratios": ratios(rows)}
             report.write_json(options.json, {**part, "failures": jobs.failures, "results": rows})
+
+
+def _pretrained(options: argparse.Namespace, seed: int, jobs: WorkerJobs) -> str | None:
+    """The file that all ways of this seed go on from, made where it is not there, or "scratch";
+    None, and a line among the failures, where it cannot be made.
+    """
+    if options.pretrain == 0:
+        return "scratch"
+    file = (options.checkpoints or jobs.folder) / f"{seed}-{options.pretrain}.pt"
+    if not file.exists():
+        command = rank_command("rarely_pretraining", str(file), str(seed), str(options.pretrain))
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            reason = done.stderr.strip().splitlines()[-1:]
+            jobs.failures.append(f"pretraining of seed {seed}: {''.join(reason)}")
+            return None
+    return str(file)
 
 
 def _show(document: Mapping[str, Any]) -> None:
@@ -167,7 +236,9 @@ def _show(document: Mapping[str, Any]) -> None:
             )
         if lines:
             seeds = len({row["seed"] for row in here})
-            print(f"{words}, {document['meta']['settings']['steps']} steps, {seeds} seeds")
+            settings = document["meta"]["settings"]
+            after = f" after {settings['pretrain']} of one process" if settings["pretrain"] else ""
+            print(f"{words}, {settings['steps']} steps{after}, {seeds} seeds")
             header = ["", "loss", "over sync", "MB of all", "fewer", "s", "waited", "faster"]
             print(report.table(header, lines))
     for line in document["failures"]:
@@ -233,20 +304,29 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ways", nargs="+", choices=WAYS, metavar="WAY", help=f"of {', '.join(WAYS)}; all")
     add("--seeds", type=int, help="paired trainings (default 5)")
     add("--steps", type=int, help="of each training (default 600)")
-    add("--batch", type=int, help="sequences of 128 characters in a rank's step (default 8)")
+    add("--batch", type=int, help="sequences of 128 characters in a rank's step (default 1)")
+    add("--pretrain", type=int, metavar="STEPS", help="before all ways begin (default 1500)")
+    add("--checkpoints", type=Path, metavar="DIR", help="keep pre-trained models there")
+    add("--go-on", action="store_true", help="keep what --json has, and add what it lacks")
     add("--limit-s", type=float, help="begin no job after so long, and keep what there is")
     options = parser.parse_args(argv)
     report.check_targets(parser, options.json, options.png)
+    if options.go_on and not options.json:
+        parser.error("--go-on needs --json, the file to go on with")
+    if options.checkpoints and not options.checkpoints.is_dir():
+        parser.error(f"--checkpoints: there is no folder {options.checkpoints}")
     quick = options.quick
     options.layouts = options.layouts or [read_layout("2x1" if quick else "4x1")]
     options.ways = options.ways or list(QUICK if quick else WAYS)
     if BASE in options.ways:
         options.ways.sort(key=lambda way: way != BASE)
-    for name, few, many in (("seeds", 1, 5), ("steps", 30, 600), ("batch", 2, 8)):
-        value = getattr(options, name)
-        setattr(options, name, (few if quick else many) if value is None else value)
-        if getattr(options, name) < 1:
-            parser.error(f"--{name}: 1 or more")
+    defaults = {"seeds": (1, 5), "steps": (30, 600), "batch": (2, 1), "pretrain": (0, 1500)}
+    for name, (few, many) in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, few if quick else many)
+        least = 0 if name == "pretrain" else 1
+        if getattr(options, name) < least:
+            parser.error(f"--{name}: {least} or more")
     if options.steps < 10:
         parser.error("--steps: 10 or more, for ten looks at the loss")
     return options

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["CONTEXT", "CharacterModel", "Text"]
+__all__ = ["CONTEXT", "RATE", "CharacterModel", "Text", "adamw_of"]
 
 CONTEXT = 128
+RATE = 2e-3
 _SYMBOLS = 128  # other bytes become 127
 
 
@@ -102,3 +103,8 @@ class CharacterModel(nn.Module):
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross entropy of the next symbols, in nats."""
         return functional.cross_entropy(self(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def adamw_of(net: CharacterModel) -> torch.optim.AdamW:
+    """The inner optimizer of all trainings."""
+    return torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=0.1, betas=(0.9, 0.95))

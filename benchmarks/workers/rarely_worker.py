@@ -1,124 +1,88 @@
-"""A rank of rarely.py: `python rank.py rarely_worker OUT SEED STEPS BATCH WAY...`, under mpirun.
+"""A rank of rarely.py: `python rank.py rarely_worker OUT SEED STEPS BATCH START WAY...`, by mpirun.
 
 Trains the same model on the same tokens once for each way of communicating. Rank 0 writes rows to
 OUT. The clock runs while ranks train, not while the loss is taken. The loss is that of the model
-that the way would save: outer weights, the centre, the mean of all models.
+that the way would save: outer weights, the centre, the mean of all models. START: a file of
+rarely_pretraining, or "scratch".
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 import hsgd.torch as hvd
 from hsgd import Comm
 from hsgd.config import Config
-from hsgd.optim import Budget, DiLoCo, ElasticAveraging, Gossip, Nesterov, TopK
-from studies.character_model import CharacterModel, Text
+from hsgd.optim import DiLoCo
+from studies.character_model import RATE, CharacterModel, Text, adamw_of
+from workers.rarely_ways import NEEDS_GLOO, WAYS, as_saved, meet
 
-__all__ = ["WAYS"]
+__all__: list[str] = []
 
-RATE, WARM_UP = 2e-3, 0.05
+WARM_UP = 0.05  # of a training from scratch
+RATE_AFTER = 1e-3  # where it goes on from pre-training; of 1e-3 and 2e-3 the better one, when tuned
 LOOKS = 10  # of the loss, evenly over the training
-Make = Callable[[Any, CharacterModel, Comm, int], Any]
 
 
-def _diloco(**options: Any) -> Make:
-    return lambda adamw, net, comm, steps: DiLoCo(adamw, net, comm, **options)
+class _Schedule:
+    """A cosine down to a tenth, after a warm-up where nothing was trained before."""
+
+    def __init__(self, steps: int, start: dict[str, Any] | None) -> None:
+        self._steps = steps
+        self._rate = RATE if start is None else RATE_AFTER
+        self._warm = max(1, int(WARM_UP * steps)) if start is None else 1
+
+    def rate(self, step: int) -> float:
+        cosine = 0.55 + 0.45 * math.cos(math.pi * step / self._steps)
+        return self._rate * min(1.0, step / self._warm) * cosine
 
 
-def _elastic(mode: Any) -> Make:
-    return lambda adamw, net, comm, steps: ElasticAveraging(
-        adamw, net, comm, mode, update_interval=10
-    )
-
-
-def _gossip(adamw: Any, net: CharacterModel, comm: Comm, steps: int) -> Gossip:
-    return Gossip(
-        adamw,
-        net,
-        comm,
-        Budget(1 / 10, steps),
-        "exponential2",
-        compression="bfloat16",
-        hierarchical=comm.cross_size < comm.size,
-        patience_s=5.0,
-    )
-
-
-_MEAN = Nesterov(lr=1.0, momentum=0.0)
-_STREAM = {"fragments": 4, "delay": 2, "alpha": 0.5}
-_SPARSE = TopK(0.03, error_decay=0.95)
-WAYS: dict[str, Make] = {
-    "synchronous": lambda adamw, net, comm, steps: hvd.DistributedOptimizer(
-        adamw, net.named_parameters()
-    ),
-    "local-sgd-30": _diloco(sync_every=30, outer=_MEAN),
-    "diloco-10": _diloco(sync_every=10),
-    "diloco-30": _diloco(sync_every=30),
-    "diloco-100": _diloco(sync_every=100),
-    "streaming-30": _diloco(sync_every=30, **_STREAM),
-    "diloco-30-int8": _diloco(sync_every=30, compression="int8"),
-    "diloco-30-topk": _diloco(sync_every=30, compression="topk"),
-    "sparse-30": _diloco(sync_every=30, compression=_SPARSE, outer=_MEAN),
-    "diloco-100-int8": _diloco(sync_every=100, compression="int8"),
-    "easgd_async-10": _elastic("async"),
-    "easgd_hybrid-10": _elastic("hybrid"),
-    "gossip-10": _gossip,
-}
-"""Ways of communicating, by name. The number is the period in steps, "sparse" the form of
-SparseLoCo, gossip's a Budget of 1/10 in bfloat16."""
-
-
-@contextlib.contextmanager
-def _as_saved(optimizer: Any) -> Any:
-    """Within it the model is what the way would save; collective."""
-    if isinstance(optimizer, DiLoCo):
-        inner: Any = optimizer.at_outer_weights()
-    elif isinstance(optimizer, ElasticAveraging):
-        inner = optimizer.at_centre()
-    elif isinstance(optimizer, Gossip):
-        optimizer.settle()
-        inner = optimizer.mean_model()
-    else:
-        inner = contextlib.nullcontext()
-    with inner:
-        yield
-
-
-def train(comm: Comm, text: Text, way: str, seed: int, steps: int, batch: int) -> dict[str, Any]:
+def train(
+    comm: Comm,
+    text: Text,
+    way: str,
+    seed: int,
+    steps: int,
+    batch: int,
+    start: dict[str, Any] | None,
+) -> dict[str, Any]:
     """One training; collective. Bytes are those of all ranks to other nodes."""
     net = CharacterModel(seed)
-    adamw = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=0.1, betas=(0.9, 0.95))
+    adamw = adamw_of(net)
+    if start is not None:
+        net.load_state_dict(start["model"])
+        adamw.load_state_dict(copy.deepcopy(start["adamw"]))  # it keeps the tensors
     optimizer = WAYS[way](adamw, net, comm, steps)
-    warm = max(1, int(WARM_UP * steps))
+    forward = getattr(optimizer, "forward", net)
+    schedule = _Schedule(steps, start)
     generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
-    held_out = text.held_out_batches(8 * -(-comm.size // 8), 32)[comm.rank :: comm.size]
+    held_out = text.held_out_batches(8 * -(-comm.size // 8), 16)[comm.rank :: comm.size]
     looks = {steps * (look + 1) // LOOKS for look in range(LOOKS)}
     before, seconds, curve = _sent_bytes(), 0.0, []
     comm.barrier()
     begin = time.perf_counter()
     for step in range(1, steps + 1):
-        cosine = 0.55 + 0.45 * math.cos(math.pi * step / steps)
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, step / warm) * cosine
+            group["lr"] = schedule.rate(step)
         optimizer.zero_grad()
-        net.loss(text.batch(batch, generator)).backward()
+        symbols, targets = text.batch(batch, generator)
+        functional.cross_entropy(forward(symbols).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
         if step not in looks:
             continue
         seconds += time.perf_counter() - begin
         sent = _sent_bytes() - before  # without what the loss below costs
-        with _as_saved(optimizer), torch.no_grad():
+        with as_saved(optimizer), torch.no_grad():
             loss = np.mean([float(net.loss(part)) for part in held_out])
         numbers = np.array([[loss, seconds, float(sent) * (comm.local_rank == 0)]])
         every = comm.allgather(numbers)
@@ -154,13 +118,20 @@ def _sent_bytes() -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    out, seed, steps, batch, *ways = sys.argv[1:]
+    out, seed, steps, batch, start, *ways = sys.argv[1:]
+    begin = None if start == "scratch" else torch.load(start)
     with Comm(config=Config(timeout_s=120.0)) as comm:
         hvd.init(comm)
+        if set(ways) & set(NEEDS_GLOO):
+            meet(comm, Path(out).with_suffix(".store"))
         text = Text()
-        rows = [train(comm, text, way, int(seed), int(steps), int(batch)) for way in ways]
-        if comm.rank == 0:
-            Path(out).write_text(json.dumps(rows))
+        rows = []
+        for way in ways:
+            rows.append(train(comm, text, way, int(seed), int(steps), int(batch), begin))
+            if comm.rank == 0:  # what is there counts, should a later way fail
+                Path(out).write_text(json.dumps(rows))
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
         hvd.shutdown()
 
 

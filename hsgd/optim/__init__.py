@@ -10,6 +10,7 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import Int8, TopK
 from hsgd.optim.elastic_averaging.easgd_optimizer import EASGDMetrics, ElasticAveraging
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.optim.gossip.gossip_records import GossipMetrics
+from hsgd.optim.gossip.noloco import NoLoCo
 from hsgd.optim.gossip.topology import Topology
 from hsgd.optim.large_batch.lamb import LAMB
 from hsgd.optim.large_batch.lars import LARS
@@ -42,6 +43,7 @@ __all__ = [
     "Int8",
     "JitteredPeriod",
     "Nesterov",
+    "NoLoCo",
     "NodeSharedOptimizer",
     "NotifiedTree",
     "RelativeChange",

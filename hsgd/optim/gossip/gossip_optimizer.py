@@ -3,7 +3,8 @@
 Owns what a training script calls: the step, the metrics and the comparison of models. Source: the
 adaptive gossip of Ho, Wu and Liu (CCGRID 2018), of which we know the abstract: models are exchanged
 according to the change of the local model. The rest is our reconstruction; the exchange of a pair
-is in pair_averaging.py, when and with whom in communication_triggers.py and topology.py.
+is in pair_averaging.py, when and with whom in communication_triggers.py and topology.py. Rounds of
+`outer` are in noloco.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hsgd.networks import Network
 from hsgd.optim.flat_vectors import Flattened
 from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores
 from hsgd.optim.gossip.gossip_turns import Turns
+from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds, read_outer
 from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager
 from hsgd.optim.gossip.topology import Topology
 from hsgd.optim.triggers.communication_triggers import RelativeChange, Trigger
@@ -61,7 +63,12 @@ class Gossip(WrappingOptimizer):
     group_size: ranks of a group, which follow one another; None is the node.
     buffers: floating tensors that are averaged too, such as BatchNorm's statistics.
     patience_s: how long step() waits for the answer of the peer that it asked. 0 goes on at once
-        and takes the answer in a later step.
+        and takes the answer in a later step. None is 0, and with `outer` the deadline of `comm`.
+    outer: "noloco", or NoLoCo(lr, momentum, pull): whenever the trigger says so, ranks meet in
+        pairs that `seed` draws for each round, wait for each other, at most for `patience_s`, and
+        take an outer step (arXiv:2506.10911). A rank whose partner is late, or dead, takes it
+        alone. Triggers must say so equally often on all ranks. Not with a topology, compression
+        or network="mpi".
     network: what carries weights between nodes, "sockets", "mpi", which needs
         MPI_THREAD_MULTIPLE, or "auto"; see hsgd.NotifiedWindow. Over MPI a rank that dies on
         another node ends the job, and one that stands still may hold up its neighbours.
@@ -87,7 +94,8 @@ class Gossip(WrappingOptimizer):
         hierarchical: bool = False,
         group_size: int | None = None,
         buffers: Iterable[Tensor] = (),
-        patience_s: float = 0.0,
+        patience_s: float | None = None,
+        outer: Literal["noloco"] | NoLoCo | None = None,
         network: Network = "sockets",
         seed: int = 0,
         timeout_s: float | None = None,
@@ -99,8 +107,11 @@ class Gossip(WrappingOptimizer):
         if group_size is not None and not hierarchical:
             raise ValueError("Gossip: group_size is for hierarchical=True")
         self._global_every = global_average_every
-        self._patience_s, self._momentum = patience_s, momentum
+        rule = read_outer(outer, topology, compression, network)
+        self._momentum = momentum
         self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
+        waits = 0.0 if rule is None else self._timeout_s
+        self._patience_s = waits if patience_s is None else patience_s
         self._split(hierarchical, group_size)
         graph = _graph_of(topology, self._places, seed)
         parameters, own_buffers = tensors_of(params, "Gossip")
@@ -112,15 +123,11 @@ class Gossip(WrappingOptimizer):
         for vector in (*self._flat.vectors, *self._extra.vectors):
             comm.broadcast(vector, name="weights of Gossip")
         self._pairs: PairAverager | None = None
-        if self._gossips is not None:
-            self._pairs = PairAverager(
-                self._gossips,
-                self._averaged(),
-                [graph.neighbours(rank) for rank in range(self._places)],
-                wire_dtype=_WIRE[compression],
-                network=network,
-                timeout_s=timeout_s,
-            )
+        self._rounds: OuterRounds | None = None
+        if self._gossips is not None and rule is not None:
+            self._rounds = self._outer_rounds(self._gossips, rule, seed)
+        elif self._gossips is not None:
+            self._pairs = self._averager(self._gossips, graph, compression, network, timeout_s)
         place = 0 if self._gossips is None else self._gossips.rank
         remote = () if self._pairs is None else self._pairs.remote
         self._turns = Turns(trigger, graph, place, max_interval, remote)
@@ -163,6 +170,8 @@ class Gossip(WrappingOptimizer):
             for vector in self._averaged():
                 self._comm.allreduce(vector, "mean", out=vector, name="global average")
             self._mixed()
+            if self._rounds is not None:
+                self._rounds.restart()
         now = self._comm.metrics()
         self._global_bytes += (
             now.intra_bytes - before.intra_bytes,
@@ -230,7 +239,7 @@ class Gossip(WrappingOptimizer):
 
     def metrics(self) -> GossipMetrics:
         """Counters of this rank; local."""
-        pairs = self._pairs
+        pairs = self._pairs if self._rounds is None else self._rounds.pairs
         inside, between = self._global_bytes.tolist()
         return GossipMetrics(
             steps=self._steps,
@@ -254,10 +263,14 @@ class Gossip(WrappingOptimizer):
             "steps": self._steps,
             "counts": dict(self._counts),
         }
+        if self._rounds is not None:
+            state["gossip"]["outer"] = self._rounds.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back; local. A wrapped optimizer's own will do too."""
+        """Take it back; local. A wrapped optimizer's own will do too; outer weights are then the
+        model's, which is to be loaded before.
+        """
         gossip = state_dict.get("gossip")
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gossip"})
         self._take_over()
@@ -265,6 +278,10 @@ class Gossip(WrappingOptimizer):
             self._turns.load_state_dict(gossip["turns"])
             self._steps = gossip["steps"]
             self._counts.update(gossip["counts"])
+        if self._rounds is not None and gossip is not None and "outer" in gossip:
+            self._rounds.load_state_dict(gossip["outer"])
+        elif self._rounds is not None:
+            self._rounds.restart()
 
     def close(self) -> None:
         """Take the last answers and leave; local, but collective between nodes and in groups. A
@@ -279,6 +296,8 @@ class Gossip(WrappingOptimizer):
             with torch.no_grad():
                 if self._pairs is not None:
                     self._note(self._pairs.close())
+                if self._rounds is not None:
+                    self._rounds.pairs.close()
                 if self._group is not None and not self._group.closed:
                     self._tell_group(self._group, True)
         finally:
@@ -290,6 +309,8 @@ class Gossip(WrappingOptimizer):
         self._closed = True
         if self._pairs is not None:
             self._pairs.abandon()
+        if self._rounds is not None:
+            self._rounds.pairs.abandon()
 
     def __repr__(self) -> str:
         return f"Gossip({self._optimizer!r}, {self._described})"
@@ -317,6 +338,27 @@ class Gossip(WrappingOptimizer):
         self._gossips = comm.split(0 if self._group.rank == 0 else None, key=number)
         self._made = [one for one in (self._group, self._gossips) if one is not None]
 
+    def _averager(
+        self,
+        comm: Comm,
+        graph: Topology,
+        compression: str | None,
+        network: Network,
+        timeout_s: float | None,
+    ) -> PairAverager:
+        return PairAverager(
+            comm,
+            self._averaged(),
+            [graph.neighbours(rank) for rank in range(self._places)],
+            wire_dtype=_WIRE[compression],
+            network=network,
+            timeout_s=timeout_s,
+        )
+
+    def _outer_rounds(self, comm: Comm, rule: NoLoCo, seed: int) -> OuterRounds:
+        weights, also = self._flat.vectors, self._averaged()[len(self._flat.vectors) :]
+        return OuterRounds(comm, rule, weights, also, seed=seed, timeout_s=self._timeout_s)
+
     def _averaged(self) -> list[Tensor]:
         """All that goes into an average."""
         moments = [] if self._moments is None else self._moments.vectors
@@ -326,6 +368,8 @@ class Gossip(WrappingOptimizer):
 
     def _gossip(self) -> bool:
         """Take and give answers, and ask when it is time; whether weights changed."""
+        if self._rounds is not None:
+            return self._take_round(self._rounds)
         if self._pairs is None:
             return False
         changed = self._note(self._pairs.poll())
@@ -340,6 +384,17 @@ class Gossip(WrappingOptimizer):
             changed = self._note(self._pairs.wait(self._patience_s)) or changed
         return changed
 
+    def _take_round(self, rounds: OuterRounds) -> bool:
+        """An outer step when it is time; whether weights changed."""
+        if not self._turns.due(self._steps, self._watched, self._rate()):
+            return False
+        met = rounds.step(self._patience_s)
+        self._turns.skipped += met is None
+        self._counts["asked"] += met is not None
+        if not self._note([] if met is None else [met]):
+            self._mixed()
+        return True
+
     def _note(self, done: list[Averaged]) -> bool:
         """Count what happened; whether weights changed."""
         committed = [entry for entry in done if entry.committed]
@@ -349,11 +404,12 @@ class Gossip(WrappingOptimizer):
         if committed:
             self._distance = committed[-1].distance
             self._mixed()
-        if self._pairs is not None and len(self._pairs.lost) > len(self._told):
-            for rank, why in self._pairs.lost.items():
+        pairs = self._pairs if self._rounds is None else self._rounds.pairs
+        if pairs is not None and len(pairs.lost) > len(self._told):
+            for rank, why in pairs.lost.items():
                 if rank not in self._told and not why.endswith("closed"):
                     warnings.warn(f"Gossip goes on without rank {rank}: {why}", stacklevel=4)
-            self._told |= self._pairs.lost.keys()
+            self._told |= pairs.lost.keys()
         return bool(committed)
 
     def _mixed(self) -> None:

@@ -68,12 +68,7 @@ class Turns:
         self, step: int, params: Sequence[Tensor], lr: float, busy: Collection[int]
     ) -> list[int]:
         """Whom to ask after local step `step`; `busy` cannot be asked now."""
-        self._silent += 1
-        self._since_call += 1
-        due = self._trigger.step(step, params, lr)
-        if self._max_interval is not None and self._silent >= self._max_interval:
-            due = True
-        self.triggers += due
+        due = self.due(step, params, lr)
         chosen = [] if self._yielded is None else [self._yielded]
         self._yielded = None
         if due and self._is_met():
@@ -83,6 +78,16 @@ class Turns:
         if due:
             self._since_call, self._met_next = 0, False
         return chosen
+
+    def due(self, step: int, params: Sequence[Tensor], lr: float) -> bool:
+        """Whether there is an exchange after local step `step`; once for each step."""
+        self._silent += 1
+        self._since_call += 1
+        due = self._trigger.step(step, params, lr)
+        if self._max_interval is not None and self._silent >= self._max_interval:
+            due = True
+        self.triggers += due
+        return due
 
     def _is_met(self) -> bool:
         """Whether the peer of this turn has just asked this rank, so that the pair is done. Just:

@@ -1,0 +1,167 @@
+"""NoLoCo: workers that train on their own, and take an outer step with one partner in each round.
+
+Owns the formula and the outer weights. Never chooses when, and never waits but for the partner of a
+round. Source: NoLoCo (arXiv:2506.10911), in the form of the authors' program: the pull towards the
+partner has the weight of the outer learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.optim.flat_vectors import square
+from hsgd.optim.gossip.pair_averaging import Averaged
+from hsgd.optim.gossip.pair_rounds import PairRounds, partner_of
+
+__all__ = ["NoLoCo", "OuterRounds", "read_outer"]
+
+
+@dataclass(frozen=True)
+class NoLoCo:
+    """With outer weights w, and the progress d of local training since the last round, means over
+    the pair: v = momentum * v + lr * mean(d) + pull * (mean(w) - w); w += v. A rank without a
+    partner is a pair of its own.
+
+    lr: above 0. momentum: from 0 to below 1. pull: 0 or more; None is `lr`. Defaults are those of
+        the authors' trainings.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.5
+    pull: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"NoLoCo: lr is {self.lr}; give a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"NoLoCo: momentum is {self.momentum}; give 0 or more, below 1")
+        if self.pull is not None and not self.pull >= 0:
+            raise ValueError(f"NoLoCo: pull is {self.pull}; give 0 or more, or None for lr")
+
+    def step(self, weights: Tensor, velocity: Tensor, progress: Tensor, mean: Tensor) -> None:
+        """One step of `weights`, in place; local. progress: its mean over the pair. mean: that of
+        the pair's outer weights.
+        """
+        pull = self.lr if self.pull is None else self.pull
+        velocity.mul_(self.momentum).add_(progress, alpha=self.lr)
+        velocity.add_(mean - weights, alpha=pull)
+        weights.add_(velocity)
+
+
+def read_outer(outer: object, topology: Any, compression: Any, network: str) -> NoLoCo | None:
+    """What Gossip's `outer` means. Raises ValueError, also for what does not go with it."""
+    if outer is None:
+        return None
+    if outer != "noloco" and not isinstance(outer, NoLoCo):
+        raise ValueError(f'Gossip: outer is {outer!r}; use "noloco", a NoLoCo(lr=...) or None')
+    for name, given, only in (
+        ("topology", topology, "random"),
+        ("compression", compression, None),
+        ("network", network, "sockets"),
+    ):
+        if given is not only and given != only:
+            raise ValueError(f"Gossip: outer takes {name}={only!r} alone, not {given!r}")
+    return outer if isinstance(outer, NoLoCo) else NoLoCo()
+
+
+class OuterRounds:
+    """Outer weights of one rank, and its rounds; collective, blocking. step() waits for one rank.
+
+    weights: the vectors that local training changes. also: vectors of which each round makes the
+    mean of the pair, such as buffers. seed: of the pairs, equal on all ranks.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        outer: NoLoCo,
+        weights: Sequence[Tensor],
+        also: Sequence[Tensor],
+        *,
+        seed: int,
+        timeout_s: float,
+        remote_only: bool = False,
+    ) -> None:
+        self._rank, self._size, self._seed, self._outer = comm.rank, comm.size, seed, outer
+        self._weights, self._also = list(weights), list(also)
+        self._slow = [_at_least_float32(weight).clone() for weight in weights]
+        self._velocity = [torch.zeros_like(slow) for slow in self._slow]
+        self._number = 0
+        like = [*self._slow, *self._slow, *self._also]
+        self.pairs = PairRounds(comm, like, timeout_s, remote_only=remote_only)
+
+    def step(self, patience_s: float) -> Averaged | None:
+        """The next round; blocking for at most `patience_s`. Weights are outer weights then.
+
+        None: this rank had no partner. `committed` says whether its partner took part.
+        """
+        self._number += 1
+        progress = [
+            _at_least_float32(weight) - slow
+            for weight, slow in zip(self._weights, self._slow, strict=True)
+        ]
+        partner = partner_of(self._rank, self._size, self._number, self._seed)
+        theirs = None
+        if partner is not None:
+            sent = [*self._slow, *progress, *self._also]
+            theirs = self.pairs.swap(self._number, partner, sent, patience_s)
+        squares, means = 0.0, self._slow
+        if theirs is not None:
+            count = len(self._slow)
+            squares = sum(
+                square(their - slow) for their, slow in zip(theirs[:count], self._slow, strict=True)
+            )
+            if not math.isfinite(squares):  # a partner that diverged is left alone
+                theirs = None
+        if theirs is not None:
+            means = [_mean(s, t) for s, t in zip(self._slow, theirs[:count], strict=True)]
+            moved = theirs[count : 2 * count]
+            progress = [_mean(p, t) for p, t in zip(progress, moved, strict=True)]
+            for own, their in zip(self._also, theirs[2 * count :], strict=True):
+                own.copy_(_mean(own, their))
+        for k, weight in enumerate(self._weights):
+            self._outer.step(self._slow[k], self._velocity[k], progress[k], means[k])
+            weight.copy_(self._slow[k])
+        if partner is None:
+            return None
+        committed = theirs is not None
+        return Averaged(partner, True, committed, math.sqrt(squares) if committed else math.nan)
+
+    def restart(self) -> None:
+        """The weights are new: outer weights are those from here on; local."""
+        for slow, weight in zip(self._slow, self._weights, strict=True):
+            slow.copy_(weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Outer weights, velocity and the number of rounds."""
+        return {
+            "weights": [slow.clone() for slow in self._slow],
+            "velocity": [velocity.clone() for velocity in self._velocity],
+            "rounds": self._number,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them back; all ranks together, or they meet in other rounds."""
+        for mine, saved in (
+            (self._slow, state["weights"]),
+            (self._velocity, state["velocity"]),
+        ):
+            for vector, value in zip(mine, saved, strict=True):
+                vector.copy_(value)
+        self._number = state["rounds"]
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _mean(one: Tensor, other: Tensor) -> Tensor:
+    """The same bits on both sides, whichever of them is one's own."""
+    return (one + other) / 2

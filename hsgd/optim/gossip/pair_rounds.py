@@ -1,0 +1,172 @@
+"""Rounds in which ranks meet in pairs: two swap vectors, and no other rank is waited for.
+
+Owns who meets whom, and the swap through a NotifiedWindow. Never changes the vectors. All ranks
+draw the same pairs of a round's number, so nobody is asked. Each of two partners writes its vectors
+into the other's segment, with the number of the round as the version, and is told when they were
+taken; before that it writes no others there. What comes after its round is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.errors import CollectiveTimeout, PeerLost
+from hsgd.optim.flat_vectors import as_memory, in_memory
+from hsgd.optim.gossip.pair_averaging import Traffic
+from hsgd.window import NotifiedWindow
+
+__all__ = ["PairRounds", "partner_of"]
+
+_LINE = 64
+_GONE = 1 << 62  # added to the last round that it sent by a rank that leaves
+
+
+def partner_of(rank: int, size: int, number: int, seed: int) -> int | None:
+    """Whom a rank meets in a round; None: of an odd number, it is the one that sits out; local."""
+    order = list(range(size))
+    random.Random(f"{seed} round {number}").shuffle(order)
+    place = order.index(rank) ^ 1
+    return order[place] if place < size else None
+
+
+class PairRounds:
+    """Collective, blocking; swap() waits for the partner alone.
+
+    like: 1-d CPU tensors; what is swapped has their sizes and dtypes, equal on all ranks. A rank
+        holds a place for each other rank.
+    timeout_s: until close() gives up on what was not delivered.
+    remote_only: over sockets inside the node too, for tests.
+    """
+
+    def __init__(
+        self, comm: Comm, like: Sequence[Tensor], timeout_s: float, *, remote_only: bool = False
+    ) -> None:
+        self._rank, self._size, self._timeout_s = comm.rank, comm.size, timeout_s
+        self._nodes = list(range(comm.size)) if remote_only else comm.nodes
+        self._like, self._offsets, end = list(like), [], 0
+        for tensor in like:
+            self._offsets.append(end)
+            end += -(-tensor.numel() * tensor.element_size() // _LINE) * _LINE
+        self._place_bytes = max(end, _LINE)
+        self._window = NotifiedWindow(
+            comm,
+            comm.size * self._place_bytes,
+            2 * comm.size,
+            queue=8 * comm.size + 8,
+            timeout_s=timeout_s,
+            remote_only=remote_only,
+            network="sockets",
+            forgiving=True,  # a partner that stands still breaks nothing
+        )
+        self._memory = as_memory(self._window.segment())
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        for rank in others:
+            self._window.bind(self._sent_slot(rank), rank)
+            self._window.bind(self._taken_slot(rank), rank)
+        self._sent = dict.fromkeys(others, 0)  # the last round whose vectors went to each
+        self._taken = dict.fromkeys(others, 0)  # the last round of each that was read, or dropped
+        self.lost: dict[int, str] = {}
+        """Partners that died or left, and why; their rounds are taken alone."""
+        self.traffic = Traffic()
+        self._closed = False
+
+    def swap(
+        self, number: int, partner: int, vectors: Sequence[Tensor], patience_s: float
+    ) -> list[Tensor] | None:
+        """The partner's vectors of round `number`, which are given for one's own; blocking for at
+        most `patience_s`. None: it came too late, died or left, or is some rounds ahead.
+
+        number: from 1, rising. The tensors that come back are new.
+        """
+        deadline = time.monotonic() + patience_s
+        slots = [self._sent_slot(partner), self._taken_slot(partner)]
+        while partner not in self.lost:
+            sent, taken = map(self._window.test, slots)
+            gone, come = divmod(sent, _GONE)
+            if gone and not come == number == self._sent[partner]:
+                self.lost[partner] = f"rank {partner} closed"
+                return None
+            if self._taken[partner] < come < number:
+                self._take(partner, come)  # of a round that this rank took alone
+            if self._sent[partner] < number and taken >= self._sent[partner]:
+                self._send(partner, number, vectors)
+            if come > number:
+                return None  # it took this round alone
+            if come == number and self._sent[partner] == number:
+                found = [view.clone() for view in self._views(partner)]
+                self._take(partner, number)
+                return found
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            try:
+                self._window.wait_any(slots, [sent, taken], left)
+            except CollectiveTimeout:
+                continue
+            except PeerLost as error:
+                if self._window.test(slots[0]) == sent:  # nothing came before it left
+                    self.lost[partner] = str(error)
+        return None
+
+    def close(self) -> None:
+        """Leave, when what was sent is delivered; local, blocking up to the deadline. A second call
+        does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if not self._window.closed:  # with its communicator
+            for rank, number in self._sent.items():
+                if rank not in self.lost:
+                    slot = self._sent_slot(self._rank)
+                    self._window.put_notify(None, rank, slot, _GONE + number)
+            with contextlib.suppress(CollectiveTimeout):
+                self._window.drain(self._timeout_s)
+            self._window.close()
+
+    def abandon(self) -> None:
+        """Leave without waiting for anybody; local."""
+        self._closed = True
+        if not self._window.closed:
+            self._window.close(waits=False)
+
+    def _send(self, partner: int, number: int, vectors: Sequence[Tensor]) -> None:
+        start = self._rank * self._place_bytes
+        pieces = [
+            (vector.clone().numpy(), start + offset)  # a slow partner may need it for long
+            for vector, offset in zip(vectors, self._offsets, strict=True)
+            if vector.numel()
+        ]
+        self._window.put_list_notify(pieces, partner, self._sent_slot(self._rank), number)
+        self._sent[partner] = number
+        self.traffic.messages += 1
+        nbytes = sum(vector.numel() * vector.element_size() for vector in vectors)
+        if self._nodes[partner] == self._nodes[self._rank]:
+            self.traffic.local_bytes += nbytes
+        else:
+            self.traffic.remote_bytes += nbytes
+
+    def _take(self, partner: int, number: int) -> None:
+        self._taken[partner] = number
+        if self._window.test(self._sent_slot(partner)) < _GONE:
+            self._window.put_notify(None, partner, self._taken_slot(self._rank), number)
+            self.traffic.messages += 1
+
+    def _views(self, partner: int) -> list[Tensor]:
+        start = partner * self._place_bytes
+        return [
+            in_memory(self._memory, start + offset, one.numel(), one.dtype)
+            for one, offset in zip(self._like, self._offsets, strict=True)
+        ]
+
+    def _sent_slot(self, sender: int) -> int:
+        return sender
+
+    def _taken_slot(self, reader: int) -> int:
+        return self._size + reader
