@@ -62,8 +62,13 @@ def packed_map(data: DataMap, length: int, *, chosen: bool) -> DataMap:
         )
     packed = tuple(replace(s, shape=(length, *s.shape), ragged=False) for s in specs)
     windows = Windows(source, length, crossing, elements % length)
-    return DataMap(
-        data.path, packed, slabs, elements // length, None, data.left_out, windows, data.access
+    return replace(
+        data,
+        fields=packed,
+        slabs=slabs,
+        num_samples=elements // length,
+        header=None,
+        windows=windows,
     )
 
 
