@@ -30,15 +30,6 @@ SIZES = (7, 40, 12, 5)  # of the toy's parameters
 RATE = 0.05
 
 
-@pytest.fixture(scope="module")
-def pools() -> Any:
-    """Ranks, kept by their number."""
-    pools_by_size: dict[int, Ranks] = {}
-    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
-    for pool in pools_by_size.values():
-        pool.close()
-
-
 # --- the toy: quadratic functions, another for each worker, with noise of each step ---
 
 

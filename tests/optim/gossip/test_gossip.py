@@ -32,15 +32,6 @@ HERE = Path(__file__).resolve().parent
 STEPS = 8
 
 
-@pytest.fixture(scope="module")
-def pools() -> Any:
-    """Ranks, kept by their number."""
-    pools_by_size: dict[int, Ranks] = {}
-    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
-    for pool in pools_by_size.values():
-        pool.close()
-
-
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))

@@ -26,15 +26,6 @@ SIZES = (7, 40, 12)
 RATE, PERIOD, ROUNDS, SEED = 0.05, 3, 50, 5
 
 
-@pytest.fixture(scope="module")
-def pools() -> Any:
-    """Ranks, kept by their number."""
-    pools_by_size: dict[int, Ranks] = {}
-    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
-    for pool in pools_by_size.values():
-        pool.close()
-
-
 def drawn(*key: int) -> np.random.Generator:
     return np.random.default_rng(key)
 

@@ -29,15 +29,6 @@ PROGRAM = Path(__file__).resolve().with_name("pair_programs.py")
 FAULTS = str(PROGRAM.with_name("pair_fault_programs.py"))
 
 
-@pytest.fixture(scope="module")
-def pools() -> Any:
-    """Ranks, kept by their number."""
-    pools_by_size: dict[int, Ranks] = {}
-    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
-    for pool in pools_by_size.values():
-        pool.close()
-
-
 def at_random(seat: Seat, path: str, size: int, asks: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     return average_at_random(seat.comm(path, size), asks)

@@ -163,15 +163,6 @@ def check_equal(results: list[list[Tensor]], expected: list[Tensor]) -> None:
             assert torch.equal(mine, first)
 
 
-@pytest.fixture(scope="module")
-def pools() -> Any:
-    """Ranks, kept by their number."""
-    pools_by_size: dict[int, Ranks] = {}
-    yield lambda size: pools_by_size.setdefault(size, Ranks(size))
-    for pool in pools_by_size.values():
-        pool.close()
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("model", ["mlp", "odd"])
 def test_weights_are_those_of_serial_sgd_on_the_global_batch(
