@@ -24,7 +24,12 @@ else:
 
 __all__ = ["PartitionedDataset"]
 
-_MOST_WORKERS = 1024
+_MOST_WORKERS = 256
+
+
+def _row(workers: int) -> int:
+    """Where the counts of so many workers begin, one for each; without workers there is one."""
+    return 1 if workers == 0 else 2 + workers * (workers - 1) // 2
 
 
 class PartitionedDataset(IterableDataset[Any]):
@@ -65,9 +70,10 @@ class PartitionedDataset(IterableDataset[Any]):
         rank, world_size = here.rank, here.world_size
         self._rank, self._world_size = rank, world_size
         self._loader = PartitionedLoader(rank=rank, world_size=world_size, **self._arguments)
-        # The epoch of set_epoch(), and how often each worker was started since, also persistent
-        # ones. One writer for each element; the program writes while no worker iterates.
-        self._epochs = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64)
+        # The epoch of set_epoch(), how often it was iterated since without workers, and by each
+        # worker, for each number of workers. One writer for each element; the program writes while
+        # no worker iterates.
+        self._epochs = torch.zeros(_row(_MOST_WORKERS + 1), dtype=torch.int64)
         self._epochs.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
@@ -85,14 +91,25 @@ class PartitionedDataset(IterableDataset[Any]):
         if self._world_size > 1:
             self._check_nobody_divides_it()
         if worker is None:
-            return self._items(self._loader)
+            before = self._iterated_by_others(0)
+            self._epochs[1] += 1
+            if before == 0:
+                return self._items(self._loader)
+            return self._items(self._loader, int(self._epochs[0] + self._epochs[1]) + before - 1)
         # At once, and not with the first batch: a loop that is left early may never ask for that of
         # all workers, and they must agree.
         if worker.num_workers > _MOST_WORKERS:
             raise ValueError(f"num_workers={worker.num_workers}; use at most {_MOST_WORKERS}")
-        epoch = int(self._epochs[0] + self._epochs[1 + worker.id])
-        self._epochs[1 + worker.id] += 1
+        own = _row(worker.num_workers) + worker.id
+        epoch = int(self._epochs[0] + self._epochs[own])
+        epoch += self._iterated_by_others(worker.num_workers)
+        self._epochs[own] += 1
         return self._items(self._loader_of(worker.id, worker.num_workers), epoch)
+
+    def _iterated_by_others(self, workers: int) -> int:
+        """Iterations since set_epoch() with another number of workers."""
+        numbers = [n for n in range(_MOST_WORKERS + 1) if n != workers]
+        return sum(int(self._epochs[_row(n) : _row(n + 1)].max()) for n in numbers)
 
     def _check_nobody_divides_it(self) -> None:
         """accelerate iterates it in a frame of its own; in workers, where it only takes each batch

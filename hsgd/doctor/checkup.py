@@ -30,7 +30,7 @@ _COLOURS = {"ok": "32", "note": "33", "fail": "31"}
 # What the last line of a failed job may say, and what helps against it.
 _JOB_REMEDIES = (
     (
-        "root",
+        "run as root",
         "As root Open MPI wants OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
     ),
     ("not enough slots", "Give mpirun a host with two slots: hsgd run -np 2 -H localhost:2 ..."),

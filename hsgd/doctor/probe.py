@@ -8,6 +8,7 @@ process; MPI_Init is called by the ranks of JOB alone.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -184,8 +185,9 @@ def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:
 def _reason(text: str, code: int) -> str:
     """The line that says most: an error of Python or of the launcher, else the first one."""
     found = [line.strip(" -*=") for line in text.splitlines() if line.strip(" -*=")]
-    telling = (line for line in found if "Error" in line or "error" in line or "root" in line)
-    return next(telling, found[0] if found else f"exit code {code}")
+    raised = [line for line in found if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    telling = (line for line in found if "run as root" in line or " error" in line)
+    return raised[-1] if raised else next(telling, found[0] if found else f"exit code {code}")
 
 
 def _look(code: str) -> Finding:

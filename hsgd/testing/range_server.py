@@ -26,8 +26,9 @@ from typing import Literal
 __all__ = ["FaultKind", "RangeServer", "Request", "main"]
 
 # cut: half of the body and the end of the connection. dropped: that without an answer. whole: the
-# whole file, whatever was asked for. A number is the status of an answer without a body.
-FaultKind = Literal["cut", "dropped", "whole"] | int
+# whole file, whatever was asked for. chunked: no fault, a body without its length. A number is the
+# status of an answer without a body.
+FaultKind = Literal["chunked", "cut", "dropped", "whole"] | int
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
@@ -193,14 +194,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200 if asked is None else 206)
         if asked is not None:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        self.send_header("Content-Length", str(stop - start))
+        if kind == "chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Content-Length", str(stop - start))
         self.send_header("ETag", etag)
         self.end_headers()
         if with_body:
             if kind == "cut":
                 stop = start + (stop - start) // 2
                 self.close_connection = True
-            self._send(descriptor, start, stop)
+            if kind == "chunked":
+                body = os.pread(descriptor, stop - start, start)
+                self.wfile.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            else:
+                self._send(descriptor, start, stop)
 
     def _send(self, descriptor: int, start: int, stop: int) -> None:
         self.wfile.flush()

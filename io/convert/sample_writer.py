@@ -6,6 +6,7 @@ them is a conversion (conversion.py). Never holds samples in memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hsgd.closing import Closing
+from hsgd.errors import DataError
 
 from ..format.ragged import Block, Ragged, offsets_of, ragged_of
 from .atomic_folder import check_target
@@ -47,10 +49,18 @@ class _Waiting:
                 f"field {self.name!r} has shape {values.shape[1:]}, in the first sample it had "
                 f"{self.shape}; give all one shape, or name the field in ragged="
             )
-        if not np.can_cast(values.dtype, self.dtype, "same_kind"):
+        if not values.size or np.can_cast(values.dtype, self.dtype, "safe"):
+            return
+        kept = np.can_cast(values.dtype, self.dtype, "same_kind")
+        if kept and self.dtype.kind in "biu":
+            kept = bool((values.astype(self.dtype) == values).all())
+        elif kept:
+            with np.errstate(over="ignore"):
+                kept = bool((np.isfinite(values.astype(self.dtype)) == np.isfinite(values)).all())
+        if not kept:
             raise TypeError(
-                f"field {self.name!r} is {values.dtype}, in the first sample it was {self.dtype}; "
-                "give all one dtype"
+                f"field {self.name!r} is {values.dtype}, in the first sample it was {self.dtype}, "
+                "which does not hold its values; give all one dtype"
             )
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64] | None) -> None:
@@ -112,8 +122,9 @@ class SampleWriter(Closing):
         self._folder = Path(
             tempfile.mkdtemp(".samples", f".{self._target.name}.", self._target.parent)
         )
-        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
         self._count = 0
+        self._failed = False
 
     def __len__(self) -> int:
         """Samples written so far."""
@@ -138,6 +149,8 @@ class SampleWriter(Closing):
         """
         if not self._remove.alive:
             raise ValueError(f"{self._target}: this writer is closed; make another")
+        if self._failed:
+            raise DataError(f"{self._target}: an earlier sample was cut off; write all once more")
         fields = {name: self._taken(name, value) for name, value in batch.items()}
         expected = list(self._fields) or [*fields, *sorted(self._ragged - set(fields))]
         if not fields or sorted(fields) != sorted(expected):
@@ -158,8 +171,16 @@ class SampleWriter(Closing):
             }
         for name, (values, _, _) in fields.items():
             self._fields[name].check(values)
-        for name, (values, lengths, _) in fields.items():
-            self._fields[name].append(values, lengths)
+        self._failed = True  # until all fields have all of it
+        try:
+            for name, (values, lengths, _) in fields.items():
+                self._fields[name].append(values, lengths)
+        except OSError as error:
+            raise DataError(
+                f"{self._folder}: writing failed: {error.strerror or error}; free some space, and "
+                "write all once more"
+            ) from error
+        self._failed = False
         self._count += next(iter(counts.values()))
 
     def close(self) -> None:
@@ -171,6 +192,9 @@ class SampleWriter(Closing):
         if self.left_by_error:
             self.discard()
             return
+        if self._failed:
+            self.discard()
+            raise DataError(f"{self._target}: a sample was cut off, so nothing was made of them")
         if not self._count:
             self.discard()
             raise ValueError(f"{self._target}: no sample was written")
@@ -182,7 +206,8 @@ class SampleWriter(Closing):
     def discard(self) -> None:
         """Forget the samples; no slab folder is made."""
         for field in self._fields.values():
-            field.close()
+            with contextlib.suppress(OSError):  # what is still to be written is not wanted
+                field.close()
         self._remove()
 
     def _taken(self, name: str, value: Any) -> tuple[NDArray[Any], NDArray[np.int64] | None, int]:
@@ -198,12 +223,17 @@ class SampleWriter(Closing):
                 raise ValueError(f"field {name!r}: a batch of no samples")
             if any(not part.ndim or part.shape[1:] != parts[0].shape[1:] for part in parts):
                 raise ValueError(f"field {name!r}: only the first axis of its arrays may differ")
-            value = ragged_of(
-                parts, parts[0].shape[1:], np.result_type(*{part.dtype for part in parts})
-            )
+            filled = {part.dtype for part in parts if part.size} or {parts[0].dtype}
+            value = ragged_of(parts, parts[0].shape[1:], np.result_type(*filled))
         offsets = np.asarray(value.offsets, np.int64)
         values = np.asarray(value.values)[offsets[0] : offsets[-1]]
         return values, np.diff(offsets), len(offsets) - 1
+
+
+def _remove(folder: Path, pid: int) -> None:
+    """Not in a forked child, whose parent goes on writing."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _array_of(name: str, value: Any) -> NDArray[Any]:

@@ -64,7 +64,8 @@ def class_names(path: str | os.PathLike[str], field: str = "label") -> list[str]
     """
     with _index_of(path) as file:
         location = file.filename
-        if field not in file:
+        link = file.get(field, getlink=True)
+        if link is None or isinstance(link, import_h5py().ExternalLink):
             raise DataError(f"{location}: no field {field!r}; there are: {', '.join(sorted(file))}")
         found = file[field].attrs.get(_CLASS_NAMES, ())
         return [name.decode() if isinstance(name, bytes) else str(name) for name in found]

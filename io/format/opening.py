@@ -95,10 +95,9 @@ def examined_object(content: MetadataFile) -> Iterator[h5py.File]:
             raise DataError(_explain_open(content.url, error)) from None
         with file, _damage_as_error(content.url):
             yield file
-    except DataError:
-        if content.failure is not None:  # HDF5 hides why it got no bytes
+    finally:
+        if content.failure is not None:  # HDF5 hides why it got no bytes, and a walk may go on
             raise content.failure from None
-        raise
 
 
 @contextmanager

@@ -110,7 +110,8 @@ class _HttpClient:
             raise _refusal(response.status, response.headers.get("Retry-After", ""))
 
         def finish(whole: bool) -> None:
-            if whole:
+            # The end of a chunked answer must be read before the connection can serve again.
+            if whole and not response.read(1):
                 response.release_conn()
             else:
                 response.close()

@@ -27,6 +27,8 @@ __all__ = [
 ObjectIdentity = tuple[int, str]  # size, ETag, or Last-Modified where there is none
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
+_PIECE_BYTES = 1 << 20  # between two looks at the clock
+_ANSWER_S, _LEAST_RATE = 60.0, 50_000  # of one answer: seconds, and bytes per second beyond them
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class ObjectReader:
             counts.requests += 1
             counts.retries += tries > 1
             try:
-                found = _fetch_once(url, identity, start, out)
+                end_s = time.monotonic() + _ANSWER_S + len(out) / _LEAST_RATE
+                found = _fetch_once(url, identity, start, out, self._stopped, end_s)
                 self._gave_up = False
                 return found
             except RequestFailed as failure:
@@ -123,7 +126,12 @@ class ObjectReader:
 
 
 def _fetch_once(
-    url: str, identity: ObjectIdentity | None, start: int, out: memoryview
+    url: str,
+    identity: ObjectIdentity | None,
+    start: int,
+    out: memoryview,
+    stopped: threading.Event,
+    end_s: float,
 ) -> ObjectIdentity:
     """Ask once, and check what comes. Raises RequestFailed, and ObjectChanged."""
     client = client_for(url)
@@ -141,7 +149,7 @@ def _fetch_once(
                 again=False,
             )
         try:
-            _read_all(answer, out[: stop - start])
+            _read_all(answer, out[: stop - start], stopped, end_s)
         except RequestFailed:
             raise
         except Exception as error:
@@ -152,10 +160,13 @@ def _fetch_once(
         answer.finish(whole)
 
 
-def _read_all(answer: Answer, out: memoryview) -> None:
+def _read_all(answer: Answer, out: memoryview, stopped: threading.Event, end_s: float) -> None:
     done = 0
     while done < len(out):
-        got = answer.read_into(out[done:])
+        if stopped.is_set() or time.monotonic() > end_s:
+            why = "the loader was closed" if stopped.is_set() else "the answer came too slowly"
+            raise RequestFailed(f"{why}: {done} of {len(out)} bytes", again=True)
+        got = answer.read_into(out[done : done + _PIECE_BYTES])
         if not got:
             raise RequestFailed(f"the answer ended after {done} of {len(out)} bytes", again=True)
         done += got

@@ -186,3 +186,14 @@ def test_other_shells_know_every_command(shell: str) -> None:
     text = completion.script(shell, make_parser(["data"]))
     for command in ("doctor", "status", "convert", "--min-np" if shell == "zsh" else "min-np"):
         assert command in text
+
+
+def test_the_reason_of_a_failed_job_is_its_last_error_and_no_path() -> None:
+    trace = (
+        'Traceback (most recent call last):\n  File "/root/venv/lib/comm.py", line 3, in <module>\n'
+        "    raise ValueError(f\"{x}\")\nModuleNotFoundError: No module named 'foo'\n"
+    )
+    assert probe._reason(trace, 1) == "ModuleNotFoundError: No module named 'foo'"
+    launcher = "-----\nprterun has detected an attempt to run as root.\nThis is unwise.\n-----\n"
+    assert probe._reason(launcher, 1) == "prterun has detected an attempt to run as root."
+    assert probe._reason("", 7) == "exit code 7"

@@ -29,7 +29,7 @@ from hsgd.optim.gossip.gossip_turns import Turns
 from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds, read_outer
 from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager
 from hsgd.optim.gossip.topology import Topology
-from hsgd.optim.triggers.communication_triggers import RelativeChange, Trigger
+from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
 
 __all__ = ["Gossip", "Momentum"]
@@ -102,7 +102,8 @@ class Gossip(WrappingOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self._comm = comm
-        trigger = RelativeChange(0.05) if trigger is None else trigger
+        if trigger is None:  # partners of NoLoCo meet in the same steps
+            trigger = RelativeChange(0.05) if outer is None else FixedPeriod(50)
         _check(trigger, max_interval, global_average_every, momentum, compression)
         if group_size is not None and not hierarchical:
             raise ValueError("Gossip: group_size is for hierarchical=True")

@@ -118,7 +118,8 @@ class OuterRounds:
             squares = sum(
                 square(their - slow) for their, slow in zip(theirs[:count], self._slow, strict=True)
             )
-            if not math.isfinite(squares):  # a partner that diverged is left alone
+            # A partner that diverged is left alone.
+            if not all(bool(torch.isfinite(part).all()) for part in theirs):
                 theirs = None
         if theirs is not None:
             means = [_mean(s, t) for s, t in zip(self._slow, theirs[:count], strict=True)]
@@ -148,7 +149,15 @@ class OuterRounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back; all ranks together, or they meet in other rounds."""
+        """Take them back; all ranks together, or they meet in other rounds.
+
+        Raises ValueError for rounds that this job has left behind: partners know their numbers.
+        """
+        if state["rounds"] < self._number:
+            raise ValueError(
+                f"Gossip: this state is of round {state['rounds']}, the job is at {self._number}; "
+                "close() this Gossip, make a new one and load the state there"
+            )
         for mine, saved in (
             (self._slow, state["weights"]),
             (self._velocity, state["velocity"]),

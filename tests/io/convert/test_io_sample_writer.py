@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hsgd.io import Ragged, SampleWriter
@@ -140,3 +143,89 @@ def test_after_an_error_of_close_the_samples_are_still_there(tmp_path):
     assert read(tmp_path / "out")["number"].tolist() == [7]
     with pytest.raises(ValueError, match="this writer is closed"):
         writer.write({"number": 8})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (np.uint8([0, 0]), np.uint16([300, 65535])),
+        (np.int8([1, 1]), np.int64([300, 1])),
+        (np.float32([1, 1]), np.float64([1e300, 1])),
+        (np.int64([1, 1]), np.float64([1.5, 1])),
+    ],
+)
+def test_values_that_the_dtype_of_the_first_sample_does_not_hold_are_refused(
+    tmp_path, first, second
+):
+    with SampleWriter(tmp_path / "out", num_slabs=1) as writer:
+        writer.write({"x": first})
+        with pytest.raises(TypeError, match="does not hold its values"):
+            writer.write({"x": second})
+        same_kind = second.dtype.kind == first.dtype.kind  # then values that fit are taken
+        writer.write({"x": np.array([7, 8], second.dtype if same_kind else first.dtype)})
+    (batch,) = loader_of(tmp_path / "out", 2, shuffle="none", as_numpy=True)
+    assert sorted(batch["x"].tolist()) == sorted([first.tolist(), [7, 8]])
+    assert batch["x"].dtype == first.dtype
+
+
+def test_an_empty_ragged_sample_keeps_the_dtype(tmp_path):
+    with SampleWriter(tmp_path / "out", ragged=["tokens"], num_slabs=1, permute=False) as writer:
+        for tokens in ([1, 2], [], [3]):
+            writer.write({"tokens": tokens})
+    (batch,) = loader_of(tmp_path / "out", 3, shuffle="none", as_numpy=True)
+    assert [row.tolist() for row in batch["tokens"]] == [[1, 2], [], [3]]
+
+
+def test_a_sample_that_was_cut_off_by_a_full_disk_spoils_no_other(tmp_path):
+    child = """
+import resource, signal, sys
+import numpy as np
+from hsgd.io import SampleWriter
+from hsgd.errors import DataError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, hard))
+writer = SampleWriter(sys.argv[1])
+lines = []
+for call in [lambda n=n: writer.write({"image": np.full(2_000_000, n, np.uint8), "label": n})
+             for n in range(5)] + [writer.close]:
+    try:
+        call()
+    except DataError as error:
+        lines.append(str(error))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft if len(lines) else 4 << 20, hard))
+print("\\n".join(lines))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", child, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "writing failed: File too large" in lines[0]
+    assert all("cut off" in line for line in lines[1:]) and len(lines) >= 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_that_ends_leaves_the_samples(tmp_path):
+    child = """
+import os, sys
+from hsgd.io import SampleWriter
+writer = SampleWriter(sys.argv[1], num_slabs=1)
+writer.write({"number": 7})
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+writer.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", child, str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read(tmp_path / "out")["number"].tolist() == [7]

@@ -189,6 +189,24 @@ def test_each_iteration_of_a_dataset_is_the_next_epoch_also_in_workers(folder, w
     assert len({tuple(order) for order in found}) == 4
 
 
+def test_epochs_of_a_dataset_advance_where_the_number_of_workers_changes(folder):
+    dataset = PartitionedDataset(
+        folder, 10, 0, 1, seed=5, pad=False, read=ReadOptions(block_bytes=200, window_bytes=900)
+    )
+    numbers_of_workers = [1, 2, 0, 0, 2, 1, 0]
+    found = [
+        numbers(DataLoader(dataset, batch_size=None, num_workers=workers))
+        for workers in numbers_of_workers
+    ]
+    assert all(sorted(order) == list(range(101)) for order in found)
+    alone = [order for order, w in zip(found, numbers_of_workers, strict=True) if w < 2]
+    wanted = []
+    for epoch in (0, 2, 3, 5, 6):
+        dataset.set_epoch(epoch)
+        wanted.append(numbers(dataset))
+    assert alone == wanted
+
+
 def test_a_copy_goes_on_with_the_next_epoch(folder, orders):
     loader = fresh(folder)
     assert numbers(pickle.loads(pickle.dumps(loader))) == orders[0]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, class_names, open_map
 from hsgd.io.convert.verify import find_damage
+from hsgd.io.remote.clients import client_for
 
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, write_hdf5
 from hsgd.cli import main
@@ -307,3 +308,14 @@ def test_packages_that_are_missing_are_named():
             [sys.executable, "-c", code.format(scheme)], capture_output=True, text=True, check=False
         )
         assert f"pip install {package}" in ended.stderr.strip().splitlines()[-1]
+
+
+def test_answers_in_chunks_leave_their_connection_usable(server, home):
+    server.fail("chunked", times=20)
+    content = (home / "user.h5").read_bytes()
+    client = client_for(server.url)
+    for start in range(0, 3000, 500):
+        answer, out = client.get(f"{server.url}/user.h5", start, start + 500, ""), bytearray(500)
+        assert answer.read_into(memoryview(out)) == 500
+        answer.finish(True)
+        assert out == content[start : start + 500]

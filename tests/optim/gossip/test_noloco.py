@@ -239,6 +239,44 @@ def test_a_partner_that_dies_is_left_out_with_a_warning() -> None:
             assert "\n" not in line
 
 
+def meet_diverged(seat: Seat, path: str) -> list[bool]:
+    params = toy()
+    comm = seat.comm(path, 2)
+    sgd = torch.optim.SGD(params, lr=RATE)
+    with Gossip(sgd, params, comm, FixedPeriod(1), outer="noloco") as gossip:
+        for step in range(1, 5):
+            for parameter in params:
+                parameter.grad = torch.zeros_like(parameter)
+                if seat.rank == 1 and step == 2:
+                    parameter.grad.fill_(float("nan"))
+            gossip.step()
+        return [bool(torch.isfinite(parameter).all()) for parameter in params]
+
+
+def test_a_partner_that_diverged_is_left_alone(pools: Callable[[int], Ranks]) -> None:
+    sound, diverged = pools(2).run(meet_diverged, meeting_point())
+    assert all(sound) and not any(diverged)
+
+
+def go_back(seat: Seat, path: str) -> str:
+    params = toy()
+    comm = seat.comm(path, 2)
+    sgd = torch.optim.SGD(params, lr=RATE)
+    with Gossip(sgd, params, comm, FixedPeriod(1), outer="noloco") as gossip:
+        take_steps(params, gossip, seat.rank, range(1, 3))
+        saved = gossip.state_dict()
+        take_steps(params, gossip, seat.rank, range(3, 5))
+        with pytest.raises(ValueError, match="this state is of round 2, the job is at 4") as caught:
+            gossip.load_state_dict(saved)
+        return str(caught.value)
+
+
+def test_a_state_of_an_earlier_round_is_refused_in_the_same_job(
+    pools: Callable[[int], Ranks],
+) -> None:
+    assert all("make a new one" in line for line in pools(2).run(go_back, meeting_point()))
+
+
 def misuse(seat: Seat, path: str) -> list[str]:
     params = toy()
     sgd = torch.optim.SGD(params, lr=RATE)
