@@ -57,6 +57,11 @@ class EpochState:
 
 def state_from(state: Mapping[str, Any]) -> EpochState:
     """The state that as_dict() wrote. Raises ValueError for anything else."""
+    if isinstance(state, Mapping) and state.get("format") == 1:
+        raise ValueError(
+            f"this state was saved by an older hsgd (format 1, now {_FORMAT}); begin the epoch: "
+            "set_epoch(...)"
+        )
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
         raise ValueError("this is no state of a PartitionedLoader; pass what state_dict() returned")
     try:

@@ -179,6 +179,7 @@ def test_a_state_of_a_finished_epoch_leaves_nothing(folder):
         ({"seed": 6}, "saved with seed 6, the loader has 5"),
         ({"shuffle": "full"}, "saved with shuffle 'full', the loader has 'block'"),
         ({"window_samples": 1}, "saved with window_samples 1"),
+        ({"format": 1}, "saved by an older hsgd"),
         ({"format": 9}, "this is no state of a PartitionedLoader"),
         ({"cuts": [{}]}, "is damaged"),
     ],
