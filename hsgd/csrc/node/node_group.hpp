@@ -129,7 +129,6 @@ class LocalGroup {
   std::byte* out_slot(int rank, uint64_t step) const {
     return base(rank) + layout().out_slot(step);
   }
-  bool one_out_ring() const { return settings_.one_out_ring; }
 
   // --- parts of one collective that are done by whoever comes first ---
   // The next part of `parts` for this rank; nothing when all are taken.

@@ -49,7 +49,8 @@ class Gossip(WrappingOptimizer):
         buffers as `buffers` are. Dense, floating, on the CPU, equal in shapes and dtypes on all
         ranks. They become views of one vector. Rank 0's values are sent to all first.
     comm: the ranks.
-    trigger: when to average, one object for each rank; None is RelativeChange(0.05).
+    trigger: when to average, one object for each rank; None is RelativeChange(0.05), with
+        `outer` FixedPeriod(50).
     topology: "random", "ring", "exponential2", a graph or a Topology; see hsgd.optim.Topology.
     max_interval: average at the latest after so many steps without; None: no such limit.
     global_average_every: after so many steps, again and again, all ranks average all their models,
@@ -102,8 +103,7 @@ class Gossip(WrappingOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self._comm = comm
-        if trigger is None:  # partners of NoLoCo meet in the same steps
-            trigger = RelativeChange(0.05) if outer is None else FixedPeriod(50)
+        trigger = _usual_trigger(outer) if trigger is None else trigger
         _check(trigger, max_interval, global_average_every, momentum, compression)
         if group_size is not None and not hierarchical:
             raise ValueError("Gossip: group_size is for hierarchical=True")
@@ -471,6 +471,11 @@ def _graph_of(topology: Any, size: int, seed: int) -> Topology:
         f"Gossip: the topology is for {graph.size} ranks, but {size} gossip; with "
         "hierarchical=True those are the groups"
     )
+
+
+def _usual_trigger(outer: object) -> Trigger:
+    """Partners of NoLoCo meet in the same steps."""
+    return RelativeChange(0.05) if outer is None else FixedPeriod(50)
 
 
 def _check(
