@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .launched import rank_here
 from .loader import PartitionedLoader
 
@@ -108,8 +110,9 @@ class PartitionedDataset(IterableDataset[Any]):
 
     def _iterated_by_others(self, workers: int) -> int:
         """Iterations since set_epoch() with another number of workers."""
-        numbers = [n for n in range(_MOST_WORKERS + 1) if n != workers]
-        return sum(int(self._epochs[_row(n) : _row(n + 1)].max()) for n in numbers)
+        rows = [_row(number) for number in range(_MOST_WORKERS + 1)]
+        most = np.maximum.reduceat(self._epochs.numpy(), rows)
+        return int(most.sum() - most[workers])
 
     def _check_nobody_divides_it(self) -> None:
         """accelerate iterates it in a frame of its own; in workers, where it only takes each batch

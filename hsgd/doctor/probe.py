@@ -50,15 +50,17 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 show(MPI.Get_library_version())
 """
-_TUNING = """
+_FORKED_RANKS = """
 import os, secrets, time
 from hsgd import Comm
-path, rank = "@hsgd-info-" + secrets.token_hex(16), 0
+path, rank = "@hsgd-probe-" + secrets.token_hex(16), 0
 for other in range(1, {ranks}):
     if os.fork() == 0:
         rank = other
         break
 start = time.perf_counter()
+"""
+_TUNING = """
 with Comm.local(path, rank, {ranks}) as comm:
     place, took_ms = comm._native.topology(), 1e3 * (time.perf_counter() - start)
 if rank != 0:
@@ -68,16 +70,8 @@ show(f"{{place.oneshot_bytes}} {{place.chunk_bytes}} {{store}} {{took_ms:.0f}}")
 show("none")
 """
 _SUMS = """
-import os, secrets, sys, time
 import numpy as np
-from hsgd import Comm
 from hsgd.config import Config
-path, rank = "@hsgd-doctor-" + secrets.token_hex(16), 0
-for other in range(1, {ranks}):
-    if os.fork() == 0:
-        rank = other
-        break
-start = time.perf_counter()
 with Comm.local(path, rank, {ranks}, config=Config(timeout_s=20.0)) as comm:
     total = comm.allreduce(np.full(1 << 18, rank + 1, np.float32))
 right = bool((total == sum(range(1, {ranks} + 1))).all())
@@ -150,14 +144,14 @@ def tuning(ranks: int) -> Finding:
 
     The line has four words: one-shot bytes, chunk bytes, kind of store, milliseconds of set-up.
     """
-    return _run(_SHOW + _TUNING.format(ranks=ranks))
+    return _run(_SHOW + (_FORKED_RANKS + _TUNING).format(ranks=ranks))
 
 
 def sums(ranks: int) -> Finding:
     """Whether `ranks` processes of this node sum an array in shared memory; local, blocking. The
     line is the time that it took, in milliseconds.
     """
-    return _run(_SHOW + _SUMS.format(ranks=ranks))
+    return _run(_SHOW + (_FORKED_RANKS + _SUMS).format(ranks=ranks))
 
 
 def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:

@@ -16,6 +16,15 @@ from loaders import loader_of
 COUNT = 37
 
 
+def run_writer(program, target):
+    """The lines that a process of its own printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(target)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
 def image(number):
     return np.full((2, 3), number, np.float32)
 
@@ -196,14 +205,7 @@ for call in [lambda n=n: writer.write({"image": np.full(2_000_000, n, np.uint8),
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft if len(lines) else 4 << 20, hard))
 print("\\n".join(lines))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", child, str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    lines = run_writer(child, tmp_path / "out")
     assert "writing failed: File too large" in lines[0]
     assert all("cut off" in line for line in lines[1:]) and len(lines) >= 3
     assert list(tmp_path.iterdir()) == []
@@ -221,11 +223,5 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0
 writer.close()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", child, str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_writer(child, tmp_path / "out") == []
     assert read(tmp_path / "out")["number"].tolist() == [7]

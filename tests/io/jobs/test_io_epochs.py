@@ -6,12 +6,10 @@ import pickle
 
 import pytest
 from hsgd.io import PartitionedDataset, ReadOptions
+from torch.utils.data import DataLoader
 
 from hdf5_samples import collect, make_slabs
 from loaders import loader_of
-
-torch = pytest.importorskip("torch")
-DataLoader = torch.utils.data.DataLoader
 
 TINY = {"block_bytes": 200, "window_bytes": 900}  # 4 samples in a block, 18 in a window
 

@@ -10,7 +10,6 @@ from hsgd.io import PartitionedDataset, convert_to_slabs, open_map
 from hdf5_samples import collect
 from loaders import loader_of
 
-torch = pytest.importorskip("torch")
 COUNTS = {"train": 60, "test": 21, "deep/er": 5, "twin": 21}
 HOW = {
     "contiguous": {},

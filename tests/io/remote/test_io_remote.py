@@ -14,6 +14,7 @@ import pytest
 from hsgd.io import PartitionedDataset, class_names, open_map
 from hsgd.io.convert.verify import find_damage
 from hsgd.io.remote.clients import client_for
+from torch.utils.data import DataLoader
 
 from hdf5_samples import arrays_of, collect, make_ragged_slabs, make_slabs, write_hdf5
 from hsgd.cli import main
@@ -93,10 +94,9 @@ def test_a_job_goes_on_behind_a_url_where_it_stopped_in_the_folder(server, home)
 
 
 def test_processes_that_were_forked_read_on(server):
-    torch_data = pytest.importorskip("torch.utils.data")
     dataset = PartitionedDataset(f"{server.url}/plain", 10, rank=0, world_size=1)
     collect(dataset)  # connections are open here
-    batches = torch_data.DataLoader(dataset, batch_size=None, num_workers=2)
+    batches = DataLoader(dataset, batch_size=None, num_workers=2)
     assert sorted(collect(batches)["number"].tolist()) == list(range(100))
 
 

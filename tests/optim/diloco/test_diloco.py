@@ -20,6 +20,7 @@ from torch.nn import functional
 from hsgd import Comm, HsgdError
 from hsgd.optim import DiLoCo, Int8, Nesterov, TopK
 from hsgd.optim.diloco.fragments import cut, phases
+from noisy_quadratics import drawn, gradient, initial
 from pretended_nodes import meet
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
@@ -30,23 +31,7 @@ SIZES = (7, 40, 12, 5)  # of the toy's parameters
 RATE = 0.05
 
 
-# --- the toy: quadratic functions, another for each worker, with noise of each step ---
-
-
-def drawn(*key: int) -> np.random.Generator:
-    return np.random.default_rng(key)
-
-
-def gradient(weights: np.ndarray, worker: int, step: int, index: int) -> np.ndarray:
-    """Of 1/2 sum(c (w - m)^2) + noise w, in the dtype of the weights."""
-    own = drawn(worker, index)
-    curvature, minimum = own.uniform(0.2, 2, weights.size), own.normal(size=weights.size)
-    noise = drawn(worker, index, step).normal(size=weights.size)
-    return (curvature * (weights - minimum) + noise).astype(weights.dtype)
-
-
-def initial(index: int) -> np.ndarray:
-    return drawn(99, index).normal(size=SIZES[index])
+# --- the toy ---
 
 
 def in_numpy(
@@ -55,8 +40,8 @@ def in_numpy(
     """Each worker's weights after all steps: the algorithms of arXiv:2311.08105 (one part, no
     delay) and 2501.18512, in float64; means wait in a queue.
     """
-    local = [[initial(i) for i in range(len(SIZES))] for _ in range(workers)]
-    outer = [initial(i) for i in range(len(SIZES))]
+    local = [[initial(i, SIZES[i]) for i in range(len(SIZES))] for _ in range(workers)]
+    outer = [initial(i, SIZES[i]) for i in range(len(SIZES))]
     velocity = [np.zeros(size) for size in SIZES]
     queue: list[tuple[int, int, np.ndarray]] = []
 
@@ -83,7 +68,10 @@ def in_numpy(
 
 
 def toy() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.tensor(initial(i), dtype=torch.float32)) for i in range(len(SIZES))]
+    return [
+        nn.Parameter(torch.tensor(initial(i, SIZES[i]), dtype=torch.float32))
+        for i in range(len(SIZES))
+    ]
 
 
 def toy_steps(params: list[nn.Parameter], diloco: DiLoCo, worker: int, steps: range) -> None:

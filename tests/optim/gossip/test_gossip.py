@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import signal
 import sys
 import time
 import warnings
@@ -22,6 +21,7 @@ from torch.nn import functional
 from hsgd import Comm, HsgdError
 from hsgd.optim import Budget, FixedPeriod, Gossip, RelativeChange
 from hsgd.testing.cluster import Cluster
+from lost_partner import without_rank_1
 from ranks import Ranks, Seat, meeting_point
 from tiers import short_form
 from torch_job import job
@@ -434,20 +434,11 @@ def train_on(seat: Seat, path: str) -> tuple[list[str], Any]:
 
 
 def test_a_killed_rank_is_left_out_of_the_training_with_a_warning() -> None:
-    with Ranks(3) as pool:
-        pool.start(train_on, meeting_point())
-        assert [pool.hear(rank) for rank in range(3)] == ["trains"] * 3
-        pid = pool.pid(1)
-        pool.signal(1, signal.SIGKILL)
-        assert [pool.hear(rank) for rank in (0, 2)] == ["goes on"] * 2
-        for rank in (0, 2):
-            pool.send(rank, "enough")
-        for outcome in pool.finish(on=(0, 2)):
-            assert outcome.error is None, outcome.trace
-            report, metrics = outcome.value
-            assert 1 in metrics.lost
-            (line,) = [line for line in report if "Gossip goes on without" in line]
-            assert f"rank 1 (pid {pid}, " in line
+    pid, found = without_rank_1(train_on)
+    for report, metrics in found:
+        assert 1 in metrics.lost
+        (line,) = [line for line in report if "Gossip goes on without" in line]
+        assert f"rank 1 (pid {pid}, " in line
 
 
 def misuse(seat: Seat, path: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from torch import nn
 from hsgd.config import Config
 from hsgd.optim import FixedPeriod, Gossip, JitteredPeriod, NoLoCo
 from hsgd.optim.gossip.pair_rounds import PairRounds, partner_of
+from lost_partner import without_rank_1
+from noisy_quadratics import gradient, initial
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
@@ -26,21 +27,9 @@ SIZES = (7, 40, 12)
 RATE, PERIOD, ROUNDS, SEED = 0.05, 3, 50, 5
 
 
-def drawn(*key: int) -> np.random.Generator:
-    return np.random.default_rng(key)
-
-
-def gradient(weights: np.ndarray, worker: int, step: int, index: int) -> np.ndarray:
-    """Of 1/2 sum(c (w - m)^2) + noise w, another for each worker."""
-    own = drawn(worker, index)
-    curvature, minimum = own.uniform(0.2, 2, weights.size), own.normal(size=weights.size)
-    noise = drawn(worker, index, step).normal(size=weights.size)
-    return (curvature * (weights - minimum) + noise).astype(weights.dtype)
-
-
 def in_numpy(size: int, rounds: int, alpha: float, beta: float, gamma: float) -> np.ndarray:
     """Each worker's weights after all rounds, in float64: phi of arXiv:2506.10911."""
-    phi = np.stack([np.concatenate([drawn(99, i).normal(size=n) for i, n in enumerate(SIZES)])])
+    phi = np.stack([np.concatenate([initial(i, n) for i, n in enumerate(SIZES)])])
     phi = np.repeat(phi, size, axis=0)
     delta, theta = np.zeros_like(phi), phi.copy()
     cuts = np.cumsum(SIZES)[:-1]
@@ -65,8 +54,7 @@ def in_numpy(size: int, rounds: int, alpha: float, beta: float, gamma: float) ->
 
 def toy() -> list[nn.Parameter]:
     return [
-        nn.Parameter(torch.tensor(drawn(99, i).normal(size=n), dtype=torch.float32))
-        for i, n in enumerate(SIZES)
+        nn.Parameter(torch.tensor(initial(i, n), dtype=torch.float32)) for i, n in enumerate(SIZES)
     ]
 
 
@@ -224,19 +212,11 @@ def train_on(seat: Seat, path: str) -> tuple[list[str], Any]:
 
 
 def test_a_partner_that_dies_is_left_out_with_a_warning() -> None:
-    with Ranks(3) as pool:
-        pool.start(train_on, meeting_point())
-        assert [pool.hear(rank) for rank in range(3)] == ["trains"] * 3
-        pool.signal(1, signal.SIGKILL)
-        assert [pool.hear(rank) for rank in (0, 2)] == ["goes on"] * 2
-        for rank in (0, 2):
-            pool.send(rank, "enough")
-        for outcome in pool.finish(on=(0, 2)):
-            assert outcome.error is None, outcome.trace
-            report, metrics = outcome.value
-            assert 1 in metrics.lost and metrics.refused > 0
-            (line,) = [line for line in report if "goes on without rank 1" in line]
-            assert "\n" not in line
+    _, found = without_rank_1(train_on)
+    for report, metrics in found:
+        assert 1 in metrics.lost and metrics.refused > 0
+        (line,) = [line for line in report if "goes on without rank 1" in line]
+        assert "\n" not in line
 
 
 def meet_diverged(seat: Seat, path: str) -> list[bool]:
