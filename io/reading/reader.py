@@ -381,9 +381,8 @@ class RowReader(Closing):
         file = self._hdf5[number] = open_hdf5(slab.path, cache)
         for name, extent in slab.extents.items():
             if extent.refusal and extent.offsets is None:
-                load_filters(
-                    file[stored_name(self.data.group, name)]
-                )  # this process may not be the one that examined it
+                # This process may not be the one that examined it.
+                load_filters(file[stored_name(self.data.group, name)])
         return file
 
     def _abandon(self) -> None:

@@ -98,7 +98,7 @@ class AllreducePipeline final : public ChunkPipeline {
   // its place in the node's only out ring, where a leader finds a contiguous piece to send.
   std::byte* reduced_slice(int rank, uint64_t step, const Range& chunk, const Range& slice) const {
     std::byte* slot =
-        stages_.sums_in_ring ? in_slot((rank + 1) % local().size(), step) : out_slot(0, step);
+        stages_.sums_in_ring() ? in_slot((rank + 1) % local().size(), step) : out_slot(0, step);
     return slot + (slice.begin - chunk.begin) * element_bytes_;
   }
 
@@ -116,7 +116,6 @@ Stages stages_of(Context& context, const Operation& operation, uint64_t steps, i
   stages.steps = steps;
   stages.leaders = leaders;
   stages.reduces = true;
-  stages.sums_in_ring = leaders == 0;
   if (context.place().leads(leaders)) stages.window = context.links().slices();
   stages.store = context.stores().usual();
   stages.out_store = context.stores().into_output(operation);

@@ -97,7 +97,7 @@ bool ChunkPipeline::may_stage(uint64_t step) const {
   // One step ahead keeps the ring in cache; between nodes the link is slower than any cache.
   const uint64_t ahead = stages_.leaders == 0 ? 2 : context_.slots();
   if (step >= (stages_.reduces ? reduced_ : gathered_) + ahead) return false;
-  if (!stages_.reduces || stages_.sums_in_ring) {
+  if (!stages_.reduces || stages_.sums_in_ring()) {
     return step < gathered_ + context_.slots() && peers_freed(&Progress::gathered, step) &&
            earlier_is_sent(step);
   }
@@ -154,7 +154,7 @@ bool ChunkPipeline::try_stage(Permission permission) {
 bool ChunkPipeline::try_reduce() {
   if (reduced_ == staged_ || !peers_reached(&Progress::staged, reduced_)) return false;
   // The out slot held an earlier step: everybody must have gathered that.
-  if (stages_.gathers && !stages_.sums_in_ring) {
+  if (stages_.gathers && !stages_.sums_in_ring()) {
     if (reduced_ >= gathered_ + context_.slots()) return false;
     if (!peers_freed(&Progress::gathered, reduced_)) return false;
   }

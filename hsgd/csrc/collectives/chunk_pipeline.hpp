@@ -32,12 +32,13 @@ struct Stages {
   // kInReach: the inputs of all ranks of the node are read where they lie.
   enum class Staging { kCopies, kNothing, kInReach } staging = Staging::kCopies;
   bool reduces = false;                // from the in rings of all
-  bool sums_in_ring = false;           // sums take the place of inputs, where others gather them
   bool gathers = true;                 // into the output
   bool rides = true;                   // the first leader's first step travels with the headers
   StepWindow* window = nullptr;        // on ranks that carry it between nodes
   Store store = Store::kOrdinary;      // into shared memory
   Store out_store = Store::kOrdinary;  // into the user's output
+  // Whether sums take the place of inputs, where others gather them: where no leader sends them.
+  bool sums_in_ring() const { return reduces && gathers && leaders == 0; }
 };
 
 class ChunkPipeline {
