@@ -24,6 +24,8 @@ __all__: list[str] = []
 SUPPORT = Path(__file__).with_name("support")
 # Programs that tests start, on virtual nodes too, find there what tests share.
 os.environ["PYTHONPATH"] = str(SUPPORT)
+# With it print() writes a line in two pieces, between which another rank's line may get.
+os.environ.pop("PYTHONUNBUFFERED", None)
 GRACE_S = 10.0  # daemons of mpirun may end a little after it
 _clusters: dict[tuple[int, str | None, bool], Cluster] = {}
 

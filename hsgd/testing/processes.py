@@ -40,7 +40,8 @@ _serial = itertools.count(1)
 
 
 class CommandTimeout(TimeoutError):
-    """A command ran past its limit and was ended; the message closes with its last output."""
+    """A command ran past its limit and was ended; the message closes with its last output and the
+    processes that still ran."""
 
 
 def crashes_of(errors: str) -> str:
@@ -54,7 +55,8 @@ def crashes_of(errors: str) -> str:
 def run_marked(
     argv: Sequence[str], env: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run argv and capture its text; past the limit, end all it started, raise CommandTimeout.
+    """Run argv and capture its text; past the limit, end all it started, raise CommandTimeout,
+    which says what still ran.
 
     The command has a TMPDIR of its own unless `env` names another than ours: a killed mpirun of
     Open MPI 5 leaves a folder with its pid in the name, on which a later one of this pid fails.
@@ -76,11 +78,12 @@ def run_marked(
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
+            alive = "\n".join(_described(pid) for pid in marked(mark))
             end_marked(mark)
             out, err = process.communicate(timeout=KILL_S)
             tail = "\n".join((out + err).splitlines()[-40:])
-            message = f"{shlex.join(argv)}: not finished after {timeout_s:g} s, ended; last output:"
-            raise CommandTimeout(f"{message}\n{tail}") from None
+            message = f"{shlex.join(argv)}: not finished after {timeout_s:g} s, ended"
+            raise CommandTimeout(f"{message}; last output:\n{tail}\nstill ran:\n{alive}") from None
         except BaseException:
             end_marked(mark)
             raise
@@ -116,6 +119,16 @@ def marked(prefix: str) -> list[int]:
             if needle in b"\0" + Path(f"/proc/{entry}/environ").read_bytes():
                 found.append(int(entry))
     return found
+
+
+def _described(pid: int) -> str:
+    """What a process runs and where each of its threads waits in the kernel."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:6]
+        waits = [path.read_text() or "?" for path in Path(f"/proc/{pid}/task").glob("*/wchan")]
+    except OSError:
+        return f"{pid}: gone"
+    return f"{pid}: {b' '.join(words).decode(errors='replace')[:200]} (in {', '.join(waits)})"
 
 
 def end_marked(prefix: str) -> None:
