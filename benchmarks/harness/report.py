@@ -112,15 +112,22 @@ def statistics(seconds: Sequence[float]) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in values.items()}
 
 
+# Student's t, 97.5 %, of 1 to 9 degrees of freedom.
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
 def half_width(differences: Sequence[float]) -> float:
     """Of the 95 % confidence interval of the mean, by Student's t; 0 for a single number.
 
-    Source of the quantile: Abramowitz and Stegun, 26.7.5 (Cornish-Fisher).
+    Source of the quantile: Abramowitz and Stegun, table 26.10 up to 10 numbers, then 26.7.5
+    (Cornish-Fisher), which is too small for few.
     """
     if len(differences) < 2:
         return 0.0
     z, v = 1.959964, len(differences) - 1
     quantile = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
+    if v <= len(_QUANTILES):
+        quantile = _QUANTILES[v - 1]
     return quantile * moments.stdev(differences) / len(differences) ** 0.5
 
 

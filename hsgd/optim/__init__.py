@@ -4,7 +4,8 @@ Owns the public names of hsgd.optim. LARS, LAMB and the schedule never communica
 optimizer in a DistributedOptimizer to train on many ranks.
 """
 
-from hsgd.optim.diloco.diloco_optimizer import DiLoCo, DiLoCoMetrics
+from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
+from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.diloco.pseudo_gradient_exchange import Int8, TopK
 from hsgd.optim.elastic_averaging.easgd_optimizer import EASGDMetrics, ElasticAveraging

@@ -182,6 +182,8 @@ def test_accuracy_is_compared_against_the_size_of_the_batch(tmp_path: Path) -> N
 
 def test_the_confidence_interval_is_students() -> None:
     assert report.half_width([5.0]) == 0.0
+    assert report.half_width([0.0, 2.0]) == pytest.approx(12.7062, rel=1e-4)
+    assert report.half_width([0.0, 1.0, 2.0]) == pytest.approx(4.30265 / 3**0.5, rel=1e-4)
     # t(0.975, 9) = 2.262; the standard deviation of 0..9 is 3.0277
     assert report.half_width([float(n) for n in range(10)]) == pytest.approx(2.1659, rel=2e-3)
 

@@ -114,11 +114,11 @@ PACKAGES = {
         "hsgd.job hsgd.launch hsgd.torch.negotiation hsgd.torch.operations hsgd.trace"
     ),
     "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
-    "hsgd.torch.elastic": "hsgd.job hsgd.torch.job",
+    "hsgd.torch.elastic": "hsgd.job hsgd.optim.diloco hsgd.torch.job",
     "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
     "hsgd.torch.strategies": (
-        "hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip hsgd.optim.node_shared "
-        "hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
+        "hsgd.job hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip "
+        "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch": (
         "hsgd.c10d hsgd.optim hsgd.optim.node_shared "

@@ -1,6 +1,6 @@
 """DiLoCo: local steps, and an outer step on the mean of how far the workers came.
 
-Owns when a fragment is exchanged, and the metrics. Never computes an inner update: the wrapped
+Owns when a fragment is exchanged. Never computes an inner update: the wrapped
 optimizer does. Sources: DiLoCo (Douillard et al., arXiv:2311.08105) for the
 rule; Streaming DiLoCo (arXiv:2501.18512) for fragments, delay and alpha.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +20,16 @@ from torch.optim.optimizer import Optimizer
 
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
+from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
 from hsgd.optim.diloco.exchanges_under_way import ExchangesUnderWay, Saved
-from hsgd.optim.diloco.fragments import Fragment, Fragments, cut, phases
+from hsgd.optim.diloco.fragments import (
+    Fragment,
+    Fragments,
+    check_schedule,
+    cut,
+    exchanged_of,
+    phases,
+)
 from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.diloco.pseudo_gradient_exchange import (
     Compression,
@@ -32,33 +40,9 @@ from hsgd.optim.flat_vectors import joined, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.process_groups import comm_of
 from hsgd.optim.worker_group import WorkerGroup, split_workers
-from hsgd.optim.wrapping_optimizer import WrappingOptimizer, tensors_of
+from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 
-__all__ = ["DiLoCo", "DiLoCoMetrics"]
-
-
-@dataclass
-class DiLoCoMetrics:
-    """What this rank did since its DiLoCo was made. Seconds are of the calling thread, but for
-    exchange_s; bytes are those of hsgd.Comm.metrics().
-    """
-
-    steps: int = 0
-    outer_steps: int = 0
-    """Of all fragments."""
-    wait_s: float = 0.0
-    """Waiting for exchanges that took longer than `delay` steps: exposed communication. Of a
-    worker of several ranks the first one waits, and the others for it: in their group_s."""
-    exchange_s: float = 0.0
-    """Of exchanges between workers, in the background."""
-    apply_s: float = 0.0
-    """Reading weights, outer steps and writing weights."""
-    group_s: float = 0.0
-    """Averaging gradients in the worker, and telling its ranks the outer weights."""
-    node_bytes: int = 0
-    """Between workers, through shared memory."""
-    sent_bytes: int = 0
-    """Between workers, to other nodes."""
+__all__ = ["DiLoCo"]
 
 
 class DiLoCo(WrappingOptimizer):
@@ -70,7 +54,8 @@ class DiLoCo(WrappingOptimizer):
     params: the model, or its parameters: floating, equal in shape on all ranks. Rank 0's values are
         where all begin. Of a model its floating buffers, such as BatchNorm's statistics, are
         averaged too, with the last fragment.
-    comm: the ranks, or a process group of torch.distributed of any backend.
+    comm: the ranks, or a process group of torch.distributed of any backend. None: this call is
+        local, and restart() gives them before the first step.
     outer: the outer optimizer.
     sync_every: steps from one exchange of a fragment to the next, H in the papers.
     fragments: parts of the model that are exchanged at different steps, sync_every / fragments
@@ -108,34 +93,16 @@ class DiLoCo(WrappingOptimizer):
         group: Literal["node"] | int | None = "node",
     ) -> None:
         super().__init__(optimizer)
-        _check(sync_every, delay, alpha)
+        check_schedule(sync_every, delay, alpha)
         checked_compression(compression)
         self.outer = Nesterov() if outer is None else outer
         self._period, self._delay, self._alpha = sync_every, delay, alpha
-        parameters, self._buffers = _exchanged(params)
+        parameters, self._buffers = exchanged_of(params)
         parts = cut(parameters, fragments)
         steps = phases(len(parts), sync_every)
-        self._comm, owned = comm_of(comm, "DiLoCo")
-        self._made: list[Comm] = [self._comm] if owned else []
-        self._group: WorkerGroup | None = None
-        try:
-            broadcast_initial(self._comm, params, parameters)
-            self._workers = self._split(group, parameters)
-            self._worker_count = int(self._over_ranks(int(self._workers is not None), "sum"))
-            self._fragments = [
-                Fragment(part, phase, self._workers is not None)
-                for part, phase in zip(parts, steps, strict=True)
-            ]
-        except BaseException:
-            self._leave(abort=True)
-            raise
-        workers = self._workers
-        self._exchanges = [
-            exchange_of(compression, workers, one.count, f"pseudo-gradient {number}")
-            for number, one in enumerate(self._fragments)
-            if workers is not None
-        ]
-        self._queue = ExchangesUnderWay(self._exchanges, self._workers, delay > 0)
+        self._parts = list(zip(parts, steps, strict=True))
+        self._how = (group, compression)
+        self._join(comm, lambda ranks: broadcast_initial(ranks, params, parameters))
         self._metrics = DiLoCoMetrics()
 
     # --- what training scripts call ---
@@ -264,7 +231,8 @@ class DiLoCo(WrappingOptimizer):
         self._check_open()
         own = state_dict.get("diloco")
         if own is not None:
-            self._check_state(own)
+            leads = self._workers is not None and self._workers.rank == 0
+            self._check_state(own, leads)
         self._queue.drain()
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
         self._take_over()
@@ -283,6 +251,41 @@ class DiLoCo(WrappingOptimizer):
         if self._workers is not None:
             self._load_fragments(own, self._workers, same)
 
+    def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
+        """Go on with the ranks of another communicator, after some were lost or have joined;
+        collective over it, blocking. The old one is broken: nobody waits there.
+
+        comm: a Comm or a process group, as when it was made. state_dict: a copy of what this rank's
+            state_dict() gave, to go back there first.
+        Steps, outer weights and velocity become those of the lowest rank that has outer weights and
+        has taken the most steps; weights become the outer weights, so what workers did since the
+        last exchange is lost. Where no rank has any, as when the first rank of each worker was
+        lost, rank 0's weights are taken. Each rank keeps the state of its wrapped optimizer.
+        Exchanges under way, and what compression left out, are dropped. Where it raises, this
+        optimizer is closed.
+        """
+        super()._check_open()
+        own = None if state_dict is None else state_dict["diloco"]
+        if own is not None:
+            self._check_state(own, leads=False)
+        had = [(one.outer_weights, one.velocity) for one in self._fragments if one.keeps_outer]
+        if own is not None:
+            had = [(one["outer_weights"], one["velocity"]) for one in own.get("fragments", [])]
+            self._metrics.steps = own["steps"]
+        self._queue.abandon()
+        self._leave(abort=True)
+        self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
+        if state_dict is not None:
+            inner = {key: value for key, value in state_dict.items() if key != "diloco"}
+            self._optimizer.load_state_dict(inner)
+            self._take_over()
+        self._join(comm, lambda ranks: None)
+        try:
+            self._take_outer(had)
+        except BaseException:
+            self._abandon()
+            raise
+
     def close(self) -> None:
         """Wait for exchanges under way, without applying them, and leave; local. A second call does
         nothing. The weights stay as they are.
@@ -294,6 +297,14 @@ class DiLoCo(WrappingOptimizer):
             self._queue.close()
         finally:
             self._leave(abort=False)
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._waits_for_ranks:
+            raise HsgdError(
+                "DiLoCo: made without ranks, and none were given since; call restart(comm), or in "
+                "an elastic job give it to the state: hvd.elastic.TorchState(model, optimizer)"
+            )
 
     def _abandon(self) -> None:
         """No worker waits for this one."""
@@ -382,7 +393,7 @@ class DiLoCo(WrappingOptimizer):
 
     # --- saving and loading ---
 
-    def _check_state(self, own: dict[str, Any]) -> None:
+    def _check_state(self, own: dict[str, Any], leads: bool) -> None:
         saved = [len(one["outer_weights"]) for one in own.get("fragments", [])]
         here = [fragment.count for fragment in self._fragments]
         if saved and saved != here:
@@ -390,7 +401,7 @@ class DiLoCo(WrappingOptimizer):
                 f"DiLoCo: the state has fragments of {saved} values, this optimizer of {here}; "
                 "it is of another model, or fragments= differs"
             )
-        if self._workers is not None and self._workers.rank == 0 and not saved:
+        if leads and not saved:
             raise ValueError(
                 "DiLoCo: the state has no outer weights; load on rank 0 what rank 0 saved"
             )
@@ -406,7 +417,50 @@ class DiLoCo(WrappingOptimizer):
             kept = one is not None and same and own.get("worker") == workers.rank
             exchange.load_state_dict(one["left_out"] if one is not None and kept else {})
 
+    def _take_outer(self, had: list[tuple[Tensor, Tensor]]) -> None:
+        """All take steps, outer weights and velocity of the rank that has come furthest. had: what
+        this rank has of each fragment, or nothing.
+        """
+        comm = self._comm
+        place = self._metrics.steps * comm.size + comm.size - 1 - comm.rank if had else -1
+        furthest = self._over_ranks(place, "max")
+        source = comm.size - 1 - furthest % comm.size if furthest >= 0 else 0
+        steps = np.array([self._metrics.steps], np.int64)
+        comm.broadcast(steps, source, name="steps of DiLoCo")
+        self._metrics.steps = int(steps[0])
+        for number, fragment in enumerate(self._fragments):
+            weights = had[number][0] if had else fragment.gathered()
+            velocity = had[number][1] if had else torch.zeros_like(weights)
+            for vector in (weights, velocity):
+                comm.broadcast(vector, source, name="outer weights of DiLoCo")
+            fragment.start_from(weights, velocity, self._metrics.steps)
+
     # --- set-up and end ---
+
+    def _join(self, comm: Any, prepare: Callable[[Comm], None]) -> None:
+        """Form workers of the ranks of `comm`; collective over it, blocking. prepare: before."""
+        group, compression = self._how
+        self._waits_for_ranks = comm is None
+        self._comm, owned = comm_of(comm, "DiLoCo")
+        self._made: list[Comm] = [self._comm] if owned else []
+        self._group: WorkerGroup | None = None
+        try:
+            prepare(self._comm)
+            self._workers = self._split(group, [p for part, _ in self._parts for p in part])
+            self._worker_count = int(self._over_ranks(int(self._workers is not None), "sum"))
+            outer = self._workers is not None
+            self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
+        except BaseException:
+            self._closed = True
+            self._leave(abort=True)
+            raise
+        workers = self._workers
+        self._exchanges = [
+            exchange_of(compression, workers, one.count, f"pseudo-gradient {number}")
+            for number, one in enumerate(self._fragments)
+            if workers is not None
+        ]
+        self._queue = ExchangesUnderWay(self._exchanges, self._workers, self._delay > 0)
 
     def _split(self, group: Literal["node"] | int | None, parameters: list[Tensor]) -> Comm | None:
         """The workers' first ranks, where this is one; makes its worker, if that has several."""
@@ -444,26 +498,3 @@ class DiLoCo(WrappingOptimizer):
                     last_first.callback(comm.abort)
             if self._group is not None:
                 self._group.unhook()
-
-
-def _exchanged(params: nn.Module | Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Parameters that train, and a model's floating buffers. Raises TypeError and ValueError."""
-    found, buffers = tensors_of(params, "DiLoCo")
-    parameters = [p for p in found if p.requires_grad]
-    for index, p in enumerate([*parameters, *buffers]):
-        if not p.is_floating_point():
-            raise TypeError(f"DiLoCo: parameter {index} is {p.dtype}; give floating ones")
-    if not parameters:
-        raise ValueError("DiLoCo: there are no parameters that train")
-    return parameters, buffers
-
-
-def _check(sync_every: int, delay: int, alpha: float) -> None:
-    if not isinstance(sync_every, int) or sync_every < 1:
-        raise ValueError(f"DiLoCo: sync_every is {sync_every!r}; give steps, 1 or more")
-    if not isinstance(delay, int) or not 0 <= delay < sync_every:
-        raise ValueError(
-            f"DiLoCo: delay is {delay!r}; give steps, from 0 to below sync_every={sync_every}"
-        )
-    if not 0 <= alpha < 1:
-        raise ValueError(f"DiLoCo: alpha is {alpha!r}; give a share from 0 to below 1")

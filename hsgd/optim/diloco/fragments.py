@@ -16,7 +16,7 @@ from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.flat_vectors import views_of
 from hsgd.optim.wrapping_optimizer import tensors_of
 
-__all__ = ["Fragment", "Fragments", "cut", "phases"]
+__all__ = ["Fragment", "Fragments", "check_schedule", "cut", "exchanged_of", "phases"]
 
 Fragments = int | Sequence[nn.Module | Iterable[Tensor]]
 
@@ -33,12 +33,20 @@ class Fragment:
         self.parameters = list(parameters)
         self.phase = phase
         self.count = sum(p.numel() for p in self.parameters)
-        self.outer_weights = self._gather() if outer else torch.empty(0)
+        self.keeps_outer = outer
+        self.outer_weights = self.gathered() if outer else torch.empty(0)
         self.velocity = torch.zeros_like(self.outer_weights)
         self.taken = 0  # the step after which it took outer weights
 
-    def _gather(self) -> Tensor:
-        """The weights as a new 1-d float32 vector on the CPU."""
+    def start_from(self, outer_weights: Tensor, velocity: Tensor, step: int) -> None:
+        """Weights become these outer weights, which the fragment keeps if it keeps any; local."""
+        if self.keeps_outer:
+            self.outer_weights, self.velocity = outer_weights, velocity
+        self.take(outer_weights, 0.0)
+        self.taken = step
+
+    def gathered(self) -> Tensor:
+        """The weights as a new 1-d float32 vector on the CPU; local."""
         flat = torch.empty(self.count)
         views = views_of(flat, self.parameters)
         for view, parameter in zip(views, self.parameters, strict=True):
@@ -73,6 +81,20 @@ class Fragment:
                 weight.copy_(view)
             else:
                 weight.copy_(weight.float().lerp(view.to(weight.device), 1 - alpha))
+
+
+def exchanged_of(params: nn.Module | Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters that train, and a model's floating buffers; local. Raises TypeError where one is
+    not floating, ValueError where none trains.
+    """
+    found, buffers = tensors_of(params, "DiLoCo")
+    parameters = [p for p in found if p.requires_grad]
+    for index, p in enumerate([*parameters, *buffers]):
+        if not p.is_floating_point():
+            raise TypeError(f"DiLoCo: parameter {index} is {p.dtype}; give floating ones")
+    if not parameters:
+        raise ValueError("DiLoCo: there are no parameters that train")
+    return parameters, buffers
 
 
 def cut(parameters: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]]:
@@ -127,3 +149,15 @@ def phases(number: int, period: int) -> list[int]:
             "fragment for each step"
         )
     return [(index + 1) * period // number for index in range(number)]
+
+
+def check_schedule(sync_every: int, delay: int, alpha: float) -> None:
+    """Raise ValueError for steps and a share that cannot be; local."""
+    if not isinstance(sync_every, int) or sync_every < 1:
+        raise ValueError(f"DiLoCo: sync_every is {sync_every!r}; give steps, 1 or more")
+    if not isinstance(delay, int) or not 0 <= delay < sync_every:
+        raise ValueError(
+            f"DiLoCo: delay is {delay!r}; give steps, from 0 to below sync_every={sync_every}"
+        )
+    if not 0 <= alpha < 1:
+        raise ValueError(f"DiLoCo: alpha is {alpha!r}; give a share from 0 to below 1")

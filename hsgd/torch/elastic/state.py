@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.torch.elastic.sampler import ElasticSampler
 from hsgd.torch.exceptions import HostsUpdatedInterrupt
 from hsgd.torch.functions import (
@@ -23,6 +24,7 @@ from hsgd.torch.functions import (
 from hsgd.torch.job import runtime
 
 __all__ = [
+    "DiLoCoStateHandler",
     "ModelStateHandler",
     "ObjectState",
     "OptimizerStateHandler",
@@ -220,6 +222,34 @@ class OptimizerStateHandler(_StateDictHandler):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
+class DiLoCoStateHandler(StateHandler):
+    """Of a DiLoCo, whose ranks go on from the outer weights of one that has them, each with the
+    state of its own inner optimizer.
+    """
+
+    def __init__(self, value: DiLoCo) -> None:
+        super().__init__(value)
+        self.save()
+
+    def save(self) -> None:
+        """Waits for exchanges under way."""
+        self._saved = copy.deepcopy(self.value.state_dict())
+        self._goes_back = False
+
+    def restore(self) -> None:
+        """In sync(), since it takes the ranks that are left."""
+        self._goes_back = True
+
+    def sync(self) -> None:
+        back = copy.deepcopy(self._saved) if self._goes_back else None
+        self.value.restart(runtime.current().private_comm(0, "diloco"), back)
+        self._goes_back = False
+        groups = self.value.param_groups
+        own = [{name: group[name] for name in group if name != "params"} for group in groups]
+        for group, given in zip(groups, broadcast_object(own), strict=True):
+            group.update(given)  # such as a learning rate that has decayed
+
+
 class SamplerStateHandler(_StateDictHandler):
     """Of an ElasticSampler."""
 
@@ -229,6 +259,7 @@ class SamplerStateHandler(_StateDictHandler):
 
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
+    (DiLoCo, DiLoCoStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hsgd.job.agent_link import link
 from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job import runtime
@@ -33,7 +34,8 @@ def start_diloco(
     process_set: ProcessSet,
     **others: Any,
 ) -> DiLoCo:
-    """The optimizer of DistributedOptimizer(strategy="diloco"); collective, blocking.
+    """The optimizer of DistributedOptimizer(strategy="diloco"); collective, blocking. In an elastic
+    job local: the state that it is given to brings it together with the other ranks.
 
     model: its floating buffers are averaged too; None: the optimizer's parameters alone.
     named_parameters: not needed. options: arguments of hsgd.optim.DiLoCo, such as sync_every.
@@ -44,5 +46,5 @@ def start_diloco(
     )
     arguments = {"compression": wire, **(options or {})}
     own = [p for group in optimizer.param_groups for p in group["params"]]
-    comm = runtime.current().private_comm(0, "diloco")
+    comm = None if link() is not None else runtime.current().private_comm(0, "diloco")
     return DiLoCo(optimizer, own if model is None else model, comm, **arguments)

@@ -1,0 +1,202 @@
+"""DiLoCo after ranks were lost or have joined."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic_jobs import HSGD, JOB_S, lines
+from hsgd import Comm, HsgdError
+from hsgd.optim import DiLoCo
+from hsgd.testing.processes import launch_environ, run_marked
+from ranks import Ranks, Seat, meeting_point
+
+__all__: list[str] = []
+
+
+def train(diloco: DiLoCo, params: list[nn.Parameter], worker: int, steps: range) -> None:
+    for step in steps:
+        diloco.zero_grad()
+        sum(((p - worker - step / 7) ** 2).sum() for p in params).backward()
+        diloco.step()
+
+
+def made(comm: Comm | None, **options: Any) -> tuple[DiLoCo, list[nn.Parameter]]:
+    params = [nn.Parameter(torch.full((size,), 0.5)) for size in (5, 30)]
+    adam = torch.optim.Adam(params, lr=0.05)
+    return DiLoCo(adam, params, comm, sync_every=4, **options), params
+
+
+def flat(rows: list[list[float]]) -> list[float]:
+    return [value for row in rows for value in row]
+
+
+def outer_of(diloco: DiLoCo) -> list[list[float]]:
+    own = diloco.state_dict()["diloco"]
+    return [one["outer_weights"].tolist() for one in own["fragments"]]
+
+
+def lose_one_and_win_one(seat: Seat, first: str, second: str, options: dict[str, Any]) -> Any:
+    """Ranks 0 to 2 train, rank 2 dies, and rank 3 joins ranks 0 and 1."""
+    if seat.rank == 3:
+        diloco, params = made(None, **options)
+        with pytest.raises(HsgdError, match=r"^DiLoCo: made without ranks"):
+            diloco.step()
+        before = None
+    else:
+        diloco, params = made(Comm.local(first, seat.rank, 3), **options)
+        train(diloco, params, seat.rank, range(1, 10))
+        if seat.rank == 2:
+            signal.raise_signal(signal.SIGKILL)
+        with pytest.raises(HsgdError, match="rank 2"):
+            train(diloco, params, seat.rank, range(10, 40))
+        before = outer_of(diloco)
+    place = {0: 0, 1: 1, 3: 2}[seat.rank]
+    diloco.restart(Comm.local(second, place, 3))
+    at_start = [p.tolist() for p in params]
+    steps = diloco.metrics().steps
+    train(diloco, params, place, range(20, 20 + 12 - steps % 4))
+    diloco.synchronize_weights()
+    end = [p.tolist() for p in params]
+    diloco.close()
+    return before, at_start, steps, end
+
+
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}, {"compression": "int8"}])
+def test_the_others_go_on_from_the_outer_weights_and_a_new_rank_gets_them(
+    options: dict[str, Any],
+) -> None:
+    points = meeting_point(), meeting_point()
+    with Ranks(4) as ranks:
+        ranks.start(lose_one_and_win_one, *points, {"group": None, **options})
+        rest = ranks.finish(on=[0, 1, 3])
+    assert all(outcome.error is None for outcome in rest), [outcome.trace for outcome in rest]
+    (before, *zero), (same, *one), (nothing, *new) = (outcome.value for outcome in rest)
+    assert nothing is None and before == same
+    assert zero == one == new
+    at_start, steps, end = zero
+    assert flat(at_start) == flat(before) and end != at_start
+    assert 9 <= steps <= 13
+
+
+def go_back(seat: Seat, first: str, second: str) -> Any:
+    """Rank 1 was two rounds ahead of what both have saved."""
+    diloco, params = made(Comm.local(first, seat.rank, 2), group=None)
+    train(diloco, params, seat.rank, range(1, 5))
+    saved = copy.deepcopy(diloco.state_dict())
+    moments = copy.deepcopy(saved["state"][0])
+    train(diloco, params, seat.rank, range(5, 13))
+    diloco.restart(Comm.local(second, seat.rank, 2), copy.deepcopy(saved))
+    now = diloco.state_dict()
+    found = [p.tolist() for p in params], outer_of(diloco), now["diloco"]["steps"]
+    assert all((now["state"][0][name] == moments[name]).all() for name in moments)
+    kept = [one["outer_weights"].tolist() for one in saved["diloco"]["fragments"]]
+    diloco.close()
+    return found, kept
+
+
+def test_it_goes_back_to_a_saved_state_and_the_inner_state_stays_each_ranks() -> None:
+    with Ranks(2) as ranks:
+        (found, kept), other = ranks.run(go_back, meeting_point(), meeting_point())
+    assert other == (found, kept)
+    weights, outer, steps = found
+    assert outer == kept and flat(weights) == flat(kept) and steps == 4
+
+
+def workers_of_two(seat: Seat, first: str, second: str) -> Any:
+    """Of two workers of two ranks each first one is lost: nobody has outer weights."""
+    diloco, params = made(Comm.local(first, seat.rank, 4), group=2)
+    train(diloco, params, seat.rank // 2, range(1, 5))
+    if seat.rank % 2 == 0:
+        signal.raise_signal(signal.SIGKILL)
+    weights = [p.tolist() for p in params]
+    diloco.restart(Comm.local(second, seat.rank // 2, 2))
+    at_start = [p.tolist() for p in params]
+    train(diloco, params, 0, range(5, 9))
+    diloco.close()
+    return weights, at_start, [p.tolist() for p in params], diloco.metrics().outer_steps
+
+
+def test_without_outer_weights_they_are_the_weights_of_rank_0() -> None:
+    with Ranks(4) as ranks:
+        ranks.start(workers_of_two, meeting_point(), meeting_point())
+        rest = ranks.finish(on=[1, 3])
+    assert all(outcome.error is None for outcome in rest), [outcome.trace for outcome in rest]
+    first, second = (outcome.value for outcome in rest)
+    assert first == second
+    weights, at_start, end, outer_steps = first
+    assert at_start == weights and end != weights and outer_steps == 2
+
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+import hsgd.torch as hvd
+
+def say(*words):
+    print("|" + " ".join(map(str, words)) + "|", flush=True)
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(3, 1)
+adam = torch.optim.Adam(model.parameters(), lr=0.05)
+optimizer = hvd.DistributedOptimizer(
+    adam, strategy="diloco", model=model, strategy_options={"sync_every": 5, "group": None}
+)
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+taken = 0
+
+@hvd.elastic.run
+def train(state):
+    global taken
+    say("enter", hvd.size(), state.step, optimizer.metrics().steps)
+    first = os.environ["HSGD_TEST_FIRST"]
+    while state.step < 40:
+        if state.step == 18 and hvd.rank() == 2 and not os.path.exists(first):
+            open(first, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while state.step == 25 and not (hvd.size() == 3 and os.path.exists(first)):
+            time.sleep(0.05)
+            state.commit()
+        optimizer.zero_grad()
+        (model(torch.eye(3)) - hvd.rank() - 1).square().sum().backward()
+        optimizer.step()
+        state.step += 1
+        taken += 1
+        if state.step % 5 == 0:
+            state.commit()
+
+train(state)
+optimizer.synchronize_weights()
+say("done", hvd.size(), taken, optimizer.metrics().steps, *model.weight.detach().flatten().tolist())
+optimizer.close()
+"""
+
+
+@pytest.mark.timeout(3 * JOB_S)
+def test_an_elastic_job_loses_a_round_and_a_new_rank_gets_the_outer_weights(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [*HSGD, "run", "-np", "3", "--min-np", "2", sys.executable, str(script)]
+    env = launch_environ(HSGD_TEST_FIRST=str(tmp_path / "first"))
+    done = run_marked(command, env, JOB_S)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    entered = lines(done.stdout, "enter")
+    assert entered.count(["3", "0", "0"]) == 3
+    back = [words for words in entered if words[1:] == ["15", "15"]]
+    assert len(back) >= 2
+    ends = lines(done.stdout, "done")
+    assert len(ends) == 3 and len({tuple(words[3:]) for words in ends}) == 1
+    taken = sorted(int(words[1]) for words in ends)
+    assert all(words[0] == "3" and words[2] == "40" for words in ends)
+    # The others hear of it in the exchange of step 20: steps 16 to 19 were taken twice.
+    assert taken[0] in (15, 20, 25) and taken[1] == taken[2] == 44
