@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -46,13 +47,15 @@ class _Fault:
     kind: FaultKind
     name: str
     retry_after: str
+    location: str
 
 
 class RangeServer:
     """Serves `folder` on this machine from the start until stop(); a context manager.
 
     checks_etag: answer 412 to an If-Match that does not hold, as servers should; without it they
-    send what they have. requests: in the order in which they came.
+    send what they have. certificate: a PEM file with key and certificate, for https. requests: in
+    the order in which they came.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class RangeServer:
         port: int = 0,
         *,
         checks_etag: bool = True,
+        certificate: Path | None = None,
     ) -> None:
         self.folder, self.checks_etag = folder, checks_etag
         self.requests: list[Request] = []
@@ -70,7 +74,12 @@ class RangeServer:
         self._connections: set[socket.socket] = set()
         self._server = _Server((host, port), _Handler)
         self._server.owner = self
-        self.url = f"http://{host}:{self._server.server_port}"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.context = context
+        scheme = "http" if certificate is None else "https"
+        self.url = f"{scheme}://{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
 
@@ -81,11 +90,19 @@ class RangeServer:
         self.stop()
 
     def fail(
-        self, kind: FaultKind, times: int = 1, *, name: str = "", retry_after: str = ""
+        self,
+        kind: FaultKind,
+        times: int = 1,
+        *,
+        name: str = "",
+        retry_after: str = "",
+        location: str = "",
     ) -> None:
-        """Let the next `times` requests for a file whose name has `name` in it fail."""
+        """Let the next `times` requests for a file whose name has `name` in it fail. location: of
+        a redirect.
+        """
         with self._lock:
-            self._faults.extend([_Fault(kind, name, retry_after)] * times)
+            self._faults.extend([_Fault(kind, name, retry_after, location)] * times)
 
     def stop(self) -> None:
         """Refuse connections, and close those that are open."""
@@ -124,6 +141,10 @@ class _Server(ThreadingHTTPServer):
     block_on_close = True
     request_queue_size = 128
     owner: RangeServer
+    context: ssl.SSLContext | None = None
+
+    def handle_error(self, *_: object) -> None:
+        """Nothing on the terminal: clients break connections off on purpose."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -131,6 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def setup(self) -> None:
+        if self.server.context is not None:
+            self.request = self.server.context.wrap_socket(self.request, server_side=True)
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.server.owner.connected(self.connection, now=True)
@@ -139,6 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.owner.connected(self.connection, now=False)
         with contextlib.suppress(OSError):
             super().finish()
+        if self.server.context is not None:  # the server closes what it accepted, and no wrapper
+            self.connection.close()
 
     def handle(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -181,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault is not None and isinstance(kind, int):
-            self._refuse(kind, fault.retry_after)
+            self._refuse(kind, fault.retry_after, fault.location)
             return
         if owner.checks_etag and self.headers.get("If-Match", etag) != etag:
             self._refuse(412)
@@ -212,6 +237,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, descriptor: int, start: int, stop: int) -> None:
         self.wfile.flush()
+        while start < stop and self.server.context is not None:  # encrypted, so not by the kernel
+            part = os.pread(descriptor, min(stop - start, 1 << 20), start)
+            self.wfile.write(part)
+            start += len(part)
         while start < stop:
             sent = os.sendfile(self.connection.fileno(), descriptor, start, stop - start)
             if not sent:
@@ -219,8 +248,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             start += sent
 
-    def _refuse(self, status: int, retry_after: str = "") -> None:
+    def _refuse(self, status: int, retry_after: str = "", location: str = "") -> None:
         self.send_response(status)
+        if location:
+            self.send_header("Location", location)
         if retry_after:
             self.send_header("Retry-After", retry_after)
         self.send_header("Content-Length", "0")

@@ -23,6 +23,7 @@ __all__ = ["Answer", "Client", "RequestFailed", "client_for"]
 _CONNECTIONS = 64  # kept open to one server
 _CONNECT_S, _READ_S = 10.0, 30.0  # longest silence
 _MOST_REDIRECTS = 5
+_MOST_CAUSES = 64  # looked at, of an error
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 # A client is made anew where one of these has changed.
 _S3_SETTINGS = (
@@ -35,12 +36,22 @@ _SECRETS = re.compile(r"\?\S*")
 
 class RequestFailed(Exception):
     """A request that brought nothing. status: of the answer, 0 without one. again: whether another
-    try may help. after_s: how long the server asks to wait before it.
+    try may help. after_s: how long the server asks to wait before it. received: bytes of the range
+    that came before it failed, each of them right.
     """
 
-    def __init__(self, reason: str, status: int = 0, *, again: bool, after_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        reason: str,
+        status: int = 0,
+        *,
+        again: bool,
+        after_s: float = 0.0,
+        received: int = 0,
+    ) -> None:
         super().__init__(reason)
         self.status, self.again, self.after_s = status, again, after_s
+        self.received = received
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class _HttpClient:
             raise MissingExtra(f"URLs need urllib3 ({error}); pip install urllib3") from None
         self._urllib3 = urllib3
         self._retries = urllib3.Retry(
-            connect=0, read=0, redirect=_MOST_REDIRECTS, status=0, other=0, raise_on_status=False
+            connect=0, read=0, redirect=0, status=0, other=0, raise_on_status=False
         )
         options: dict[str, Any] = {
             "maxsize": _CONNECTIONS,
@@ -94,17 +105,7 @@ class _HttpClient:
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         if etag.startswith('"'):  # neither a weak one, which never matches, nor a date
             headers["If-Match"] = etag
-        try:
-            response = self._pool(url).request(
-                "GET",
-                url,
-                headers=headers,
-                retries=self._retries,
-                preload_content=False,
-                decode_content=False,
-            )
-        except self._urllib3.exceptions.HTTPError as error:
-            raise self.failure(error) or error from None
+        response = self._follow(url, headers)
         if response.status not in (200, 206):
             response.close()
             raise _refusal(response.status, response.headers.get("Retry-After", ""))
@@ -124,7 +125,43 @@ class _HttpClient:
         tag = response.headers.get("ETag", "") or response.headers.get("Last-Modified", "")
         return Answer(*found, tag, response.readinto, finish)
 
+    def _follow(self, url: str, headers: dict[str, str]) -> Any:
+        """The answer at the end of the redirects, none of which leaves https."""
+        from urllib.parse import urljoin
+
+        for _ in range(_MOST_REDIRECTS + 1):
+            try:
+                response = self._pool(url).request(
+                    "GET",
+                    url,
+                    headers=headers,
+                    retries=self._retries,
+                    redirect=False,
+                    preload_content=False,
+                    decode_content=False,
+                )
+            except self._urllib3.exceptions.HTTPError as error:
+                raise self.failure(error) or error from None
+            location = response.get_redirect_location()
+            if not location:
+                return response
+            response.close()
+            before, url = url, urljoin(url, location)
+            if before.startswith("https:") and not url.startswith("https:"):
+                raise RequestFailed(
+                    "the server redirects from https to "
+                    f"{url.partition('?')[0].rpartition('@')[2]}, which is not encrypted; use the "
+                    "https address of the object, or an http one from the start",
+                    response.status,
+                    again=False,
+                )
+        raise RequestFailed(
+            f"more than {_MOST_REDIRECTS} redirects; check the URL", response.status, again=False
+        )
+
     def failure(self, error: Exception) -> RequestFailed | None:
+        if (refused := _certificate_refusal(error)) is not None:
+            return refused
         reason = error.reason if isinstance(error, self._urllib3.exceptions.MaxRetryError) else None
         found = reason or error
         if isinstance(found, OSError | self._urllib3.exceptions.HTTPError):
@@ -205,6 +242,8 @@ class _S3Client:
                     again=False,
                 )
             return refusal
+        if (refused := _certificate_refusal(error)) is not None:
+            return refused
         lost = (
             self._errors.ConnectionError,
             self._errors.HTTPClientError,
@@ -243,6 +282,27 @@ def _range_of(status: int, headers: Any) -> tuple[int, int, int]:
 def _refusal(status: int, after: str) -> RequestFailed:
     wait_s = float(after) if after.isdecimal() else 0.0
     return RequestFailed(f"status {status}", status, again=status in _AGAIN, after_s=wait_s)
+
+
+def _certificate_refusal(error: BaseException) -> RequestFailed | None:
+    """Of an error that comes from a certificate that is not trusted; None for any other."""
+    import ssl
+
+    waiting: list[Any] = [error]
+    for _ in range(_MOST_CAUSES):
+        if not waiting:
+            break
+        found = waiting.pop()
+        if isinstance(found, ssl.SSLCertVerificationError):
+            return RequestFailed(
+                f"the certificate of the server is refused ({found.verify_message or found}); name "
+                "the file of its authority in SSL_CERT_FILE (AWS_CA_BUNDLE for s3://)",
+                again=False,
+            )
+        if isinstance(found, BaseException):
+            waiting += [found.__cause__, found.__context__, getattr(found, "reason", None)]
+            waiting += [*found.args, getattr(found, "kwargs", {}).get("error")]
+    return None
 
 
 def _proxies() -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hsgd.errors import DataError
 
-from .clients import Answer, RequestFailed, client_for
+from .clients import Answer, Client, RequestFailed, client_for
 
 __all__ = [
     "ObjectChanged",
@@ -102,19 +102,24 @@ class ObjectReader:
         out: memoryview,
         counts: RequestCounts,
     ) -> ObjectIdentity:
-        """Try until all bytes are there. Returns what the object is."""
+        """Try until all bytes are there, of an object that is known from the first byte that is
+        missing on. Returns what the object is.
+        """
         began = time.monotonic()
-        tries = 0
+        tries = done = 0
         while True:
             tries += 1
             counts.requests += 1
             counts.retries += tries > 1
             try:
-                end_s = time.monotonic() + _ANSWER_S + len(out) / _LEAST_RATE
-                found = _fetch_once(url, identity, start, out, self._stopped, end_s)
+                left = out[done:]
+                end_s = time.monotonic() + _ANSWER_S + len(left) / _LEAST_RATE
+                found = _fetch_once(url, identity, start + done, left, self._stopped, end_s)
                 self._gave_up = False
                 return found
             except RequestFailed as failure:
+                if identity is not None:
+                    done += failure.received
                 spent_s = time.monotonic() - began
                 delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
                 delay_s = max(delay_s * random.uniform(0.5, 1.0), failure.after_s)
@@ -148,27 +153,34 @@ def _fetch_once(
                 f"{answer.stop}) of {answer.size}",
                 again=False,
             )
-        try:
-            _read_all(answer, out[: stop - start], stopped, end_s)
-        except RequestFailed:
-            raise
-        except Exception as error:
-            raise client.failure(error) or error from None
+        _read_all(client, answer, out[: stop - start], stopped, end_s)
         whole = True
         return found
     finally:
         answer.finish(whole)
 
 
-def _read_all(answer: Answer, out: memoryview, stopped: threading.Event, end_s: float) -> None:
+def _read_all(
+    client: Client, answer: Answer, out: memoryview, stopped: threading.Event, end_s: float
+) -> None:
+    """Fill `out`. Raises RequestFailed, which says how many bytes had come."""
     done = 0
     while done < len(out):
         if stopped.is_set() or time.monotonic() > end_s:
             why = "the loader was closed" if stopped.is_set() else "the answer came too slowly"
-            raise RequestFailed(f"{why}: {done} of {len(out)} bytes", again=True)
-        got = answer.read_into(out[done : done + _PIECE_BYTES])
+            text = f"{why}: {done} of {len(out)} bytes"
+            raise RequestFailed(text, again=True, received=done)
+        try:
+            got = answer.read_into(out[done : done + _PIECE_BYTES])
+        except Exception as error:
+            failure = client.failure(error)
+            if failure is None:
+                raise
+            failure.received = done
+            raise failure from None
         if not got:
-            raise RequestFailed(f"the answer ended after {done} of {len(out)} bytes", again=True)
+            text = f"the answer ended after {done} of {len(out)} bytes"
+            raise RequestFailed(text, again=True, received=done)
         done += got
 
 

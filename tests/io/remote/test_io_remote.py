@@ -136,6 +136,33 @@ def test_what_fails_for_a_while_is_asked_for_again(server, home, kind):
     assert loader.metrics()["retries"] == 3
 
 
+def test_a_range_that_broke_off_goes_on_with_the_byte_that_is_missing(server, home):
+    loader = make(f"{server.url}/plain", fields=["image"], shuffle="none", threads=1)
+    server.requests.clear()
+    server.fail("cut", 2)
+    same_batches(loader, make(home / "plain", fields=["image"], shuffle="none"))
+    first, second, third = server.requests[:3]
+    half = first.start + (first.stop - first.start) // 2
+    assert (second.start, second.stop) == (half, first.stop)
+    assert (third.start, third.stop) == (half + (first.stop - half) // 2, first.stop)
+
+
+def test_a_range_never_goes_on_with_bytes_of_another_version(server, home):
+    loader = make(f"{server.url}/plain", fields=["image"], shuffle="none", threads=1)
+    path, take_fault = home / "plain" / "slab-00000.h5", server.take_fault
+
+    def cut_and_change(name):
+        fault = take_fault(name)
+        if fault is None:
+            path.touch()
+        return fault
+
+    server.take_fault = cut_and_change
+    server.fail("cut")
+    with pytest.raises(DataError, match=r"slab-00000.h5: changed since it was opened"):
+        list(loader)
+
+
 def test_opening_asks_again_too(server, home):
     for kind in (500, "cut", "dropped"):
         server.fail(kind)
