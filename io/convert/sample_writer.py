@@ -7,7 +7,9 @@ them is a conversion (conversion.py). Never holds samples in memory.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import platform
 import shutil
 import tempfile
 import weakref
@@ -28,6 +30,7 @@ from .conversion import convert_to_slabs
 __all__ = ["SampleWriter"]
 
 _KINDS = "biufc"
+_ENDING = ".samples"
 _BUFFER_BYTES = 1 << 20
 
 
@@ -91,7 +94,8 @@ class SampleWriter(Closing):
     target: the folder, which appears whole or not at all; a block that an error ends leaves none.
     ragged: fields whose samples differ in length along the first axis; bytes are taken there, too.
     num_slabs, seed, permute, compress, overwrite: see convert_to_slabs(). Meanwhile the samples lie
-    in a hidden folder beside the target, so the disk holds them twice. Local; one process writes.
+    in a hidden folder beside the target, so the disk holds them twice; one that a killed process
+    left is removed by the next writer of that target on its host. Local; one process writes.
     Raises DataError for a target that exists (without overwrite) and a full disk.
     """
 
@@ -119,10 +123,8 @@ class SampleWriter(Closing):
             "overwrite": overwrite,
         }
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(
-            tempfile.mkdtemp(".samples", f".{self._target.name}.", self._target.parent)
-        )
-        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
+        self._folder, lock = _folder_beside(self._target)
+        self._remove = weakref.finalize(self, _remove, self._folder, lock, os.getpid())
         self._count = 0
         self._failed = False
 
@@ -230,10 +232,44 @@ class SampleWriter(Closing):
         return values, np.diff(offsets), len(offsets) - 1
 
 
-def _remove(folder: Path, pid: int) -> None:
+def _folder_beside(target: Path) -> tuple[Path, int]:
+    """A hidden folder, and a descriptor that holds its lock, which the kernel drops with the
+    process; those of dead writers are removed first.
+    """
+    prefix = f".{target.name}.{platform.node()}."  # hosts may not see the locks of one another
+    for entry in target.parent.iterdir():
+        if entry.name.startswith(prefix) and entry.name.endswith(_ENDING):
+            _remove_abandoned(entry)
+    while True:
+        folder = Path(tempfile.mkdtemp(_ENDING, prefix, target.parent))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, descriptor
+        os.close(descriptor)  # another writer took it for abandoned, before it was locked
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder whose lock nobody holds."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # removed meanwhile, or of another user
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # its writer lives, or nobody can know
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path, lock: int, pid: int) -> None:
     """Not in a forked child, whose parent goes on writing."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _array_of(name: str, value: Any) -> NDArray[Any]:

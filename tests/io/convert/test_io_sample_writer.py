@@ -125,6 +125,35 @@ def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+KILLED = """
+import os, signal, sys
+from hsgd.io import SampleWriter
+writer = SampleWriter(sys.argv[1])
+writer.write({"number": 1})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")], timeout=60, check=False)
+    (left,) = tmp_path.iterdir()
+    with SampleWriter(tmp_path / "out") as writer:
+        assert not left.exists()
+        writer.write({"number": 0})
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_next_writer_leaves_those_of_living_ones_and_of_other_hosts(tmp_path):
+    elsewhere = tmp_path / ".out.another-host.x.samples"
+    elsewhere.mkdir()
+    with SampleWriter(tmp_path / "out", overwrite=True) as first:
+        first.write({"number": 1})
+        with SampleWriter(tmp_path / "out", overwrite=True) as second:
+            second.write({"number": 2})
+    assert elsewhere.is_dir()
+    assert read(tmp_path / "out")["number"].tolist() == [1]
+
+
 def test_no_sample_makes_no_folder(tmp_path):
     with pytest.raises(ValueError, match="no sample was written"):
         SampleWriter(tmp_path / "out").close()
