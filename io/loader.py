@@ -341,9 +341,14 @@ class PartitionedLoader(Closing):
             self._supersede()
         else:
             self._take_epoch(epoch)
-            if self._current[2].has_begun:
+            if self._current[2].has_begun and not self._runs(self._current[2]):
                 self._current = (epoch, self._cuts, Progress())
         self._chosen = True
+
+    def _runs(self, progress: Progress) -> bool:
+        """Whether a loop still takes batches: its state counts until it ends."""
+        with self._lock:
+            return not progress.ended and any(other is progress for _, other in self._running)
 
     def _take_epoch(self, epoch: int) -> None:
         """Raises TypeError or ValueError for what is none, and nothing changes."""

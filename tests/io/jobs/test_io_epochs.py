@@ -103,6 +103,19 @@ def test_a_state_that_is_loaded_holds_for_an_iteration_without_a_batch(folder, o
     assert numbers(other) == orders[4]
 
 
+def test_the_state_of_a_loop_outlives_the_choice_of_its_own_epoch(folder, orders):
+    loader = fresh(folder)
+    iteration = iter(loader)
+    begun = take(iteration, 3)
+    loader.set_epoch(0)
+    begun += take(iteration, 1)
+    other = fresh(folder)
+    other.load_state_dict(loader.state_dict())
+    assert begun + numbers(other) == orders[0]
+    iteration.close()
+    assert numbers(loader) == orders[0]  # what was chosen
+
+
 def test_close_ends_an_iteration_that_was_to_begin_anew(folder):
     loader = fresh(folder)
     iteration = iter(loader)
