@@ -49,10 +49,8 @@ help: ## show this list
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
 	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
 
-demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data with horovodrun --plugin hsgd
-	[ -e demo/digits ] || $(BIN)/hsgd data convert digits demo/digits
-	$(BIN)/horovodrun --plugin hsgd -np 2 $(BIN)/python examples/train_digits.py \
-	  --data demo/digits --output demo --target-accuracy 97 </dev/null
+demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data: plain Horovod, --plugin hsgd and hsgd.torch in turns
+	$(BIN)/python examples/gain/compare.py --output demo --target-accuracy 85 </dev/null
 
 test: export WERROR := 1
 test: prepare-test lint typecheck native-test sanitized-test aarch64-short-test pytest ## everything: lint, types, native and Python tests
