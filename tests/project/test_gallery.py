@@ -1,0 +1,41 @@
+"""The commands in the docstrings of examples/gallery work, in their short form."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hsgd.testing.processes import launch_environ, run_marked
+
+__all__: list[str] = []
+
+GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
+JOB_S = 240.0
+PROGRAMS = sorted(GALLERY.glob("*.py"))
+COMMANDS = [
+    (path.stem, line)
+    for path in PROGRAMS
+    for line in re.findall(
+        r"^    (\S.*)$", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE
+    )
+]
+
+
+@pytest.mark.timeout(JOB_S + 20)
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=str)
+def test_a_program_of_the_gallery_works(tmp_path: Path, name: str, command: str) -> None:
+    words = [*shlex.split(command), "--steps", "10", "--output", str(tmp_path)]
+    words = [str(GALLERY / Path(word).name) if word.endswith(".py") else word for word in words]
+    done = run_marked(words, launch_environ(), JOB_S)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.strip() and "\r" not in done.stdout
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_programs_of_the_gallery_are_short_and_name_a_command() -> None:
+    assert PROGRAMS and {name for name, _ in COMMANDS} == {path.stem for path in PROGRAMS}
+    assert [path.name for path in PROGRAMS if len(path.read_text().splitlines()) >= 100] == []
