@@ -1,7 +1,7 @@
 """Train digits with DDP and with FSDP2 on the backend "hsgd": the same losses, less memory.
 
     torchrun --standalone --nproc-per-node 2 examples/gallery/ddp_fsdp.py
-    hsgd run -np 2 python examples/gallery/ddp_fsdp.py --backend gloo
+    torchrun --standalone --nproc-per-node 2 examples/gallery/ddp_fsdp.py --backend gloo
 
 The only word that names hsgd is the backend. Both ways take the same batches and must lose alike;
 FSDP2 keeps a part of the weights, gradients and momentum on each rank. Writes ddp_fsdp.png.
