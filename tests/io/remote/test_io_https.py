@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+from pathlib import Path
 
 import pytest
 from hsgd.io import open_map
@@ -16,28 +16,20 @@ from hsgd.testing.range_server import RangeServer
 __all__: list[str] = []
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A key and its certificate, which only those trust who are told to."""
-    path = tmp_path_factory.mktemp("https") / "server.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tests"]
-    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*words, "-keyout", path, "-out", path.with_suffix(".crt")], check=True)
-    path.write_text(path.read_text() + path.with_suffix(".crt").read_text())
-    return path
+CERTIFICATE = Path(__file__).with_name("loopback.pem")  # only those trust it who are told to
 
 
 @pytest.fixture
-def server(certificate, tmp_path):
+def server(tmp_path):
     make_slabs(tmp_path / "plain", 20, 2)
-    with RangeServer(tmp_path, certificate=certificate) as server:
+    with RangeServer(tmp_path, certificate=CERTIFICATE) as server:
         yield server
 
 
 @pytest.fixture
-def trusted(certificate, monkeypatch):
+def trusted(monkeypatch):
     """A client that trusts the server."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     monkeypatch.setattr(clients._clients, "made", {})
 
 
