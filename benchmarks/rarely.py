@@ -33,11 +33,10 @@ Ranks of virtual nodes train a transformer of 1.07 million parameters on the sou
 standard library, each on batches of its own, with AdamW; files that are held out give the loss, in
 nats per character, of the model that a way would save. Before, one process trains the model of each
 seed for --pretrain steps of batch 8; all ways go on from its weights and AdamW's state, and see the
-same tokens. Each job is a seed, and trains one way after the other. The learning rate after
-pre-training and the outer optimizer of DiLoCo were chosen with seed 99, which is none of the
-measured ones; NoLoCo's is the default. torchft is measured where it is installed. Bytes are what
-the nodes'
-interfaces have sent, as the kernel counts them, headers included. "waited" is what step() waited
+same tokens. Each job is a seed, and trains one way after the other. --rate and --outer are those
+chosen for a batch of 1 with seed 99, which is none of the measured ones; NoLoCo's outer steps are
+the default. torchft is measured where it is installed. Bytes are what the nodes' interfaces have
+sent, as the kernel counts them, headers included. "waited" is what step() waited
 for exchanges, of DiLoCo. Nodes share the cores of this machine, so computation takes longer than on
 nodes of their own, and communication that hides behind it hides more easily.
 
@@ -59,7 +58,7 @@ examples:
 QUICK = ("synchronous", "diloco-10", "diloco-30-int8")
 BASE = "synchronous"
 JOB_LIMIT_S = 3600.0
-SAME = ("steps", "batch", "pretrain")  # settings whose rows can be compared
+SAME = ("steps", "batch", "pretrain", "rate", "outer")  # settings whose rows can be compared
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -183,7 +182,8 @@ def _measure(
         start = _pretrained(options, seed, jobs)
         if start is None:
             continue
-        words = [str(seed), str(options.steps), str(options.batch), start, *ways]
+        training = (seed, options.steps, options.batch, options.rate, *options.outer)
+        words = [*map(str, training), start, *ways]
         found = jobs.run(layout, words)
         if found is None:  # the ways before the one that failed count
             out = jobs.folder / "out.json"
@@ -306,6 +306,15 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, help="of each training (default 600)")
     add("--batch", type=int, help="sequences of 128 characters in a rank's step (default 1)")
     add("--pretrain", type=int, metavar="STEPS", help="before all ways begin (default 1500)")
+    add("--rate", type=float, default=1e-3, help="of AdamW after pre-training (default 0.001)")
+    add(
+        "--outer",
+        type=float,
+        nargs=2,
+        default=[0.7, 0.5],
+        metavar=("LR", "MOMENTUM"),
+        help="of DiLoCo's outer steps (default 0.7 0.5)",
+    )
     add("--checkpoints", type=Path, metavar="DIR", help="keep pre-trained models there")
     add("--go-on", action="store_true", help="keep what --json has, and add what it lacks")
     add("--limit-s", type=float, help="begin no job after so long, and keep what there is")
@@ -327,6 +336,8 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
         least = 0 if name == "pretrain" else 1
         if getattr(options, name) < least:
             parser.error(f"--{name}: {least} or more")
+    if min(options.rate, options.outer[0]) <= 0 or not 0 <= options.outer[1] < 1:
+        parser.error("--rate, --outer: rates above 0, a momentum from 0 to below 1")
     if options.steps < 10:
         parser.error("--steps: 10 or more, for ten looks at the loss")
     return options

@@ -21,7 +21,7 @@ from hsgd import Comm
 from hsgd.optim import Budget, DiLoCo, ElasticAveraging, FixedPeriod, Gossip, Nesterov, TopK
 from studies.character_model import CharacterModel
 
-__all__ = ["NEEDS_GLOO", "WAYS", "as_saved", "meet", "missing", "torchft_version"]
+__all__ = ["NEEDS_GLOO", "OUTER", "WAYS", "as_saved", "meet", "missing", "torchft_version"]
 
 Make = Callable[[Any, CharacterModel, Comm, int], Any]
 

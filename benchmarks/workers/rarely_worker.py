@@ -1,9 +1,10 @@
-"""A rank of rarely.py: `python rank.py rarely_worker OUT SEED STEPS BATCH START WAY...`, by mpirun.
+"""A rank of rarely.py, by mpirun:
+`python rank.py rarely_worker OUT SEED STEPS BATCH RATE LR MOMENTUM START WAY...`.
 
 Trains the same model on the same tokens once for each way of communicating. Rank 0 writes rows to
 OUT. The clock runs while ranks train, not while the loss is taken. The loss is that of the model
-that the way would save: outer weights, the centre, the mean of all models. START: a file of
-rarely_pretraining, or "scratch".
+that the way would save: outer weights, the centre, the mean of all models. RATE: of AdamW. LR,
+MOMENTUM: of DiLoCo's outer steps. START: a file of rarely_pretraining, or "scratch".
 """
 
 from __future__ import annotations
@@ -25,22 +26,19 @@ from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import DiLoCo
 from studies.character_model import RATE, CharacterModel, Text, adamw_of
-from workers.rarely_ways import NEEDS_GLOO, WAYS, as_saved, meet
+from workers.rarely_ways import NEEDS_GLOO, OUTER, WAYS, as_saved, meet
 
 __all__: list[str] = []
 
 WARM_UP = 0.05  # of a training from scratch
-RATE_AFTER = 1e-3  # where it goes on from pre-training; of 1e-3 and 2e-3 the better one, when tuned
 LOOKS = 10  # of the loss, evenly over the training
 
 
 class _Schedule:
-    """A cosine down to a tenth, after a warm-up where nothing was trained before."""
+    """A cosine from `rate` down to a tenth, after a warm-up where nothing was trained before."""
 
-    def __init__(self, steps: int, start: dict[str, Any] | None) -> None:
-        self._steps = steps
-        self._rate = RATE if start is None else RATE_AFTER
-        self._warm = max(1, int(WARM_UP * steps)) if start is None else 1
+    def __init__(self, steps: int, rate: float, warm: int) -> None:
+        self._steps, self._rate, self._warm = steps, rate, warm
 
     def rate(self, step: int) -> float:
         cosine = 0.55 + 0.45 * math.cos(math.pi * step / self._steps)
@@ -54,9 +52,12 @@ def train(
     seed: int,
     steps: int,
     batch: int,
+    rate: float,
     start: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """One training; collective. Bytes are those of all ranks to other nodes."""
+    """One training; collective. Bytes are those of all ranks to other nodes. rate: after
+    pre-training.
+    """
     net = CharacterModel(seed)
     adamw = adamw_of(net)
     if start is not None:
@@ -64,7 +65,9 @@ def train(
         adamw.load_state_dict(copy.deepcopy(start["adamw"]))  # it keeps the tensors
     optimizer = WAYS[way](adamw, net, comm, steps)
     forward = getattr(optimizer, "forward", net)
-    schedule = _Schedule(steps, start)
+    schedule = _Schedule(steps, rate, 1)
+    if start is None:
+        schedule = _Schedule(steps, RATE, max(1, int(WARM_UP * steps)))
     generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
     held_out = text.held_out_batches(8 * -(-comm.size // 8), 16)[comm.rank :: comm.size]
     looks = {steps * (look + 1) // LOOKS for look in range(LOOKS)}
@@ -118,7 +121,9 @@ def _sent_bytes() -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    out, seed, steps, batch, start, *ways = sys.argv[1:]
+    out, seed, steps, batch, rate, outer_lr, outer_momentum, start, *ways = sys.argv[1:]
+    OUTER.lr, OUTER.momentum = float(outer_lr), float(outer_momentum)
+    numbers = int(seed), int(steps), int(batch), float(rate)
     begin = None if start == "scratch" else torch.load(start)
     with Comm(config=Config(timeout_s=120.0)) as comm:
         hvd.init(comm)
@@ -127,7 +132,7 @@ def main() -> None:
         text = Text()
         rows = []
         for way in ways:
-            rows.append(train(comm, text, way, int(seed), int(steps), int(batch), begin))
+            rows.append(train(comm, text, way, *numbers, begin))
             if comm.rank == 0:  # what is there counts, should a later way fail
                 Path(out).write_text(json.dumps(rows))
         if torch.distributed.is_initialized():
