@@ -25,6 +25,7 @@ from hsgd.optim.diloco.exchanges_under_way import ExchangesUnderWay, Saved
 from hsgd.optim.diloco.fragments import (
     Fragment,
     Fragments,
+    check_saved,
     check_schedule,
     cut,
     exchanged_of,
@@ -102,6 +103,7 @@ class DiLoCo(WrappingOptimizer):
         steps = phases(len(parts), sync_every)
         self._parts = list(zip(parts, steps, strict=True))
         self._how = (group, compression)
+        self._kept_for_restart: list[tuple[Tensor, Tensor]] | None = None
         self._join(comm, lambda ranks: broadcast_initial(ranks, params, parameters))
         self._metrics = DiLoCoMetrics()
 
@@ -205,7 +207,7 @@ class DiLoCo(WrappingOptimizer):
             "workers": self._worker_count,
             "under_way": self._queue.saved(),
         }
-        if self._workers is not None:
+        if self._workers is not None and not self._waits_for_ranks:
             own["worker"] = self._workers.rank
             own["fragments"] = [
                 {
@@ -232,7 +234,7 @@ class DiLoCo(WrappingOptimizer):
         own = state_dict.get("diloco")
         if own is not None:
             leads = self._workers is not None and self._workers.rank == 0
-            self._check_state(own, leads)
+            check_saved(own, self._fragments, leads)
         self._queue.drain()
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
         self._take_over()
@@ -261,30 +263,33 @@ class DiLoCo(WrappingOptimizer):
         has taken the most steps; weights become the outer weights, so what workers did since the
         last exchange is lost. Where no rank has any, as when the first rank of each worker was
         lost, rank 0's weights are taken. Each rank keeps the state of its wrapped optimizer.
-        Exchanges under way, and what compression left out, are dropped. Where it raises, this
-        optimizer is closed.
+        Exchanges under way, and what compression left out, are dropped. Where it raises, another
+        restart() may follow, and goes on from the same weights.
         """
         super()._check_open()
-        own = None if state_dict is None else state_dict["diloco"]
-        if own is not None:
-            self._check_state(own, leads=False)
-        had = [(one.outer_weights, one.velocity) for one in self._fragments if one.keeps_outer]
-        if own is not None:
+        had = self._kept_for_restart
+        if state_dict is not None:
+            own = state_dict["diloco"]
+            check_saved(own, self._fragments, leads=False)
             had = [(one["outer_weights"], one["velocity"]) for one in own.get("fragments", [])]
             self._metrics.steps = own["steps"]
-        self._queue.abandon()
-        self._leave(abort=True)
+        elif had is None:
+            kept = () if self._waits_for_ranks else self._fragments
+            had = [(one.outer_weights, one.velocity) for one in kept if one.keeps_outer]
+        self._kept_for_restart = had
+        self._lose_ranks()
         self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
         if state_dict is not None:
             inner = {key: value for key, value in state_dict.items() if key != "diloco"}
             self._optimizer.load_state_dict(inner)
             self._take_over()
-        self._join(comm, lambda ranks: None)
         try:
+            self._join(comm, lambda ranks: None)
             self._take_outer(had)
         except BaseException:
-            self._abandon()
+            self._lose_ranks()
             raise
+        self._kept_for_restart = None
 
     def close(self) -> None:
         """Wait for exchanges under way, without applying them, and leave; local. A second call does
@@ -302,13 +307,17 @@ class DiLoCo(WrappingOptimizer):
         super()._check_open()
         if self._waits_for_ranks:
             raise HsgdError(
-                "DiLoCo: made without ranks, and none were given since; call restart(comm), or in "
-                "an elastic job give it to the state: hvd.elastic.TorchState(model, optimizer)"
+                "DiLoCo: it has no ranks, since it was made without, or restart() failed; call "
+                "restart(comm), or give it to hvd.elastic.TorchState(model, optimizer)"
             )
 
     def _abandon(self) -> None:
-        """No worker waits for this one."""
         self._closed = True
+        self._lose_ranks()
+
+    def _lose_ranks(self) -> None:
+        """No worker waits for this one."""
+        self._waits_for_ranks = True
         self._queue.abandon()
         self._leave(abort=True)
 
@@ -393,19 +402,6 @@ class DiLoCo(WrappingOptimizer):
 
     # --- saving and loading ---
 
-    def _check_state(self, own: dict[str, Any], leads: bool) -> None:
-        saved = [len(one["outer_weights"]) for one in own.get("fragments", [])]
-        here = [fragment.count for fragment in self._fragments]
-        if saved and saved != here:
-            raise ValueError(
-                f"DiLoCo: the state has fragments of {saved} values, this optimizer of {here}; "
-                "it is of another model, or fragments= differs"
-            )
-        if leads and not saved:
-            raise ValueError(
-                "DiLoCo: the state has no outer weights; load on rank 0 what rank 0 saved"
-            )
-
     def _load_fragments(self, own: dict[str, Any], workers: Comm, same: bool) -> None:
         saved = own.get("fragments", [None] * len(self._fragments))
         for fragment, exchange, one in zip(self._fragments, self._exchanges, saved, strict=True):
@@ -429,8 +425,8 @@ class DiLoCo(WrappingOptimizer):
         comm.broadcast(steps, source, name="steps of DiLoCo")
         self._metrics.steps = int(steps[0])
         for number, fragment in enumerate(self._fragments):
-            weights = had[number][0] if had else fragment.gathered()
-            velocity = had[number][1] if had else torch.zeros_like(weights)
+            weights = had[number][0].clone() if had else fragment.gathered()
+            velocity = had[number][1].clone() if had else torch.zeros_like(weights)
             for vector in (weights, velocity):
                 comm.broadcast(vector, source, name="outer weights of DiLoCo")
             fragment.start_from(weights, velocity, self._metrics.steps)
@@ -441,6 +437,7 @@ class DiLoCo(WrappingOptimizer):
         """Form workers of the ranks of `comm`; collective over it, blocking. prepare: before."""
         group, compression = self._how
         self._waits_for_ranks = comm is None
+        group = None if comm is None else group  # one rank, which no number divides
         self._comm, owned = comm_of(comm, "DiLoCo")
         self._made: list[Comm] = [self._comm] if owned else []
         self._group: WorkerGroup | None = None
@@ -451,7 +448,6 @@ class DiLoCo(WrappingOptimizer):
             outer = self._workers is not None
             self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
         except BaseException:
-            self._closed = True
             self._leave(abort=True)
             raise
         workers = self._workers

@@ -7,7 +7,8 @@ is mixed into weights that have moved on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,15 @@ from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.flat_vectors import views_of
 from hsgd.optim.wrapping_optimizer import tensors_of
 
-__all__ = ["Fragment", "Fragments", "check_schedule", "cut", "exchanged_of", "phases"]
+__all__ = [
+    "Fragment",
+    "Fragments",
+    "check_saved",
+    "check_schedule",
+    "cut",
+    "exchanged_of",
+    "phases",
+]
 
 Fragments = int | Sequence[nn.Module | Iterable[Tensor]]
 
@@ -149,6 +158,21 @@ def phases(number: int, period: int) -> list[int]:
             "fragment for each step"
         )
     return [(index + 1) * period // number for index in range(number)]
+
+
+def check_saved(own: Mapping[str, Any], fragments: Sequence[Fragment], leads: bool) -> None:
+    """Raise ValueError where a saved state is of other fragments, or has none where this rank
+    `leads` the others, which take them from it; local.
+    """
+    saved = [len(one["outer_weights"]) for one in own.get("fragments", [])]
+    here = [fragment.count for fragment in fragments]
+    if saved and saved != here:
+        raise ValueError(
+            f"DiLoCo: the state has fragments of {saved} values, this optimizer of {here}; "
+            "it is of another model, or fragments= differs"
+        )
+    if leads and not saved:
+        raise ValueError("DiLoCo: the state has no outer weights; load on rank 0 what rank 0 saved")
 
 
 def check_schedule(sync_every: int, delay: int, alpha: float) -> None:

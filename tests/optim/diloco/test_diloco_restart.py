@@ -47,7 +47,7 @@ def lose_one_and_win_one(seat: Seat, first: str, second: str, options: dict[str,
     """Ranks 0 to 2 train, rank 2 dies, and rank 3 joins ranks 0 and 1."""
     if seat.rank == 3:
         diloco, params = made(None, **options)
-        with pytest.raises(HsgdError, match=r"^DiLoCo: made without ranks"):
+        with pytest.raises(HsgdError, match=r"^DiLoCo: it has no ranks"):
             diloco.step()
         before = None
     else:
@@ -111,28 +111,56 @@ def test_it_goes_back_to_a_saved_state_and_the_inner_state_stays_each_ranks() ->
 
 
 def workers_of_two(seat: Seat, first: str, second: str) -> Any:
-    """Of two workers of two ranks each first one is lost: nobody has outer weights."""
-    diloco, params = made(Comm.local(first, seat.rank, 4), group=2)
-    train(diloco, params, seat.rank // 2, range(1, 5))
-    if seat.rank % 2 == 0:
+    """Of two workers of two ranks each first one is lost, and two ranks join: who has trained has
+    no outer weights.
+    """
+    if seat.rank < 4:
+        diloco, params = made(Comm.local(first, seat.rank, 4), group=2)
+        train(diloco, params, seat.rank // 2, range(1, 5))
+    else:
+        diloco, params = made(None, group=2)
+    if seat.rank in (0, 2):
         signal.raise_signal(signal.SIGKILL)
     weights = [p.tolist() for p in params]
-    diloco.restart(Comm.local(second, seat.rank // 2, 2))
+    diloco.restart(Comm.local(second, (1, 3, 4, 5).index(seat.rank), 4))
     at_start = [p.tolist() for p in params]
     train(diloco, params, 0, range(5, 9))
     diloco.close()
-    return weights, at_start, [p.tolist() for p in params], diloco.metrics().outer_steps
+    return weights, at_start, [p.tolist() for p in params], diloco.metrics().steps
 
 
 def test_without_outer_weights_they_are_the_weights_of_rank_0() -> None:
-    with Ranks(4) as ranks:
+    with Ranks(6) as ranks:
         ranks.start(workers_of_two, meeting_point(), meeting_point())
-        rest = ranks.finish(on=[1, 3])
+        rest = ranks.finish(on=[1, 3, 4, 5])
     assert all(outcome.error is None for outcome in rest), [outcome.trace for outcome in rest]
-    first, second = (outcome.value for outcome in rest)
+    first, *others = (outcome.value for outcome in rest)
+    weights, at_start, end, steps = first
+    assert at_start == weights and end != weights and steps == 8
+    assert all(other[1:] == (at_start, end, steps) for other in others)
+
+
+def fail_and_try_again(seat: Seat, first: str, second: str) -> Any:
+    diloco, params = made(Comm.local(first, seat.rank, 2), group=None)
+    train(diloco, params, seat.rank, range(1, 7))
+    outer = outer_of(diloco)
+    with pytest.raises(TypeError, match="comm is a str"):
+        diloco.restart("none")
+    with pytest.raises(HsgdError, match="no ranks"):
+        diloco.step()
+    diloco.restart(Comm.local(second, seat.rank, 2))
+    weights = [p.tolist() for p in params]
+    steps = diloco.metrics().steps
+    diloco.close()
+    return outer, weights, steps
+
+
+def test_after_a_restart_that_failed_another_goes_on_from_the_same_weights() -> None:
+    with Ranks(2) as ranks:
+        first, second = ranks.run(fail_and_try_again, meeting_point(), meeting_point())
     assert first == second
-    weights, at_start, end, outer_steps = first
-    assert at_start == weights and end != weights and outer_steps == 2
+    outer, weights, steps = first
+    assert flat(weights) == flat(outer) and steps == 6
 
 
 SCRIPT = """
