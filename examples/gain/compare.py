@@ -110,7 +110,8 @@ def format_table(found: dict[str, list[dict[str, Any]]]) -> str:
     for label, runs in found.items():
         step, exposed = medians_ms(runs)
         ratio = f"{base / exposed:.2f}" if min(base, exposed) > 0 else "-"
-        right = " to ".join(f"{value:.2f}" for value in accuracies(runs)[:: max(1, len(runs) - 1)])
+        values = accuracies(runs)
+        right = " to ".join(f"{value:.2f}" for value in sorted({values[0], values[-1]}))
         rows.append([label, f"{step:.1f}", f"{exposed:.1f}", ratio, right])
     return "\n".join(row[0].ljust(18) + "".join(cell.rjust(16) for cell in row[1:]) for row in rows)
 

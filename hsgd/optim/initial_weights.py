@@ -1,6 +1,6 @@
 """Equal weights on all ranks, where training begins.
 
-Owns nothing. Never changes rank 0's tensors.
+Owns nothing. Never changes the root's tensors.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ __all__ = ["broadcast_initial"]
 
 
 def broadcast_initial(
-    comm: Comm, params: nn.Module | Iterable[Tensor], tensors: Sequence[Tensor]
+    comm: Comm, params: nn.Module | Iterable[Tensor], tensors: Sequence[Tensor], root: int = 0
 ) -> None:
-    """Give all ranks rank 0's values of `tensors`; where `params` is a model, of all of its
+    """Give all ranks the root's values of `tensors`; where `params` is a model, of all of its
     parameters and buffers; collective, blocking. Any dtypes, on any device.
     """
     if isinstance(params, nn.Module):
         tensors = [*params.parameters(), *params.buffers()]
     for tensor in (one.detach() for one in tensors):
         whole = tensor.cpu().contiguous().clone().view(-1)
-        comm.broadcast(whole.view(torch.uint8) if whole.numel() else whole, name="initial weights")
+        raw = whole.view(torch.uint8) if whole.numel() else whole
+        comm.broadcast(raw, root, name="initial weights")
         tensor.copy_(whole.view(tensor.shape))

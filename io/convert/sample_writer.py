@@ -242,7 +242,10 @@ def _folder_beside(target: Path) -> tuple[Path, int]:
             _remove_abandoned(entry)
     while True:
         folder = Path(tempfile.mkdtemp(_ENDING, prefix, target.parent))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # as below
+            continue
         with contextlib.suppress(OSError):  # not every file system has locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():

@@ -23,6 +23,7 @@ __all__ = ["Answer", "Client", "RequestFailed", "client_for"]
 _CONNECTIONS = 64  # kept open to one server
 _CONNECT_S, _READ_S = 10.0, 30.0  # longest silence
 _MOST_REDIRECTS = 5
+_UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # of OpenSSL's X509_V_ERR
 _MOST_CAUSES = 64  # looked at, of an error
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 # A client is made anew where one of these has changed.
@@ -127,7 +128,7 @@ class _HttpClient:
 
     def _follow(self, url: str, headers: dict[str, str]) -> Any:
         """The answer at the end of the redirects, none of which leaves https."""
-        from urllib.parse import urljoin
+        from urllib.parse import urljoin, urlsplit
 
         for _ in range(_MOST_REDIRECTS + 1):
             try:
@@ -145,9 +146,17 @@ class _HttpClient:
             location = response.get_redirect_location()
             if not location:
                 return response
-            response.close()
+            response.drain_conn()
+            response.release_conn()
             before, url = url, urljoin(url, location)
-            if before.startswith("https:") and not url.startswith("https:"):
+            left, entered = urlsplit(before).scheme, urlsplit(url).scheme
+            if entered not in ("http", "https"):
+                raise RequestFailed(
+                    f"the server redirects to a {entered} address; only http and https are read",
+                    response.status,
+                    again=False,
+                )
+            if left == "https" and entered == "http":
                 raise RequestFailed(
                     "the server redirects from https to "
                     f"{url.partition('?')[0].rpartition('@')[2]}, which is not encrypted; use the "
@@ -294,9 +303,12 @@ def _certificate_refusal(error: BaseException) -> RequestFailed | None:
             break
         found = waiting.pop()
         if isinstance(found, ssl.SSLCertVerificationError):
+            remedy = "use the host that it names, or set the clock right if it is out of date"
+            if found.verify_code in _UNKNOWN_AUTHORITY:
+                remedy = "name the file of its authority in SSL_CERT_FILE (AWS_CA_BUNDLE for s3://)"
             return RequestFailed(
-                f"the certificate of the server is refused ({found.verify_message or found}); name "
-                "the file of its authority in SSL_CERT_FILE (AWS_CA_BUNDLE for s3://)",
+                f"the certificate of the server is refused ({found.verify_message or found}); "
+                f"{remedy}",
                 again=False,
             )
         if isinstance(found, BaseException):

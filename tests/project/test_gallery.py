@@ -36,6 +36,18 @@ def test_a_program_of_the_gallery_works(tmp_path: Path, name: str, command: str)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_interposer_changes_no_result_of_the_stencil(tmp_path: Path) -> None:
+    commands = [shlex.split(command) for name, command in COMMANDS if name == "stencil"]
+    found = []
+    for words in commands:
+        words = [str(GALLERY / Path(word).name) if word.endswith(".py") else word for word in words]
+        done = run_marked(
+            [*words, "--steps", "25", "--output", str(tmp_path)], launch_environ(), JOB_S
+        )
+        found += re.findall(r"mean temperature ([\d.]+)", done.stdout)
+    assert len(commands) == len(found) == 2 and len(set(found)) == 1
+
+
 def test_programs_of_the_gallery_are_short_and_name_a_command() -> None:
     assert PROGRAMS and {name for name, _ in COMMANDS} == {path.stem for path in PROGRAMS}
     assert [path.name for path in PROGRAMS if len(path.read_text().splitlines()) >= 100] == []

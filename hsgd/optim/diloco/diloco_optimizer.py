@@ -37,10 +37,9 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import (
     checked_compression,
     exchange_of,
 )
+from hsgd.optim.diloco.worker_comms import WorkerComms
 from hsgd.optim.flat_vectors import joined, views_of
 from hsgd.optim.initial_weights import broadcast_initial
-from hsgd.optim.process_groups import comm_of
-from hsgd.optim.worker_group import WorkerGroup, split_workers
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 
 __all__ = ["DiLoCo"]
@@ -98,13 +97,14 @@ class DiLoCo(WrappingOptimizer):
         checked_compression(compression)
         self.outer = Nesterov() if outer is None else outer
         self._period, self._delay, self._alpha = sync_every, delay, alpha
-        parameters, self._buffers = exchanged_of(params)
+        self._params = params if isinstance(params, nn.Module) else list(params)
+        parameters, self._buffers = exchanged_of(self._params)
         parts = cut(parameters, fragments)
         steps = phases(len(parts), sync_every)
         self._parts = list(zip(parts, steps, strict=True))
         self._how = (group, compression)
-        self._kept_for_restart: list[tuple[Tensor, Tensor]] | None = None
-        self._join(comm, lambda ranks: broadcast_initial(ranks, params, parameters))
+        self._kept_for_restart: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
+        self._join(comm, lambda ranks: broadcast_initial(ranks, self._params, parameters))
         self._metrics = DiLoCoMetrics()
 
     # --- what training scripts call ---
@@ -122,11 +122,12 @@ class DiLoCo(WrappingOptimizer):
                     value = closure()
                 closure = None
             begin = time.perf_counter()
-            self._group.average_gradients(False)
+            with self._ranks.told():
+                self._group.average_gradients(False)
             self._metrics.group_s += time.perf_counter() - begin
         result = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         self._metrics.steps += 1
-        with torch.no_grad():
+        with torch.no_grad(), self._ranks.told():
             self._apply(self._metrics.steps, self.outer, self._alpha)
             self._begin_due()
             self._apply(self._metrics.steps, self.outer, self._alpha)
@@ -146,7 +147,7 @@ class DiLoCo(WrappingOptimizer):
         All ranks call it after the same step.
         """
         self._check_open()
-        with torch.no_grad():
+        with torch.no_grad(), self._ranks.told():
             self._apply(None, self.outer, self._alpha)
 
     def synchronize_weights(self) -> None:
@@ -158,12 +159,12 @@ class DiLoCo(WrappingOptimizer):
         """
         self.settle()
         here = self._metrics.steps
-        least, most = self._over_ranks(here, "min"), self._over_ranks(here, "max")
+        least, most = self._ranks.combine(here, "min"), self._ranks.combine(here, "max")
         if least != most:
             raise HsgdError(
                 f"DiLoCo: ranks have taken {least} to {most} steps; all must take as many"
             )
-        with torch.no_grad():
+        with torch.no_grad(), self._ranks.told():
             for number, fragment in enumerate(self._fragments):
                 if fragment.taken != here:
                     self._begin(number)
@@ -192,9 +193,9 @@ class DiLoCo(WrappingOptimizer):
         queue = self._queue
         return replace(
             self._metrics,
-            exchange_s=queue.seconds,
-            node_bytes=queue.node_bytes,
-            sent_bytes=queue.sent_bytes,
+            exchange_s=self._metrics.exchange_s + queue.seconds,
+            node_bytes=self._metrics.node_bytes + queue.node_bytes,
+            sent_bytes=self._metrics.sent_bytes + queue.sent_bytes,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class DiLoCo(WrappingOptimizer):
         """
         own: dict[str, Any] = {
             "steps": self._metrics.steps,
-            "workers": self._worker_count,
+            "workers": self._ranks.count,
             "under_way": self._queue.saved(),
         }
         if self._workers is not None and not self._waits_for_ranks:
@@ -241,17 +242,23 @@ class DiLoCo(WrappingOptimizer):
         if own is None:
             return
         steps = np.array([own["steps"]], np.int64)
-        self._comm.broadcast(steps, name="steps of DiLoCo")
+        self._ranks.comm.broadcast(steps, name="steps of DiLoCo")
         self._metrics.steps = int(steps[0])
         complete = self._workers is None or None not in [means for *_, means in own["under_way"]]
-        alike = own["workers"] == self._worker_count and own["steps"] == self._metrics.steps
-        same = bool(self._over_ranks(int(alike and complete), "min"))
+        alike = own["workers"] == self._ranks.count and own["steps"] == self._metrics.steps
+        same = bool(self._ranks.combine(int(alike and complete), "min"))
         under_way: Saved = own["under_way"]
         count = len(under_way)
-        same &= self._over_ranks(count, "min") == self._over_ranks(count, "max")
+        same &= self._ranks.combine(count, "min") == self._ranks.combine(count, "max")
         self._queue.load(under_way if same else [])
         if self._workers is not None:
             self._load_fragments(own, self._workers, same)
+
+    def abort(self) -> None:
+        """Leave the other ranks, which get an error where they wait for this one; local, never
+        blocks. restart() may follow.
+        """
+        self._ranks.abort()
 
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
         """Go on with the ranks of another communicator, after some were lost or have joined;
@@ -262,21 +269,27 @@ class DiLoCo(WrappingOptimizer):
         Steps, outer weights and velocity become those of the lowest rank that has outer weights and
         has taken the most steps; weights become the outer weights, so what workers did since the
         last exchange is lost. Where no rank has any, as when the first rank of each worker was
-        lost, rank 0's weights are taken. Each rank keeps the state of its wrapped optimizer.
-        Exchanges under way, and what compression left out, are dropped. Where it raises, another
-        restart() may follow, and goes on from the same weights.
+        lost, the weights of the lowest one that has taken the most steps are. Each rank keeps the
+        state of its wrapped optimizer. Exchanges under way, and what compression left out, are
+        dropped. Where it raises, another restart() may follow, and goes on from the same weights.
         """
         super()._check_open()
-        had = self._kept_for_restart
+        kept = self._kept_for_restart
         if state_dict is not None:
-            own = state_dict["diloco"]
+            own = state_dict.get("diloco")
+            if own is None:
+                raise ValueError(
+                    "DiLoCo: give restart() a whole state, which state_dict() returned"
+                )
             check_saved(own, self._fragments, leads=False)
-            had = [(one["outer_weights"], one["velocity"]) for one in own.get("fragments", [])]
-            self._metrics.steps = own["steps"]
-        elif had is None:
-            kept = () if self._waits_for_ranks else self._fragments
-            had = [(one.outer_weights, one.velocity) for one in kept if one.keeps_outer]
-        self._kept_for_restart = had
+            saved = own.get("fragments", [])
+            kept = own["steps"], [(one["outer_weights"], one["velocity"]) for one in saved]
+        elif kept is None:
+            there = () if self._waits_for_ranks else self._fragments
+            had = [(one.outer_weights, one.velocity) for one in there if one.keeps_outer]
+            kept = self._metrics.steps, had
+        self._kept_for_restart = kept
+        self._metrics = self.metrics()  # with those of the exchanges so far
         self._lose_ranks()
         self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
         if state_dict is not None:
@@ -285,7 +298,7 @@ class DiLoCo(WrappingOptimizer):
             self._take_over()
         try:
             self._join(comm, lambda ranks: None)
-            self._take_outer(had)
+            self._take_outer(*kept)
         except BaseException:
             self._lose_ranks()
             raise
@@ -301,7 +314,7 @@ class DiLoCo(WrappingOptimizer):
         try:
             self._queue.close()
         finally:
-            self._leave(abort=False)
+            self._ranks.leave(abort=False)
 
     def _check_open(self) -> None:
         super()._check_open()
@@ -319,7 +332,7 @@ class DiLoCo(WrappingOptimizer):
         """No worker waits for this one."""
         self._waits_for_ranks = True
         self._queue.abandon()
-        self._leave(abort=True)
+        self._ranks.leave(abort=True)
 
     def __repr__(self) -> str:
         return (
@@ -396,10 +409,6 @@ class DiLoCo(WrappingOptimizer):
         self._metrics.group_s += time.perf_counter() - begin + counted
         return flat
 
-    def _over_ranks(self, number: int, op: Literal["sum", "min", "max"]) -> int:
-        """Of all ranks' numbers; collective, blocking."""
-        return int(self._comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
-
     # --- saving and loading ---
 
     def _load_fragments(self, own: dict[str, Any], workers: Comm, same: bool) -> None:
@@ -413,23 +422,24 @@ class DiLoCo(WrappingOptimizer):
             kept = one is not None and same and own.get("worker") == workers.rank
             exchange.load_state_dict(one["left_out"] if one is not None and kept else {})
 
-    def _take_outer(self, had: list[tuple[Tensor, Tensor]]) -> None:
+    def _take_outer(self, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
         """All take steps, outer weights and velocity of the rank that has come furthest. had: what
         this rank has of each fragment, or nothing.
         """
-        comm = self._comm
-        place = self._metrics.steps * comm.size + comm.size - 1 - comm.rank if had else -1
-        furthest = self._over_ranks(place, "max")
-        source = comm.size - 1 - furthest % comm.size if furthest >= 0 else 0
-        steps = np.array([self._metrics.steps], np.int64)
-        comm.broadcast(steps, source, name="steps of DiLoCo")
-        self._metrics.steps = int(steps[0])
+        comm = self._ranks.comm
+        place = steps * comm.size + comm.size - 1 - comm.rank  # the lowest of the furthest
+        furthest = self._ranks.combine(place if had else -1, "max")
+        if furthest < 0:
+            furthest = self._ranks.combine(place, "max")
+        source = comm.size - 1 - furthest % comm.size
+        broadcast_initial(comm, self._params, [], root=source)  # frozen ones and buffers, too
         for number, fragment in enumerate(self._fragments):
-            weights = had[number][0].clone() if had else fragment.gathered()
-            velocity = had[number][1].clone() if had else torch.zeros_like(weights)
+            weights = had[number][0].to("cpu", copy=True) if had else fragment.gathered()
+            velocity = had[number][1].to("cpu", copy=True) if had else torch.zeros_like(weights)
             for vector in (weights, velocity):
                 comm.broadcast(vector, source, name="outer weights of DiLoCo")
-            fragment.start_from(weights, velocity, self._metrics.steps)
+            fragment.start_from(weights, velocity, furthest // comm.size)
+        self._metrics.steps = furthest // comm.size
 
     # --- set-up and end ---
 
@@ -437,60 +447,16 @@ class DiLoCo(WrappingOptimizer):
         """Form workers of the ranks of `comm`; collective over it, blocking. prepare: before."""
         group, compression = self._how
         self._waits_for_ranks = comm is None
-        group = None if comm is None else group  # one rank, which no number divides
-        self._comm, owned = comm_of(comm, "DiLoCo")
-        self._made: list[Comm] = [self._comm] if owned else []
-        self._group: WorkerGroup | None = None
-        try:
-            prepare(self._comm)
-            self._workers = self._split(group, [p for part, _ in self._parts for p in part])
-            self._worker_count = int(self._over_ranks(int(self._workers is not None), "sum"))
-            outer = self._workers is not None
-            self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
-        except BaseException:
-            self._leave(abort=True)
-            raise
-        workers = self._workers
+        self._ranks = WorkerComms(
+            comm, group, [p for part, _ in self._parts for p in part], prepare
+        )
+        workers = self._workers = self._ranks.between
+        self._group = self._ranks.inside
+        outer = workers is not None
+        self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
         self._exchanges = [
             exchange_of(compression, workers, one.count, f"pseudo-gradient {number}")
             for number, one in enumerate(self._fragments)
             if workers is not None
         ]
-        self._queue = ExchangesUnderWay(self._exchanges, self._workers, self._delay > 0)
-
-    def _split(self, group: Literal["node"] | int | None, parameters: list[Tensor]) -> Comm | None:
-        """The workers' first ranks, where this is one; makes its worker, if that has several."""
-        comm = self._comm
-        if group is None:
-            workers = comm.split(0, key=comm.rank)
-            self._made += [workers] if workers is not None else []
-            return workers
-        size = None if group == "node" else group
-        members = split_workers(comm, size, 'DiLoCo: give group "node", None or a number; group')
-        self._made.append(members)
-        workers = comm.split(0 if members.rank == 0 else None, key=comm.rank)
-        self._made += [workers] if workers is not None else []
-        wrong = [
-            f"parameter {index} is {p.dtype} on {p.device}"
-            for index, p in enumerate(parameters)
-            if p.dtype != torch.float32 or p.device.type != "cpu"
-        ]
-        if self._over_ranks(int(members.size > 1 and bool(wrong)), "max"):
-            raise TypeError(
-                f"DiLoCo: {(wrong or ['a parameter of another rank is not float32'])[0]}, and "
-                "workers of several ranks average gradients in float32 on the CPU; use group=None, "
-                "and average gradients inside the node by other means"
-            )
-        if members.size > 1:
-            self._group = WorkerGroup(members, parameters)
-        return workers
-
-    def _leave(self, abort: bool) -> None:
-        """Close what was made; `abort`: so that nobody waits for this rank."""
-        with contextlib.ExitStack() as last_first:
-            for comm in self._made:
-                last_first.callback(comm.close)
-                if abort and not comm.closed:
-                    last_first.callback(comm.abort)
-            if self._group is not None:
-                self._group.unhook()
+        self._queue = ExchangesUnderWay(self._exchanges, workers, self._delay > 0)

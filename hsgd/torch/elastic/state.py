@@ -237,12 +237,15 @@ class DiLoCoStateHandler(StateHandler):
         self._goes_back = False
 
     def restore(self) -> None:
-        """In sync(), since it takes the ranks that are left."""
+        """In sync(), with the ranks that are left. Those that wait for this one are told now."""
+        self.value.abort()
         self._goes_back = True
 
     def sync(self) -> None:
         back = copy.deepcopy(self._saved) if self._goes_back else None
-        self.value.restart(runtime.current().private_comm(0, "diloco"), back)
+        job = runtime.current()
+        self.value.restart(job.private_comm(0, "diloco"), back)
+        job.on_abort.append(self.value.abort)
         self._goes_back = False
         groups = self.value.param_groups
         own = [{name: group[name] for name in group if name != "params"} for group in groups]

@@ -106,6 +106,7 @@ class Runtime:
         self.observer: Callable[[Submitted, Sequence[Record]], None] | None = None
         """Told of operations that ended, and of what their collectives spent time on."""
         self.endings: list[Callable[[], None]] = []
+        self.on_abort: list[Callable[[], None]] = []  # local, from any thread
         """Called when the job ends, before anything is closed."""
         self.tracer: Callable[..., None] | None = None
         """Told of what else took time, as Timeline.add()."""
@@ -220,6 +221,8 @@ class Runtime:
         with contextlib.suppress(HsgdError, RuntimeError):  # closed just now, or a set comes
             for comm in self._comms():
                 comm.abort()
+            for function in self.on_abort:
+                function()
 
     def close(self, reason: str) -> None:
         """Fail what is open and close all communicators; local."""

@@ -52,11 +52,11 @@ def lose_one_and_win_one(seat: Seat, first: str, second: str, options: dict[str,
         before = None
     else:
         diloco, params = made(Comm.local(first, seat.rank, 3), **options)
-        train(diloco, params, seat.rank, range(1, 10))
+        train(diloco, params, seat.rank, range(1, 9))  # nothing is under way then
         if seat.rank == 2:
             signal.raise_signal(signal.SIGKILL)
         with pytest.raises(HsgdError, match="rank 2"):
-            train(diloco, params, seat.rank, range(10, 40))
+            train(diloco, params, seat.rank, range(9, 40))
         before = outer_of(diloco)
     place = {0: 0, 1: 1, 3: 2}[seat.rank]
     diloco.restart(Comm.local(second, place, 3))
@@ -122,14 +122,14 @@ def workers_of_two(seat: Seat, first: str, second: str) -> Any:
     if seat.rank in (0, 2):
         signal.raise_signal(signal.SIGKILL)
     weights = [p.tolist() for p in params]
-    diloco.restart(Comm.local(second, (1, 3, 4, 5).index(seat.rank), 4))
+    diloco.restart(Comm.local(second, (4, 1, 3, 5).index(seat.rank), 4))
     at_start = [p.tolist() for p in params]
     train(diloco, params, 0, range(5, 9))
     diloco.close()
     return weights, at_start, [p.tolist() for p in params], diloco.metrics().steps
 
 
-def test_without_outer_weights_they_are_the_weights_of_rank_0() -> None:
+def test_without_outer_weights_they_are_the_weights_of_a_rank_that_has_trained() -> None:
     with Ranks(6) as ranks:
         ranks.start(workers_of_two, meeting_point(), meeting_point())
         rest = ranks.finish(on=[1, 3, 4, 5])
@@ -138,6 +138,43 @@ def test_without_outer_weights_they_are_the_weights_of_rank_0() -> None:
     weights, at_start, end, steps = first
     assert at_start == weights and end != weights and steps == 8
     assert all(other[1:] == (at_start, end, steps) for other in others)
+
+
+def lose_a_rank_of_a_worker(seat: Seat, path: str) -> Any:
+    diloco, params = made(Comm.local(path, seat.rank, 4), group=2)
+    train(diloco, params, seat.rank, range(1, 5))
+    if seat.rank == 3:
+        signal.raise_signal(signal.SIGKILL)
+    with pytest.raises(HsgdError) as caught:
+        train(diloco, params, seat.rank, range(5, 20))
+    assert caught.value.rank == -1  # rank 1 of a worker is another one of the job
+    diloco.close()
+
+
+def test_the_other_workers_hear_of_a_rank_that_one_has_lost() -> None:
+    with Ranks(4) as ranks:  # with the default deadline, half an hour
+        ranks.start(lose_a_rank_of_a_worker, meeting_point())
+        rest = ranks.finish(on=[0, 1, 2])
+    assert all(outcome.error is None for outcome in rest), [outcome.trace for outcome in rest]
+
+
+def join_with_other_values(seat: Seat, path: str) -> Any:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    for p in net[0].parameters():
+        p.requires_grad_(False)
+    for tensor in (*net.parameters(), *net.buffers()):
+        tensor.data.fill_(seat.rank)
+    sgd = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    diloco = DiLoCo(sgd, net, None, group=None)
+    diloco.restart(Comm.local(path, seat.rank, 2))
+    diloco.close()
+    return [float(tensor.float().mean()) for tensor in (*net.parameters(), *net.buffers())]
+
+
+def test_frozen_weights_and_buffers_are_sent_too() -> None:
+    with Ranks(2) as ranks:
+        own, other = ranks.run(join_with_other_values, meeting_point())
+    assert set(own) == set(other) == {0.0}
 
 
 def fail_and_try_again(seat: Seat, first: str, second: str) -> Any:
