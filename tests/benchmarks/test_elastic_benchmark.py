@@ -74,7 +74,7 @@ def test_ratios_compare_with_limits_peers_and_synchronous_training() -> None:
             "vs_two_level/exposed_async/2x2": 3.0,
             "vs_undisturbed/slow_async/np2": 0.9,
             "gain/none/label_skew/4_workers": -61.0,
-            "error_of_gain/none/label_skew/4_workers": 42.93,
+            "error_of_gain/none/label_skew/4_workers": 76.24,
         }
     )
 

@@ -24,7 +24,6 @@ from hsgd.torch.functions import (
 from hsgd.torch.job import runtime
 
 __all__ = [
-    "DiLoCoStateHandler",
     "ModelStateHandler",
     "ObjectState",
     "OptimizerStateHandler",
