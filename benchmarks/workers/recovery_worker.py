@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn import functional
 
 import hsgd.torch as hvd
-from hsgd.job.agent_link import ROUND
+from hsgd.job.launcher_variables import AGENT_ROUND
 
 __all__ = ["TASKS", "Task", "main"]
 
@@ -144,7 +144,7 @@ def train(
     notes: Notes,
 ) -> None:
     """From where `state` is to the end; collective."""
-    notes.write("enter", os.environ.get(ROUND, 0), hvd.rank(), hvd.size(), state.step)
+    notes.write("enter", os.environ.get(AGENT_ROUND, 0), hvd.rank(), hvd.size(), state.step)
     share = -(-task.batch // hvd.size())
     peaks = [group["peak_lr"] for group in state.optimizer.param_groups]
     while state.epoch < epochs:
