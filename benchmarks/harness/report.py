@@ -125,9 +125,10 @@ def half_width(differences: Sequence[float]) -> float:
     if len(differences) < 2:
         return 0.0
     z, v = 1.959964, len(differences) - 1
-    quantile = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
     if v <= len(_QUANTILES):
         quantile = _QUANTILES[v - 1]
+    else:
+        quantile = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
     return quantile * moments.stdev(differences) / len(differences) ** 0.5
 
 

@@ -65,9 +65,8 @@ def train(
         adamw.load_state_dict(copy.deepcopy(start["adamw"]))  # it keeps the tensors
     optimizer = WAYS[way](adamw, net, comm, steps)
     forward = getattr(optimizer, "forward", net)
-    schedule = _Schedule(steps, rate, 1)
-    if start is None:
-        schedule = _Schedule(steps, RATE, max(1, int(WARM_UP * steps)))
+    warm = max(1, int(WARM_UP * steps)) if start is None else 1
+    schedule = _Schedule(steps, RATE if start is None else rate, warm)
     generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
     held_out = text.held_out_batches(8 * -(-comm.size // 8), 16)[comm.rank :: comm.size]
     looks = {steps * (look + 1) // LOOKS for look in range(LOOKS)}

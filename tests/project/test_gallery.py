@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,25 +26,26 @@ COMMANDS = [
 ]
 
 
+def run_short(command: str, steps: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [*shlex.split(command), "--steps", str(steps), "--output", str(folder)]
+    words = [str(GALLERY / Path(word).name) if word.endswith(".py") else word for word in words]
+    return run_marked(words, launch_environ(), JOB_S)
+
+
 @pytest.mark.timeout(JOB_S + 20)
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=str)
 def test_a_program_of_the_gallery_works(tmp_path: Path, name: str, command: str) -> None:
-    words = [*shlex.split(command), "--steps", "10", "--output", str(tmp_path)]
-    words = [str(GALLERY / Path(word).name) if word.endswith(".py") else word for word in words]
-    done = run_marked(words, launch_environ(), JOB_S)
+    done = run_short(command, 10, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.strip() and "\r" not in done.stdout
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_interposer_changes_no_result_of_the_stencil(tmp_path: Path) -> None:
-    commands = [shlex.split(command) for name, command in COMMANDS if name == "stencil"]
+    commands = [command for name, command in COMMANDS if name == "stencil"]
     found = []
-    for words in commands:
-        words = [str(GALLERY / Path(word).name) if word.endswith(".py") else word for word in words]
-        done = run_marked(
-            [*words, "--steps", "25", "--output", str(tmp_path)], launch_environ(), JOB_S
-        )
+    for command in commands:
+        done = run_short(command, 25, tmp_path)
         found += re.findall(r"mean temperature ([\d.]+)", done.stdout)
     assert len(commands) == len(found) == 2 and len(set(found)) == 1
 

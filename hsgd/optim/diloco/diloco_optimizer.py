@@ -98,14 +98,14 @@ class DiLoCo(WrappingOptimizer):
         self.outer = Nesterov() if outer is None else outer
         self._period, self._delay, self._alpha = sync_every, delay, alpha
         self._params = params if isinstance(params, nn.Module) else list(params)
-        parameters, self._buffers = exchanged_of(self._params)
-        parts = cut(parameters, fragments)
+        self._trained, self._buffers = exchanged_of(self._params)
+        parts = cut(self._trained, fragments)
         steps = phases(len(parts), sync_every)
         self._parts = list(zip(parts, steps, strict=True))
         self._how = (group, compression)
         self._kept_for_restart: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
-        self._join(comm, lambda ranks: broadcast_initial(ranks, self._params, parameters))
         self._metrics = DiLoCoMetrics()
+        self._join(comm, 0, [])
 
     # --- what training scripts call ---
 
@@ -237,8 +237,7 @@ class DiLoCo(WrappingOptimizer):
             leads = self._workers is not None and self._workers.rank == 0
             check_saved(own, self._fragments, leads)
         self._queue.drain()
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
-        self._take_over()
+        self._load_inner(state_dict)
         if own is None:
             return
         steps = np.array([own["steps"]], np.int64)
@@ -289,19 +288,13 @@ class DiLoCo(WrappingOptimizer):
             had = [(one.outer_weights, one.velocity) for one in there if one.keeps_outer]
             kept = self._metrics.steps, had
         self._kept_for_restart = kept
-        self._metrics = self.metrics()  # with those of the exchanges so far
         self._lose_ranks()
+        self._metrics = self.metrics()  # with those of the exchanges so far
+        self._queue = ExchangesUnderWay([], None, False)
         self._optimizer.zero_grad()  # gradients may lie in memory of the old communicator
         if state_dict is not None:
-            inner = {key: value for key, value in state_dict.items() if key != "diloco"}
-            self._optimizer.load_state_dict(inner)
-            self._take_over()
-        try:
-            self._join(comm, lambda ranks: None)
-            self._take_outer(*kept)
-        except BaseException:
-            self._lose_ranks()
-            raise
+            self._load_inner(state_dict)
+        self._join(comm, *kept)
         self._kept_for_restart = None
 
     def close(self) -> None:
@@ -422,41 +415,58 @@ class DiLoCo(WrappingOptimizer):
             kept = one is not None and same and own.get("worker") == workers.rank
             exchange.load_state_dict(one["left_out"] if one is not None and kept else {})
 
-    def _take_outer(self, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
-        """All take steps, outer weights and velocity of the rank that has come furthest. had: what
-        this rank has of each fragment, or nothing.
-        """
-        comm = self._ranks.comm
-        place = steps * comm.size + comm.size - 1 - comm.rank  # the lowest of the furthest
-        furthest = self._ranks.combine(place if had else -1, "max")
-        if furthest < 0:
-            furthest = self._ranks.combine(place, "max")
-        source = comm.size - 1 - furthest % comm.size
-        broadcast_initial(comm, self._params, [], root=source)  # frozen ones and buffers, too
-        for number, fragment in enumerate(self._fragments):
-            weights = had[number][0].to("cpu", copy=True) if had else fragment.gathered()
-            velocity = had[number][1].to("cpu", copy=True) if had else torch.zeros_like(weights)
-            for vector in (weights, velocity):
-                comm.broadcast(vector, source, name="outer weights of DiLoCo")
-            fragment.start_from(weights, velocity, furthest // comm.size)
-        self._metrics.steps = furthest // comm.size
+    def _load_inner(self, state_dict: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
+        self._take_over()
 
     # --- set-up and end ---
 
-    def _join(self, comm: Any, prepare: Callable[[Comm], None]) -> None:
-        """Form workers of the ranks of `comm`; collective over it, blocking. prepare: before."""
+    def _join(self, comm: Any, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
+        """Form workers of the ranks of `comm`, which begin where the one that has come furthest
+        is; collective over it, blocking. steps: that this rank has taken. had: outer weights and
+        velocity that it has of each fragment, or nothing.
+        """
         group, compression = self._how
-        self._waits_for_ranks = comm is None
-        self._ranks = WorkerComms(
-            comm, group, [p for part, _ in self._parts for p in part], prepare
-        )
-        workers = self._workers = self._ranks.between
-        self._group = self._ranks.inside
-        outer = workers is not None
-        self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
+        self._waits_for_ranks = True
+        self._ranks = WorkerComms(comm, group, self._trained)
+        try:
+            source, steps, has_outer = self._furthest(steps, bool(had))
+            broadcast_initial(self._ranks.comm, self._params, self._trained, root=source)
+            workers = self._workers = self._ranks.between
+            self._group = self._ranks.inside
+            outer = workers is not None
+            self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
+            if has_outer:
+                self._take_outer(source, steps, had)
+        except BaseException:
+            self._ranks.leave(abort=True)
+            raise
+        self._metrics.steps = steps
         self._exchanges = [
             exchange_of(compression, workers, one.count, f"pseudo-gradient {number}")
             for number, one in enumerate(self._fragments)
             if workers is not None
         ]
         self._queue = ExchangesUnderWay(self._exchanges, workers, self._delay > 0)
+        self._waits_for_ranks = comm is None
+
+    def _furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
+        """The lowest rank of those that have taken the most steps, of those with outer weights
+        where there are any; its steps; whether it has outer weights. Collective, blocking.
+        """
+        size, rank = self._ranks.comm.size, self._ranks.comm.rank
+        place = steps * size + size - 1 - rank
+        furthest = self._ranks.combine(place if has_outer else -1, "max")
+        any_outer = furthest >= 0
+        if not any_outer:
+            furthest = self._ranks.combine(place, "max")
+        return size - 1 - furthest % size, furthest // size, any_outer
+
+    def _take_outer(self, source: int, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
+        """Take outer weights and velocity of rank `source`; collective, blocking."""
+        for number, fragment in enumerate(self._fragments):
+            weights = had[number][0].to("cpu", copy=True) if had else fragment.gathered()
+            velocity = had[number][1].to("cpu", copy=True) if had else torch.zeros_like(weights)
+            for vector in (weights, velocity):
+                self._ranks.comm.broadcast(vector, source, name="outer weights of DiLoCo")
+            fragment.start_from(weights, velocity, steps)

@@ -6,7 +6,7 @@ Owns them, and that no rank waits for one that has failed. Never moves weights.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +22,8 @@ __all__ = ["WorkerComms"]
 
 
 class WorkerComms:
-    """Made collectively over `comm`, blocking; None: this rank alone, local. prepare: is called
-    with the communicator before it is split. group, parameters: as DiLoCo's.
+    """Made collectively over `comm`, blocking; None: this rank alone, local. group, parameters: as
+    DiLoCo's.
 
     comm: of all ranks. between: of the workers' first ranks; None: this is none. inside: this
     rank's worker, where it has several ranks. count: of workers.
@@ -35,13 +35,11 @@ class WorkerComms:
         comm: Any,
         group: Literal["node"] | int | None,
         parameters: Sequence[Tensor],
-        prepare: Callable[[Comm], None],
     ) -> None:
         self.comm, owned = comm_of(comm, "DiLoCo")
         self._made: list[Comm] = [self.comm] if owned else []
         self.inside: WorkerGroup | None = None
         try:
-            prepare(self.comm)
             # One rank that waits for others is divided by no number.
             self.between = self._split(None if comm is None else group, parameters)
             self.count = self.combine(int(self.between is not None), "sum")

@@ -221,18 +221,14 @@ class OptimizerStateHandler(_StateDictHandler):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
-class DiLoCoStateHandler(StateHandler):
+class DiLoCoStateHandler(_StateDictHandler):
     """Of a DiLoCo, whose ranks go on from the outer weights of one that has them, each with the
     state of its own inner optimizer.
     """
 
-    def __init__(self, value: DiLoCo) -> None:
-        super().__init__(value)
-        self.save()
-
     def save(self) -> None:
         """Waits for exchanges under way."""
-        self._saved = copy.deepcopy(self.value.state_dict())
+        super().save()
         self._goes_back = False
 
     def restore(self) -> None:

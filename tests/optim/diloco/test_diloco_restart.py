@@ -185,7 +185,9 @@ def fail_and_try_again(seat: Seat, first: str, second: str) -> Any:
         diloco.restart("none")
     with pytest.raises(HsgdError, match="no ranks"):
         diloco.step()
+    sent = diloco.metrics().node_bytes
     diloco.restart(Comm.local(second, seat.rank, 2))
+    assert diloco.metrics().node_bytes == sent > 0  # each exchange counts once
     weights = [p.tolist() for p in params]
     steps = diloco.metrics().steps
     diloco.close()
