@@ -35,7 +35,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hsgd.testing.processes import run_marked
+from hsgd.testing.processes import CommandTimeout, run_marked
 
 __all__ = ["Cluster", "ClusterError", "mpi_options"]
 
@@ -50,6 +50,8 @@ else tc qdisc change dev "$0" root tbf rate 40gbit burst 10mb limit 20mb 2> /dev
 shift
 for pid in "$@"; do nsenter --net="/proc/$pid/ns/net" ip neigh flush dev eth0; done""",
 }
+# What mpirun over nodes consists of, beside the ranks.
+_OF_MPIRUN = {"prterun", "prted", "nsenter", "sh", "dash", "bash", "busybox", "gone"}
 ISOLATED = "--net --uts --ipc --mount --pid --fork --kill-child --mount-proc"
 SETUP_S = 60.0  # bound on making a cluster, and on taking one down
 
@@ -197,9 +199,17 @@ class Cluster:
         """Run np ranks of argv under Open MPI 5, on "node1:2,node2:2" or spread by `hosts(np)`.
 
         `env` reaches the ranks; of the caller's environment only PATH, PYTHONPATH and
-        OMP_NUM_THREADS do.
+        OMP_NUM_THREADS do. A job past the limit of which all ranks have ended is run once more:
+        after a rank has died the daemons of Open MPI 5 at times wait for ever
+        (openpmix/prrte#1607).
         """
         launch = self.mpirun_command(np, argv, hosts=hosts, mca=mca, env=env, options=options)
+        try:
+            return self.run(launch, timeout_s=timeout_s)
+        except CommandTimeout as late:
+            if not late.programs <= _OF_MPIRUN:
+                raise
+            print(f"mpirun did not end after its ranks, run once more: {late}", file=sys.stderr)
         return self.run(launch, timeout_s=timeout_s)
 
     def mpirun_command(

@@ -41,7 +41,14 @@ _serial = itertools.count(1)
 
 class CommandTimeout(TimeoutError):
     """A command ran past its limit and was ended; the message closes with its last output and the
-    processes that still ran."""
+    processes that still ran.
+
+    programs: names of the files that these processes were executing.
+    """
+
+    def __init__(self, message: str, programs: Iterable[str]) -> None:
+        super().__init__(message)
+        self.programs = frozenset(programs)
 
 
 def crashes_of(errors: str) -> str:
@@ -78,12 +85,14 @@ def run_marked(
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            alive = "\n".join(_described(pid) for pid in marked(mark))
+            left = marked(mark)
+            alive, programs = "\n".join(map(_described, left)), set(map(_program, left))
             end_marked(mark)
             out, err = process.communicate(timeout=KILL_S)
             tail = "\n".join((out + err).splitlines()[-40:])
             message = f"{shlex.join(argv)}: not finished after {timeout_s:g} s, ended"
-            raise CommandTimeout(f"{message}; last output:\n{tail}\nstill ran:\n{alive}") from None
+            text = f"{message}; last output:\n{tail}\nstill ran:\n{alive}"
+            raise CommandTimeout(text, programs) from None
         except BaseException:
             end_marked(mark)
             raise
@@ -119,6 +128,13 @@ def marked(prefix: str) -> list[int]:
             if needle in b"\0" + Path(f"/proc/{entry}/environ").read_bytes():
                 found.append(int(entry))
     return found
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:
+        return "gone"
 
 
 def _described(pid: int) -> str:

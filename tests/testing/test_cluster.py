@@ -226,8 +226,31 @@ def test_a_command_past_its_limit_is_ended_on_all_nodes(cluster: MakeCluster) ->
     assert marked(f"{os.getpid()}.") == []
     said = str(caught.value)
     assert "not finished after 5 s" in said and "\nstarted\n" in said
+    assert Path(sys.executable).resolve().name in caught.value.programs
     left = said.split("still ran:\n")[1].splitlines()
     assert sum(f"{sys.executable} -S -c import time" in line for line in left) >= 2
+
+
+@pytest.mark.parametrize("rank", [False, True])
+def test_a_job_of_which_only_the_launcher_is_left_is_run_once_more(
+    cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, rank: bool
+) -> None:
+    nodes, argv, commands = cluster(2), ["true"], []
+    left = {"prterun", "prted", "sh"} | ({"python3.11"} if rank else set())
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        if len(commands) == 1:
+            raise CommandTimeout("not finished", left)
+        return subprocess.CompletedProcess(command, 7, "", "")
+
+    monkeypatch.setattr(nodes, "run", run)
+    if rank:
+        with pytest.raises(CommandTimeout):
+            nodes.mpirun(2, argv)
+    else:
+        assert nodes.mpirun(2, argv).returncode == 7
+    assert commands == [commands[0]] * (1 if rank else 2)
 
 
 def test_every_command_has_a_temporary_folder_of_its_own(cluster: MakeCluster) -> None:
