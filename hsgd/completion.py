@@ -1,23 +1,40 @@
 """Completion of the `hsgd` command in bash, zsh and fish, written from its parser.
 
-Owns the three scripts. Never completes what follows the program of a job, but by file names.
+Owns the three scripts. The program of a job and its words are completed as file names.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 __all__ = ["SHELLS", "script"]
 
 _BASH = """# hsgd completion bash >> ~/.bashrc
 _hsgd() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" path="" index
+    COMPREPLY=()
     for ((index = 1; index < COMP_CWORD; index++)); do
         case "${{path}} ${{COMP_WORDS[index]}}" in
             {paths}) path="${{path}} ${{COMP_WORDS[index]}}" ;;
             *) break ;;
         esac
     done
+    case "${{path}}" in
+        {starters}) for ((; index < COMP_CWORD; index++)); do
+            case "${{path}} ${{COMP_WORDS[index]}}" in
+                {valued}) ((index += 1)) ;;
+                "${{path}} --") return ;;
+                "${{path}} -"*) ;;
+                *) return ;;
+            esac
+        done ;;
+    esac
+    case "${{path}} ${{COMP_WORDS[COMP_CWORD - 1]}}" in
+{values}
+        {valued}) return ;;
+    esac
     case "${{path}}" in
 {cases}
     esac
@@ -30,40 +47,73 @@ _FISH = "# hsgd completion fish > ~/.config/fish/completions/hsgd.fish\n"
 SHELLS = ("bash", "zsh", "fish")
 
 
+@dataclass
+class _Command:
+    """What may follow a command, " data convert" for instance.
+
+    words: commands below it, long options, and choices of its arguments. values: of each option
+    that takes a value, its choices. starts_program: the rest is the command line of a job.
+    """
+
+    path: str
+    words: list[str] = field(default_factory=list)
+    values: dict[str, list[str]] = field(default_factory=dict)
+    starts_program: bool = False
+
+
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
     """The text to load into a shell of SHELLS; local."""
-    tree = dict(_tree(parser, ""))
+    commands = [*_commands(parser, "")]
     if shell == "fish":
-        return _FISH + "\n".join(_fish(tree)) + "\n"
-    cases = [_CASE.format(path=path, words=" ".join(words)) for path, words in tree.items()]
-    paths = "|".join(f'"{path}"' for path in tree if path)
-    text = _BASH.format(paths=paths, cases="\n".join(cases))
+        return _FISH + "\n".join(line for command in commands for line in _fish(command)) + "\n"
+    valued = {f"{c.path} {name}": found for c in commands for name, found in c.values.items()}
+    text = _BASH.format(
+        paths=_patterns(c.path for c in commands if c.path),
+        starters=_patterns(c.path for c in commands if c.starts_program),
+        valued=_patterns(valued),
+        values="\n".join(
+            _CASE.format(path=name, words=" ".join(found))
+            for name, found in valued.items()
+            if found
+        ).replace(" ;;", "; return ;;"),
+        cases="\n".join(_CASE.format(path=c.path, words=" ".join(c.words)) for c in commands),
+    )
     return text if shell == "bash" else _ZSH + text.partition("\n")[2]
 
 
-def _tree(parser: argparse.ArgumentParser, path: str) -> list[tuple[str, list[str]]]:
-    """Words that may follow each command, " data convert" for instance."""
-    words: list[str] = []
-    below: list[tuple[str, list[str]]] = []
+def _patterns(texts: Iterator[str] | dict[str, list[str]]) -> str:
+    return "|".join(f'"{text}"' for text in texts)
+
+
+def _commands(parser: argparse.ArgumentParser, path: str) -> Iterator[_Command]:
+    """A command and those below it."""
+    found = _Command(path)
+    below: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            words += action.choices
-            for name, command in action.choices.items():
-                below += _tree(command, f"{path} {name}")
+            below = action.choices
+            found.words += below
         elif action.help != argparse.SUPPRESS:
-            words += [name for name in action.option_strings if len(name) > 2]
-            if not action.option_strings and action.choices is not None:
-                words += map(str, action.choices)
-    return [(path, words), *below]
+            choices = [str(choice) for choice in action.choices or ()]
+            found.words += [name for name in action.option_strings if len(name) > 2]
+            if not action.option_strings:
+                found.words += choices
+                found.starts_program |= action.nargs == argparse.REMAINDER
+            elif action.nargs != 0:
+                found.values |= dict.fromkeys(action.option_strings, choices)
+    yield found
+    for name, command in below.items():
+        yield from _commands(command, f"{path} {name}")
 
 
-def _fish(tree: dict[str, list[str]]) -> list[str]:
-    lines = []
-    for path, words in tree.items():
-        after = path.split()
-        seen = " ".join(f"; and __fish_seen_subcommand_from {name}" for name in after)
-        test = seen.removeprefix("; and ") if after else "__fish_use_subcommand"
-        for word in words:
-            option = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
-            lines.append(f"complete -c hsgd -n '{test}' {option}")
-    return lines
+def _fish(command: _Command) -> Iterator[str]:
+    after = command.path.split()
+    seen = "; and ".join(f"__fish_seen_subcommand_from {name}" for name in after)
+    test = seen or "__fish_use_subcommand"
+    for word in command.words:
+        option = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
+        if choices := command.values.get(word):
+            option += f" -x -a '{' '.join(choices)}'"
+        elif word in command.values:
+            option += " -r"
+        yield f"complete -c hsgd -n '{test}' {option}"

@@ -7,11 +7,12 @@ hsgd/cli.py, which calls `add_parser`.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,17 +21,15 @@ from hsgd.errors import MissingExtra
 from .convert.conversion import convert_to_slabs
 from .convert.progress import Progress, bytes_text
 from .convert.verify import find_damage
+from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
-from .format.dataset_index import DataMap, open_map
-from .format.slab_folder import SOURCE_ORDER
+from .format.dataset_index import open_map
 from .loader import PartitionedLoader
 from .options import ReadOptions, Shuffle
 
-__all__ = ["add_parser", "describe"]
+__all__ = ["add_parser"]
 
 _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-_BARS = " ▁▂▃▄▅▆▇█"
-_PICTURE_CELLS = 64
 
 _DATA_EXAMPLES = """\
 examples:
@@ -93,6 +92,7 @@ def add_parser(subparsers: Any) -> None:
     )
     info.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
     _add_fields(info)
+    _add_json(info)
     info.set_defaults(command_function=_info)
     verify = commands.add_parser(
         "verify",
@@ -102,6 +102,7 @@ def add_parser(subparsers: Any) -> None:
     verify.add_argument("path", metavar="PATH", help="slab folder")
     verify.add_argument("--threads", type=int, default=4, metavar="N", help="default: 4")
     verify.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_json(verify)
     verify.set_defaults(command_function=_verify)
     bench = commands.add_parser(
         "bench",
@@ -115,6 +116,7 @@ def add_parser(subparsers: Any) -> None:
         "--seconds", type=float, default=10.0, metavar="S", help="at most for each order"
     )
     _add_fields(bench)
+    _add_json(bench)
     bench.set_defaults(command_function=_bench)
 
 
@@ -179,6 +181,10 @@ def _add_fields(parser: Any) -> None:
     )
 
 
+def _add_json(parser: Any) -> None:
+    parser.add_argument("--json", action="store_true", help="a document for programs")
+
+
 def _convert(options: argparse.Namespace) -> int:
     comm = _launched_together()
     with _warnings_as_lines():
@@ -234,7 +240,8 @@ def _launched_together() -> Any:
 
 
 def _info(options: argparse.Namespace) -> int:
-    _show(describe(open_map(options.path, options.fields)))
+    data = open_map(options.path, options.fields)
+    _show(json.dumps(document(data), indent=2) if options.json else describe(data))
     return 0
 
 
@@ -243,20 +250,24 @@ def _verify(options: argparse.Namespace) -> int:
         raise ValueError(f"--threads {options.threads}; use at least 1")
     data = open_map(options.path)
     total = data.nbytes
-    damaged = 0
+    damaged = []
     with Progress(total, f"verify {options.path}", show=not options.quiet) as advance:
         for line in find_damage(data, threads=options.threads, advance=advance):
-            _show(line)
-            damaged += 1
-    if damaged:
-        print(f"{damaged} damaged blocks; restore these files, or convert the data again")
-        return 1
-    _show(f"{data.path}: {bytes_text(total)} in {len(data.slabs)} slabs, all checksums right")
-    return 0
+            damaged.append(line)
+            if not options.json:
+                _show(line)
+    if options.json:
+        found = {"path": data.path, "bytes": total, "slabs": len(data.slabs), "damaged": damaged}
+        _show(json.dumps(found, indent=2))
+    elif damaged:
+        print(f"{len(damaged)} damaged blocks; restore these files, or convert the data again")
+    else:
+        _show(f"{data.path}: {bytes_text(total)} in {len(data.slabs)} slabs, all checksums right")
+    return 1 if damaged else 0
 
 
 def _bench(options: argparse.Namespace) -> int:
-    rows = [("order", "samples/s", "GB/s", "first batch")]
+    found: list[dict[str, Any]] = []
     fields = options.fields
     if fields is None:  # info says what is left out
         fields = [spec.name for spec in open_map(options.path).fields]
@@ -280,67 +291,21 @@ def _bench(options: argparse.Namespace) -> int:
             if time.perf_counter() - began > options.seconds:
                 break
         seconds = time.perf_counter() - began
-        rate = loader.metrics()["bytes_read"] / seconds / 1e9
-        rows.append((title, f"{samples / seconds:,.0f}", f"{rate:.2f}", f"{first_s * 1e3:.0f} ms"))
-    _show("\n".join([str(options.path), *_table(rows)]))
+        found.append(
+            {
+                "order": title,
+                "samples_per_s": samples / seconds,
+                "bytes_per_s": loader.metrics()["bytes_read"] / seconds,
+                "first_batch_s": first_s,
+            }
+        )
+    if options.json:
+        _show(json.dumps({"path": str(options.path), "orders": found}, indent=2))
+        return 0
+    rows = [("order", "samples/s", "GB/s", "first batch")]
+    for row in found:
+        rate, first_ms = row["bytes_per_s"] / 1e9, row["first_batch_s"] * 1e3
+        speed = f"{row['samples_per_s']:,.0f}"
+        rows.append((row["order"], speed, f"{rate:.2f}", f"{first_ms:.0f} ms"))
+    _show("\n".join([str(options.path), *table(rows)]))
     return 0
-
-
-def describe(data: DataMap) -> str:
-    """A table of the fields, below a line on the whole."""
-    size = bytes_text(data.nbytes)
-    header = data.header
-    if header is None:
-        kind = f"HDF5 file, {data.num_samples} samples, {size}"
-    else:
-        order = (
-            "in the order of the source"
-            if header.permutation_seed == SOURCE_ORDER
-            else f"shuffled with seed {header.permutation_seed}"
-        )
-        kind = (
-            f"{data.num_samples} samples in {len(data.slabs)} sealed slabs of "
-            f"{min(data.slab_counts)} to {max(data.slab_counts)}, {size}, {order}"
-        )
-    read_by = data.read_by()
-    rows = [("field", "shape", "dtype", "size", "read by")]
-    for spec in data.fields:
-        how = read_by[spec.name].replace("h5py:", "h5py, because:")
-        how += ", around HDF5" if how.startswith("preadv") else ""
-        total = bytes_text(data.field_bytes(spec))
-        shape = f"({', '.join(['any', *map(str, spec.shape)])})" if spec.ragged else str(spec.shape)
-        rows.append((spec.name, shape, str(spec.dtype), total, how))
-    lines = [data.path, f"  {kind}", *_table(rows)]
-    lines += [f"  no field: {name} ({why})" for name, why in data.left_out.items()]
-    if header is not None:
-        lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
-        lines += _slab_picture(data)
-    return "\n".join(lines)
-
-
-def _slab_picture(data: DataMap) -> list[str]:
-    """All slabs as one line of bars: as high as their samples, a dot where HDF5 has to read."""
-    counts = data.slab_counts
-    largest = max(counts)
-    cells = [
-        "·"
-        if any(extent.refusal for extent in slab.extents.values())
-        else _BARS[-(-(len(_BARS) - 1) * slab.count // largest)]
-        for slab in data.slabs
-    ]
-    lines = ["", f"  slabs 0 to {len(cells) - 1}, each as high as its samples"]
-    for start in range(0, len(cells), _PICTURE_CELLS):
-        part = "".join(cells[start : start + _PICTURE_CELLS])
-        lines.append(f"  {start:>5} {part}")
-    return lines
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns, a rule below the first."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return [lines[0], "  " + "  ".join("-" * width for width in widths), *lines[1:]]

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 from hsgd.doctor import info, leftovers, probe
-from hsgd.errors import LaunchError
+from hsgd.errors import LaunchError, MissingExtra
 from hsgd.job import launcher_variables
 from hsgd.launch import launch
+from hsgd.status import stacks
 
 __all__ = ["Trial", "examine", "lines"]
 
@@ -213,6 +214,15 @@ def _ptrace() -> Trial:
             "note",
             f"kernel.yama.ptrace_scope is {scope}: hsgd status --stacks cannot read them",
             "sudo sysctl kernel.yama.ptrace_scope=0, or run hsgd status as root",
+        )
+    try:
+        stacks.find_reader(native=False)
+    except MissingExtra:
+        return Trial(
+            "stacks of ranks",
+            "note",
+            "py-spy is not installed: hsgd status --stacks cannot read them",
+            "pip install py-spy",
         )
     return Trial("stacks of ranks", "ok", "may be read by hsgd status --stacks")
 

@@ -156,7 +156,11 @@ def _add_mpi(report: Report) -> None:
         report.fact("MPI", "interposer", library)
         preload.check_loadable(library)
     except LaunchError as error:
-        report.problem(str(error), "Until then: no horovodrun --plugin hsgd, and no hsgd run")
+        report.problem(
+            str(error),
+            "Until then: no horovodrun --plugin hsgd, and no hsgd run under mpirun",
+            stops=launcher is not None or not _starts_without_mpi(),
+        )
         return
     ours = probe.libmpi_of_hsgd(used)
     report.fact(
@@ -168,11 +172,23 @@ def _add_mpi(report: Report) -> None:
 def _add_launcher(report: Report) -> Launcher | None:
     try:
         launcher = launch.find_launcher(os.environ)
+    except launch.NoLauncher as error:
+        without = _starts_without_mpi()
+        remedy = "hsgd run starts jobs by torchrun, without MPI" if without else "no hsgd run"
+        report.problem(
+            str(error), f"Until then: {remedy}, and no horovodrun --plugin hsgd", stops=not without
+        )
+        return None
     except LaunchError as error:
         report.problem(str(error), "Until then: no hsgd run and no horovodrun --plugin hsgd")
         return None
     report.fact("MPI", "launcher", launcher.description)
     return launcher
+
+
+def _starts_without_mpi() -> bool:
+    """Whether torchrun can start jobs."""
+    return _version("torch") is not None
 
 
 def _abi_used(launcher: Launcher | None, theirs: probe.Finding) -> tuple[str, str]:

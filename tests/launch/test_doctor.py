@@ -16,8 +16,9 @@ import pytest
 from hsgd import completion
 from hsgd.cli import make_parser
 from hsgd.doctor import checkup, info, probe
-from hsgd.errors import LaunchError
+from hsgd.errors import LaunchError, MissingExtra
 from hsgd.launch import launch
+from hsgd.status import stacks
 from hsgd.testing.processes import launch_environ
 
 __all__: list[str] = []
@@ -77,6 +78,30 @@ def test_without_a_launcher_the_way_without_mpi_is_named(monkeypatch: pytest.Mon
     trial = checkup._job()
     assert trial is not None and trial.state == "note"
     assert trial.found == "no mpirun was found" and "torchrun" in trial.remedy
+
+
+@pytest.mark.parametrize("torch", ["2.13.0", None])
+def test_a_machine_without_mpirun_is_usable_where_torchrun_starts_jobs(
+    monkeypatch: pytest.MonkeyPatch, torch: str | None
+) -> None:
+    def refuse(*_: object) -> None:
+        raise launch.NoLauncher("no mpirun was found")
+
+    monkeypatch.setattr(launch, "find_launcher", refuse)
+    monkeypatch.setattr(info, "_version", lambda name: torch)
+    report = info.Report()
+    assert info._add_launcher(report) is None
+    assert report.usable == (torch is not None)
+    assert ("torchrun" in report.problems[0].remedy) == report.usable
+
+
+def test_stacks_that_nothing_can_read_are_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*, native: bool) -> None:
+        raise MissingExtra("no py-spy")
+
+    monkeypatch.setattr(stacks, "find_reader", refuse)
+    trial = checkup._ptrace()
+    assert trial.state == "note" and trial.remedy
 
 
 @pytest.mark.parametrize(
@@ -175,6 +200,21 @@ def test_bash_completes_commands_their_commands_and_options(tmp_path: Path) -> N
     assert complete(script, "hsgd", "data", "con") == ["convert"]
     assert "--min-np" in complete(script, "hsgd", "run", "--")
     assert complete(script, "hsgd", "completion", "f") == ["fish"]
+    assert complete(script, "hsgd", "run", "--launcher", "t") == ["torchrun"]
+    assert complete(script, "hsgd", "run", "--launcher", "mpirun", "--min") == ["--min-np"]
+
+
+def test_bash_completes_the_program_of_a_job_as_file_names(tmp_path: Path) -> None:
+    script = tmp_path / "hsgd.bash"
+    script.write_text(completion.script("bash", make_parser([])))
+    for words in (
+        ("-np", "2", "python", "--"),
+        ("--verbose", "python", "-"),
+        ("--", ""),
+        ("-H", ""),
+        ("-np", "2", "data", "con"),
+    ):
+        assert complete(script, "hsgd", "run", *words) == [], words
 
 
 def make_options() -> list[str]:

@@ -81,7 +81,7 @@ PACKAGES = {
     "hsgd.c10d": "hsgd.c10d.devices hsgd.c10d.diagnostics hsgd.job",
     "hsgd.launch": "hsgd.c10d",
     "hsgd.agent": "hsgd.job hsgd.launch",
-    "hsgd.doctor": "hsgd.job hsgd.launch",
+    "hsgd.doctor": "hsgd.job hsgd.launch hsgd.status",
     "hsgd.io.order": "",
     "hsgd.io.remote": "",
     "hsgd.io.format": "hsgd.io.order hsgd.io.remote",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 import numpy as np
 import pytest
@@ -93,6 +94,23 @@ def test_bench_reads_in_both_orders_and_prints_rates(data, tmp_path, capsys):
     assert lines[1].split() == ["order", "samples/s", "GB/s", "first", "batch"]
     assert [line.split()[0] for line in lines[3:]] == ["in", "shuffled"]
     assert all(float(line.split()[-4].replace(",", "")) > 0 for line in lines[3:])
+
+
+def test_documents_for_programs(data, tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", **arrays_of(50))
+    out = tmp_path / "out"
+    data("convert", tmp_path / "a.npz", out, "--quiet", "--slabs", "5", "--seed", "9")
+    found = {}
+    for words in (["info"], ["verify", "--quiet"], ["bench"]):
+        assert data(words[0], out, *words[1:], "--json") == 0
+        found[words[0]] = json.loads(capsys.readouterr().out)
+    info = found["info"]
+    assert (info["samples"], info["samples_of_files"], info["seed"]) == (50, [10] * 5, 9)
+    image = next(field for field in info["fields"] if field["name"] == "image")
+    assert (image["shape"], image["dtype"], image["bytes"]) == ([2, 3], "float32", 50 * 24)
+    assert image["read_by"] == "preadv" and info["left_out"] == {}
+    assert found["verify"] == {"path": str(out), "bytes": info["bytes"], "slabs": 5, "damaged": []}
+    assert [row["order"] for row in found["bench"]["orders"]] == ["in order", "shuffled"]
 
 
 def test_bad_numbers_of_threads_are_refused(data, tmp_path):

@@ -1,0 +1,110 @@
+"""What a dataset is, as text for people and as a document for programs.
+
+Owns the words of `hsgd data info`. Reads metadata alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .convert.progress import bytes_text
+from .format.dataset_index import DataMap
+from .format.slab_folder import SOURCE_ORDER
+
+__all__ = ["describe", "document", "table"]
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_PICTURE_CELLS = 64
+
+
+def describe(data: DataMap) -> str:
+    """A table of the fields, below a line on the whole."""
+    size = bytes_text(data.nbytes)
+    header = data.header
+    if header is None:
+        kind = f"HDF5 file, {data.num_samples} samples, {size}"
+    else:
+        order = (
+            "in the order of the source"
+            if header.permutation_seed == SOURCE_ORDER
+            else f"shuffled with seed {header.permutation_seed}"
+        )
+        kind = (
+            f"{data.num_samples} samples in {len(data.slabs)} sealed slabs of "
+            f"{min(data.slab_counts)} to {max(data.slab_counts)}, {size}, {order}"
+        )
+    read_by = data.read_by()
+    rows = [("field", "shape", "dtype", "size", "read by")]
+    for spec in data.fields:
+        how = read_by[spec.name].replace("h5py:", "h5py, because:")
+        how += ", around HDF5" if how.startswith("preadv") else ""
+        total = bytes_text(data.field_bytes(spec))
+        shape = f"({', '.join(['any', *map(str, spec.shape)])})" if spec.ragged else str(spec.shape)
+        rows.append((spec.name, shape, str(spec.dtype), total, how))
+    lines = [data.path, f"  {kind}", *table(rows)]
+    lines += [f"  no field: {name} ({why})" for name, why in data.left_out.items()]
+    if header is not None:
+        lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
+        lines += _slab_picture(data)
+    return "\n".join(lines)
+
+
+def document(data: DataMap) -> dict[str, object]:
+    """The facts of describe() for programs: sizes in bytes, shapes of one sample, in which None
+    stands for any number of elements.
+    """
+    read_by = data.read_by()
+    fields = [
+        {
+            "name": spec.name,
+            "shape": [None, *spec.shape] if spec.ragged else list(spec.shape),
+            "dtype": str(spec.dtype),
+            "bytes": data.field_bytes(spec),
+            "read_by": read_by[spec.name],
+        }
+        for spec in data.fields
+    ]
+    found: dict[str, object] = {
+        "path": data.path,
+        "samples": data.num_samples,
+        "bytes": data.nbytes,
+        "samples_of_files": data.slab_counts,
+        "fields": fields,
+        "left_out": dict(data.left_out),
+    }
+    if (header := data.header) is not None:
+        seed = header.permutation_seed
+        found |= {
+            "seed": None if seed == SOURCE_ORDER else seed,
+            "source_sha256": header.source_digest,
+            "uuid": header.dataset_uuid,
+        }
+    return found
+
+
+def _slab_picture(data: DataMap) -> list[str]:
+    """All slabs as one line of bars: as high as their samples, a dot where HDF5 has to read."""
+    counts = data.slab_counts
+    largest = max(counts)
+    cells = [
+        "·"
+        if any(extent.refusal for extent in slab.extents.values())
+        else _BARS[-(-(len(_BARS) - 1) * slab.count // largest)]
+        for slab in data.slabs
+    ]
+    lines = ["", f"  slabs 0 to {len(cells) - 1}, each as high as its samples"]
+    for start in range(0, len(cells), _PICTURE_CELLS):
+        part = "".join(cells[start : start + _PICTURE_CELLS])
+        lines.append(f"  {start:>5} {part}")
+    return lines
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns, a rule below the first."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "  " + "  ".join("-" * width for width in widths), *lines[1:]]
