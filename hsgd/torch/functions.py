@@ -181,7 +181,7 @@ def broadcast_object(
 
     Returns `obj` itself on the root.
     """
-    name = type(obj).__name__ if name is None else name
+    name = "broadcast_object" if name is None else name  # types may differ from rank to rank
     is_root = runtime.current().comm.rank == root_rank
     data = _pack(obj) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")
     length = torch.tensor([data.numel()], dtype=torch.int64, device="cpu")
@@ -194,7 +194,7 @@ def broadcast_object(
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, in rank order; collective, blocking."""
-    name = type(obj).__name__ if name is None else name
+    name = "allgather_object" if name is None else name
     data = _pack(obj)
     lengths = allgather(torch.tensor([data.numel()], dtype=torch.int64, device="cpu"), f"{name}.sz")
     gathered = allgather(data, f"{name}.t")

@@ -28,6 +28,20 @@ def on(ranks: Ranks, size: int, function: Any, *args: Any) -> list[Any]:
     return ranks.run(function, meeting_point(), size, *args, on=range(size))
 
 
+# --- objects ---
+
+
+def with_objects_of_different_types(seat: Seat, path: str, size: int) -> list[Any]:
+    with job(seat, path, size) as hvd:
+        own = "the root's" if seat.rank == 0 else None
+        return [hvd.broadcast_object(own), hvd.allgather_object(own)]
+
+
+def test_objects_may_have_another_type_on_each_rank(ranks: Ranks) -> None:
+    wanted = ["the root's", ["the root's", None, None]]
+    assert on(ranks, 3, with_objects_of_different_types) == [wanted] * 3
+
+
 # --- a default device ---
 
 
