@@ -16,12 +16,13 @@ from mkdocs.structure.files import File, Files
 import benchmark_page
 import reference
 
-__all__ = ["on_files", "on_page_markdown"]
+__all__ = ["on_files", "on_page_content", "on_page_markdown"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Files at the top of the sources that are pages of the site.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#]+)(#[^)]*)?\)")
+_NOTEBOOK_LINK = re.compile(r'href="((?:\.\./)+[^"#]+)\.md(#[^"]*)?"')
 _log = logging.getLogger("mkdocs.plugins.hsgd")
 
 
@@ -64,3 +65,17 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return f"`{name}`" if link[1] == name else f"{link[1]} (`{name}`)"
 
     return _LINK.sub(replace, markdown)
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Turn links of notebooks to files of docs/ into links to their pages."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def replace(link: re.Match[str]) -> str:
+        if not (folder / f"{link[1]}.md").resolve().exists():
+            _log.warning("%s: there is no %s.md", page.file.src_uri, link[1])
+        return f'href="{link[1]}.html{link[2] or ""}"'
+
+    return _NOTEBOOK_LINK.sub(replace, html)
