@@ -110,11 +110,11 @@ def _load_native() -> Any:
     )
     if (folder.parent / "setup.py").exists():
         remedy = (
-            "these are its sources, which Python takes before an installed hsgd when it is started "
-            "in their folder: leave that folder, or build in it with pip install -e ."
+            "this is the folder of the sources, which Python prefers to an installed hsgd: change "
+            "to another folder, or build here with pip install -e ."
         )
     raise ImportError(
-        f"hsgd was imported from {folder}, where its compiled library is not; {remedy}",
+        f"hsgd was imported from {folder}, which has no compiled library; {remedy}",
         name="hsgd._native",
         path=str(folder),
     )

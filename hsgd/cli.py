@@ -128,14 +128,14 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         help="report versions, libraries, settings and problems; exit code 1 if hsgd cannot be "
         "used",
     )
-    info.add_argument("--json", action="store_true", help="a document for programs")
+    info.add_argument("--json", action="store_true", help="print JSON instead of text")
     info.set_defaults(command_function=_info)
     doctor = commands.add_parser(
         "doctor",
         help="test MPI, launcher, shared memory, links and limits of this machine, and say what to "
         "do; exit code 1 if hsgd cannot be used",
     )
-    doctor.add_argument("--json", action="store_true", help="a document for programs")
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
     doctor.set_defaults(command_function=_doctor)
     preload = commands.add_parser(
         "preload", help="print the path for LD_PRELOAD=$(hsgd preload) mpirun ..."
@@ -143,15 +143,15 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     preload.add_argument(
         "--abi",
         choices=[*mpi_abi.ABIS.values()],
-        help="the MPI of the program: Open MPI's; MPICH's, which is Intel MPI's, too; or the "
-        "standard one of MPI 5 (default: that of the mpirun that is found)",
+        help="ABI of the program's MPI: Open MPI; MPICH and Intel MPI; or the standard ABI of "
+        "MPI 5 (default: that of the mpirun that is found)",
     )
     preload.set_defaults(command_function=_preload)
     clean = commands.add_parser(
         "clean", help="remove sockets in the temporary folder that killed jobs left behind"
     )
-    clean.add_argument("--dry-run", action="store_true", help="only report them")
-    clean.add_argument("--json", action="store_true", help="a document for programs")
+    clean.add_argument("--dry-run", action="store_true", help="list the sockets and remove none")
+    clean.add_argument("--json", action="store_true", help="print JSON instead of text")
     clean.set_defaults(command_function=_clean)
     status_cli.add_parser(commands)
     _add_trace(commands)
@@ -301,7 +301,7 @@ def _set_names(arguments: argparse.Namespace) -> None:
         arguments.hosts = horovod_options.read_hostfile(arguments.hostfile)
     if idle := horovod_options.without_meaning(arguments):
         print(
-            f"hsgd: {', '.join(idle)}: no meaning here, as hsgd neither negotiates nor fuses",
+            f"hsgd: {', '.join(idle)}: ignored, because hsgd neither negotiates nor fuses",
             file=sys.stderr,
         )
 
@@ -424,8 +424,10 @@ def _add_trace(commands: Any) -> None:
     trace = commands.add_parser("trace", help="read timelines of hsgd.torch")
     kinds = trace.add_subparsers(metavar="WHAT", required=True)
     summary = kinds.add_parser("summary", help="where the time of each rank went")
-    summary.add_argument("files", nargs="+", metavar="FILE", help="a timeline; all ranks' will do")
-    summary.add_argument("--json", action="store_true", help="a document for programs")
+    summary.add_argument(
+        "files", nargs="+", metavar="FILE", help="timelines, of one rank or of all"
+    )
+    summary.add_argument("--json", action="store_true", help="print JSON instead of text")
     summary.set_defaults(command_function=_trace_summary)
 
 

@@ -61,12 +61,12 @@ class Config:
     timeout_s: float = _variable(  # type: ignore[assignment]
         "HSGD_TIMEOUT_S", 1800.0, _between(float, 1e-3, 1e9), "seconds from 0.001 to 1e9"
     )
-    """Deadline of one collective and of the set-up, seconds."""
+    """Seconds that one collective, or the set-up, may take."""
     abort_after_s: float = _variable(  # type: ignore[assignment]
         "HSGD_ABORT_AFTER_S", 30.0, _between(float, 0, 1e9), "seconds from 0 to 1e9"
     )
-    """Over MPI: how long a rank that an uncaught exception ended waits for the others to end before
-    it aborts the job, seconds; 0 never aborts.
+    """Over MPI: seconds that a rank waits for the others to end, after an uncaught exception,
+    before it aborts the job; 0 never aborts.
     """
     oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_ONESHOT_BYTES",
@@ -74,7 +74,9 @@ class Config:
         _between(int, -1, 1 << 20),
         "bytes from 0 to 1048576, -1 to choose",
     )
-    """Largest payload that every rank reads whole from every other rank, bytes; -1 measures."""
+    """Largest payload that is sent in one synchronization, in which every rank reads the whole
+    input of every other rank, bytes; -1 measures.
+    """
     chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_CHUNK_BYTES",
         -1,
@@ -85,26 +87,24 @@ class Config:
     wire_oneshot_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_ONESHOT_BYTES", 32 << 10, _between(int, 0, 1 << 20), "bytes from 0 to 1048576"
     )
-    """The most that a node sends to others of a payload that it sends whole, bytes: with N nodes
-    payloads up to 1 / (N - 1) of it go that way.
+    """The most bytes that a node sends for one payload that travels whole; with N nodes this allows
+    payloads up to 1 / (N - 1) of it.
     """
     wire_chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_CHUNK_BYTES", 0, _between(int, 0, 1 << 28), "bytes from 0 to 268435456"
     )
-    """Payload of one pipeline step when there are several nodes, bytes; 0 makes it fit messages of
-    a good size.
-    """
+    """Payload of one pipeline step with several nodes, bytes; 0 chooses by nodes and leaders."""
     wire_radix: int = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_RADIX", 16, _between(int, 2, 64), "a whole number from 2 to 64"
     )
-    """At most so many nodes exchange directly, each with each; more than 8 of them in rounds, in
-    groups of at most so many. It sets the order in which nodes are summed.
+    """Up to this many nodes exchange directly, each with each; more than 8 nodes exchange in
+    rounds, in groups of at most this size. It sets the order in which nodes are summed.
     """
     flat_ranks: int = _variable(  # type: ignore[assignment]
         "HSGD_FLAT_RANKS", 16, _between(int, 1, 1024), "a whole number from 1 to 1024"
     )
-    """Up to so many ranks of a node look at one another; more are counted in groups, by caches and
-    NUMA nodes, and each looks at its group alone.
+    """Up to this many ranks of a node, each rank checks all others; with more, ranks are counted in
+    groups by cache and NUMA node, and each rank checks its group only.
     """
     near_nic: int = _variable(  # type: ignore[assignment]
         "HSGD_NEAR_NIC",
@@ -112,8 +112,9 @@ class Config:
         _between(int, -1, 1024),
         "an adapter's number from 1 to 1024, 0 for none, -1 to ask the kernel",
     )
-    """Of this rank alone: the network adapter that it is near, from 1; 0: none; -1 asks the kernel.
-    With several nodes such ranks exchange with other nodes, by turns over the adapters.
+    """The network adapter near this rank, counted from 1; 0 means none; -1 asks the kernel. May
+    differ between ranks. With several nodes such ranks are the first choice for traffic between
+    nodes.
     """
     wire_dtype: Literal["none", "bfloat16", "float16"] = _variable(  # type: ignore[assignment]
         "HSGD_WIRE_DTYPE",
@@ -121,23 +122,23 @@ class Config:
         _one_of("none", "bfloat16", "float16"),
         "none, bfloat16 or float16",
     )
-    """What float32 travels as between nodes: none is as it is, the others halve the bytes and round
-    partial sums and results.
+    """How float32 travels between nodes: none sends float32, the others halve the bytes and round
+    the sums of nodes and the results.
     """
     interfaces: str = _variable(  # type: ignore[assignment]
         "HSGD_INTERFACES", "all", str, "names of network interfaces, as eth0,eth1"
     )
-    """Interfaces whose addresses connections over TCP use, separated by commas, the first ones
-    first; "all" takes all that are up but loopback.
+    """Network interfaces for TCP connections, separated by commas, in order of preference; "all"
+    uses all that are up except loopback.
     """
     slots: int = _variable(  # type: ignore[assignment]
         "HSGD_SLOTS", 4, _between(int, 3, 64), "a whole number from 3 to 64"
     )
-    """Recycled staging slots per rank."""
+    """Staging slots per rank, used in turn."""
     spin: int = _variable(  # type: ignore[assignment]
         "HSGD_SPIN", -1, _between(int, -1, 1e9), "iterations, 0 to yield at once, -1 to choose"
     )
-    """Iterations of busy waiting before a waiting rank yields its core; -1 chooses from cores and
+    """Iterations of busy waiting before a waiting rank yields its core; -1 chooses by cores and
     ranks.
     """
     store: Literal["ordinary", "nontemporal", "auto"] = _variable(  # type: ignore[assignment]
@@ -146,15 +147,19 @@ class Config:
         _one_of("ordinary", "nontemporal", "auto"),
         "ordinary, nontemporal or auto",
     )
-    """Kind of store into shared memory; auto measures both at start-up, on one node later, too."""
+    """Stores into shared memory; auto measures both kinds at start-up, and on one node goes on
+    comparing them.
+    """
     overlap: Literal["auto", "always", "never"] = _variable(  # type: ignore[assignment]
         "HSGD_OVERLAP", "auto", _one_of("auto", "always", "never"), "auto, always or never"
     )
-    """hsgd.torch: whether gradients travel while backward runs; auto tries both at first."""
+    """hsgd.torch: when gradients travel: always during backward, never during it, or auto, which
+    tries both in the first steps.
+    """
     min_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_MIN_BYTES", 1024, _between(int, 0, 1e15), "bytes from 0"
     )
-    """Interposer: smaller payloads pass through to MPI, bytes."""
+    """Interposer: smaller payloads are passed to MPI, bytes."""
     report: bool = _variable(  # type: ignore[assignment]
         "HSGD_REPORT", False, _flag, "0 or 1"
     )
@@ -162,20 +167,20 @@ class Config:
     as_gloo: bool = _variable(  # type: ignore[assignment]
         "HSGD_AS_GLOO", False, _flag, "0 or 1"
     )
-    """torch.distributed: process groups that a program makes with gloo are served by hsgd."""
+    """torch.distributed: hsgd serves process groups that a program creates with gloo."""
     as_horovod: Literal["0", "1", "force"] = _variable(  # type: ignore[assignment]
         "HSGD_AS_HOROVOD", "0", _one_of("0", "1", "force"), "0, 1 or force"
     )
-    """`import horovod.torch` gives hsgd.torch; force: even where Horovod is installed."""
+    """`import horovod.torch` imports hsgd.torch; force: even if Horovod is installed."""
     cuda_library: str = _variable(  # type: ignore[assignment]
         "HSGD_CUDA_LIBRARY", "libcuda.so.1", str, "a library's name or path"
     )
-    """The driver's library, loaded by the first array on a CUDA device."""
+    """NVIDIA's driver library; the first array on a CUDA device loads it."""
     nccl_library: str = _variable(  # type: ignore[assignment]
         "HSGD_NCCL_LIBRARY", "auto", str, "a library's name or path, auto or none"
     )
-    """NCCL for the ranks of a node that have a device each; auto: torch's own, else libnccl.so.2,
-    where one is found; none: devices exchange through host memory.
+    """NCCL, for ranks of a node that have one device each; auto uses torch's NCCL, else
+    libnccl.so.2 if it is found; with none, devices exchange through host memory.
     """
     device_chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_DEVICE_CHUNK_BYTES",
@@ -187,11 +192,11 @@ class Config:
     dump: bool = _variable(  # type: ignore[assignment]
         "HSGD_DUMP", True, _flag, "0 or 1"
     )
-    """Print once what the ranks of the node do when a collective passes its deadline."""
+    """When a collective passes its deadline, print once what the ranks of the node are doing."""
     dump_dir: str | None = _variable(  # type: ignore[assignment]
         "HSGD_DUMP_DIR", None, str, "a folder"
     )
-    """Where the same is also written to, with files for torchfrtrace, and when a rank is lost, too;
+    """A folder for the same report, with files for torchfrtrace; also written when a rank is lost.
     None: nowhere.
     """
     debug: bool = _variable(  # type: ignore[assignment]

@@ -111,8 +111,8 @@ class NotifiedWindow(Closing):
         memory = self._native.segment(which, self._segment_bytes)
         if memory is None:
             raise ValueError(
-                f"segment: rank {which} is on another node or no rank; "
-                "segments of this node's ranks can be reached, others with put_notify"
+                f"segment: rank {which} is not a rank of this node; give one of this node, and use "
+                "put_notify for others"
             )
         return memory
 

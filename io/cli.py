@@ -41,7 +41,7 @@ examples:
   hsgd data bench data/train                     how fast this machine reads it
 
 In a training script:
-  from . import PartitionedLoader
+  from hsgd.io import PartitionedLoader
   loader = PartitionedLoader("data/train", batch_size=64, rank=rank, world_size=size)
 """
 
@@ -55,9 +55,9 @@ SRC is one of
   photos/                images as photos/CLASS/x.png: fields image and label
   data.tar | shards/     samples in WebDataset's form, in one tar file or a folder of them
   t.csv | t.parquet      a table; every column of numbers (or of lists of numbers) is a field, of
-                         Parquet also text that --fields names; a folder of Parquet files, too
-  a.txt | a.jsonl        documents: lines, or the "text" of each line of JSON; of a folder of .txt
-                         files each is one; field text, UTF-8
+                         Parquet also text that --fields names; or a folder of Parquet files
+  a.txt | a.jsonl        documents: lines, or the "text" of each line of JSON; in a folder of .txt
+                         files, each file is a document; field text, UTF-8
   digits                 scikit-learn's digits; makes DST/train and DST/test
 
 examples:
@@ -68,9 +68,9 @@ examples:
   hsgd data convert shards/ data/train --fields text --tokenizer tokenizer.json
   mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
 
-Samples are put in a random order once, here; the loader then shuffles blocks in every epoch, which
-together is as good as a full shuffle. DST appears whole or not at all; if the command is killed,
-give it again, and it goes on about where it was.
+The conversion puts samples in a random order once. The loader then shuffles blocks in every epoch;
+together this is as good as a full shuffle. DST appears only when it is complete. If the command is
+killed, run it again: it continues about where it stopped.
 """
 
 
@@ -100,7 +100,9 @@ def add_parser(subparsers: Any) -> None:
         description="Check every block against its checksum; exit code 1 when one is damaged.",
     )
     verify.add_argument("path", metavar="PATH", help="slab folder")
-    verify.add_argument("--threads", type=int, default=4, metavar="N", help="default: 4")
+    verify.add_argument(
+        "--threads", type=int, default=4, metavar="N", help="reading threads (default: 4)"
+    )
     verify.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_json(verify)
     verify.set_defaults(command_function=_verify)
@@ -110,10 +112,18 @@ def add_parser(subparsers: Any) -> None:
         description="Read a dataset as a training loop would, once in each order.",
     )
     bench.add_argument("path", metavar="PATH", help="slab folder or HDF5 file")
-    bench.add_argument("--batch-size", type=int, default=64, metavar="N", help="default: 64")
-    bench.add_argument("--threads", type=int, default=4, metavar="N", help="default: 4")
     bench.add_argument(
-        "--seconds", type=float, default=10.0, metavar="S", help="at most for each order"
+        "--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: 64)"
+    )
+    bench.add_argument(
+        "--threads", type=int, default=4, metavar="N", help="reading threads (default: 4)"
+    )
+    bench.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="time limit of each order (default: 10)",
     )
     _add_fields(bench)
     _add_json(bench)
@@ -137,7 +147,9 @@ def _add_convert(commands: Any) -> None:
         metavar="N",
         help="number of slab files (default: about 128 MiB each, at least 16)",
     )
-    convert.add_argument("--seed", type=int, default=0, help="of the random order (default: 0)")
+    convert.add_argument(
+        "--seed", type=int, default=0, help="seed of the random order (default: 0)"
+    )
     convert.add_argument(
         "--keep-order", action="store_true", help="keep the order of SRC instead of shuffling"
     )

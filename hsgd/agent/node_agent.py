@@ -284,7 +284,7 @@ class NodeAgent:
         for worker in there:
             if worker.rank in late or since_s > self._options.grace_s:
                 worker.is_given_up = True
-                self._say(f"rank {worker.rank} did not come in time, and is ended")
+                self._say(f"rank {worker.rank} did not leave the old world in time, and is killed")
                 worker.signal(signal.SIGKILL)
 
     # --- worlds ---
@@ -380,7 +380,7 @@ class NodeAgent:
                 continue
             limit, resets = self._options.most_resets, self._events.tell_begun() - 1
             if limit is not None and resets > limit:
-                self._fail(f"the job began anew more than {limit} times (--reset-limit)")
+                self._fail(f"the set of ranks changed more than {limit} times (--reset-limit)")
             elif number > 1:
                 nodes = sum(1 for own in seats if own)
                 after = "" if broken_s is None else f", {time.monotonic() - broken_s:.1f} s later"

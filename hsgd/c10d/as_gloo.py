@@ -44,8 +44,8 @@ def install(c10d: ModuleType) -> None:
         import torch
 
         raise LaunchError(
-            f"torch {torch.__version__} makes process groups in a way that is not known; leave out "
-            f"HSGD_AS_GLOO and ask for the backend {NAME!r}"
+            f"HSGD_AS_GLOO=1 does not know how torch {torch.__version__} makes process groups; "
+            f"unset HSGD_AS_GLOO and use the backend {NAME!r}"
         )
     counts = CallCounts() if Config.from_env().report else None
 
@@ -93,7 +93,7 @@ class _Request:
         name = str(devices.get("cpu", _GLOO))
         if self._is_default and name not in (_GLOO, *_OTHERS):
             raise LaunchError(
-                f"HSGD_AS_GLOO=1 serves programs that ask for gloo, and this one asks for {name!r} "
+                f"HSGD_AS_GLOO=1 serves programs with the backend gloo, and this one uses {name!r} "
                 "on the CPU; leave out --gloo or HSGD_AS_GLOO, or change the backend"
             )
         rank = self._given["group_rank"]

@@ -96,8 +96,8 @@ class HsgdProcessGroup(Collectives):
         self._accelerators.set_timeout(timeout)
         if timeout.total_seconds() != self._limit_s:
             raise ValueError(
-                f"set_timeout: the group was made with {self._limit_s:g} s, which stays; give "
-                "timeout= to init_process_group or new_group"
+                f"set_timeout: the group was made with {self._limit_s:g} s, which cannot change; "
+                "give timeout= to init_process_group or new_group"
             )
 
     def shutdown(self) -> None:

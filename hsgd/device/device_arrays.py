@@ -51,7 +51,8 @@ class DeviceArray:
         _check_dtype(name, what)
         if not tensor.is_cuda:
             raise ValueError(
-                f"{what}: one array is on the CPU, another one on a CUDA device; give both on one"
+                f"{what}: one array is on the CPU, the other on a CUDA device; pass both on one "
+                "device"
             )
         if tensor.layout != torch.strided or not tensor.is_contiguous() or tensor.is_neg():
             raise ValueError(f"{what}: the tensor is not contiguous; pass tensor.contiguous()")
@@ -66,8 +67,8 @@ class DeviceArray:
         told = getattr(array, "__cuda_array_interface__", None)
         if told is None:
             raise TypeError(
-                f"{what}: {type(array).__name__} is no array of a CUDA device, but another one "
-                "is; give both on one"
+                f"{what}: {type(array).__name__} is not an array on a CUDA device, but the other "
+                "one is; pass both on one device"
             )
         dtype = np.dtype(told["typestr"])
         _check_dtype(dtype.name, what)

@@ -247,5 +247,5 @@ def lines(trials: Sequence[Trial], *, coloured: bool) -> list[str]:
             text.append(f"{'':<{width + 8}}-> {trial.remedy}")
     failed = sum(trial.state == "fail" for trial in trials)
     noted = sum(trial.state == "note" for trial in trials)
-    verdict = f"{failed} to mend, {noted} worth knowing." if failed or noted else "All is well."
+    verdict = f"{failed} to fix, {noted} worth knowing." if failed or noted else "All is well."
     return [*text, "", verdict]

@@ -79,7 +79,7 @@ class Report:
             return [*text, "", "Nothing is wrong."]
         text += [
             "",
-            "What is wrong:" if not self.usable else "Nothing that stops use. Worth knowing:",
+            "What is wrong:" if not self.usable else "hsgd can be used. Worth knowing:",
         ]
         ordered = sorted(self.problems, key=lambda problem: not problem.stops)
         for number, problem in enumerate(ordered, 1):
@@ -388,7 +388,7 @@ def _add_configuration(report: Report) -> None:
     try:
         config = Config.from_env()
     except ValueError as error:
-        report.problem(str(error), "Correct or unset the variable: nothing of hsgd starts with it")
+        report.problem(str(error), "Correct or unset the variable: hsgd does not start with it")
         return
     for name, variable in Config.variables().items():
         origin = "" if variable in os.environ else " (default)"
@@ -397,7 +397,7 @@ def _add_configuration(report: Report) -> None:
     for variable in sorted(os.environ):
         if variable.startswith("HSGD_") and variable not in known:
             report.problem(
-                f"{variable} is no variable of hsgd: it has no effect",
+                f"{variable} is not a variable of hsgd: it has no effect",
                 f"Known: {', '.join(sorted(known))}",
                 stops=False,
             )

@@ -157,8 +157,8 @@ def link() -> AgentLink | None:
         is_there = False
     if not is_there:
         raise LaunchError(
-            "the line to the agent of this node was closed on the way here: start Python with "
-            "`exec` in wrappers, and leave their inherited descriptors open"
+            "the connection to the agent of this node was closed before this rank began: start "
+            "Python with `exec` in wrappers, and leave their inherited descriptors open"
         )
     return AgentLink(int(number))
 

@@ -60,7 +60,7 @@ class AgentStore:
                 next_look = now + _LOOK_S
             left_s = end - now
             if left_s <= 0:
-                raise TimeoutError(f"{', '.join(keys)} did not come")
+                raise TimeoutError(f"no rank has set {', '.join(keys)}")
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -91,7 +91,7 @@ class _Ending:
             with contextlib.suppress(OSError, ValueError):
                 print(
                     f"hsgd: rank {MPI.COMM_WORLD.rank} ended by {self.failure}, and {reason}: the "
-                    "job is aborted. HSGD_ABORT_AFTER_S sets how long it waits; 0 waits for ever",
+                    "job is aborted. HSGD_ABORT_AFTER_S sets how long it waits; 0 never aborts",
                     file=sys.stderr,
                 )
             _flush()

@@ -49,8 +49,9 @@ def find(name: str, installed: str | None) -> ModuleSpec | None:
         return None
     if installed is not None and choice != "force":
         raise LaunchError(
-            f"HSGD_AS_HOROVOD=1 is for where no Horovod is installed, and one is ({installed}); "
-            "set HSGD_AS_HOROVOD=force to pass it over, or use horovodrun --plugin hsgd"
+            "HSGD_AS_HOROVOD=1 needs an environment without Horovod, and one is installed "
+            f"({installed}); set HSGD_AS_HOROVOD=force to ignore it, or use horovodrun --plugin "
+            "hsgd"
         )
     if name in _PACKAGES:
         return ModuleSpec(name, _Package(), is_package=True)
@@ -58,7 +59,7 @@ def find(name: str, installed: str | None) -> ModuleSpec | None:
         return ModuleSpec(name, _Alias(_MODULES[name]))
     raise ModuleNotFoundError(
         f"No module named {name!r}: with HSGD_AS_HOROVOD the name horovod stands for hsgd.torch, "
-        "which has nothing like it",
+        "which has no such module",
         name=name,
     )
 

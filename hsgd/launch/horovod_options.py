@@ -32,15 +32,15 @@ def add_options(run: Any) -> None:
     """Add them to the parser of `hsgd run`; local."""
     group = run.add_argument_group("options of horovodrun, with --horovod")
     group.add_argument(
-        "-hostfile", "--hostfile", metavar="FILE", help="hosts, a line each: node1 slots=2"
+        "-hostfile", "--hostfile", metavar="FILE", help="file with one host per line: node1 slots=2"
     )
     group.add_argument(
         "--network-interfaces",
         "--network-interface",
         metavar="NAMES",
-        help="of the network between hosts, without MPI: eth0,eth1",
+        help="network interfaces between hosts, for jobs without MPI: eth0,eth1",
     )
-    group.add_argument("--timeline-filename", metavar="FILE", help="write a timeline there")
+    group.add_argument("--timeline-filename", metavar="FILE", help="write a timeline to FILE")
     for name in _FLAGS:
         group.add_argument(name, action="append_const", const=name, dest="_idle", help=_HIDDEN)
     for name in _WITH_VALUE:

@@ -258,7 +258,7 @@ def _ends_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:
 def install_wheel(wheel: Path) -> None:
     """Installs the wheel and what it needs, unless it is the one installed; then imports it."""
     if f"/{wheel.parent.name}/" in _installed_url():
-        say(f"Horovod of this key is installed already: {wheel.parent.name}")
+        say(f"this build of Horovod is installed already: {wheel.parent.name}")
     else:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         subprocess.run([*pip, *_run_time()], check=True)

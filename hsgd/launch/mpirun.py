@@ -107,7 +107,7 @@ def parse_hosts(text: str, ranks: int) -> tuple[Host, ...]:
     names = [host.name for host in hosts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise LaunchError(f'host list "{text}": {twice} is there twice; name each host once')
+        raise LaunchError(f'host list "{text}": {twice} is listed twice; name each host once')
     slots = sum(host.slots for host in hosts)
     if slots < ranks:
         raise LaunchError(
@@ -123,8 +123,8 @@ def command_line(launcher: Launcher, job: Job, environ: Mapping[str, str]) -> li
         raise LaunchError(f"{job.ranks} ranks are more than a job has; give 1 to {MOST_RANKS}")
     if job.most_ranks_on_a_host > MOST_RANKS_ON_A_HOST:
         raise LaunchError(
-            f"{job.most_ranks_on_a_host} ranks on one host are more than the "
-            f"{MOST_RANKS_ON_A_HOST} that it takes; lower -np, or give more hosts"
+            f"{job.most_ranks_on_a_host} ranks on one host are more than the limit of "
+            f"{MOST_RANKS_ON_A_HOST}; lower -np, or give more hosts"
         )
     if launcher.kind == "Open MPI":
         return _open_mpi(launcher, job, environ)

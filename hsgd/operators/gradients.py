@@ -41,7 +41,7 @@ def _scattered(tensor: Tensor, size: int, comm: int, op: str) -> Tensor:
 
 def _check_linear(what: str, op: str) -> None:
     if op not in ("sum", "mean"):
-        raise ValueError(f"{what}: op {op!r} has no gradient; sum and mean have")
+        raise ValueError(f"{what}: op {op!r} has no gradient; use sum or mean")
 
 
 class Allreduce(torch.autograd.Function):

@@ -47,10 +47,10 @@ class Calibration:
                 continue
             least = 1.0 if field.name.startswith("spread") else 0.0
             if not isinstance(value, int | float) or not least <= value < float("inf"):
-                raise ValueError(f"{field.name} is {value!r}; give a number from {least:g} on")
+                raise ValueError(f"{field.name} is {value!r}; give a number of at least {least:g}")
         for name in ("efficiency", "core_gb_s", "core_sends_gb_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is 0; give more")
+                raise ValueError(f"{name} is 0; give a number above 0")
 
 
 def read_calibration(path: Path = DEFAULT) -> Calibration:
@@ -63,4 +63,4 @@ def read_calibration(path: Path = DEFAULT) -> Calibration:
         try:
             return Calibration(**json.load(file)["calibration"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is no calibration: {error}") from None
+            raise ValueError(f"{path} is not a calibration: {error}") from None

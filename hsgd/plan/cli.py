@@ -24,12 +24,15 @@ EXAMPLES = """examples:
   hsgd plan --nodes 64 --ranks-per-node 8 --link 25gbit --model-mb 100 --compute-ms 180
   hsgd plan --nodes 16 --ranks-per-node 4 --link 100gbit --model-mb 500 --rdma --latency-us 2 --json
 
-Columns: communication is the time of one step's gradients alone; exposed is what forward and
-backward cannot hide (backward is taken as two thirds of them; the last bucket comes after it);
-suits from says how long forward and backward have to take for at most a tenth of the step to be
-exposed; sent and memory are those of a node, memory with the gradients of its ranks.
-Without --compute-ms nothing is hidden. Bounds in brackets held nine of ten measurements of layouts
-that the model had not seen; a cluster that is far from those may lie outside.
+Columns:
+  communication  time to exchange the gradients of one step
+  exposed        the part that forward and backward cannot hide; backward counts as two thirds of
+                 both, and the last bucket is sent after it; without --compute-ms nothing is hidden
+  suits from     time of forward and backward from which at most a tenth of the step is exposed
+  sent, memory   of one node; memory includes the gradients of its ranks
+
+Bounds in brackets held for nine of ten measurements of layouts that the model had not seen. A very
+different cluster may lie outside of them.
 docs/internals/scale.md says how the model was made and checked.
 """
 _SCALES = {"k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
@@ -101,7 +104,7 @@ def read_rate(text: str) -> float:
     """Gbit/s of "25gbit" or "800mbit". Raises argparse.ArgumentTypeError."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmgt])bit", text.lower())
     if not found or not float(found[1]) > 0:
-        raise argparse.ArgumentTypeError(f'"{text}" is no rate; write it like 25gbit or 800mbit')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a rate; write it like 25gbit or 800mbit')
     return float(found[1]) * _SCALES[found[2]]
 
 
@@ -168,7 +171,7 @@ def _lines(
     if found.choice is not None:
         lines.append(f"take: {found.choice.name}")
     else:
-        lines.append("take: the first whose 'suits from' your forward and backward reach")
+        lines.append("take: the first whose 'suits from' is at most your forward and backward time")
     return [*lines, f"constants: {calibration.source}"]
 
 

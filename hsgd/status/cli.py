@@ -27,19 +27,19 @@ EXAMPLES = """examples:
   hsgd status -H node2,node3     these nodes as well, over ssh
   hsgd status --stacks           and the Python stacks of late ranks
   hsgd status --native-stacks    the same with the frames of C and C++
-  hsgd status --watch            again every two seconds, until the job has ended
+  hsgd status --watch            repeat every two seconds until the job has ended
   hsgd status --json | jq '.communicators[].held_up_by'
 
 States of a rank; in capitals those that keep others waiting:
   waits     in a call, for other ranks
   LATE      has not come to the call in which others wait
-  SILENT    in the same call, and no sign of progress for a second or more
+  SILENT    in the same call, without a sign of progress for a second or more
   STOPPED   its process is stopped: by SIGSTOP, Ctrl-Z, a debugger
-  ENDED     its process has ended just now
+  ENDED     its process has just ended
   works     in a call;  outside: between two calls;  set-up: its ranks meet;  broken: after an error
 
-A rank is read from outside, without its help: no thread and no socket of it is needed, so that one
-that is stopped or hangs is read as well. Your own processes only. docs/faults.md says more.
+hsgd status reads ranks from outside and needs no thread or socket in them. So it also shows ranks
+that are stopped or hang. It reads your own processes only. docs/faults.md says more.
 """
 _EVERY_S = 2.0
 
@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
         metavar="PID",
         help="only the jobs of these processes: ranks, or what started them, such as mpirun",
     )
-    status.add_argument("--json", action="store_true", help="a document for programs")
+    status.add_argument("--json", action="store_true", help="print JSON instead of text")
     status.add_argument(
         "--stacks",
         action="store_true",
@@ -81,7 +81,7 @@ def add_parser(commands: Any) -> None:
         help="ask all other nodes of these jobs as well, over ssh",
     )
     status.add_argument(
-        "--watch", action="store_true", help="again every two seconds, until the job has ended"
+        "--watch", action="store_true", help="repeat every two seconds until the job has ended"
     )
     status.set_defaults(command_function=_status)
 
@@ -102,7 +102,7 @@ def _status(arguments: argparse.Namespace) -> int:
         try:
             code = _once(arguments, given, reader)
         except HsgdError as error:
-            print(f"nothing is to be seen any more: {error}", file=sys.stderr)
+            print(f"no longer to be read: {error}", file=sys.stderr)
             break
     return code
 
@@ -147,8 +147,8 @@ def _with_job_hosts(given: list[str], here: Look) -> tuple[list[str], list[str]]
     if found or given or not elsewhere:
         return hosts, []
     return hosts, [
-        f"--all-nodes: nobody here knows the hosts of communicator {elsewhere[0]}: its first rank "
-        "on this node is not seen; name them with -H"
+        f"--all-nodes: the hosts of communicator {elsewhere[0]} are not known here, because its "
+        "first rank on this node cannot be read; name the hosts with -H"
     ]
 
 

@@ -31,7 +31,7 @@ def host_names(text: str) -> list[str]:
     """
     names = [word.partition(":")[0].strip() for word in text.split(",")]
     if bad := [name for name in names if not name or name.startswith("-")]:
-        raise HsgdError(f'-H {text}: "{bad[0]}" is no host; give names with commas: node1,node2')
+        raise HsgdError(f'-H {text}: "{bad[0]}" is not a host; give names with commas: node1,node2')
     return names
 
 
@@ -61,7 +61,7 @@ def _ask_one(host: str, options: Sequence[str]) -> Look:
     try:
         answer = json.loads(done.stdout)
         if answer["hsgd_status"] != FORM:
-            return Look([], [f"{host}: its hsgd answers in another form; use the same everywhere"])
+            return Look([], [f"{host}: its hsgd has another version; install the same everywhere"])
         return Look(_rows(answer), [shown(f"{host}: {line}") for line in answer["refused"]])
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines() or [f"ssh: exit code {done.returncode}"]

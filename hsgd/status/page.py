@@ -154,7 +154,7 @@ def _header(page: int, pid: int) -> _Header | None:
     if magic == b"\0" * len(MAGIC):
         return None  # the same: that comes last
     if magic != MAGIC:
-        raise PageRefused(f"process {pid}: what it calls its status page is none of hsgd's")
+        raise PageRefused(f"process {pid}: its status page is not one of hsgd's")
     if version != VERSION:
         raise PageRefused(
             f"process {pid}: its status page has version {version}, and this hsgd reads {VERSION}; "

@@ -168,13 +168,13 @@ def _blame(row: Row, standing: Standing, newest: int, wait: str) -> str:
             f"{_silence_s(row):.1f} s: it works, or hangs"
         )
     else:
-        line = f"{_person(row)} does not go on with {wait}"
+        line = f"{_person(row)} makes no progress in {wait}"
     return line + _process_words(standing)
 
 
 def _process_words(standing: Standing) -> str:
     if standing == Standing.STOPPED:
-        return "; its process is stopped (kill -CONT lets it go on)"
+        return "; its process is stopped (kill -CONT continues it)"
     return "; its process has ended" if standing == Standing.ENDED else ""
 
 
@@ -220,7 +220,7 @@ def _say_who_does_not_meet(group: Group) -> None:
     for row, standing in zip(group.rows, group.standings, strict=True):
         if standing in (Standing.STOPPED, Standing.ENDED):
             group.held_up_by.append(row.rank)
-            line = f"{_person(row)} does not go on with the set-up of the communicator"
+            line = f"{_person(row)} makes no progress in the set-up of the communicator"
             group.findings.append(line + _process_words(standing))
     if missing:
         if first.nodes == 1:

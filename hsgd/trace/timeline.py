@@ -131,9 +131,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise DataError(
-        f"{path}: this is no timeline; hvd.start_timeline() or HOROVOD_TIMELINE write one"
-    )
+    raise DataError(f"{path}: not a timeline; hvd.start_timeline() or HOROVOD_TIMELINE writes one")
 
 
 def _figures(durations_us: Sequence[float]) -> list[str]:

@@ -152,7 +152,9 @@ class SampleWriter(Closing):
         if not self._remove.alive:
             raise ValueError(f"{self._target}: this writer is closed; make another")
         if self._failed:
-            raise DataError(f"{self._target}: an earlier sample was cut off; write all once more")
+            raise DataError(
+                f"{self._target}: an earlier sample was written in part; write all samples again"
+            )
         fields = {name: self._taken(name, value) for name, value in batch.items()}
         expected = list(self._fields) or [*fields, *sorted(self._ragged - set(fields))]
         if not fields or sorted(fields) != sorted(expected):
@@ -180,7 +182,7 @@ class SampleWriter(Closing):
         except OSError as error:
             raise DataError(
                 f"{self._folder}: writing failed: {error.strerror or error}; free some space, and "
-                "write all once more"
+                "write all samples again"
             ) from error
         self._failed = False
         self._count += next(iter(counts.values()))
@@ -196,7 +198,7 @@ class SampleWriter(Closing):
             return
         if self._failed:
             self.discard()
-            raise DataError(f"{self._target}: a sample was cut off, so nothing was made of them")
+            raise DataError(f"{self._target}: a sample was written in part, so no slabs were made")
         if not self._count:
             self.discard()
             raise ValueError(f"{self._target}: no sample was written")

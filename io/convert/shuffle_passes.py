@@ -161,8 +161,8 @@ class Passes:
             if len(differ):
                 raise DataError(
                     f"field {spec.name!r}: sample {row + differ[0]} of the source had "
-                    f"{expected[differ[0]]} elements and now has {block.lengths[differ[0]]}; let "
-                    "the source be while it is converted"
+                    f"{expected[differ[0]]} elements and now has {block.lengths[differ[0]]}; do "
+                    "not change the source while it is converted"
                 )
 
     def _slab_of(self, start: int, stop: int) -> IntArray:

@@ -104,7 +104,10 @@ class TokenizedSource:
         texts = [spec for spec in source.specs if spec.name in getattr(source, "text_fields", ())]
         if len(texts) != 1:
             found = ", ".join(spec.name for spec in texts) or "none"
-            raise ValueError(f"a tokenizer needs one field of text; {where} has: {found}; --fields")
+            raise ValueError(
+                f"a tokenizer needs one field of text; {where} has: {found}; choose one with "
+                "--fields"
+            )
         if any(spec.name == TOKENS and spec is not texts[0] for spec in source.specs):
             raise ValueError(f"{where} has a field {TOKENS!r} already; choose others with --fields")
         self._source, self._text, self._tokenizer = source, texts[0], tokenizer
@@ -140,7 +143,7 @@ class TokenizedSource:
         try:
             return data.tobytes().decode()
         except UnicodeDecodeError as error:
-            raise DataError(f"{self._where}: document {sample} is no UTF-8: {error}") from None
+            raise DataError(f"{self._where}: document {sample} is not UTF-8: {error}") from None
 
     def _checked(self, ids: Sequence[int], sample: int) -> NDArray[Any]:
         """Token ids as an array. Raises ValueError for what is none."""

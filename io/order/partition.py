@@ -103,7 +103,7 @@ def share_of(
     _require_int("world_size", world_size, 1)
     _require_int("rank", rank, 0)
     if rank >= world_size:
-        raise ValueError(f"rank {rank} of world_size {world_size}; ranks end at {world_size - 1}")
+        raise ValueError(f"rank {rank} of world_size {world_size}; use 0 to {world_size - 1}")
     if num_samples < world_size and not resumed:
         raise ValueError(
             f"{num_samples} samples for {world_size} ranks: every rank needs one at least; "

@@ -127,7 +127,7 @@ def test_a_rank_that_hangs_is_ended_at_the_deadline(train: Training) -> None:
         job.wait_for(lambda text: pids(text, 1))
         train.go()
         assert job.end() == 0, job.text[-3000:]
-    assert "hsgd: rank 1 did not come in time, and is ended" in job.text
+    assert "hsgd: rank 1 did not leave the old world in time, and is killed" in job.text
     assert lines(job.text, "done")
 
 
@@ -184,7 +184,9 @@ def test_a_wrapper_that_closes_the_line_is_named(tmp_path: Path, train: Training
     words.insert(words.index(str(train.script)), str(wrapper))
     done = run_marked(words, here(RANK="3", WORLD_SIZE="7"), JOB_S)
     assert done.returncode == 1
-    assert "the line to the agent of this node was closed on the way here" in done.stderr
+    assert (
+        "the connection to the agent of this node was closed before this rank began" in done.stderr
+    )
 
 
 BEGINS = """

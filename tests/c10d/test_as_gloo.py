@@ -370,7 +370,7 @@ def test_another_backend_is_refused_in_one_line(path: str, name: str) -> None:
             name, store=dist.FileStore(path, 1), rank=0, world_size=1, timeout=LIMIT
         )
     assert str(told.value) == (
-        "HSGD_AS_GLOO=1 serves programs that ask for gloo, and this one asks for "
+        "HSGD_AS_GLOO=1 serves programs with the backend gloo, and this one uses "
         f"{name!r} on the CPU; leave out --gloo or HSGD_AS_GLOO, or change the backend"
     )
     assert not dist.is_initialized()

@@ -254,7 +254,7 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "new timeout": (
         lambda: dist.group.WORLD.set_timeout(dist.default_pg_timeout * 2),
         ValueError,
-        "the group was made with 30 s, which stays",
+        "the group was made with 30 s, which cannot change",
     ),
 }
 

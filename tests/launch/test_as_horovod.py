@@ -55,7 +55,7 @@ print(f"|{horovod.__version__} {hvd.rank()} {hvd.size()} {total.tolist()} {missi
 """
 TOLD = (
     "No module named 'horovod.tensorflow': with HSGD_AS_HOROVOD the name horovod stands for "
-    "hsgd.torch, which has nothing like it; 4; horovod.run LaunchError"
+    "hsgd.torch, which has no such module; 4; horovod.run LaunchError"
 )
 
 
@@ -72,14 +72,14 @@ def test_a_script_of_horovod_runs_unedited(script: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     lines = sorted(re.findall(r"\|(.*?)\|", done.stdout, re.DOTALL))
     assert lines == [f"0.28.1 {rank} 2 [3.0, 3.0, 3.0] {TOLD}" for rank in range(2)]
-    assert "hsgd: --cycle-time-ms, --autotune: no meaning here" in done.stderr
+    assert "hsgd: --cycle-time-ms, --autotune: ignored" in done.stderr
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make .horovod"
 )
 def test_an_installed_horovod_is_passed_over_by_force_only(script: str) -> None:
-    refused = "hsgd: error: HSGD_AS_HOROVOD=1 is for where no Horovod is installed, and one is ("
+    refused = "hsgd: error: HSGD_AS_HOROVOD=1 needs an environment without Horovod, and one is "
     environ = installed_environ(HSGD_AS_HOROVOD="1")
     for words in ([sys.executable, script], [*HSGD, "run", "--horovod", "-np", "2", "true"]):
         done = run_marked(words, environ, JOB_S)
@@ -94,7 +94,7 @@ def test_every_name_stands_for_a_module(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HSGD_AS_HOROVOD", "1")
     for target in as_horovod._MODULES.values():
         assert importlib.import_module(target).__name__ == target
-    with pytest.raises(LaunchError, match="one is \\(there\\)"):
+    with pytest.raises(LaunchError, match="one is installed \\(there\\)"):
         as_horovod.find("horovod", "there")
     with pytest.raises(ModuleNotFoundError, match=r"'horovod\.run'"):
         as_horovod.find("horovod.run", None)

@@ -147,7 +147,7 @@ def test_a_list_counts_what_is_to_be_mended() -> None:
         "fail  bb  broken",
         "          -> mend it",
         "",
-        "1 to mend, 0 worth knowing.",
+        "1 to fix, 0 worth knowing.",
     ]
     assert "\x1b[31mfail\x1b[0m" in checkup.lines(trials, coloured=True)[1]
 

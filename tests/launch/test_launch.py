@@ -412,7 +412,7 @@ def test_a_malformed_host_list_is_refused_by_name(text: str) -> None:
 
 
 def test_a_host_named_twice_is_refused() -> None:
-    with pytest.raises(LaunchError, match="node1 is there twice"):
+    with pytest.raises(LaunchError, match="node1 is listed twice"):
         mpirun.parse_hosts("node1:1,node2:1,node1:1", 2)
 
 

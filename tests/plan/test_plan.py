@@ -153,7 +153,7 @@ def test_more_ranks_than_there_can_be_are_refused() -> None:
 def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"mine\.json is no calibration"):
+    with pytest.raises(ValueError, match=r"mine\.json is not a calibration"):
         read_calibration(path)
 
 
@@ -202,8 +202,8 @@ def test_the_json_has_what_the_table_has() -> None:
 @pytest.mark.parametrize(
     ("changed", "code", "words"),
     [
-        (["--link", "fast"], 2, '"fast" is no rate; write it like 25gbit'),
-        (["--link", "0gbit"], 2, "is no rate"),
+        (["--link", "fast"], 2, '"fast" is not a rate; write it like 25gbit'),
+        (["--link", "0gbit"], 2, "is not a rate"),
         (["--nodes", "0"], 1, "nodes is 0"),
         (["--model-mb", "0"], 1, "a model of 0 bytes"),
         (["--model-mb", "nan"], 1, "a model of nan MB"),

@@ -134,5 +134,5 @@ def test_sources_without_their_library_say_where_they_were_imported_from(
     done = run(clone, ["python", "-S", "-c", code], PYTHONPATH=packages)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: hsgd was imported from {clone / 'hsgd'}, where its")
-    assert "leave that folder" in last and last.endswith("pip install -e .")
+    assert last.startswith(f"ImportError: hsgd was imported from {clone / 'hsgd'}, which has")
+    assert "change to another folder" in last and last.endswith("pip install -e .")

@@ -94,7 +94,7 @@ def test_the_other_hosts_of_a_job_are_asked_over_ssh(
     monkeypatch.setattr("hsgd.status.looking.hosts_of", lambda _: [])
     assert main(["status", "--all-nodes", pid]) == 1
     out, err = capsys.readouterr()
-    assert "LATE" in out and "nobody here knows the hosts of communicator " in err
+    assert "LATE" in out and "--all-nodes: the hosts of communicator " in err
     ranks.send(3, "go")
     found = [outcome.value for outcome in ranks.finish()]
     both = [os.uname().nodename, "other1"]

@@ -122,7 +122,7 @@ def test_a_stopped_rank_is_named_and_can_be_read(ranks: Ranks, status: Command) 
     ranks.stop(1)
     comm = status.until(lambda comm: standings(comm).count("waits") == 3, ranks.pid(1))
     assert (comm["held_up_by"], standings(comm)[1]) == ([1], "stopped")
-    assert "its process is stopped (kill -CONT lets it go on)" in comm["findings"][0]
+    assert "its process is stopped (kill -CONT continues it)" in comm["findings"][0]
     ranks.signal(1, signal.SIGCONT)
     ranks.send(1, "go")
     ranks.finish()
@@ -346,7 +346,7 @@ def header(magic: bytes, version: int, record_bytes: int, used: int) -> bytes:
     [
         (None, "cut off after 4 bytes"),
         ((b"hsgdstat", 1, 384, 9), "is cut off"),
-        ((b"anything", 1, 384, 0), "none of hsgd's"),
+        ((b"anything", 1, 384, 0), "its status page is not one of hsgd's"),
         ((b"hsgdstat", 0, 384, 0), "has version 0, and this hsgd reads 1"),
         ((b"hsgdstat", 7, 384, 0), "has version 7, and this hsgd reads 1"),
         ((b"hsgdstat", 1, 400, 0), "records of 400 bytes"),
@@ -455,7 +455,7 @@ def test_other_nodes_are_asked_over_ssh(ranks: Ranks, status: Command, bin_folde
     code, out, err = status("-H", "there,dark", pid)
     assert code == 1 and "LATE" in out
     assert err == "hsgd: error: dark: ssh: no route\n"
-    assert '"" is no host' in status.line("-H", "a,,b")
+    assert '"" is not a host' in status.line("-H", "a,,b")
     ranks.send(2, "go")
     ranks.finish()
 

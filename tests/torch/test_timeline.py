@@ -133,7 +133,7 @@ def test_the_summary_as_json_has_the_figures_as_numbers(tmp_path: Path) -> None:
 def test_other_files_are_refused_with_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)
-    with pytest.raises(DataError, match="this is no timeline"):
+    with pytest.raises(DataError, match="not a timeline"):
         summarize([file])
     with pytest.raises(DataError, match="No such file"):
         summarize([tmp_path / "missing"])

@@ -162,7 +162,7 @@ class DiLoCo(WrappingOptimizer):
         least, most = self._ranks.combine(here, "min"), self._ranks.combine(here, "max")
         if least != most:
             raise HsgdError(
-                f"DiLoCo: ranks have taken {least} to {most} steps; all must take as many"
+                f"DiLoCo: ranks have taken {least} to {most} steps; all must take the same number"
             )
         with torch.no_grad(), self._ranks.told():
             for number, fragment in enumerate(self._fragments):

@@ -70,8 +70,8 @@ def checked_moving_rate(given: float | None, workers: int, *, own_pull: bool, wa
     if given >= bound and warn:
         warnings.warn(
             f"ElasticAveraging: moving_rate {given:g} is not below {bound:.3g}; {workers} workers "
-            "that push at the same time, or late, may make the centre swing ever wider; give less, "
-            "or None",
+            "that push at the same time, or late, may make the centre oscillate with growing "
+            "amplitude; give less, or None",
             stacklevel=4,
         )
     return float(given)

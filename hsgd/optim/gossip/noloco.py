@@ -67,7 +67,7 @@ def read_outer(outer: object, topology: Any, compression: Any, network: str) -> 
         ("network", network, "sockets"),
     ):
         if given is not only and given != only:
-            raise ValueError(f"Gossip: outer takes {name}={only!r} alone, not {given!r}")
+            raise ValueError(f"Gossip: outer needs {name}={only!r}, not {given!r}")
     return outer if isinstance(outer, NoLoCo) else NoLoCo()
 
 

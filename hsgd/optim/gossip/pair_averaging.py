@@ -274,7 +274,10 @@ class PairAverager:
             self._window.close()
         late = [
             f"rank {', '.join(map(str, peers))} has not {what} rank {self._rank}"
-            for peers, what in ((self._open, "answered"), (untaken, "taken the half of"))
+            for peers, what in (
+                (self._open, "answered"),
+                (untaken, "applied its half of an average with"),
+            )
             if peers
         ]
         if late:

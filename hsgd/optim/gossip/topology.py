@@ -132,7 +132,7 @@ def _checked(graph: list[list[int]], size: int) -> list[list[int]]:
     if len(reached) < size:
         apart = sorted(set(range(size)) - reached)
         raise ValueError(
-            f"Topology: no way from rank 0 to rank {', '.join(map(str, apart))}; "
-            "connect the graph, or their models never meet"
+            f"Topology: no path from rank 0 to rank {', '.join(map(str, apart))}; "
+            "connect the graph, or their models are never averaged with that of rank 0"
         )
     return graph

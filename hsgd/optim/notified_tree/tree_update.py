@@ -74,7 +74,7 @@ class Updater:
         if self._cut and not updates_elements(self._optimizer):
             raise ValueError(
                 "NotifiedTree: dampening or maximize was set after large layers were cut into "
-                "parts, whose update does not know them; set it before, or give part_bytes=0"
+                "parts, whose update has neither; set it before, or give part_bytes=0"
             )
         return [
             {name: copy.copy(value) for name, value in group.items() if name != "params"}

@@ -167,7 +167,7 @@ def test_what_is_no_text_is_refused(tmp_path, vocabulary):
     with pytest.raises(DataError, match=r'a\.jsonl:2: not a line of JSON with a "text"'):
         convert_to_slabs(tmp_path / "a.jsonl", tmp_path / "out")
     (tmp_path / "b.txt").write_bytes(b"good\n\xff\xfe\n")
-    with pytest.raises(DataError, match=r"b\.txt: document 1 is no UTF-8"):
+    with pytest.raises(DataError, match=r"b\.txt: document 1 is not UTF-8"):
         convert_to_slabs(tmp_path / "b.txt", tmp_path / "out", tokenizer=vocabulary)
     np.save(tmp_path / "c.npy", np.arange(9))
     with pytest.raises(ValueError, match=r"needs one field of text; .* has: none"):

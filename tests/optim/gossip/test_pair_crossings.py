@@ -298,7 +298,10 @@ def test_who_leaves_a_half_that_was_not_taken_says_so(pool: Ranks) -> None:
     for rank in (0, 2):
         pool.send(rank, "go on")
     (taken, error), (_, also) = (outcome.value for outcome in pool.finish(on=(0, 2)))
-    assert "rank 0 has not taken the half of rank 1 within 0.5 s" in report and "\n" not in report
+    assert (
+        "rank 0 has not applied its half of an average with rank 1 within 0.5 s" in report
+        and "\n" not in report
+    )
     assert (left, taken) == ([5], [5]) and not error and not also
 
 

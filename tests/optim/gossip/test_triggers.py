@@ -283,13 +283,13 @@ def test_ranks_that_cannot_be_had_are_passed_over() -> None:
     [
         ("star", 4, '"star" is not known'),
         ([[1], [0]], 3, "a graph of 2 ranks for 3"),
-        ([[1], [0], [3], [2]], 4, "no way from rank 0 to rank 2, 3"),
+        ([[1], [0], [3], [2]], 4, "no path from rank 0 to rank 2, 3"),
         ([[0, 1], [0]], 2, "rank 0 is its own neighbour"),
         ([[1], []], 2, "not the other way round"),
         ([[1], [0, 7]], 2, "rank 1 has a neighbour 7"),
         (np.ones((2, 3)), 2, "shape \\(2, 3\\)"),
         (np.ones((3, 3)), 3, "rank 0 is its own neighbour"),
-        (np.zeros((2, 2)), 2, "no way from rank 0"),
+        (np.zeros((2, 2)), 2, "no path from rank 0"),
         ([[1], [0]], 0, "size is 0"),
     ],
 )
