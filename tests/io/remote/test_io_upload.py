@@ -81,6 +81,31 @@ def test_what_was_sent_is_read_from_there(server, folder, url, tmp_path):
         assert sorted(collect(loader)["number"].tolist()) == list(range(100))
 
 
+@pytest.mark.parametrize("shuffle", ["block", "slabs", "full", "none"])
+def test_ranks_read_from_there_what_the_folder_has(server, folder, shuffle):
+    upload_slabs(folder, URL)
+    for rank in range(3):
+        options = {"shuffle": shuffle, "seed": 3, "as_numpy": True, "block_bytes": 300}
+        pairs = zip(
+            loader_of(URL, 8, rank, 3, **options),
+            loader_of(folder, 8, rank, 3, **options),
+            strict=True,
+        )
+        for one, other in pairs:
+            assert all(np.array_equal(one[name], other[name]) for name in other)
+
+
+def test_an_object_that_is_replaced_is_an_error_and_never_a_sample(server, folder):
+    upload_slabs(folder, URL)
+    loader = loader_of(URL, 8, 0, 1, as_numpy=True)
+    content = (folder / "slab-00002.h5").read_bytes()
+    s3_client().client.put_object(
+        Bucket="bucket", Key="some/data/slab-00002.h5", Body=content[:-1] + b"x"
+    )
+    with pytest.raises(DataError, match=r"slab-00002.h5: changed since it was opened"):
+        list(loader)
+
+
 def test_the_index_comes_last(server, folder):
     upload_slabs(folder, URL)
     keys = server.sent("PUT")
