@@ -259,7 +259,7 @@ class RowReader(Closing):
             self.stats.read_s += time.perf_counter() - began
 
     def _forget_rows(self, number: int, name: str, row: int, rows: int) -> bool:
-        """Drop rows, or elements, of a slab from the cache on disk; whether it had any of them."""
+        """Drop rows, or elements, of a slab from the cache on disk; whether there is one."""
         extent, row_bytes = self.data.slabs[number].extents[name], self._specs[name].row_bytes
         if extent.chunks is None:
             return self._forget(number, extent.offset + row * row_bytes, rows * row_bytes)

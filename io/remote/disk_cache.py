@@ -75,10 +75,10 @@ class DiskCache:
                 return
             missing = [number for number in others if not self._load(wanted, number)]
 
-    def forget(self, key: ObjectKey, start: int, nbytes: int) -> bool:
-        """Drop the blocks that hold a range; whether there were any."""
-        blocks = self._blocks(start, nbytes)
-        return sum(self._files.remove(self._digest(key, number)) for number in blocks) > 0
+    def forget(self, key: ObjectKey, start: int, nbytes: int) -> None:
+        """Drop the blocks that hold a range."""
+        for number in self._blocks(start, nbytes):
+            self._files.remove(self._digest(key, number))
 
     def _blocks(self, start: int, nbytes: int) -> range:
         return range(start // self._block_bytes, -(-(start + nbytes) // self._block_bytes))

@@ -115,10 +115,13 @@ class ObjectReader:
             fetch(start, out)
 
     def forget(self, url: str, identity: ObjectIdentity, start: int, nbytes: int) -> bool:
-        """Drop a range from the cache on disk; whether it had any of it."""
+        """Drop a range from the cache on disk. Whether there is a cache, so that reading again may
+        help; another thread may have dropped the range already.
+        """
         if self._disk is None:
             return False
-        return disk_cache_of(self._disk).forget(ObjectKey(url, *identity), start, nbytes)
+        disk_cache_of(self._disk).forget(ObjectKey(url, *identity), start, nbytes)
+        return True
 
     def _fetch(
         self,
