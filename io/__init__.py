@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .batches.image_decoder import images
     from .convert.conversion import convert_to_slabs
     from .convert.sample_writer import SampleWriter
+    from .convert.upload import upload_slabs
     from .dataset import PartitionedDataset
     from .format.attributes import class_names
     from .format.dataset_index import DataMap, open_map
@@ -39,6 +40,7 @@ __all__ = [
     "images",
     "open_map",
     "share_of",
+    "upload_slabs",
 ]
 
 _HOMES = {
@@ -58,6 +60,7 @@ _HOMES = {
     "images": "batches.image_decoder",
     "open_map": "format.dataset_index",
     "share_of": "order.partition",
+    "upload_slabs": "convert.upload",
 }
 
 

@@ -1,4 +1,4 @@
-"""hsgd data convert | info | verify | bench: the reader's commands.
+"""hsgd data convert | upload | info | verify | bench: the reader's commands.
 
 Owns arguments, their help, and the text of `info`. Errors are raised and become one line in
 hsgd/cli.py, which calls `add_parser`.
@@ -14,18 +14,21 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from hsgd.errors import MissingExtra
+from hsgd.errors import DataError, MissingExtra
 
 from .convert.conversion import convert_to_slabs
 from .convert.progress import Progress, bytes_text
+from .convert.upload import check_target, upload_slabs
 from .convert.verify import find_damage
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
 from .format.dataset_index import open_map
 from .loader import PartitionedLoader
 from .options import ReadOptions, Shuffle
+from .remote.urls import child_url, is_url
 
 __all__ = ["add_parser"]
 
@@ -39,6 +42,7 @@ examples:
   hsgd data info data/train                      what is in there, and how it will be read
   hsgd data verify data/train                    every block against its checksum
   hsgd data bench data/train                     how fast this machine reads it
+  hsgd data upload data/train s3://bucket/train  for jobs that read it from there
 
 In a training script:
   from hsgd.io import PartitionedLoader
@@ -67,10 +71,21 @@ examples:
   hsgd data convert photos/ data/train --encoded
   hsgd data convert shards/ data/train --fields text --tokenizer tokenizer.json
   mpirun -n 4 hsgd data convert photos/ data/train --image-size 64
+  hsgd data convert train.npz data/train --to s3://bucket/train
 
 The conversion puts samples in a random order once. The loader then shuffles blocks in every epoch;
 together this is as good as a full shuffle. DST appears only when it is complete. If the command is
 killed, run it again: it continues about where it stopped.
+"""
+
+
+_UPLOAD_EXAMPLES = """\
+examples:
+  hsgd data upload data/train s3://bucket/train
+  AWS_ENDPOINT_URL=https://minio.example.org hsgd data upload data/train s3://bucket/train
+
+Credentials, region and endpoint are those that AWS's own tools use. The dataset is there when its
+index is, which comes last. If the command is killed, give it again: what is there stays.
 """
 
 
@@ -85,6 +100,7 @@ def add_parser(subparsers: Any) -> None:
     )
     commands = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_convert(commands)
+    _add_upload(commands)
     info = commands.add_parser(
         "info",
         help="show fields, slabs, sizes, and how a dataset will be read",
@@ -180,8 +196,38 @@ def _add_convert(commands: Any) -> None:
         "numcodecs)",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace the slabs in DST")
+    convert.add_argument(
+        "--to",
+        metavar="URL",
+        help="then send DST to s3://BUCKET/PREFIX, as hsgd data upload does",
+    )
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     convert.set_defaults(command_function=_convert)
+
+
+def _add_upload(commands: Any) -> None:
+    upload = commands.add_parser(
+        "upload",
+        help="send a slab folder to S3",
+        description="Send the slab folder SRC to s3://BUCKET/PREFIX: slabs first, the index last.",
+        epilog=_UPLOAD_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    upload.add_argument("source", metavar="SRC", help="slab folder")
+    upload.add_argument("target", metavar="URL", help="s3://BUCKET/PREFIX")
+    upload.add_argument(
+        "--threads", type=int, default=8, metavar="N", help="files at once (default: 8)"
+    )
+    upload.add_argument(
+        "--retry-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="how long a request that fails is sent again (default: 60)",
+    )
+    upload.add_argument("--overwrite", action="store_true", help="replace another dataset there")
+    upload.add_argument("--quiet", action="store_true", help="no progress bar, no summary")
+    upload.set_defaults(command_function=_upload)
 
 
 def _add_fields(parser: Any) -> None:
@@ -199,6 +245,13 @@ def _add_json(parser: Any) -> None:
 
 def _convert(options: argparse.Namespace) -> int:
     comm = _launched_together()
+    if is_url(options.target):
+        raise ValueError(
+            f"{options.target}: DST is a folder; to send it there as well: hsgd data convert SRC "
+            "DST --to URL"
+        )
+    if options.to is not None:
+        check_target(options.to)
     with _warnings_as_lines():
         folders = convert_to_slabs(
             options.source,
@@ -216,9 +269,44 @@ def _convert(options: argparse.Namespace) -> int:
             comm=comm,
             progress=not options.quiet,
         )
-    if not options.quiet and (comm is None or comm.rank == 0):
+    if comm is not None and comm.rank:
+        return 0
+    if not options.quiet:
         _show("\n\n".join(describe(open_map(folder)) for folder in folders))
+    if options.to is not None:
+        for folder in folders:
+            inside = folder.relative_to(Path(options.target).absolute()).as_posix()
+            url = options.to if inside == "." else child_url(options.to.rstrip("/"), inside)
+            try:
+                _send(str(folder), url, options, threads=8, retry_s=60.0)
+            except DataError as error:
+                raise DataError(
+                    f"{error}; {folder} is whole, go on with: hsgd data upload {folder} {url}"
+                ) from None
     return 0
+
+
+def _upload(options: argparse.Namespace) -> int:
+    _send(options.source, options.target, options, threads=options.threads, retry_s=options.retry_s)
+    return 0
+
+
+def _send(
+    folder: str, url: str, options: argparse.Namespace, *, threads: int, retry_s: float
+) -> None:
+    done = upload_slabs(
+        folder,
+        url,
+        overwrite=options.overwrite,
+        threads=threads,
+        retry_s=retry_s,
+        progress=not options.quiet,
+    )
+    if not options.quiet:
+        _show(
+            f"{url}: {done.sent} objects sent, {bytes_text(done.sent_bytes)}; {done.kept} were "
+            "there already"
+        )
 
 
 @contextmanager

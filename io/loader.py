@@ -49,7 +49,10 @@ from .order.partition import (
 from .order.resume import EpochState, state_from
 from .reading.reader import ReadStats
 from .reading.shared_index import open_map_together
+from .remote.block_files import DiskOptions
+from .remote.disk_cache import disk_cache_of
 from .remote.objects import RemoteAccess
+from .remote.urls import is_url
 
 __all__ = ["Batch", "PartitionedLoader"]
 
@@ -140,7 +143,7 @@ class PartitionedLoader(Closing):
     ) -> None:
         read = ReadOptions() if read is None else read
         self._options, self._shuffle, self._seed = read, shuffle, seed
-        self._data = _open(path, fields, group, comm, RemoteAccess(read.retry_s))
+        self._data = _open(path, fields, group, comm, read)
         if pack is not None:
             self._pack(pack, batch_size, on_error, chosen=fields is not None)
         self._here = here = rank_here(rank, world_size, comm)
@@ -427,7 +430,8 @@ class PartitionedLoader(Closing):
         """What was read since construction, over all iterations in this process.
 
         bytes_read, preadv_calls, h5py_calls, read_s (seconds spent reading, summed over threads),
-        requests and retries (to servers),
+        requests and retries (to servers), fetched_bytes (from them), disk_bytes (from the cache on
+        disk instead), disk_damaged (blocks there),
         direct_refusal (why direct=True does not hold, or ""), batches, samples, wait_s (seconds
         that the loop waited for batches), skipped (batches), substituted (samples), padding
         (samples per epoch that another rank has too), tail (elements of a field behind the last
@@ -650,8 +654,13 @@ def _open(
     fields: Sequence[str] | None,
     group: str | None,
     comm: NodeGroup | None,
-    access: RemoteAccess,
+    read: ReadOptions,
 ) -> DataMap:
+    disk = None
+    if read.disk_cache is not None and is_url(path):
+        disk = DiskOptions(os.path.abspath(read.disk_cache), read.disk_cache_bytes)
+        disk_cache_of(disk)  # reports a bad folder now
+    access = RemoteAccess(read.retry_s, disk)
     if comm is None:
         return open_map(path, fields, group, access)
     return open_map_together(path, fields, group, comm, access)

@@ -5,6 +5,7 @@ Owns their defaults and the checks that need no data.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ __all__ = ["CacheOptions", "ErrorAction", "Exchange", "ReadOptions", "Shuffle"]
 Shuffle = Literal["block", "slabs", "full", "none"]
 ErrorAction = Literal["raise", "skip", "substitute"]
 Exchange = Literal["files", "comm"]
+_LEAST_CACHE = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class ReadOptions:
     """Longest wait for one batch."""
     retry_s: float = 60.0
     """Of a dataset behind a URL: how long a request that fails is sent again, before DataError."""
+    disk_cache: str | os.PathLike[str] | None = None
+    """Of a dataset behind a URL: a folder on a local disk that keeps what was read, for later
+    epochs, other ranks of the node and later jobs; made if it is not there."""
+    disk_cache_bytes: int = 64 << 30
+    """The most bytes of files in that folder."""
 
     def __post_init__(self) -> None:
         least = min(self.read_ahead, self.block_bytes, self.window_bytes, self.threads)
@@ -63,6 +70,11 @@ class ReadOptions:
             )
         if self.retry_s < 0:
             raise ValueError(f"retry_s={self.retry_s}; use at least 0")
+        if self.disk_cache_bytes < _LEAST_CACHE:
+            raise ValueError(
+                f"disk_cache_bytes={self.disk_cache_bytes}; use at least {_LEAST_CACHE}: what "
+                "is kept are blocks of 1 MiB"
+            )
         if self.mapped and (self.verify or self.direct or self.pin_memory or self.memory_limit):
             raise ValueError(
                 "mapped=True: verify, direct, pin_memory and memory_limit are for batches that are "

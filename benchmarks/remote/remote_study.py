@@ -1,4 +1,4 @@
-"""How fast samples behind a URL reach the loop: hsgd.io, LitData, h5py over fsspec, plain ranges.
+"""How fast samples behind a URL reach the loop: hsgd.io, LitData, Streaming, h5py over fsspec.
 
 Owns the command line of `io_throughput.py --remote`, the files, the server and its link, and the
 figures. The readers are in workers/remote_reader.py, each turn of them a process of its own.
@@ -29,7 +29,7 @@ from harness import report
 from harness.stopping import keeping
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import CommandTimeout, run_marked
-from studies.io_packages import reason_against
+from studies.io_packages import import_streaming, reason_against
 from workers.remote_reader import BATCH_SIZE, BUCKET, READERS
 
 __all__ = ["main"]
@@ -39,8 +39,8 @@ A virtual node with a link of --rate reads from a server of ranges (hsgd.testing
 behind that link; with --plain both are this machine. Candidates take turns, each a process of its
 own, where the import of torch and hsgd does not count; the time from then includes opening. Rates
 are samples per second of which every byte was summed up, medians of --rounds; what was read whole
-is compared with the file. LitData reads the same samples from S3's interface of the same server,
-with an empty cache.
+is compared with the file. LitData and Streaming read the same samples from S3's interface of the
+same server, without workers, with an empty cache on disk, which hsgd-disk has too.
 
 Ratios in the JSON, within this run, above 1 is ahead; LINK is the rate, or "plain":
 vs_peer/ORDER/LINK is hsgd.io / the fastest peer in that order, vs_limit/ORDER/LINK hsgd.io / ranges
@@ -52,7 +52,11 @@ examples:
   python benchmarks/io_throughput.py --remote --quick
   python benchmarks/io_throughput.py --remote --json remote.json
 """
-_PEERS = {"block": ("litdata",), "in-order": ("litdata-order", "h5py-fsspec")}
+_PEERS = {
+    "block": ("litdata", "streaming"),
+    "in-order": ("litdata-order", "streaming-order", "h5py-fsspec"),
+}
+_FETCHED = ("litdata", "streaming")  # by io_packages.py
 _OWN = {"block": "hsgd", "in-order": "hsgd-order"}
 _LITDATA_ROWS = 512
 _TURN_S = 120.0
@@ -109,8 +113,8 @@ def serve(folder: Path, rate: str | None) -> Iterator[Site]:
             server.kill()
 
 
-def make_files(folder: Path, sample_bytes: int, total_bytes: int, *, litdata: bool) -> int:
-    """The same samples in all forms; the sum of their bytes."""
+def make_files(folder: Path, sample_bytes: int, total_bytes: int, peers: Sequence[str]) -> int:
+    """The same samples in our forms and those of peers; the sum of their bytes."""
     home = folder / BUCKET
     home.mkdir()
     count = max(256, total_bytes // sample_bytes)
@@ -119,7 +123,12 @@ def make_files(folder: Path, sample_bytes: int, total_bytes: int, *, litdata: bo
     with h5py.File(home / "one.h5", "w") as file:
         file["data"] = rows
     convert_to_slabs({"data": rows}, home / "slabs")
-    if litdata:
+    if "streaming" in peers:
+        columns = {"data": "bytes"}
+        with import_streaming().MDSWriter(out=str(home / "mds"), columns=columns) as writer:
+            for row in rows:
+                writer.write({"data": row.tobytes()})
+    if "litdata" in peers:
         import litdata as package
 
         with contextlib.redirect_stdout(sys.stderr):
@@ -236,9 +245,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _usable(names: Sequence[str], found: Found, *, install: bool) -> list[str]:
     """Those whose packages are here; the others are named in `found`."""
-    wanted = any(name.startswith("litdata") for name in names)
-    if wanted and (reason := reason_against("litdata", install)):
-        found.left_out["litdata"] = reason
+    for peer in _FETCHED:
+        wanted = any(name.startswith(peer) for name in names)
+        if wanted and (reason := reason_against(peer, install)):
+            found.left_out[peer] = reason
     if "h5py-fsspec" in names:
         missing = [n for n in ("fsspec", "aiohttp") if importlib.util.find_spec(n) is None]
         if missing:
@@ -267,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path(folder),
             options.sample_bytes,
             options.total << 20,
-            litdata=any(name.startswith("litdata") for name in names),
+            [peer for peer in _FETCHED if any(name.startswith(peer) for name in names)],
         )
         with serve(Path(folder), rate) as site:
             measure(site, names, digest, options, found)

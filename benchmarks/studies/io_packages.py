@@ -49,7 +49,12 @@ PACKAGES = {
     ),
     "pyfive": Package(("pyfive",), ("pyfive==1.3.0", "fsspec", "numcodecs", "typing_extensions")),
     "spdl": Package(("spdl.pipeline",), ("spdl_core==0.8.0",)),
-    "streaming": Package(("streaming",)),
+    "streaming": Package(
+        ("streaming",),
+        ("mosaicml-streaming==0.13.0", "brotli", "catalogue", "cramjam", "python-snappy", "regex",
+         "safetensors", "transformers>=5.24", "xxhash", "zstd", "filelock", "boto3", "botocore",
+         "jmespath", "python-dateutil", "s3transfer", "six", "urllib3"),
+    ),
     "tensorstore": Package(("tensorstore",), ("tensorstore==0.1.86", "ml_dtypes")),
     "webdataset": Package(("webdataset",)),
 }  # fmt: skip

@@ -20,9 +20,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from hsgd.io import PartitionedLoader
+from hsgd.io import PartitionedLoader, ReadOptions
 
-from studies.io_packages import reason_against
+from studies.io_packages import import_streaming, reason_against
 
 __all__ = ["BATCH_SIZE", "BLOCK_BYTES", "BUCKET", "READERS"]
 
@@ -34,17 +34,21 @@ _THREADS = 4
 Batches = Iterator[Any]  # arrays or tensors of whole samples
 
 
-def _hsgd(shuffle: str) -> Callable[[str, int], Batches]:
+def _hsgd(shuffle: str, *, keep: bool = False) -> Callable[[str, int], Batches]:
+    """keep: with a cache on disk that is empty, as LitData and Streaming have one."""
+
     def batches(url: str, sample_bytes: int) -> Batches:
-        loader = PartitionedLoader(
-            f"{url}/{BUCKET}/slabs",
-            BATCH_SIZE,
-            rank=0,
-            world_size=1,
-            shuffle=shuffle,  # type: ignore[arg-type]
-        )
-        for batch in loader:
-            yield batch["data"]
+        with tempfile.TemporaryDirectory() as cache:
+            loader = PartitionedLoader(
+                f"{url}/{BUCKET}/slabs",
+                BATCH_SIZE,
+                rank=0,
+                world_size=1,
+                shuffle=shuffle,  # type: ignore[arg-type]
+                read=ReadOptions(disk_cache=cache if keep else None),
+            )
+            for batch in loader:
+                yield batch["data"]
 
     return batches
 
@@ -103,7 +107,28 @@ def _litdata(shuffle: bool) -> Callable[[str, int], Batches]:
                 shuffle=shuffle,
                 storage_options={"endpoint_url": url, "region_name": "us-east-1"},
             )
-            yield from litdata.StreamingDataLoader(stream, batch_size=BATCH_SIZE, num_workers=2)
+            yield from litdata.StreamingDataLoader(stream, batch_size=BATCH_SIZE, num_workers=0)
+
+    return batches
+
+
+def _streaming(shuffle: bool) -> Callable[[str, int], Batches]:
+    def batches(url: str, sample_bytes: int) -> Batches:
+        os.environ["S3_ENDPOINT_URL"] = url
+        package = import_streaming()
+        with tempfile.TemporaryDirectory() as cache:
+            stream = package.StreamingDataset(
+                remote=f"s3://{BUCKET}/mds", local=cache, shuffle=shuffle, batch_size=BATCH_SIZE
+            )
+            rows = []
+            for sample in stream:
+                rows.append(np.frombuffer(sample["data"], np.uint8))
+                if len(rows) == BATCH_SIZE:
+                    yield np.stack(rows)
+                    rows = []
+            if rows:
+                yield np.stack(rows)
+        package.base.util.clean_stale_shared_memory()
 
     return batches
 
@@ -111,10 +136,13 @@ def _litdata(shuffle: bool) -> Callable[[str, int], Batches]:
 READERS: dict[str, Callable[[str, int], Batches]] = {
     "hsgd": _hsgd("block"),
     "hsgd-order": _hsgd("none"),
+    "hsgd-disk": _hsgd("block", keep=True),
     "ranges": _ranges,
     "h5py-fsspec": _h5py,
     "litdata": _litdata(True),
     "litdata-order": _litdata(False),
+    "streaming": _streaming(True),
+    "streaming-order": _streaming(False),
 }
 
 
@@ -151,8 +179,9 @@ def main() -> int:
     name, url, sample_bytes, budget_s = sys.argv[1:5]
     out = os.dup(1)
     os.dup2(2, 1)
-    if name.startswith("litdata") and (reason := reason_against("litdata")):
-        raise SystemExit(f"litdata: {reason}")
+    for peer in ("litdata", "streaming"):
+        if name.startswith(peer) and (reason := reason_against(peer)):
+            raise SystemExit(f"{peer}: {reason}")
     importlib.import_module("torch")  # start-up does not count
     found = read(name, url, int(sample_bytes), float(budget_s))
     os.write(out, json.dumps(found).encode() + b"\n")

@@ -30,7 +30,7 @@ __all__ = ["FaultKind", "RangeServer", "Request", "main"]
 # whole file, whatever was asked for. chunked: no fault, a body without its length. A number is the
 # status of an answer without a body.
 FaultKind = Literal["chunked", "cut", "dropped", "whole"] | int
-_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = _RANGE.fullmatch(self.headers.get("Range", ""))
         start, stop = 0, size
         if asked is not None:
-            start, stop = int(asked[1]), min(int(asked[2]) + 1, size)
+            start, stop = int(asked[1]), min(int(asked[2]) + 1, size) if asked[2] else size
         owner.note(Request(name, start, stop))
         fault = owner.take_fault(name)
         kind = None if fault is None else fault.kind

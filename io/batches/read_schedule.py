@@ -24,7 +24,7 @@ from ..format.slab_folder import OFFSETS
 from ..order.partition import EpochOrder, IntArray, Range, Share, StreamPiece
 from ..reading import row_copies
 from ..reading.files import SECTOR_BYTES, SlabFiles
-from ..reading.reader import RowReader
+from ..reading.reader import ReadStats, RowReader
 from ..reading.row_copies import TASK, Addresses, TaskBatch
 from ..remote.objects import ObjectReader
 from .ragged_places import PlacedRows, RaggedPlacer
@@ -187,7 +187,7 @@ def staging_bytes(data: DataMap, *, direct: bool, verify: bool) -> int:
 
 class Scheduler:
     """Makes the reads of pieces. field_offsets: where the rows of a field begin in a batch.
-    objects: what reads those behind URLs.
+    objects: what reads those behind URLs. stats: of what planning itself reads.
     """
 
     def __init__(
@@ -196,6 +196,7 @@ class Scheduler:
         field_offsets: Mapping[str, int],
         files: SlabFiles,
         objects: ObjectReader,
+        stats: ReadStats,
     ) -> None:
         self._plan, self._files = plan, files
         self._field_offsets = field_offsets
@@ -225,7 +226,7 @@ class Scheduler:
         held = frozenset(np.flatnonzero(self._memory.min(axis=1, initial=1) > 0).tolist())
         self._without_file = frozenset(range(len(slabs))) if remote else held
         self.staging_bytes = staging_bytes(plan.data, direct=plan.direct, verify=plan.verify)
-        self._reader = RowReader(plan.data, objects=objects)  # of offsets
+        self._reader = RowReader(plan.data, stats, objects)  # of offsets
         self._placers = {
             spec.name: RaggedPlacer(
                 self._reader,

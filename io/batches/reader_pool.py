@@ -84,17 +84,20 @@ class Filler:
     """Reads a plan with `threads` threads; finished batches, or an exception, come from `get`.
 
     Batches come in order. Threads are daemons and end with the plan, with an error of their own, or
-    after close(). stats: one ReadStats for each thread, written by it.
+    after close(). stats: one ReadStats for each thread, written by it, and one of planning.
     """
 
     def __init__(self, plan: ReadPlan, ring: BufferRing, threads: int) -> None:
         self._plan, self._ring = plan, ring
         self._files = SlabFiles(plan.data, direct=plan.direct)
         self._objects = ObjectReader(plan.data.access or RemoteAccess())
-        self._scheduler = Scheduler(plan, ring.offsets, self._files, self._objects)
+        planning = ReadStats()  # one thread at a time plans
+        self._scheduler = Scheduler(plan, ring.offsets, self._files, self._objects, planning)
         self._segments: SegmentFinder | None = None
         if plan.data.windows is not None:
-            self._segments = SegmentFinder(plan.data.windows, plan.share.batch_size, self._objects)
+            self._segments = SegmentFinder(
+                plan.data.windows, plan.share.batch_size, self._objects, planning
+            )
         self._pieces = plan.pieces()
         self._planned = 0  # samples of the share whose piece was planned
         self._open: dict[int, Filled] = {}  # batches that wait for another piece, by step
@@ -110,10 +113,11 @@ class Filler:
         self._wanted = threads  # threads that help; fewer while nothing is waited for
         self._ready: queue.SimpleQueue[Filled | BaseException | Starved | None]
         self._ready = queue.SimpleQueue()
-        self.stats = [ReadStats() for _ in range(threads)]
+        of_threads = [ReadStats() for _ in range(threads)]
+        self.stats = [*of_threads, planning]
         self.threads = [
             threading.Thread(target=self._run, args=(number, stats), name="hsgd-io", daemon=True)
-            for number, stats in enumerate(self.stats)
+            for number, stats in enumerate(of_threads)
         ]
 
     def start(self) -> None:

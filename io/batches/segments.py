@@ -16,7 +16,7 @@ from hsgd.errors import DataError
 
 from ..format.element_windows import Windows
 from ..order.partition import IntArray, StreamPiece, concatenate_ranges
-from ..reading.reader import RowReader
+from ..reading.reader import ReadStats, RowReader
 from ..remote.objects import ObjectReader
 
 __all__ = ["CU_SEQLENS", "SegmentFinder", "Starts", "cumulative", "documents_between"]
@@ -67,9 +67,11 @@ class SegmentFinder:
     those behind URLs.
     """
 
-    def __init__(self, windows: Windows, batch_size: int, objects: ObjectReader) -> None:
+    def __init__(
+        self, windows: Windows, batch_size: int, objects: ObjectReader, stats: ReadStats
+    ) -> None:
         self._windows, self._batch_size = windows, batch_size
-        self._reader = RowReader(windows.source, objects=objects)
+        self._reader = RowReader(windows.source, stats, objects)
         element_bytes = max(1, windows.source.fields[0].row_bytes)
         self._near = max(1, _NEAR_BYTES // (element_bytes * windows.length))  # in windows
 

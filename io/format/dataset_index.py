@@ -268,7 +268,7 @@ def open_map(
 
 def _map_url(url: str, names: Sequence[str] | None, group: str, access: RemoteAccess) -> DataMap:
     """What open_map() does for a file or a folder behind a URL."""
-    reader = ObjectReader(access)
+    reader = ObjectReader(replace(access, disk=None))  # pages are few, and smaller than blocks
     data, folder = None, url
     if names_a_file(url):
         content, folder = MetadataFile(url, reader), parent_url(url)

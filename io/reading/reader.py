@@ -190,16 +190,18 @@ class RowReader(Closing):
         offsets = extent.offsets
         assert offsets is not None
         ends = np.empty(count + 1, np.int64)
-        self._read_bytes(number, offsets.offset + ends.itemsize * start, ends)
+        position = offsets.offset + ends.itemsize * start
+        self._read_bytes(number, position, ends)
         self.stats.bytes_read += ends.nbytes
         if verify:
             block = start // self.data.checksum_rows
             (expected,) = np.frombuffer(offsets.checksums, np.uint32)[block : block + 1]
+            if row_copies.crc32c(ends) != expected and self._forget(number, position, ends.nbytes):
+                self._read_bytes(number, position, ends)
             if row_copies.crc32c(ends) != expected:
                 raise DataError(
-                    f"{slab.path}: the checksum of the offsets at byte "
-                    f"{offsets.offset + ends.itemsize * start} is wrong; restore this file, see "
-                    "hsgd data verify"
+                    f"{slab.path}: the checksum of the offsets at byte {position} is wrong; "
+                    "restore this file, see hsgd data verify"
                 )
         ends -= offsets.first
         check_offsets(slab.path, name, start, ends, offsets)
@@ -229,24 +231,46 @@ class RowReader(Closing):
         row, rows = start, len(places)
         if first is not None and sizes is not None:
             row, rows = first, int(sizes.sum()) // spec.row_bytes
-        crc = 0
-        for low, block in self._parts(number, name, row, rows):
-            if verify:
-                crc = row_copies.crc32c(block, crc)
-            if sizes is None:
-                row_copies.move_rows(block, places[low : low + len(block)])
-            else:
-                _move_parts(block, low * spec.row_bytes, places, sizes)
-        if extent.chunks is not None:  # read() counts for itself
-            self.stats.read_s += time.perf_counter() - began
+
+        def move() -> int:
+            crc = 0
+            for low, block in self._parts(number, name, row, rows):
+                if verify:
+                    crc = row_copies.crc32c(block, crc)
+                if sizes is None:
+                    row_copies.move_rows(block, places[low : low + len(block)])
+                else:
+                    _move_parts(block, low * spec.row_bytes, places, sizes)
+            return crc
+
+        crc = move()
         if verify:
             index = start // self.data.checksum_rows
-            if crc != np.frombuffer(extent.checksums, np.uint32)[index]:
+            expected = np.frombuffer(extent.checksums, np.uint32)[index]
+            if crc != expected and self._forget_rows(number, name, row, rows):
+                crc = move()
+            if crc != expected:
                 raise DataError(
                     f"{self.data.slabs[number].path}: the checksum of the block "
                     f"{_place_of(extent, row)} of {name!r} is wrong; restore this file, see hsgd "
                     "data verify"
                 )
+        if extent.chunks is not None:  # read() counts for itself
+            self.stats.read_s += time.perf_counter() - began
+
+    def _forget_rows(self, number: int, name: str, row: int, rows: int) -> bool:
+        """Drop rows, or elements, of a slab from the cache on disk; whether there is one."""
+        extent, row_bytes = self.data.slabs[number].extents[name], self._specs[name].row_bytes
+        if extent.chunks is None:
+            return self._forget(number, extent.offset + row * row_bytes, rows * row_bytes)
+        self._last_chunk = None
+        indices = range(row // extent.chunks.rows, -(-(row + rows) // extent.chunks.rows))
+        return sum(self._forget(number, *extent.chunks.place(index)) for index in indices) > 0
+
+    def _forget(self, number: int, position: int, nbytes: int) -> bool:
+        slab = self.data.slabs[number]
+        identity = object_identity(slab.identity)
+        return identity is not None and self._objects.forget(slab.path, identity, position, nbytes)
 
     def _parts(
         self, number: int, name: str, row: int, rows: int
@@ -289,8 +313,11 @@ class RowReader(Closing):
             yield row - start, part
             row += len(part)
 
-    def _read_chunk(self, number: int, name: str, index: int) -> NDArray[Any]:
+    def _read_chunk(
+        self, number: int, name: str, index: int, *, again: bool = False
+    ) -> NDArray[Any]:
         """The rows of one chunk in the native dtype; the last one stays, for the next range in it.
+        again: the cache on disk was asked to drop it.
 
         Raises DataError when it cannot be read or decompressed.
         """
@@ -308,6 +335,8 @@ class RowReader(Closing):
         try:
             flat = decode(chunks, index, stored)
         except Undecodable as error:
+            if not again and self._forget(number, position, nbytes):
+                return self._read_chunk(number, name, index, again=True)
             raise DataError(
                 f"{slab.path}: the chunk at byte {position} of {name!r} cannot be decompressed: "
                 f"{error}; restore this file"

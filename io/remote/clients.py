@@ -18,7 +18,7 @@ from hsgd.errors import MissingExtra
 
 from .urls import s3_place
 
-__all__ = ["Answer", "Client", "RequestFailed", "client_for"]
+__all__ = ["Answer", "Client", "RequestFailed", "S3Client", "client_for", "s3_client"]
 
 _CONNECTIONS = 64  # kept open to one server
 _CONNECT_S, _READ_S = 10.0, 30.0  # longest silence
@@ -188,8 +188,10 @@ class _HttpClient:
         return self._proxies.get(proxy, self._plain)
 
 
-class _S3Client:
-    """Credentials, region and endpoint are those that botocore finds."""
+class S3Client:
+    """Credentials, region and endpoint are those that botocore finds. client: botocore's, which
+    tries nothing again.
+    """
 
     def __init__(self) -> None:
         try:
@@ -239,6 +241,7 @@ class _S3Client:
         return Answer(*span, found.get("ETag", ""), body.readinto, finish)
 
     def failure(self, error: Exception) -> RequestFailed | None:
+        """What an exception of `client` means; None when it is none of the network."""
         if isinstance(error, self._errors.ClientError):
             answer = error.response.get("ResponseMetadata", {})
             after = answer.get("HTTPHeaders", {}).get("retry-after", "")
@@ -273,8 +276,15 @@ def client_for(url: str) -> Client:
     with _clients.lock:
         client = _clients.made.get(key)
         if client is None:
-            client = _clients.made[key] = _S3Client() if is_s3 else _HttpClient()
+            client = _clients.made[key] = S3Client() if is_s3 else _HttpClient()
         return client
+
+
+def s3_client() -> S3Client:
+    """That of client_for(), for what is not a range. Raises MissingExtra."""
+    client = client_for("s3:")
+    assert isinstance(client, S3Client)
+    return client
 
 
 def _range_of(status: int, headers: Any) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Ranges of objects, exactly or not at all: tried again, and only of the object that was opened.
 
 Owns the checks of what a server sends (range, size, ETag, every byte) and the back-off between
-tries. Never keeps what it read.
+tries. Never keeps what it read (disk_cache.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 from hsgd.errors import DataError
 
+from .block_files import DiskOptions
 from .clients import Answer, Client, RequestFailed, client_for
+from .disk_cache import ObjectKey, disk_cache_of
 
 __all__ = [
     "ObjectChanged",
@@ -33,9 +35,12 @@ _ANSWER_S, _LEAST_RATE = 60.0, 50_000  # of one answer: seconds, and bytes per s
 
 @dataclass(frozen=True)
 class RemoteAccess:
-    """How the objects of a dataset are read. retry_s: how long a range is tried."""
+    """How the objects of a dataset are read. retry_s: how long a range is tried. disk: where what
+    was read is kept.
+    """
 
     retry_s: float = 60.0
+    disk: DiskOptions | None = None
 
 
 class ObjectMissing(DataError):
@@ -48,10 +53,16 @@ class ObjectChanged(DataError):
 
 @dataclass
 class RequestCounts:
-    """requests: that were sent. retries: of them, because one before had failed."""
+    """requests: that were sent. retries: of them, because one before had failed. fetched_bytes:
+    that came from servers. disk_bytes: that came from the cache on disk instead. disk_damaged:
+    blocks that were damaged there.
+    """
 
     requests: int = 0
     retries: int = 0
+    fetched_bytes: int = 0
+    disk_bytes: int = 0
+    disk_damaged: int = 0
 
 
 class ObjectReader:
@@ -62,7 +73,7 @@ class ObjectReader:
     """
 
     def __init__(self, access: RemoteAccess) -> None:
-        self._retry_s = access.retry_s
+        self._retry_s, self._disk = access.retry_s, access.disk
         self._stopped = threading.Event()
         self._gave_up = False
 
@@ -88,11 +99,29 @@ class ObjectReader:
         out: memoryview,
         counts: RequestCounts | None = None,
     ) -> None:
-        """Fill `out` with bytes of an object from `start` on. Raises DataError; ObjectChanged when
-        it is not the one that was opened.
+        """Fill `out` with bytes of an object from `start` on, from the cache where it has them.
+        Raises DataError; ObjectChanged when it is not the one that was opened.
         """
-        if len(out):
-            self._fetch(url, identity, start, out, counts or RequestCounts())
+        counted = counts or RequestCounts()
+
+        def fetch(position: int, part: memoryview) -> None:
+            self._fetch(url, identity, position, part, counted)
+
+        key = ObjectKey(url, *identity)
+        if self._disk is not None and key.etag and start + len(out) <= key.size:
+            # Asked for each time: a forked process has one of its own.
+            disk_cache_of(self._disk).read_into(key, start, out, counted, fetch)
+        elif len(out):
+            fetch(start, out)
+
+    def forget(self, url: str, identity: ObjectIdentity, start: int, nbytes: int) -> bool:
+        """Drop a range from the cache on disk. Whether there is a cache, so that reading again may
+        help; another thread may have dropped the range already.
+        """
+        if self._disk is None:
+            return False
+        disk_cache_of(self._disk).forget(ObjectKey(url, *identity), start, nbytes)
+        return True
 
     def _fetch(
         self,
@@ -116,8 +145,10 @@ class ObjectReader:
                 end_s = time.monotonic() + _ANSWER_S + len(left) / _LEAST_RATE
                 found = _fetch_once(url, identity, start + done, left, self._stopped, end_s)
                 self._gave_up = False
+                counts.fetched_bytes += min(len(left), found[0] - start - done)
                 return found
             except RequestFailed as failure:
+                counts.fetched_bytes += failure.received
                 if identity is not None:
                     done += failure.received
                 spent_s = time.monotonic() - began

@@ -88,7 +88,9 @@ PACKAGES = {
     "hsgd.io.reading": "hsgd.io.format hsgd.io.order hsgd.io.remote",
     "hsgd.io.cache": "hsgd.io.format hsgd.io.order hsgd.io.reading",
     "hsgd.io.batches": "hsgd.io.cache hsgd.io.format hsgd.io.order hsgd.io.reading hsgd.io.remote",
-    "hsgd.io.convert": "hsgd.io.batches hsgd.io.format hsgd.io.order hsgd.io.reading",
+    "hsgd.io.convert": (
+        "hsgd.io.batches hsgd.io.format hsgd.io.order hsgd.io.reading hsgd.io.remote"
+    ),
     "hsgd.io": (
         "hsgd.io.batches hsgd.io.cache hsgd.io.convert hsgd.io.format hsgd.io.order "
         "hsgd.io.reading hsgd.io.remote"

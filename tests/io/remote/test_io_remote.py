@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import urllib.request
 
 import h5py
 import numpy as np
@@ -335,6 +336,14 @@ def test_packages_that_are_missing_are_named():
             [sys.executable, "-c", code.format(scheme)], capture_output=True, text=True, check=False
         )
         assert f"pip install {package}" in ended.stderr.strip().splitlines()[-1]
+
+
+def test_the_server_knows_ranges_without_an_end(server, home):
+    """As clients of S3 ask for the end of an object."""
+    content = (home / "user.h5").read_bytes()
+    wanted = urllib.request.Request(f"{server.url}/user.h5", headers={"Range": "bytes=100-"})
+    with urllib.request.urlopen(wanted) as answer:
+        assert (answer.status, answer.read()) == (206, content[100:])
 
 
 def test_answers_in_chunks_leave_their_connection_usable(server, home):

@@ -1,0 +1,132 @@
+"""A slab folder to S3: slabs first, the index last, so that it is there whole or not at all.
+
+Owns which files are sent and which are there already. Never sends bytes itself (remote/uploads.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hsgd.errors import DataError
+
+from ..format.dataset_index import open_map
+from ..format.slab_folder import INDEX_NAME, is_slab_folder
+from ..remote.uploads import ObjectWriter, StoredObject, md5_of
+from ..remote.urls import child_url, is_url, names_a_file, url_of
+from .progress import Advance, Progress
+
+__all__ = ["Uploaded", "check_target", "upload_slabs"]
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """sent, sent_bytes: objects and their bytes. kept: objects that were there, and the same."""
+
+    sent: int
+    sent_bytes: int
+    kept: int
+
+
+def check_target(url: str, *, retry_s: float = 60.0) -> None:
+    """Raise ValueError or DataError when nothing can be sent to this URL; blocks for a request."""
+    ObjectWriter(retry_s).check(child_url(_target_of(url), INDEX_NAME))
+
+
+def upload_slabs(
+    folder: str | os.PathLike[str],
+    url: str,
+    *,
+    overwrite: bool = False,
+    threads: int = 8,
+    retry_s: float = 60.0,
+    progress: bool = False,
+) -> Uploaded:
+    """Send a slab folder to s3://BUCKET/PREFIX; local, blocking.
+
+    Slabs come first and the index last: until then there is no dataset, with overwrite not the old
+    one either. Objects of the same size and MD5 are not sent again, so that after a kill the same
+    call goes on where it was. overwrite: another dataset under this URL is replaced. threads: files
+    that are sent at once, each with 16 MiB in memory. retry_s: how long a request that fails is
+    sent again. progress: show a bar on stderr.
+
+    Raises DataError for a folder that is damaged or was not converted, another dataset under the
+    URL, and what S3 refuses; ValueError for bad arguments, MissingExtra without botocore.
+    """
+    target = _target_of(url)
+    if threads < 1 or retry_s < 0:
+        raise ValueError(f"threads={threads}, retry_s={retry_s}; use at least 1 and 0")
+    home = Path(folder).absolute()
+    if is_url(folder) or not is_slab_folder(home):
+        raise DataError(f"{folder}: no slab folder; make one: hsgd data convert SRC DST")
+    slabs = [slab.path for slab in open_map(home).slabs]
+    index = str(home / INDEX_NAME)
+    writer = ObjectWriter(retry_s)
+    total = sum(os.stat(path).st_size for path in [*slabs, index])
+    with Progress(total, f"upload {folder}", show=progress) as advance:
+        upload = _Upload(writer, target, advance)
+        if upload.is_other(index):
+            if not overwrite:
+                raise DataError(
+                    f"{url}: there is another dataset already; replace it with --overwrite "
+                    "(overwrite=True), or use another URL"
+                )
+            writer.remove(child_url(target, INDEX_NAME))
+        with ThreadPoolExecutor(min(threads, len(slabs)), "hsgd-upload") as pool:
+            try:
+                list(pool.map(upload.bring, slabs))
+            except BaseException:
+                writer.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+        upload.bring(index)
+    return Uploaded(upload.sent, upload.sent_bytes, upload.kept)
+
+
+class _Upload:
+    """What was done so far."""
+
+    def __init__(self, writer: ObjectWriter, target: str, advance: Advance) -> None:
+        self.sent = self.sent_bytes = self.kept = 0
+        self._writer, self._target, self._show = writer, target, advance
+        self._lock = threading.Lock()
+
+    def is_other(self, path: str) -> bool:
+        """Whether something else than this file lies where it belongs."""
+        found = self._writer.find(self._url(path))
+        return found is not None and found != _described(path)
+
+    def bring(self, path: str) -> None:
+        """Send a file, unless it is there."""
+        wanted = _described(path)
+        if self._writer.find(self._url(path)) == wanted:
+            self._advance(wanted.size)
+            with self._lock:
+                self.kept += 1
+            return
+        self._writer.send(self._url(path), path, wanted.md5, self._advance)
+        with self._lock:
+            self.sent += 1
+            self.sent_bytes += wanted.size
+
+    def _url(self, path: str) -> str:
+        return child_url(self._target, os.path.basename(path))
+
+    def _advance(self, count: int) -> None:
+        with self._lock:
+            self._show(count)
+
+
+def _described(path: str) -> StoredObject:
+    """What a file is when it lies there."""
+    return StoredObject(os.stat(path).st_size, md5_of(path))
+
+
+def _target_of(url: str) -> str:
+    target = url_of(url) if is_url(url) else url
+    if not target.startswith("s3://") or names_a_file(target):
+        raise ValueError(f"{url}: not a place for a dataset; use s3://BUCKET/PREFIX")
+    return target

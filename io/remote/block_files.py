@@ -1,0 +1,333 @@
+"""Blocks of objects as files of one folder: whole or not there, checked, and within a limit.
+
+Owns the folder, for several processes at once, each of which may be killed anywhere:
+
+    ledger        bytes of all files, or more than that; whoever adds one holds a lock on it
+    tmp-*         a block that is being written, locked by its writer; else it is a leftover
+    ab/cdef...    a block, by the SHA-256 of what it is a block of
+
+Never asks a server (disk_cache.py), and never removes files that have other names than these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+import struct
+import threading
+import time
+import warnings
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["BlockFiles", "DiskOptions"]
+
+_PAGE_BYTES = (
+    64 << 10
+)  # has a checksum of its own, so that small ranges need not read a whole block
+_HEADER = struct.Struct(
+    "<8s32sQ"
+)  # magic, key, bytes; then the checksums of pages, and of all this
+_MAGIC = b"hsgdblk1"
+_CHECKSUM = struct.Struct("<I")
+_LEDGER, _USED = "ledger", struct.Struct("<Q")
+_TEMPORARY = re.compile(r"tmp-[0-9a-f]{16}")
+_SHARD, _BLOCK = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{62}")
+_LOCK_S, _POLL_S = 10.0, 0.002  # longest wait for the ledger, after which a block is not kept
+_SPARE = 16  # of the limit: freed at once, as the folder is listed for it
+_FULL_S = 30.0  # until a folder is listed again in which nothing could be removed
+
+Found = Literal["here", "missing", "damaged"]
+
+
+@dataclass(frozen=True)
+class DiskOptions:
+    """folder: made if it is not there. since_ns: what was used after that time is not removed to
+    make room. block_bytes: of a block, but for the last of an object.
+    """
+
+    folder: str
+    limit_bytes: int
+    since_ns: int = field(default_factory=time.time_ns)
+    block_bytes: int = 1 << 20
+
+
+class BlockFiles:
+    """The blocks in a folder, by a key of 32 bytes; safe to use from several threads.
+
+    With room for no more, the blocks that were used least recently are removed, but none that was
+    used after since_ns: a dataset beyond the limit would else push out its own blocks before they
+    are used again. Raises ValueError for a folder that cannot be used.
+    """
+
+    def __init__(self, options: DiskOptions) -> None:
+        self._folder, self._options = options.folder, options
+        self._lock = threading.Lock()  # one thread at a time waits for the ledger
+        self._off = False
+        self._full_until = 0.0
+        self._prepare_folder()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether write() would try."""
+        return not self._off and time.monotonic() >= self._full_until
+
+    def read(self, key: bytes, nbytes: int, start: int, out: memoryview) -> Found:
+        """Fill `out` with bytes of a block of `nbytes` from `start` on, or leave it as it is."""
+        try:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path(key), flags)
+        except OSError:
+            return "missing"
+        try:
+            if _read_checked(descriptor, key, nbytes, start, out):
+                now = time.time_ns()
+                with contextlib.suppress(PermissionError):  # of a folder that another user owns
+                    os.utime(descriptor, ns=(now, now))
+                return "here"
+        except OSError:
+            pass  # a disk that fails
+        finally:
+            os.close(descriptor)
+        return "damaged"
+
+    def write(self, key: bytes, block: memoryview) -> None:
+        """Keep a block, if there is room; a disk that takes none ends that with one warning."""
+        if not self.keeps:
+            return
+        header = _header(key, block)
+        try:
+            with self._reserved(len(header) + len(block)) as file:
+                if file is not None:
+                    descriptor, temporary = file
+                    _write_all(descriptor, [header, block])
+                    now = time.time_ns()
+                    os.utime(descriptor, ns=(now, now))
+                    self._rename(temporary, self._path(key))
+        except OSError as error:
+            self._turn_off(error)
+
+    def remove(self, key: bytes) -> bool:
+        """Drop a block; whether it was there."""
+        try:
+            os.unlink(self._path(key))
+        except OSError:
+            return False
+        return True
+
+    def _path(self, key: bytes) -> str:
+        name = key.hex()
+        return f"{self._folder}/{name[:2]}/{name[2:]}"
+
+    def _prepare_folder(self) -> None:
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            status = os.stat(self._folder)
+            if (reason := _refusal(status)) is not None:
+                raise ValueError(
+                    f"disk_cache={self._folder!r}: the folder {reason}, who could change what is "
+                    "in it; use another, or chmod 700 one of your own"
+                )
+            with self._locked() as ledger:
+                for name in [] if ledger is None else os.listdir(self._folder):
+                    if _TEMPORARY.fullmatch(name):
+                        _remove_leftover(f"{self._folder}/{name}")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise ValueError(
+                    f"disk_cache={self._folder!r}: cannot be used: {error.strerror}; name a folder "
+                    "that can be written"
+                ) from None
+            self._turn_off(error)
+
+    @contextlib.contextmanager
+    def _reserved(self, nbytes: int) -> Iterator[tuple[int, str] | None]:
+        """A new file of that size, locked, as descriptor and path, which is not there afterwards;
+        None without room.
+        """
+        temporary = f"{self._folder}/tmp-{secrets.token_hex(8)}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+        descriptor = -1
+        try:
+            with self._locked() as ledger:
+                if ledger is not None and self._make_room(ledger, nbytes):
+                    descriptor = os.open(temporary, flags, 0o600)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.ftruncate(descriptor, nbytes)  # counts from now on
+            yield None if descriptor < 0 else (descriptor, temporary)
+        finally:
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                os.close(descriptor)
+
+    def _rename(self, temporary: str, path: str) -> None:
+        try:
+            os.rename(temporary, path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            os.rename(temporary, path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int | None]:
+        """A descriptor of the ledger, which this thread alone holds; None when others do for long,
+        one of them stopped perhaps.
+        """
+        end = time.monotonic() + _LOCK_S
+        if not self._lock.acquire(timeout=_LOCK_S):
+            yield None
+            return
+        try:
+            # A descriptor of its own: a forked child has the locks of those it inherits.
+            flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+            ledger = os.open(f"{self._folder}/{_LEDGER}", flags, 0o600)
+            try:
+                yield ledger if _flock(ledger, end) else None
+            finally:
+                fcntl.flock(ledger, fcntl.LOCK_UN)  # also for a copy that a fork has made
+                os.close(ledger)
+        finally:
+            self._lock.release()
+
+    def _make_room(self, ledger: int, nbytes: int) -> bool:
+        """Count a new file in the ledger, before it is there; False without room for it."""
+        limit = self._options.limit_bytes
+        stored = os.pread(ledger, _USED.size, 0)
+        used = _USED.unpack(stored)[0] if len(stored) == _USED.size else limit
+        if used + nbytes > limit:
+            used = self._free(limit - nbytes)
+        fits = bool(used + nbytes <= limit)
+        os.pwrite(ledger, _USED.pack(used + nbytes if fits else used), 0)
+        if not fits:
+            self._full_until = time.monotonic() + _FULL_S
+        return fits
+
+    def _free(self, most: int) -> int:
+        """Remove what was used least recently, if there are more than `most` bytes in the folder,
+        until they are some fewer. Returns how many there are.
+        """
+        used, blocks = self._survey()
+        if used <= most:
+            return used
+        least = most - self._options.limit_bytes // _SPARE
+        for used_ns, nbytes, path in sorted(blocks):
+            if used <= least or used_ns >= self._options.since_ns:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            used -= nbytes
+        return used
+
+    def _survey(self) -> tuple[int, list[tuple[int, int, str]]]:
+        """Bytes of all files, and of each block when it was used, its bytes and its path. Removes
+        leftovers.
+        """
+        used = 0
+        blocks: list[tuple[int, int, str]] = []
+        # Temporaries first: one that gets its name meanwhile, perhaps in a folder that was not
+        # there, counts twice rather than not at all.
+        for name in filter(_TEMPORARY.fullmatch, os.listdir(self._folder)):
+            used += _remove_leftover(f"{self._folder}/{name}")
+        for name in filter(_SHARD.fullmatch, os.listdir(self._folder)):
+            with os.scandir(f"{self._folder}/{name}") as entries:
+                for entry in entries:
+                    if _BLOCK.fullmatch(entry.name):
+                        with contextlib.suppress(FileNotFoundError):
+                            status = entry.stat(follow_symlinks=False)
+                            blocks.append((status.st_mtime_ns, status.st_size, entry.path))
+        return used + sum(nbytes for _, nbytes, _ in blocks), blocks
+
+    def _turn_off(self, error: OSError) -> None:
+        with self._lock:
+            before, self._off = self._off, True
+        if not before:
+            warnings.warn(
+                f"{self._folder}: the disk cache keeps nothing more in this process: "
+                f"{error.strerror}; the data comes from the server",
+                stacklevel=2,
+            )
+
+
+def _refusal(status: os.stat_result) -> str | None:
+    """Why a folder may not be trusted."""
+    if status.st_mode & stat.S_IWOTH:
+        return f"can be written by all users (mode {stat.S_IMODE(status.st_mode):o})"
+    if status.st_uid != os.geteuid() and status.st_mode & stat.S_IWGRP:
+        return (
+            f"belongs to user {status.st_uid} and can be written by others "
+            f"(mode {stat.S_IMODE(status.st_mode):o})"
+        )
+    return None
+
+
+def _flock(descriptor: int, end: float) -> bool:
+    """Lock a file before `end` (of time.monotonic); whether that came about."""
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_S)
+
+
+def _remove_leftover(path: str) -> int:
+    """Remove a temporary file that nobody writes; the bytes of one that somebody does."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return 0
+    except BlockingIOError:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _header(key: bytes, block: memoryview) -> bytes:
+    pages = range(0, len(block), _PAGE_BYTES)
+    checksums = array("I", (zlib.crc32(block[low : low + _PAGE_BYTES]) for low in pages))
+    header = _HEADER.pack(_MAGIC, key, len(block)) + checksums.tobytes()
+    return header + _CHECKSUM.pack(zlib.crc32(header))
+
+
+def _read_checked(descriptor: int, key: bytes, nbytes: int, start: int, out: memoryview) -> bool:
+    """Fill `out` from an open block; False when anything of it is wrong."""
+    header_bytes = _HEADER.size + _CHECKSUM.size * (-(-nbytes // _PAGE_BYTES) + 1)
+    header = os.pread(descriptor, header_bytes, 0)
+    body, checksum = header[: -_CHECKSUM.size], header[-_CHECKSUM.size :]
+    if len(header) != header_bytes or checksum != _CHECKSUM.pack(zlib.crc32(body)):
+        return False
+    if _HEADER.unpack_from(body) != (_MAGIC, key, nbytes):
+        return False
+    checksums = array("I", body[_HEADER.size :])
+    low = start // _PAGE_BYTES * _PAGE_BYTES
+    stop = min(-(-(start + len(out)) // _PAGE_BYTES) * _PAGE_BYTES, nbytes)
+    pages = memoryview(bytearray(stop - low))
+    if os.preadv(descriptor, [pages], header_bytes + low) != len(pages):
+        return False
+    for at in range(0, len(pages), _PAGE_BYTES):
+        if zlib.crc32(pages[at : at + _PAGE_BYTES]) != checksums[(low + at) // _PAGE_BYTES]:
+            return False
+    out[:] = pages[start - low : start - low + len(out)]
+    return True
+
+
+def _write_all(descriptor: int, parts: list[bytes | memoryview]) -> None:
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            left = left[os.write(descriptor, left) :]

@@ -1,0 +1,229 @@
+"""Files to objects of S3: whole and right, or an error in one line.
+
+Owns what is sent in one request and what in parts, the checksums that go along, and the back-off
+between tries. Never decides which files are sent, and in which order (convert/upload.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hsgd.errors import DataError
+
+from .clients import RequestFailed, s3_client
+from .urls import s3_place
+
+__all__ = ["ObjectWriter", "StoredObject", "md5_of"]
+
+_PART_BYTES = 16 << 20  # sent by one request, and kept in memory
+_MOST_PARTS = 9_000  # S3 takes 10,000
+_READ_BYTES = 4 << 20
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
+_MD5 = (
+    "hsgd-md5"  # in an object's metadata: its ETag is no MD5 if it came in parts, or is encrypted
+)
+_NOT_THERE = frozenset({"NoSuchKey", "404"})
+# Who may not list a bucket gets this answer for objects that are not there, too.
+_PERHAPS_THERE = frozenset({"AccessDenied", "403"})
+_AGAIN = frozenset({"BadDigest", "InternalError", "RequestTimeout", "SlowDown"})
+_CREDENTIALS = "check the credentials"
+_REMEDIES = {
+    "NoSuchBucket": "make the bucket, or check its name, AWS_DEFAULT_REGION and AWS_ENDPOINT_URL",
+    "AccessDenied": f"{_CREDENTIALS}: they need s3:PutObject and s3:GetObject here",
+    "403": _CREDENTIALS,
+    "ExpiredToken": _CREDENTIALS,
+    "InvalidAccessKeyId": _CREDENTIALS,
+    "SignatureDoesNotMatch": _CREDENTIALS,
+}
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """What lies under a key. md5: "" where that is not known."""
+
+    size: int
+    md5: str
+
+
+class ObjectWriter:
+    """Sends files to S3, and asks what is there; safe to use from several threads.
+
+    retry_s: how long one request is tried.
+    """
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._stopped = threading.Event()
+        self._s3 = s3_client()
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._stopped.set()
+
+    def check(self, url: str) -> None:
+        """Raise DataError when there is no such bucket, or the credentials do not hold."""
+        wanted = {**s3_place(url), "Range": "bytes=0-0"}
+        with contextlib.suppress(_Absent):
+            self._tried(url, "looking for it", "get_object", wanted)["Body"].close()
+
+    def find(self, url: str) -> StoredObject | None:
+        """What lies there; None also where nobody may ask. Raises DataError."""
+        try:
+            found = self._tried(url, "looking for it", "head_object", s3_place(url))
+        except _Absent:
+            return None
+        etag = found.get("ETag", "").strip('"')
+        md5 = found.get("Metadata", {}).get(_MD5, "" if "-" in etag else etag)
+        return StoredObject(int(found["ContentLength"]), md5)
+
+    def remove(self, url: str) -> None:
+        """Remove an object, if it is there. Raises DataError."""
+        self._tried(url, "removing it", "delete_object", s3_place(url))
+
+    def send(self, url: str, path: str, md5: str, advance: Callable[[int], object]) -> None:
+        """Put a file under a key, where it appears whole. md5: of the file. advance: told the bytes
+        of each request that is done. Raises DataError.
+        """
+        place: dict[str, Any] = {**s3_place(url), "Metadata": {_MD5: md5}}
+        size = os.stat(path).st_size
+        parts = _parts(path, size)
+        if size <= _PART_BYTES:
+            body = next(parts, b"")
+            if hashlib.md5(body, usedforsecurity=False).hexdigest() != md5:
+                raise _changed(path)
+            self._tried(url, "sending it", "put_object", {**place, **_checked(body)})
+            advance(size)
+        else:
+            self._send_parts(url, path, place, parts, advance)
+
+    def _send_parts(
+        self,
+        url: str,
+        path: str,
+        place: dict[str, Any],
+        parts: Iterator[bytes],
+        advance: Callable[[int], object],
+    ) -> None:
+        """The parts become an object when all are there; what a killed process left of it goes."""
+        key = s3_place(url)
+        self._abort_others(url, key)
+        begun = self._tried(url, "sending it", "create_multipart_upload", place)
+        upload = {**key, "UploadId": begun["UploadId"]}
+        total, sent = hashlib.md5(usedforsecurity=False), []
+        try:
+            for number, body in enumerate(parts, 1):
+                total.update(body)
+                wanted = {**upload, "PartNumber": number, **_checked(body)}
+                answer = self._tried(url, f"sending part {number}", "upload_part", wanted)
+                sent.append({"PartNumber": number, "ETag": answer["ETag"]})
+                advance(len(body))
+            if total.hexdigest() != place["Metadata"][_MD5]:
+                raise _changed(path)
+            complete = {**upload, "MultipartUpload": {"Parts": sent}}
+            self._tried(url, "putting its parts together", "complete_multipart_upload", complete)
+        except BaseException:
+            with contextlib.suppress(
+                Exception
+            ):  # parts that stay cost money; the first error counts
+                self._s3.client.abort_multipart_upload(**upload)
+            raise
+
+    def _abort_others(self, url: str, key: dict[str, Any]) -> None:
+        with contextlib.suppress(DataError):  # who may not list or abort leaves them
+            wanted = {"Bucket": key["Bucket"], "Prefix": key["Key"]}
+            found = self._tried(url, "listing its parts", "list_multipart_uploads", wanted)
+            for other in found.get("Uploads", []):
+                if other["Key"] == key["Key"]:
+                    abort = {**key, "UploadId": other["UploadId"]}
+                    self._tried(url, "removing parts", "abort_multipart_upload", abort)
+
+    def _tried(self, url: str, what: str, operation: str, wanted: dict[str, Any]) -> Any:
+        """The answer of the server, asked until it comes. Raises DataError, of what is not there
+        (or perhaps not, for who may not look) _Absent.
+        """
+        began = time.monotonic()
+        tries = 0
+        while True:
+            if self._stopped.is_set():
+                raise DataError(f"{url}: {what} was given up")
+            tries += 1
+            try:
+                return getattr(self._s3.client, operation)(**wanted)
+            except Exception as error:
+                failure = self._s3.failure(error)
+                if failure is None:
+                    raise
+                code = _code_of(error)
+                asks = operation in ("get_object", "head_object")
+                if asks and code in _NOT_THERE | _PERHAPS_THERE:
+                    raise _Absent(url) from None
+                spent_s = time.monotonic() - began
+                delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
+                delay_s = max(delay_s * random.uniform(0.5, 1.0), failure.after_s)
+                again = failure.again or code in _AGAIN
+                if not again or spent_s + delay_s > self._retry_s or self._stopped.wait(delay_s):
+                    text = _explain(failure, code, tries if again else 1, spent_s)
+                    raise DataError(f"{url}: {what} failed {text}") from None
+
+
+class _Absent(DataError):
+    """There is no such object, as far as one may know."""
+
+
+def md5_of(path: str) -> str:
+    """The MD5 of a file, which is what S3 checks, in hexadecimal digits. Raises DataError."""
+    found = hashlib.md5(usedforsecurity=False)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(_READ_BYTES):
+                found.update(block)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    return found.hexdigest()
+
+
+def _parts(path: str, size: int) -> Iterator[bytes]:
+    nbytes = max(_PART_BYTES, -(-size // _MOST_PARTS))
+    with open(path, "rb") as file:
+        while body := file.read(nbytes):
+            yield body
+
+
+def _checked(body: bytes) -> dict[str, Any]:
+    """A body with what the server checks it against."""
+    digest = hashlib.md5(body, usedforsecurity=False).digest()
+    return {"Body": body, "ContentMD5": base64.b64encode(digest).decode()}
+
+
+def _changed(path: str) -> DataError:
+    return DataError(f"{path}: changed while it was sent; send the folder again")
+
+
+def _code_of(error: Exception) -> str:
+    """What S3 calls an error; "" for one without an answer."""
+    response = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _explain(failure: RequestFailed, code: str, tries: int, spent_s: float) -> str:
+    named = f"{failure}, {code}" if code and not code.isdecimal() else str(failure)
+    if tries > 1:
+        return (
+            f"{tries} times in {spent_s:.1f} s, at last: {named}; check the server, or try for "
+            "longer (--retry-s)"
+        )
+    remedy = _REMEDIES.get(code)
+    if remedy is None or "credentials" in named:  # says already that there are none
+        return f"({named})"
+    return f"({named}); {remedy}"
