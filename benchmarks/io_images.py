@@ -76,7 +76,7 @@ def usable(chosen: Sequence[Candidate], install: bool, left_out: dict[str, str])
     names = {name for candidate in chosen for name in candidate.needs()}
     if any(candidate.kind == "peer" for candidate in chosen):
         names.add("ffcv")  # nobody: it was not there to be tried
-    for name in sorted(names):
+    for name in sorted(names, reverse=True):  # torchvision before streaming, which may replace it
         if reason := reason_against(name, install):
             left_out[name] = reason
             print(f"left out: {name} ({reason})", file=sys.stderr)
