@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import report
-from remote import remote_study
+from remote import exchange_study, remote_study
 from studies.io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
 from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
 from studies.io_packages import reason_against
@@ -53,7 +53,8 @@ Peers that are not there are installed once, into hsgd's cache: pyfive, h5coro, 
 and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment, and FFCV, which is
 compiled against OpenCV and Numba. Those that cannot be used are named, with the reason.
 
---remote measures datasets behind a URL, with options of its own: --remote --help.
+--remote measures datasets behind a URL, --exchange slabs of another node, with options of their
+own: --remote --help, --exchange --help.
 
 examples:
   python benchmarks/io_throughput.py --quick
@@ -426,4 +427,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(remote_study.main() if "--remote" in sys.argv else main())
+    others = {"--remote": remote_study.main, "--exchange": exchange_study.main}
+    sys.exit(next((run for word, run in others.items() if word in sys.argv), main)())

@@ -1,3 +1,3 @@
-"""What io_throughput.py --remote measures."""
+"""What io_throughput.py --remote and --exchange measure."""
 
 __all__: list[str] = []

@@ -47,6 +47,8 @@ PACKAGES = {
          "boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "six",
          "requests", "certifi", "charset-normalizer", "idna", "urllib3"),
     ),
+    # opencv and torchvision: io_images.py alone.
+    "opencv": Package(("cv2",), ("opencv-python-headless==5.0.0.93",)),
     "pyfive": Package(("pyfive",), ("pyfive==1.3.0", "fsspec", "numcodecs", "typing_extensions")),
     "spdl": Package(("spdl.pipeline",), ("spdl_core==0.8.0",)),
     "streaming": Package(
@@ -56,6 +58,10 @@ PACKAGES = {
          "jmespath", "python-dateutil", "s3transfer", "six", "urllib3"),
     ),
     "tensorstore": Package(("tensorstore",), ("tensorstore==0.1.86", "ml_dtypes")),
+    # of torch 2.13, built with CUDA: torch for CPUs alone cannot load it
+    "torchvision": Package(
+        ("torchvision.io", "torchvision.transforms.v2"), ("torchvision==0.28.0",)
+    ),
     "webdataset": Package(("webdataset",)),
 }  # fmt: skip
 

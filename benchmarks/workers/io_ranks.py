@@ -1,6 +1,6 @@
 """The ranks of io_throughput.py: processes that stay, take turns of a candidate, or open data sets.
 
-Owns the processes, the common start, and what is measured in them: samples, seconds, memory; and
+Owns the common start, and what is measured in them: samples, seconds, memory; and
 that the rows of a candidate are those of the HDF5 file.
 Candidates are in io_candidates.py. Never decides who is measured when.
 """
@@ -18,10 +18,10 @@ import h5py
 
 from studies.io_candidates import CANDIDATES
 from studies.io_files import BATCH, READ_BYTES, DataSet
+from workers.staying_processes import START_S, StayingProcesses, memory_mb, orders
 
 __all__ = ["Ranks", "check"]
 
-_START_S, _RUN_S = 120.0, 300.0
 _CHECKED_BATCHES = 4
 _serial = itertools.count()
 
@@ -30,23 +30,16 @@ class Ranks:
     """The processes: each delivers its part of a candidate's samples when told."""
 
     def __init__(self, ranks: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._barrier = spawn.Barrier(ranks)
-        self._pipes, self._processes = [], []
-        for rank in range(ranks):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_rank_main, args=(rank, ranks, self._barrier, theirs))
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-        self._answers(_START_S)
+        barrier = multiprocessing.get_context("spawn").Barrier(ranks)
+        self._processes = StayingProcesses(
+            _rank_main, [(rank, ranks, barrier) for rank in range(ranks)]
+        )
 
     def turn(
         self, name: str, data: DataSet, epoch: int, budget_s: float, copy: bool = False
     ) -> dict[str, float]:
         """One pass over the data, or as far as the budget goes. copy: the loop copies batches."""
-        found = self._ask("deliver", name, data, epoch, budget_s, copy)
+        found = self._processes.ask("deliver", name, data, epoch, budget_s, copy)
         return {
             "samples_per_s": sum(a["samples"] for a in found) / max(a["seconds"] for a in found),
             "first_s": max(a["first_s"] for a in found),
@@ -55,14 +48,14 @@ class Ranks:
 
     def check(self, name: str, data: DataSet) -> None:
         """Take the first batches and compare them. Raises RuntimeError for a wrong row."""
-        self._ask("check", name, data)
+        self._processes.ask("check", name, data)
 
     def open(self, data: DataSet) -> dict[str, Any]:
         """Make a loader on all ranks and take one batch: seconds until both, and the files that
         each rank opened with HDF5.
         """
         path = f"@hsgd-io-{os.getpid()}-{next(_serial)}"
-        found = self._ask("open", data, path)
+        found = self._processes.ask("open", data, path)
         return {
             "open_s": max(a["open_s"] for a in found),
             "first_s": max(a["first_s"] for a in found),
@@ -71,59 +64,30 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(20)
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-    def _ask(self, *order: Any) -> list[dict[str, Any]]:
-        for pipe in self._pipes:
-            pipe.send(order)
-        return self._answers(_RUN_S)
-
-    def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
-        answers = []
-        for pipe in self._pipes:
-            if not pipe.poll(timeout_s):
-                raise TimeoutError(f"no answer within {timeout_s:g} s")
-            answer = pipe.recv()
-            if isinstance(answer, str):
-                raise RuntimeError(answer)
-            answers.append(answer)
-        return answers
+        self._processes.close()
 
 
 def _rank_main(rank: int, ranks: int, barrier: Any, pipe: Any) -> None:
-    """Body of a process: orders until the pipe is closed."""
+    """Body of a process."""
     import torch
 
     torch.set_num_threads(1)
     known = {candidate.name: candidate for candidate in CANDIDATES}
-    pipe.send({})
-    while True:
-        try:
-            order, *words = pipe.recv()
-        except (EOFError, ConnectionResetError):  # the other end is closed
-            return
-        try:
-            barrier.wait(_START_S)
-            if order == "open":
-                data, path = words
-                pipe.send(_open(data, rank, ranks, path))
-            elif order == "check":
-                name, data = words
-                check(known[name].read(data, rank, ranks, 0), known[name].order, data)
-                pipe.send({})
-            else:
-                name, data, epoch, budget_s, copy = words
-                step_bytes = max(READ_BYTES, BATCH * data.sample_bytes) if copy else 0
-                batches = known[name].read(data, rank, ranks, epoch)
-                pipe.send(_deliver(batches, budget_s, step_bytes))
-        except Exception as error:
-            pipe.send(f"{type(error).__name__}: {error}")
+
+    def obey(order: str, *words: Any) -> dict[str, Any]:
+        barrier.wait(START_S)
+        if order == "open":
+            data, path = words
+            return _open(data, rank, ranks, path)
+        if order == "check":
+            name, data = words
+            check(known[name].read(data, rank, ranks, 0), known[name].order, data)
+            return {}
+        name, data, epoch, budget_s, copy = words
+        step_bytes = max(READ_BYTES, BATCH * data.sample_bytes) if copy else 0
+        return _deliver(known[name].read(data, rank, ranks, epoch), budget_s, step_bytes)
+
+    orders(pipe, obey)
 
 
 def _open(data: DataSet, rank: int, ranks: int, path: str) -> dict[str, Any]:
@@ -193,7 +157,7 @@ def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]
         "samples": samples,
         "seconds": seconds,
         "first_s": first_s,
-        "peak_mb": max(0.0, _memory_mb("VmHWM") - before_mb),
+        "peak_mb": max(0.0, memory_mb("VmHWM") - before_mb),
         "touched": touched,
     }
 
@@ -201,9 +165,4 @@ def _deliver(batches: Any, budget_s: float, step_bytes: int) -> dict[str, float]
 def _restart_peak() -> float:
     """Begin a new peak of the resident memory; what it is now, in MB."""
     Path("/proc/self/clear_refs").write_text("5\n")
-    return _memory_mb("VmRSS")
-
-
-def _memory_mb(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+    return memory_mb("VmRSS")

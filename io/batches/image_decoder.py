@@ -91,7 +91,7 @@ class ImageDecoder:
                 self._place(pixels, part, draws, to)
                 return
         pixels = _decode_by_pillow(data)
-        self._place(pixels, self._part(pixels.shape[0], pixels.shape[1], draws), draws, to)
+        self._place(pixels, self.part(pixels.shape[0], pixels.shape[1], draws), draws, to)
 
     def _decode_jpeg(
         self, data: NDArray[np.uint8], draws: NDArray[np.float64]
@@ -104,7 +104,7 @@ class ImageDecoder:
             height, width, *_ = simplejpeg.decode_jpeg_header(data)
             if height * width > _MOST_PIXELS:
                 return None
-            left, top, wide, high = self._part(height, width, draws)
+            left, top, wide, high = self.part(height, width, draws)
             needed = self.size / min(wide, high)  # so much of each side, at least
             pixels = simplejpeg.decode_jpeg(
                 data,
@@ -117,7 +117,7 @@ class ImageDecoder:
         down, across = pixels.shape[0] / height, pixels.shape[1] / width
         return pixels, (left * across, top * down, wide * across, high * down)
 
-    def _part(
+    def part(
         self, height: int, width: int, draws: NDArray[np.float64]
     ) -> tuple[float, float, float, float]:
         """Left, top, width and height of what is taken of an image."""

@@ -85,9 +85,10 @@ struct hsgd_io_crop {
   uint8_t* to;
 };
 
-// Bytes of memory that hsgd_io_crop_image needs at `scratch`, which is aligned to 8.
-HSGD_IO_API int64_t hsgd_io_crop_scratch(const struct hsgd_io_crop* crop);
-HSGD_IO_API void hsgd_io_crop_image(const struct hsgd_io_crop* crop, void* scratch);
+// Scales the part. scratch: memory of `bytes` bytes, aligned to 8. Returns 0, or, having done
+// nothing, how many bytes are needed where there are fewer.
+HSGD_IO_API int64_t hsgd_io_crop_image(const struct hsgd_io_crop* crop, void* scratch,
+                                       int64_t bytes);
 
 #ifdef __cplusplus
 }

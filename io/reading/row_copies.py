@@ -152,11 +152,13 @@ def crop_image(
         raise ValueError(f"the part {part} is not inside an image of {width} x {height}")
     wide, high = min(wide, width - left), min(high, height - top)
     crop = _Crop(pixels.ctypes.data, width, left, top, wide, high, len(to), flip, to.ctypes.data)
-    library = _library()
-    words = -(-int(library.hsgd_io_crop_scratch(ctypes.byref(crop))) // 8)
-    if scratch is None or len(scratch) < words:
-        scratch = np.empty(words, np.uint64)
-    library.hsgd_io_crop_image(ctypes.byref(crop), scratch.ctypes.data)
+    scale = _library().hsgd_io_crop_image
+    if scratch is None:
+        scratch = np.empty(0, np.uint64)
+    needed = scale(ctypes.byref(crop), scratch.ctypes.data, scratch.nbytes)
+    if needed:
+        scratch = np.empty(-(-needed // 8), np.uint64)
+        scale(ctypes.byref(crop), scratch.ctypes.data, scratch.nbytes)
     return scratch
 
 
@@ -175,8 +177,6 @@ def _library() -> ctypes.CDLL:
     library.hsgd_io_move_rows.restype = None
     library.hsgd_io_crc32c.argtypes = [ctypes.c_uint32, pointer, count]
     library.hsgd_io_crc32c.restype = ctypes.c_uint32
-    library.hsgd_io_crop_scratch.argtypes = [pointer]
-    library.hsgd_io_crop_scratch.restype = count
-    library.hsgd_io_crop_image.argtypes = [pointer, pointer]
-    library.hsgd_io_crop_image.restype = None
+    library.hsgd_io_crop_image.argtypes = [pointer, pointer, count]
+    library.hsgd_io_crop_image.restype = count
     return library

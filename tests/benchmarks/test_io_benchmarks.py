@@ -18,6 +18,7 @@ import torch
 import io_throughput
 import shuffle_quality
 from hsgd.testing.processes import run_marked
+from images import image_loaders
 from studies import io_files, io_packages
 from studies.io_candidates import CANDIDATES
 from workers import io_ranks
@@ -155,8 +156,9 @@ def test_slabs_of_another_node_are_measured_against_the_files(
     virtual_nodes: None, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.json"
-    program = str(ROOT / "benchmarks" / "io_exchange.py")
-    words = ["--total", "16", "--turns", "1", "--rate", "1gbit", "--no-cold", "--json", str(file)]
+    program = str(ROOT / "benchmarks" / "io_throughput.py")
+    words = ["--exchange", "--total", "16", "--turns", "1", "--rate", "1gbit", "--no-cold"]
+    words += ["--json", str(file)]
     done = run_marked([sys.executable, program, *words], dict(os.environ), 200)
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
@@ -186,6 +188,7 @@ def test_each_candidate_reads_files_that_are_written_with_packages_that_are_decl
     names = [candidate.name for candidate in CANDIDATES]
     assert len(set(names)) == len(names)
     needed = {name for candidate in CANDIDATES for name in candidate.packages()}
+    needed |= {name for candidate in image_loaders.CANDIDATES for name in candidate.needs()}
     assert needed == io_packages.PACKAGES.keys()
     peers = {"pyfive", "h5coro", "litdata", "spdl", "grain", "tensorstore"}
     pinned = {

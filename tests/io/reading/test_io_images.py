@@ -9,6 +9,7 @@ import tarfile
 import weakref
 
 import numpy as np
+import psutil
 import pytest
 from hsgd.io import (
     PartitionedDataset,
@@ -22,6 +23,7 @@ from hsgd.io import (
 from hsgd.io.batches import decode_stage
 from hsgd.io.batches.image_decoder import UnreadableImage
 from hsgd.io.convert.verify import find_damage
+from hsgd.io.reading.row_copies import crop_image
 from PIL import Image
 
 from hsgd.errors import DataError
@@ -135,6 +137,25 @@ def test_the_middle_of_an_image_is_what_pillow_makes_of_it(original):
         assert np.abs(image.transpose(1, 2, 0)[inner] - expected[inner].astype(int)).mean() < 6
 
 
+@pytest.mark.parametrize(("height", "width"), [(300, 407), (16, 16), (9, 5), (1, 1), (1500, 1100)])
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_part_is_scaled_as_pillow_does_it_but_for_a_level(height, width, flip):
+    random = np.random.default_rng(height)
+    whole = random.integers(0, 256, (height + 7, width + 3, 3), np.uint8)
+    whole[: height // 2] |= 0x80  # also what is as bright as can be
+    whole[: height // 3] = 255
+    expected = Image.fromarray(whole[5 : 5 + height, 2 : 2 + width]).resize(
+        (SIZE, SIZE), Image.Resampling.BILINEAR
+    )
+    found = np.full((SIZE * SIZE * 3 + 1,), 77, np.uint8)
+    target = found[:-1].reshape(SIZE, SIZE, 3)
+    scratch = crop_image(whole, (2, 5, width, height), target, flip=flip, scratch=None)
+    assert crop_image(whole, (2, 5, width, height), target, flip=flip, scratch=scratch) is scratch
+    upright = target[:, ::-1] if flip else target
+    assert np.abs(upright.astype(int) - np.asarray(expected)).max() <= 1
+    assert found[-1] == 77
+
+
 def test_large_images_are_reduced_while_they_are_decoded_and_look_the_same():
     y, x = np.mgrid[:600, :800]
     smooth = np.stack([x * 255 // 800, y * 255 // 600, x * 0 + 90], axis=-1).astype(np.uint8)
@@ -147,7 +168,7 @@ def test_large_images_are_reduced_while_they_are_decoded_and_look_the_same():
     assert pixels.shape[0] < 300
     found, expected = np.empty((2, 64, 64, 3), np.uint8)
     decoder.decode(data, draws, found)
-    decoder._place(smooth, decoder._part(600, 800, draws), draws, expected)
+    decoder._place(smooth, decoder.part(600, 800, draws), draws, expected)
     assert np.abs(found.astype(int) - expected).max() <= 4
 
 
@@ -190,7 +211,7 @@ def test_parts_lie_inside_and_have_the_area_and_form_that_were_asked_for():
     assert ((draws >= 0) & (draws < 1)).all()
     assert abs(draws.mean() - 0.5) < 0.02
     for row in draws:
-        left, top, width, height = decoder._part(300, 400, row)
+        left, top, width, height = decoder.part(300, 400, row)
         assert left >= 0 and top >= 0 and left + width <= 400 and top + height <= 300
         assert 0.19 < width * height / 120_000 < 0.61
         assert 0.48 < width / height < 2.05
@@ -354,3 +375,19 @@ def test_images_refuses_other_values(options):
 def test_encoded_and_image_size_do_not_go_together(tmp_path):
     with pytest.raises(ValueError, match="leave out --image-size or --encoded"):
         convert_to_slabs(write_folder(tmp_path / "a"), tmp_path / "b", image_size=8, encoded=True)
+
+
+def test_fifty_epochs_need_no_more_memory_than_ten(tmp_path):
+    """One image that stays in each epoch, of 32, would be 6 MB of pixels."""
+    for number in range(32):
+        noise = np.random.default_rng(number).integers(0, 256, (256, 256, 3), np.uint8)
+        (tmp_path / "photos" / "a").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise).save(tmp_path / "photos" / "a" / f"{number}.jpg")
+    convert_to_slabs(tmp_path / "photos", tmp_path / "data", num_slabs=2, encoded=True)
+    loader = make(tmp_path / "data", decoder=images(224, "random"), shuffle="block")
+    resident = []
+    for epoch in range(50):
+        assert sum(len(batch["image"]) for batch in loader) == 32
+        if epoch in (9, 49):
+            resident.append(psutil.Process().memory_info().rss)
+    assert resident[1] - resident[0] < 5 << 20

@@ -1,7 +1,8 @@
 """How fast a node gets the slabs of an epoch: from another node's memory, or from the files.
 
-Owns the data, the virtual nodes, the turns and the figures; run by mpirun on these nodes, it is the
-program of the ranks. All nodes share the disk of this machine, as they would share a file server.
+Owns the command line of `io_throughput.py --exchange`, the data, the virtual nodes, the turns and
+the figures; run by mpirun on these nodes, it is the program of the ranks. All nodes share the disk
+of this machine, as they would share a file server.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from harness import report
+from harness.rank_command import BENCHMARKS
 from hsgd.errors import LaunchError
 
 __all__ = ["main"]
@@ -38,8 +40,8 @@ Ratios, above 1 is faster: vs_files/LAYOUT is the time of "files" / that of "com
 likewise; vs_link is the rate of "comm" / that of a link.
 
 examples:
-  python benchmarks/io_exchange.py --quick
-  python benchmarks/io_exchange.py --rate 10gbit --json exchange.json
+  python benchmarks/io_throughput.py --exchange --quick
+  python benchmarks/io_throughput.py --exchange --rate 10gbit --json exchange.json
 """
 
 
@@ -99,7 +101,7 @@ def measure(nodes: int, rate: str, total: int, turns: int, cold: bool) -> list[d
         source.unlink()
         words = ["--rank", str(folder), str(turns), str(total), str(int(cold))]
         with Cluster(nodes, rate) as cluster:
-            program = [sys.executable, str(Path(__file__).resolve()), *words]
+            program = [sys.executable, str(BENCHMARKS / "io_throughput.py"), "--exchange", *words]
             done = cluster.mpirun(nodes, program, timeout_s=_JOB_LIMIT_S)
     if done.returncode:
         raise LaunchError(f"the ranks ended with {done.returncode}: {done.stderr[-500:]}")
@@ -142,11 +144,13 @@ def ratios(rows: Sequence[dict[str, Any]], rate: str) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(
+        prog="io_throughput.py --exchange",
         description="Slabs from another node's memory, against the files.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--exchange", action="store_true", help="this benchmark")
     add("--quick", action="store_true", help="128 MB, 3 turns")
     add("--nodes", type=int, default=2, help="virtual nodes (default 2)")
     add("--rate", default="10gbit", help="of each link, like 1gbit (default 10gbit)")
@@ -180,7 +184,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         report.write_json(options.json, json.loads(json.dumps(doc)))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
