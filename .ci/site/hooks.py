@@ -75,7 +75,7 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
 
     def replace(link: re.Match[str]) -> str:
         if not (folder / f"{link[1]}.md").resolve().exists():
-            _log.warning("%s: there is no %s.md", page.file.src_uri, link[1])
+            _log.warning("%s: there is no page %s", page.file.src_uri, link[1])
         return f'href="{link[1]}.html{link[2] or ""}"'
 
     return _NOTEBOOK_LINK.sub(replace, html)
