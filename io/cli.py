@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 import warnings
@@ -240,7 +241,7 @@ def _add_fields(parser: Any) -> None:
 
 
 def _add_json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="a document for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -251,7 +252,7 @@ def _convert(options: argparse.Namespace) -> int:
             "DST --to URL"
         )
     if options.to is not None:
-        check_target(options.to)
+        check_target(options.to, overwrite=options.overwrite)
     with _warnings_as_lines():
         folders = convert_to_slabs(
             options.source,
@@ -280,8 +281,10 @@ def _convert(options: argparse.Namespace) -> int:
             try:
                 _send(str(folder), url, options, threads=8, retry_s=60.0)
             except DataError as error:
+                again = ["--overwrite"] if options.overwrite else []
+                words = ["hsgd", "data", "upload", str(folder), url, *again]
                 raise DataError(
-                    f"{error}; {folder} is whole, go on with: hsgd data upload {folder} {url}"
+                    f"{error}; {folder} is whole, go on with: {shlex.join(words)}"
                 ) from None
     return 0
 

@@ -656,14 +656,26 @@ def _open(
     comm: NodeGroup | None,
     read: ReadOptions,
 ) -> DataMap:
-    disk = None
+    disk = failure = None
     if read.disk_cache is not None and is_url(path):
-        disk = DiskOptions(os.path.abspath(read.disk_cache), read.disk_cache_bytes)
-        disk_cache_of(disk)  # reports a bad folder now
+        folder = os.path.abspath(os.path.expanduser(os.fsdecode(read.disk_cache)))
+        disk = DiskOptions(folder, read.disk_cache_bytes)
+        try:
+            disk_cache_of(disk, required=True)
+        except ValueError as error:
+            failure = error
     access = RemoteAccess(read.retry_s, disk)
     if comm is None:
+        if failure is not None:
+            raise failure
         return open_map(path, fields, group, access)
-    return open_map_together(path, fields, group, comm, access)
+    found = open_map_together(path, fields, group, comm, access)
+    if is_url(path) and comm.allreduce(np.array([failure is not None], np.int64))[0]:
+        raise failure or ValueError(
+            "disk_cache: another rank cannot use its folder, and its message says why; mend it, or "
+            "leave disk_cache out"
+        )
+    return found
 
 
 def _add(total: Any, parts: Sequence[Any]) -> None:

@@ -5,6 +5,7 @@ Owns their defaults and the checks that need no data.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -68,12 +69,17 @@ class ReadOptions:
                 f"transform_threads={self.transform_threads}, "
                 f"decode_threads={self.decode_threads}; use at least 1 (transform_threads 0)"
             )
-        if self.retry_s < 0:
-            raise ValueError(f"retry_s={self.retry_s}; use at least 0")
-        if self.disk_cache_bytes < _LEAST_CACHE:
+        if not (self.retry_s >= 0 and math.isfinite(self.retry_s)):
+            raise ValueError(f"retry_s={self.retry_s}; use a number of seconds from 0")
+        if self.disk_cache is not None and not os.fspath(self.disk_cache):
             raise ValueError(
-                f"disk_cache_bytes={self.disk_cache_bytes}; use at least {_LEAST_CACHE}: what "
-                "is kept are blocks of 1 MiB"
+                "disk_cache is empty, as of a variable that is not set; name a folder, or None"
+            )
+        whole = isinstance(self.disk_cache_bytes, int)
+        if not whole or self.disk_cache_bytes < _LEAST_CACHE:
+            raise ValueError(
+                f"disk_cache_bytes={self.disk_cache_bytes!r}; use at least {_LEAST_CACHE}, "
+                "a whole number: what is kept are blocks of 1 MiB"
             )
         if self.mapped and (self.verify or self.direct or self.pin_memory or self.memory_limit):
             raise ValueError(

@@ -179,7 +179,7 @@ def broadcast_object(
     """The root's object on all ranks; collective, blocking. It travels through pickle, and through
     cloudpickle where that is installed: functions and classes of a script need it.
 
-    Returns `obj` itself on the root.
+    Returns `obj` itself on the root. Threads that call at the same time need a `name` each.
     """
     name = "broadcast_object" if name is None else name  # types may differ from rank to rank
     is_root = runtime.current().comm.rank == root_rank
@@ -193,7 +193,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, in rank order; collective, blocking."""
+    """The objects of all ranks, in rank order; collective, blocking. Threads need a `name` each."""
     name = "allgather_object" if name is None else name
     data = _pack(obj)
     lengths = allgather(torch.tensor([data.numel()], dtype=torch.int64, device="cpu"), f"{name}.sz")

@@ -5,6 +5,7 @@ Owns which files are sent and which are there already. Never sends bytes itself 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -31,9 +32,14 @@ class Uploaded:
     kept: int
 
 
-def check_target(url: str, *, retry_s: float = 60.0) -> None:
-    """Raise ValueError or DataError when nothing can be sent to this URL; blocks for a request."""
-    ObjectWriter(retry_s).check(child_url(_target_of(url), INDEX_NAME))
+def check_target(url: str, *, overwrite: bool = False, retry_s: float = 60.0) -> None:
+    """Raise ValueError or DataError when no new dataset can be sent to this URL; blocks for some
+    requests.
+    """
+    writer, index = ObjectWriter(retry_s), child_url(_target_of(url), INDEX_NAME)
+    writer.check(index)
+    if not overwrite and writer.find(index, unseen_is_absent=False) is not None:
+        raise _taken(url)
 
 
 def upload_slabs(
@@ -57,23 +63,20 @@ def upload_slabs(
     URL, and what S3 refuses; ValueError for bad arguments, MissingExtra without botocore.
     """
     target = _target_of(url)
-    if threads < 1 or retry_s < 0:
-        raise ValueError(f"threads={threads}, retry_s={retry_s}; use at least 1 and 0")
+    if threads < 1 or not (retry_s >= 0 and math.isfinite(retry_s)):
+        raise ValueError(f"threads={threads}, retry_s={retry_s}; use at least 1, and seconds")
     home = Path(folder).absolute()
     if is_url(folder) or not is_slab_folder(home):
-        raise DataError(f"{folder}: no slab folder; make one: hsgd data convert SRC DST")
+        raise DataError(f"{folder} is not a slab folder; make one: hsgd data convert SRC DST")
     slabs = [slab.path for slab in open_map(home).slabs]
     index = str(home / INDEX_NAME)
     writer = ObjectWriter(retry_s)
     total = sum(os.stat(path).st_size for path in [*slabs, index])
     with Progress(total, f"upload {folder}", show=progress) as advance:
         upload = _Upload(writer, target, advance)
-        if upload.is_other(index):
+        if upload.is_other(index, unseen_is_absent=overwrite):
             if not overwrite:
-                raise DataError(
-                    f"{url}: there is another dataset already; replace it with --overwrite "
-                    "(overwrite=True), or use another URL"
-                )
+                raise _taken(url)
             writer.remove(child_url(target, INDEX_NAME))
         with ThreadPoolExecutor(min(threads, len(slabs)), "hsgd-upload") as pool:
             try:
@@ -86,6 +89,13 @@ def upload_slabs(
     return Uploaded(upload.sent, upload.sent_bytes, upload.kept)
 
 
+def _taken(url: str) -> DataError:
+    return DataError(
+        f"{url}: there is another dataset already; replace it with --overwrite (overwrite=True), "
+        "or use another URL"
+    )
+
+
 class _Upload:
     """What was done so far."""
 
@@ -94,9 +104,9 @@ class _Upload:
         self._writer, self._target, self._show = writer, target, advance
         self._lock = threading.Lock()
 
-    def is_other(self, path: str) -> bool:
+    def is_other(self, path: str, *, unseen_is_absent: bool) -> bool:
         """Whether something else than this file lies where it belongs."""
-        found = self._writer.find(self._url(path))
+        found = self._writer.find(self._url(path), unseen_is_absent=unseen_is_absent)
         return found is not None and found != _described(path)
 
     def bring(self, path: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,4 +63,5 @@ def open_map_together(
         raise result
     if not isinstance(result, DataMap):
         raise TypeError(f"rank 0 sent {type(result).__name__}; use the same hsgd on all ranks")
-    return result
+    # The folder of a cache on disk, and when it was opened, are each rank's own.
+    return result if result.access is None or access is None else replace(result, access=access)

@@ -2,11 +2,12 @@
 
 Owns the folder, for several processes at once, each of which may be killed anywhere:
 
-    ledger        bytes of all files, or more than that; whoever adds one holds a lock on it
+    hsgd-ledger   bytes of all files, or more than that; whoever adds one holds a lock on it
     tmp-*         a block that is being written, locked by its writer; else it is a leftover
     ab/cdef...    a block, by the SHA-256 of what it is a block of
 
-Never asks a server (disk_cache.py), and never removes files that have other names than these.
+Never asks a server (disk_cache.py), never removes files that have other names than these, and never
+takes a folder or a ledger of another user, who could give it wrong blocks.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from typing import Literal
 
 __all__ = ["BlockFiles", "DiskOptions"]
 
-_PAGE_BYTES = (
-    64 << 10
-)  # has a checksum of its own, so that small ranges need not read a whole block
-_HEADER = struct.Struct(
-    "<8s32sQ"
-)  # magic, key, bytes; then the checksums of pages, and of all this
+# A page has a checksum of its own, so that small ranges need not read a whole block.
+_PAGE_BYTES = 64 << 10
+# Magic, key, bytes; then the checksums of pages, and of all this.
+_HEADER = struct.Struct("<8s32sQ")
 _MAGIC = b"hsgdblk1"
 _CHECKSUM = struct.Struct("<I")
-_LEDGER, _USED = "ledger", struct.Struct("<Q")
+_LEDGER, _USED = "hsgd-ledger", struct.Struct("<8sQ")
+_LEDGER_MAGIC = b"hsgdldg1"
 _TEMPORARY = re.compile(r"tmp-[0-9a-f]{16}")
 _SHARD, _BLOCK = re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]{62}")
-_LOCK_S, _POLL_S = 10.0, 0.002  # longest wait for the ledger, after which a block is not kept
+_LOCK_S, _POLL_S = 1.0, 0.002  # longest wait for the ledger, after which nothing is kept for long
 _SPARE = 16  # of the limit: freed at once, as the folder is listed for it
-_FULL_S = 30.0  # until a folder is listed again in which nothing could be removed
+_FULL_S = 30.0  # until a folder that was full, or whose ledger was held, is tried again
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.EINTR})
 
 Found = Literal["here", "missing", "damaged"]
 
@@ -65,15 +66,22 @@ class BlockFiles:
 
     With room for no more, the blocks that were used least recently are removed, but none that was
     used after since_ns: a dataset beyond the limit would else push out its own blocks before they
-    are used again. Raises ValueError for a folder that cannot be used.
+    are used again. A folder that cannot be used is a ValueError where it is required, else it is
+    warned of, and nothing is kept.
     """
 
-    def __init__(self, options: DiskOptions) -> None:
+    def __init__(self, options: DiskOptions, *, required: bool = True) -> None:
         self._folder, self._options = options.folder, options
         self._lock = threading.Lock()  # one thread at a time waits for the ledger
-        self._off = False
+        self._off = self._untrusted = False
         self._full_until = 0.0
-        self._prepare_folder()
+        try:
+            self._prepare_folder()
+        except ValueError as error:
+            if required:
+                raise
+            self._untrusted = True
+            self._turn_off(str(error))
 
     @property
     def keeps(self) -> bool:
@@ -82,15 +90,18 @@ class BlockFiles:
 
     def read(self, key: bytes, nbytes: int, start: int, out: memoryview) -> Found:
         """Fill `out` with bytes of a block of `nbytes` from `start` on, or leave it as it is."""
+        if self._untrusted:
+            return "missing"
         try:
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(self._path(key), flags)
         except OSError:
             return "missing"
         try:
-            if _read_checked(descriptor, key, nbytes, start, out):
+            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            if regular and _read_checked(descriptor, key, nbytes, start, out):
                 now = time.time_ns()
-                with contextlib.suppress(PermissionError):  # of a folder that another user owns
+                with contextlib.suppress(PermissionError):  # a file of another user
                     os.utime(descriptor, ns=(now, now))
                 return "here"
         except OSError:
@@ -113,7 +124,10 @@ class BlockFiles:
                     os.utime(descriptor, ns=(now, now))
                     self._rename(temporary, self._path(key))
         except OSError as error:
-            self._turn_off(error)
+            if error.errno in _PASSING:
+                self._pause()
+            else:
+                self._turn_off(error.strerror or str(error))
 
     def remove(self, key: bytes) -> bool:
         """Drop a block; whether it was there."""
@@ -134,31 +148,36 @@ class BlockFiles:
             if (reason := _refusal(status)) is not None:
                 raise ValueError(
                     f"disk_cache={self._folder!r}: the folder {reason}, who could change what is "
-                    "in it; use another, or chmod 700 one of your own"
+                    "in it; use a folder of your own, with mode 700"
                 )
             with self._locked() as ledger:
                 for name in [] if ledger is None else os.listdir(self._folder):
                     if _TEMPORARY.fullmatch(name):
                         _remove_leftover(f"{self._folder}/{name}")
         except OSError as error:
+            if error.errno in _PASSING:
+                self._pause()
+                return
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise ValueError(
                     f"disk_cache={self._folder!r}: cannot be used: {error.strerror}; name a folder "
                     "that can be written"
                 ) from None
-            self._turn_off(error)
+            self._turn_off(error.strerror or str(error))
 
     @contextlib.contextmanager
     def _reserved(self, nbytes: int) -> Iterator[tuple[int, str] | None]:
-        """A new file of that size, locked, as descriptor and path, which is not there afterwards;
-        None without room.
+        """The descriptor and path of a new, locked file of that size; None without room. What still
+        has that path at the end is removed.
         """
         temporary = f"{self._folder}/tmp-{secrets.token_hex(8)}"
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
         descriptor = -1
         try:
             with self._locked() as ledger:
-                if ledger is not None and self._make_room(ledger, nbytes):
+                if ledger is None:
+                    self._pause()
+                elif self._make_room(ledger, nbytes):
                     descriptor = os.open(temporary, flags, 0o600)
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.ftruncate(descriptor, nbytes)  # counts from now on
@@ -186,9 +205,7 @@ class BlockFiles:
             yield None
             return
         try:
-            # A descriptor of its own: a forked child has the locks of those it inherits.
-            flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
-            ledger = os.open(f"{self._folder}/{_LEDGER}", flags, 0o600)
+            ledger = self._open_ledger()
             try:
                 yield ledger if _flock(ledger, end) else None
             finally:
@@ -197,17 +214,34 @@ class BlockFiles:
         finally:
             self._lock.release()
 
+    def _open_ledger(self) -> int:
+        """A descriptor of its own: a forked child has the locks of those it inherits."""
+        path = f"{self._folder}/{_LEDGER}"
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        ledger = os.open(path, flags, 0o600)
+        status = os.fstat(ledger)
+        own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        magic = os.pread(ledger, len(_LEDGER_MAGIC), 0) if own and status.st_nlink == 1 else b"?"
+        if magic not in (b"", _LEDGER_MAGIC):
+            os.close(ledger)
+            raise PermissionError(errno.EPERM, f"{path} is not a ledger that this user has made")
+        return ledger
+
+    def _pause(self) -> None:
+        """Keep nothing for a while."""
+        self._full_until = time.monotonic() + _FULL_S
+
     def _make_room(self, ledger: int, nbytes: int) -> bool:
         """Count a new file in the ledger, before it is there; False without room for it."""
         limit = self._options.limit_bytes
         stored = os.pread(ledger, _USED.size, 0)
-        used = _USED.unpack(stored)[0] if len(stored) == _USED.size else limit
+        used = _USED.unpack(stored)[1] if len(stored) == _USED.size else limit
         if used + nbytes > limit:
             used = self._free(limit - nbytes)
         fits = bool(used + nbytes <= limit)
-        os.pwrite(ledger, _USED.pack(used + nbytes if fits else used), 0)
+        os.pwrite(ledger, _USED.pack(_LEDGER_MAGIC, used + nbytes if fits else used), 0)
         if not fits:
-            self._full_until = time.monotonic() + _FULL_S
+            self._pause()
         return fits
 
     def _free(self, most: int) -> int:
@@ -245,13 +279,13 @@ class BlockFiles:
                             blocks.append((status.st_mtime_ns, status.st_size, entry.path))
         return used + sum(nbytes for _, nbytes, _ in blocks), blocks
 
-    def _turn_off(self, error: OSError) -> None:
+    def _turn_off(self, reason: str) -> None:
         with self._lock:
             before, self._off = self._off, True
         if not before:
             warnings.warn(
                 f"{self._folder}: the disk cache keeps nothing more in this process: "
-                f"{error.strerror}; the data comes from the server",
+                f"{reason}; the data comes from the server",
                 stacklevel=2,
             )
 
@@ -260,11 +294,8 @@ def _refusal(status: os.stat_result) -> str | None:
     """Why a folder may not be trusted."""
     if status.st_mode & stat.S_IWOTH:
         return f"can be written by all users (mode {stat.S_IMODE(status.st_mode):o})"
-    if status.st_uid != os.geteuid() and status.st_mode & stat.S_IWGRP:
-        return (
-            f"belongs to user {status.st_uid} and can be written by others "
-            f"(mode {stat.S_IMODE(status.st_mode):o})"
-        )
+    if status.st_uid != os.geteuid():
+        return f"belongs to another user ({status.st_uid}, this is {os.geteuid()})"
     return None
 
 
@@ -283,7 +314,7 @@ def _flock(descriptor: int, end: float) -> bool:
 def _remove_leftover(path: str) -> int:
     """Remove a temporary file that nobody writes; the bytes of one that somebody does."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return 0
     try:

@@ -32,7 +32,7 @@ _S3_SETTINGS = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"),
 )
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_SECRETS = re.compile(r"\?\S*")
+_SECRETS = re.compile(r"\?\S*|(?<=//)[^/\s@]*@")
 
 
 class RequestFailed(Exception):

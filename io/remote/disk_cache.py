@@ -43,8 +43,8 @@ class ObjectKey:
 class DiskCache:
     """Reads ranges of objects through the blocks of a folder; safe to use from several threads."""
 
-    def __init__(self, options: DiskOptions) -> None:
-        self._files = BlockFiles(options)
+    def __init__(self, options: DiskOptions, *, required: bool) -> None:
+        self._files = BlockFiles(options, required=required)
         self._block_bytes = options.block_bytes
         self._changed = threading.Condition()
         self._fetched_now: set[tuple[ObjectKey, int]] = set()
@@ -167,14 +167,14 @@ class _Range:
         return first, self.out[first - self.start : stop - self.start]
 
 
-def disk_cache_of(options: DiskOptions) -> DiskCache:
-    """The cache of this process with these options. Raises ValueError for a folder that cannot be
-    used.
+def disk_cache_of(options: DiskOptions, *, required: bool = False) -> DiskCache:
+    """The cache of this process with these options. A folder that cannot be used is a ValueError
+    where it is required, else a warning, and the data comes from the server.
     """
     with _caches.lock:
         cache = _caches.made.get(options)
         if cache is None:
-            cache = _caches.made[options] = DiskCache(options)
+            cache = _caches.made[options] = DiskCache(options, required=required)
         return cache
 
 

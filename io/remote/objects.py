@@ -102,6 +102,8 @@ class ObjectReader:
         """Fill `out` with bytes of an object from `start` on, from the cache where it has them.
         Raises DataError; ObjectChanged when it is not the one that was opened.
         """
+        if not len(out):
+            return
         counted = counts or RequestCounts()
 
         def fetch(position: int, part: memoryview) -> None:
@@ -111,7 +113,7 @@ class ObjectReader:
         if self._disk is not None and key.etag and start + len(out) <= key.size:
             # Asked for each time: a forked process has one of its own.
             disk_cache_of(self._disk).read_into(key, start, out, counted, fetch)
-        elif len(out):
+        else:
             fetch(start, out)
 
     def forget(self, url: str, identity: ObjectIdentity, start: int, nbytes: int) -> bool:

@@ -77,10 +77,18 @@ class ObjectWriter:
         with contextlib.suppress(_Absent):
             self._tried(url, "looking for it", "get_object", wanted)["Body"].close()
 
-    def find(self, url: str) -> StoredObject | None:
-        """What lies there; None also where nobody may ask. Raises DataError."""
+    def find(self, url: str, *, unseen_is_absent: bool = True) -> StoredObject | None:
+        """What lies there. unseen_is_absent: None also where nobody may ask. Raises DataError."""
         try:
             found = self._tried(url, "looking for it", "head_object", s3_place(url))
+        except _Unseen:
+            if unseen_is_absent:
+                return None
+            raise DataError(
+                f"{url}: these credentials may not see whether a dataset is there; they need "
+                "s3:GetObject and s3:ListBucket, or replace what is there with --overwrite "
+                "(overwrite=True)"
+            ) from None
         except _Absent:
             return None
         etag = found.get("ETag", "").strip('"')
@@ -133,9 +141,7 @@ class ObjectWriter:
             complete = {**upload, "MultipartUpload": {"Parts": sent}}
             self._tried(url, "putting its parts together", "complete_multipart_upload", complete)
         except BaseException:
-            with contextlib.suppress(
-                Exception
-            ):  # parts that stay cost money; the first error counts
+            with contextlib.suppress(Exception):  # parts cost money; the first error counts
                 self._s3.client.abort_multipart_upload(**upload)
             raise
 
@@ -167,7 +173,7 @@ class ObjectWriter:
                 code = _code_of(error)
                 asks = operation in ("get_object", "head_object")
                 if asks and code in _NOT_THERE | _PERHAPS_THERE:
-                    raise _Absent(url) from None
+                    raise (_Absent if code in _NOT_THERE else _Unseen)(url) from None
                 spent_s = time.monotonic() - began
                 delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
                 delay_s = max(delay_s * random.uniform(0.5, 1.0), failure.after_s)
@@ -179,6 +185,10 @@ class ObjectWriter:
 
 class _Absent(DataError):
     """There is no such object, as far as one may know."""
+
+
+class _Unseen(_Absent):
+    """There may be one, for who may look."""
 
 
 def md5_of(path: str) -> str:

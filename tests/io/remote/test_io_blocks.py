@@ -43,7 +43,9 @@ def present(files):
 
 
 def all_files(folder):
-    return [path for path in Path(folder).rglob("*") if path.is_file() and path.name != "ledger"]
+    return [
+        path for path in Path(folder).rglob("*") if path.is_file() and path.name != "hsgd-ledger"
+    ]
 
 
 def bytes_in(folder):
@@ -137,7 +139,7 @@ def test_a_block_that_gets_its_name_while_blocks_are_counted_counts(folder, monk
                 other._rename(temporary, f"{folder}/ab/{'0' * 62}")
             return names
 
-        os.truncate(f"{folder}/ledger", 0)  # so that they are counted
+        os.truncate(f"{folder}/hsgd-ledger", 0)  # so that they are counted
         monkeypatch.setattr(os, "listdir", listed)
         write(files, 1)
         assert bytes_in(folder) <= 2 * FILE_BYTES
@@ -145,7 +147,7 @@ def test_a_block_that_gets_its_name_while_blocks_are_counted_counts(folder, monk
 
 def test_a_ledger_that_is_lost_is_counted_anew(folder):
     write(open_files(folder, 3 * FILE_BYTES), 0, 1, 2)
-    (Path(folder) / "ledger").write_bytes(b"?")
+    (Path(folder) / "hsgd-ledger").write_bytes(b"")
     write(open_files(folder, 3 * FILE_BYTES), 3)
     assert bytes_in(folder) <= 3 * FILE_BYTES
 
@@ -167,7 +169,10 @@ def test_the_folder_is_its_owners(folder):
 
 @pytest.mark.parametrize(
     ("mode", "user", "text"),
-    [(0o777, 0, "written by all users .mode 777.*chmod 700"), (0o770, 1, "belongs to user")],
+    [
+        (0o777, 0, "written by all users .mode 777.*with mode 700"),
+        (0o755, 1, "belongs to another user"),
+    ],
 )
 def test_a_folder_that_others_may_write_is_refused(folder, monkeypatch, mode, user, text):
     os.mkdir(folder)
@@ -218,6 +223,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(folder, monkeypatch):
 
 def test_a_ledger_that_another_holds_keeps_nobody_waiting(folder, monkeypatch):
     monkeypatch.setattr(block_files, "_LOCK_S", 0.01)
+    monkeypatch.setattr(block_files, "_FULL_S", 0.0)
     files, other = open_files(folder, 1 << 20), open_files(folder, 1 << 20)
     with other._locked() as held:
         assert held is not None
@@ -225,6 +231,55 @@ def test_a_ledger_that_another_holds_keeps_nobody_waiting(folder, monkeypatch):
     assert present(files) == []
     write(files, 1)
     assert present(files) == [1]
+
+
+def test_a_ledger_that_another_holds_is_asked_for_once_in_a_while(folder, monkeypatch):
+    monkeypatch.setattr(block_files, "_LOCK_S", 0.01)
+    files, other = open_files(folder, 1 << 20), open_files(folder, 1 << 20)
+    with other._locked():
+        write(files, 1)
+    assert not files.keeps
+
+
+@pytest.mark.parametrize("kind", ["file", "symlink", "second name"])
+def test_a_ledger_that_is_no_ledger_stays_as_it_is(folder, tmp_path, kind):
+    os.mkdir(folder, 0o700)
+    thesis, ledger = tmp_path / "thesis.txt", Path(folder) / "hsgd-ledger"
+    thesis.write_text("hsgdldg1 of great worth" if kind == "second name" else "of great worth")
+    if kind == "file":
+        thesis = thesis.rename(ledger)
+    elif kind == "symlink":
+        ledger.symlink_to(thesis)
+    else:
+        ledger.hardlink_to(thesis)
+    before = thesis.read_text()
+    with pytest.raises(ValueError, match=r"cannot be used: .*name a folder"):
+        open_files(folder, 1 << 20)
+    assert thesis.read_text() == before
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "symlink"])
+def test_what_is_no_file_in_the_place_of_a_block_is_not_read(folder, kind):
+    files = open_files(folder, 1 << 20)
+    write(files, 1)
+    (block,) = all_files(folder)
+    content = block.rename(block.with_name("elsewhere"))
+    if kind == "fifo":
+        os.mkfifo(block)
+    elif kind == "folder":
+        block.mkdir()
+    else:
+        block.symlink_to(content)
+    assert present(files) == []
+
+
+def test_a_folder_that_cannot_be_used_is_only_warned_of_where_it_is_not_required(tmp_path):
+    (tmp_path / "file").write_text("")
+    options = DiskOptions(str(tmp_path / "file"), 1 << 20)
+    with pytest.warns(UserWarning, match="cannot be used.*the data comes from the server"):
+        files = BlockFiles(options, required=False)
+    write(files, 1)
+    assert not files.keeps and present(files) == []
 
 
 def test_threads_and_objects_share_a_folder(folder):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, ReadOptions, convert_to_slabs, open_map
+from hsgd.io import loader as loading
 from hsgd.io.remote.objects import ObjectReader, RemoteAccess
 from torch.utils.data import DataLoader
 
@@ -84,7 +85,7 @@ def opening_requests(server, name):
 
 
 def blocks_of(cache):
-    return [path for path in cache.rglob("*") if path.is_file() and path.name != "ledger"]
+    return [path for path in cache.rglob("*") if path.is_file() and path.name != "hsgd-ledger"]
 
 
 @pytest.mark.parametrize("shuffle", ["block", "slabs", "full", "none"])
@@ -352,3 +353,52 @@ def test_processes_at_once_and_killed_ones_leave_right_samples(server, home, cac
     assert [sum(map(int, epoch)) for epoch in zip(*sums, strict=True)] == [expected] * 2
     assert sum(path.stat().st_size for path in blocks_of(cache)) <= limit
     assert not list(cache.glob("tmp-*"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"disk_cache_bytes": float("nan")},
+        {"disk_cache_bytes": float("inf")},
+        {"disk_cache_bytes": "10GB"},
+        {"disk_cache": ""},
+        {"retry_s": float("nan")},
+    ],
+)
+def test_options_without_meaning_are_refused_by_name(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=name):
+        ReadOptions(**options)
+
+
+class Pair:
+    """What _open() needs of a communicator, of which the other rank has failed, or not."""
+
+    rank = 0
+
+    def __init__(self, failures):
+        self.failures = failures
+
+    def broadcast(self, array):
+        return array
+
+    def allreduce(self, array):
+        return array + self.failures
+
+
+def test_a_folder_that_one_rank_cannot_use_ends_all(server, tmp_path, cache):
+    (tmp_path / "file").write_text("")
+    bad = ReadOptions(disk_cache=tmp_path / "file", retry_s=1)
+    with pytest.raises(ValueError, match="cannot be used"):
+        loading._open(f"{server.url}/plain", None, None, Pair(0), bad)
+    for read in (ReadOptions(disk_cache=cache, retry_s=1), ReadOptions(retry_s=1)):
+        with pytest.raises(ValueError, match="another rank cannot use its folder"):
+            loading._open(f"{server.url}/plain", None, None, Pair(1), read)
+
+
+def test_each_rank_has_the_folder_that_it_names(server, cache):
+    url = f"{server.url}/plain"
+    sent = open_map(url, access=RemoteAccess(1.0))
+    data = loading._open(url, None, None, Pair(0), ReadOptions(disk_cache=cache, retry_s=2))
+    assert sent.access.disk is None
+    assert (data.access.disk.folder, data.access.retry_s) == (str(cache), 2)

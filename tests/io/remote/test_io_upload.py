@@ -224,7 +224,10 @@ def test_without_credentials_an_error_says_so(server, folder, monkeypatch):
 
 def test_who_may_only_write_can_send(server, folder):
     server.fail("HEAD", 403, "AccessDenied", times=100)
-    upload_slabs(folder, URL)
+    with pytest.raises(DataError, match=r"may not see whether a dataset is there.*--overwrite"):
+        upload_slabs(folder, URL)
+    assert stored() == {}
+    upload_slabs(folder, URL, overwrite=True)
     assert stored() == expected(folder)
 
 
@@ -264,7 +267,7 @@ def test_what_is_no_slab_folder_is_not_sent(server, folder, tmp_path):
     (folder / "slab-00001.h5").unlink()
     with pytest.raises(DataError, match="slab 1 of 4 is missing"):
         upload_slabs(folder, URL)
-    with pytest.raises(DataError, match="no slab folder; make one"):
+    with pytest.raises(DataError, match="is not a slab folder; make one"):
         upload_slabs(tmp_path, URL)
     assert not server.requests
 
