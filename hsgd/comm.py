@@ -140,9 +140,9 @@ class Comm(Closing):
         there by rank 0 and removed before this returns. A name that starts with "@" needs no file
         system; other users of the node can take it first, when they can guess it: draw it at
         random. "@NAME#SECRET", with a secret of 32 hexadecimal digits, binds NAME alone, and who
-        does not know the secret is told nothing.
+        does not know the secret gets nothing.
         Raises ValueError for a wrong rank or size or when another user listens there,
-        CollectiveTimeout naming ranks that did not come.
+        CollectiveTimeout naming ranks that did not join.
         """
         self = cls.__new__(cls)
         config = Config.from_env() if config is None else config
@@ -180,7 +180,7 @@ class Comm(Closing):
         another, in the same order on all ranks.
         config: its `timeout_s` also bounds each step of the meeting.
         Raises ValueError for a wrong rank, sizes or settings that differ, and interfaces that are
-        not there; CollectiveTimeout naming ranks that did not come, or, as PeerLost, that cannot
+        not there; CollectiveTimeout naming ranks that did not join, or, as PeerLost, that cannot
         be reached; SharedMemoryError; and what the store raises.
         """
         self = cls.__new__(cls)
@@ -620,13 +620,13 @@ class Comm(Closing):
         To be called by all of them after PeerLost or CollectiveTimeout: ranks are numbered anew in
         the old order, settings stay, and this communicator is closed. All ranks that return from
         here have the same members. docs/faults.md shows how to train on.
-        timeout_s: how long to wait for ranks that live but do not come (default: the deadline of
+        timeout_s: how long to wait for ranks that live but do not call it (default: the deadline of
         this communicator). Ranks that ended are not waited for; one that ends meanwhile is left
         out too.
         MPI is not asked, so it works over MPI too as long as all ranks share one node and the
         launcher lets the survivors live.
         Raises HsgdError on a rank without which the others went on, ValueError when the ranks span
-        several nodes, and CollectiveTimeout when no group came about.
+        several nodes, and CollectiveTimeout when no group was formed.
         """
         shrunk = Comm.__new__(Comm)
         limit_s = self._config.timeout_s if timeout_s is None else float(timeout_s)

@@ -73,7 +73,8 @@ class Handle(Generic[Result]):
             raise ValueError(f"wait: timeout is {timeout!r}; give seconds from 0, or None")
         if not self._request.wait(-1.0 if timeout is None else timeout):
             raise TimeoutError(
-                f"{self._name}: not done within {timeout:g} s; it goes on, wait for it again"
+                f"{self._name}: not finished within {timeout:g} s; it is still running, wait for "
+                "it again"
             )
         if not self._taken:
             self._taken.append(self._result(self._request))

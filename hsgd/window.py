@@ -46,7 +46,7 @@ class NotifiedWindow(Closing):
         is needed first (`order`) waits less for the rest.
 
     A notification is a version number that overwrites the one before: versions of a slot start at
-    1 and grow, and say what is there, never how often something happened.
+    1 and must increase, and say what is there, not how often it was put.
 
     Inside a node a write is done when put_notify returns. Over MPI (MPI-3 one-sided; one window,
     one lock_all) it goes on while threads of both ranks are in methods of the NotifiedWindow, so a

@@ -47,7 +47,7 @@ class Collectives(dist.ProcessGroup):
     """A process group whose collectives on CPU tensors go through a Comm of its own.
 
     store, rank, members: of the group, its members as global ranks. timeout: of each collective,
-    unless HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout naming ranks that do not come.
+    unless HSGD_TIMEOUT_S is shorter. Raises CollectiveTimeout naming ranks that are late.
     """
 
     _device_type = "cpu"  # of the tensors that the methods take themselves

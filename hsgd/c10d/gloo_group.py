@@ -26,7 +26,7 @@ class GlooGroup(Collectives):
     """Stands for `underneath`, which torch made over gloo; collective over its ranks, blocking.
 
     store: of the group. members: global ranks, by group rank. counts: of all calls; None: nobody
-    counts. Raises CollectiveTimeout naming ranks that do not come.
+    counts. Raises CollectiveTimeout naming ranks that do not make the call.
     """
 
     _traced_as, _traced_threaded = "gloo", True  # what is gloo's ends in a thread of gloo
@@ -114,7 +114,7 @@ class GlooGroup(Collectives):
         return self._underneath
 
     def monitored_barrier(self, *arguments: Any, **named: Any) -> None:
-        """gloo's: its messages say which rank did not come to which barrier."""
+        """gloo's: its messages say which rank did not call which barrier."""
         self._left("monitored_barrier", []).monitored_barrier(*arguments, **named)
 
     @by_device

@@ -32,7 +32,7 @@ class HsgdProcessGroup(Collectives):
 
     options: of torch's extended backend interface. backend_options: `pg_options` of the caller, for
     the accelerator's backend.
-    Raises CollectiveTimeout naming ranks that do not come.
+    Raises CollectiveTimeout naming ranks that do not make the call.
     """
 
     def __init__(self, options: Any, backend_options: Any = None) -> None:
@@ -120,7 +120,7 @@ class HsgdProcessGroup(Collectives):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """barrier, blocking; an error names all ranks that did not come, as always here."""
+        """barrier, blocking; an error names all ranks that did not call it, as always here."""
         opts = BarrierOptions()
         torch_versions.make_blocking(opts)
         if timeout is not None:

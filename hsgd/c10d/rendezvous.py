@@ -32,7 +32,7 @@ def open_board(store: object, rank: int, members: list[int], timeout_s: float) -
 def meet(board: Board, config: Config) -> Comm:
     """The communicator of a new group; collective over its members, blocking.
 
-    Raises CollectiveTimeout naming the ranks that did not come.
+    Raises CollectiveTimeout naming the ranks that did not join.
     """
     ranks = [rank for rank in board.exchange("rank", mpi_rank(os.environ)) if rank is not None]
     if len(set(ranks)) == len(board.members):

@@ -27,7 +27,8 @@ GIVING_UP_S = 1.0  # at most, until what is under way has failed: a wait looks a
 def unfinished(what: str, seconds: float) -> CollectiveTimeout:
     """The error of a wait that ends before the collective does; local."""
     return CollectiveTimeout(
-        f"{what}: not done within the timeout of {seconds:g} s; it goes on, wait for it again"
+        f"{what}: not finished within the timeout of {seconds:g} s; it is still running, wait for "
+        "it again"
     )
 
 
@@ -133,7 +134,8 @@ class HsgdWork(dist.Work):
         self._worker.give_up(seconds)
         self._ended.wait(GIVING_UP_S)
         return self._error or CollectiveTimeout(
-            f"{self._what}: not done within the timeout of {seconds:g} s; make a new process group"
+            f"{self._what}: not finished within the timeout of {seconds:g} s; make a new process "
+            "group"
         )
 
     def _cause(self, error: BaseException) -> BaseException:

@@ -294,7 +294,7 @@ class DeviceComm:
         if len(rows) != size or sum(rows) != source.rows:
             raise ValueError(
                 f"{what}: {len(rows)} counts for {sum(rows)} rows, but there are {size} ranks and "
-                f"{source.rows} rows; give each rank its rows"
+                f"{source.rows} rows; give one count per rank, which sum to the number of rows"
             )
         return list(rows)
 
@@ -302,8 +302,7 @@ class DeviceComm:
         self._pair(what, source, target)
         if target.row_elements != source.row_elements:
             raise ValueError(
-                f"{what}: out has other extents after the first than the input; pass one like it "
-                "but for the rows"
+                f"{what}: out must have the shape of the input but for the number of rows"
             )
         if target.rows != rows:
             raise ValueError(

@@ -67,7 +67,7 @@ class Board:
         """Everybody's value of `what`, by rank; collective, blocking.
 
         value: what JSON takes. limit_s: how long to wait for the others; None is `timeout_s`.
-        Raises CollectiveTimeout naming the members that did not come, or saying that the store does
+        Raises CollectiveTimeout naming the members that are late, or saying that the store does
         not answer, and ValueError where ranks differ about their number, on all ranks.
         """
         key = f"{self.prefix}/{what}"
@@ -130,8 +130,8 @@ class Board:
         return about(
             absent[0],
             CollectiveTimeout(
-                f"{self._caller}: rank {', '.join(map(str, absent))} did not come within "
-                f"{limit_s:g} s; see whether all ranks call this"
+                f"{self._caller}: rank {', '.join(map(str, absent))} did not join within "
+                f"{limit_s:g} s; check that all ranks make this call"
             ),
         )
 

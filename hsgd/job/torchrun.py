@@ -38,8 +38,8 @@ def meeting_point(worker: launcher_variables.Torchrun, timeout_s: float) -> str:
         raise about(
             0,
             CollectiveTimeout(
-                f"Comm: rank 0 did not come within {timeout_s:g} s; see whether all ranks make "
-                "this communicator"
+                f"Comm: rank 0 did not join within {timeout_s:g} s; check that all ranks "
+                "make this communicator"
             ),
         ) from None
     return str(kept.get(key), "utf-8")

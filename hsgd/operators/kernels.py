@@ -126,7 +126,7 @@ def _allgather_into(out: Tensor, tensor: Tensor, comm: int) -> None:
     if other is not None:
         raise ValueError(
             f"allgather: rank {other} has {counts[other]} rows, rank {found.rank} has {rows}; "
-            "operators take as many from each"
+            "torch.ops.hsgd needs the same number of rows on every rank"
         )
     _put_back(dense, out)
 

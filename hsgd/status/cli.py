@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 
 States of a rank; in capitals those that keep others waiting:
   waits     in a call, for other ranks
-  LATE      has not come to the call in which others wait
+  LATE      has not made the call in which others wait
   SILENT    in the same call, without a sign of progress for a second or more
   STOPPED   its process is stopped: by SIGSTOP, Ctrl-Z, a debugger
   ENDED     its process has just ended

@@ -27,7 +27,7 @@ class Standing(str, enum.Enum):
     WAITS = "waits"  # in a call, for others
     SILENT = "silent"  # in a call, and has not looked at the others for long: it works, or hangs
     WORKS = "works"  # in a call
-    LATE = "late"  # has not come to the call in which others wait
+    LATE = "late"  # has not made the call in which others wait
     OUTSIDE = "outside"  # between two calls, and nobody waits for it
 
 
@@ -159,9 +159,9 @@ def _blame_all(group: Group, newest: int, wait: str, all_rows: Sequence[Row]) ->
 
 def _blame(row: Row, standing: Standing, newest: int, wait: str) -> str:
     if row.call < newest and row.in_call:
-        line = f"{_person(row)} is still in {call_words(row)} and has not come to {wait}"
+        line = f"{_person(row)} is still in {call_words(row)} and has not called {wait}"
     elif row.call < newest:
-        line = f"{_person(row)} has not come to {wait}"
+        line = f"{_person(row)} has not called {wait}"
     elif standing == Standing.SILENT:
         return (
             f"{_person(row)} is in {wait}, and has not looked at the others for "
@@ -226,7 +226,7 @@ def _say_who_does_not_meet(group: Group) -> None:
         if first.nodes == 1:
             group.held_up_by += missing
         group.findings.append(
-            f"{_ranks(missing, 'local rank')} of {first.local_size} on this node: not come to the "
+            f"{_ranks(missing, 'local rank')} of {first.local_size} on this node did not join the "
             f"set-up of the communicator, in which others wait, the first for {longest:.1f} s"
         )
 

@@ -94,7 +94,7 @@ def do_come_alone(seat: Seat, path: str) -> str:
 
 def test_a_rank_that_does_not_come_is_named(ranks: Ranks, path: str) -> None:
     (text,) = ranks.run(do_come_alone, path, on=[0])
-    assert text.startswith("CollectiveTimeout: init_process_group: rank 1 did not come within 0.5")
+    assert text.startswith("CollectiveTimeout: init_process_group: rank 1 did not join within 0.5")
 
 
 def descriptors() -> int:

@@ -392,7 +392,10 @@ def test_a_passed_timeout_leaves_the_operation_running(ranks: Ranks) -> None:
     ranks.hear(0)
     ranks.send(1, "come")
     (line, _) = [outcome.value for outcome in ranks.finish(on=range(2))]
-    assert line == 'allreduce "late": not done within 0.05 s; it goes on, wait for it again'
+    assert (
+        line
+        == 'allreduce "late": not finished within 0.05 s; it is still running, wait for it again'
+    )
 
 
 def do_stay_away(seat: Seat, path: str) -> list[str]:

@@ -158,8 +158,8 @@ def _overlapping(comm: Comm) -> Any:
 WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
     "strided": (lambda c: c.allgather(np.ones(8)[::2]), ValueError, "not C-contiguous"),
     "complex": (lambda c: c.allgather(np.ones(4, complex)), TypeError, "float32, float64"),
-    "a list": (lambda c: c.allgather([1.0]), TypeError, "list is no array"),
-    "a list to scatter": (lambda c: c.reduce_scatter([1.0]), TypeError, "list is no array"),
+    "a list": (lambda c: c.allgather([1.0]), TypeError, "list is not an array"),
+    "a list to scatter": (lambda c: c.reduce_scatter([1.0]), TypeError, "list is not an array"),
     "unknown op": (lambda c: c.reduce_scatter(np.ones(4), "avg"), ValueError, "sum, mean, min"),
     "mean of integers": (
         lambda c: c.reduce_scatter(np.ones(4, int), "mean"),

@@ -86,8 +86,8 @@ WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
         ValueError,
         "resolve_neg",
     ),
-    "a list": (lambda c: c.allreduce([1.0], out=np.ones(1)), TypeError, "list is no array"),
-    "None": (lambda c: c.broadcast(None), TypeError, "NoneType is no array"),
+    "a list": (lambda c: c.allreduce([1.0], out=np.ones(1)), TypeError, "list is not an array"),
+    "None": (lambda c: c.broadcast(None), TypeError, "NoneType is not an array"),
     "read-only out": (lambda c: c.allreduce(np.ones(4), out=_read_only()), ValueError, "read-only"),
     "read-only data": (lambda c: c.broadcast(_read_only()), ValueError, "read-only"),
     "bytes": (lambda c: c.broadcast(b"abc"), ValueError, "read-only"),
@@ -185,7 +185,7 @@ def test_two_ranks_with_the_same_number_are_told_apart_by_pid(ranks: Ranks) -> N
         assert isinstance(
             outcome.error, (ValueError, CollectiveTimeout)
         )  # the second may come too late
-        assert "rank 1 came twice" in line or "rank 0 did not come" in line
+        assert "rank 1 joined twice" in line or "rank 0 did not join" in line
     assert f"pids {ranks.pid(1)} and {ranks.pid(2)}" in str(outcomes[0].error).replace(
         f"pids {ranks.pid(2)} and {ranks.pid(1)}", f"pids {ranks.pid(1)} and {ranks.pid(2)}"
     )
@@ -195,7 +195,7 @@ def test_ranks_that_disagree_about_the_size_are_told_so(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(do_set_up, meeting_point(), [(0, 2), (1, 3)], [BRIEF], on=range(2))
     for outcome, line in zip(outcomes, lines(outcomes), strict=True):
         assert isinstance(outcome.error, ValueError)
-        assert "rank 0 says 2 ranks, rank 1 says 3" in line
+        assert "rank 0 has size 2, rank 1 has size 3" in line
 
 
 DIFFERENT = {
@@ -272,7 +272,7 @@ def test_a_rank_that_never_comes_is_named_to_all_others(ranks: Ranks, missing: i
         assert isinstance(outcome.error, CollectiveTimeout)
         assert outcome.error.rank == missing  # type: ignore[attr-defined]
         assert (
-            "rank 0 did not come" if missing == 0 else f"rank(s) {missing} did not come"
+            "rank 0 did not join" if missing == 0 else f"rank(s) {missing} did not join"
         ) in line
 
 
@@ -286,7 +286,7 @@ def test_the_missing_rank_is_named_though_rank_0_came_late(ranks: Ranks, tmp_pat
     outcomes = ranks.finish(on=[1, 0])
     for outcome, line in zip(outcomes, lines(outcomes), strict=True):
         assert isinstance(outcome.error, CollectiveTimeout)
-        assert "rank(s) 2 did not come" in line
+        assert "rank(s) 2 did not join" in line
 
 
 def test_a_rank_that_dies_during_set_up_is_named(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ WRONG: dict[str, tuple[list[int], list[Config], type[Exception], str]] = {
         [2, 2],
         [PATIENT, Config(timeout_s=30.0, interfaces="nosuch0")],
         ValueError,
-        'no interface "nosuch0" is up here with an address; there are: ',
+        'no interface "nosuch0" is up with an address on this host; it has: ',
     ),
 }
 
@@ -301,9 +301,9 @@ def test_a_store_that_does_not_answer_is_not_waited_for(tmp_path: Path, answers:
 def test_a_rank_that_does_not_come_is_named(ranks: Ranks, tmp_path: Path) -> None:
     for outcome in ranks.outcomes(do_meet_wrongly, str(tmp_path), [3] * 2, [BRIEF] * 2, on=[0, 1]):
         assert isinstance(outcome.error, CollectiveTimeout), outcome.trace
-        assert "Comm.over_store: rank 2 did not come within 0.5 s" in str(outcome.error)
+        assert "Comm.over_store: rank 2 did not join within 0.5 s" in str(outcome.error)
     (alone,) = ranks.outcomes(do_meet_wrongly, str(tmp_path), [3] * 2, [BRIEF] * 2, on=[1])
-    assert "rank 0, 2 did not come within 0.5 s" in str(alone.error)
+    assert "rank 0, 2 did not join within 0.5 s" in str(alone.error)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0)])

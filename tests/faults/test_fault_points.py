@@ -325,7 +325,7 @@ def test_a_rank_that_does_not_share_its_memory_is_waited_for_once(victim: int) -
             for report in survivors_told(pool, victim):
                 assert report.kind == "CollectiveTimeout" and report.rank == victim
                 assert report.line.startswith(f"empty: rank {victim} (pid {pool.pid(victim)}, ")
-                assert "did not come to share its memory within 1 s" in report.line
+                assert "did not share its memory within 1 s" in report.line
         finally:
             pool.signal(victim, signal.SIGCONT)
             pool.send(victim, "go on")

@@ -116,7 +116,7 @@ def test_one_rank_shows_once_who_is_late(ranks: Ranks) -> None:
     assert lines[3].split()[:3] == [str(LATE), str(ranks.pid(LATE)), "LATE"]
     # None has gone meanwhile.
     assert [line.split()[2] in ("broken", "waits") for line in lines[4:7]] == [True] * 3
-    blamed = f"-> rank {LATE} (pid {ranks.pid(LATE)}, {os.uname().nodename}) has not come to "
+    blamed = f"-> rank {LATE} (pid {ranks.pid(LATE)}, {os.uname().nodename}) has not called "
     assert f'{blamed}allreduce #2 "fc.weight", in which 3 ranks waited until the deadline' in text
 
 

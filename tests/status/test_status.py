@@ -106,7 +106,7 @@ def test_a_rank_that_is_late_is_named(ranks: Ranks, status: Command) -> None:
     assert re.search(rf"^ +2 +{ranks.pid(2)} +LATE .* none, after allreduce #1", table, re.M)
     assert re.search(r'^ +0 .* waits .* allreduce #2 "fc.weight", 3.9 KiB +rank 2, ', table, re.M)
     assert (
-        f"-> rank 2 (pid {ranks.pid(2)}, {os.uname().nodename}) has not come to "
+        f"-> rank 2 (pid {ranks.pid(2)}, {os.uname().nodename}) has not called "
         'allreduce #2 "fc.weight", in which 3 ranks wait, the first for '
     ) in table
     ranks.send(2, "go")
@@ -219,7 +219,7 @@ def test_a_rank_that_does_not_come_to_the_set_up_is_named(ranks: Ranks, status: 
     ranks.start(do_come, path, on=(0, 1, 3))
     comm = status.until(lambda comm: len(comm["ranks"]) == 3, ranks.pid(0))
     assert standings(comm) == ["set-up"] * 3 and comm["held_up_by"] == [2]
-    assert "local rank 2 of 4 on this node: not come to the set-up" in comm["findings"][0]
+    assert "local rank 2 of 4 on this node did not join the set-up" in comm["findings"][0]
     ranks.start(do_come, path, on=(2,))
     ranks.finish()
 

@@ -156,8 +156,8 @@ void Array::take_buffer(nb::handle object, const char* what, bool writable) {
     // NumPy types without a buffer format (ml_dtypes' bfloat16) and the like.
     PyErr_Clear();
     throw nb::type_error((std::string(what) + ": this " + class_name(object) +
-                          " does not give its memory away; " + "supported dtypes are " +
-                          dtypes().names())
+                          " cannot be read through the buffer protocol; " +
+                          "supported dtypes are " + dtypes().names())
                              .c_str());
   }
   holds_buffer_ = true;
@@ -215,7 +215,7 @@ void Array::take_dlpack(nb::handle object, const char* what) {
   if (!nb::hasattr(object, "__dlpack__")) {
     throw nb::type_error(
         (std::string(what) + ": " + class_name(object) +
-         " is no array; pass a NumPy array, a CPU torch tensor, or anything with the buffer "
+         " is not an array; pass a NumPy array, a CPU torch tensor, or anything with the buffer "
          "protocol or DLPack")
             .c_str());
   }
@@ -231,7 +231,7 @@ void Array::take_dlpack(nb::handle object, const char* what) {
   }
   if (nb::hasattr(plain, "is_neg") && nb::cast<bool>(plain.attr("is_neg")())) {
     throw nb::value_error((std::string(what) +
-                           ": the tensor is a negated view, whose memory has the other sign; " +
+                           ": the tensor is a lazily negated view (its negative bit is set); " +
                            "pass tensor.resolve_neg()")
                               .c_str());
   }

@@ -28,8 +28,7 @@ void check_type(hsgd_dtype dtype, hsgd_op op) {
     throw Error(HSGD_ERR_ARGUMENT, -1, text("unknown op code %d", static_cast<int>(op)));
   if (op == HSGD_MEAN && !kDtypes[dtype].floating) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("mean of %s is not defined here; use sum and divide as your program needs, or "
-                     "a floating dtype",
+                text("mean of %s is not supported; use sum and divide, or a floating-point dtype",
                      kDtypes[dtype].name));
   }
 }

@@ -22,8 +22,8 @@ uint64_t sum_of(const Rows& rows) { return std::accumulate(rows.begin(), rows.en
 void check_joins(const Array& source, const Array& target, const std::string& what) {
   if (target.joins(source)) return;
   throw nb::value_error(
-      (what + ": out has another dtype or other extents after the first than the input; pass one "
-              "like it but for the rows")
+      (what +
+       ": out must have the dtype of the input and the same shape but for the number of rows")
           .c_str());
 }
 
@@ -106,7 +106,7 @@ Rows Collective::rows_of_ranks(const Array& array, const std::optional<Rows>& gi
   throw nb::value_error((std::string(what) + ": " + std::to_string(rows.size()) + " counts for " +
                          std::to_string(sum_of(rows)) + " rows, but there are " +
                          std::to_string(size()) + " ranks and " + std::to_string(array.rows()) +
-                         " rows; give each rank its rows")
+                         " rows; give one count per rank, which sum to the number of rows")
                             .c_str());
 }
 

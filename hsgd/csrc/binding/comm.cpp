@@ -80,7 +80,7 @@ class MpiLibrary {
 
 void check_same_size(const std::vector<int>& node_of_rank, const std::vector<int>& nic_of_rank) {
   if (node_of_rank.size() == nic_of_rank.size()) return;
-  throw nb::value_error("nic_of_rank: not one for each rank");
+  throw nb::value_error("nic_of_rank: give one number per rank");
 }
 
 // The world ranks of each lane, by node.
@@ -123,7 +123,7 @@ class Leader {
   void connect(const nb::bytes& addresses, const std::vector<int>& ranks, int node,
                const hsgd_options& options) const {
     if (addresses.size() != ranks.size() * hsgd_leader_address_bytes()) {
-      throw nb::value_error("addresses: not one for each node");
+      throw nb::value_error("addresses: give one per node");
     }
     const std::string bytes(addresses.c_str(), addresses.size());
     call_core([&](hsgd_error* error) {

@@ -29,7 +29,7 @@ void init_lock(pthread_mutex_t* lock) {
   ::pthread_mutexattr_destroy(&kind);
   if (status != 0) {
     throw Error(HSGD_ERR_SYSTEM, -1,
-                text("ParameterBox: making a lock: %s", std::strerror(status)));
+                text("ParameterBox: creating a lock failed: %s", std::strerror(status)));
   }
 }
 
@@ -147,7 +147,7 @@ void BoxChunks::check(const Deadline& deadline, const std::atomic<int32_t>& hold
   throw Error(
       HSGD_ERR_TIMEOUT, -1,
       text("ParameterBox: pid %d waits for %s of the box \"%s\", which %spid %d has held for "
-           "%g s; it is stopped or starved; continue or kill it",
+           "%g s; it is stopped or gets no CPU time; resume or kill it",
            pid_, what.c_str(), header().key, who == pid_ ? "another thread of " : "", who,
            deadline.timeout_s()));
 }

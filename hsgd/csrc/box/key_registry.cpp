@@ -112,7 +112,7 @@ BoxHandover ask_for_box(const std::string& key, const Deadline& deadline) {
     if (deadline.passed()) {
       const char* what = found ? "its holders do not answer: they are stopped, or are forked "
                                  "children of holders that ended"
-                               : "nobody on this node has made it; is the key right?";
+                               : "nobody on this node has made it; check the key";
       throw Error(HSGD_ERR_TIMEOUT, -1,
                   text("ParameterBox: no box with the key \"%s\" after %g s: %s", key.c_str(),
                        deadline.timeout_s(), what));
@@ -127,7 +127,8 @@ BoxDoor::BoxDoor(BoxHandover given) : given_(std::move(given)), stop_(::eventfd(
   try {
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
-    throw Error(HSGD_ERR_SYSTEM, -1, text("ParameterBox: starting a thread: %s", error.what()));
+    throw Error(HSGD_ERR_SYSTEM, -1,
+                text("ParameterBox: starting a thread failed: %s", error.what()));
   }
   ::pthread_setname_np(thread_.native_handle(), "hsgd-box");
 }

@@ -38,8 +38,10 @@ NotifiedWindow::MakeRma over_sockets(Communicator& communicator, SocketSettings 
     if (failure) throw Error(*failure);
     for (size_t rank = 0; rank < places.size(); ++rank) {
       if (places[rank].port != 0) continue;
-      throw Error(HSGD_ERR_SYSTEM, static_cast<int>(rank),
-                  text("NotifiedWindow: rank %zu cannot be reached over TCP; it says why", rank));
+      throw Error(
+          HSGD_ERR_SYSTEM, static_cast<int>(rank),
+          text("NotifiedWindow: rank %zu cannot be reached over TCP; its own error says why",
+               rank));
     }
     return make_socket_rma(std::move(*listener), std::move(places), place.rank, base, bytes,
                            settings);
@@ -96,8 +98,8 @@ std::unique_ptr<NotifiedWindow> open_window(Communicator& communicator,
   } else if (far) {
     if (over_mpi == nullptr) {
       throw Error(HSGD_ERR_ARGUMENT, -1,
-                  "NotifiedWindow: ranks of other nodes are reached over MPI, which this "
-                  "communicator was not made over");
+                  "NotifiedWindow: ranks of other nodes are reached over MPI, but this "
+                  "communicator was not made over MPI");
     }
     make = over_mpi;
   }

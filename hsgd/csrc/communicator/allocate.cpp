@@ -61,7 +61,8 @@ void Communicator::attempt_on_all(const char* what, Body&& body) {
   if (failure) throw Error(*failure);
   if (failed != 0) {
     throw Error(HSGD_ERR_MEMORY, failed - 1,
-                text("%s: rank %d could not get its shared memory; it says why", what, failed - 1));
+                text("%s: rank %d could not get its shared memory; its own error says why", what,
+                     failed - 1));
   }
 }
 
@@ -112,7 +113,7 @@ std::shared_ptr<SharedBuffer> Communicator::share(uint64_t id, size_t bytes, siz
     if (!of_peer || peer < 0 || watch.has_spoken()) throw;
     throw Error(error.code(), error.rank(),
                 text("%s: ", what) + node().person(peer) +
-                    (late ? text(" did not come to share its memory within %g s; raise "
+                    (late ? text(" did not share its memory within %g s; raise "
                                  "HSGD_TIMEOUT_S if this is expected",
                                  options().timeout_s)
                           : " left"));

@@ -15,9 +15,9 @@ std::unique_ptr<Communicator> Communicator::shrink(double timeout_s) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!context_.one_node()) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("shrink: the ranks span %d nodes, between which only MPI can agree on who is "
-                     "left, and it knows no deadline for that; shrink MPI's own communicator "
-                     "(MPIX_Comm_shrink; mpi4py: world.Shrink()) and make a new one over it",
+                text("shrink: the ranks span %d nodes, and shrink() works within one node only; "
+                     "shrink the MPI communicator (MPIX_Comm_shrink; mpi4py: world.Shrink()) and "
+                     "make a new communicator over it",
                      context_.place().node_count));
   }
   if (!broken_) {

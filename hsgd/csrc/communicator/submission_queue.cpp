@@ -157,8 +157,10 @@ int Submissions::wait(const Request& request, double timeout_s, hsgd_error* err)
     waited = wait_until(lock, timeout_s, [&] { return request.done(); });
   }
   if (waited == Waited::kTimeout) {
-    return report(err, HSGD_ERR_PENDING, -1,
-                  text("not done within %g s; it goes on, wait for it again", timeout_s).c_str());
+    return report(
+        err, HSGD_ERR_PENDING, -1,
+        text("not finished within %g s; it is still running, wait for it again", timeout_s)
+            .c_str());
   }
   if (waited == Waited::kInterrupted)
     return report(err, HSGD_ERR_INTERRUPTED, -1, "the wait was interrupted");

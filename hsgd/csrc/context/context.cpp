@@ -229,7 +229,7 @@ void Context::check() {
   if (options_.late == nullptr)
     throw Error(HSGD_ERR_TIMEOUT, first, line + "raise HSGD_TIMEOUT_S if this is expected");
   if (group_->is_first_that_waits()) {  // on each node: no node knows whether others wait, too
-    options_.late((line + "waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
+    options_.late((line + "still waiting (set HSGD_TIMEOUT_S to make this an error)").c_str());
   }
   deadline_ = deadline_->renewed(options_.timeout_s);
 }
@@ -247,7 +247,7 @@ std::string Context::who_is_late(int* first) const {
   if (node < 0) return who;
   *first = links_->leader_of(node);
   if (*first < 0) *first = map_.rank(map_.first(node));
-  return text("the node of rank %d holds it up", *first);
+  return text("still waiting for the node of rank %d", *first);
 }
 
 // Another node knows better who of its ranks holds all up: it is given time to say so, and who may

@@ -93,7 +93,7 @@ int Device::ordinal_of(const std::string& library, DeviceAddress address) {
   if (driver.cuInit(0) == kSuccess &&
       driver.cuPointerGetAttribute(&ordinal, kDeviceOrdinal, address) == kSuccess)
     return ordinal;
-  throw Error(HSGD_ERR_ARGUMENT, -1, "the array is on no CUDA device that the driver knows");
+  throw Error(HSGD_ERR_ARGUMENT, -1, "the array is not on a CUDA device that the driver knows");
 }
 
 Device::Device(const std::string& library, int ordinal)

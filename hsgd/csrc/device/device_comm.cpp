@@ -48,7 +48,7 @@ void check_arguments(const DeviceCall& call, int rank) {
   const bool apart = call.in + in <= call.out || call.out + out <= call.in;
   if (in == 0 || out == 0 || apart || is_in_place(call, own)) return;
   throw Error(HSGD_ERR_ARGUMENT, -1,
-              "input and output overlap on the device; pass arrays apart from one another");
+              "input and output overlap on the device; pass arrays that do not overlap");
 }
 
 }  // namespace
@@ -170,8 +170,8 @@ void DeviceComm::check() const {
 std::shared_ptr<DeviceWork> DeviceComm::start(const DeviceCall& call, const Streams& streams) {
   if (!owner_.is_this_process()) {
     throw Error(HSGD_ERR_CLOSED, -1,
-                "this process was forked from the one that made the communicator; CUDA and hsgd "
-                "need a process of their own, as of multiprocessing's \"spawn\"");
+                "this process was forked from the one that made the communicator; CUDA and hsgd do "
+                "not work in forked processes; start them with multiprocessing's \"spawn\"");
   }
   check_arguments(call, topology_.rank);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -182,8 +182,8 @@ std::shared_ptr<DeviceWork> DeviceComm::start(const DeviceCall& call, const Stre
   for (const CudaStream stream : streams) {
     if (!device_->is_capturing(stream)) continue;
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                "the stream is being captured into a CUDA graph, which cannot hold what the "
-                "processor does for this collective; call it outside of the capture");
+                "the stream is being captured into a CUDA graph, which cannot record the CPU's "
+                "part of this collective; call it outside of the capture");
   }
   auto work = std::make_shared<DeviceWork>(device_, events_);
   hsgd_error error;

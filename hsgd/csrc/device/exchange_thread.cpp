@@ -180,8 +180,9 @@ void ExchangeThread::note_of(const hsgd_comm* comm, hsgd_error error) {
     error.rank = known - size;
   } else if (known >= 0 && numbers[static_cast<size_t>(known)] != known) {
     error.rank = numbers[static_cast<size_t>(known)];
-    const std::string message = text("rank %d, here called %d of those with one local rank: %s",
-                                     error.rank, known, error.message);
+    const std::string message =
+        text("rank %d (number %d in this message, which counts only ranks with its local rank): %s",
+             error.rank, known, error.message);
     report(&error, static_cast<hsgd_status>(error.code), error.rank, message.c_str());
   }
   note(error);

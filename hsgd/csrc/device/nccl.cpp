@@ -66,7 +66,7 @@ NcclLibrary::NcclLibrary(const std::string& name) : name_(name) {
 void NcclLibrary::check(NcclResult code, const char* what) const {
   if (code == kSuccess) return;
   throw Error(HSGD_ERR_SYSTEM, -1,
-              text("NCCL: %s failed: error %d (%s); NCCL_DEBUG=WARN tells more", what, code,
+              text("NCCL: %s failed: error %d (%s); set NCCL_DEBUG=WARN for details", what, code,
                    functions_.ncclGetErrorString(code)));
 }
 

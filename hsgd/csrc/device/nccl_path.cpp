@@ -86,8 +86,8 @@ NcclPath::NcclPath(std::shared_ptr<const Device> device, const Settings& setting
         if (deadline.interrupted()) throw Error(HSGD_ERR_INTERRUPTED, -1, "interrupted");
         if (deadline.passed()) {
           throw Error(HSGD_ERR_TIMEOUT, -1,
-                      text("NCCL has not joined the %d devices of this node within %g s; "
-                           "NCCL_DEBUG=INFO tells what it waits for",
+                      text("NCCL has not connected the %d devices of this node within %g s; set "
+                           "NCCL_DEBUG=INFO to see what it waits for",
                            topology_.local_size, deadline.timeout_s()));
         }
       });

@@ -24,7 +24,7 @@ typedef enum hsgd_status {
   HSGD_OK = 0,
   HSGD_ERR_ARGUMENT = -1,  /* caller's mistake, nothing was sent */
   HSGD_ERR_PEER_LOST = -2, /* a rank died; err->rank names it */
-  HSGD_ERR_TIMEOUT = -3,   /* a deadline passed; err->rank names a rank that did not come, or -1 */
+  HSGD_ERR_TIMEOUT = -3,   /* a deadline passed; err->rank names a late rank, or -1 */
   HSGD_ERR_SIGNATURE =
       -4, /* ranks called with different shapes, dtypes, ops or names; no data was mixed */
   HSGD_ERR_MEMORY = -5, /* shared memory or address space could not be had */
@@ -401,7 +401,7 @@ HSGD_API int hsgd_comm_split(hsgd_comm* comm, int color, int key, hsgd_comm** pa
 /* Collective over the ranks that are left after HSGD_ERR_PEER_LOST or HSGD_ERR_TIMEOUT, blocking: a
  * new communicator of them, numbered in the old order. `comm` is broken afterwards and still to be
  * destroyed. Ranks that ended are not waited for. Ranks that live are waited for up to `timeout_s`;
- * those that did not come then get HSGD_ERR_CLOSED from whatever they call. All ranks that return
+ * those that did not call it get HSGD_ERR_CLOSED from whatever they call. All ranks that return
  * HSGD_OK have the same members. HSGD_ERR_ARGUMENT when the ranks span several nodes. */
 HSGD_API int hsgd_comm_shrink(hsgd_comm* comm, double timeout_s, hsgd_comm** shrunk,
                               hsgd_error* err);

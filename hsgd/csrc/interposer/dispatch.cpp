@@ -100,7 +100,7 @@ Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhil
     try {
       code = body(core, &error);
     } catch (const std::bad_alloc&) {
-      describe("no memory for data that does not lie packed", &error);
+      describe("no memory to pack data that is not contiguous", &error);
       code = HSGD_ERR_MEMORY;
     } catch (const std::exception& failure) {
       describe(failure.what(), &error);

@@ -11,8 +11,8 @@
 namespace hsgd {
 
 inline constexpr const char* kForeignThread =
-    "MPI was initialized for MPI_THREAD_FUNNELED or less, and may be called by the thread that did "
-    "so only; call from there, or ask MPI_Init_thread for MPI_THREAD_MULTIPLE (mpi4py: "
+    "MPI was initialized for MPI_THREAD_FUNNELED or less, so only the thread that initialized it "
+    "may call it; call from there, or ask MPI_Init_thread for MPI_THREAD_MULTIPLE (mpi4py: "
     "mpi4py.rc.thread_level = 'multiple' before the import of MPI)";
 
 // What MPI was initialized for, in this process: MPI_THREAD_SINGLE to MPI_THREAD_MULTIPLE.

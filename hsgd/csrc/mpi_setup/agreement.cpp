@@ -16,7 +16,7 @@ void share(Steps steps, const std::optional<Error>& failure, const char* what) {
   const auto rank = static_cast<int>(last - (worst & UINT32_MAX));
   char words[512] = {};
   if (failure) std::snprintf(words, sizeof words, "%s", failure->what());
-  steps.broadcast(words, sizeof words, rank, "told why they failed");
+  steps.broadcast(words, sizeof words, rank, "shared their errors");
   throw AgreedError(static_cast<hsgd_status>(-static_cast<int>(worst >> 32)), rank, words);
 }
 

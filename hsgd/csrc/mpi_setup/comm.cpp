@@ -23,7 +23,7 @@
 namespace hsgd {
 namespace {
 
-constexpr const char* kMeet = "met on their nodes";
+constexpr const char* kMeet = "connected within their nodes";
 
 // What the first rank tells all others.
 struct FirstWords {
@@ -39,7 +39,7 @@ MeetingWords compare_settings(Steps& steps, const hsgd_options& options) {
        options.min_bytes, options.wire_dtype, options.wire_radix, options.flat_ranks},
       draw_meeting_words()};
   FirstWords first = own;
-  steps.broadcast(&first, sizeof first, 0, "heard the settings of rank 0");
+  steps.broadcast(&first, sizeof first, 0, "received the settings of rank 0");
   agree_on(steps, "compared their settings", [&] {
     check_options(options);
     if (std::equal(std::begin(own.settings), std::end(own.settings), first.settings)) return;
@@ -80,7 +80,7 @@ Lead find_place(Steps& steps, const Nodes& nodes, const hsgd_options& options, W
   if (nodes.count == 1) return {place_on(nodes.node_of_rank, steps.rank()), {}};
   const Circumstances own{thread_level(), hsgd_near_nic(&options)};
   std::vector<Circumstances> rows(static_cast<size_t>(steps.size()));
-  steps.gather(&own, rows.data(), sizeof own, "told their level of threads and their adapter");
+  steps.gather(&own, rows.data(), sizeof own, "exchanged their thread level and network adapter");
   int level = MPI_THREAD_MULTIPLE;
   std::vector<int> nic_of_rank;
   for (const Circumstances& row : rows) {
@@ -165,7 +165,7 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
   HSGD_FAULT_POINT("over MPI: node found");
   if (wanted == Wanted::kBehindMpi && nodes.count == steps.size()) return nullptr;
   Lead lead = find_place(steps, nodes, options, wanted);
-  agree_on(steps, "counted their file descriptors", [&] {
+  agree_on(steps, "checked their limits of file descriptors", [&] {
     check_descriptors(kDescriptorsPerRank * static_cast<size_t>(lead.place.local_size));
   });
   const std::string hosts = find_hosts(steps, nodes);

@@ -96,7 +96,7 @@ Nodes find_nodes(Steps& steps, const MeetingWords& words) {
   std::vector<Candidacy> rows(static_cast<size_t>(steps.size()));
   Candidacy own{own_kernel(), draw_meeting_words()[0]};
   for (bool here = false;;) {
-    steps.gather(&own, rows.data(), sizeof own, "told where they are");
+    steps.gather(&own, rows.data(), sizeof own, "exchanged the identities of their hosts");
     const bool searches = !here;
     if (searches) nodes.ranks = ranks_with(rows, own.candidates);
     here = try_candidates(steps, rows, searches, words, &nodes);
@@ -117,7 +117,7 @@ std::string find_hosts(Steps& steps, const Nodes& nodes) {
   }
   std::vector<HostName> names(firsts.size());
   const HostName own = own_host();
-  steps.gather_among(firsts, &own, names.data(), sizeof own, "told the names of their hosts");
+  steps.gather_among(firsts, &own, names.data(), sizeof own, "exchanged the names of their hosts");
   std::string hosts;
   for (const HostName& name : names) hosts += std::string(hosts.empty() ? "" : ",") + name.text;
   return hosts;

@@ -15,7 +15,7 @@
 namespace hsgd {
 namespace {
 
-constexpr const char* kCome = "came";
+constexpr const char* kCome = "began it";
 constexpr int kSetUpTag = 16;  // apart from those of leaders
 
 bool is_done(MPI_Request* request) {
@@ -220,13 +220,13 @@ void Steps::say_late(const char* what) const {
   const char* advice =
       what == kCome ? "every rank needs hsgd and the same HSGD_* settings (Open MPI on several "
                       "hosts: mpirun -x LD_PRELOAD -x HSGD_...)"
-                    : "all had come, so one has died, was stopped or hangs since: look for it on "
-                      "all nodes, or raise HSGD_TIMEOUT_S";
+                    : "all had begun it, so one has died, was stopped or hangs since: look for it "
+                      "on all nodes, or raise HSGD_TIMEOUT_S";
   const std::string late = text("set-up over MPI: not all of %d ranks %s within %g s; %s", size_,
                                 what, options_.timeout_s, advice);
   if (options_.late == nullptr) throw Error(HSGD_ERR_TIMEOUT, -1, late);
   if ((rank_ & (rank_ - 1)) == 0) {
-    options_.late((late + "; waiting on (HSGD_TIMEOUT_S makes this an error)").c_str());
+    options_.late((late + "; still waiting (set HSGD_TIMEOUT_S to make this an error)").c_str());
   }
 }
 

@@ -469,8 +469,8 @@ std::string LocalGroup::missing(uint64_t sequence, int* first) const {
   }
   if (!names.empty()) return names + " did not call it";
   for (const int peer : who_does_not_wait()) add(peer);
-  if (!names.empty()) return names + " did not go on with it";
-  if (settings_.one_out_ring) return "another node holds it up";
+  if (!names.empty()) return names + " did not make progress in it";
+  if (settings_.one_out_ring) return "still waiting for another node";
   uint64_t least = UINT64_MAX;  // all wait for one another
   const auto behind = [&](int peer) {
     const Progress& progress = control(peer).progress;
@@ -482,7 +482,7 @@ std::string LocalGroup::missing(uint64_t sequence, int* first) const {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank() && behind(peer) == least) add(peer);
   }
-  return names + " did not go on with it";
+  return names + " did not make progress in it";
 }
 
 void LocalGroup::fail(const Error& error, uint64_t first_missed) {

@@ -59,8 +59,8 @@ void check_left_out(const LocalGroup& local) {
   }
   const int me = local.world_rank(local.rank());
   throw Error(HSGD_ERR_CLOSED, me,
-              text("rank %d (this process) was left out: it did not come to shrink() in time, and "
-                   "rank(s) %s went on without it; end it, or start it again as a new rank",
+              text("rank %d (this process) was left out: it did not call shrink() in time, and "
+                   "rank(s) %s continued without it; end it, or restart it as a new rank",
                    me, names.c_str()));
 }
 
@@ -72,7 +72,7 @@ Regroup::Regroup(LocalGroup& local, double timeout_s, Deadline::Interrupted inte
       left_(static_cast<size_t>(local.size())) {
   if (local.size() > Survival::kMostRanks) {
     throw Error(HSGD_ERR_ARGUMENT, -1,
-                text("shrink: %d ranks share this node; at most %d can", local.size(),
+                text("shrink: %d ranks share this node; shrink() supports at most %d", local.size(),
                      Survival::kMostRanks));
   }
 }
@@ -99,7 +99,8 @@ void Regroup::go_on(const Make& make) {
     if (!read_members(local_, round_, &members, &meeting_)) continue;
     if (phase_of(round_) == Phase::kSettled) {
       throw Error(HSGD_ERR_CLOSED, -1,
-                  "shrink: this communicator was shrunk before; use the one that came of it");
+                  "shrink: this communicator was shrunk before; use the communicator that shrink() "
+                  "returned then");
     }
     if (!contains(members, local_.rank())) {
       stay_outside();
@@ -109,8 +110,9 @@ void Regroup::go_on(const Make& make) {
     if (take_part(make)) return;
     ++failures;
   }
-  throw Error(HSGD_ERR_TIMEOUT, -1,
-              "shrink: no new group came about; the last failure was: " + last_failure_);
+  throw Error(
+      HSGD_ERR_TIMEOUT, -1,
+      "shrink: the ranks could not form a new group; the last failure was: " + last_failure_);
 }
 
 // Says that this rank came, and waits for the others.
@@ -213,7 +215,7 @@ void Regroup::check() {
 }
 
 void Regroup::check_members() const {
-  if (is_over()) throw Error(HSGD_ERR_PEER_LOST, -1, "shrink: another rank saw the round fail");
+  if (is_over()) throw Error(HSGD_ERR_PEER_LOST, -1, "shrink: another rank gave up this attempt");
   for (const int member : members_) {
     const bool left = left_[static_cast<size_t>(member)];
     if (!left && local_.survival(member).came.load() == number_of(round_) + 1) continue;

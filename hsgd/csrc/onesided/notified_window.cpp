@@ -141,7 +141,7 @@ uint64_t NotifiedWindow::put_notify(const std::vector<Piece>& pieces, int target
     throw Error(
         HSGD_ERR_QUEUE_FULL, oldest,
         what +
-            text(": all %u operations between nodes are under way for %g s, the oldest ",
+            text(": all %u operations between nodes have been under way for %g s, the oldest is ",
                  settings_.queue, timeout_s) +
             line + "; wait longer, drain() before, or make the NotifiedWindow with a longer queue");
   });
@@ -167,16 +167,17 @@ void NotifiedWindow::give_version_back(int target, uint32_t slot, uint64_t versi
 
 void NotifiedWindow::check_mine() const {
   if (communicator_.is_mine()) return;
-  throw Error(HSGD_ERR_CLOSED, -1,
-              "this NotifiedWindow belongs to the process that made it; a forked child is no rank");
+  throw Error(
+      HSGD_ERR_CLOSED, -1,
+      "this NotifiedWindow belongs to the process that made it; a forked child cannot use it");
 }
 
 void NotifiedWindow::check_slot(const char* what, uint32_t slot, int rank) const {
   if (slot < settings_.slots) return;
-  throw Error(
-      HSGD_ERR_ARGUMENT, rank,
-      text("%s: slot %u of rank %d: there are slots 0 to %u; make the NotifiedWindow with more",
-           what, slot, rank, settings_.slots - 1));
+  throw Error(HSGD_ERR_ARGUMENT, rank,
+              text("%s: slot %u of rank %d: there are slots 0 to %u; make the NotifiedWindow with "
+                   "more slots",
+                   what, slot, rank, settings_.slots - 1));
 }
 
 void NotifiedWindow::check_put(const std::vector<Piece>& pieces, int target, uint32_t slot) const {
@@ -206,8 +207,7 @@ uint64_t NotifiedWindow::claim_version(int target, uint32_t slot, uint64_t versi
     throw Error(
         HSGD_ERR_ARGUMENT, target,
         text("put_notify: slot %u of rank %d: version %llu does not follow %llu, which this "
-             "rank sent before; versions start at 1 and grow, and say what is there, not "
-             "how often",
+             "rank sent before; versions of a slot start at 1 and must increase",
              slot, target, number(version), number(last)));
   }
   return std::exchange(last, version);

@@ -155,7 +155,7 @@ void* place_joined(void* context, const uint64_t* rows, hsgd_error* error) {
     const std::string line = "allgather: rank " + std::to_string(rank) + " has " +
                              std::to_string(rows[rank]) + " rows, rank " +
                              std::to_string(joined.rank) + " has " + std::to_string(joined.rows) +
-                             "; operators take as many from each";
+                             "; torch.ops.hsgd needs the same number of rows on every rank";
     error->code = HSGD_ERR_ARGUMENT;
     error->rank = rank;
     error->message[line.copy(error->message, sizeof error->message - 1)] = '\0';

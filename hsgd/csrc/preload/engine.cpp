@@ -221,8 +221,8 @@ void* of_mpi(const char* name) {
   void* const found = find_in_mpi(name);
   if (found != nullptr) return found;
   std::fprintf(stderr,
-               "hsgd: error: no library of this process has %s, to which the call of its MPI_* "
-               "function would pass through; start the program without the interposer "
+               "hsgd: error: no library of this process has %s, which its MPI_* function must "
+               "call; start the program without the interposer "
                "(LD_PRELOAD), or install hsgd again for its MPI\n",
                name);
   ::_exit(kExitCode);

@@ -97,7 +97,7 @@ void clear_stale(const std::string& path) {
   if (!S_ISSOCK(found.st_mode)) {
     throw Error(
         HSGD_ERR_ARGUMENT, 0,
-        text("set-up at %s: there is a file that is no socket; give another path", path.c_str()));
+        text("set-up at %s: the file there is not a socket; give another path", path.c_str()));
   }
   check_unused(path, path);
   const std::string aside = name_beside(path);

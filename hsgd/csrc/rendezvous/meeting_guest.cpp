@@ -38,8 +38,8 @@ class Guest {
     const MeetingHead invitation = await(Say::kInvitation, &members, &shared);
     if (!is_proof(invitation, point_.proof_of_host())) {
       throw Error(HSGD_ERR_ARGUMENT, host_,
-                  text("set-up at %s: the process that listens there (pid %d) is not rank %d, "
-                       "whose secret it does not know",
+                  text("set-up at %s: the process that listens there (pid %d) is not rank %d: it "
+                       "does not know the secret in the path; give each job its own path",
                        point_.name.c_str(), peer_of(socket_).pid, host_));
     }
     // Otherwise nothing comes of it, and rank 0 says why.
@@ -74,17 +74,19 @@ class Guest {
     if (host.is_trusted()) return;
     look_for_the_cause(deadline_);
     throw Error(HSGD_ERR_ARGUMENT, host_,
-                text("set-up at %s: a process of another user (uid %u, pid %d) listens there, and "
-                     "not rank %d; it was told nothing; give the job a path that others cannot "
-                     "guess or take",
+                text("set-up at %s: a process of another user (uid %u, pid %d) listens there "
+                     "instead of rank %d; nothing was sent to it; give the job a path that other "
+                     "users cannot guess or take",
                      point_.name.c_str(), host.user, host.pid, host_));
   }
 
   [[noreturn]] void fail_alone(int error) const {
-    const char* why = error == EAGAIN ? "a process listens there and lets nobody in"
-                                      : "start all ranks with the same path";
+    const char* why =
+        error == EAGAIN
+            ? "a process listens there but accepts no connections; it is stopped, or busy elsewhere"
+            : "start all ranks with the same path";
     throw Error(HSGD_ERR_TIMEOUT, host_,
-                text("set-up at %s: rank %d did not come within %g s; %s", point_.name.c_str(),
+                text("set-up at %s: rank %d did not join within %g s; %s", point_.name.c_str(),
                      host_, deadline_.timeout_s(), why));
   }
 
@@ -106,15 +108,18 @@ class Guest {
     MeetingHead head;
     if (!receive_words(socket_.get(), &head, members, file)) {
       look_for_the_cause(deadline_);
-      throw Error(HSGD_ERR_PEER_LOST, host_,
-                  text("set-up at %s: rank %d left", point_.name.c_str(), host_));
+      throw Error(
+          HSGD_ERR_PEER_LOST, host_,
+          text("set-up at %s: rank %d left before the set-up was complete; look at its output",
+               point_.name.c_str(), host_));
     }
     if (head.failed != HSGD_OK) {
       throw Error(static_cast<hsgd_status>(head.failed), head.rank, head.message);
     }
     if (head.say != wanted) {
       throw Error(HSGD_ERR_ARGUMENT, host_,
-                  text("set-up at %s: rank %d (pid %d) does not follow the protocol",
+                  text("set-up at %s: rank %d (pid %d) sent an unexpected message; use the same "
+                       "version of hsgd on every rank",
                        point_.name.c_str(), host_, peer_of(socket_).pid));
     }
     return head;

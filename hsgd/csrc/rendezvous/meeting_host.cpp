@@ -139,7 +139,8 @@ class Host {
   bool let_in() {
     Fd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket.valid()) {
-      if (errno == EMFILE || errno == ENFILE) fail_system("set-up: letting ranks in (ulimit -n)");
+      if (errno == EMFILE || errno == ENFILE)
+        fail_system("set-up: accepting connections of ranks (ulimit -n)");
       return false;
     }
     if (peer_of(socket).is_trusted()) strangers_.push_back({std::move(socket)});
@@ -192,13 +193,14 @@ class Host {
   std::string complain_about(const MeetingHead& head, const Member& member) {
     const bool known = head.rank >= 0 && head.rank < size_;
     if (head.size != size_) {
-      return text("set-up at %s: rank %d says %d ranks, rank %d says %d", point_.name.c_str(),
-                  name_of(0), size_, member.world_rank, head.size);
+      return text("set-up at %s: rank %d has size %d, rank %d has size %d; give all ranks the same",
+                  point_.name.c_str(), name_of(0), size_, member.world_rank, head.size);
     }
     if (head.rank < 1 || !known || guest(head.rank).socket.valid()) {
-      return text("set-up at %s: rank %d came twice (pids %d and %d)", point_.name.c_str(),
-                  member.world_rank, known ? members_[static_cast<size_t>(head.rank)].pid : -1,
-                  member.pid);
+      return text(
+          "set-up at %s: rank %d joined twice (pids %d and %d); give each process its own rank",
+          point_.name.c_str(), member.world_rank,
+          known ? members_[static_cast<size_t>(head.rank)].pid : -1, member.pid);
     }
     if (head.settings == members_[0].settings) return "";
     return text("set-up at %s: ranks %d and %d have different HSGD_* settings; use the same on all",
@@ -261,7 +263,7 @@ class Host {
     if (!deadline_.passed()) return;
     if (ranks.empty()) fail_full(point_.name, refused, deadline_);
     throw Error(HSGD_ERR_TIMEOUT, name_of(ranks[0]),
-                text("set-up at %s: rank %d (pid %d) did not take what it was sent within %g s; it "
+                text("set-up at %s: rank %d (pid %d) did not read what it was sent within %g s; it "
                      "is stopped, or busy elsewhere",
                      point_.name.c_str(), name_of(ranks[0]),
                      members_[static_cast<size_t>(ranks[0])].pid, deadline_.timeout_s()));
@@ -290,8 +292,9 @@ class Host {
     look_for_the_cause(deadline_);
     const Member& lost = members_[static_cast<size_t>(rank)];
     throw Error(HSGD_ERR_PEER_LOST, lost.world_rank,
-                text("set-up at %s: rank %d (pid %d) left", point_.name.c_str(), lost.world_rank,
-                     lost.pid));
+                text("set-up at %s: rank %d (pid %d) left before the set-up was complete; look at "
+                     "its output",
+                     point_.name.c_str(), lost.world_rank, lost.pid));
   }
 
   [[noreturn]] void fail_missing() {
@@ -304,7 +307,8 @@ class Host {
       missing += (missing.empty() ? "" : ", ") + std::to_string(name_of(rank));
     }
     throw Error(HSGD_ERR_TIMEOUT, first,
-                text("set-up at %s: of %d ranks, rank(s) %s did not come within %g s",
+                text("set-up at %s: of %d ranks, rank(s) %s did not join within %g s; check that "
+                     "they were started and make this communicator",
                      point_.name.c_str(), size_, missing.c_str(), deadline_.timeout_s()));
   }
 

@@ -22,8 +22,8 @@ void take_members(const MeetingMessage& message, std::vector<Fd> descriptors,
     if (!sent) return Fd();
     if (next == descriptors.end()) {
       throw Error(HSGD_ERR_SYSTEM, -1,
-                  "set-up: a message came without its descriptors; a security module of the system "
-                  "may forbid passing them");
+                  "set-up: a message arrived without its file descriptors; a security module of "
+                  "the system may forbid passing them");
     }
     return std::move(*next++);
   };

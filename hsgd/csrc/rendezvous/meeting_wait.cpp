@@ -34,13 +34,14 @@ bool wait_readable_until(std::vector<pollfd>& sockets, const Deadline& deadline)
 }
 
 void fail_full(const std::string& name, int error, const Deadline& deadline) {
-  throw Error(HSGD_ERR_TIMEOUT, -1,
-              text("set-up at %s: %s for %g s", name.c_str(),
-                   error == ETOOMANYREFS
-                       ? "this user's processes had more file descriptors on their way to one "
-                         "another than ulimit -n allows; start fewer jobs at a time, or raise it"
-                       : "another rank did not take what it was sent",
-                   deadline.timeout_s()));
+  throw Error(
+      HSGD_ERR_TIMEOUT, -1,
+      text("set-up at %s: for %g s %s", name.c_str(), deadline.timeout_s(),
+           error == ETOOMANYREFS
+               ? "this user's processes had more file descriptors in transit to one another "
+                 "than ulimit -n allows; start fewer jobs at a time, or raise ulimit -n"
+               : "another rank did not read what it was sent; it is stopped, or busy "
+                 "elsewhere"));
 }
 
 }  // namespace hsgd

@@ -63,7 +63,7 @@ Peer peer_of(const Fd& socket) {
   ucred who{};
   socklen_t bytes = sizeof who;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) {
-    fail_system("asking who is at a socket's other end");
+    fail_system("reading the credentials of a socket's peer");
   }
   return {who.uid, who.pid};
 }
@@ -93,7 +93,7 @@ Sent send_message(int socket, const void* data, size_t bytes, const std::vector<
   if (errno == EAGAIN || errno == ETOOMANYREFS) return Sent::kLater;
   // A receiver that is gone shows itself by its closed socket; anything else is this rank's fault.
   if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return Sent::kGone;
-  fail_system("set-up: passing of descriptors");
+  fail_system("set-up: passing file descriptors");
 }
 
 ssize_t receive_message(int socket, void* data, size_t bytes, std::vector<Fd>* received) {

@@ -301,8 +301,8 @@ class SocketRma final : public Rma {
     const IpAddress address = reach(place_of(rank_).addresses, place_of(rank).addresses);
     return Error(
         HSGD_ERR_PEER_LOST, rank,
-        text("rank %d on another node takes no connection at %s, TCP port %d (%s): it died "
-             "or closed its NotifiedWindow, or a route or a firewall keeps it away",
+        text("rank %d on another node did not accept a connection at %s, TCP port %d (%s): it died "
+             "or closed its NotifiedWindow, or routing or a firewall blocks the connection",
              rank, words_of(address).c_str(), ntohs(static_cast<in_port_t>(place_of(rank).port)),
              std::strerror(error)));
   }
@@ -460,7 +460,7 @@ class SocketRma final : public Rma {
       std::vector<Ticket> done;
       const bool alive = peer.sender.hear(&done);
       news = heard(done);
-      if (!alive) return end_peer(target, peer, "the connection ended");
+      if (!alive) return end_peer(target, peer, "the connection was closed");
       may_send |= peer.sender.is_welcome() != was_welcome;
     }
     if (may_send) news |= send(target, peer);
@@ -519,10 +519,9 @@ class SocketRma final : public Rma {
   std::thread thread_;
   std::atomic<bool> stopping_{false};  // partner: serve(), woken by `wake_`
   std::atomic<bool> broken_{false};
-  const Error why_broken_{
-      HSGD_ERR_MEMORY, -1,
-      "NotifiedWindow: out of memory in the thread that serves TCP connections; the "
-      "NotifiedWindow is of no use any more"};
+  const Error why_broken_{HSGD_ERR_MEMORY, -1,
+                          "NotifiedWindow: out of memory in the thread that serves TCP "
+                          "connections; close the NotifiedWindow and make a new one"};
 
   std::map<int, SocketReceiver> receivers_;  // by descriptor; of the thread alone
   std::map<int, int64_t> waiting_;  // those that wait for several bytes, since when; the same

@@ -167,8 +167,8 @@ class Meeting {
     calls_.erase(fd);
     if (++again.tries > kMostTries) {
       throw Error(HSGD_ERR_PEER_LOST, rank_of(again.node),
-                  text("set-up between nodes: rank %d lets rank %d not in: it died, or it has "
-                       "another version of hsgd",
+                  text("set-up between nodes: rank %d refused the connection of rank %d: it died, "
+                       "or it runs another version of hsgd",
                        rank_of(again.node), rank_of(leaders_.node)));
     }
     call(std::move(again));
@@ -233,8 +233,9 @@ class Meeting {
 
   [[noreturn]] void fail_unreachable(int node, int error) const {
     throw Error(HSGD_ERR_PEER_LOST, rank_of(node),
-                text("set-up between nodes: rank %d takes no connection at %s (%s): it died, or a "
-                     "route or a firewall keeps it away; HSGD_INTERFACES chooses other interfaces",
+                text("set-up between nodes: rank %d did not accept a connection at %s (%s): it "
+                     "died, or routing or a firewall blocks the connection; choose other "
+                     "interfaces with HSGD_INTERFACES",
                      rank_of(node), where(node).c_str(), std::strerror(error)));
   }
 
@@ -246,12 +247,12 @@ class Meeting {
       ++node;
     }
     const std::string how = node < leaders_.node
-                                ? "takes no connection at " + where(node)
+                                ? "did not accept a connection at " + where(node)
                                 : "did not connect to rank " +
                                       std::to_string(rank_of(leaders_.node)) + " at its address";
     throw Error(HSGD_ERR_TIMEOUT, rank_of(node),
-                text("set-up between nodes: rank %d %s within %g s: it hangs, or a route or a "
-                     "firewall keeps it away; HSGD_INTERFACES chooses other interfaces",
+                text("set-up between nodes: rank %d %s within %g s: it hangs, or routing or a "
+                     "firewall blocks the connection; choose other interfaces with HSGD_INTERFACES",
                      rank_of(node), how.c_str(), timeout_s));
   }
 

@@ -258,7 +258,8 @@ class TcpTransport final : public Transport {
         return end(connection);
       case MessageReceiver::State::kGarbage:
         end(connection);
-        return lose(connection.node, "it sent what no leader of this version of hsgd sends");
+        return lose(connection.node,
+                    "it sent an invalid message; use the same version of hsgd on all nodes");
     }
   }
 
@@ -300,7 +301,7 @@ class TcpTransport final : public Transport {
       }
       if (got <= 0) {
         connection.ended = true;
-        return lose(connection.node, got == 0 ? "its connection ended" : std::strerror(errno));
+        return lose(connection.node, got == 0 ? "its connection was closed" : std::strerror(errno));
       }
       peer.in_got += static_cast<size_t>(got);
     }
@@ -317,7 +318,7 @@ class TcpTransport final : public Transport {
     if (std::exchange(peer.parted, true)) return;
     const int rank = ranks_[node];
     const std::string line = text("rank %d on another node died or was cut off (%s)", rank,
-                                  *why != '\0' ? why : "a connection of it ended");
+                                  *why != '\0' ? why : "one of its connections was closed");
     partings_.push_back(Parting(0, rank, Parting::kClosed, line));
   }
 

@@ -73,7 +73,7 @@ class DiLoCo(WrappingOptimizer):
     All ranks take the same number of steps: exchanges are due by it.
 
     Raises ValueError and TypeError for arguments that cannot work, and what collectives raise:
-    PeerLost where a rank died, CollectiveTimeout where one did not come.
+    PeerLost where a rank died, CollectiveTimeout where one did not make the call.
     """
 
     loads_together = True

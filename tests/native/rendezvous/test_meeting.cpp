@@ -141,11 +141,11 @@ TEST("a process that listens and does not know the secret is told nothing but ha
       name_of(path) + "#" + hsgd::meeting_point_of(path).proof_of_guest() + std::string(16, '0');
   ranks::run(2, [&](int rank) {
     if (rank == 0) {
-      CHECK(failure_of([&] { meet(wrong, 0, 2, 2); }).find("did not come") != std::string::npos);
+      CHECK(failure_of([&] { meet(wrong, 0, 2, 2); }).find("did not join") != std::string::npos);
       return;
     }
     const std::string line = failure_of([&] { meet(path, 1, 2); });
-    CHECK(line.find("whose secret it does not know") != std::string::npos);
+    CHECK(line.find("does not know the secret") != std::string::npos);
     CHECK(line.find('#') == std::string::npos);  // no message shows a secret
   });
 }
@@ -278,14 +278,14 @@ TEST("a meeting ends at its deadline where a process listens and lets nobody in"
   const hsgd::Fd waiting = hsgd::new_socket();
   CHECK(hsgd::try_connect(waiting, address, 0));
   const std::string line = failure_of([&] { meet(path, 1, 2, 0.2); });
-  CHECK(line.find("lets nobody in") != std::string::npos);
+  CHECK(line.find("accepts no connections") != std::string::npos);
 }
 
 TEST("a missing rank is missed at the deadline though strangers never cease to connect") {
   const std::string path = hsgd::meeting_path(hsgd::draw_meeting_words());
   const Flood flood(path);
   const std::string line = failure_of([&] { meet(path, 0, 2, 0.2); });
-  CHECK(line.find("rank(s) 1 did not come") != std::string::npos);
+  CHECK(line.find("rank(s) 1 did not join") != std::string::npos);
   CHECK(flood.goes_on());
 }
 
@@ -331,8 +331,8 @@ TEST("errors call ranks what their communicator calls them") {
     return failure_of(
         [&] { hsgd::meet(path, nullptr, rank, called(7, 3), Member{}, file, Deadline(0.1)); });
   };
-  CHECK(alone(0).find("of 3 ranks, rank(s) 8, 9 did not come") != std::string::npos);
-  CHECK(alone(2).find("rank 7 did not come") != std::string::npos);
+  CHECK(alone(0).find("of 3 ranks, rank(s) 8, 9 did not join") != std::string::npos);
+  CHECK(alone(2).find("rank 7 did not join") != std::string::npos);
 }
 
 TEST("hundreds of ranks meet with a few messages of descriptors under way") {

@@ -463,8 +463,9 @@ TEST("a rank that cannot be reached is named with its address, or forgiven") {
       CHECK(own.rma->news() != before);  // so that who waits looks at once
       CHECK(own.rma->lost(1) && !own.rma->failure(1).has_value());
     } else {
-      CHECK_THROWS(post(own, 1, 0, 1),
-                   "rank 1 on another node takes no connection at 255.255.255.255, TCP port ");
+      CHECK_THROWS(
+          post(own, 1, 0, 1),
+          "rank 1 on another node did not accept a connection at 255.255.255.255, TCP port ");
     }
     own.rma->close(Deadline(kLimitS));
   }
@@ -886,7 +887,7 @@ TEST("interfaces are taken as they are named, and a name that there is not is to
   const hsgd::IpAddresses loopback = hsgd::find_addresses("lo");
   CHECK_EQ(hsgd::words_of(loopback.front()), "127.0.0.1");
   CHECK_THROWS(hsgd::find_addresses("lo,nosuch0"),
-               "no interface \"nosuch0\" is up here with an address; there are: lo");
+               "no interface \"nosuch0\" is up with an address on this host; it has: lo");
   SocketListener own("lo");
   const SocketListener other("lo");
   CHECK(!own.listen({own.place(), other.place()}, {false, true}).empty());
