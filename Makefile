@@ -41,7 +41,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all docs notebooks frameworks prepare prepare-test wheels release clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test wheels release clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +164,9 @@ docs: $(VENV)/.dev ## the site, in build/site: pages, reference from the sources
 	rm -rf build/site build/installed
 	$(BIN)/python setup.py --quiet build_py --build-lib build/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+worked-changes: $(VENV)/.dev ## build and test each patch of docs/internals/worked_changes, in a copy
+	$(BIN)/python tests/worked_changes.py
 
 notebooks: $(VENV)/.dev ## run the notebooks of docs/ and keep what they print
 	$(BIN)/jupyter-nbconvert --to notebook --execute --inplace docs/notebooks/*.ipynb

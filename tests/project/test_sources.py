@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+from worked_changes import PATCHES, changed_files
 
 __all__: list[str] = []
 
@@ -151,9 +152,10 @@ def test_messages_name_packages_that_can_be_installed() -> None:
 
 @pytest.mark.parametrize("kind", [".md", ".py", ".hpp", ".cpp", ".h", ".c"])
 def test_files_that_are_named_exist(kind: str) -> None:
-    ends = {"/".join(Path(name).parts[k:]) for name in FILES for k in range(len(Path(name).parts))}
+    known = [*FILES, *(name for patch in PATCHES for name in changed_files(patch))]
+    ends = {"/".join(Path(name).parts[k:]) for name in known for k in range(len(Path(name).parts))}
     pattern = re.compile(
-        r"(?<![\w./{}$*<-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|hpp|md|c|h))\b(?![\w(/.*-])"
+        r"(?<![\w./{}$%*<-])((?:[\w-]+/)*[\w-]+\.(?:py|cpp|hpp|md|c|h))\b(?![\w(/.*-])"
     )
     missing = []
     for name in FILES:
