@@ -297,7 +297,7 @@ WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
     "extents": (
         lambda c: c.allgather_async(np.ones((2, 3)), out=np.ones((4, 2))),
         ValueError,
-        "other extents",
+        "the same shape but for the number of rows",
     ),
     "in place": (
         lambda c: (lambda a: c.alltoall_async(a, out=a))(np.ones(4)),

@@ -202,22 +202,22 @@ WRONG: dict[str, tuple[Callable[[Comm], Any], type[Exception], str]] = {
     "out of another dtype": (
         lambda c: c.reduce_scatter(np.ones(4), out=np.ones(2, "f4")),
         ValueError,
-        "another dtype",
+        "must have the dtype of the input",
     ),
     "out of other extents": (
         lambda c: c.allgather(np.ones((2, 3)), out=np.ones((4, 2))),
         ValueError,
-        "other extents",
+        "the same shape but for the number of rows",
     ),
     "out to gather of another dtype": (
         lambda c: c.allgather(np.ones(2), out=np.ones(4, "f4")),
         ValueError,
-        "another dtype",
+        "must have the dtype of the input",
     ),
     "out to exchange of another dtype": (
         lambda c: c.alltoall(np.ones(2), send_counts=[1, 1], out=np.ones(2, "f4")),
         ValueError,
-        "another dtype",
+        "must have the dtype of the input",
     ),
     "overlapping out": (_overlapping, ValueError, "this rank's block of the input as output"),
     "exchange in place": (
