@@ -338,8 +338,8 @@ def test_what_is_refused() -> None:
     for text, part in zip(
         words,
         [
-            *("another shape", "dtype float64", "no array of a CUDA device"),
-            *("no array of a CUDA device", "give out=", "uint16", "root 3"),
+            *("another shape", "dtype float64", "is not an array on a CUDA device"),
+            *("is not an array on a CUDA device", "give out=", "uint16", "root 3"),
             *("int32", "overlap", "CUDA graph"),
         ],
         strict=True,

@@ -195,7 +195,7 @@ def segments_of_this_node_can_be_reached(comm: Comm, **options: Any) -> None:
         far = _other_node(comm)
         for rank in range(comm.size):
             if rank in far:
-                assert "on another node" in told_by(lambda r=rank: window.segment(r))[1]
+                assert "is not a rank of this node" in told_by(lambda r=rank: window.segment(r))[1]
             else:
                 assert (window.segment(rank) == rank + 1).all()
         meet(comm, window)

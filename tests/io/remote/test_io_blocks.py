@@ -15,7 +15,7 @@ import pytest
 from hsgd.io.remote import block_files
 from hsgd.io.remote.block_files import BlockFiles, DiskOptions
 
-from block_programs import BLOCK_BYTES, KEYS, content_of, key_of, open_files
+from block_file_programs import BLOCK_BYTES, KEYS, content_of, key_of, open_files
 from tiers import short_form
 
 FILE_BYTES = BLOCK_BYTES + 68  # with its header
@@ -320,7 +320,7 @@ def test_processes_that_are_killed_leave_whole_blocks(folder, attempt):
     seed = time.time_ns() + attempt
     print(f"seed {seed}")
     chance, limit = random.Random(seed), 12 * FILE_BYTES
-    path = str(Path(__file__).with_name("block_programs.py"))
+    path = str(Path(__file__).with_name("block_file_programs.py"))
     for _ in range(3):
         command = [sys.executable, path, folder, str(limit)]
         started = [

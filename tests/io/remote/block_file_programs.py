@@ -1,6 +1,6 @@
 """A process that writes, reads and removes blocks of a folder until it is killed.
 
-    block_programs.py FOLDER LIMIT SEED
+    block_file_programs.py FOLDER LIMIT SEED
 
 Prints a line when it has begun, and another, and ends, when it reads anything wrong.
 """
