@@ -224,7 +224,7 @@ def test_a_rank_that_stalls_on_another_node_ends_waits_and_writes_in_time(
     assert line.startswith(f"wait_any: after {FAULT_TIMEOUT_S:g} s slot 0 of rank 0, which rank 1")
     kind, line = report["full"]
     assert kind == "QueueFull" and "version 1 for slot 2 of rank 1: all 1 operations" in line
-    assert "the oldest version 1 for slot 1 of rank 1" in line
+    assert "the oldest is version 1 for slot 1 of rank 1" in line
     kind, line = report["write"]
     assert kind == "CollectiveTimeout"
     assert f"version 1 for slot 1 of rank 1 was not delivered within {FAULT_TIMEOUT_S:g} s" in line
