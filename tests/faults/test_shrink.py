@@ -133,7 +133,7 @@ def check_left_out(error: BaseException | None, rank: int, left: list[int]) -> N
     assert type(error) is HsgdError, error
     others = ", ".join(map(str, left))
     assert str(error).startswith(f"rank {rank} (this process) was left out"), error
-    assert f"rank(s) {others} went on without it" in str(error)
+    assert f"rank(s) {others} continued without it" in str(error)
     assert error.rank == rank
 
 
