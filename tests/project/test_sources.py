@@ -121,6 +121,16 @@ def test_a_module_is_known_by_its_last_name() -> None:
     assert {stem for stem, names in homes.items() if len(names) > 1} == SAME_STEMS
 
 
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """They lie on one path: of two with one name each test would get whichever comes first."""
+    homes = defaultdict(list)
+    for path in (ROOT / "tests").rglob("*.py"):
+        homes[path.name].append(path)
+    for of_python in ("__init__.py", "conftest.py"):
+        homes.pop(of_python, None)
+    assert {name for name, paths in homes.items() if len(paths) > 1} == set()
+
+
 def test_private_names_stay_in_their_module() -> None:
     found = {
         (name, alias.name)
