@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from hsgd.testing.processes import launch_environ
-
-nbformat = pytest.importorskip("nbformat", reason="needs Jupyter: pip install mkdocs-jupyter")
 
 __all__: list[str] = []
 
@@ -34,8 +34,6 @@ def test_a_notebook_is_kept_as_it_ran(path: Path) -> None:
 @pytest.mark.timeout(2 * CELL_S)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbclient import NotebookClient
-
     for name, value in launch_environ().items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(path, as_version=4)
