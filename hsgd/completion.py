@@ -6,7 +6,7 @@ Owns the three scripts. The program of a job and its words are completed as file
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 __all__ = ["SHELLS", "script"]
@@ -41,7 +41,7 @@ _hsgd() {{
 }}
 complete -o bashdefault -o default -F _hsgd hsgd
 """
-_CASE = """        "{path}") COMPREPLY=($(compgen -W "{words}" -- "${{word}}")) ;;"""
+_CASE = """        "{path}") COMPREPLY=($(compgen -W "{words}" -- "${{word}}")){then} ;;"""
 _ZSH = "# hsgd completion zsh >> ~/.zshrc\nautoload -U +X bashcompinit && bashcompinit\n"
 _FISH = "# hsgd completion fish > ~/.config/fish/completions/hsgd.fish\n"
 SHELLS = ("bash", "zsh", "fish")
@@ -72,16 +72,18 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
         starters=_patterns(c.path for c in commands if c.starts_program),
         valued=_patterns(valued),
         values="\n".join(
-            _CASE.format(path=name, words=" ".join(found))
+            _CASE.format(path=name, words=" ".join(found), then="; return")
             for name, found in valued.items()
             if found
-        ).replace(" ;;", "; return ;;"),
-        cases="\n".join(_CASE.format(path=c.path, words=" ".join(c.words)) for c in commands),
+        ),
+        cases="\n".join(
+            _CASE.format(path=c.path, words=" ".join(c.words), then="") for c in commands
+        ),
     )
     return text if shell == "bash" else _ZSH + text.partition("\n")[2]
 
 
-def _patterns(texts: Iterator[str] | dict[str, list[str]]) -> str:
+def _patterns(texts: Iterable[str]) -> str:
     return "|".join(f'"{text}"' for text in texts)
 
 

@@ -168,62 +168,64 @@ def _torch_loader(make: Callable[..., Any], data: Any, **options: Any) -> Any:
     )  # fmt: skip
 
 
-def _data_loader(decode: Decode) -> Read:
-    def read(images: ImageSet, case: Case, epoch: int) -> Batches:
-        from torch.utils.data import DataLoader
+def _kept_loader(make: Callable[[ImageSet, Case], Any]) -> Read:
+    """Epochs of a loader that is made once, whose processes stay."""
 
+    def read(images: ImageSet, case: Case, epoch: int) -> Batches:
         key = (images.folder, case)
         if key not in _kept:
-            photos = Photos(images, case, decode)
-            _kept[key] = _torch_loader(DataLoader, photos, shuffle=True)
+            _kept[key] = make(images, case)
         yield from _kept[key]
 
     return read
 
 
-def _webdataset(images: ImageSet, case: Case, epoch: int) -> Batches:
+def _data_loader(decode: Decode) -> Read:
+    def make(images: ImageSet, case: Case) -> Any:
+        from torch.utils.data import DataLoader
+
+        return _torch_loader(DataLoader, Photos(images, case, decode), shuffle=True)
+
+    return _kept_loader(make)
+
+
+@_kept_loader
+def _webdataset(images: ImageSet, case: Case) -> Any:
     import webdataset
     from torch.utils.data import DataLoader
 
-    key = (images.folder, case)
-    if key not in _kept:
-        shards = sorted(map(str, (images.folder / "tar").glob("*.tar")))
-        stream = webdataset.WebDataset(
-            shards, shardshuffle=len(shards), workersplitter=webdataset.split_by_worker,
-        ).shuffle(256)  # fmt: skip
-        decoded = Decoded(case, by_simplejpeg)
-        stream = stream.map(lambda one: decoded({"image": one["jpg"], "label": one["cls"]}))
-        _kept[key] = _torch_loader(DataLoader, stream)
-    yield from _kept[key]
+    shards = sorted(map(str, (images.folder / "tar").glob("*.tar")))
+    stream = webdataset.WebDataset(
+        shards, shardshuffle=len(shards), workersplitter=webdataset.split_by_worker,
+    ).shuffle(256)  # fmt: skip
+    decoded = Decoded(case, by_simplejpeg)
+    stream = stream.map(lambda one: decoded({"image": one["jpg"], "label": one["cls"]}))
+    return _torch_loader(DataLoader, stream)
 
 
-def _streaming(images: ImageSet, case: Case, epoch: int) -> Batches:
+@_kept_loader
+def _streaming(images: ImageSet, case: Case) -> Any:
     from torch.utils.data import DataLoader
 
-    key = (images.folder, case)
-    if key not in _kept:
-        decoded = Decoded(case, by_simplejpeg)
+    decoded = Decoded(case, by_simplejpeg)
 
-        class Stream(import_streaming().StreamingDataset):  # type: ignore[misc]
-            def __getitem__(self, at: Any) -> Any:
-                return decoded(super().__getitem__(at))
+    class Stream(import_streaming().StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, at: Any) -> Any:
+            return decoded(super().__getitem__(at))
 
-        stream = Stream(local=str(images.folder / "mds"), shuffle=True, batch_size=BATCH)
-        _kept[key] = _torch_loader(DataLoader, stream)
-    yield from _kept[key]
+    stream = Stream(local=str(images.folder / "mds"), shuffle=True, batch_size=BATCH)
+    return _torch_loader(DataLoader, stream)
 
 
-def _litdata(images: ImageSet, case: Case, epoch: int) -> Batches:
+@_kept_loader
+def _litdata(images: ImageSet, case: Case) -> Any:
     import litdata
 
-    key = (images.folder, case)
-    if key not in _kept:
-        decoded = Decoded(case, by_simplejpeg)
-        stream = litdata.StreamingDataset(
-            str(images.folder / "litdata"), shuffle=True, transform=decoded
-        )
-        _kept[key] = _torch_loader(litdata.StreamingDataLoader, stream)
-    yield from _kept[key]
+    decoded = Decoded(case, by_simplejpeg)
+    stream = litdata.StreamingDataset(
+        str(images.folder / "litdata"), shuffle=True, transform=decoded
+    )
+    return _torch_loader(litdata.StreamingDataLoader, stream)
 
 
 def _grain(images: ImageSet, case: Case, epoch: int) -> Batches:

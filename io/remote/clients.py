@@ -8,6 +8,7 @@ Both clients read from the socket outside the GIL, and both live on in forked pr
 from __future__ import annotations
 
 import os
+import random
 import re
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ __all__ = ["Answer", "Client", "RequestFailed", "S3Client", "client_for", "s3_cl
 _CONNECTIONS = 64  # kept open to one server
 _CONNECT_S, _READ_S = 10.0, 30.0  # longest silence
 _MOST_REDIRECTS = 5
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # of OpenSSL's X509_V_ERR
 _MOST_CAUSES = 64  # looked at, of an error
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -53,6 +55,13 @@ class RequestFailed(Exception):
         super().__init__(reason)
         self.status, self.again, self.after_s = status, again, after_s
         self.received = received
+
+    def delay_s(self, tries: int) -> float:
+        """Seconds to wait after `tries`: more each time, and at random, so that many clients do not
+        come back at once.
+        """
+        longest = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (tries - 1))
+        return max(longest * random.uniform(0.5, 1.0), self.after_s)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ tries. Never keeps what it read (disk_cache.py).
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ __all__ = [
 
 ObjectIdentity = tuple[int, str]  # size, ETag, or Last-Modified where there is none
 
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
 _PIECE_BYTES = 1 << 20  # between two looks at the clock
 _ANSWER_S, _LEAST_RATE = 60.0, 50_000  # of one answer: seconds, and bytes per second beyond them
 
@@ -154,8 +152,7 @@ class ObjectReader:
                 if identity is not None:
                     done += failure.received
                 spent_s = time.monotonic() - began
-                delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
-                delay_s = max(delay_s * random.uniform(0.5, 1.0), failure.after_s)
+                delay_s = failure.delay_s(tries)
                 last = self._gave_up or spent_s + delay_s > self._retry_s
                 if not failure.again or last or self._stopped.wait(delay_s):
                     self._gave_up = self._gave_up or failure.again

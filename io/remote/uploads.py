@@ -10,7 +10,6 @@ import base64
 import contextlib
 import hashlib
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,10 +26,8 @@ __all__ = ["ObjectWriter", "StoredObject", "md5_of"]
 _PART_BYTES = 16 << 20  # sent by one request, and kept in memory
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _READ_BYTES = 4 << 20
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
-_MD5 = (
-    "hsgd-md5"  # in an object's metadata: its ETag is no MD5 if it came in parts, or is encrypted
-)
+# In an object's metadata: its ETag is not its MD5 if it came in parts, or is encrypted.
+_MD5 = "hsgd-md5"
 _NOT_THERE = frozenset({"NoSuchKey", "404"})
 # Who may not list a bucket gets this answer for objects that are not there, too.
 _PERHAPS_THERE = frozenset({"AccessDenied", "403"})
@@ -175,8 +172,7 @@ class ObjectWriter:
                 if asks and code in _NOT_THERE | _PERHAPS_THERE:
                     raise (_Absent if code in _NOT_THERE else _Unseen)(url) from None
                 spent_s = time.monotonic() - began
-                delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
-                delay_s = max(delay_s * random.uniform(0.5, 1.0), failure.after_s)
+                delay_s = failure.delay_s(tries)
                 again = failure.again or code in _AGAIN
                 if not again or spent_s + delay_s > self._retry_s or self._stopped.wait(delay_s):
                     text = _explain(failure, code, tries if again else 1, spent_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -40,18 +39,6 @@ def original(tmp_path_factory):
         convert_to_slabs(arrays, home / name, num_slabs=SLABS, compress=compress)
     make_ragged_slabs(home / "ragged", 60, 3)
     return home
-
-
-@pytest.fixture
-def home(original, tmp_path):
-    """A copy, which a test may damage."""
-    return shutil.copytree(original, tmp_path / "home")
-
-
-@pytest.fixture
-def server(home):
-    with RangeServer(home) as server:
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -37,18 +36,6 @@ def original(tmp_path_factory):
     write_hdf5(home / "user.h5", arrays_of(50), chunks=True)
     write_hdf5(home / "swapped.h5", {"x": np.arange(50, dtype=">i4")})
     return home
-
-
-@pytest.fixture
-def home(original, tmp_path):
-    """A copy, which a test may damage."""
-    return shutil.copytree(original, tmp_path / "home")
-
-
-@pytest.fixture
-def server(home):
-    with RangeServer(home) as server:
-        yield server
 
 
 def same_batches(one, other):
