@@ -53,6 +53,7 @@ _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    _native.end_program()
     with contextlib.ExitStack() as stack:  # all, also when one fails
         last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
         failed = program_failed()

@@ -717,14 +717,22 @@ elif how == "finishes" or rank == 0:
     handles = [comm.allreduce_async(np.ones(500_000))]
     if how == "raises":
         raise RuntimeError("a bug of the program")
-    if how == "thread":
+    if "thread" in how:
         import threading
+        if how == "thread with much to say":  # so that the interpreter ends in the midst of it
+            def say(error):
+                while True:
+                    sys.stderr.write("x" * 1_000_000)
+            threading.excepthook = say
         threading.Thread(target=handles[0].wait, daemon=True).start()
 print("end of the program")
 """
 
 
-@pytest.mark.parametrize("how", ["finishes", "leaves", "raises", "thread"])
+THREADS = ("thread", "thread with much to say")
+
+
+@pytest.mark.parametrize("how", ["finishes", "leaves", "raises", *THREADS])
 def test_the_interpreter_ends_with_open_handles(how: str) -> None:
     """What others join is finished, what nobody joins fails, and nothing hangs or crashes."""
     path = meeting_point()

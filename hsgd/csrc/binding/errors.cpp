@@ -1,13 +1,30 @@
 // Exceptions of hsgd.errors, by status.
 #include "binding/errors.hpp"
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 
 namespace hsgd::python {
 
 namespace {
+
+std::atomic<unsigned long> last_thread{0};  // 0: the program goes on
+
+// What ends with the program fails in threads that nobody joins, and these would tell it to stderr
+// while the interpreter, which ends meanwhile, wants to flush that: it aborts the process where it
+// finds such a thread in the midst of a line. So they stay here until the process ends, or for as
+// long as a thread that something joins after all may delay it.
+void hold_back() {
+  constexpr std::chrono::seconds kMost(5);
+  const unsigned long ending = last_thread.load();
+  if (ending == 0 || ending == PyThread_get_thread_ident()) return;
+  const ReleasedGil released;
+  std::this_thread::sleep_for(kMost);
+}
 
 const char* class_of(int code) {
   switch (code) {
@@ -49,6 +66,7 @@ nb::object decoded(const char* text) {
 
 void raise_on_error(int status, const hsgd_error& error) {
   if (status == HSGD_OK) return;
+  hold_back();
   const nb::object message = decoded(error.message);
   if (status == HSGD_ERR_INTERRUPTED && PyErr_Occurred() != nullptr) throw nb::python_error();
   if (status == HSGD_ERR_ARGUMENT) {
@@ -74,6 +92,8 @@ void raise_closed(const char* what) {
   raise_on_error(HSGD_ERR_CLOSED, error);
   std::abort();  // it has thrown
 }
+
+void end_program() { last_thread.store(PyThread_get_thread_ident()); }
 
 int python_interrupted() {
   PyGILState_STATE state{};

@@ -24,6 +24,9 @@ void raise_on_error(int status, const hsgd_error& error);
 // The same for "this WHAT is closed".
 [[noreturn]] void raise_closed(const char* what);
 
+// From now on other threads keep their errors for themselves: this one ends the program.
+void end_program();
+
 // Runs Python's signal handlers, which act in the main thread only. What they raise stays set in
 // this thread until raise_on_error() passes it on.
 int python_interrupted();

@@ -73,16 +73,18 @@ class Cache {
     hsgd_comm_destroy(std::exchange(entry->comm, nullptr));
   }
 
-  // What the ranks of a communicator measured when they made their first one.
-  void use_known(const std::vector<int>& ranks, hsgd_options* options) {
+  // What the ranks of a communicator measured when they made their first one, as this one saw it.
+  KnownTuning known(const std::vector<int>& ranks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = tunings_.find(ranks);
-    if (found == tunings_.end()) return;
+    if (found == tunings_.end()) return {};
     const hsgd_topology& tuning = found->second;
-    options->known_store = tuning.nontemporal != 0 ? 2 : 1;
-    if (tuning.node_count > 1) return;
-    options->oneshot_bytes = static_cast<int64_t>(tuning.oneshot_bytes);
-    options->chunk_bytes = static_cast<int64_t>(tuning.chunk_bytes);
+    KnownTuning known;
+    known.store = tuning.nontemporal != 0 ? 2 : 1;
+    if (tuning.node_count > 1) return known;
+    known.oneshot_bytes = static_cast<int64_t>(tuning.oneshot_bytes);
+    known.chunk_bytes = static_cast<int64_t>(tuning.chunk_bytes);
+    return known;
   }
 
   void learn(std::vector<int> ranks, const hsgd_comm* comm) {
@@ -183,13 +185,12 @@ std::vector<int> world_ranks(MPI_Comm comm) {
 }
 
 // The ranks measure when they make their first communicator, which takes most of the time.
-hsgd_comm* create_as_known(MPI_Comm comm, hsgd_options options, Cache* cache) {
+hsgd_comm* create_as_known(MPI_Comm comm, const hsgd_options& options, Cache* cache) {
   std::vector<int> ranks = world_ranks(comm);
   const bool spawned = std::count(ranks.begin(), ranks.end(), MPI_UNDEFINED) > 0;
-  if (!spawned) cache->use_known(ranks, &options);
-  hsgd_comm* created = create_over(comm, options, Wanted::kBehindMpi);
-  if (created != nullptr && !spawned && options.known_store == 0)
-    cache->learn(std::move(ranks), created);
+  const KnownTuning known = spawned ? KnownTuning{} : cache->known(ranks);
+  hsgd_comm* created = create_over(comm, options, Wanted::kBehindMpi, known);
+  if (created != nullptr && !spawned && known.store == 0) cache->learn(std::move(ranks), created);
   return created;
 }
 

@@ -28,15 +28,17 @@ constexpr const char* kMeet = "connected within their nodes";
 // What the first rank tells all others.
 struct FirstWords {
   uint64_t settings[10];
+  KnownTuning known;
   MeetingWords meeting;
 };
 
 // Ranks with different settings would cut payloads differently: refused on all alike.
-MeetingWords compare_settings(Steps& steps, const hsgd_options& options) {
+FirstWords compare_settings(Steps& steps, const hsgd_options& options, const KnownTuning& known) {
   const FirstWords own{
       {static_cast<uint64_t>(options.oneshot_bytes), static_cast<uint64_t>(options.chunk_bytes),
        options.wire_oneshot_bytes, options.wire_chunk_bytes, options.slots, options.nontemporal,
        options.min_bytes, options.wire_dtype, options.wire_radix, options.flat_ranks},
+      known,
       draw_meeting_words()};
   FirstWords first = own;
   steps.broadcast(&first, sizeof first, 0, "received the settings of rank 0");
@@ -48,7 +50,18 @@ MeetingWords compare_settings(Steps& steps, const hsgd_options& options) {
                      "all (Open MPI on several hosts: mpirun -x NAME)",
                      steps.rank()));
   });
-  return first.meeting;
+  return first;
+}
+
+// Threads that make communicators of the same ranks at once finish in an order of their own on each
+// rank, so that each rank may have learned from another one: rank 0 says whether there is something
+// to measure, and the sizes. The kind of store is a matter of each node.
+hsgd_options with_known(hsgd_options options, const KnownTuning& own, const KnownTuning& first) {
+  if (first.store == 0) return options;
+  options.known_store = own.store != 0 ? own.store : first.store;
+  if (first.oneshot_bytes >= 0) options.oneshot_bytes = first.oneshot_bytes;
+  if (first.chunk_bytes >= 0) options.chunk_bytes = first.chunk_bytes;
+  return options;
 }
 
 // `level`: of threads, the least of all ranks.
@@ -157,9 +170,11 @@ std::unique_ptr<Communicator> meet(const SharedComm& own, Nodes nodes, Lead lead
   return communicator;
 }
 
-hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wanted, Turn& turn) {
+hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wanted,
+                  const KnownTuning& known, Turn& turn) {
   Steps steps(own->get(), options, turn);
-  const MeetingWords words = compare_settings(steps, options);
+  const FirstWords first = compare_settings(steps, options, known);
+  const MeetingWords& words = first.meeting;
   HSGD_FAULT_POINT("over MPI: settings compared");
   Nodes nodes = find_nodes(steps, words);
   HSGD_FAULT_POINT("over MPI: node found");
@@ -170,7 +185,7 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
   });
   const std::string hosts = find_hosts(steps, nodes);
   HSGD_FAULT_POINT("over MPI: place found");
-  hsgd_options named = options;
+  hsgd_options named = with_known(options, known, first.known);
   named.comm_id = status_id(words.data(), sizeof words);
   std::unique_ptr<Communicator> communicator;
   agree_on(steps, kMeet, [&] {
@@ -194,7 +209,8 @@ bool mpi_is_running() {
   return initialized != 0 && !mpi_is_finalized();
 }
 
-hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted) {
+hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted,
+                       const KnownTuning& known) {
   check_usable(comm, wanted);
   Turn turn(wanted == Wanted::kByName && thread_level() == MPI_THREAD_SERIALIZED);
   const QuietErrors quiet(comm);
@@ -206,7 +222,7 @@ hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted
       wanted == Wanted::kByName ? steps.duplicate() : split_off(comm, steps.rank()));
   HSGD_FAULT_POINT("over MPI: own communicator made");
   try {
-    return set_up(own, options, wanted, turn);
+    return set_up(own, options, wanted, known, turn);
   } catch (const AgreedError&) {
     throw;
   } catch (...) {

@@ -6,6 +6,8 @@
 
 #include <mpi.h>
 
+#include <cstdint>
+
 #include "base/error.hpp"
 #include "hsgd_core.h"
 #include "mpi/handle.hpp"
@@ -19,11 +21,20 @@ enum class Wanted {
   kBehindMpi,  // a caller that stands for an MPI call of the program, which must not notice
 };
 
+// What the same ranks measured when they made a communicator before.
+struct KnownTuning {
+  uint32_t store = 0;          // as hsgd_options.known_store; 0: nothing is known
+  int64_t oneshot_bytes = -1;  // < 0: as the options say
+  int64_t chunk_bytes = -1;
+};
+
 // Collective over an intracommunicator, blocking, each step with options.timeout_s as deadline.
+// `known`: ranks may differ in it; what rank 0 knows counts.
 // kBehindMpi: `comm` and its attributes stay as they are; nullptr when no two ranks share a node,
 // on all ranks alike; and one step between nodes is MPI_Comm_split, which has no deadline, as the
 // MPI call has none that this stands for.
-hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted);
+hsgd_comm* create_over(MPI_Comm comm, const hsgd_options& options, Wanted wanted,
+                       const KnownTuning& known = {});
 
 // Collective. A communicator of our own with the same ranks, with that deadline.
 OwnComm duplicate(MPI_Comm comm, const hsgd_options& options);
