@@ -53,6 +53,10 @@ _open: weakref.WeakSet[Comm] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    if not _open:
+        return
+    from hsgd import _native
+
     _native.end_program()
     with contextlib.ExitStack() as stack:  # all, also when one fails
         last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)

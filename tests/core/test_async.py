@@ -707,12 +707,14 @@ from hsgd import Comm
 from hsgd.config import Config
 
 path, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-comm = Comm.local(path, rank, 2, Config(timeout_s=30))
+comm = Comm.local(path, rank, 2, Config(timeout_s=2 if "much" in how else 30))
 comm.barrier()
 if how == "finishes" and rank == 1:
     time.sleep(0.3)  # rank 0 is at its end by now, most likely; any time will do
     assert comm.allreduce(np.ones(500_000))[0] == 2.0
     print("the last collective of the other rank was finished")
+elif how == "thread with much to say" and rank == 1:
+    sys.stdin.read()  # the other rank has ended then
 elif how == "finishes" or rank == 0:
     handles = [comm.allreduce_async(np.ones(500_000))]
     if how == "raises":
@@ -739,6 +741,7 @@ def test_the_interpreter_ends_with_open_handles(how: str) -> None:
     programs = [
         subprocess.Popen(
             [sys.executable, "-c", END, path, str(rank), how],
+            stdin=subprocess.PIPE,  # closed in turn
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

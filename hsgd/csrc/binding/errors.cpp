@@ -12,18 +12,27 @@ namespace hsgd::python {
 
 namespace {
 
-std::atomic<unsigned long> last_thread{0};  // 0: the program goes on
+using Clock = std::chrono::steady_clock;
 
-// What ends with the program fails in threads that nobody joins, and these would tell it to stderr
-// while the interpreter, which ends meanwhile, wants to flush that: it aborts the process where it
-// finds such a thread in the midst of a line. So they stay here until the process ends, or for as
-// long as a thread that something joins after all may delay it.
-void hold_back() {
-  constexpr std::chrono::seconds kMost(5);
-  const unsigned long ending = last_thread.load();
-  if (ending == 0 || ending == PyThread_get_thread_ident()) return;
+std::atomic<unsigned long> last_thread{0};  // 0: the program goes on
+std::atomic<Clock::rep> raised_at{0};       // when a thread got an error; 0: none did
+
+void sleep(Clock::duration time) {
   const ReleasedGil released;
-  std::this_thread::sleep_for(kMost);
+  std::this_thread::sleep_for(time);
+}
+
+// Python aborts the process where the interpreter ends while a thread writes to stderr, as a thread
+// does whose error nobody catches. What ends with the program fails in threads that nobody joins:
+// these stay here until the process ends, or for as long as something may join them after all.
+void hold_back() {
+  const unsigned long ending = last_thread.load();
+  if (ending == PyThread_get_thread_ident()) return;
+  if (ending != 0) {
+    sleep(std::chrono::seconds(5));
+  } else {
+    raised_at.store(Clock::now().time_since_epoch().count());
+  }
 }
 
 const char* class_of(int code) {
@@ -93,7 +102,12 @@ void raise_closed(const char* what) {
   std::abort();  // it has thrown
 }
 
-void end_program() { last_thread.store(PyThread_get_thread_ident()); }
+void end_program() {
+  last_thread.store(PyThread_get_thread_ident());
+  const Clock::time_point raised{Clock::duration(raised_at.load())};
+  const Clock::time_point told = raised + std::chrono::milliseconds(200);
+  if (Clock::now() < told) sleep(told - Clock::now());
+}
 
 int python_interrupted() {
   PyGILState_STATE state{};
