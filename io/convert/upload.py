@@ -15,7 +15,7 @@ from pathlib import Path
 from hsgd.errors import DataError
 
 from ..format.dataset_index import open_map
-from ..format.slab_folder import INDEX_NAME, is_slab_folder
+from ..format.slab_folder import INDEX_NAME, is_slab_folder, slab_name
 from ..remote.uploads import ObjectWriter, StoredObject, md5_of
 from ..remote.urls import child_url, is_url, names_a_file, url_of
 from .progress import Advance, Progress
@@ -55,9 +55,10 @@ def upload_slabs(
 
     Slabs come first and the index last: until then there is no dataset, with overwrite not the old
     one either. Objects of the same size and MD5 are not sent again, so that after a kill the same
-    call goes on where it was. overwrite: another dataset under this URL is replaced. threads: files
-    that are sent at once, each with 16 MiB in memory. retry_s: how long a request that fails is
-    sent again. progress: show a bar on stderr.
+    call goes on where it was; two calls may send the same folder at once. overwrite: another
+    dataset under this URL is replaced, and slabs that it has more are removed. threads: files that
+    are sent at once, each with 16 MiB in memory. retry_s: how long a request that fails is sent
+    again. progress: show a bar on stderr.
 
     Raises DataError for a folder that is damaged or was not converted, another dataset under the
     URL, and what S3 refuses; ValueError for bad arguments, MissingExtra without botocore.
@@ -86,6 +87,8 @@ def upload_slabs(
                 pool.shutdown(cancel_futures=True)
                 raise
         upload.bring(index)
+        if overwrite:
+            upload.remove_beyond(len(slabs))
     return Uploaded(upload.sent, upload.sent_bytes, upload.kept)
 
 
@@ -121,6 +124,13 @@ class _Upload:
         with self._lock:
             self.sent += 1
             self.sent_bytes += wanted.size
+
+    def remove_beyond(self, slabs: int) -> None:
+        """Remove the slabs that a larger dataset left."""
+        number = slabs
+        while self._writer.find(url := self._url(slab_name(number))) is not None:
+            self._writer.remove(url)
+            number += 1
 
     def _url(self, path: str) -> str:
         return child_url(self._target, os.path.basename(path))

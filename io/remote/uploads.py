@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
+import email.utils
 import hashlib
 import os
 import threading
@@ -26,6 +28,7 @@ __all__ = ["ObjectWriter", "StoredObject", "md5_of"]
 _PART_BYTES = 16 << 20  # sent by one request, and kept in memory
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _READ_BYTES = 4 << 20
+_ABANDONED_S = 3600  # parts of a file that came together no sooner are those of a killed process
 # In an object's metadata: its ETag is not its MD5 if it came in parts, or is encrypted.
 _MD5 = "hsgd-md5"
 _NOT_THERE = frozenset({"NoSuchKey", "404"})
@@ -120,7 +123,9 @@ class ObjectWriter:
         parts: Iterator[bytes],
         advance: Callable[[int], object],
     ) -> None:
-        """The parts become an object when all are there; what a killed process left of it goes."""
+        """The parts become an object when all are there. What a process left of it that was killed
+        goes, after an hour: before, another process may be sending it.
+        """
         key = s3_place(url)
         self._abort_others(url, key)
         begun = self._tried(url, "sending it", "create_multipart_upload", place)
@@ -146,8 +151,9 @@ class ObjectWriter:
         with contextlib.suppress(DataError):  # who may not list or abort leaves them
             wanted = {"Bucket": key["Bucket"], "Prefix": key["Key"]}
             found = self._tried(url, "listing its parts", "list_multipart_uploads", wanted)
+            latest = _time_of(found).timestamp() - _ABANDONED_S
             for other in found.get("Uploads", []):
-                if other["Key"] == key["Key"]:
+                if other["Key"] == key["Key"] and other["Initiated"].timestamp() <= latest:
                     abort = {**key, "UploadId": other["UploadId"]}
                     self._tried(url, "removing parts", "abort_multipart_upload", abort)
 
@@ -204,6 +210,14 @@ def _parts(path: str, size: int) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while body := file.read(nbytes):
             yield body
+
+
+def _time_of(answer: dict[str, Any]) -> datetime.datetime:
+    """When the server answered, by its own clock where it says so."""
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    if date is None:
+        return datetime.datetime.now(datetime.timezone.utc)
+    return email.utils.parsedate_to_datetime(date)
 
 
 def _checked(body: bytes) -> dict[str, Any]:

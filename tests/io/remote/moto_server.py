@@ -7,6 +7,7 @@ check of Content-MD5, which moto leaves out.
 from __future__ import annotations
 
 import base64
+import datetime
 import hashlib
 import io
 import threading
@@ -19,6 +20,9 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 __all__ = ["MotoServer"]
+
+
+_MOTOS_DATE = b"2010-11-10T20:48:33.000Z"
 
 
 class _Quiet(WSGIRequestHandler):
@@ -36,11 +40,17 @@ class _Fault:
 @dataclass
 class MotoServer:
     """A context manager. requests: "METHOD /bucket/key?query" in the order in which they came, with
-    the bytes of their bodies.
+    the bytes of their bodies. begun: when files that come in parts were begun, which moto does not
+    know.
     """
+
+    begun: datetime.datetime = field(
+        default_factory=lambda: datetime.datetime.now(datetime.timezone.utc)
+    )
 
     requests: list[tuple[str, int]] = field(default_factory=list)
     _faults: list[_Fault] = field(default_factory=list)
+    _holds: list[tuple[str, threading.Event, threading.Event]] = field(default_factory=list)
     _lock: threading.Condition = field(default_factory=threading.Condition)
 
     def __enter__(self) -> MotoServer:
@@ -64,6 +74,11 @@ class MotoServer:
         with self._lock:
             self._faults += [_Fault(lambda line: text in line, status, code)] * times
 
+    def hold(self, text: str, come: threading.Event, go: threading.Event) -> None:
+        """Let the next request with `text` in it set `come`, and wait for `go`."""
+        with self._lock:
+            self._holds.append((text, come, go))
+
     def wait_for(self, method: str, times: int) -> None:
         """Until so many requests of a method have come."""
         with self._lock:
@@ -86,11 +101,17 @@ class MotoServer:
             fault = next((fault for fault in self._faults if fault.match(line)), None)
             if fault is not None:
                 self._faults.remove(fault)
+            hold = next((hold for hold in self._holds if hold[0] in line), None)
+            if hold is not None:
+                self._holds.remove(hold)
+        if hold is not None:
+            hold[1].set()
+            assert hold[2].wait(60)
         if environ.get("HTTP_CONTENT_MD5", digest) != digest:
             fault = _Fault(lambda _: True, 400, "BadDigest")
         if fault is None:
-            answer: Iterable[bytes] = self._app(environ, start)
-            return answer
+            date = f"{self.begun:%Y-%m-%dT%H:%M:%S}.000Z".encode()
+            return [part.replace(_MOTOS_DATE, date) for part in self._app(environ, start)]
         text = f"<Error><Code>{fault.code}</Code><Message>told to</Message></Error>".encode()
         start(f"{fault.status} told to", [("Content-Length", str(len(text)))])
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else text]

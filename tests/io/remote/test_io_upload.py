@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import botocore.session
@@ -167,7 +170,8 @@ def test_parts_that_fail_for_a_while_are_sent_again(server, large, status, code)
     assert stored() == expected(large)
 
 
-def test_parts_that_were_left_are_removed(server, large):
+def test_parts_that_were_left_an_hour_ago_are_removed(server, large):
+    server.begun -= datetime.timedelta(hours=1)
     client = s3_client().client
     client.create_multipart_upload(Bucket="bucket", Key="some/data/slab-00000.h5")
     client.create_multipart_upload(Bucket="bucket", Key="some/data/slab-00000.h5-of-others")
@@ -176,6 +180,23 @@ def test_parts_that_were_left_are_removed(server, large):
         upload_slabs(large, URL, threads=1)
     left = client.list_multipart_uploads(Bucket="bucket").get("Uploads", [])
     assert [each["Key"] for each in left] == ["some/data/slab-00000.h5-of-others"]
+
+
+def test_two_may_send_the_same_at_once(server, large):
+    """The second begins when the first has sent a part of a file, and ends before it."""
+    begun, other_ended = threading.Event(), threading.Event()
+    server.hold("partNumber=2", begun, other_ended)
+
+    def send() -> None:
+        upload_slabs(large, URL, threads=1)
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(send)
+        assert begun.wait(60)
+        pool.submit(send).result(60)
+        other_ended.set()
+        first.result(60)
+    assert stored() == expected(large)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +262,13 @@ def test_another_dataset_is_replaced_only_when_asked_for(server, folder, tmp_pat
     upload_slabs(folder, URL, overwrite=True)
     assert stored() == expected(folder)
     assert server.sent("DELETE") == ["/bucket/some/data/index.h5"]
+
+
+def test_a_smaller_dataset_leaves_nothing_of_a_larger_one(server, folder, tmp_path):
+    upload_slabs(folder, URL)
+    smaller = make_slabs(tmp_path / "smaller", 50, SLABS - 2, seed=1)
+    upload_slabs(smaller, URL, overwrite=True)
+    assert stored() == expected(smaller)
 
 
 def test_a_file_that_changes_meanwhile_is_never_whole(server, folder, monkeypatch):
