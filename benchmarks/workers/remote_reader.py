@@ -1,7 +1,8 @@
 """One turn of a benchmark of URLs: a reader of samples behind a server, in a process of its own.
 
-Owns the readers, and what is measured of them: `rank.py remote_reader NAME URL SAMPLE_BYTES BUDGET`
-prints one line of JSON. Never starts a server. Packages of peers are fetched by io_packages.py.
+Owns the readers, and what is measured of them:
+`rank.py remote_reader NAME PLACE SAMPLE_BYTES BUDGET` prints one line of JSON. Never starts a
+server. Packages of peers are fetched by io_packages.py.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ from hsgd.io import PartitionedLoader, ReadOptions
 
 from studies.io_packages import import_streaming, reason_against
 
-__all__ = ["BATCH_SIZE", "BLOCK_BYTES", "BUCKET", "READERS"]
+__all__ = ["BATCH_SIZE", "BLOCK_BYTES", "BUCKET", "FROM_FILES", "READERS", "SECOND_EPOCHS"]
 
 BATCH_SIZE = 64
 BLOCK_BYTES = 4 << 20
 BUCKET = "bench"  # the folder of the server that holds the files
 _THREADS = 4
 
-Batches = Iterator[Any]  # arrays or tensors of whole samples
+# Arrays or tensors of whole samples; None: what came before does not count.
+Batches = Iterator[Any]
 
 
-def _hsgd(shuffle: str, *, keep: bool = False) -> Callable[[str, int], Batches]:
-    """keep: with a cache on disk that is empty, as LitData and Streaming have one."""
+def _hsgd(
+    shuffle: str, *, keep: bool = False, again: bool = False
+) -> Callable[[str, int], Batches]:
+    """keep: with a cache on disk that is empty, as LitData and Streaming have one. again: it is the
+    second epoch that counts.
+    """
 
     def batches(url: str, sample_bytes: int) -> Batches:
         with tempfile.TemporaryDirectory() as cache:
@@ -47,6 +53,10 @@ def _hsgd(shuffle: str, *, keep: bool = False) -> Callable[[str, int], Batches]:
                 shuffle=shuffle,  # type: ignore[arg-type]
                 read=ReadOptions(disk_cache=cache if keep else None),
             )
+            if again:
+                for _ in loader:
+                    pass
+                yield None
             for batch in loader:
                 yield batch["data"]
 
@@ -137,6 +147,12 @@ READERS: dict[str, Callable[[str, int], Batches]] = {
     "hsgd": _hsgd("block"),
     "hsgd-order": _hsgd("none"),
     "hsgd-disk": _hsgd("block", keep=True),
+    "hsgd-again": _hsgd("block", again=True),
+    "hsgd-full-again": _hsgd("full", again=True),
+    "hsgd-disk-again": _hsgd("block", keep=True, again=True),
+    "hsgd-disk-full-again": _hsgd("full", keep=True, again=True),
+    "hsgd-files-again": _hsgd("block", again=True),
+    "hsgd-files-full-again": _hsgd("full", again=True),
     "ranges": _ranges,
     "h5py-fsspec": _h5py,
     "litdata": _litdata(True),
@@ -146,14 +162,22 @@ READERS: dict[str, Callable[[str, int], Batches]] = {
 }
 
 
+SECOND_EPOCHS = tuple(name for name in READERS if name.endswith("-again"))
+FROM_FILES = tuple(name for name in READERS if "-files-" in name)  # the folder in place of the URL
+
+
 def read(name: str, url: str, sample_bytes: int, budget_s: float) -> dict[str, Any]:
-    """Read an epoch, or for budget_s. digest: the sum of all first bytes of samples."""
+    """Read an epoch, or for budget_s. digest: the sum of all bytes."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
     samples = digest = 0
     first_s = 0.0
     whole = True
     for batch in READERS[name](url, sample_bytes):
+        if batch is None:
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            began = time.perf_counter()
+            continue
         rows = np.asarray(batch)
         samples += len(rows)
         digest += int(rows.sum(dtype=np.int64))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -46,3 +48,23 @@ def test_a_page_leads_to_no_test_of_collectives(changed: ModuleType) -> None:
 def test_a_folder_of_the_core_leads_to_its_native_programs(changed: ModuleType) -> None:
     programs = changed.native_programs([ROOT / "hsgd/csrc/tree/gradient_tree.cpp"])
     assert "test_gradient_tree" in programs and "test_reduce" not in programs
+
+
+def test_the_nearest_tests_come_first(changed: ModuleType) -> None:
+    files = [ROOT / "hsgd/mpi_abi.py", ROOT / "hsgd/config.py", ROOT / "tests/core/test_split.py"]
+    names = [path.stem for path in changed.python_tests(files)]
+    assert names[0] == "test_split"
+    assert names.index("test_config") < names.index("test_packaging")
+
+
+def test_after_the_budget_no_test_begins_and_the_summary_says_so(tmp_path: Path) -> None:
+    for name in ("conftest.py", "support"):
+        (tmp_path / name).symlink_to(ROOT / "tests" / name)
+    (tmp_path / "test_one.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    words = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", "test_one.py"]
+    done = subprocess.run(
+        [*words, "--budget", "0"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "2 skipped" in done.stdout and "left out: 0 s are over" in done.stdout, done.stdout
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
