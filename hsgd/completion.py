@@ -13,8 +13,15 @@ __all__ = ["SHELLS", "script"]
 
 _BASH = """# hsgd completion bash >> ~/.bashrc
 _hsgd() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" path="" index
+    local word="${{COMP_WORDS[COMP_CWORD]}}" option="${{COMP_WORDS[COMP_CWORD - 1]}}"
+    local sign="" prefix="" path="" index
     COMPREPLY=()
+    # Bash splits "--option=value" into three words, zsh does not.
+    case "${{option}} ${{word}}" in
+        *" =") sign="=" word="" ;;
+        "= "*) sign="=" option="${{COMP_WORDS[COMP_CWORD - 2]}}" ;;
+        *" --"*=*) sign="=" option="${{word%%=*}}" prefix="${{word%%=*}}=" word="${{word#*=}}" ;;
+    esac
     for ((index = 1; index < COMP_CWORD; index++)); do
         case "${{path}} ${{COMP_WORDS[index]}}" in
             {paths}) path="${{path}} ${{COMP_WORDS[index]}}" ;;
@@ -24,24 +31,26 @@ _hsgd() {{
     case "${{path}}" in
         {starters}) for ((; index < COMP_CWORD; index++)); do
             case "${{path}} ${{COMP_WORDS[index]}}" in
-                {valued}) ((index += 1)) ;;
+                {valued}) [[ "${{COMP_WORDS[index + 1]}}" == "=" ]]; ((index += 2 - $?)) ;;
                 "${{path}} --") return ;;
                 "${{path}} -"*) ;;
                 *) return ;;
             esac
         done ;;
     esac
-    case "${{path}} ${{COMP_WORDS[COMP_CWORD - 1]}}" in
+    case "${{path}} ${{option}}" in
 {values}
         {valued}) return ;;
     esac
+    [[ -z "${{sign}}" ]] || return
     case "${{path}}" in
 {cases}
     esac
 }}
 complete -o bashdefault -o default -F _hsgd hsgd
 """
-_CASE = """        "{path}") COMPREPLY=($(compgen -W "{words}" -- "${{word}}")){then} ;;"""
+_CASE = """        "{path}")
+            COMPREPLY=($(compgen -P "${{prefix}}" -W "{words}" -- "${{word}}")){then} ;;"""
 _ZSH = "# hsgd completion zsh >> ~/.zshrc\nautoload -U +X bashcompinit && bashcompinit\n"
 _FISH = "# hsgd completion fish > ~/.config/fish/completions/hsgd.fish\n"
 SHELLS = ("bash", "zsh", "fish")

@@ -26,7 +26,7 @@ from .convert.upload import check_target, upload_slabs
 from .convert.verify import find_damage
 from .dataset_summary import describe, document, table
 from .format.chunks import COMPRESSIONS
-from .format.dataset_index import open_map
+from .format.dataset_index import open_map, open_undamaged
 from .loader import PartitionedLoader
 from .options import ReadOptions, Shuffle
 from .remote.urls import child_url, is_url
@@ -351,21 +351,26 @@ def _info(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     if options.threads < 1:
         raise ValueError(f"--threads {options.threads}; use at least 1")
-    data = open_map(options.path)
-    total = data.nbytes
-    damaged = []
+    data, refused = open_undamaged(options.path)
+    total, slabs = data.nbytes, len(data.slabs) + len(refused)
+    damaged = list(refused)
+    if not options.json:
+        for line in refused:
+            _show(line)
     with Progress(total, f"verify {options.path}", show=not options.quiet) as advance:
         for line in find_damage(data, threads=options.threads, advance=advance):
             damaged.append(line)
             if not options.json:
                 _show(line)
     if options.json:
-        found = {"path": data.path, "bytes": total, "slabs": len(data.slabs), "damaged": damaged}
+        found = {"path": data.path, "bytes": total, "slabs": slabs, "damaged": damaged}
         _show(json.dumps(found, indent=2))
     elif damaged:
-        print(f"{len(damaged)} damaged blocks; restore these files, or convert the data again")
+        counts = {"slabs": len(refused), "blocks": len(damaged) - len(refused)}
+        kinds = " and ".join(f"{count} damaged {what}" for what, count in counts.items() if count)
+        print(f"{kinds}; restore these files, or convert the data again")
     else:
-        _show(f"{data.path}: {bytes_text(total)} in {len(data.slabs)} slabs, all checksums right")
+        _show(f"{data.path}: {bytes_text(total)} in {slabs} slabs, all checksums right")
     return 1 if damaged else 0
 
 

@@ -39,6 +39,8 @@ def find_damage(
     """
     if not data.checksum_rows:
         raise ValueError(f"{data.path} has no checksums; convert it with hsgd data convert")
+    if not data.slabs:
+        return
     size = staging_bytes(data, direct=False, verify=True)
     own = threading.local()
     files = SlabFiles(data)

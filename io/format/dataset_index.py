@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -65,6 +66,7 @@ __all__ = [
     "check_unique",
     "choose_fields",
     "open_map",
+    "open_undamaged",
     "supported_dtype",
 ]
 
@@ -310,8 +312,7 @@ def check_unique(names: Sequence[str]) -> None:
         raise ValueError(f"field {twice[0]!r} is named twice; name each field once")
 
 
-def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> DataMap:
-    """Examine the index and every slab, and check that they belong together."""
+def _read_index(folder: Folder) -> SlabHeader:
     index_path = folder.place(INDEX_NAME)
     with folder.examined(INDEX_NAME) as file:
         index = read_header(file)
@@ -319,34 +320,24 @@ def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> Data
             raise DataError(f"{index_path}: not written by hsgd; convert the data again")
         if not index.sealed:
             raise DataError(f"{index_path}: not sealed (writing was cut off); convert again")
+    folder.expect([slab_name(number) for number in range(index.num_slabs)])
+    return index
+
+
+def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> DataMap:
+    """Examine the index and every slab, and check that they belong together."""
+    index = _read_index(folder)
     # The virtual datasets are for others: their maps carry no checksum, and take time to load.
-    chosen: list[str] = []
     slabs: list[SlabMap] = []
     specs: tuple[FieldSpec, ...] = ()
     start = 0
-    files = [slab_name(number) for number in range(index.num_slabs)]
-    folder.expect(files)
-    for number, name in enumerate(files):
-        path = folder.place(name)
-        if not folder.has(name):
-            raise DataError(
-                f"{path}: slab {number} of {index.num_slabs} is missing; "
-                "restore it or convert again"
-            )
-        with folder.examined(name) as file:
-            header = read_header(file)
-            _check_slab(path, header, index, number, start)
-            chosen = chosen or choose_fields(file, path, names, group)[0]
-            slab_specs, slab = _map_file(
-                file, path, folder.identity(name), start, chosen, index.checksum_rows, group
-            )
-            if header is not None and header.num_samples != slab.count:
-                raise DataError(
-                    f"{path}: {slab.count} samples, its header says {header.num_samples}; "
-                    f"restore slab {number}"
-                )
+    for number in range(index.num_slabs):
+        chosen = [spec.name for spec in specs] if slabs else None
+        slab_specs, slab = _map_slab(folder, index, number, start, names, group, chosen)
         if slabs and slab_specs != specs:
-            raise DataError(f"{path}: fields differ from those of slab 0; restore slab {number}")
+            raise DataError(
+                f"{slab.path}: fields differ from those of slab 0; restore slab {number}"
+            )
         specs = slab_specs
         slabs.append(slab)
         start += slab.count
@@ -356,6 +347,96 @@ def _map_folder(folder: Folder, names: Sequence[str] | None, group: str) -> Data
             "convert again"
         )
     return DataMap(folder.path, specs, tuple(slabs), start, index, group=group)
+
+
+def _map_slab(
+    folder: Folder,
+    index: SlabHeader,
+    number: int,
+    start: int | None,
+    names: Sequence[str] | None = None,
+    group: str = "",
+    chosen: Sequence[str] | None = None,
+) -> tuple[tuple[FieldSpec, ...], SlabMap]:
+    """Examine one slab. start: its first sample, None where only its header says so. chosen: the
+    fields, where they are chosen from `names` already.
+    """
+    name = slab_name(number)
+    path = folder.place(name)
+    if not folder.has(name):
+        raise DataError(
+            f"{path}: slab {number} of {index.num_slabs} is missing; restore it or convert again"
+        )
+    with folder.examined(name) as file:
+        header = read_header(file)
+        if start is None:
+            start = 0 if header is None else header.global_start
+        _check_slab(path, header, index, number, start)
+        if chosen is None:
+            chosen = choose_fields(file, path, names, group)[0]
+        specs, slab = _map_file(
+            file, path, folder.identity(name), start, chosen, index.checksum_rows, group
+        )
+        if header is not None and header.num_samples != slab.count:
+            raise DataError(
+                f"{path}: {slab.count} samples, its header says {header.num_samples}; "
+                f"restore slab {number}"
+            )
+    return specs, slab
+
+
+def open_undamaged(path: str | os.PathLike[str]) -> tuple[DataMap, list[str]]:
+    """As open_map(), but of a slab folder without the slabs that cannot be used, and a line for
+    each of these. Raises as open_map() for anything else, such as a damaged index.
+    """
+    try:
+        return open_map(path), []
+    except DataError:
+        access = RemoteAccess() if is_url(path) else None
+        folder: Folder = LocalFolder(Path(path).absolute())
+        if access is not None:
+            folder = RemoteFolder(url_of(path), ObjectReader(replace(access, disk=None)))
+        if (access and names_a_file(folder.path)) or not folder.has(INDEX_NAME):
+            raise
+        index = _read_index(folder)
+        specs, slabs, damage = _usable_slabs(folder, index)
+        if not damage:
+            raise
+    samples = sum(slab.count for slab in slabs)
+    return DataMap(folder.path, specs, tuple(slabs), samples, index, access=access), damage
+
+
+def _usable_slabs(
+    folder: Folder, index: SlabHeader
+) -> tuple[tuple[FieldSpec, ...], list[SlabMap], list[str]]:
+    """The slabs that can be opened and have the fields of most, numbered as if they were all, and
+    why the others cannot be used.
+    """
+    opened: list[tuple[tuple[FieldSpec, ...], SlabMap] | str] = []
+    start: int | None = 0
+    for number in range(index.num_slabs):
+        try:
+            specs, slab = _map_slab(folder, index, number, start)
+        except (DataError, UnknownFields) as error:
+            opened.append(str(error))
+            start = None
+            continue
+        opened.append((specs, slab))
+        start = slab.start + slab.count
+    usual = Counter(one[0] for one in opened if not isinstance(one, str)).most_common(1)
+    fields = usual[0][0] if usual else ()
+    slabs, damage, start = [], [], 0
+    for number, one in enumerate(opened):
+        if isinstance(one, str):
+            damage.append(one)
+        elif one[0] == fields:
+            slabs.append(replace(one[1], start=start))
+            start += one[1].count
+        else:
+            damage.append(
+                f"{one[1].path}: fields differ from those of most slabs; restore slab {number}"
+            )
+    return fields, slabs, damage
 
 
 def _check_slab(

@@ -204,6 +204,26 @@ def test_bash_completes_commands_their_commands_and_options(tmp_path: Path) -> N
     assert complete(script, "hsgd", "run", "--launcher", "mpirun", "--min") == ["--min-np"]
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["split at =", "whole words"])
+def test_values_are_completed_behind_an_equals_sign(tmp_path: Path, whole: bool) -> None:
+    """Bash makes "=" a word of its own; zsh does not, nor bash with other COMP_WORDBREAKS."""
+    script = tmp_path / "hsgd.bash"
+    script.write_text(completion.script("bash", make_parser(["data"])))
+
+    def found(*words: str) -> list[str]:
+        split = [part for word in words for part in word.replace("=", "\n=\n").split("\n")]
+        split = [part for part in split if part or "=" not in words[-1]]
+        return complete(script, "hsgd", "run", *(words if whole else split))
+
+    prefix = "--launcher=" if whole else ""
+    assert found("--launcher=t") == [f"{prefix}torchrun"]
+    assert found("-np", "2", "--launcher=m") == [f"{prefix}mpirun"]
+    assert len(found("--launcher=")) > 1
+    assert found("--min-np=") == found("--no-such-option=") == found("--verbose=") == []
+    assert found("--launcher=mpirun", "--min") == ["--min-np"]
+    assert found("--min-np=2", "python", "--") == []
+
+
 def test_bash_completes_the_program_of_a_job_as_file_names(tmp_path: Path) -> None:
     script = tmp_path / "hsgd.bash"
     script.write_text(completion.script("bash", make_parser([])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import h5py
@@ -14,6 +15,7 @@ from hsgd.io.convert.verify import find_damage
 from hdf5_samples import arrays_of, collect, make_slabs, rewrite_attribute, write_hdf5
 from hsgd import cli
 from hsgd.errors import DataError
+from hsgd.testing.range_server import RangeServer
 from loaders import loader_of
 
 torch = pytest.importorskip("torch")
@@ -120,6 +122,84 @@ def test_the_command_tells_damage_in_its_exit_code(folder, capsys):
     flip(open_map(folder), "image", 1, 0)
     assert cli.main(["data", "verify", str(folder), "--quiet"]) == 1
     assert "1 damaged blocks; restore these files" in capsys.readouterr().out
+
+
+def lose_checksums(path):
+    with h5py.File(path, "r+") as file:
+        del file["image"].attrs["crc32c"]
+
+
+def claim_another_shape(path):
+    with h5py.File(path, "r+") as file:
+        values, attributes = file["image"][:], dict(file["image"].attrs)
+        del file["image"]
+        file["image"] = values.reshape(len(values), -1)
+        file["image"].attrs.update(attributes)
+
+
+def spoil_the_header(path):
+    with open(path, "r+b") as file:
+        file.write(bytes(512))
+
+
+def flip_last_byte_of_data(path):
+    with h5py.File(path) as file:
+        end = file["x"].id.get_offset() + file["x"].id.get_storage_size()
+    with open(path, "r+b") as file:
+        file.seek(end - 1)
+        old = file.read(1)[0]
+        file.seek(end - 1)
+        file.write(bytes([old ^ 4]))
+
+
+SPOILED = {
+    "attribute": (lose_checksums, "damaged: "),
+    "shape": (claim_another_shape, "fields differ from those of most slabs"),
+    "header": (spoil_the_header, "not an HDF5 file"),
+    "file": (lambda path: path.unlink(), "slab {} of 7 is missing"),
+}
+
+
+@pytest.mark.parametrize("number", [0, 2, 6])
+@pytest.mark.parametrize("what", SPOILED)
+def test_verify_reports_slabs_that_cannot_be_opened_and_checks_the_others(
+    folder, capsys, what, number
+):
+    flip(open_map(folder), "number", 4, 0)
+    spoil, why = SPOILED[what]
+    spoil(folder / f"slab-{number:05d}.h5")
+    assert cli.main(["data", "verify", str(folder), "--json", "--quiet"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["slabs"] == 7 and len(found["damaged"]) == 2, found
+    refused, block = found["damaged"]
+    assert f"slab-{number:05d}.h5: {why.format(number)}" in refused
+    assert "slab-00004.h5: bytes [" in block
+    assert cli.main(["data", "verify", str(folder), "--quiet"]) == 1
+    *lines, summary = capsys.readouterr().out.splitlines()
+    assert lines == found["damaged"] and "1 damaged slabs and 1 damaged blocks; res" in summary
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_rows_behind_a_lost_slab_are_those_of_their_own_slab(tmp_path, capsys, remote):
+    values = np.arange(40) if remote else np.arange(40).astype(np.complex64)
+    np.savez(tmp_path / "a.npz", x=values)
+    convert_to_slabs(tmp_path / "a.npz", tmp_path / "out", num_slabs=4)
+    flip_last_byte_of_data(tmp_path / "out/slab-00003.h5")
+    spoil_the_header(tmp_path / "out/slab-00001.h5")
+    with RangeServer(tmp_path) as server:
+        path = f"{server.url}/out" if remote else str(tmp_path / "out")
+        assert cli.main(["data", "verify", path, "--json", "--quiet"]) == 1
+    first, second = json.loads(capsys.readouterr().out)["damaged"]
+    assert "slab-00001.h5: not an HDF5 file" in first
+    assert "slab-00003.h5: the checksum of the block at row 0 of 'x' is wrong" in second
+
+
+def test_verify_reports_all_slabs_where_none_can_be_opened(folder, capsys):
+    for path in folder.glob("slab-*.h5"):
+        spoil_the_header(path)
+    assert cli.main(["data", "verify", str(folder), "--json", "--quiet"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["slabs"], found["bytes"], len(found["damaged"])) == (7, 0, 7)
 
 
 def test_verify_reports_a_slab_that_changed_meanwhile_and_goes_on(folder):
