@@ -1,5 +1,5 @@
-"""Training that rarely communicates: a character-level language model, loss against bytes, and
-against seconds on slow links.
+"""Training that rarely communicates: a character-level language model, or digits with skewed
+labels; loss against bytes, and against seconds on slow links.
 
 Owns layouts, jobs, ratios and pictures. Never trains: rarely_worker.py does, in the ranks.
 """
@@ -24,41 +24,56 @@ from harness.layouts import JobLayout, read_layout
 from harness.rank_command import rank_command
 from harness.stopping import keeping
 from harness.worker_jobs import WorkerJobs
-from workers.rarely_ways import WAYS, missing, torchft_version
+from tasks.training_task import TASKS
+from workers.rarely_ways import BASE, WAYS, missing, torchft_version
 
 __all__ = ["main", "ratios"]
 
 NOTES = """\
-Ranks of virtual nodes train a transformer of 1.07 million parameters on the sources of Python's
-standard library, each on batches of its own, with AdamW; files that are held out give the loss, in
-nats per character, of the model that a way would save. Before, one process trains the model of each
-seed for --pretrain steps of batch 8; all ways go on from its weights and AdamW's state, and see the
-same tokens. Each job is a seed, and trains one way after the other. --rate and --outer are those
-chosen for a batch of 1 with seed 99, which is none of the measured ones; NoLoCo's outer steps are
-the default. torchft is measured where it is installed. Bytes are what the nodes' interfaces have
-sent, as the kernel counts them, headers included. "waited" is what step() waited
-for exchanges, of DiLoCo. Nodes share the cores of this machine, so computation takes longer than on
-nodes of their own, and communication that hides behind it hides more easily.
+Ranks of virtual nodes train with AdamW, each on batches of its own; what is held out gives the loss
+of the model that a way would save. Each job is a seed, and trains one way after the other on the
+same samples.
 
-Ratios, above 1 is ahead: vs_peer/bytes/WAY/LAYOUT is the bytes of synchronous training over those
-of the way; vs_peer/loss/WAY/LAYOUT the loss of synchronous training over that of the way, paired
-by seed, the mean; error/... half of its 95 % interval; vs_peer/seconds/WAY/LAYOUT seconds of
-synchronous training over those of the way for the same steps; vs_peer/time_to_loss/WAY/LAYOUT
-seconds until synchronous training reaches its last loss over those until the way does, where it
-does.
+--task text: a transformer of 1.07 million parameters on the sources of Python's standard library;
+the loss is in nats per character. Before, one process trains the model of each seed for --pretrain
+steps of batch 8; all ways go on from its weights and AdamW's state. --rate and --outer are those
+chosen for a batch of 1. --task vision: a perceptron of 120,010 parameters on scikit-learn's digits,
+from random weights. Each rank has two pieces of the images in the order of their labels.
+
+--rate and --outer were chosen with seed 99, which is none of the measured ones; NoLoCo's outer
+steps are the default.
+
+torchft is measured where it is installed. Bytes are what the nodes' interfaces have sent, as the
+kernel counts them, headers included. "waited" is what step() waited for exchanges, of DiLoCo. Nodes
+share the cores of this machine, so computation takes longer than on nodes of their own, and
+communication that hides behind it hides more easily.
+
+With --longer 1.5 other ways than synchronous training may take 1.5 times its steps, and end where
+their loss first is its last one; the learning rate falls over 1.5 times the steps then.
+
+Ratios, above 1 is ahead: vs_peer/bytes/WAY/LAYOUT is the bytes of synchronous training in a step
+over those of the way; vs_peer/loss/WAY/LAYOUT the loss of synchronous training over that of the
+way, paired by seed, the mean; error/... half of its 95 % interval; points/accuracy/... the percent
+of right answers above those of synchronous training; vs_peer/seconds/WAY/LAYOUT seconds of
+synchronous training in a step over those of the way; vs_peer/time_to_loss/WAY/LAYOUT seconds until
+synchronous training reaches its last loss over those until the way does, where it does, and
+vs_peer/bytes_to_loss/WAY/LAYOUT the same of bytes.
 
 Virtual nodes need Linux and root.
 
 examples:
   python benchmarks/rarely.py --quick
   python benchmarks/rarely.py --layouts 4x1 2x2 --seeds 5 --json rarely.json --png rarely.png
-  python benchmarks/rarely.py --layouts 4x1@100mbit 4x1@1gbit --seeds 1 --json links.json
+  python benchmarks/rarely.py --task vision --layouts 4x1 --json vision.json
+  python benchmarks/rarely.py --layouts 4x1@100mbit 4x1@1gbit --seeds 1 --longer 1.5
   python benchmarks/rarely.py --layouts 4x1 --ways noloco-30 --go-on --json rarely.json
 """
 QUICK = ("synchronous", "diloco-10", "diloco-30-int8")
-BASE = "synchronous"
 JOB_LIMIT_S = 3600.0
-SAME = ("steps", "batch", "pretrain", "rate", "outer")  # settings whose rows can be compared
+# Settings whose rows can be compared, and those of files that do not have them.
+SAME = ("task", "steps", "longer", "batch", "pretrain", "rate", "outer")
+BEFORE = {"task": "text", "longer": 1.0}
+RATE_AFTER_PRETRAINING = 1e-3
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -79,27 +94,38 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             losses = [theirs["loss"] / mine["loss"] for theirs, mine in pairs]
             found[f"vs_peer/loss/{case}"] = statistics.mean(losses)
             found[f"error/loss/{case}"] = report.half_width(losses)
-            for what in ("sent_bytes", "seconds"):
-                name = what.removeprefix("sent_")
-                shares = [theirs[what] / mine[what] for theirs, mine in pairs if mine[what]]
-                if shares:
-                    found[f"vs_peer/{name}/{case}"] = statistics.median(shares)
-            reached = [_time_to(mine, theirs["loss"]) for theirs, mine in pairs]
-            if None not in reached:
-                times = [b["seconds"] / t for (b, _), t in zip(pairs, reached, strict=True) if t]
-                found[f"vs_peer/time_to_loss/{case}"] = statistics.median(times)
+            if all("accuracy" in row for pair in pairs for row in pair):
+                points = [mine["accuracy"] - theirs["accuracy"] for theirs, mine in pairs]
+                found[f"points/accuracy/{case}"] = statistics.mean(points)
+                found[f"error/accuracy/{case}"] = report.half_width(points)
+            for what, column in (("seconds", 2), ("bytes", 3)):
+                shares = [b["curve"][-1] for pair in pairs for b in pair]
+                shares = [one[column] / one[0] for one in shares]
+                found |= _ratio(f"{what}/{case}", shares[::2], shares[1::2])
+                reached = [_until(mine, theirs["loss"], column) for theirs, mine in pairs]
+                ends = [theirs["curve"][-1][column] for theirs, _ in pairs]
+                name = {"seconds": "time"}.get(what, what)
+                found |= _ratio(f"{name}_to_loss/{case}", ends, reached)
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
-def _time_to(row: Mapping[str, Any], loss: float) -> float | None:
-    """Seconds until the loss, between the looks by a straight line; None: it was not reached."""
+def _ratio(name: str, theirs: Sequence[float], mine: Sequence[float | None]) -> dict[str, float]:
+    """The median over seeds; nothing where one of ours is not there, or 0."""
+    shares = [b / a for b, a in zip(theirs, mine, strict=True) if a]
+    return {f"vs_peer/{name}": statistics.median(shares)} if len(shares) == len(theirs) else {}
+
+
+def _until(row: Mapping[str, Any], loss: float, column: int) -> float | None:
+    """Seconds or bytes until the loss, between the looks by a straight line; None: it was not
+    reached.
+    """
     before: Sequence[float] | None = None
     for point in row["curve"]:
         if point[1] <= loss:
             if before is None:
-                return float(point[2])
+                return float(point[column])
             share = (before[1] - loss) / (before[1] - point[1])
-            return float(before[2] + share * (point[2] - before[2]))
+            return float(before[column] + share * (point[column] - before[column]))
         before = point
     return None
 
@@ -145,9 +171,10 @@ def _earlier(file: Path, meta: dict[str, Any]) -> list[dict[str, Any]]:
     document = json.loads(file.read_text())
     before, now = document["meta"]["settings"], meta["settings"]
     for name in SAME:
-        if before.get(name) != now[name]:
+        value = before.get(name, BEFORE.get(name))
+        if value != now[name]:
             raise SystemExit(
-                f"{file} was measured with {name}={before.get(name)}, not {now[name]}: give "
+                f"{file} was measured with {name}={value}, not {now[name]}: give "
                 "--go-on the same settings, or another file"
             )
     now["layouts"] = {**before["layouts"], **now["layouts"]}
@@ -169,7 +196,8 @@ def _measure(
     meta: Mapping[str, Any],
 ) -> None:
     """All jobs, into `rows` one by one; the file is written after each."""
-    cases = [(layout, seed) for seed in range(options.seeds) for layout in options.layouts]
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    cases = [(layout, seed) for seed in seeds for layout in options.layouts]
     begin = time.monotonic()
     for layout, seed in tqdm(cases, unit="job", disable=None):
         if options.limit_s is not None and time.monotonic() - begin > options.limit_s:
@@ -182,8 +210,10 @@ def _measure(
         start = _pretrained(options, seed, jobs)
         if start is None:
             continue
-        training = (seed, options.steps, options.batch, options.rate, *options.outer)
-        words = [*map(str, training), start, *ways]
+        names = ("steps", "longer", "batch", "rate")
+        numbers = [seed, *(getattr(options, name) for name in names), *options.outer]
+        target = _target(rows, layout.name, seed) if options.longer > 1 else "none"
+        words = [options.task, *map(str, numbers), start, target, *ways]
         found = jobs.run(layout, words)
         if found is None:  # the ways before the one that failed count
             out = jobs.folder / "out.json"
@@ -192,6 +222,13 @@ def _measure(
         if options.json:
             part = {"meta": {**meta, "interrupted": True}, "ratios": ratios(rows)}
             report.write_json(options.json, {**part, "failures": jobs.failures, "results": rows})
+
+
+def _target(rows: Sequence[Mapping[str, Any]], layout: str, seed: int) -> str:
+    """The last loss of synchronous training, or "none" where it is still to come."""
+    case = (layout, seed, BASE)
+    losses = [r["loss"] for r in rows if (r["layout"], r["seed"], r["candidate"]) == case]
+    return str(losses[0]) if losses else "none"
 
 
 def _pretrained(options: argparse.Namespace, seed: int, jobs: WorkerJobs) -> str | None:
@@ -227,6 +264,8 @@ def _show(document: Mapping[str, Any]) -> None:
                     way,
                     f"{loss:.4f}",
                     _percent(compared, case),
+                    *_accuracy(mine, compared, case),
+                    f"{statistics.mean(row['steps'] for row in mine):.0f}",
                     f"{statistics.median(row['sent_bytes'] for row in mine) / 1e6:.2f}",
                     _share(compared.get(f"vs_peer/bytes/{case}")),
                     f"{statistics.median(row['seconds'] for row in mine):.1f}",
@@ -239,7 +278,8 @@ def _show(document: Mapping[str, Any]) -> None:
             settings = document["meta"]["settings"]
             after = f" after {settings['pretrain']} of one process" if settings["pretrain"] else ""
             print(f"{words}, {settings['steps']} steps{after}, {seeds} seeds")
-            header = ["", "loss", "over sync", "MB of all", "fewer", "s", "waited", "faster"]
+            header = ["", "loss", "over sync", "right %", "points", "steps", "MB of all", "fewer"]
+            header += ["s", "waited", "faster to loss"]
             print(report.table(header, lines))
     for line in document["failures"]:
         print(line, file=sys.stderr)
@@ -250,6 +290,18 @@ def _percent(compared: Mapping[str, float], case: str) -> str:
         return "-"
     over = 100 * (1 / compared[f"vs_peer/loss/{case}"] - 1)
     return f"{over:+.2f} +- {100 * compared[f'error/loss/{case}']:.2f} %"
+
+
+def _accuracy(
+    rows: Sequence[Mapping[str, Any]], compared: Mapping[str, float], case: str
+) -> tuple[str, str]:
+    """The mean, and what it is above synchronous training's."""
+    found = [row["accuracy"] for row in rows if "accuracy" in row]
+    mean = f"{statistics.mean(found):.2f}" if found else "-"
+    points = compared.get(f"points/accuracy/{case}")
+    if points is None:
+        return mean, "-"
+    return mean, f"{points:+.2f} +- {compared[f'error/accuracy/{case}']:.2f}"
 
 
 def _share(value: float | None) -> str:
@@ -281,7 +333,7 @@ def plot(rows: Sequence[Mapping[str, Any]], target: Path) -> None:
         axes[0][column].set_xscale("log")
         axes[1][column].set_xlabel("seconds of training")
         for axis in (axes[0][column], axes[1][column]):
-            axis.set_ylabel("loss, nats per character")
+            axis.set_ylabel("loss, nats")
             axis.grid(True, color="#dddddd", linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].legend(fontsize=7, frameon=False)
@@ -302,18 +354,20 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--png", type=Path, metavar="FILE", help="plot losses there")
     add("--layouts", nargs="+", type=_layout, metavar="L", help="such as 2x2 or 4x1@100mbit")
     add("--ways", nargs="+", choices=WAYS, metavar="WAY", help=f"of {', '.join(WAYS)}; all")
+    add("--task", choices=TASKS, default="text", help="what is learned (default text)")
     add("--seeds", type=int, help="paired trainings (default 5)")
+    add("--first-seed", type=int, default=0, help="of them (default 0)")
     add("--steps", type=int, help="of each training (default 600)")
-    add("--batch", type=int, help="sequences of 128 characters in a rank's step (default 1)")
-    add("--pretrain", type=int, metavar="STEPS", help="before all ways begin (default 1500)")
-    add("--rate", type=float, default=1e-3, help="of AdamW after pre-training (default 0.001)")
+    add("--longer", type=float, default=1.0, help="times the steps, to the loss (default 1)")
+    add("--batch", type=int, help="samples in a rank's step (default: text 1, vision 16)")
+    add("--pretrain", type=int, metavar="STEPS", help="of text, before all begin (default 1500)")
+    add("--rate", type=float, help="of AdamW (default: 0.001 after pre-training, else the task's)")
     add(
         "--outer",
         type=float,
         nargs=2,
-        default=[0.7, 0.5],
         metavar=("LR", "MOMENTUM"),
-        help="of DiLoCo's outer steps (default 0.7 0.5)",
+        help="of DiLoCo's outer steps (default: text 0.7 0.5, vision 0.7 0.9)",
     )
     add("--checkpoints", type=Path, metavar="DIR", help="keep pre-trained models there")
     add("--go-on", action="store_true", help="keep what --json has, and add what it lacks")
@@ -324,23 +378,39 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--go-on needs --json, the file to go on with")
     if options.checkpoints and not options.checkpoints.is_dir():
         parser.error(f"--checkpoints: there is no folder {options.checkpoints}")
-    quick = options.quick
-    options.layouts = options.layouts or [read_layout("2x1" if quick else "4x1")]
-    options.ways = options.ways or list(QUICK if quick else WAYS)
-    if BASE in options.ways:
-        options.ways.sort(key=lambda way: way != BASE)
-    defaults = {"seeds": (1, 5), "steps": (30, 600), "batch": (2, 1), "pretrain": (0, 1500)}
-    for name, (few, many) in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, few if quick else many)
-        least = 0 if name == "pretrain" else 1
-        if getattr(options, name) < least:
-            parser.error(f"--{name}: {least} or more")
+    options.layouts = options.layouts or [read_layout("2x1" if options.quick else "4x1")]
+    options.ways = options.ways or list(QUICK if options.quick else WAYS)
+    options.ways.sort(key=lambda way: way != BASE)
+    _fill_in(parser, options)
     if min(options.rate, options.outer[0]) <= 0 or not 0 <= options.outer[1] < 1:
         parser.error("--rate, --outer: rates above 0, a momentum from 0 to below 1")
     if options.steps < 10:
         parser.error("--steps: 10 or more, for ten looks at the loss")
+    if options.longer < 1 or (options.longer > 1 and not (options.go_on or BASE in options.ways)):
+        parser.error(f"--longer: 1 or more, and above 1 with {BASE} among --ways, or --go-on")
     return options
+
+
+def _fill_in(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What was not given: in a quick run, or for the task."""
+    text = options.task == "text"
+    if options.pretrain and not text:
+        parser.error("--pretrain: for --task text")
+    defaults = {
+        "seeds": (1, 5),
+        "steps": (30, 600),
+        "batch": (2, 1 if text else 16),
+        "pretrain": (0, 1500 if text else 0),
+    }
+    for name, (few, many) in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, few if options.quick else many)
+        least = 0 if name == "pretrain" else 1
+        if getattr(options, name) < least:
+            parser.error(f"--{name}: {least} or more")
+    options.outer = options.outer or list(TASKS[options.task].outer)
+    if options.rate is None:
+        options.rate = RATE_AFTER_PRETRAINING if options.pretrain else TASKS[options.task].rate
 
 
 def _layout(text: str) -> JobLayout:

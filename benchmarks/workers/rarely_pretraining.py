@@ -1,4 +1,4 @@
-"""What all ways of rarely.py start from: `python rank.py rarely_pretraining OUT SEED STEPS`.
+"""Where texts of rarely.py begin: `python rank.py rarely_pretraining OUT SEED STEPS`.
 
 One process trains the model for some steps, with a constant learning rate after its warm-up, and
 writes weights and AdamW's state to OUT. Never communicates.
@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
-from studies.character_model import CharacterModel, Text, adamw_of
+from tasks.character_model import CharacterTask
 
 __all__: list[str] = []
 
@@ -22,15 +23,17 @@ WARM_UP_STEPS = 50
 def main() -> None:
     torch.set_num_threads(1)
     out, seed, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    text, net = Text(), CharacterModel(seed)
-    adamw = adamw_of(net)
+    task = CharacterTask()
+    net = task.model(seed)
+    adamw = task.adamw(net)
     (group,) = adamw.param_groups
     rate = group["lr"]
     generator = torch.Generator().manual_seed(1000 * seed + 999)  # no rank of the training has it
     for step in range(1, steps + 1):
         group["lr"] = rate * min(1.0, step / WARM_UP_STEPS)
         adamw.zero_grad()
-        net.loss(text.batch(BATCH, generator)).backward()
+        symbols, following = task.batch(seed, 0, 1, BATCH, generator)
+        functional.cross_entropy(net(symbols).flatten(0, 1), following.flatten()).backward()
         adamw.step()
     part = out.with_suffix(".part")
     torch.save({"model": net.state_dict(), "adamw": adamw.state_dict()}, part)

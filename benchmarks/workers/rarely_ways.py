@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from torch import Tensor, nn
 import hsgd.torch as hvd
 from hsgd import Comm
 from hsgd.optim import Budget, DiLoCo, ElasticAveraging, FixedPeriod, Gossip, Nesterov, TopK
-from studies.character_model import CharacterModel
 
-__all__ = ["NEEDS_GLOO", "OUTER", "WAYS", "as_saved", "meet", "missing", "torchft_version"]
+__all__ = ["BASE", "NEEDS_GLOO", "OUTER", "WAYS", "as_saved", "meet", "missing", "torchft_version"]
 
-Make = Callable[[Any, CharacterModel, Comm, int], Any]
+Make = Callable[[Any, nn.Module, Comm, int], Any]
 
 _NEEDS_TORCHFT = ("torchft-30",)
 NEEDS_GLOO = ("ddp-gloo", *_NEEDS_TORCHFT)
+BASE = "synchronous"
+"""What the others are compared with."""
 OUTER = Nesterov(lr=0.7, momentum=0.5)
 
 
@@ -42,6 +44,8 @@ def missing(way: str) -> str | None:
     """Why a way cannot run here; None: it can."""
     if way in _NEEDS_TORCHFT and torchft_version() is None:
         return f"{way}: torchft is not installed; pip install --no-deps torchft-nightly"
+    if way in _NEEDS_TORCHFT and importlib.util.find_spec("opentelemetry") is None:
+        return f"{way}: torchft lacks a package; pip install opentelemetry-exporter-otlp-proto-http"
     return None
 
 
@@ -58,7 +62,7 @@ def meet(comm: Comm, store: Path) -> None:
 class _DDP:
     """DistributedDataParallel over gloo, with the optimizer as it is."""
 
-    def __init__(self, adamw: Any, net: CharacterModel, comm: Comm, steps: int) -> None:
+    def __init__(self, adamw: Any, net: nn.Module, comm: Comm, steps: int) -> None:
         self.forward = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
         self.param_groups, self.step, self.zero_grad = (
             adamw.param_groups,
@@ -93,7 +97,7 @@ class _Averages:
 class _TorchFT:
     """torchft.local_sgd.DiLoCo with the same outer optimizer."""
 
-    def __init__(self, adamw: Any, net: CharacterModel, comm: Comm, steps: int) -> None:
+    def __init__(self, adamw: Any, net: nn.Module, comm: Comm, steps: int) -> None:
         from torchft.local_sgd import DiLoCo as TheirDiLoCo
 
         self._net = net
@@ -135,7 +139,7 @@ def _elastic(mode: Any) -> Make:
     )
 
 
-def _gossip(adamw: Any, net: CharacterModel, comm: Comm, steps: int) -> Gossip:
+def _gossip(adamw: Any, net: nn.Module, comm: Comm, steps: int) -> Gossip:
     return Gossip(
         adamw,
         net,
@@ -148,7 +152,7 @@ def _gossip(adamw: Any, net: CharacterModel, comm: Comm, steps: int) -> Gossip:
     )
 
 
-def _noloco(adamw: Any, net: CharacterModel, comm: Comm, steps: int) -> Gossip:
+def _noloco(adamw: Any, net: nn.Module, comm: Comm, steps: int) -> Gossip:
     several = comm.cross_size < comm.size
     return Gossip(adamw, net, comm, FixedPeriod(30), outer="noloco", hierarchical=several)
 

@@ -1,9 +1,11 @@
-"""A rank of rarely.py, by mpirun:
-`python rank.py rarely_worker OUT SEED STEPS BATCH RATE LR MOMENTUM START WAY...`.
+"""A rank of rarely.py, by mpirun: `python rank.py rarely_worker OUT TASK SEED STEPS LONGER BATCH
+RATE LR MOMENTUM START TARGET WAY...`.
 
-Trains the same model on the same tokens once for each way of communicating. Rank 0 writes rows to
+Trains the same model on the same samples once for each way of communicating. Rank 0 writes rows to
 OUT. The clock runs while ranks train, not while the loss is taken. The loss is that of the model
-that the way would save: outer weights, the centre, the mean of all models. RATE: of AdamW. LR,
+that the way would save: outer weights, the centre, the mean of all models. LONGER: so many times
+STEPS other ways than synchronous training may take; above 1 they end at the last loss of
+synchronous training, which is TARGET, or "none" where it is trained here. RATE: of AdamW. LR,
 MOMENTUM: of DiLoCo's outer steps. START: a file of rarely_pretraining, or "scratch".
 """
 
@@ -14,19 +16,21 @@ import json
 import math
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 import hsgd.torch as hvd
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import DiLoCo
-from studies.character_model import RATE, CharacterModel, Text, adamw_of
-from workers.rarely_ways import NEEDS_GLOO, OUTER, WAYS, as_saved, meet
+from tasks.training_task import TASKS, Batch, TrainingTask
+from workers.rarely_ways import BASE, NEEDS_GLOO, OUTER, WAYS, as_saved, meet
 
 __all__: list[str] = []
 
@@ -34,61 +38,76 @@ WARM_UP = 0.05  # of a training from scratch
 LOOKS = 10  # of the loss, evenly over the training
 
 
-class _Schedule:
-    """A cosine from `rate` down to a tenth, after a warm-up where nothing was trained before."""
+@dataclass(frozen=True)
+class _Training:
+    """What all ways of a job have in common.
 
-    def __init__(self, steps: int, rate: float, warm: int) -> None:
-        self._steps, self._rate, self._warm = steps, rate, warm
-
-    def rate(self, step: int) -> float:
-        cosine = 0.55 + 0.45 * math.cos(math.pi * step / self._steps)
-        return self._rate * min(1.0, step / self._warm) * cosine
-
-
-def train(
-    comm: Comm,
-    text: Text,
-    way: str,
-    seed: int,
-    steps: int,
-    batch: int,
-    rate: float,
-    start: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """One training; collective. Bytes are those of all ranks to other nodes. rate: after
-    pre-training.
+    longer: so many times the steps other ways than synchronous training may take. start: weights
+    and AdamW's state to go on from.
     """
-    net = CharacterModel(seed)
-    adamw = adamw_of(net)
-    if start is not None:
-        net.load_state_dict(start["model"])
-        adamw.load_state_dict(copy.deepcopy(start["adamw"]))  # it keeps the tensors
+
+    task: TrainingTask
+    seed: int
+    steps: int
+    longer: float
+    batch: int
+    rate: float
+    start: dict[str, Any] | None
+
+    def steps_of(self, way: str) -> int:
+        return self.steps if way == BASE else round(self.steps * self.longer)
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """A cosine down to a tenth, after a warm-up where nothing was trained before."""
+        warm = max(1, int(WARM_UP * steps)) if self.start is None else 1
+        cosine = 0.55 + 0.45 * math.cos(math.pi * step / steps)
+        return self.rate * min(1.0, step / warm) * cosine
+
+    def begin(self) -> tuple[nn.Module, torch.optim.AdamW]:
+        net = self.task.model(self.seed)
+        adamw = self.task.adamw(net)
+        if self.start is not None:
+            net.load_state_dict(self.start["model"])
+            adamw.load_state_dict(copy.deepcopy(self.start["adamw"]))  # it keeps the tensors
+        return net, adamw
+
+
+def train(comm: Comm, training: _Training, way: str, target: float | None) -> dict[str, Any]:
+    """One training; collective. Bytes are those of all ranks to other nodes. target: the loss at
+    which it ends.
+    """
+    net, adamw = training.begin()
+    steps = training.steps_of(way)
     optimizer = WAYS[way](adamw, net, comm, steps)
     forward = getattr(optimizer, "forward", net)
-    warm = max(1, int(WARM_UP * steps)) if start is None else 1
-    schedule = _Schedule(steps, RATE if start is None else rate, warm)
-    generator = torch.Generator().manual_seed(1000 * seed + comm.rank)
-    held_out = text.held_out_batches(8 * -(-comm.size // 8), 16)[comm.rank :: comm.size]
-    looks = {steps * (look + 1) // LOOKS for look in range(LOOKS)}
+    generator = torch.Generator().manual_seed(1000 * training.seed + comm.rank)
+    own = training.seed, comm.rank, comm.size
+    held_out = training.task.held_out(comm.size)[comm.rank :: comm.size]
+    looks = {
+        training.steps * (look + 1) // LOOKS for look in range(math.ceil(LOOKS * training.longer))
+    } | {steps}
     before, seconds, curve = _sent_bytes(), 0.0, []
     comm.barrier()
     begin = time.perf_counter()
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = schedule.rate(step)
+            group["lr"] = training.rate_at(step, steps)
         optimizer.zero_grad()
-        symbols, targets = text.batch(batch, generator)
-        functional.cross_entropy(forward(symbols).flatten(0, 1), targets.flatten()).backward()
+        given, classes = training.task.batch(*own, training.batch, generator)
+        _loss(forward(given), classes).backward()
         optimizer.step()
         if step not in looks:
             continue
         seconds += time.perf_counter() - begin
         sent = _sent_bytes() - before  # without what the loss below costs
-        with as_saved(optimizer), torch.no_grad():
-            loss = np.mean([float(net.loss(part)) for part in held_out])
-        numbers = np.array([[loss, seconds, float(sent) * (comm.local_rank == 0)]])
+        with as_saved(optimizer):
+            loss, right = _scores(net, held_out)
+        numbers = np.array([[loss, right, seconds, float(sent) * (comm.local_rank == 0)]])
         every = comm.allgather(numbers)
-        curve.append([step, float(every[:, 0].mean()), float(every[:, 1].max()), every[:, 2].sum()])
+        loss, right = every[:, :2].mean(0).tolist()
+        curve.append([step, loss, float(every[:, 2].max()), float(every[:, 3].sum())])
+        if target is not None and loss <= target:
+            break
         before = _sent_bytes() - sent
         comm.barrier()
         begin = time.perf_counter()
@@ -97,15 +116,29 @@ def train(
         optimizer.close()
     return {
         "candidate": way,
-        "seed": seed,
-        "steps": steps,
+        "seed": training.seed,
+        "steps": curve[-1][0],
         "loss": round(curve[-1][1], 5),
+        "accuracy": round(100 * right, 4),
         "seconds": round(curve[-1][2], 3),
         "sent_bytes": int(curve[-1][3]),
         "wait_s": None if math.isnan(waited) else round(waited, 4),
         "parameters": sum(p.numel() for p in net.parameters()),
         "curve": [[s, round(x, 5), round(t, 3), int(b)] for s, x, t, b in curve],
     }
+
+
+def _loss(outputs: Tensor, classes: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs.flatten(0, -2), classes.flatten())
+
+
+def _scores(net: nn.Module, parts: list[Batch]) -> tuple[float, float]:
+    """The loss, and the share of classes that are right."""
+    with torch.no_grad():
+        found = [(net(given), classes) for given, classes in parts]
+    losses = [float(_loss(*one)) for one in found]
+    right = [float((outputs.argmax(-1) == classes).float().mean()) for outputs, classes in found]
+    return float(np.mean(losses)), float(np.mean(right))
 
 
 def _sent_bytes() -> int:
@@ -120,18 +153,27 @@ def _sent_bytes() -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    out, seed, steps, batch, rate, outer_lr, outer_momentum, start, *ways = sys.argv[1:]
-    OUTER.lr, OUTER.momentum = float(outer_lr), float(outer_momentum)
-    numbers = int(seed), int(steps), int(batch), float(rate)
-    begin = None if start == "scratch" else torch.load(start)
+    out, task, seed, steps, longer, batch, rate, lr, momentum, start, base, *ways = sys.argv[1:]
+    OUTER.lr, OUTER.momentum = float(lr), float(momentum)
     with Comm(config=Config(timeout_s=120.0)) as comm:
         hvd.init(comm)
         if set(ways) & set(NEEDS_GLOO):
             meet(comm, Path(out).with_suffix(".store"))
-        text = Text()
+        training = _Training(
+            TASKS[task](),
+            int(seed),
+            int(steps),
+            float(longer),
+            int(batch),
+            float(rate),
+            None if start == "scratch" else torch.load(start),
+        )
+        target = None if base == "none" else float(base)
         rows = []
         for way in ways:
-            rows.append(train(comm, text, way, *numbers, begin))
+            rows.append(train(comm, training, way, None if way == BASE else target))
+            if way == BASE and training.longer > 1:
+                target = rows[-1]["loss"]
             if comm.rank == 0:  # what is there counts, should a later way fail
                 Path(out).write_text(json.dumps(rows))
         if torch.distributed.is_initialized():

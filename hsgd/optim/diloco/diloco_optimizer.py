@@ -40,6 +40,7 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import (
 from hsgd.optim.diloco.worker_comms import WorkerComms
 from hsgd.optim.flat_vectors import joined, views_of
 from hsgd.optim.initial_weights import broadcast_initial
+from hsgd.optim.worker_group import WorkerGroup
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 
 __all__ = ["DiLoCo"]
@@ -77,6 +78,7 @@ class DiLoCo(WrappingOptimizer):
     """
 
     loads_together = True
+    _group: WorkerGroup | None
 
     def __init__(
         self,
@@ -301,9 +303,19 @@ class DiLoCo(WrappingOptimizer):
         """Wait for exchanges under way, without applying them, and leave; local. A second call does
         nothing. The weights stay as they are.
         """
-        if self._closed:
-            return
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self.leave()
+
+    def leave(self) -> None:
+        """close(), after which restart() may follow; local. Blocks as long as exchanges under way
+        take. For the end of the job that `comm` belongs to. In a worker of several ranks gradients
+        are forgotten, since they lie in memory of its communicator.
+        """
+        self._left = True
+        if self._group is not None:
+            self._optimizer.zero_grad()
+            self._group = None
         try:
             self._queue.close()
         finally:
@@ -311,6 +323,11 @@ class DiLoCo(WrappingOptimizer):
 
     def _check_open(self) -> None:
         super()._check_open()
+        if self._left:
+            raise HsgdError(
+                "DiLoCo: the job that its communicators belong to has ended; after hvd.init() make "
+                "a new one, or call restart(comm)"
+            )
         if self._waits_for_ranks:
             raise HsgdError(
                 "DiLoCo: it has no ranks, since it was made without, or restart() failed; call "
@@ -427,7 +444,7 @@ class DiLoCo(WrappingOptimizer):
         velocity that it has of each fragment, or nothing.
         """
         group, compression = self._how
-        self._waits_for_ranks = True
+        self._waits_for_ranks, self._left = True, False
         self._ranks = WorkerComms(comm, group, self._trained)
         try:
             source, steps, has_outer = self._furthest(steps, bool(had))

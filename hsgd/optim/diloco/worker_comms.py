@@ -79,6 +79,7 @@ class WorkerComms:
                     last_first.callback(comm.abort)
             if self.inside is not None:
                 self.inside.unhook()
+                self.inside = None
 
     def _split(
         self, group: Literal["node"] | int | None, parameters: Sequence[Tensor]

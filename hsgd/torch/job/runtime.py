@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hsgd import world
 from hsgd.closing import program_failed
@@ -28,7 +28,16 @@ from hsgd.torch.operations.reductions import run_fused, stand_in
 from hsgd.torch.settings import HorovodSettings
 from hsgd.trace.records import Record
 
-__all__ = ["RankPosition", "Runtime", "current", "is_initialized", "latest", "start", "stop"]
+__all__ = [
+    "RankPosition",
+    "Runtime",
+    "UserOfComms",
+    "current",
+    "is_initialized",
+    "latest",
+    "start",
+    "stop",
+]
 
 UNINITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
@@ -42,6 +51,19 @@ class RankPosition:
     cross_rank: int
     cross_size: int
     homogeneous: bool
+
+
+class UserOfComms(Protocol):
+    """Something that made communicators of one of the job's."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def abort(self) -> None:
+        """Fail what other ranks wait for there; local."""
+
+    def leave(self) -> None:
+        """Finish what is under way, and close them; local."""
 
 
 class Unnamed:
@@ -103,6 +125,7 @@ class Runtime:
         self.joining: list[Callable[[], None]] = []
         """What join() runs, each in a thread of its own: returns when all ranks have joined."""
         self._privates: list[Comm] = []
+        self._users: list[UserOfComms] = []
         self.observer: Callable[[Submitted, Sequence[Record]], None] | None = None
         """Told of operations that ended, and of what their collectives spent time on."""
         self.endings: list[Callable[[], None]] = []
@@ -216,6 +239,13 @@ class Runtime:
         self._privates.append(comm)
         return comm
 
+    def add_user(self, user: UserOfComms) -> None:
+        """Have it leave its communicators when the job ends; local. Keeps it alive until then, or
+        until it is closed and another one is added.
+        """
+        self._users = [known for known in self._users if not known.closed and known is not user]
+        self._users.append(user)
+
     def abort(self) -> None:
         """End what waits in the job's communicators with an error; local, from any thread."""
         with contextlib.suppress(HsgdError, RuntimeError):  # closed just now, or a set comes
@@ -231,6 +261,11 @@ class Runtime:
         if self._inspector is not None:
             self._inspector.close()
         failed = program_failed()
+        while self._users:
+            user = self._users.pop()
+            if failed:
+                user.abort()
+            user.leave()
         while self._privates:
             comm = self._privates.pop()
             comm.left_by_error |= failed

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["CONTEXT", "RATE", "CharacterModel", "Text", "adamw_of"]
+__all__ = ["CONTEXT", "CharacterModel", "CharacterTask", "Text"]
 
 CONTEXT = 128
-RATE = 2e-3
 _SYMBOLS = 128  # other bytes become 127
 
 
@@ -100,11 +100,28 @@ class CharacterModel(nn.Module):
         logits: Tensor = self.head(self.norm(x))
         return logits
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean cross entropy of the next symbols, in nats."""
-        return functional.cross_entropy(self(batch[0]).flatten(0, 1), batch[1].flatten())
 
+class CharacterTask:
+    """All ranks draw from the whole text."""
 
-def adamw_of(net: CharacterModel) -> torch.optim.AdamW:
-    """The inner optimizer of all trainings."""
-    return torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=0.1, betas=(0.9, 0.95))
+    rate: ClassVar[float] = 2e-3
+    outer: ClassVar[tuple[float, float]] = (0.7, 0.5)
+
+    def __init__(self) -> None:
+        self._text = Text()
+
+    def model(self, seed: int) -> nn.Module:
+        return CharacterModel(seed)
+
+    def adamw(self, net: nn.Module) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            net.parameters(), lr=self.rate, weight_decay=0.1, betas=(0.9, 0.95)
+        )
+
+    def batch(
+        self, seed: int, rank: int, size: int, count: int, draw: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        return self._text.batch(count, draw)
+
+    def held_out(self, size: int) -> list[tuple[Tensor, Tensor]]:
+        return self._text.held_out_batches(8 * -(-size // 8), 16)

@@ -1,0 +1,3 @@
+"""What the trainings of rarely.py learn."""
+
+__all__: list[str] = []
