@@ -17,7 +17,7 @@ CHAOS_FAULTS ?= 1000
 SOAK_ARGS ?=
 SIMULATE_ARGS ?= --limit-s 1200
 FRAMEWORKS_ARGS ?=
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 CHECK_BUDGET_S ?= 80
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
   if $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; \

@@ -60,8 +60,9 @@ def test_the_nearest_tests_come_first(changed: ModuleType) -> None:
 def test_after_the_budget_no_test_begins_and_the_summary_says_so(tmp_path: Path) -> None:
     for name in ("conftest.py", "support"):
         (tmp_path / name).symlink_to(ROOT / "tests" / name)
-    (tmp_path / "test_one.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
-    words = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", "test_one.py"]
+    tests = (tmp_path / "test_both").with_suffix(".py")
+    tests.write_text("def test_one(): pass\ndef test_two(): pass\n")
+    words = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", tests.name]
     done = subprocess.run(
         [*words, "--budget", "0"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
