@@ -261,11 +261,15 @@ class Runtime:
         if self._inspector is not None:
             self._inspector.close()
         failed = program_failed()
-        while self._users:
-            user = self._users.pop()
-            if failed:
-                user.abort()
-            user.leave()
+        users, self._users = self._users, []
+        with contextlib.ExitStack() as stack:  # all of them, also when one fails
+            stack.callback(self._close_comms, reason, failed)
+            for user in users:
+                stack.callback(user.leave)
+                if failed:
+                    user.abort()
+
+    def _close_comms(self, reason: str, failed: bool) -> None:
         while self._privates:
             comm = self._privates.pop()
             comm.left_by_error |= failed
@@ -381,12 +385,14 @@ def start(comm: Any, settings: HorovodSettings, threaded: Callable[[Comm], bool]
 def stop() -> None:
     """Close the job; local. Does nothing when there is none."""
     while _jobs:
-        _jobs.pop().close(
-            "Horovod has been shut down. This was caused by an exception on one of the ranks or an "
-            "attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
-            "execution."
-        )
-        world.shutdown()
+        try:
+            _jobs.pop().close(
+                "Horovod has been shut down. This was caused by an exception on one of the ranks "
+                "or an attempt to allreduce, allgather or broadcast a tensor after one of the "
+                "ranks finished execution."
+            )
+        finally:
+            world.shutdown()
 
 
 def current() -> Runtime:

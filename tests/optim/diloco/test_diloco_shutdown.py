@@ -12,6 +12,7 @@ from torch import nn
 import holdings
 import hsgd
 from hsgd import HsgdError
+from hsgd.torch.job import runtime
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
@@ -68,6 +69,33 @@ def test_nothing_of_it_is_open_after_shutdown_and_a_new_one_works(options: dict[
     for left, threads, at_end, weights in found:
         assert (left, threads, at_end) == ([], [], [])
         assert torch.tensor(weights).isfinite().all()
+
+
+class Failing:
+    closed = False
+
+    def abort(self) -> None:
+        raise AssertionError("the program has not failed")
+
+    def leave(self) -> None:
+        raise HsgdError("a rank was lost")
+
+
+def shut_down_in_vain(seat: Seat, paths: list[str]) -> Any:
+    with job(seat, paths[0], 2):
+        pass
+    held = holdings.descriptors()
+    with job(seat, paths[1], 2) as hvd:
+        train(hvd, {"group": None}, 3)
+        runtime.current().add_user(Failing())
+        with pytest.raises(HsgdError, match="a rank was lost"):
+            hvd.shutdown()
+    return holdings.descriptors_since(held)
+
+
+def test_what_fails_to_leave_keeps_nothing_else_open() -> None:
+    with Ranks(2) as ranks:
+        assert ranks.run(shut_down_in_vain, [meeting_point(), meeting_point()]) == [[], []]
 
 
 def go_on(seat: Seat, paths: list[str], size: int) -> Any:
