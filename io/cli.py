@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,7 @@ def _add_convert(commands: Any) -> None:
         help="then send DST to s3://BUCKET/PREFIX, as hsgd data upload does",
     )
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
+    _add_json(convert)
     convert.set_defaults(command_function=_convert)
 
 
@@ -228,6 +230,7 @@ def _add_upload(commands: Any) -> None:
     )
     upload.add_argument("--overwrite", action="store_true", help="replace another dataset there")
     upload.add_argument("--quiet", action="store_true", help="no progress bar, no summary")
+    _add_json(upload)
     upload.set_defaults(command_function=_upload)
 
 
@@ -272,31 +275,39 @@ def _convert(options: argparse.Namespace) -> int:
         )
     if comm is not None and comm.rank:
         return 0
-    if not options.quiet:
-        _show("\n\n".join(describe(open_map(folder)) for folder in folders))
+    made = [open_map(folder) for folder in folders]
+    if not (options.quiet or options.json):
+        _show("\n\n".join(map(describe, made)))
+    sent = []
     if options.to is not None:
         for folder in folders:
             inside = folder.relative_to(Path(options.target).absolute()).as_posix()
             url = options.to if inside == "." else child_url(options.to.rstrip("/"), inside)
             try:
-                _send(str(folder), url, options, threads=8, retry_s=60.0)
+                sent.append(_send(str(folder), url, options, threads=8, retry_s=60.0))
             except DataError as error:
                 again = ["--overwrite"] if options.overwrite else []
                 words = ["hsgd", "data", "upload", str(folder), url, *again]
                 raise DataError(
                     f"{error}; {folder} is whole, go on with: {shlex.join(words)}"
                 ) from None
+    if options.json:
+        _show(json.dumps({"datasets": [document(data) for data in made], "sent": sent}, indent=2))
     return 0
 
 
 def _upload(options: argparse.Namespace) -> int:
-    _send(options.source, options.target, options, threads=options.threads, retry_s=options.retry_s)
+    limits = {"threads": options.threads, "retry_s": options.retry_s}
+    sent = _send(options.source, options.target, options, **limits)
+    if options.json:
+        _show(json.dumps(sent, indent=2))
     return 0
 
 
 def _send(
     folder: str, url: str, options: argparse.Namespace, *, threads: int, retry_s: float
-) -> None:
+) -> dict[str, object]:
+    """What was done, for --json; without it said in a line."""
     done = upload_slabs(
         folder,
         url,
@@ -305,11 +316,12 @@ def _send(
         retry_s=retry_s,
         progress=not options.quiet,
     )
-    if not options.quiet:
+    if not (options.quiet or options.json):
         _show(
             f"{url}: {done.sent} objects sent, {bytes_text(done.sent_bytes)}; {done.kept} were "
             "there already"
         )
+    return {"path": folder, "url": url, **asdict(done)}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import shutil
 import subprocess
@@ -317,6 +318,22 @@ def test_both_parts_of_digits_are_sent(server, tmp_path):
         assert (
             open_map(f"{URL}/{part}").num_samples == open_map(tmp_path / "dst" / part).num_samples
         )
+
+
+def test_the_commands_say_as_json_what_was_made_and_sent(server, tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", x=np.arange(100))
+    target = str(tmp_path / "dst")
+    assert main(["data", "convert", str(tmp_path / "x.npz"), target, "--json", "--to", URL]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (dataset,) = found["datasets"]
+    assert dataset["path"] == target and dataset["samples"] == 100
+    objects = len(expected(target))
+    nbytes = sum(map(len, expected(target).values()))
+    sent = {"path": target, "url": URL, "sent": objects, "sent_bytes": nbytes, "kept": 0}
+    assert found["sent"] == [sent]
+    assert main(["data", "upload", target, URL, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again == {**sent, "sent": 0, "sent_bytes": 0, "kept": objects}
 
 
 def test_what_cannot_be_sent_is_not_converted(server, tmp_path, capsys):
