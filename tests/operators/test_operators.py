@@ -27,6 +27,7 @@ SIZES = (1, 2, 3)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DTYPES += (torch.int8, torch.int32, torch.int64, torch.uint8)
 BROKEN_S = 10.0
+COMPILED_S = 200.0  # torch.compile starts compilers
 
 
 # Torch older than 2.10 has none but those in Python.
@@ -111,7 +112,7 @@ def try_shapes(seat: Seat, path: str, size: int) -> None:
 
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
 def test_gradients_are_those_of_all_losses(ranks: Ranks, backend: str | None) -> None:
-    ranks.run(differentiate, meeting_point(), backend, on=range(2))
+    ranks.run(differentiate, meeting_point(), backend, on=range(2), limit_s=COMPILED_S)
 
 
 def differentiate(seat: Seat, path: str, backend: str | None) -> None:
@@ -150,7 +151,7 @@ def numeric_gradient(comm: Comm, loss: object, x: Tensor) -> Tensor:
 
 
 def test_compiled_programs_have_the_operators_in_their_graph(ranks: Ranks) -> None:
-    ranks.run(compile_all, meeting_point(), on=range(2))
+    ranks.run(compile_all, meeting_point(), on=range(2), limit_s=COMPILED_S)
 
 
 def compile_all(seat: Seat, path: str) -> None:
@@ -199,7 +200,10 @@ def inner_targets(program: Callable[[Tensor], object], x: Tensor) -> list[str]:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_what_nobody_reads_is_sent_all_the_same(ranks: Ranks, backend: str) -> None:
-    assert ranks.run(leave_unread, meeting_point(), backend, on=range(2)) == [[35.0], [30.0]]
+    assert ranks.run(leave_unread, meeting_point(), backend, on=range(2), limit_s=COMPILED_S) == [
+        [35.0],
+        [30.0],
+    ]
 
 
 def leave_unread(seat: Seat, path: str, backend: str) -> list[float]:

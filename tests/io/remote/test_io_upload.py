@@ -232,7 +232,7 @@ def test_what_will_not_get_better_is_not_sent_again(server, folder, status, code
     server.fail("PUT /bucket/some/data/slab-00000.h5", status, code)
     with pytest.raises(DataError, match=rf"slab-00000.h5: sending it failed .*{code}.*; {text}"):
         upload_slabs(folder, URL, threads=1)
-    assert len(server.sent("PUT")) == 1
+    assert server.sent("PUT").count("/bucket/some/data/slab-00000.h5") == 1
 
 
 def test_without_credentials_an_error_says_so(server, folder, monkeypatch):
