@@ -1,12 +1,14 @@
-"""Closing: what objects with a close() have in common.
+"""Closing: what objects with a close() have in common, and the end of the program.
 
-Owns the with statement, and the question whether an error ends the program. Imports nothing of
-hsgd, so that every room may use it.
+Owns the with statement, the question whether an error ends the program, and that threads have told
+theirs by then. Imports nothing of hsgd, so that every room may use it.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Closing", "program_failed"]
+__all__ = ["Closing", "program_failed", "wait_for_tellers"]
+
+_TOLD_S = 1.0
 
 
 class Closing:
@@ -48,6 +52,30 @@ def program_failed() -> bool:
     """
     at_prompt = hasattr(sys, "ps1") or sys.flags.interactive
     return not at_prompt and getattr(sys, "last_type", None) is not None
+
+
+def wait_for_tellers() -> None:
+    """For the last steps of a program: until no thread is telling an error that it does not catch;
+    local, blocking, a second at most.
+
+    CPython aborts the process ("could not acquire lock for <stderr> at interpreter shutdown") where
+    it ends while a daemon thread writes a traceback.
+    """
+    deadline = time.monotonic() + _TOLD_S
+    while _some_thread_tells_its_error() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _some_thread_tells_its_error() -> bool:
+    """Whether one is in the function by which `threading` calls excepthook."""
+    own = threading.get_ident()
+    for ident, top in sys._current_frames().items():
+        frame = None if ident == own else top
+        while frame is not None:
+            if frame.f_code.co_name == "invoke_excepthook":
+                return True
+            frame = frame.f_back
+    return False
 
 
 def _is_orderly(error: BaseException | None) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import forked, mpi_abi
 from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
-from hsgd.closing import Closing, program_failed
+from hsgd.closing import Closing, program_failed, wait_for_tellers
 from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
@@ -58,6 +58,7 @@ def _close_all() -> None:
     from hsgd import _native
 
     _native.end_program()
+    wait_for_tellers()
     with contextlib.ExitStack() as stack:  # all, also when one fails
         last_first = sorted(_open, key=lambda comm: (comm._may_wait(), comm._serial), reverse=True)
         failed = program_failed()

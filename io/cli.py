@@ -275,8 +275,9 @@ def _convert(options: argparse.Namespace) -> int:
         )
     if comm is not None and comm.rank:
         return 0
-    made = [open_map(folder) for folder in folders]
-    if not (options.quiet or options.json):
+    shown = options.json or not options.quiet
+    made = [open_map(folder) for folder in folders if shown]
+    if shown and not options.json:
         _show("\n\n".join(map(describe, made)))
     sent = []
     if options.to is not None:
@@ -379,7 +380,11 @@ def _verify(options: argparse.Namespace) -> int:
         _show(json.dumps(found, indent=2))
     elif damaged:
         counts = {"slabs": len(refused), "blocks": len(damaged) - len(refused)}
-        kinds = " and ".join(f"{count} damaged {what}" for what, count in counts.items() if count)
+        kinds = " and ".join(
+            f"{count} damaged {what if count > 1 else what[:-1]}"
+            for what, count in counts.items()
+            if count
+        )
         print(f"{kinds}; restore these files, or convert the data again")
     else:
         _show(f"{data.path}: {bytes_text(total)} in {slabs} slabs, all checksums right")

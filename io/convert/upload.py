@@ -127,10 +127,11 @@ class _Upload:
 
     def remove_beyond(self, slabs: int) -> None:
         """Remove the slabs that a larger dataset left."""
-        number = slabs
-        while self._writer.find(url := self._url(slab_name(number))) is not None:
-            self._writer.remove(url)
-            number += 1
+        end = slabs
+        while self._writer.find(self._url(slab_name(end))) is not None:
+            end += 1
+        for number in reversed(range(slabs, end)):  # so that what an interruption leaves is found
+            self._writer.remove(self._url(slab_name(number)))
 
     def _url(self, path: str) -> str:
         return child_url(self._target, os.path.basename(path))

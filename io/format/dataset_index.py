@@ -387,23 +387,23 @@ def _map_slab(
 
 def open_undamaged(path: str | os.PathLike[str]) -> tuple[DataMap, list[str]]:
     """As open_map(), but of a slab folder without the slabs that cannot be used, and a line for
-    each of these. Raises as open_map() for anything else, such as a damaged index.
+    each of these. Raises as open_map() for anything else, such as a damaged index, and for URLs,
+    whose servers fail in ways that are no damage.
     """
     try:
         return open_map(path), []
     except DataError:
-        access = RemoteAccess() if is_url(path) else None
-        folder: Folder = LocalFolder(Path(path).absolute())
-        if access is not None:
-            folder = RemoteFolder(url_of(path), ObjectReader(replace(access, disk=None)))
-        if (access and names_a_file(folder.path)) or not folder.has(INDEX_NAME):
+        location = Path(path).absolute()
+        home = location.parent if location.name == INDEX_NAME else location
+        if is_url(path) or not is_slab_folder(home):
             raise
+        folder = LocalFolder(home)
         index = _read_index(folder)
         specs, slabs, damage = _usable_slabs(folder, index)
         if not damage:
             raise
     samples = sum(slab.count for slab in slabs)
-    return DataMap(folder.path, specs, tuple(slabs), samples, index, access=access), damage
+    return DataMap(folder.path, specs, tuple(slabs), samples, index), damage
 
 
 def _usable_slabs(

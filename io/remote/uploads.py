@@ -28,7 +28,7 @@ __all__ = ["ObjectWriter", "StoredObject", "md5_of"]
 _PART_BYTES = 16 << 20  # sent by one request, and kept in memory
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _READ_BYTES = 4 << 20
-_ABANDONED_S = 3600  # parts of a file that came together no sooner are those of a killed process
+_ABANDONED_S = 24 * 3600  # a file whose parts do not come together in a day was given up
 # In an object's metadata: its ETag is not its MD5 if it came in parts, or is encrypted.
 _MD5 = "hsgd-md5"
 _NOT_THERE = frozenset({"NoSuchKey", "404"})
@@ -124,7 +124,7 @@ class ObjectWriter:
         advance: Callable[[int], object],
     ) -> None:
         """The parts become an object when all are there. What a process left of it that was killed
-        goes, after an hour: before, another process may be sending it.
+        goes, after a day: before, another process may be sending it.
         """
         key = s3_place(url)
         self._abort_others(url, key)
@@ -148,7 +148,8 @@ class ObjectWriter:
             raise
 
     def _abort_others(self, url: str, key: dict[str, Any]) -> None:
-        with contextlib.suppress(DataError):  # who may not list or abort leaves them
+        # Who may not list or abort leaves them, and so do servers that do not tell the time.
+        with contextlib.suppress(DataError, KeyError, ValueError):
             wanted = {"Bucket": key["Bucket"], "Prefix": key["Key"]}
             found = self._tried(url, "listing its parts", "list_multipart_uploads", wanted)
             latest = _time_of(found).timestamp() - _ABANDONED_S

@@ -45,6 +45,7 @@ def test_commands_and_files_that_the_forms_name_exist() -> None:
         done = subprocess.run(
             [sys.executable, "-m", "hsgd.cli", verb, "--help"], capture_output=True, text=True
         )
+        assert done.returncode == 0, command
         assert all(option in done.stdout for option in options), command
     targets = set(re.findall(r"`make ([\w-]+)`", text))
     assert targets and all(f"\n{target}:" in (ROOT / "Makefile").read_text() for target in targets)

@@ -1,4 +1,4 @@
-// Exceptions of hsgd.errors, by status.
+// Exceptions of hsgd.errors, by status, and which threads raise none at the program's end.
 #include "binding/errors.hpp"
 
 #include <atomic>
@@ -12,27 +12,19 @@ namespace hsgd::python {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+// Of the thread that ends the program; 0: it goes on. Other threads read it when they have failed,
+// and what makes them fail is done after it was set; it orders nothing else.
+std::atomic<unsigned long> ending_thread{0};
 
-std::atomic<unsigned long> last_thread{0};  // 0: the program goes on
-std::atomic<Clock::rep> raised_at{0};       // when a thread got an error; 0: none did
-
-void sleep(Clock::duration time) {
-  const ReleasedGil released;
-  std::this_thread::sleep_for(time);
-}
-
-// Python aborts the process where the interpreter ends while a thread writes to stderr, as a thread
-// does whose error nobody catches. What ends with the program fails in threads that nobody joins:
-// these stay here until the process ends, or for as long as something may join them after all.
+// What ends with the program fails in threads that nobody joins. Python aborts the process where
+// the interpreter ends while such a thread writes its error to stderr, so these stay here until the
+// process has ended, or for as long as something that joins them after all may be delayed.
 void hold_back() {
-  const unsigned long ending = last_thread.load();
-  if (ending == PyThread_get_thread_ident()) return;
-  if (ending != 0) {
-    sleep(std::chrono::seconds(5));
-  } else {
-    raised_at.store(Clock::now().time_since_epoch().count());
-  }
+  constexpr std::chrono::seconds kHeld(2);
+  const unsigned long ending = ending_thread.load();
+  if (ending == 0 || ending == PyThread_get_thread_ident()) return;
+  const ReleasedGil released;
+  std::this_thread::sleep_for(kHeld);
 }
 
 const char* class_of(int code) {
@@ -102,12 +94,7 @@ void raise_closed(const char* what) {
   std::abort();  // it has thrown
 }
 
-void end_program() {
-  last_thread.store(PyThread_get_thread_ident());
-  const Clock::time_point raised{Clock::duration(raised_at.load())};
-  const Clock::time_point told = raised + std::chrono::milliseconds(200);
-  if (Clock::now() < told) sleep(told - Clock::now());
-}
+void end_program() { ending_thread.store(PyThread_get_thread_ident()); }
 
 int python_interrupted() {
   PyGILState_STATE state{};

@@ -24,8 +24,7 @@ void raise_on_error(int status, const hsgd_error& error);
 // The same for "this WHAT is closed".
 [[noreturn]] void raise_closed(const char* what);
 
-// The last step of the program, by the thread that ends it: from now on other threads keep their
-// errors for themselves, and one that got its own a moment ago has had the time to tell it.
+// For the thread that ends the program: errors of other threads reach nobody from now on.
 void end_program();
 
 // Runs Python's signal handlers, which act in the main thread only. What they raise stays set in

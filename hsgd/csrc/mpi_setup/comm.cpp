@@ -54,11 +54,11 @@ FirstWords compare_settings(Steps& steps, const hsgd_options& options, const Kno
 }
 
 // Threads that make communicators of the same ranks at once finish in an order of their own on each
-// rank, so that each rank may have learned from another one: rank 0 says whether there is something
-// to measure, and the sizes. The kind of store is a matter of each node.
-hsgd_options with_known(hsgd_options options, const KnownTuning& own, const KnownTuning& first) {
+// rank, so that each rank may have learned from another one: what rank 0 knows counts, also for the
+// kind of store, which all ranks of a node choose alike (context/store_tuner.hpp).
+hsgd_options with_known(hsgd_options options, const KnownTuning& first) {
   if (first.store == 0) return options;
-  options.known_store = own.store != 0 ? own.store : first.store;
+  options.known_store = static_cast<uint32_t>(first.store);
   if (first.oneshot_bytes >= 0) options.oneshot_bytes = first.oneshot_bytes;
   if (first.chunk_bytes >= 0) options.chunk_bytes = first.chunk_bytes;
   return options;
@@ -185,7 +185,7 @@ hsgd_comm* set_up(const SharedComm& own, const hsgd_options& options, Wanted wan
   });
   const std::string hosts = find_hosts(steps, nodes);
   HSGD_FAULT_POINT("over MPI: place found");
-  hsgd_options named = with_known(options, known, first.known);
+  hsgd_options named = with_known(options, first.known);
   named.comm_id = status_id(words.data(), sizeof words);
   std::unique_ptr<Communicator> communicator;
   agree_on(steps, kMeet, [&] {

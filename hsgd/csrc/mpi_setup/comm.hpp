@@ -23,7 +23,7 @@ enum class Wanted {
 
 // What the same ranks measured when they made a communicator before.
 struct KnownTuning {
-  uint32_t store = 0;          // as hsgd_options.known_store; 0: nothing is known
+  int64_t store = 0;           // as hsgd_options.known_store; 0: nothing is known
   int64_t oneshot_bytes = -1;  // < 0: as the options say
   int64_t chunk_bytes = -1;
 };

@@ -259,6 +259,7 @@ class DiLoCo(WrappingOptimizer):
         """Leave the other ranks, which get an error where they wait for this one; local, never
         blocks. restart() may follow.
         """
+        self._aborted = True
         self._ranks.abort()
 
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
@@ -302,31 +303,39 @@ class DiLoCo(WrappingOptimizer):
     def close(self) -> None:
         """Wait for exchanges under way, without applying them, and leave; local. A second call does
         nothing. The weights stay as they are.
+
+        Where `comm` is closed before, such as by hvd.shutdown(), it does the same first; step()
+        raises then, and restart() may follow.
         """
         if not self._closed:
             self._closed = True
-            self.leave()
+            self._leave(abort=False)
 
-    def leave(self) -> None:
-        """close(), after which restart() may follow; local. Blocks as long as exchanges under way
-        take. For the end of the job that `comm` belongs to. In a worker of several ranks gradients
-        are forgotten, since they lie in memory of its communicator.
-        """
+    def _comm_closes(self) -> None:
         self._left = True
+        self._leave(abort=self._aborted or self._ranks.comm.left_by_error)
+
+    def _leave(self, abort: bool) -> None:
+        """In a worker of several ranks gradients are forgotten, since they lie in memory of its
+        communicator. abort: wait for nobody, and let nobody wait for this rank.
+        """
         if self._group is not None:
             self._optimizer.zero_grad()
             self._group = None
         try:
-            self._queue.close()
+            if abort:
+                self._queue.abandon()
+            else:
+                self._queue.close()
         finally:
-            self._ranks.leave(abort=False)
+            self._ranks.leave(abort)
 
     def _check_open(self) -> None:
         super()._check_open()
         if self._left:
             raise HsgdError(
-                "DiLoCo: the job that its communicators belong to has ended; after hvd.init() make "
-                "a new one, or call restart(comm)"
+                "DiLoCo: its communicator was closed, by hvd.shutdown() for instance; make a new "
+                "one, or call restart(comm), after hvd.init()"
             )
         if self._waits_for_ranks:
             raise HsgdError(
@@ -341,8 +350,7 @@ class DiLoCo(WrappingOptimizer):
     def _lose_ranks(self) -> None:
         """No worker waits for this one."""
         self._waits_for_ranks = True
-        self._queue.abandon()
-        self._ranks.leave(abort=True)
+        self._leave(abort=True)
 
     def __repr__(self) -> str:
         return (
@@ -444,7 +452,7 @@ class DiLoCo(WrappingOptimizer):
         velocity that it has of each fragment, or nothing.
         """
         group, compression = self._how
-        self._waits_for_ranks, self._left = True, False
+        self._waits_for_ranks, self._left, self._aborted = True, False, False
         self._ranks = WorkerComms(comm, group, self._trained)
         try:
             source, steps, has_outer = self._furthest(steps, bool(had))
@@ -466,6 +474,7 @@ class DiLoCo(WrappingOptimizer):
         ]
         self._queue = ExchangesUnderWay(self._exchanges, workers, self._delay > 0)
         self._waits_for_ranks = comm is None
+        self._ranks.before_close(self._comm_closes)
 
     def _furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
         """The lowest rank of those that have taken the most steps, of those with outer weights

@@ -6,7 +6,8 @@ Owns them, and that no rank waits for one that has failed. Never moves weights.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -36,8 +37,9 @@ class WorkerComms:
         group: Literal["node"] | int | None,
         parameters: Sequence[Tensor],
     ) -> None:
-        self.comm, owned = comm_of(comm, "DiLoCo")
-        self._made: list[Comm] = [self.comm] if owned else []
+        self.comm, self._owned = comm_of(comm, "DiLoCo")
+        self._made: list[Comm] = [self.comm] if self._owned else []
+        self._closing: Callable[[], object] | None = None
         self.inside: WorkerGroup | None = None
         try:
             # One rank that waits for others is divided by no number.
@@ -64,6 +66,16 @@ class WorkerComms:
                 error.rank = -1
             raise
 
+    def before_close(self, method: Callable[[], object]) -> None:
+        """Have the communicator that was given call a method before it closes, unless leave() comes
+        first; local. Does not keep the method's object.
+        """
+        if self._owned:
+            return
+        weak = weakref.WeakMethod(method)
+        self._closing = lambda: (found := weak()) and found()
+        self.comm.before_close(self._closing)
+
     def abort(self) -> None:
         """End what waits in the communicators that were made here; local, from any thread."""
         for comm in self._made:
@@ -72,6 +84,9 @@ class WorkerComms:
 
     def leave(self, abort: bool) -> None:
         """Close what was made; `abort`: so that nobody waits for this rank."""
+        if self._closing is not None:
+            self.comm.not_before_close(self._closing)
+            self._closing = None
         with contextlib.ExitStack() as last_first:
             for comm in self._made:
                 last_first.callback(comm.close)

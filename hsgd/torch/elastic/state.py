@@ -241,7 +241,6 @@ class DiLoCoStateHandler(_StateDictHandler):
         job = runtime.current()
         self.value.restart(job.private_comm(0, "diloco"), back)
         job.on_abort.append(self.value.abort)
-        job.add_user(self.value)
         self._goes_back = False
         groups = self.value.param_groups
         own = [{name: group[name] for name in group if name != "params"} for group in groups]

@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from hsgd import world
 from hsgd.closing import program_failed
@@ -31,7 +31,6 @@ from hsgd.trace.records import Record
 __all__ = [
     "RankPosition",
     "Runtime",
-    "UserOfComms",
     "current",
     "is_initialized",
     "latest",
@@ -51,19 +50,6 @@ class RankPosition:
     cross_rank: int
     cross_size: int
     homogeneous: bool
-
-
-class UserOfComms(Protocol):
-    """Something that made communicators of one of the job's."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    def abort(self) -> None:
-        """Fail what other ranks wait for there; local."""
-
-    def leave(self) -> None:
-        """Finish what is under way, and close them; local."""
 
 
 class Unnamed:
@@ -125,7 +111,6 @@ class Runtime:
         self.joining: list[Callable[[], None]] = []
         """What join() runs, each in a thread of its own: returns when all ranks have joined."""
         self._privates: list[Comm] = []
-        self._users: list[UserOfComms] = []
         self.observer: Callable[[Submitted, Sequence[Record]], None] | None = None
         """Told of operations that ended, and of what their collectives spent time on."""
         self.endings: list[Callable[[], None]] = []
@@ -239,13 +224,6 @@ class Runtime:
         self._privates.append(comm)
         return comm
 
-    def add_user(self, user: UserOfComms) -> None:
-        """Have it leave its communicators when the job ends; local. Keeps it alive until then, or
-        until it is closed and another one is added.
-        """
-        self._users = [known for known in self._users if not known.closed and known is not user]
-        self._users.append(user)
-
     def abort(self) -> None:
         """End what waits in the job's communicators with an error; local, from any thread."""
         with contextlib.suppress(HsgdError, RuntimeError):  # closed just now, or a set comes
@@ -261,23 +239,15 @@ class Runtime:
         if self._inspector is not None:
             self._inspector.close()
         failed = program_failed()
-        users, self._users = self._users, []
         with contextlib.ExitStack() as stack:  # all of them, also when one fails
-            stack.callback(self._close_comms, reason, failed)
-            for user in users:
-                stack.callback(user.leave)
-                if failed:
-                    user.abort()
-
-    def _close_comms(self, reason: str, failed: bool) -> None:
-        while self._privates:
-            comm = self._privates.pop()
-            comm.left_by_error |= failed
-            comm.close()
-        for number in sorted(self._sets, reverse=True):
-            coordinator = self._sets[number].coordinator
-            if coordinator is not None:
-                coordinator.close(reason)
+            for number in sorted(self._sets):
+                coordinator = self._sets[number].coordinator
+                if coordinator is not None:
+                    stack.callback(coordinator.close, reason)
+            for comm in self._privates:
+                comm.left_by_error |= failed
+                stack.callback(comm.close)
+            self._privates.clear()
 
     def _comms(self) -> list[Comm]:
         comms = [known.coordinator.comm for known in list(self._sets.values()) if known.coordinator]

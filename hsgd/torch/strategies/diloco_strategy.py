@@ -46,10 +46,5 @@ def start_diloco(
     )
     arguments = {"compression": wire, **(options or {})}
     own = [p for group in optimizer.param_groups for p in group["params"]]
-    params = own if model is None else model
-    if link() is not None:
-        return DiLoCo(optimizer, params, None, **arguments)
-    job = runtime.current()
-    diloco = DiLoCo(optimizer, params, job.private_comm(0, "diloco"), **arguments)
-    job.add_user(diloco)
-    return diloco
+    comm = None if link() is not None else runtime.current().private_comm(0, "diloco")
+    return DiLoCo(optimizer, own if model is None else model, comm, **arguments)

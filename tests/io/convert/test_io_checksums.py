@@ -121,7 +121,7 @@ def test_the_command_tells_damage_in_its_exit_code(folder, capsys):
     assert "all checksums right" in capsys.readouterr().out
     flip(open_map(folder), "image", 1, 0)
     assert cli.main(["data", "verify", str(folder), "--quiet"]) == 1
-    assert "1 damaged blocks; restore these files" in capsys.readouterr().out
+    assert "1 damaged block; restore these files" in capsys.readouterr().out
 
 
 def lose_checksums(path):
@@ -176,22 +176,28 @@ def test_verify_reports_slabs_that_cannot_be_opened_and_checks_the_others(
     assert "slab-00004.h5: bytes [" in block
     assert cli.main(["data", "verify", str(folder), "--quiet"]) == 1
     *lines, summary = capsys.readouterr().out.splitlines()
-    assert lines == found["damaged"] and "1 damaged slabs and 1 damaged blocks; res" in summary
+    assert lines == found["damaged"] and "1 damaged slab and 1 damaged block; res" in summary
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_rows_behind_a_lost_slab_are_those_of_their_own_slab(tmp_path, capsys, remote):
-    values = np.arange(40) if remote else np.arange(40).astype(np.complex64)
-    np.savez(tmp_path / "a.npz", x=values)
+@pytest.mark.parametrize("place", ["out", "out/index.h5"])
+def test_rows_behind_a_lost_slab_are_those_of_their_own_slab(tmp_path, capsys, place):
+    np.savez(tmp_path / "a.npz", x=np.arange(40).astype(np.complex64))
     convert_to_slabs(tmp_path / "a.npz", tmp_path / "out", num_slabs=4)
     flip_last_byte_of_data(tmp_path / "out/slab-00003.h5")
     spoil_the_header(tmp_path / "out/slab-00001.h5")
-    with RangeServer(tmp_path) as server:
-        path = f"{server.url}/out" if remote else str(tmp_path / "out")
-        assert cli.main(["data", "verify", path, "--json", "--quiet"]) == 1
+    assert cli.main(["data", "verify", str(tmp_path / place), "--json", "--quiet"]) == 1
     first, second = json.loads(capsys.readouterr().out)["damaged"]
     assert "slab-00001.h5: not an HDF5 file" in first
     assert "slab-00003.h5: the checksum of the block at row 0 of 'x' is wrong" in second
+
+
+def test_behind_a_url_the_first_slab_that_cannot_be_opened_is_an_error(folder, capsys):
+    """A server that fails for a while is no damage."""
+    spoil_the_header(folder / "slab-00001.h5")
+    with RangeServer(folder) as server:
+        assert cli.main(["data", "verify", server.url, "--json", "--quiet"]) == 1
+    told = capsys.readouterr()
+    assert told.out == "" and "slab-00001.h5: not an HDF5 file" in told.err
 
 
 def test_verify_reports_all_slabs_where_none_can_be_opened(folder, capsys):

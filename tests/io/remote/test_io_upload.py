@@ -171,8 +171,8 @@ def test_parts_that_fail_for_a_while_are_sent_again(server, large, status, code)
     assert stored() == expected(large)
 
 
-def test_parts_that_were_left_an_hour_ago_are_removed(server, large):
-    server.begun -= datetime.timedelta(hours=1)
+def test_parts_that_were_left_a_day_ago_are_removed(server, large):
+    server.begun -= datetime.timedelta(days=1)
     client = s3_client().client
     client.create_multipart_upload(Bucket="bucket", Key="some/data/slab-00000.h5")
     client.create_multipart_upload(Bucket="bucket", Key="some/data/slab-00000.h5-of-others")

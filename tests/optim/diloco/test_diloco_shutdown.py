@@ -71,14 +71,8 @@ def test_nothing_of_it_is_open_after_shutdown_and_a_new_one_works(options: dict[
         assert torch.tensor(weights).isfinite().all()
 
 
-class Failing:
-    closed = False
-
-    def abort(self) -> None:
-        raise AssertionError("the program has not failed")
-
-    def leave(self) -> None:
-        raise HsgdError("a rank was lost")
+def fail() -> None:
+    raise HsgdError("a rank was lost")
 
 
 def shut_down_in_vain(seat: Seat, paths: list[str]) -> Any:
@@ -87,7 +81,7 @@ def shut_down_in_vain(seat: Seat, paths: list[str]) -> Any:
     held = holdings.descriptors()
     with job(seat, paths[1], 2) as hvd:
         train(hvd, {"group": None}, 3)
-        runtime.current().add_user(Failing())
+        runtime.current().private_comm(0, "failing").before_close(fail)
         with pytest.raises(HsgdError, match="a rank was lost"):
             hvd.shutdown()
     return holdings.descriptors_since(held)
@@ -99,6 +93,9 @@ def test_what_fails_to_leave_keeps_nothing_else_open() -> None:
 
 
 def go_on(seat: Seat, paths: list[str], size: int) -> Any:
+    with job(seat, paths[2], size):
+        pass
+    held = holdings.descriptors()
     with job(seat, paths[0], size) as hvd:
         diloco, model = train(hvd, {"group": None}, 6)
     outer = diloco.state_dict()["diloco"]["fragments"][0]["outer_weights"]
@@ -106,11 +103,12 @@ def go_on(seat: Seat, paths: list[str], size: int) -> Any:
         diloco.restart(hsgd.world.comm())
         same = torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), outer)
         steps = diloco.metrics().steps
-        diloco.close()
-    return same, steps
+    with pytest.raises(HsgdError, match="its communicator was closed"):
+        diloco.step()
+    return same, steps, holdings.descriptors_since(held)
 
 
 def test_a_job_after_it_goes_on_from_its_outer_weights() -> None:
+    paths = [meeting_point() for _ in range(3)]
     with Ranks(2) as ranks:
-        found = ranks.run(go_on, [meeting_point(), meeting_point()], 2)
-    assert found == [(True, 6)] * 2
+        assert ranks.run(go_on, paths, 2) == [(True, 6, [])] * 2
