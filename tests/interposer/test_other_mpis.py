@@ -113,7 +113,8 @@ def test_an_mpi_that_hsgd_was_not_built_for_is_refused_in_one_line(
     mpich: InstalledMpi, tmp_path: Path
 ) -> None:
     package = Path(hsgd.__file__).parent
-    shutil.copytree(package, tmp_path / "hsgd", ignore=shutil.ignore_patterns("csrc", "*mpich.so"))
+    skipped = shutil.ignore_patterns("csrc", "*mpich.so", "__pycache__")
+    shutil.copytree(package, tmp_path / "hsgd", ignore=skipped)
     facts = tmp_path / "hsgd" / "_build.json"
     facts.write_text(facts.read_text().replace('"mpich"', '"none"'))
     path = f"{tmp_path}:{os.environ['PYTHONPATH']}"
