@@ -62,6 +62,7 @@ examples:
   python benchmarks/io_throughput.py --sizes 3KB 64KB --np 1 --budget 1 --limit 330 --json warm.json
   python benchmarks/io_throughput.py --state cold --sizes 150KB 4MB --np 1 2 --budget 2 \
       --candidates hsgd hsgd-order loader-2 h5py-slabs --limit 330 --json cold.json
+  python benchmarks/io_throughput.py --remote --plain --candidates hsgd-again hsgd-disk-again
 """
 
 
