@@ -1,6 +1,6 @@
 """What a training of rarely.py needs of its task, and the tasks by name.
 
-Owns the names. Never trains.
+Owns the names and the loss. Never trains.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tasks.character_model import CharacterTask
 from tasks.skewed_digits import SkewedDigits
 
-__all__ = ["TASKS", "Batch", "TrainingTask"]
+__all__ = ["TASKS", "Batch", "TrainingTask", "loss_of"]
 
 Batch = tuple[Tensor, Tensor]
 """What the model is given, and the classes that it shall name: int64."""
@@ -39,6 +40,11 @@ class TrainingTask(Protocol):
         """Equal parts of what nobody trains on, whose number `size` divides; the same ones at each
         call.
         """
+
+
+def loss_of(outputs: Tensor, classes: Tensor) -> Tensor:
+    """The mean cross entropy. outputs: of the model for a batch; classes: of the batch."""
+    return functional.cross_entropy(outputs.flatten(0, -2), classes.flatten())
 
 
 TASKS: dict[str, type[TrainingTask]] = {"text": CharacterTask, "vision": SkewedDigits}

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 
 from tasks.character_model import CharacterTask
+from tasks.training_task import loss_of
 
 __all__: list[str] = []
 
@@ -33,7 +33,7 @@ def main() -> None:
         group["lr"] = rate * min(1.0, step / WARM_UP_STEPS)
         adamw.zero_grad()
         symbols, following = task.batch(seed, 0, 1, BATCH, generator)
-        functional.cross_entropy(net(symbols).flatten(0, 1), following.flatten()).backward()
+        loss_of(net(symbols), following).backward()
         adamw.step()
     part = out.with_suffix(".part")
     torch.save({"model": net.state_dict(), "adamw": adamw.state_dict()}, part)

@@ -22,14 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 import hsgd.torch as hvd
 from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import DiLoCo
-from tasks.training_task import TASKS, Batch, TrainingTask
+from tasks.training_task import TASKS, Batch, TrainingTask, loss_of
 from workers.rarely_ways import BASE, NEEDS_GLOO, OUTER, WAYS, as_saved, meet
 
 __all__: list[str] = []
@@ -94,7 +93,7 @@ def train(comm: Comm, training: _Training, way: str, target: float | None) -> di
             group["lr"] = training.rate_at(step, steps)
         optimizer.zero_grad()
         given, classes = training.task.batch(*own, training.batch, generator)
-        _loss(forward(given), classes).backward()
+        loss_of(forward(given), classes).backward()
         optimizer.step()
         if step not in looks:
             continue
@@ -128,15 +127,11 @@ def train(comm: Comm, training: _Training, way: str, target: float | None) -> di
     }
 
 
-def _loss(outputs: Tensor, classes: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs.flatten(0, -2), classes.flatten())
-
-
 def _scores(net: nn.Module, parts: list[Batch]) -> tuple[float, float]:
     """The loss, and the share of classes that are right."""
     with torch.no_grad():
         found = [(net(given), classes) for given, classes in parts]
-    losses = [float(_loss(*one)) for one in found]
+    losses = [float(loss_of(*one)) for one in found]
     right = [float((outputs.argmax(-1) == classes).float().mean()) for outputs, classes in found]
     return float(np.mean(losses)), float(np.mean(right))
 
