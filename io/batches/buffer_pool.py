@@ -8,17 +8,21 @@ looks at it dies, in whatever thread that happens. Never reads and never copies.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import queue
-import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..format.ragged import Block, Ragged
 from ..format.slab_folder import OFFSETS, FieldSpec
+from .pinned_memory import bytes_of, new_block
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["BufferRing", "RingClosed", "Slot"]
 
@@ -30,6 +34,14 @@ _OFFSET_BYTES = 8  # int64
 
 class RingClosed(Exception):
     """The ring was closed while a thread waited for a slot."""
+
+
+class _PinnedSlots:
+    """Several slots that have their memory from torch's allocator, batch by batch."""
+
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        self.nbytes = slot_bytes * slots
+        self.active = True
 
 
 class _Arena:
@@ -54,25 +66,22 @@ class _Arena:
         self.nbytes = whole
         self.active = True
 
-    def pin(self) -> None:
-        """Page-lock the memory, until it goes. Raises RuntimeError when the driver refuses."""
-        import torch
-
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        failed = int(runtime.cudaHostRegister(self.address, self.nbytes, 0))
-        if failed:
-            raise RuntimeError(f"pinning {self.nbytes} bytes failed: CUDA error {failed}")
-        weakref.finalize(self, runtime.cudaHostUnregister, self.address)
-
 
 class Slot:
-    """Memory of one batch."""
+    """Memory of one batch. block: page-locked memory, while it is not handed out."""
 
-    __slots__ = ("address", "arena")
+    __slots__ = ("address", "arena", "block")
 
-    def __init__(self, arena: _Arena, address: int) -> None:
+    def __init__(self, arena: _Arena | _PinnedSlots, address: int = 0) -> None:
         self.arena = arena
         self.address = address
+        self.block: torch.Tensor | None = None
+
+    def pin(self, nbytes: int) -> None:
+        """Have page-locked memory. Raises RuntimeError when the driver refuses."""
+        if self.block is None:
+            self.block = new_block(nbytes)
+            self.address = self.block.data_ptr()
 
 
 class BufferRing:
@@ -81,7 +90,9 @@ class BufferRing:
     longest: elements of the longest sample of each ragged field. A slot has room for a batch of
     them; memory that no batch needed is never touched. Offsets lie before the values.
 
-    pin: page-lock the memory for transfers to a CUDA device.
+    pin: page-locked memory, from which a CUDA device copies; see pinned_memory.py. The slot of a
+    batch is free when its tensors have died, but what it is filled into then is other memory, while
+    the device still copies.
     slots: how many there are from the start. memory_limit: bytes that all slots together may take,
     None for no limit: then slots are added while the training loop keeps old batches.
     """
@@ -111,7 +122,7 @@ class BufferRing:
         self._limit, self._pin = memory_limit, pin
         # SimpleQueue because a destructor may put into it, whatever its thread is doing.
         self._free: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
-        self._arenas: list[_Arena] = []
+        self._arenas: list[_Arena | _PinnedSlots] = []
         self._lease = _lease_type(self.slot_bytes, self._free)
         self.base_slots = slots
         self.grow(slots)
@@ -132,9 +143,13 @@ class BufferRing:
         if slots <= 0:
             return
         sparse = any(spec.ragged for spec in self._specs)
-        arena = _Arena(self.slot_bytes, slots, sparse=sparse)
         if self._pin:
-            arena.pin()
+            pinned = _PinnedSlots(self.slot_bytes, slots)
+            self._arenas.append(pinned)
+            for _ in range(slots):
+                self._free.put(Slot(pinned))
+            return
+        arena = _Arena(self.slot_bytes, slots, sparse=sparse)
         self._arenas.append(arena)
         for number in range(slots):
             self._free.put(Slot(arena, arena.address + number * self.slot_bytes))
@@ -153,13 +168,22 @@ class BufferRing:
         self.discard_wakes()
 
     def take(self, timeout_s: float | None) -> Slot:
-        """A free slot; waits for one. Raises queue.Empty after timeout_s, RingClosed by wake()."""
+        """A free slot; waits for one. Raises queue.Empty after timeout_s, RingClosed by wake(), and
+        RuntimeError where memory cannot be pinned.
+        """
         while True:
             slot = self._free.get_nowait() if timeout_s == 0 else self._free.get(timeout=timeout_s)
             if slot is None:
                 raise RingClosed
-            if slot.arena.active:
-                return slot
+            if not slot.arena.active:
+                continue
+            if self._pin:
+                try:
+                    slot.pin(self.slot_bytes)
+                except RuntimeError:
+                    self._free.put(slot)
+                    raise
+            return slot
 
     def has_free(self) -> bool:
         """Whether take() would not wait."""
@@ -185,8 +209,9 @@ class BufferRing:
 
     def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
         """The first `count` samples of a filled slot, which is free again when all arrays died."""
-        lease = self._lease.from_address(slot.address)
-        lease.slot = slot
+        lease = self._lend_block(slot) if self._pin else self._lease.from_address(slot.address)
+        if not self._pin:
+            lease.slot = slot
         return {spec.name: self._array(spec, lease, count) for spec in self._specs}
 
     def empty(self) -> dict[str, Block]:
@@ -196,6 +221,11 @@ class BufferRing:
             values = np.empty((0, *spec.shape), spec.dtype)
             found[spec.name] = Ragged(values, np.zeros(1, np.int64)) if spec.ragged else values
         return found
+
+    def _lend_block(self, slot: Slot) -> Any:
+        block, slot.block = slot.block, None
+        assert block is not None
+        return bytes_of(block, functools.partial(_free_slot, slot, self._free))
 
     def _array(self, spec: FieldSpec, lease: Any, count: int) -> Block:
         start = self.offsets[spec.name]
@@ -208,12 +238,15 @@ class BufferRing:
         return Ragged(values, offsets)
 
 
+def _free_slot(slot: Slot, free: queue.SimpleQueue[Slot | None]) -> None:
+    if slot.arena.active:
+        free.put(slot)
+
+
 def _lease_type(nbytes: int, free: queue.SimpleQueue[Slot | None]) -> Any:
     """A ctypes array over a slot: arrays keep it alive, and its end frees the slot."""
 
     def __del__(self: Any) -> None:
-        slot = self.slot
-        if slot.arena.active:
-            free.put(slot)
+        _free_slot(self.slot, free)
 
     return type("_Lease", (ctypes.c_char * nbytes,), {"__del__": __del__})

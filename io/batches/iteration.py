@@ -25,6 +25,7 @@ from .buffer_pool import BufferRing
 from .decode_stage import RELEASE_S, DecodeStage, DecodingBatch, in_own_thread
 from .error_policy import ErrorPolicy
 from .mapped_batches import MappedBatches
+from .pinned_memory import tensor_of
 from .reader_pool import Filled, Filler, Starved
 from .segments import CU_SEQLENS, cumulative
 
@@ -319,12 +320,10 @@ class Iteration(Iterator[Any]):
 
 def _as_tensors(arrays: dict[str, Block]) -> Batch:
     """The same memory as torch tensors."""
-    import torch
-
     return {
-        name: Ragged(torch.from_numpy(block.values), torch.from_numpy(block.offsets))
+        name: Ragged(tensor_of(block.values), tensor_of(block.offsets))
         if isinstance(block, Ragged)
-        else torch.from_numpy(block)
+        else tensor_of(block)
         for name, block in arrays.items()
     }
 

@@ -1,0 +1,140 @@
+"""Page-locked batches: a device may copy one long after the loop has dropped it.
+
+There is no device here. A stand-in for torch's allocator of page-locked memory keeps every block,
+as a device does that has not copied it yet.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hsgd.io import PartitionedLoader, Ragged, ReadOptions, images
+from hsgd.io import loader as loader_module
+from hsgd.io.batches import buffer_pool
+from torch import Tensor
+
+from hdf5_samples import arrays_of, make_photo_slabs, make_ragged_slabs, make_slabs
+
+__all__: list[str] = []
+
+COUNT = 101
+Blocks = list[Tensor]
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
+    """All blocks that were ever had, in their order."""
+    had: Blocks = []
+
+    def new_block(nbytes: int) -> Tensor:
+        had.append(torch.zeros(nbytes, dtype=torch.uint8))
+        return had[-1]
+
+    monkeypatch.setattr(buffer_pool, "new_block", new_block)
+    monkeypatch.setattr(loader_module, "_check_pinning", lambda: None)
+    return had
+
+
+def pinned(memory_limit: int | None = None) -> ReadOptions:
+    return ReadOptions(
+        pin_memory=True, block_bytes=200, window_bytes=900, memory_limit=memory_limit, threads=2
+    )
+
+
+def tensors(batch: dict[str, Tensor | Ragged]) -> Iterator[Tensor]:
+    for value in batch.values():
+        yield from (value.values, value.offsets) if isinstance(value, Ragged) else (value,)
+
+
+def block_of(tensor: Tensor, blocks: Blocks) -> int:
+    """The number of the block of which torch knows that this tensor is a part."""
+    (found,) = (
+        number
+        for number, block in enumerate(blocks)
+        if block.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    )
+    return found
+
+
+def copy_of(block: Tensor, dtype: torch.dtype, start: int, shape: torch.Size) -> np.ndarray:
+    """What a device copies at last."""
+    return block.view(dtype)[start : start + shape.numel()].reshape(shape).numpy()
+
+
+def test_a_dropped_batch_is_never_overwritten(tmp_path: Path, blocks: Blocks) -> None:
+    folder = make_slabs(tmp_path / "data", COUNT, 3)
+    queued: dict[str, list[tuple[int, torch.dtype, int, torch.Size]]] = {}
+    with PartitionedLoader(folder, 4, 0, 1, "none", read=pinned()) as loader:
+        for _ in range(2):
+            for batch in loader:
+                for name, tensor in batch.items():
+                    place = tensor.dtype, tensor.storage_offset(), tensor.shape
+                    queued.setdefault(name, []).append((block_of(tensor, blocks), *place))
+    copied = {
+        name: np.concatenate([copy_of(blocks[number], *rest) for number, *rest in each])
+        for name, each in queued.items()
+    }
+    order = copied["number"]
+    assert sorted(order) == sorted([*range(COUNT), *range(COUNT)])
+    for name, whole in arrays_of(COUNT).items():
+        assert np.array_equal(copied[name], whole[order]), name
+    numbers = [number for number, *_ in queued["number"]]
+    assert len(set(numbers)) == len(numbers) == 2 * -(-COUNT // 4)
+
+
+def test_parts_of_ragged_and_decoded_batches_are_known_to_the_allocator(
+    tmp_path: Path, blocks: Blocks
+) -> None:
+    ragged = make_ragged_slabs(tmp_path / "ragged", 40, 2)
+    with PartitionedLoader(ragged, 7, 0, 1, read=pinned()) as loader:
+        for batch in loader:
+            assert len({block_of(tensor, blocks) for tensor in tensors(batch)}) == 1
+            assert {block_of(tensor[1:], blocks) for tensor in tensors(batch)} <= {*range(99)}
+    photos = make_photo_slabs(tmp_path / "photos", 6, 1)
+    decode = {"image": images(size=16)}
+    with PartitionedLoader(photos, 3, 0, 1, decode=decode, read=pinned()) as loader:
+        for batch in loader:
+            assert batch["image"].shape == (3, 3, 16, 16)
+            for tensor in tensors(batch):
+                block_of(tensor, blocks)
+
+
+def test_arrays_lie_in_the_same_memory(tmp_path: Path, blocks: Blocks) -> None:
+    folder = make_slabs(tmp_path / "data", COUNT, 3)
+    with PartitionedLoader(folder, 8, 0, 1, "none", as_numpy=True, read=pinned()) as loader:
+        kept = [batch["number"] for batch in loader]
+    assert sorted(np.concatenate(kept)) == list(range(COUNT))
+
+
+def test_memory_is_limited_by_the_batches_that_the_program_keeps(
+    tmp_path: Path, blocks: Blocks
+) -> None:
+    folder = make_slabs(tmp_path / "data", COUNT, 3)
+    limit = 1 << 22  # what the threads need is in it
+    with PartitionedLoader(folder, 8, 0, 1, read=pinned(limit)) as loader:
+        assert sum(len(batch["number"]) for batch in loader) == COUNT
+        ring = loader._rings[0]
+        assert len(blocks) <= 14 + ring.base_slots  # a new one for each batch, none for nobody
+        ring._limit = ring.nbytes  # no more than there are
+        with pytest.raises(MemoryError, match="keeps batches"):
+            assert len([*loader, *loader, *loader])
+    gc.collect()
+
+
+def test_memory_that_cannot_be_pinned_is_an_error_of_the_loop(
+    tmp_path: Path, blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_slabs(tmp_path / "data", COUNT, 3)
+
+    def refused(nbytes: int) -> Tensor:
+        raise RuntimeError(f"pinning {nbytes} bytes failed: out of memory")
+
+    with PartitionedLoader(folder, 8, 0, 1, read=pinned()) as loader:
+        monkeypatch.setattr(buffer_pool, "new_block", refused)
+        with pytest.raises(RuntimeError, match=r"pinning \d+ bytes failed: out of memory"):
+            next(iter(loader))
