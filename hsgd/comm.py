@@ -900,6 +900,8 @@ def _like(array: Any) -> Any:
     """A new array like it; for one on a device, which hsgd.device looks after, itself."""
     if hasattr(array, "detach"):  # a torch tensor, without importing torch
         return array if array.is_cuda else array.detach().new_empty(array.shape)
+    if hasattr(array, "__cuda_array_interface__"):
+        return array
     import numpy as np
 
     return np.empty_like(array, order="C", subok=False)
@@ -909,6 +911,8 @@ def _empty(array: Any, shape: tuple[int, ...]) -> Any:
     """A new array of the kind and dtype of `array`."""
     if hasattr(array, "detach"):
         return array if array.is_cuda else array.detach().new_empty(shape)
+    if hasattr(array, "__cuda_array_interface__"):
+        return array
     import numpy as np
 
     return np.empty(shape, _dtype(array))

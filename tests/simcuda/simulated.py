@@ -376,6 +376,12 @@ class DeviceArray:
             interface["stream"] = self.stream or 1
         return interface
 
+    def __array__(self, *_: object, **__: object) -> npt.NDArray[Any]:
+        raise TypeError("no implicit copy to the host, as in CuPy: use numpy()")
+
+    def __array_function__(self, function: Any, *_: object) -> Any:
+        raise TypeError(f"{function.__name__}() of NumPy is not for arrays of a device")
+
     def numpy(self) -> npt.NDArray[Any]:
         """The values, once the array's stream, or the default one, is done."""
         if self.stream:

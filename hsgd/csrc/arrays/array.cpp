@@ -14,6 +14,7 @@ namespace hsgd::python {
 namespace {
 
 using Family = nb::dlpack::dtype_code;
+constexpr const char* kDeviceInterface = "__cuda_array_interface__";
 // The name of a dtype is that of its family and the bits of an element.
 constexpr const char* kFamilies[] = {"int", "uint", "float", "", "bfloat", "complex", "bool"};
 constexpr size_t kFamilyCount = std::size(kFamilies);
@@ -153,8 +154,10 @@ Array::~Array() {
 
 void Array::take_buffer(nb::handle object, const char* what, bool writable) {
   if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-    // NumPy types without a buffer format (ml_dtypes' bfloat16) and the like.
     PyErr_Clear();
+    // CuPy's arrays have the protocol, for memory that the CPU can read.
+    if (nb::hasattr(object, kDeviceInterface)) refuse_device(what, "a CUDA device");
+    // NumPy types without a buffer format (ml_dtypes' bfloat16) and the like.
     throw nb::type_error((std::string(what) + ": this " + class_name(object) +
                           " cannot be read through the buffer protocol; " +
                           "supported dtypes are " + dtypes().names())
@@ -211,7 +214,7 @@ bool Array::take_tensor(nb::handle object, const TorchNames& torch) {
 }
 
 void Array::take_dlpack(nb::handle object, const char* what) {
-  if (nb::hasattr(object, "__cuda_array_interface__")) refuse_device(what, "a CUDA device");
+  if (nb::hasattr(object, kDeviceInterface)) refuse_device(what, "a CUDA device");
   if (!nb::hasattr(object, "__dlpack__")) {
     throw nb::type_error(
         (std::string(what) + ": " + class_name(object) +
