@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "interposer/datatypes.hpp"
+#include "interposer/device_memory.hpp"
 #include "interposer/failure.hpp"
 #include "interposer/settings.hpp"
 #include "interposer/user_op.hpp"
@@ -77,11 +78,18 @@ constexpr Worthwhile kBroadcasts{{0, kMostCopiedTwice}, {256 << 10, kAny}, 64, f
 constexpr Worthwhile kGathers{{8 << 10, kMostCopiedTwice}, {1 << 20, kAny}, 8, false};
 constexpr Worthwhile kUserReductions{{0, 32 << 10}, kNever, 1, false};
 
+struct Payload {
+  uint64_t bytes;
+  const void* in;
+  const void* out;
+};
+
 // Runs body(comm, &error), which returns a hsgd_status, when the payload is worth it and the
-// communicator one of ours. With HSGD_MIN_BYTES=0 every payload is.
+// communicator one of ours. With HSGD_MIN_BYTES=0 every payload is. None is on a device.
 template <class Body>
-Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhile& worthwhile,
-           Body&& body) {
+Taken take(Collective collective, MPI_Comm comm, const Payload& payload,
+           const Worthwhile& worthwhile, Body&& body) {
+  const uint64_t bytes = payload.bytes;
   const hsgd_options* options = settings();
   if (options == nullptr || comm == MPI_COMM_NULL || bytes == 0 || bytes < options->min_bytes)
     return pass(collective, bytes);
@@ -97,6 +105,7 @@ Taken take(Collective collective, MPI_Comm comm, uint64_t bytes, const Worthwhil
   if (code == HSGD_OK) {
     if (core == nullptr) return pass(collective, bytes);
     if (!all && !worthwhile.on(nodes_of(core), bytes)) return pass(collective, bytes);
+    if (is_on_device(payload.in) || is_on_device(payload.out)) return pass(collective, bytes);
     try {
       code = body(core, &error);
     } catch (const std::bad_alloc&) {
@@ -241,7 +250,7 @@ Taken take_user_allreduce(const Reduction& call, MPI_Count count) {
   const bool all = options != nullptr && options->min_bytes == 0;
   if (!all && bytes > kMostGathered / static_cast<uint64_t>(std::max(1, ranks_of(call.comm))))
     return pass(Collective::kAllreduce, bytes);
-  return take(Collective::kAllreduce, call.comm, bytes, kUserReductions,
+  return take(Collective::kAllreduce, call.comm, {bytes, call.in, call.out}, kUserReductions,
               [&](hsgd_comm* core, hsgd_error* error) {
                 return allreduce_by_user_op(core, call.in, call.out, elements, call.type, call.op,
                                             error);
@@ -256,7 +265,8 @@ Taken take_allreduce(const Reduction& call, MPI_Count count) {
   if (!kernel && is_user_op(call.op)) return take_user_allreduce(call, count);
   if (!kernel) return pass(Collective::kAllreduce, 0);
   const auto elements = static_cast<uint64_t>(count);
-  return take(Collective::kAllreduce, call.comm, elements * kernel->size, kReductions,
+  const uint64_t bytes = elements * kernel->size;
+  return take(Collective::kAllreduce, call.comm, {bytes, call.in, call.out}, kReductions,
               [&](hsgd_comm* core, hsgd_error* error) {
                 const void* in = call.in == MPI_IN_PLACE ? call.out : call.in;
                 return hsgd_comm_allreduce(core, in, call.out, elements, kernel->dtype, kernel->op,
@@ -269,19 +279,19 @@ Taken take_bcast(void* data, MPI_Count count, MPI_Datatype type, int root, MPI_C
   if (!size || count < 0 || root < 0 || root >= ranks_of(comm)) return pass(Collective::kBcast, 0);
   const auto elements = static_cast<uint64_t>(count);
   const uint64_t bytes = elements * *size;
-  return take(
-      Collective::kBcast, comm, bytes, kBroadcasts, [&](hsgd_comm* core, hsgd_error* error) {
-        const TypeLayout layout = layout_of(type);
-        if (layout.is_packed)
-          return hsgd_comm_broadcast(core, data, bytes, HSGD_UINT8, root, nullptr, error);
-        const Staging packed = stage(bytes);
-        const bool sends = rank_of(core) == root;
-        if (sends) pack(data, elements, layout, packed.get());
-        const int code =
-            hsgd_comm_broadcast(core, packed.get(), bytes, HSGD_UINT8, root, nullptr, error);
-        if (code == HSGD_OK && !sends) unpack(packed.get(), data, elements, layout);
-        return code;
-      });
+  return take(Collective::kBcast, comm, {bytes, data, data}, kBroadcasts,
+              [&](hsgd_comm* core, hsgd_error* error) {
+                const TypeLayout layout = layout_of(type);
+                if (layout.is_packed)
+                  return hsgd_comm_broadcast(core, data, bytes, HSGD_UINT8, root, nullptr, error);
+                const Staging packed = stage(bytes);
+                const bool sends = rank_of(core) == root;
+                if (sends) pack(data, elements, layout, packed.get());
+                const int code = hsgd_comm_broadcast(core, packed.get(), bytes, HSGD_UINT8, root,
+                                                     nullptr, error);
+                if (code == HSGD_OK && !sends) unpack(packed.get(), data, elements, layout);
+                return code;
+              });
 }
 
 // A barrier has no payload that would tell whether the set-up of a communicator pays off: it takes
@@ -305,8 +315,9 @@ Taken take_allgather(const Gathering& call, MPI_Count out_count) {
   if (!size || out_count < 0 || ranks == 0 || !is_valid(call))
     return pass(Collective::kAllgather, 0);
   const uint64_t block_bytes = static_cast<uint64_t>(out_count) * *size;
-  return take(Collective::kAllgather, call.comm, block_bytes * static_cast<uint64_t>(ranks),
-              kGathers, [&](hsgd_comm* core, hsgd_error* error) {
+  const uint64_t bytes = block_bytes * static_cast<uint64_t>(ranks);
+  return take(Collective::kAllgather, call.comm, {bytes, call.in, call.out}, kGathers,
+              [&](hsgd_comm* core, hsgd_error* error) {
                 Blocks blocks;
                 for (int rank = 0; rank < ranks; ++rank) {
                   blocks.bytes.push_back(block_bytes);
@@ -325,7 +336,7 @@ Taken take_allgatherv(const Gathering& call, const Number* counts, const Displac
     return pass(Collective::kAllgatherv, 0);
   const std::optional<uint64_t> total = total_of(counts, ranks);
   if (!total || places == nullptr) return pass(Collective::kAllgatherv, 0);
-  return take(Collective::kAllgatherv, call.comm, *total * *size, kGathers,
+  return take(Collective::kAllgatherv, call.comm, {*total * *size, call.in, call.out}, kGathers,
               [&](hsgd_comm* core, hsgd_error* error) {
                 Blocks blocks;
                 for (int rank = 0; rank < ranks; ++rank) {
@@ -344,8 +355,9 @@ Taken take_reduce_scatter(const Reduction& call, const Number* counts) {
     return pass(Collective::kReduceScatter, 0);
   const std::optional<uint64_t> total = total_of(counts, ranks);
   if (!total) return pass(Collective::kReduceScatter, 0);
-  return take(Collective::kReduceScatter, call.comm, *total * kernel->size, kScatteredReductions,
-              [&](hsgd_comm* core, hsgd_error* error) {
+  const uint64_t bytes = *total * kernel->size;
+  return take(Collective::kReduceScatter, call.comm, {bytes, call.in, call.out},
+              kScatteredReductions, [&](hsgd_comm* core, hsgd_error* error) {
                 return reduce_scatter(core, call, *kernel,
                                       std::vector<uint64_t>(counts, counts + ranks), error);
               });
@@ -356,9 +368,9 @@ Taken take_reduce_scatter_block(const Reduction& call, MPI_Count count) {
   const int ranks = ranks_of(call.comm);
   if (!kernel || count < 0 || ranks == 0) return pass(Collective::kReduceScatterBlock, 0);
   const auto elements = static_cast<uint64_t>(count);
-  return take(Collective::kReduceScatterBlock, call.comm,
-              elements * static_cast<uint64_t>(ranks) * kernel->size, kScatteredReductions,
-              [&](hsgd_comm* core, hsgd_error* error) {
+  const uint64_t bytes = elements * static_cast<uint64_t>(ranks) * kernel->size;
+  return take(Collective::kReduceScatterBlock, call.comm, {bytes, call.in, call.out},
+              kScatteredReductions, [&](hsgd_comm* core, hsgd_error* error) {
                 const std::vector<uint64_t> counts(static_cast<size_t>(ranks), elements);
                 return reduce_scatter(core, call, *kernel, counts, error);
               });

@@ -4,7 +4,8 @@
 // on buffers, datatypes or displacements, which may differ: one rank may pass MPI_IN_PLACE, and
 // where MPI asks for equal type signatures only (all but reductions), one may describe with a
 // derived datatype what another has as a plain array. So data that does not lie packed is packed
-// here, by this rank alone.
+// here, by this rank alone. The exception are buffers in a CUDA device's memory, which stay with
+// MPI: in one collective all ranks must have such a buffer, or none.
 //
 // Each function returns what the MPI function shall return, or nothing when MPI shall do it; both
 // are counted. `Number` is int, or MPI_Count for the functions of large counts.
