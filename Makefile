@@ -42,7 +42,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test wheels release clean distclean
+.PHONY: help demo test check bench simulate lint format stub typecheck native-test sanitized-test aarch64-test aarch64-short-test pytest chaos soak test-torch test-torch-version test-bench test-gpu sanitized-test-gpu suites test-all docs worked-changes notebooks frameworks prepare prepare-test wheels release clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +147,9 @@ test-bench: $(VENV)/.dev $(VENV)/.horovod ## a short run of each benchmark
 test-gpu: $(VENV)/.dev ## CUDA tensors of ranks that share a real GPU; fails where there is none
 	$(BIN)/python tests/gpu/places.py
 	$(BIN)/pytest -m gpu $(PYTEST_ARGS) tests/gpu
+
+sanitized-test-gpu: $(VENV)/.dev ## some programs of test-gpu under compute-sanitizer
+	PYTHONPATH=tests/support:tests/c10d $(BIN)/python tests/gpu/sanitize.py
 
 suites: $(VENV)/.dev $(VENV)/.horovod ## the test suites of others, through hsgd
 	$(PYTEST) -m suites $(PYTEST_ARGS)

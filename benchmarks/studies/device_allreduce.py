@@ -6,6 +6,7 @@ Owns the choice of cases, the ratios and the table. device_worker.py measures.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ QUICK_SIZES = (64 * KIB, 4 * MIB, 64 * MIB)
 CHUNKS = tuple(MIB << k for k in range(5))
 NOTES = """\
 The ranks are processes of this machine. Where there are fewer GPUs than ranks, several share one
-(--ranks-per-device): NCCL refuses that, and hsgd stages: pieces are copied down into pinned shared
+(--ranks-per-device): NCCL refuses that (but 2.30 and later with NCCL_MULTI_RANK_GPU_ENABLE=1, which
+is measured then), and hsgd stages: pieces are copied down into pinned shared
 memory, summed there by the CPU, and copied up, while the next pieces follow. Where each rank has a
 GPU of its own, NCCL is measured too, alone and as hsgd uses it; "staged" is then HSGD_NCCL_LIBRARY=
 none.
@@ -60,20 +62,20 @@ examples:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to do it. own_device: only where each rank has a GPU of its own."""
+    """One way to do it. by_nccl: only where NCCL takes the ranks; see Layout.has_nccl."""
 
     name: str
     label: str
     kind: str  # "hsgd", "peer", "limit" or "other"
     about: str
-    own_device: bool = False
+    by_nccl: bool = False
 
 
 CANDIDATES = (
     Candidate("hsgd-staged", "hsgd staged", "hsgd", "Comm.allreduce through host memory"),
-    Candidate("hsgd-nccl", "hsgd NCCL", "hsgd", "Comm.allreduce by NCCL", own_device=True),
+    Candidate("hsgd-nccl", "hsgd NCCL", "hsgd", "Comm.allreduce by NCCL", by_nccl=True),
     Candidate("gloo", "gloo", "peer", "torch.distributed.all_reduce of CUDA tensors over gloo"),
-    Candidate("nccl", "NCCL", "peer", "the same over NCCL", own_device=True),
+    Candidate("nccl", "NCCL", "peer", "the same over NCCL", by_nccl=True),
     Candidate("pageable-gloo", "pageable gloo", "peer", "tensor.cpu(), gloo, copied back"),
     Candidate("pageable-hsgd", "pageable hsgd", "peer", "tensor.cpu(), hsgd, copied back"),
     Candidate("bus", "bus", "limit", "pinned copies down and up at once, of all ranks"),
@@ -105,9 +107,15 @@ class Layout:
     def own_device(self) -> bool:
         return self.device == "cuda" and self.ranks_per_device == 1
 
+    @property
+    def has_nccl(self) -> bool:
+        """A GPU for each rank, or NCCL has been told that ranks may share one (2.30 and later)."""
+        shares = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+        return self.own_device or (self.device == "cuda" and shares)
+
     def candidates(self, wanted: Sequence[str], chunks: Sequence[int]) -> list[Candidate]:
         """Those that are measured here."""
-        found = [c for c in CANDIDATES if self.own_device or not c.own_device]
+        found = [c for c in CANDIDATES if self.has_nccl or not c.by_nccl]
         found = [c for c in found if not wanted or c.name in wanted]
         about = "hsgd staged with this HSGD_DEVICE_CHUNK_BYTES"
         for nbytes in chunks:

@@ -5,6 +5,7 @@ Owns the choice, which is the same on all ranks: they tell one another what they
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["DeviceLayout"]
 
 _NCCL = "libnccl.so.2"  # torch's own where torch is loaded
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # of NCCL: "1" has ranks share devices
+_CAN_SHARE = 23000  # from this version on, 2.30
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank has. missing: why it has no NCCL. settings: those that all ranks must share."""
+
+    uuid: bytes = b""
+    broken: str = ""
+    missing: str = ""
+    version: int = 0
+    settings: tuple[int, int, bool] = (0, 0, False)
 
 
 @dataclass(frozen=True)
@@ -39,17 +53,19 @@ class DeviceLayout:
         """Collective over `comm`, blocking. Raises ValueError where ranks have other settings."""
         library = _NCCL if config.nccl_library == "auto" else config.nccl_library
         uuid, broken = _attempt(lambda: _native.device_uuid(config.cuda_library, ordinal))
-        missing = "HSGD_NCCL_LIBRARY=none"
+        version, missing = 0, "HSGD_NCCL_LIBRARY=none"
         if library != "none":  # on all ranks: each needs it
-            missing = _attempt(lambda: _native.find_nccl(library))[1]
-        settings = config.device_chunk_bytes, config.slots
-        told = comm.allgather_object((uuid, missing, settings, broken), "devices")
-        _raise_if_any([failed for *_, failed in told])
-        for rank, (_, _, others, _) in enumerate(told):
-            if others != told[0][2]:
+            version, missing = _attempt(lambda: _native.nccl_version(library))
+        settings = config.device_chunk_bytes, config.slots, os.environ.get(_SHARING) == "1"
+        mine = _Told(uuid, broken, missing, version or 0, settings)
+        told: list[_Told] = comm.allgather_object(mine, "devices")
+        _raise_if_any([each.broken for each in told])
+        for rank, each in enumerate(told):
+            if each.settings != told[0].settings:
                 raise ValueError(
-                    f"HSGD_DEVICE_CHUNK_BYTES and HSGD_SLOTS are {others} on rank {rank} and "
-                    f"{told[0][2]} on rank 0; give all ranks the same"
+                    f"HSGD_DEVICE_CHUNK_BYTES, HSGD_SLOTS and whether {_SHARING} is 1 are "
+                    f"{each.settings} on rank {rank} and {told[0].settings} on rank 0; give all "
+                    "ranks the same"
                 )
         reason = _why_not(comm.nodes, told)
         if reason:
@@ -78,18 +94,30 @@ def _raise_if_any(failures: list[str]) -> None:
             raise about(rank, HsgdError(f"rank {rank}: {failure}"))
 
 
-def _why_not(nodes: list[int], told: list[tuple[bytes, str, Any, str]]) -> str:
+def _why_not(nodes: list[int], told: list[_Told]) -> str:
     """Why devices cannot exchange by NCCL; "" where they can."""
     sizes = {nodes.count(node) for node in nodes}
     if sizes == {1}:
         return "one rank per node"
-    for rank, (_, missing, _, _) in enumerate(told):
-        if missing:
-            return f"rank {rank}: {missing}"
+    for rank, each in enumerate(told):
+        if each.missing:
+            return f"rank {rank}: {each.missing}"
     if len(sizes) > 1:
         return "nodes have different numbers of ranks"
     for rank, node in enumerate(nodes):
         for other in range(rank):
-            if nodes[other] == node and told[other][0] == told[rank][0]:
-                return f"ranks {other} and {rank} share a device"
+            if nodes[other] == node and told[other].uuid == told[rank].uuid:
+                refused = _why_not_shared(told)
+                if refused:
+                    return f"ranks {other} and {rank} share a device{refused}"
+    return ""
+
+
+def _why_not_shared(told: list[_Told]) -> str:
+    """Why NCCL would refuse ranks that share a device; "" where it does not."""
+    if not told[0].settings[2]:
+        return f" (NCCL 2.30 allows it with {_SHARING}=1)"
+    oldest = min(each.version for each in told)
+    if oldest < _CAN_SHARE:
+        return f", which NCCL allows from 2.30 on ({oldest} is here)"
     return ""

@@ -40,7 +40,7 @@ def all_collectives(seat: Seat, path: str, size: int, kind: str, folder: str) ->
     """The same calls over hsgd on the device and over gloo on the CPU, or where gloo of this torch
     lacks one over hsgd on the CPU. Returns the names that were compared.
     """
-    place, rank = Place(kind), seat.rank
+    place, rank = Place(kind, seat.rank), seat.rank
     with group(rank, size, f"{folder}/of", "gloo"):
         expected, refused = _run_all(rank, size, list(COLLECTIVES))
     with group(rank, size, f"{folder}/on-host", "hsgd"):
@@ -62,7 +62,7 @@ def all_collectives(seat: Seat, path: str, size: int, kind: str, folder: str) ->
 
 def train_with_ddp(seat: Seat, path: str, size: int, kind: str, folder: str) -> float:
     """How far DDP's parameters are from those of one rank on the CPU."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     with group(seat.rank, size, f"{folder}/store", place.backend):
         model = nn.parallel.DistributedDataParallel(new_model().to(place.device), bucket_cap_mb=0.1)
         train(model, sgd(model.parameters()), seat.rank)
@@ -71,7 +71,7 @@ def train_with_ddp(seat: Seat, path: str, size: int, kind: str, folder: str) -> 
 
 def train_with_fsdp(seat: Seat, path: str, size: int, kind: str, folder: str) -> float:
     """The same of FSDP2."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     with group(seat.rank, size, f"{folder}/store", place.backend):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more ranks than devices
@@ -88,7 +88,7 @@ def train_with_fsdp(seat: Seat, path: str, size: int, kind: str, folder: str) ->
 
 def no_waits_of_groups(seat: Seat, path: str, size: int, kind: str, folder: str) -> None:
     """Collectives return while the device has not even come to their inputs."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
 
     def calls() -> list[Tensor]:
         mine = torch.full((100_000,), seat.rank + 1.0, device=place.device)

@@ -11,8 +11,8 @@ import pytest
 # The programs call what those of the backend of torch.distributed call.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "c10d"))
 
-from device_ranks import Pool
-from places import why_not_cuda
+from device_ranks import MOST, Pool
+from places import why_not_cuda, why_not_nccl
 
 __all__: list[str] = []
 
@@ -24,6 +24,21 @@ def cuda_ranks() -> Iterator[Pool]:
     if reason:
         pytest.fail(reason, pytrace=False)
     pool = Pool("cuda")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def nccl_ranks() -> Iterator[Pool]:
+    """On CUDA devices over NCCL. The test fails where there is none, and is left out where NCCL
+    refuses as many ranks.
+    """
+    reason = why_not_cuda()
+    if reason:
+        pytest.fail(reason, pytrace=False)
+    if why_not_nccl(MOST):
+        pytest.skip(why_not_nccl(MOST))
+    pool = Pool("nccl")
     yield pool
     pool.close()
 

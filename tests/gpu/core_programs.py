@@ -45,7 +45,7 @@ def _one(comm: Comm, call: Call, place: Place) -> None:
 
 def all_calls(seat: Seat, path: str, size: int, kind: str) -> None:
     """Every collective, dtype and size, in place and not, blocking and not."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     comm = _comm(seat, path, size)
     for step, dtype in enumerate(DTYPES):
         for count in COUNTS:
@@ -64,7 +64,7 @@ def several_streams(seat: Seat, path: str, size: int, kind: str) -> None:
     """Inputs are made late by their stream and overwritten at once; results are read by another
     stream. Whatever does not wait for the other makes them wrong.
     """
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     comm = _comm(seat, path, size)
     streams = [place.new_stream() for _ in range(3)]
     draw = random.Random(7)  # the same on all ranks, whose calls have one order
@@ -101,7 +101,7 @@ def several_streams(seat: Seat, path: str, size: int, kind: str) -> None:
 
 def never_waits(seat: Seat, path: str, size: int, kind: str) -> None:
     """Calls return while the device has not even come to their inputs."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     comm = _comm(seat, path, size)
     calls = [
         Call(name, torch.float32, 20_000, step, in_place=name != "alltoall", asynchronous=step > 5)
@@ -125,8 +125,10 @@ def never_waits(seat: Seat, path: str, size: int, kind: str) -> None:
 def between_nodes(
     seat: Seat, path: str, size: int, kind: str, folder: str, nodes: list[int], reason: str
 ) -> None:
-    """Over TCP between nodes that the ranks only pretend to be on. reason: why not by NCCL."""
-    place = Place(kind)
+    """Over TCP between nodes that the ranks only pretend to be on. reason: why not by NCCL, ""
+    where they use it.
+    """
+    place = Place(kind, seat.rank)
     if place.is_cuda:
         assert torch.cuda.nccl.version()  # NCCL is there
     config = Config(timeout_s=SLOW, device_chunk_bytes=CHUNK)
@@ -141,13 +143,13 @@ def between_nodes(
                 _one(comm, Call(name, dtype, count, step, step % 2 == 0, count % 2 == 0), place)
     if place.is_cuda:
         layout = comm.device_comm(torch.ones(1, device=place.device)).layout
-        assert layout.nccl_library == "" and reason in layout.reason, layout
+        assert bool(layout.nccl_library) == (not reason) and reason in layout.reason, layout
     comm.close()
 
 
 def until_lost(seat: Seat, path: str, size: int, kind: str, victim: int) -> tuple[str, float]:
     """Rounds until the death of one rank is heard of: the error, and the seconds it took."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     comm = _comm(seat, path, size, timeout_s=60.0)
     tensor = torch.ones(1_000_000, device=place.device)
     last = time.monotonic()
@@ -170,7 +172,7 @@ def until_lost(seat: Seat, path: str, size: int, kind: str, victim: int) -> tupl
 
 def overlap(seat: Seat, path: str, size: int, kind: str, side: int = 4096) -> dict[str, float]:
     """Milliseconds of computing, of an allreduce, and of both at once on two streams."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     comm = _comm(seat, path, size, chunk_bytes=Config().device_chunk_bytes)
     computing, moving = place.new_stream(), place.new_stream()
     matrix = torch.ones(side, side, device=place.device)

@@ -11,7 +11,7 @@ from typing import Any
 import core_programs
 from ranks import RankDied, Ranks, meeting_point
 
-__all__ = ["Pool", "lose_one"]
+__all__ = ["MOST", "Pool", "lose_one"]
 
 MOST = 4
 HEARD_S = 10.0
@@ -19,7 +19,7 @@ LIMIT_S = 120.0  # importing torch and starting CUDA in four processes at once i
 
 
 class Pool:
-    """Ranks that run programs with tensors of one kind, "cuda" or "cpu"."""
+    """Ranks that run programs with tensors of one kind of a Place."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -45,7 +45,7 @@ class Pool:
 
     def fresh(self, count: int) -> Ranks:
         """Ranks for one test alone."""
-        return Ranks(count, fresh=self.kind == "cuda")
+        return Ranks(count, fresh=self.kind != "cpu")
 
     def close(self) -> None:
         """End the ranks."""

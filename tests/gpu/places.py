@@ -8,6 +8,7 @@ CUDA device.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +16,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["Place", "why_not_cuda"]
+from hsgd import _native
+
+__all__ = ["Place", "why_not_cuda", "why_not_nccl"]
+
+SHARED_FROM = 23000  # NCCL 2.30, with NCCL_MULTI_RANK_GPU_ENABLE=1
 
 CYCLES_PER_MS = 1_500_000  # of a GPU at some 1.5 GHz: how long a sleep is need not be exact
 
@@ -29,13 +34,35 @@ def why_not_cuda() -> str:
     return ""
 
 
-class Place:
-    """kind: "cuda", the first device, which all ranks share, or "cpu"."""
+def why_not_nccl(ranks: int) -> str:
+    """Why so many ranks of this machine cannot use NCCL; "" where they can. Local."""
+    if torch.cuda.device_count() >= ranks:
+        return ""
+    version = _native.nccl_version("libnccl.so.2")
+    if version >= SHARED_FROM:
+        return ""
+    return (
+        f"{torch.cuda.device_count()} GPUs for {ranks} ranks, which NCCL {version} lets nobody "
+        "share: NCCL 2.30 is needed"
+    )
 
-    def __init__(self, kind: str) -> None:
+
+class Place:
+    """kind: "cuda", the first device, which all ranks share; "nccl", a device of the rank's own,
+    or the same ones in turn where NCCL lets ranks share them; or "cpu".
+    """
+
+    def __init__(self, kind: str, rank: int) -> None:
         torch.set_num_threads(1)  # ranks share the cores
-        self.is_cuda = kind == "cuda"
-        self.device = torch.device("cuda", 0) if self.is_cuda else torch.device("cpu")
+        self.is_cuda = kind != "cpu"
+        self.by_nccl = kind == "nccl"
+        self.device = torch.device("cpu")
+        if self.by_nccl:
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        if self.is_cuda:
+            number = rank % torch.cuda.device_count() if self.by_nccl else 0
+            self.device = torch.device("cuda", number)
+            torch.cuda.set_device(self.device)
 
     @property
     def backend(self) -> str:

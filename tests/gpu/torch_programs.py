@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, Optimizers] = {
 
 def operations(seat: Seat, path: str, size: int, kind: str) -> None:
     """Each one, of several dtypes, in place and not."""
-    device, rank = Place(kind).device, seat.rank
+    device, rank = Place(kind, seat.rank).device, seat.rank
     everybody = sum(range(size))
     with job(seat, path, size) as hvd:
         for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64):
@@ -66,7 +66,7 @@ def operations(seat: Seat, path: str, size: int, kind: str) -> None:
 
 def other_order(seat: Seat, path: str, size: int, kind: str) -> None:
     """The last rank calls in reverse, and whoever computes before and after is not waited for."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     with job(seat, path, size) as hvd:
         names = list(range(20))
         handles = {}
@@ -83,7 +83,7 @@ def other_order(seat: Seat, path: str, size: int, kind: str) -> None:
 
 def mismatch(seat: Seat, path: str, size: int, kind: str) -> list[str]:
     """What is raised for shapes that differ, and then for dtypes; the job goes on."""
-    device = Place(kind).device
+    device = Place(kind, seat.rank).device
     told = []
     with job(seat, path, size) as hvd:
         odd = int(seat.rank == size - 1)
@@ -103,7 +103,7 @@ def train_optimizer(
     seat: Seat, path: str, size: int, kind: str, optimizer: str, compression: str
 ) -> float:
     """How far the parameters of a DistributedOptimizer are from those of one rank on the CPU."""
-    place, make = Place(kind), OPTIMIZERS[optimizer]
+    place, make = Place(kind, seat.rank), OPTIMIZERS[optimizer]
     with job(seat, path, size) as hvd:
         model = new_model().to(place.device)
         if seat.rank:
@@ -123,7 +123,7 @@ def train_optimizer(
 
 def no_waits_of_a_step(seat: Seat, path: str, size: int, kind: str) -> None:
     """A step of a DistributedOptimizer returns before the device has begun it."""
-    place = Place(kind)
+    place = Place(kind, seat.rank)
     with job(seat, path, size) as hvd:
         model = new_model().to(place.device)
         hvd.broadcast_parameters(model.state_dict(), 0)
@@ -148,7 +148,7 @@ def no_waits_of_a_step(seat: Seat, path: str, size: int, kind: str) -> None:
 
 def batch_norm(seat: Seat, path: str, size: int, kind: str) -> None:
     """SyncBatchNorm is batch normalization of the whole batch, on the CPU."""
-    device = Place(kind).device
+    device = Place(kind, seat.rank).device
     with job(seat, path, size) as hvd:
         draw = torch.Generator().manual_seed(7)
         whole = torch.randn(2 * size, 3, 4, generator=draw, dtype=torch.float64)

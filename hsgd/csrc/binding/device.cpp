@@ -216,7 +216,10 @@ void bind_device(nb::module_& module) {
       },
       nb::arg("cuda_library"), nb::arg("address"));
   module.def(
-      "find_nccl", [](const std::string& library) { without_gil([&] { NcclLibrary{library}; }); },
+      "nccl_version",
+      [](const std::string& library) {
+        return without_gil([&] { return NcclLibrary(library).version(); });
+      },
       nb::arg("nccl_library"));
   module.def(
       "new_nccl_id",

@@ -47,6 +47,7 @@ NcclLibrary::NcclLibrary(const std::string& name) : name_(name) {
     throw Error(HSGD_ERR_SYSTEM, -1,
                 text("%s has no %s: it is older than NCCL 2.10", name_.c_str(), symbol));
   };
+  find(functions_.ncclGetVersion, "ncclGetVersion");
   find(functions_.ncclGetUniqueId, "ncclGetUniqueId");
   find(functions_.ncclCommInitRank, "ncclCommInitRank");
   find(functions_.ncclCommDestroy, "ncclCommDestroy");
@@ -74,6 +75,12 @@ NcclId NcclLibrary::new_id() const {
   NcclId id;
   check(functions_.ncclGetUniqueId(&id), "ncclGetUniqueId");
   return id;
+}
+
+int NcclLibrary::version() const {
+  int version = 0;
+  check(functions_.ncclGetVersion(&version), "ncclGetVersion");
+  return version;
 }
 
 NcclGroup::NcclGroup(std::shared_ptr<const NcclLibrary> library,

@@ -30,6 +30,7 @@ struct NcclId {
 
 // As NCCL 2.10 and later declare them.
 struct NcclFunctions {
+  NcclResult (*ncclGetVersion)(int* version);
   NcclResult (*ncclGetUniqueId)(NcclId* id);
   NcclResult (*ncclCommInitRank)(NcclComm* comm, int size, NcclId id, int rank);
   NcclResult (*ncclCommDestroy)(NcclComm comm);
@@ -58,6 +59,8 @@ class HSGD_API NcclLibrary {
   // Local. Throws HSGD_ERR_SYSTEM where it cannot be loaded.
   explicit NcclLibrary(const std::string& name);
   NcclId new_id() const;
+  // As NCCL counts from 2.9 on: 23004 is 2.30.4.
+  int version() const;
   const NcclFunctions& functions() const { return functions_; }
   void check(NcclResult code, const char* what) const;
 

@@ -1,4 +1,5 @@
 // NCCL's functions: checks of arguments, groups, and the life of communicators.
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -12,7 +13,7 @@ using namespace simnccl;
 
 namespace {
 
-constexpr int kVersion = 22803;
+constexpr int kVersion = 23004;  // unless SIMNCCL_VERSION has another one
 
 // Of a thread, between ncclGroupStart() and ncclGroupEnd().
 struct Group {
@@ -95,7 +96,8 @@ ncclResult_t submit(const char* function, ncclComm_t handle, cudaStream_t stream
 
 ncclResult_t ncclGetVersion(int* version) {
   if (version == nullptr) return ncclInvalidArgument;
-  *version = kVersion;
+  const char* other = std::getenv("SIMNCCL_VERSION");
+  *version = other == nullptr ? kVersion : std::atoi(other);
   return injected(__func__);
 }
 

@@ -104,7 +104,13 @@ bool receive_answer(int socket, Answer* answer, int* fd) {
   return true;
 }
 
-// Ranks that share a GPU are told so; the others, that one of their peers failed.
+// As NCCL reads it, from 2.30 on.
+bool may_share() {
+  const char* text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return text != nullptr && std::strcmp(text, "1") == 0;
+}
+
+// Ranks that share a GPU, and may not, are told so; the others, that one of their peers failed.
 Answer answer_for(const Guest& guest, const std::vector<Guest>& all) {
   bool duplicates = false;
   for (const Guest& one : all) {
@@ -112,7 +118,7 @@ Answer answer_for(const Guest& guest, const std::vector<Guest>& all) {
     for (const Guest& other : all) {
       if (&one == &other) continue;
       if (one.hello.rank == other.hello.rank) return {ncclInvalidArgument, -1};
-      if (std::memcmp(one.hello.uuid, other.hello.uuid, kUuidBytes) != 0) continue;
+      if (may_share() || std::memcmp(one.hello.uuid, other.hello.uuid, kUuidBytes) != 0) continue;
       duplicates = true;
       if (&one == &guest) return {ncclInvalidUsage, other.hello.rank};
     }
