@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hsgd.closing import Closing
 
 from .batches.buffer_pool import BufferRing
 from .batches.decode_stage import DecodeSettings, DecodeStage, decoded_bytes
+from .batches.device_transfer import DeviceTransfer
 from .batches.error_policy import ErrorPolicy
 from .batches.image_decoder import ImageDecoder
 from .batches.iteration import Batch, Counts, Iteration, IterationSettings, Progress
@@ -53,6 +54,9 @@ from .remote.block_files import DiskOptions
 from .remote.disk_cache import disk_cache_of
 from .remote.objects import RemoteAccess
 from .remote.urls import is_url
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Batch", "PartitionedLoader"]
 
@@ -102,6 +106,9 @@ class PartitionedLoader(Closing):
     decode: by field, how its encoded samples become arrays, in threads: see hsgd.io.images. A
     sample that cannot be decoded is one that cannot be read.
     transform: called with each batch; what it returns is delivered, in order.
+    device: where its tensors are delivered: "cuda" (the current device of torch) or "cuda:1", say.
+    They are copied from page-locked memory, by a CUDA stream of the loader's own, while the stream
+    that is current at next() still computes; what that stream does afterwards comes after the copy.
     on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
     or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
     every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
@@ -135,13 +142,14 @@ class PartitionedLoader(Closing):
         decode: Mapping[str, ImageDecoder] | None = None,
         as_numpy: bool = False,
         transform: Callable[[Batch], Any] | None = None,
+        device: torch.device | str | int | None = None,
         on_error: ErrorAction = "raise",
         comm: NodeGroup | None = None,
         local_size: int | None = None,
         read: ReadOptions | None = None,
         cache: CacheOptions | None = None,
     ) -> None:
-        read = ReadOptions() if read is None else read
+        read, to_device = _transfer(read or ReadOptions(), device, as_numpy)
         self._options, self._shuffle, self._seed = read, shuffle, seed
         self._data = _open(path, fields, group, comm, read)
         if pack is not None:
@@ -162,6 +170,7 @@ class PartitionedLoader(Closing):
             transform=transform,
             transform_threads=read.transform_threads,
             window=pack or 0,
+            to_device=to_device,
         )
         self._on_error, self._comm, self._decoders = on_error, comm, dict(decode or {})
         self._forget_process()
@@ -752,6 +761,21 @@ def _check_verifiable(data: DataMap, shuffle: str) -> None:
             'verify=True with shuffle="full" would read a block for every sample; use "block", or '
             "check the files before with hsgd data verify"
         )
+
+
+def _transfer(
+    read: ReadOptions, device: torch.device | str | int | None, as_numpy: bool
+) -> tuple[ReadOptions, DeviceTransfer | None]:
+    """How batches come to a device, and how they are read for that."""
+    if device is None:
+        return read, None
+    if as_numpy:
+        raise ValueError("as_numpy=True: NumPy's arrays have no device; leave out device=")
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError(f"device={device!r} needs torch; leave it out here")
+    transfer = DeviceTransfer(device)
+    pins = transfer.device.type == "cuda" and not read.mapped
+    return replace(read, pin_memory=True) if pins else read, transfer
 
 
 def _check_pinning() -> None:

@@ -69,6 +69,7 @@ class IterationSettings:
     transform: Callable[[Batch], Any] | None = None
     transform_threads: int = 0
     window: int = 0  # elements of each sample of a packed dataset
+    to_device: Callable[[Any], Any] | None = None  # what is delivered, last of all
 
 
 class Iteration(Iterator[Any]):
@@ -124,6 +125,8 @@ class Iteration(Iterator[Any]):
             self._finish()
             raise StopIteration
         batch, count, steps = found
+        if self._settings.to_device is not None:
+            batch = self._settings.to_device(batch)
         self.progress.batches += 1
         self.progress.skipped += steps - 1
         self.progress.samples += count

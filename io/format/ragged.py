@@ -59,8 +59,9 @@ class Ragged:
 
     @property
     def lengths(self) -> IntArray:
-        """Elements of each sample."""
-        return np.diff(np.asarray(self.offsets))
+        """Elements of each sample; waits for offsets on a device."""
+        offsets = self.offsets.cpu() if hasattr(self.offsets, "cpu") else self.offsets
+        return np.diff(np.asarray(offsets))
 
     def take(self, samples: IntArray) -> Ragged:
         """These samples, in this order; a copy, of NumPy arrays."""

@@ -20,7 +20,7 @@ from hsgd.config import Config
 from places import Place
 from ranks import Seat
 
-__all__ = ["pinned_batches", "with_cupy", "with_numba"]
+__all__ = ["moved_batches", "pinned_batches", "with_cupy", "with_numba"]
 
 COUNT = 500_000
 SAMPLES = 1000
@@ -95,7 +95,44 @@ def pinned_batches(seat: Seat, path: str, size: int, kind: str, folder: str) -> 
                 assert tensor.is_pinned(), name
                 halves = [half.to(place.device, non_blocking=True) for half in tensor.split(5)]
                 parts.setdefault(name, []).extend(halves)
-    found = {name: torch.cat(moved).cpu().numpy() for name, moved in parts.items()}
+    _check(parts)
+
+
+def moved_batches(seat: Seat, path: str, size: int, kind: str, folder: str) -> None:
+    """Batches come on the device, without a wait of the host, and before what the loop computes
+    earlier; what the loop computes with them comes after.
+    """
+    place = Place(kind, seat.rank)
+    source = make_slabs(Path(folder, f"slabs-{seat.rank}"), SAMPLES, 3)
+    read = ReadOptions(window_bytes=1 << 12, block_bytes=1 << 10)
+    parts: dict[str, list[Tensor]] = {}
+    with PartitionedLoader(source, 8, 0, 1, "none", device=place.device, read=read) as loader:
+        batches = iter(loader)
+        early = next(batches)
+        place.wait()
+        place.sleep(1000)
+        slept = place.mark()
+        batch = next(batches)
+        transfer = loader._settings.to_device
+        if transfer is not None and transfer._stream is not None:
+            transfer._stream.synchronize()
+            assert slept is not None and not slept.query(), "a copy waited for the loop's stream"
+        for each in (early, batch):
+            for name, tensor in each.items():
+                parts.setdefault(name, []).append(tensor.clone())
+        del early, each, tensor
+        with place.no_waits():
+            for batch in batches:
+                place.sleep(0.2)
+                for name, tensor in batch.items():
+                    assert tensor.device == place.device
+                    parts[name].append(tensor.clone())
+    _check(parts)
+
+
+def _check(parts: dict[str, list[Tensor]]) -> None:
+    """Whether all samples have come, each once, with all their fields."""
+    found = {name: torch.cat(each).cpu().numpy() for name, each in parts.items()}
     order = found["number"]
     assert sorted(order) == list(range(SAMPLES))
     for name, whole in arrays_of(SAMPLES).items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import array_programs
 import c10d_programs
 import core_programs
 import torch_programs
@@ -31,6 +32,10 @@ def test_pretended_nodes(host_ranks: Pool, tmp_path: Path) -> None:
 def test_overlap_is_timed(host_ranks: Pool) -> None:
     for found in host_ranks.run(core_programs.overlap, SIZE, 64):
         assert found.keys() == {"compute", "allreduce", "both"}
+
+
+def test_batches_of_the_loader(host_ranks: Pool, tmp_path: Path) -> None:
+    host_ranks.run(array_programs.moved_batches, 1, str(tmp_path))
 
 
 def test_a_lost_rank() -> None:

@@ -30,3 +30,7 @@ def test_pinned_batches_may_be_dropped_before_they_are_copied(
     cuda_ranks: Pool, tmp_path: Path
 ) -> None:
     cuda_ranks.run(array_programs.pinned_batches, 1, str(tmp_path))
+
+
+def test_batches_are_copied_while_the_loop_computes(cuda_ranks: Pool, tmp_path: Path) -> None:
+    cuda_ranks.run(array_programs.moved_batches, 1, str(tmp_path))

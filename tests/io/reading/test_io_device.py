@@ -1,0 +1,94 @@
+"""Batches delivered on a device. There is none here: torch's "meta" device takes the copies."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hsgd.io import PartitionedLoader, Ragged, ReadOptions
+
+from hdf5_samples import make_ragged_slabs, make_slabs
+
+__all__: list[str] = []
+
+COUNT = 50
+
+
+class Pair(NamedTuple):
+    """What a transform may return."""
+
+    inputs: Any
+    rest: Any
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_slabs(tmp_path_factory.mktemp("device") / "data", COUNT, 3)
+
+
+def test_all_tensors_of_a_batch_are_on_the_device(folder: Path, tmp_path: Path) -> None:
+    with PartitionedLoader(folder, 8, 0, 1, device="meta") as loader:
+        batches = list(loader)
+    assert sum(len(batch["number"]) for batch in batches) == COUNT
+    assert batches[0]["image"].shape == (8, 2, 3)
+    assert {each.device.type for batch in batches for each in batch.values()} == {"meta"}
+    ragged = make_ragged_slabs(tmp_path / "ragged", 20, 2)
+    with PartitionedLoader(ragged, 5, 0, 1, device=torch.device("meta")) as loader:
+        tokens = next(iter(loader))["tokens"]
+    assert isinstance(tokens, Ragged) and len(tokens) == 5
+    assert tokens.values.is_meta and tokens.offsets.is_meta
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_a_transform_returns_is_moved_and_what_is_no_tensor_stays(
+    folder: Path, threads: int
+) -> None:
+    def transform(batch: dict[str, Any]) -> Pair:
+        assert batch["image"].device.type == "cpu"
+        return Pair(batch["image"], [("text", batch["number"]), {"even": batch["even"], "n": 3}])
+
+    read = ReadOptions(transform_threads=threads)
+    with PartitionedLoader(
+        folder, 8, 0, 1, transform=transform, device="meta", read=read
+    ) as loader:
+        batch = next(iter(loader))
+    assert isinstance(batch, Pair) and batch.inputs.is_meta
+    (text, number), others = batch.rest
+    assert text == "text" and number.is_meta and others["even"].is_meta and others["n"] == 3
+
+
+def test_progress_counts_what_the_loop_has_had(folder: Path) -> None:
+    loader = pickle.loads(pickle.dumps(PartitionedLoader(folder, 8, 0, 1, device="meta")))
+    with loader:
+        iterator = iter(loader)
+        next(iterator), next(iterator)
+        state = loader.state_dict()
+    with PartitionedLoader(folder, 8, 0, 1, "block", device="meta") as other:
+        other.load_state_dict(state)
+        assert sum(len(batch["number"]) for batch in other) == COUNT - 16
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("nowhere", "device='nowhere'"),
+        (3.5, "device=3.5"),
+        pytest.param(
+            "cuda",
+            "device='cuda' needs torch with a CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+        ("cuda:99", "device='cuda:99'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(folder: Path, device: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PartitionedLoader(folder, 8, 0, 1, device=device)
+
+
+def test_arrays_have_no_device(folder: Path) -> None:
+    with pytest.raises(ValueError, match="leave out device="):
+        PartitionedLoader(folder, 8, 0, 1, as_numpy=True, device="cpu")
