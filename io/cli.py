@@ -1,7 +1,7 @@
 """hsgd data convert | upload | info | verify | bench: the reader's commands.
 
 Owns arguments, their help, and the text of `info`. Errors are raised and become one line in
-hsgd/cli.py, which calls `add_parser`.
+hsgd/cli/commands.py, which calls `add_parser`.
 """
 
 from __future__ import annotations

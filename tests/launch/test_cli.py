@@ -225,7 +225,7 @@ def test_clean_removes_only_sockets_without_a_listener(site: SiteCopy) -> None:
 
 def installed(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hsgd.cli", *words],
+        [sys.executable, "-m", "hsgd", *words],
         env=installed_environ(),
         capture_output=True,
         text=True,

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hsgd import completion
-from hsgd.cli import make_parser
+from hsgd.cli import completion, make_parser
 from hsgd.doctor import checkup, info, probe
 from hsgd.errors import LaunchError, MissingExtra
 from hsgd.launch import launch

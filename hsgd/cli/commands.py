@@ -16,8 +16,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hsgd import completion, mpi_abi
+from hsgd import mpi_abi
 from hsgd.agent import cli as agent_cli
+from hsgd.cli import completion
 from hsgd.config import Config
 from hsgd.errors import HsgdError, LaunchError, MissingExtra
 from hsgd.launch import as_horovod, hook, horovod_options, launch
@@ -454,7 +455,3 @@ def _add_data(commands: Any, *, wanted: bool) -> None:
             f"hsgd data needs {error.name}, which is not installed; pip install {error.name}"
         ) from None
     data_cli.add_parser(commands)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
