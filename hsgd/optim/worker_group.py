@@ -134,11 +134,6 @@ class WorkerGroup:
             hook.remove()
         self._hooks.clear()
 
-    def close(self) -> None:
-        """Unhook the parameters and close the communicator; local."""
-        self.unhook()
-        self.comm.close()
-
 
 def split_workers(comm: Comm, group_size: int | None, what: str) -> Comm:
     """The ranks of this rank's worker: those of its node, or `group_size` that follow one another;

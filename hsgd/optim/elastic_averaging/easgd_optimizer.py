@@ -164,6 +164,7 @@ class ElasticAveraging(WrappingOptimizer):
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
+        self._close_before(comm, None if self._group is None else self._group.comm, self._team)
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
         members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
@@ -304,10 +305,9 @@ class ElasticAveraging(WrappingOptimizer):
             return
         self._closed = True
         with contextlib.ExitStack() as last_first:  # each of them, whatever the others raise
+            last_first.callback(self._let_go)
             if self._group is not None:
-                if self._team is not None:
-                    last_first.callback(self._team.close)
-                last_first.callback(self._group.close)
+                last_first.callback(self._group.unhook)
             if self._box is not None:
                 last_first.callback(self._box.close)
             if self._progress is not None:
@@ -316,13 +316,15 @@ class ElasticAveraging(WrappingOptimizer):
             self.finish_push()
 
     def _abandon(self) -> None:
-        """Its communicators end with the one that it was given."""
         self._closed = True
         self._pusher.shutdown(wait=False)
         if self._group is not None:
             self._group.unhook()
         if self._box is not None:
             self._box.close(waits=False)
+        if self._progress is not None:
+            self._progress.abandon()
+        self._let_go(abort=True)
 
     def __repr__(self) -> str:
         return f"ElasticAveraging({self._optimizer!r}, moving_rate={self.moving_rate:g})"

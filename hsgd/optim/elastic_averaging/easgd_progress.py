@@ -83,11 +83,20 @@ class Progress:
         """Return when all is told, and stop watching the master. Raises what the box does."""
         if self._teller is not None:
             self._teller.shutdown()
+        self._stop_watching()
+        if self._telling is not None:
+            self._telling.result()
+
+    def abandon(self) -> None:
+        """Stop watching the master; never waits."""
+        if self._teller is not None:
+            self._teller.shutdown(wait=False)
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
         if self._master >= 0:
             os.close(self._master)
             self._master = -1
-        if self._telling is not None:
-            self._telling.result()
 
 
 def _watch_of(comm: Comm) -> int:

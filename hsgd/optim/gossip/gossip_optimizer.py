@@ -140,6 +140,7 @@ class Gossip(WrappingOptimizer):
         self._distance = float("nan")
         self._told: set[int] = set()
         self._described = f"{trigger!r}, {graph!r}"
+        self._close_before(comm, self._group, self._gossips)
 
     # --- what training scripts call ---
 
@@ -302,16 +303,15 @@ class Gossip(WrappingOptimizer):
                 if self._group is not None and not self._group.closed:
                     self._tell_group(self._group, True)
         finally:
-            for comm in self._made:
-                comm.close()
+            self._let_go()
 
     def _abandon(self) -> None:
-        """Its communicators end with the one that it was given."""
         self._closed = True
         if self._pairs is not None:
             self._pairs.abandon()
         if self._rounds is not None:
             self._rounds.pairs.abandon()
+        self._let_go(abort=True)
 
     def __repr__(self) -> str:
         return f"Gossip({self._optimizer!r}, {self._described})"
@@ -321,7 +321,6 @@ class Gossip(WrappingOptimizer):
     def _split(self, hierarchical: bool, group_size: int | None) -> None:
         """Who gossips, and in which group this rank is."""
         comm = self._comm
-        self._made: list[Comm] = []
         self._group: Comm | None = None
         self._gossips: Comm | None = comm
         self._places = comm.size
@@ -337,7 +336,6 @@ class Gossip(WrappingOptimizer):
         self._group = comm.split(number, key=comm.rank)
         assert self._group is not None
         self._gossips = comm.split(0 if self._group.rank == 0 else None, key=number)
-        self._made = [one for one in (self._group, self._gossips) if one is not None]
 
     def _averager(
         self,
