@@ -900,10 +900,10 @@ def _like(array: Any) -> Any:
     """A new array like it; for one on a device, which hsgd.device looks after, itself."""
     if hasattr(array, "detach"):  # a torch tensor, without importing torch
         return array if array.is_cuda else array.detach().new_empty(array.shape)
-    if hasattr(array, "__cuda_array_interface__"):
-        return array
     import numpy as np
 
+    if _lies_on_device(array):
+        return array
     return np.empty_like(array, order="C", subok=False)
 
 
@@ -911,11 +911,16 @@ def _empty(array: Any, shape: tuple[int, ...]) -> Any:
     """A new array of the kind and dtype of `array`."""
     if hasattr(array, "detach"):
         return array if array.is_cuda else array.detach().new_empty(shape)
-    if hasattr(array, "__cuda_array_interface__"):
-        return array
     import numpy as np
 
-    return np.empty(shape, _dtype(array))
+    return array if _lies_on_device(array) else np.empty(shape, _dtype(array))
+
+
+def _lies_on_device(array: Any) -> bool:
+    """As CuPy's arrays and Numba's; not those of Numba that are arrays of NumPy, too."""
+    import numpy as np
+
+    return not isinstance(array, np.ndarray) and hasattr(array, "__cuda_array_interface__")
 
 
 def _shape(array: Any) -> tuple[int, ...]:

@@ -331,7 +331,9 @@ class PartitionedLoader(Closing):
         """Memory of decoded batches that is there from the start."""
         if not self._decoders:
             return 0
-        return self._decoded_slots() * decoded_bytes(self._decoders, self._slot_samples())
+        pin = self._options.pin_memory
+        each = decoded_bytes(self._decoders, self._slot_samples(), pin=pin)
+        return self._decoded_slots() * each
 
     def close(self) -> None:
         """End the iterations that run, and give back the memory of batches that nobody has; local.
@@ -546,7 +548,11 @@ class PartitionedLoader(Closing):
         limit = self._buffer_limit()
         if limit is not None:
             slot_bytes = BufferRing(
-                self._data.fields, self._slot_samples(), 0, longest=self._longest()
+                self._data.fields,
+                self._slot_samples(),
+                0,
+                pin=self._options.pin_memory,
+                longest=self._longest(),
             ).slot_bytes
             least = min(slots, window + 2)
             if least * slot_bytes > limit:

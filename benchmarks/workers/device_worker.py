@@ -86,8 +86,11 @@ def staged(job: Job, name: str, **changed: Any) -> Call:
 
 
 def by_nccl(job: Job) -> Call:
-    """Comm.allreduce in place as it comes."""
+    """Comm.allreduce in place as it comes, where that is by NCCL."""
     comm = job.comm("own-nccl")
+    layout = comm.device_comm(torch.ones(1, device=job.device)).layout
+    if not layout.nccl_library:
+        raise RuntimeError(f"hsgd does not use NCCL: {layout.reason}")
     return lambda tensor: comm.allreduce(tensor, out=tensor)
 
 

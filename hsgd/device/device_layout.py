@@ -1,4 +1,4 @@
-"""Whether the ranks of a node have a CUDA device each, and NCCL, so that devices exchange by NCCL.
+"""Whether the ranks of a node have NCCL, and devices that it takes, so that these exchange by NCCL.
 
 Owns the choice, which is the same on all ranks: they tell one another what they have.
 """
@@ -32,7 +32,8 @@ class _Told:
     broken: str = ""
     missing: str = ""
     version: int = 0
-    settings: tuple[int, int, bool] = (0, 0, False)
+    may_share: bool = False
+    settings: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,16 @@ class DeviceLayout:
         version, missing = 0, "HSGD_NCCL_LIBRARY=none"
         if library != "none":  # on all ranks: each needs it
             version, missing = _attempt(lambda: _native.nccl_version(library))
-        settings = config.device_chunk_bytes, config.slots, os.environ.get(_SHARING) == "1"
-        mine = _Told(uuid, broken, missing, version or 0, settings)
+        settings = config.device_chunk_bytes, config.slots
+        may_share = os.environ.get(_SHARING) == "1"
+        mine = _Told(uuid, broken, missing, version or 0, may_share, settings)
         told: list[_Told] = comm.allgather_object(mine, "devices")
         _raise_if_any([each.broken for each in told])
         for rank, each in enumerate(told):
             if each.settings != told[0].settings:
                 raise ValueError(
-                    f"HSGD_DEVICE_CHUNK_BYTES, HSGD_SLOTS and whether {_SHARING} is 1 are "
-                    f"{each.settings} on rank {rank} and {told[0].settings} on rank 0; give all "
-                    "ranks the same"
+                    f"HSGD_DEVICE_CHUNK_BYTES and HSGD_SLOTS are {each.settings} on rank {rank} "
+                    f"and {told[0].settings} on rank 0; give all ranks the same"
                 )
         reason = _why_not(comm.nodes, told)
         if reason:
@@ -115,8 +116,9 @@ def _why_not(nodes: list[int], told: list[_Told]) -> str:
 
 def _why_not_shared(told: list[_Told]) -> str:
     """Why NCCL would refuse ranks that share a device; "" where it does not."""
-    if not told[0].settings[2]:
-        return f" (NCCL 2.30 allows it with {_SHARING}=1)"
+    for rank, each in enumerate(told):
+        if not each.may_share:
+            return f" (NCCL 2.30 allows it with {_SHARING}=1, which rank {rank} has not)"
     oldest = min(each.version for each in told)
     if oldest < _CAN_SHARE:
         return f", which NCCL allows from 2.30 on ({oldest} is here)"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..format.ragged import Block, Ragged
 from ..format.slab_folder import OFFSETS, FieldSpec
-from .pinned_memory import bytes_of, new_block
+from .pinned_memory import block_bytes, bytes_of, new_block
 
 if TYPE_CHECKING:
     import torch
@@ -118,6 +118,8 @@ class BufferRing:
             self.offsets[spec.name] = end
             end += -(-spec.row_bytes * rows // _LINE) * _LINE
         self.slot_bytes = max(_PAGE, -(-end // _PAGE) * _PAGE)
+        if pin:
+            self.slot_bytes = block_bytes(self.slot_bytes)
         self._specs = tuple(specs)
         self._limit, self._pin = memory_limit, pin
         # SimpleQueue because a destructor may put into it, whatever its thread is doing.
@@ -145,9 +147,13 @@ class BufferRing:
         sparse = any(spec.ragged for spec in self._specs)
         if self._pin:
             pinned = _PinnedSlots(self.slot_bytes, slots)
+            first, *others = (Slot(pinned) for _ in range(slots))
+            # Here, and not in a reading thread: CUDA, if it was not used before, begins on the
+            # device that is current in the loop's thread.
+            first.pin(self.slot_bytes)
             self._arenas.append(pinned)
-            for _ in range(slots):
-                self._free.put(Slot(pinned))
+            for slot in (first, *others):
+                self._free.put(slot)
             return
         arena = _Arena(self.slot_bytes, slots, sparse=sparse)
         self._arenas.append(arena)

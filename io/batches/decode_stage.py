@@ -66,10 +66,12 @@ class DecodingBatch:
     tasks: list[Future[list[tuple[int, DataError]]]]
 
 
-def decoded_bytes(decoders: Mapping[str, ImageDecoder], batch_samples: int) -> int:
+def decoded_bytes(
+    decoders: Mapping[str, ImageDecoder], batch_samples: int, *, pin: bool = False
+) -> int:
     """Memory of one decoded batch."""
     specs = [each.memory_spec(name) for name, each in decoders.items()]
-    return BufferRing(specs, batch_samples, 0).slot_bytes
+    return BufferRing(specs, batch_samples, 0, pin=pin).slot_bytes
 
 
 def in_own_thread() -> bool:
@@ -87,7 +89,8 @@ class DecodeStage:
         self._specs = [each.memory_spec(name) for name, each in settings.decoders.items()]
         limit = None
         if settings.is_limited:
-            limit = settings.slots * decoded_bytes(settings.decoders, settings.batch_samples)
+            each = decoded_bytes(settings.decoders, settings.batch_samples, pin=settings.pin)
+            limit = settings.slots * each
         self._ring = BufferRing(
             self._specs, settings.batch_samples, settings.slots, limit, pin=settings.pin
         )

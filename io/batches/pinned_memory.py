@@ -3,11 +3,12 @@
 A copy to a CUDA device that does not wait (`non_blocking=True`) may read a batch long after the
 loop has dropped it. Only torch's allocator knows: torch tells it of each such copy, and it uses a
 block again when the copies are done. So a block is given back to it with every batch, and tensors
-are views of the block, by which torch finds it.
+share the storage of the block, by which torch finds it.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,11 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["bytes_of", "new_block", "tensor_of"]
+__all__ = ["block_bytes", "bytes_of", "new_block", "tensor_of"]
 
 
 class _Bytes:
-    """What NumPy makes an array of: arrays keep it, and so do the tensors of tensor_of()."""
+    """What NumPy makes an array of, which keeps it."""
 
     def __init__(self, block: torch.Tensor) -> None:
         self.block = block
@@ -32,27 +33,31 @@ class _Bytes:
         return {"shape": (self.block.numel(),), "typestr": "|u1", "data": data, "version": 3}
 
 
+def block_bytes(nbytes: int) -> int:
+    """What torch's allocator takes for so many bytes: the next power of two."""
+    return 1 << max(0, nbytes - 1).bit_length()
+
+
 def new_block(nbytes: int) -> torch.Tensor:
     """Page-locked bytes. Raises RuntimeError when the driver refuses."""
     import torch
 
     try:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
     except RuntimeError as error:
         raise RuntimeError(f"pinning {nbytes} bytes failed: {error}") from None
 
 
 def bytes_of(block: torch.Tensor, dropped: Callable[[], None]) -> np.ndarray[Any, Any]:
-    """The bytes of a block. dropped: called, in any thread, when the last array over them and the
-    last tensor of tensor_of() has died. Views of such a tensor keep the memory, but not this.
+    """The bytes of a block. dropped: called, in any thread, when the last array over them, and the
+    last tensor of tensor_of() and the last view of one, has died.
     """
-    owner = _Bytes(block)
-    weakref.finalize(owner, dropped).atexit = False
-    return np.asarray(owner)
+    weakref.finalize(block.untyped_storage(), dropped).atexit = False
+    return np.asarray(_Bytes(block))
 
 
 def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The same memory as a tensor: a view of the block where the array lies in one."""
+    """The same memory as a tensor, which shares the storage of the block where it lies in one."""
     import torch
 
     owner: Any = array
@@ -60,17 +65,17 @@ def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
         owner = owner.base
     if not isinstance(owner, _Bytes) or not array.size:
         return torch.from_numpy(array)
-    block, item = owner.block, array.itemsize
-    offset = array.__array_interface__["data"][0] - block.data_ptr()
-    if offset % item or any(stride % item for stride in array.strides):
-        return torch.from_numpy(array)
-    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    whole = block[: block.numel() // item * item].view(dtype)
-    strides = [stride // item for stride in array.strides]
-    tensor = whole.as_strided(array.shape, strides, offset // item)
-    weakref.finalize(tensor, _kept, owner).atexit = False
-    return tensor
+    offset = array.__array_interface__["data"][0] - owner.block.data_ptr()
+    steps = [divmod(nbytes, array.itemsize) for nbytes in (offset, *array.strides)]
+    assert not any(rest for _, rest in steps), "elements of a batch lie at whole places"
+    start, *strides = (whole for whole, _ in steps)
+    # Not a view of the block: fields of a batch have nothing to do with one another in autograd.
+    tensor = torch.empty(0, dtype=_torch_dtype(array.dtype), device="cpu")
+    return tensor.set_(owner.block.untyped_storage(), start, array.shape, strides)  # type: ignore[arg-type]
 
 
-def _kept(_: _Bytes) -> None:
-    """Called when a tensor has died, which kept this until then."""
+@functools.lru_cache(maxsize=64)
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    import torch
+
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -90,6 +90,30 @@ def test_new_arrays_are_made_by_the_library_of_the_given_one() -> None:
     assert second["reduce_scatter"] == sums[2:]
 
 
+class Mapped(np.ndarray):
+    """Of NumPy, in memory that a device sees as well, as Numba's mapped and managed arrays."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.__array_interface__ | {"stream": 1}
+
+
+def of_numba(seat: Seat, where: str) -> Any:
+    with Comm.local(where, seat.rank, 2, PATIENT) as comm:
+        given = (np.arange(4.0) + seat.rank).view(Mapped)
+        found = {name: call(comm, given).tolist() for name, call in CALLS.items()}
+        return found, given.tolist()
+
+
+def test_arrays_of_numpy_that_a_device_sees_are_those_of_the_host() -> None:
+    with Ranks(2) as ranks:
+        (found, given), _ = ranks.run(of_numba, meeting_point())
+    assert found["allreduce"] == found["allreduce_async"] == [1.0, 3.0, 5.0, 7.0]
+    assert found["reduce_scatter"] == [1.0, 3.0]
+    assert found["alltoall"] == [0.0, 1.0, 1.0, 2.0]
+    assert given == [0.0, 1.0, 2.0, 3.0]
+
+
 def shared(seat: Seat, where: str, environment: dict[str, str]) -> tuple[str, str, list[float]]:
     """How ranks that share a device exchange: NCCL's library, why not, and a sum."""
     os.environ.update(environment, SIMCUDA_GPU="0")
@@ -113,7 +137,7 @@ SHARES = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     ("environment", "reason"),
     [
         (SHARES, ""),
-        ({}, "NCCL 2.30 allows it with NCCL_MULTI_RANK_GPU_ENABLE=1"),
+        ({}, "NCCL 2.30 allows it with NCCL_MULTI_RANK_GPU_ENABLE=1, which rank 0 has not"),
         (SHARES | {"SIMNCCL_VERSION": "22809"}, r"which NCCL allows from 2.30 on \(22809 is"),
     ],
     ids=["2.30, asked for", "not asked for", "2.28"],
@@ -128,11 +152,13 @@ def test_ranks_share_a_device_over_nccl_where_it_allows_it(
             assert re.search(reason, why), why
 
 
-def test_ranks_of_which_one_asks_to_share_are_refused() -> None:
+def test_ranks_of_which_one_does_not_share_go_through_host_memory() -> None:
     with Ranks(2) as ranks:
         where = meeting_point()
-        for rank, environment in enumerate(({}, SHARES)):
+        for rank, environment in enumerate((SHARES, {})):
             ranks.start(shared, where, environment, on=[rank])
         for outcome in ranks.finish():
-            assert outcome.error is not None
-            assert "NCCL_MULTI_RANK_GPU_ENABLE" in outcome.trace
+            assert outcome.error is None, outcome.trace
+            library, why, total = outcome.value
+            assert library == "" and "which rank 1 has not" in why, why
+            assert total == [1.0, 3.0, 5.0]

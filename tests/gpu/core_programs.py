@@ -47,6 +47,7 @@ def all_calls(seat: Seat, path: str, size: int, kind: str) -> None:
     """Every collective, dtype and size, in place and not, blocking and not."""
     place = Place(kind, seat.rank)
     comm = _comm(seat, path, size)
+    place.check_way(comm)
     for step, dtype in enumerate(DTYPES):
         for count in COUNTS:
             for name in KINDS:
@@ -66,6 +67,7 @@ def several_streams(seat: Seat, path: str, size: int, kind: str) -> None:
     """
     place = Place(kind, seat.rank)
     comm = _comm(seat, path, size)
+    place.check_way(comm)
     streams = [place.new_stream() for _ in range(3)]
     draw = random.Random(7)  # the same on all ranks, whose calls have one order
     late = random.Random(seat.rank)
@@ -151,6 +153,7 @@ def until_lost(seat: Seat, path: str, size: int, kind: str, victim: int) -> tupl
     """Rounds until the death of one rank is heard of: the error, and the seconds it took."""
     place = Place(kind, seat.rank)
     comm = _comm(seat, path, size, timeout_s=60.0)
+    place.check_way(comm)
     tensor = torch.ones(1_000_000, device=place.device)
     last = time.monotonic()
     try:

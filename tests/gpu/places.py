@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from hsgd import _native
+from hsgd import Comm, _native
+from hsgd.errors import HsgdError
 
 __all__ = ["Place", "why_not_cuda", "why_not_nccl"]
 
@@ -36,9 +37,12 @@ def why_not_cuda() -> str:
 
 def why_not_nccl(ranks: int) -> str:
     """Why so many ranks of this machine cannot use NCCL; "" where they can. Local."""
+    try:
+        version = _native.nccl_version("libnccl.so.2")
+    except HsgdError as error:
+        return str(error)
     if torch.cuda.device_count() >= ranks:
         return ""
-    version = _native.nccl_version("libnccl.so.2")
     if version >= SHARED_FROM:
         return ""
     return (
@@ -68,6 +72,12 @@ class Place:
     def backend(self) -> str:
         """That of torch.distributed for tensors of both kinds."""
         return "cpu:hsgd,cuda:hsgd" if self.is_cuda else "hsgd"
+
+    def check_way(self, comm: Comm) -> None:
+        """Raise AssertionError unless hsgd uses NCCL where it should; collective."""
+        if self.is_cuda:
+            layout = comm.device_comm(torch.ones(1, device=self.device)).layout
+            assert bool(layout.nccl_library) == (self.by_nccl and comm.size > 1), layout
 
     def new_stream(self) -> Any:
         """A CUDA stream, or None."""

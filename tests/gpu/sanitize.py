@@ -8,11 +8,15 @@ would report. A rank that gives a wrong address shows first that errors are foun
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import multiprocessing
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +24,7 @@ import torch
 
 import core_programs
 import torch_programs
-from places import Place
+from places import Place, why_not_cuda
 from ranks import Seat, meeting_point
 
 __all__: list[str] = []
@@ -50,22 +54,23 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 def run(name: str, size: int) -> list[subprocess.CompletedProcess[str]]:
     """A program on ranks of its own, each under the sanitizer."""
     point = meeting_point()
-    ranks = [
-        subprocess.Popen(
-            [*SANITIZER, sys.executable, __file__, name, str(rank), point, str(size)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    done = []
-    for rank in ranks:
-        try:
-            text, _ = rank.communicate(timeout=LIMIT_S)
-        finally:
-            rank.kill()
-        done.append(subprocess.CompletedProcess(rank.args, rank.returncode, text))
+    deadline = time.monotonic() + LIMIT_S
+    with contextlib.ExitStack() as ended:
+        ranks = []
+        for rank in range(size):
+            output = ended.enter_context(tempfile.TemporaryFile("w+"))
+            words = [*SANITIZER, sys.executable, __file__, name, str(rank), point, str(size)]
+            process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+            ended.callback(process.wait)
+            ended.callback(process.kill)
+            ranks.append((process, output))
+        done = []
+        for process, output in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            code = -1 if process.poll() is None else process.returncode
+            output.seek(0)
+            done.append(subprocess.CompletedProcess(process.args, code, output.read()))
     return done
 
 
@@ -73,6 +78,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=PROGRAMS)
     options = parser.parse_args()
+    reason = why_not_cuda()
+    if reason or shutil.which(SANITIZER[0]) is None:
+        print(reason or f"no {SANITIZER[0]} on PATH; it is a part of the CUDA toolkit")
+        return 1
     (control,) = run("wrong_address", 1)
     if control.returncode != FOUND or "ERROR SUMMARY: 1 error" not in control.stdout:
         print(f"compute-sanitizer does not find errors here: {control.stdout[-2000:]}")

@@ -23,7 +23,9 @@ from mpi_programs import TESTS
 __all__: list[str] = []
 
 COUNT = 5000
-CALLS = 8  # of each kind of memory
+# Of 8 calls on the host, on a device and on the host again, one with an input there, and of 8 on
+# managed memory, which the CPU can read.
+TAKEN = "taken: 8 0 8 0 8"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def test_what_lies_on_a_device_stays_with_mpi(
     env = {"LD_PRELOAD": str(preload.library()), "HSGD_TIMEOUT_S": "60", "HSGD_MIN_BYTES": "0"}
     done = mpirun(np, Path(__file__), str(driver), env=env, timeout_s=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", *["taken 8, then 0 of 8, then 8"] * np]
+    assert sorted(done.stdout.split("\n")) == ["", *[TAKEN] * np]
 
 
 # --- the program of the ranks ---
@@ -93,14 +95,25 @@ def main() -> None:
     host = np.zeros((2 + world.size) * COUNT)
     device = np.zeros_like(host)
     collectives(world, host)
-    before = taken()
+    counts = [taken()]
     driver = ctypes.CDLL(sys.argv[1])
-    driver.stand_in_claim(ctypes.c_void_p(device.ctypes.data), ctypes.c_size_t(device.nbytes))
+
+    def claim(memory: np.ndarray[Any, Any], *, managed: bool = False) -> None:
+        address = ctypes.c_void_p(memory.ctypes.data)
+        driver.stand_in_claim(address, ctypes.c_size_t(memory.nbytes), int(managed))
+
+    claim(device)
     collectives(world, device)
-    between = taken()
+    counts.append(taken())
     collectives(world, host)
-    after = taken()
-    print(f"taken {before}, then {between - before} of {CALLS}, then {after - between}", flush=True)
+    counts.append(taken())
+    claim(device[:COUNT])  # an input alone
+    world.Allreduce(device[:COUNT], device[COUNT : 2 * COUNT])
+    counts.append(taken())
+    claim(device, managed=True)
+    collectives(world, device)
+    counts.append(taken())
+    print("taken:", *np.diff(counts, prepend=0).tolist(), flush=True)
 
 
 if __name__ == "__main__":

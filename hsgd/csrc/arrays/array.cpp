@@ -90,6 +90,15 @@ std::string elsewhere(const char* what, const std::string& device) {
   throw OnDevice(elsewhere(what, device));
 }
 
+// CuPy's arrays have the buffer protocol as well, for memory that the CPU can read; some of Numba's
+// are NumPy's, of such memory.
+bool lies_on_device(nb::handle object) {
+  if (std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") == 0)
+    return false;  // nearly all
+  return nb::hasattr(object, kDeviceInterface) &&
+         !nb::isinstance(object, nb::module_::import_("numpy").attr("ndarray"));
+}
+
 Family family_of_format(char code) {
   if (std::strchr("efd", code) != nullptr) return Family::Float;
   if (std::strchr("bhilq", code) != nullptr) return Family::Int;
@@ -133,7 +142,7 @@ hsgd_dtype dtype_of_dlpack(nb::dlpack::dtype dtype, const char* what) {
 Array::Array(nb::handle object, const char* what, bool writable) {
   const TorchNames* torch = TorchNames::of(object.ptr());
   if (torch != nullptr && take_tensor(object, *torch)) return;
-  if (PyObject_CheckBuffer(object.ptr()) != 0) {
+  if (PyObject_CheckBuffer(object.ptr()) != 0 && !lies_on_device(object)) {
     take_buffer(object, what, writable);
   } else {
     take_dlpack(object, what);
@@ -154,10 +163,8 @@ Array::~Array() {
 
 void Array::take_buffer(nb::handle object, const char* what, bool writable) {
   if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-    PyErr_Clear();
-    // CuPy's arrays have the protocol, for memory that the CPU can read.
-    if (nb::hasattr(object, kDeviceInterface)) refuse_device(what, "a CUDA device");
     // NumPy types without a buffer format (ml_dtypes' bfloat16) and the like.
+    PyErr_Clear();
     throw nb::type_error((std::string(what) + ": this " + class_name(object) +
                           " cannot be read through the buffer protocol; " +
                           "supported dtypes are " + dtypes().names())

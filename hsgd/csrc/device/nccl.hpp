@@ -69,7 +69,7 @@ class HSGD_API NcclLibrary {
   NcclFunctions functions_{};
 };
 
-// The ranks of one node, each with a device of its own. All but abort() by one thread at a time.
+// The ranks of one node, with devices that NCCL takes. All but abort() by one thread at a time.
 class NcclGroup {
  public:
   // Looks whether waiting for the others has become pointless, and throws then.

@@ -17,6 +17,7 @@ using PointerAttribute = int (*)(void* data, int attribute, unsigned long long a
 // Values of CUDA's header.
 constexpr int kSuccess = 0;
 constexpr int kMemoryType = 2;
+constexpr int kIsManaged = 8;
 constexpr unsigned kDeviceMemory = 2;
 
 inline int note_adds(dl_phdr_info* info, size_t, void* adds) {
@@ -25,7 +26,8 @@ inline int note_adds(dl_phdr_info* info, size_t, void* adds) {
 }
 
 // nullptr where no driver is loaded. To look for one by name takes 17 us: that is done only after
-// the number of libraries that the process ever loaded has changed, which takes 7 ns to find out.
+// the number of libraries that the process ever loaded has changed, which takes some 10 ns to find
+// out.
 inline PointerAttribute pointer_attribute() {
   static std::atomic<PointerAttribute> known{nullptr};
   static std::atomic<unsigned long long> looked_at{0};
@@ -44,14 +46,17 @@ inline PointerAttribute pointer_attribute() {
 
 }  // namespace device_memory
 
-// Any thread; asks the driver where the process has loaded it. True for managed memory, too.
+// Any thread; asks the driver where the process has loaded it. The CPU can read managed memory, and
+// so it is not meant.
 inline bool is_on_device(const void* memory) {
   const device_memory::PointerAttribute ask = device_memory::pointer_attribute();
-  unsigned type = 0;  // an error for ordinary memory
-  return ask != nullptr &&
-         ask(&type, device_memory::kMemoryType, reinterpret_cast<uintptr_t>(memory)) ==
-             device_memory::kSuccess &&
-         type == device_memory::kDeviceMemory;
+  if (ask == nullptr) return false;
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  unsigned type = 0, is_managed = 0;  // an error for ordinary memory
+  if (ask(&type, device_memory::kMemoryType, address) != device_memory::kSuccess) return false;
+  if (type != device_memory::kDeviceMemory) return false;
+  return ask(&is_managed, device_memory::kIsManaged, address) != device_memory::kSuccess ||
+         (is_managed & 1U) == 0;
 }
 
 }  // namespace hsgd::pmpi

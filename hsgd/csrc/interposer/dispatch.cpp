@@ -105,7 +105,8 @@ Taken take(Collective collective, MPI_Comm comm, const Payload& payload,
   if (code == HSGD_OK) {
     if (core == nullptr) return pass(collective, bytes);
     if (!all && !worthwhile.on(nodes_of(core), bytes)) return pass(collective, bytes);
-    if (is_on_device(payload.in) || is_on_device(payload.out)) return pass(collective, bytes);
+    if (is_on_device(payload.out) || (payload.in != payload.out && is_on_device(payload.in)))
+      return pass(collective, bytes);
     try {
       code = body(core, &error);
     } catch (const std::bad_alloc&) {
