@@ -179,8 +179,8 @@ class Config:
     nccl_library: str = _variable(  # type: ignore[assignment]
         "HSGD_NCCL_LIBRARY", "auto", str, "a library's name or path, auto or none"
     )
-    """NCCL, for ranks of a node with a device each, or that share them where NCCL may; auto uses torch's NCCL, else
-    libnccl.so.2 if it is found; with none, devices exchange through host memory.
+    """NCCL, for ranks of a node with a device each, or that share them where NCCL may; auto uses
+    torch's NCCL, else libnccl.so.2 if it is found; with none, devices exchange through host memory.
     """
     device_chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_DEVICE_CHUNK_BYTES",

@@ -71,7 +71,7 @@ def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
     start, *strides = (whole for whole, _ in steps)
     # Not a view of the block: fields of a batch have nothing to do with one another in autograd.
     tensor = torch.empty(0, dtype=_torch_dtype(array.dtype), device="cpu")
-    return tensor.set_(owner.block.untyped_storage(), start, array.shape, strides)  # type: ignore[arg-type]
+    return tensor.set_(owner.block.untyped_storage(), start, array.shape, strides)
 
 
 @functools.lru_cache(maxsize=64)

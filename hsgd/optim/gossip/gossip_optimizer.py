@@ -134,10 +134,9 @@ class Gossip(WrappingOptimizer):
         self._turns = Turns(trigger, graph, place, max_interval, remote)
         self._watched = list(self._flat.views.values())
         self._turns.reset(self._watched)
-        self._steps = 0
+        self._steps, self._distance = 0, float("nan")
         self._counts = dict.fromkeys(("asked", "averaged", "refused", "global_averages"), 0)
         self._global_bytes = np.zeros(2, np.int64)  # inside the node, and to others
-        self._distance = float("nan")
         self._told: set[int] = set()
         self._described = f"{trigger!r}, {graph!r}"
         self._close_before(comm, self._group, self._gossips)
