@@ -53,11 +53,11 @@ their loss first is its last one; the learning rate falls over 1.5 times the ste
 
 Ratios, above 1 is ahead: vs_peer/bytes/WAY/LAYOUT is the bytes of synchronous training in a step
 over those of the way; vs_peer/loss/WAY/LAYOUT the loss of synchronous training over that of the
-way, paired by seed, the mean; error/... half of its 95 % interval; points/accuracy/... the percent
-of right answers above those of synchronous training; vs_peer/seconds/WAY/LAYOUT seconds of
-synchronous training in a step over those of the way; vs_peer/time_to_loss/WAY/LAYOUT seconds until
-synchronous training reaches its last loss over those until the way does, where it does, and
-vs_peer/bytes_to_loss/WAY/LAYOUT the same of bytes.
+way, paired by seed, the mean; error/... half of its 95 % interval, from two seeds on;
+points/accuracy/... the percent of right answers above those of synchronous training;
+vs_peer/seconds/WAY/LAYOUT seconds of synchronous training in a step over those of the way;
+vs_peer/time_to_loss/WAY/LAYOUT seconds until synchronous training reaches its last loss over those
+until the way does, where it does, and vs_peer/bytes_to_loss/WAY/LAYOUT the same of bytes.
 
 Virtual nodes need Linux and root.
 
@@ -93,11 +93,13 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             case = f"{way}/{layout}"
             losses = [theirs["loss"] / mine["loss"] for theirs, mine in pairs]
             found[f"vs_peer/loss/{case}"] = statistics.mean(losses)
-            found[f"error/loss/{case}"] = report.half_width(losses)
+            if len(pairs) > 1:
+                found[f"error/loss/{case}"] = report.half_width(losses)
             if all("accuracy" in row for pair in pairs for row in pair):
                 points = [mine["accuracy"] - theirs["accuracy"] for theirs, mine in pairs]
                 found[f"points/accuracy/{case}"] = statistics.mean(points)
-                found[f"error/accuracy/{case}"] = report.half_width(points)
+                if len(pairs) > 1:
+                    found[f"error/accuracy/{case}"] = report.half_width(points)
             for what, column in (("seconds", 2), ("bytes", 3)):
                 shares = [b["curve"][-1] for pair in pairs for b in pair]
                 shares = [one[column] / one[0] for one in shares]
@@ -293,7 +295,7 @@ def _percent(compared: Mapping[str, float], case: str) -> str:
     if f"vs_peer/loss/{case}" not in compared:
         return "-"
     over = 100 * (1 / compared[f"vs_peer/loss/{case}"] - 1)
-    return f"{over:+.2f} +- {100 * compared[f'error/loss/{case}']:.2f} %"
+    return f"{over:+.2f}{_error(compared, f'loss/{case}', 100)} %"
 
 
 def _accuracy(
@@ -305,7 +307,13 @@ def _accuracy(
     points = compared.get(f"points/accuracy/{case}")
     if points is None:
         return mean, "-"
-    return mean, f"{points:+.2f} +- {compared[f'error/accuracy/{case}']:.2f}"
+    return mean, f"{points:+.2f}{_error(compared, f'accuracy/{case}', 1)}"
+
+
+def _error(compared: Mapping[str, float], case: str, factor: float) -> str:
+    """Half of an interval; nothing of a single seed, which has none."""
+    half = compared.get(f"error/{case}")
+    return "" if half is None else f" +- {factor * half:.2f}"
 
 
 def _share(value: float | None) -> str:

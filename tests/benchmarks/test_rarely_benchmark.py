@@ -66,6 +66,15 @@ def test_points_of_accuracy_are_paired_by_seed() -> None:
     assert "points/accuracy/a/4x1" not in rarely.ratios(rows)
 
 
+def test_a_single_seed_has_no_interval() -> None:
+    there = row("a", [20, 2.2, 5.0, 10.0])
+    one = rarely.ratios([BASE, there])
+    assert not [name for name in one if name.startswith("error/")]
+    assert rarely._percent(one, "a/4x1") == "+10.00 %"
+    two = rarely.ratios([BASE, {**BASE, "seed": 1}, there, {**there, "seed": 1, "loss": 2.0}])
+    assert rarely._percent(two, "a/4x1").startswith("+4.77 +- ")
+
+
 def test_each_rank_has_few_classes_of_the_digits_and_all_score_the_same_images() -> None:
     task = SkewedDigits()
     draws = [torch.Generator().manual_seed(rank) for rank in range(4)]
