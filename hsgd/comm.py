@@ -748,8 +748,9 @@ class Comm(Closing):
         _open.discard(self)
         functions, self._before_close = self._before_close, []
         try:
-            for function in functions:
-                function()
+            with contextlib.ExitStack() as all_of_them:  # each, whatever the others raise
+                for function in reversed(functions):
+                    all_of_them.callback(function)
         finally:
             for window in self._windows:  # in the order of creation, the same on all ranks
                 owner = window()

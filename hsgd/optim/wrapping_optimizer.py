@@ -87,6 +87,7 @@ class WrappingOptimizer(Optimizer):
         self._parent = parent
         self._split_off = [comm for comm in used if comm is not None and comm is not parent]
         parent.before_close(self._parent_closes)
+        weakref.finalize(self, parent.not_before_close, self._parent_closes).atexit = False
 
     def _let_go(self, *, abort: bool = False) -> None:
         """Close what was split off; abort: so that nobody waits for this rank. Local."""

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import holdings
-from hsgd import HsgdError
+from hsgd import Comm, HsgdError
+from hsgd.optim import Gossip
 from ranks import Ranks, Seat, meeting_point
 from torch_job import job
 
@@ -67,3 +68,30 @@ def test_nothing_of_it_is_open_after_shutdown_and_a_new_one_works(name: str) -> 
     with Ranks(SIZE) as ranks:
         found = ranks.run(shut_down_twice, [meeting_point() for _ in range(3)], name)
     assert found == [([], [], [])] * SIZE
+
+
+def fail() -> None:
+    raise HsgdError("a rank was lost")
+
+
+def test_all_that_use_a_communicator_leave_it_whatever_one_of_them_raises() -> None:
+    comm, left = Comm.local(meeting_point(), 0, 1), []
+    comm.before_close(lambda: left.append("first"))
+    comm.before_close(fail)
+    comm.before_close(lambda: left.append("last"))
+    with pytest.raises(HsgdError, match="a rank was lost"):
+        comm.close()
+    assert left == ["first", "last"] and comm.closed
+
+
+def test_optimizers_that_are_gone_leave_nothing_with_the_communicator() -> None:
+    comm = Comm.local(meeting_point(), 0, 1)
+    model = nn.Linear(2, 1)
+    for closes in (True, False):
+        optimizer = Gossip(torch.optim.SGD(model.parameters(), lr=0.1), model, comm)
+        if closes:
+            optimizer.close()
+        del optimizer
+        gc.collect()
+        assert comm._before_close == []
+    comm.close()
