@@ -109,6 +109,8 @@ class PartitionedLoader(Closing):
     device: where its tensors are delivered: "cuda" (the current device of torch) or "cuda:1", say.
     They are copied from page-locked memory, by a CUDA stream of the loader's own, while the stream
     that is current at next() still computes; what that stream does afterwards comes after the copy.
+    Ragged fields, mapped batches and what `transform` makes are in ordinary memory: the loop waits
+    while they are copied. So are objects with a method to(), by the current stream.
     on_error: what becomes of a batch with samples that cannot be read: "raise" an error, "skip" it,
     or "substitute" them by other samples of the batch. comm: a hsgd.Comm of these ranks; with it
     every batch costs one small allreduce, and all ranks raise or skip together, so that nobody
@@ -149,7 +151,7 @@ class PartitionedLoader(Closing):
         read: ReadOptions | None = None,
         cache: CacheOptions | None = None,
     ) -> None:
-        read, to_device = _transfer(read or ReadOptions(), device, as_numpy)
+        read, to_device = read or ReadOptions(), _transfer(device, as_numpy)
         self._options, self._shuffle, self._seed = read, shuffle, seed
         self._data = _open(path, fields, group, comm, read)
         if pack is not None:
@@ -314,10 +316,24 @@ class PartitionedLoader(Closing):
                 reading.decode_threads or len(os.sched_getaffinity(0)),
                 self._slot_samples(),
                 self._decoded_slots(),
-                reading.pin_memory,
+                self._pins_decoded,
                 reading.memory_limit is not None,
             )
         )
+
+    @property
+    def _pins_decoded(self) -> bool:
+        """Whether decoded batches are page-locked."""
+        to_device = self._settings.to_device
+        return self._options.pin_memory or (to_device is not None and to_device.is_cuda)
+
+    @property
+    def _pins_rows(self) -> bool:
+        """Whether what is read is: with ragged fields a slot has room for the longest samples, and
+        most of it is never touched. It is page-locked only where that was asked for.
+        """
+        ragged = any(spec.ragged for spec in self._data.fields)
+        return self._options.pin_memory or (self._pins_decoded and not ragged)
 
     def _is_over(self) -> bool:
         """Whether the next iteration is of the next epoch."""
@@ -331,8 +347,7 @@ class PartitionedLoader(Closing):
         """Memory of decoded batches that is there from the start."""
         if not self._decoders:
             return 0
-        pin = self._options.pin_memory
-        each = decoded_bytes(self._decoders, self._slot_samples(), pin=pin)
+        each = decoded_bytes(self._decoders, self._slot_samples(), pin=self._pins_decoded)
         return self._decoded_slots() * each
 
     def close(self) -> None:
@@ -516,7 +531,7 @@ class PartitionedLoader(Closing):
                     self._slot_samples(),
                     slots,
                     self._buffer_limit(),
-                    pin=self._options.pin_memory,
+                    pin=self._pins_rows,
                     longest=self._longest(),
                 )
             self._used_rings.append(ring)
@@ -551,7 +566,7 @@ class PartitionedLoader(Closing):
                 self._data.fields,
                 self._slot_samples(),
                 0,
-                pin=self._options.pin_memory,
+                pin=self._pins_rows,
                 longest=self._longest(),
             ).slot_bytes
             least = min(slots, window + 2)
@@ -561,6 +576,7 @@ class PartitionedLoader(Closing):
                     f"{piece_samples} samples, 2 batches and {reading.threads} threads "
                     f"need {least * slot_bytes + self._other_bytes()} bytes; raise "
                     "it, or lower window_bytes, batch_size or threads"
+                    f"{' (page-locked batches take powers of two)' if self._pins_rows else ''}"
                 )
             slots = min(slots, limit // slot_bytes)
         return slots
@@ -769,19 +785,14 @@ def _check_verifiable(data: DataMap, shuffle: str) -> None:
         )
 
 
-def _transfer(
-    read: ReadOptions, device: torch.device | str | int | None, as_numpy: bool
-) -> tuple[ReadOptions, DeviceTransfer | None]:
-    """How batches come to a device, and how they are read for that."""
+def _transfer(device: torch.device | str | int | None, as_numpy: bool) -> DeviceTransfer | None:
     if device is None:
-        return read, None
+        return None
     if as_numpy:
         raise ValueError("as_numpy=True: NumPy's arrays have no device; leave out device=")
     if importlib.util.find_spec("torch") is None:
         raise ValueError(f"device={device!r} needs torch; leave it out here")
-    transfer = DeviceTransfer(device)
-    pins = transfer.device.type == "cuda" and not read.mapped
-    return replace(read, pin_memory=True) if pins else read, transfer
+    return DeviceTransfer(device)
 
 
 def _check_pinning() -> None:

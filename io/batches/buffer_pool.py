@@ -7,6 +7,7 @@ looks at it dies, in whatever thread that happens. Never reads and never copies.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -90,9 +91,9 @@ class BufferRing:
     longest: elements of the longest sample of each ragged field. A slot has room for a batch of
     them; memory that no batch needed is never touched. Offsets lie before the values.
 
-    pin: page-locked memory, from which a CUDA device copies; see pinned_memory.py. The slot of a
-    batch is free when its tensors have died, but what it is filled into then is other memory, while
-    the device still copies.
+    pin: page-locked memory, from which a CUDA device copies, of whole slots; see pinned_memory.py.
+    The slot of a batch is free when its tensors have died, but what it is filled into then is other
+    memory, while the device still copies.
     slots: how many there are from the start. memory_limit: bytes that all slots together may take,
     None for no limit: then slots are added while the training loop keeps old batches.
     """
@@ -149,8 +150,9 @@ class BufferRing:
             pinned = _PinnedSlots(self.slot_bytes, slots)
             first, *others = (Slot(pinned) for _ in range(slots))
             # Here, and not in a reading thread: CUDA, if it was not used before, begins on the
-            # device that is current in the loop's thread.
-            first.pin(self.slot_bytes)
+            # device that is current in the loop's thread. Where this fails, take() says so.
+            with contextlib.suppress(RuntimeError):
+                first.pin(self.slot_bytes)
             self._arenas.append(pinned)
             for slot in (first, *others):
                 self._free.put(slot)

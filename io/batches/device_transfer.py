@@ -1,12 +1,13 @@
 """Batches on the device of a training loop: the copies, and what waits for them.
 
-Owns a CUDA stream for the copies, which so run while the loop's stream still computes. Never waits
-on the host.
+Owns a CUDA stream for the copies, which so run while the loop's stream still computes. The host
+does not wait, but for what does not lie in page-locked memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from ..format.ragged import Ragged
@@ -18,9 +19,10 @@ __all__ = ["DeviceTransfer"]
 
 
 class DeviceTransfer:
-    """Called with a batch, returns the same with its tensors on `device`, also those in dicts,
-    lists, tuples and Ragged. On CUDA, what the stream does that is current at the call comes after
-    the copies. Picklable.
+    """Called with a batch, returns the same with its tensors on `device`, also those in mappings,
+    lists, tuples and Ragged; what has a method to(), such as a PackedSequence, is asked to move
+    itself. On CUDA, what the stream does that is current at the call comes after the copies.
+    Picklable.
     """
 
     def __init__(self, device: torch.device | str | int) -> None:
@@ -31,12 +33,17 @@ class DeviceTransfer:
             self.device = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device={device!r}: {error}") from None
-        count = torch.cuda.device_count() if self.device.type == "cuda" else 1
+        count = torch.cuda.device_count() if self.is_cuda else 1
         if count == 0:
             raise ValueError(f"device={device!r} needs torch with a CUDA device; leave it out here")
-        if self.device.type == "cuda" and (self.device.index or 0) >= count:
+        if self.is_cuda and (self.device.index or 0) >= count:
             raise ValueError(f"device={device!r}: this process sees {count} CUDA device(s)")
         self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a CUDA device."""
+        return self.device.type == "cuda"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_stream": None}
@@ -44,13 +51,14 @@ class DeviceTransfer:
     def __call__(self, batch: Any) -> Any:
         import torch
 
-        if self.device.type != "cuda":
-            return _mapped(batch, lambda tensor: tensor.to(self.device))
+        if not self.is_cuda:
+            return _mapped(batch, lambda each: each.to(self.device), lambda it: it.to(self.device))
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        using = torch.cuda.current_stream(self.device)
+        device = self._stream.device  # with its number, whatever becomes the current one
+        using = torch.cuda.current_stream(device)
         with torch.cuda.stream(self._stream):
-            moved = _mapped(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
+            moved = _mapped(batch, lambda each: each.to(device, non_blocking=True), lambda it: it)
         using.wait_stream(self._stream)
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,22 +67,30 @@ class DeviceTransfer:
             )  # its memory is not used again before the loop's work is done
             return tensor
 
-        return _mapped(moved, keep)
+        return _mapped(moved, keep, lambda it: it.to(device))
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with all tensors changed."""
+def _mapped(
+    value: Any, change: Callable[[torch.Tensor], torch.Tensor], other: Callable[[Any], Any]
+) -> Any:
+    """The same with all dense tensors changed. other: what becomes of what else has a to()."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return change(value)
     if isinstance(value, Ragged):
-        return Ragged(_mapped(value.values, change), _mapped(value.offsets, change))
-    if isinstance(value, dict):
-        return {key: _mapped(each, change) for key, each in value.items()}
+        parts = (_mapped(part, change, other) for part in (value.values, value.offsets))
+        return Ragged(*parts)
+    if callable(getattr(value, "to", None)):
+        return other(value)
+    if isinstance(value, MutableMapping):
+        filled = copy.copy(value)
+        for key, each in value.items():
+            filled[key] = _mapped(each, change, other)
+        return filled
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(each, change) for each in value))
+        return type(value)(*(_mapped(each, change, other) for each in value))
     if isinstance(value, (list, tuple)):
-        moved = [_mapped(each, change) for each in value]
+        moved = [_mapped(each, change, other) for each in value]
         return moved if isinstance(value, list) else tuple(moved)
     return value

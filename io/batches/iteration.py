@@ -23,6 +23,7 @@ from hsgd.errors import DataError
 from ..format.ragged import Block, Ragged
 from .buffer_pool import BufferRing
 from .decode_stage import RELEASE_S, DecodeStage, DecodingBatch, in_own_thread
+from .device_transfer import DeviceTransfer
 from .error_policy import ErrorPolicy
 from .mapped_batches import MappedBatches
 from .pinned_memory import tensor_of
@@ -69,7 +70,7 @@ class IterationSettings:
     transform: Callable[[Batch], Any] | None = None
     transform_threads: int = 0
     window: int = 0  # elements of each sample of a packed dataset
-    to_device: Callable[[Any], Any] | None = None  # what is delivered, last of all
+    to_device: DeviceTransfer | None = None  # for what is delivered, last of all
 
 
 class Iteration(Iterator[Any]):
@@ -126,7 +127,11 @@ class Iteration(Iterator[Any]):
             raise StopIteration
         batch, count, steps = found
         if self._settings.to_device is not None:
-            batch = self._settings.to_device(batch)
+            try:
+                batch = self._settings.to_device(batch)
+            except BaseException:
+                self.close()  # the batch is lost
+                raise
         self.progress.batches += 1
         self.progress.skipped += steps - 1
         self.progress.samples += count

@@ -50,7 +50,10 @@ def shut_down_twice(seat: Seat, paths: list[str], name: str) -> Any:
     with job(seat, paths[1], SIZE) as hvd:
         left = train(hvd, name, 5)
     open_now = holdings.descriptors_since(held)
-    more = sorted(thread.name for thread in set(threading.enumerate()) - threads)
+    ending = set(threading.enumerate()) - threads
+    for thread in ending:  # nobody waited for them
+        thread.join(10)
+    more = sorted(thread.name for thread in ending if thread.is_alive())
     with pytest.raises(HsgdError, match="is closed"):
         left.step()
     with job(seat, paths[2], SIZE) as hvd:

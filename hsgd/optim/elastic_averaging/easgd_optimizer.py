@@ -299,7 +299,8 @@ class ElasticAveraging(WrappingOptimizer):
 
     def close(self) -> None:
         """Finish the last push and let go of the box; collective between nodes. A second call does
-        nothing. The weights stay.
+        nothing. The weights stay. Where the communicator is closed before, the last push may be
+        lost.
         """
         if self._closed:
             return
@@ -317,14 +318,15 @@ class ElasticAveraging(WrappingOptimizer):
 
     def _abandon(self) -> None:
         self._closed = True
-        self._pusher.shutdown(wait=False)
-        if self._group is not None:
-            self._group.unhook()
-        if self._box is not None:
-            self._box.close(waits=False)
-        if self._progress is not None:
-            self._progress.abandon()
-        self._let_go(abort=True)
+        with contextlib.ExitStack() as last_first:  # as in close()
+            last_first.callback(self._let_go, abort=True)
+            if self._progress is not None:
+                last_first.callback(self._progress.abandon)
+            if self._box is not None:
+                last_first.callback(self._box.close, waits=False)
+            if self._group is not None:
+                last_first.callback(self._group.unhook)
+            self._pusher.shutdown(wait=False)
 
     def __repr__(self) -> str:
         return f"ElasticAveraging({self._optimizer!r}, moving_rate={self.moving_rate:g})"

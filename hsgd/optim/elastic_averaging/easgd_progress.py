@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import weakref
 from concurrent.futures import Future
 from typing import Literal
 
@@ -39,6 +40,7 @@ class Progress:
         self._told = 0  # own steps that are in the counter
         self._over = False
         self._master = _watch_of(comm)
+        self._watch_ends = weakref.finalize(self, _close_watch, self._master)
         far = target is not None and not box.counts_at_once
         self._teller = BackgroundThread("hsgd-steps") if far else None
         self._telling: Future[bool] | None = None
@@ -94,9 +96,13 @@ class Progress:
         self._stop_watching()
 
     def _stop_watching(self) -> None:
-        if self._master >= 0:
-            os.close(self._master)
-            self._master = -1
+        self._watch_ends()
+        self._master = -1
+
+
+def _close_watch(master: int) -> None:
+    if master >= 0:
+        os.close(master)
 
 
 def _watch_of(comm: Comm) -> int:

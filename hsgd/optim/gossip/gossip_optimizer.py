@@ -306,11 +306,12 @@ class Gossip(WrappingOptimizer):
 
     def _abandon(self) -> None:
         self._closed = True
-        if self._pairs is not None:
-            self._pairs.abandon()
-        if self._rounds is not None:
-            self._rounds.pairs.abandon()
-        self._let_go(abort=True)
+        try:
+            pairs = self._pairs if self._rounds is None else self._rounds.pairs
+            if pairs is not None:
+                pairs.abandon()
+        finally:
+            self._let_go(abort=True)
 
     def __repr__(self) -> str:
         return f"Gossip({self._optimizer!r}, {self._described})"

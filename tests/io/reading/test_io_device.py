@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hsgd.io import PartitionedLoader, Ragged, ReadOptions
+from torch.nn.utils.rnn import pack_sequence
 
 from hdf5_samples import make_ragged_slabs, make_slabs
 
@@ -48,7 +50,8 @@ def test_what_a_transform_returns_is_moved_and_what_is_no_tensor_stays(
 ) -> None:
     def transform(batch: dict[str, Any]) -> Pair:
         assert batch["image"].device.type == "cpu"
-        return Pair(batch["image"], [("text", batch["number"]), {"even": batch["even"], "n": 3}])
+        others = OrderedDict(even=batch["even"], n=3)
+        return Pair(batch["image"], [("text", batch["number"]), others])
 
     read = ReadOptions(transform_threads=threads)
     with PartitionedLoader(
@@ -57,7 +60,49 @@ def test_what_a_transform_returns_is_moved_and_what_is_no_tensor_stays(
         batch = next(iter(loader))
     assert isinstance(batch, Pair) and batch.inputs.is_meta
     (text, number), others = batch.rest
+    assert type(batch.rest) is list and type(others) is OrderedDict
     assert text == "text" and number.is_meta and others["even"].is_meta and others["n"] == 3
+
+
+def test_objects_that_know_how_to_move_are_asked_to(folder: Path) -> None:
+    class Own:
+        def to(self, device: torch.device) -> str:
+            return f"moved to {device}"
+
+    def transform(batch: dict[str, Any]) -> Any:
+        packed = pack_sequence([batch["number"][:3], batch["number"][:2]])
+        return {"packed": packed, "own": Own(), "sparse": batch["image"][:, 0].to_sparse()}
+
+    with PartitionedLoader(folder, 8, 0, 1, transform=transform, device="meta") as loader:
+        batch = next(iter(loader))
+    assert batch["packed"].data.is_meta and batch["packed"].batch_sizes.tolist() == [2, 2, 1]
+    assert batch["own"] == "moved to meta"
+    assert batch["sparse"].is_meta
+
+
+def test_a_batch_that_cannot_be_moved_ends_the_iteration(folder: Path) -> None:
+    class Failing:
+        def to(self, device: torch.device) -> None:
+            raise RuntimeError("out of memory")
+
+    with PartitionedLoader(folder, 8, 0, 1, transform=lambda _: Failing(), device="meta") as loader:
+        batches = iter(loader)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            next(batches)
+        with pytest.raises(StopIteration):
+            next(batches)
+        assert not loader.state_dict()["ended"]
+
+
+def test_slots_for_the_longest_samples_are_page_locked_only_when_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    ragged = make_ragged_slabs(tmp_path / "ragged", 20, 2)
+    assert PartitionedLoader(folder, 8, 0, 1, device="cuda")._pins_rows
+    loader = PartitionedLoader(ragged, 8, 0, 1, device="cuda")
+    assert not loader._pins_rows and loader._pins_decoded
+    assert PartitionedLoader(ragged, 8, 0, 1, device="cuda", fields=["number"])._pins_rows
 
 
 def test_progress_counts_what_the_loop_has_had(folder: Path) -> None:
