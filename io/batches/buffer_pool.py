@@ -217,8 +217,10 @@ class BufferRing:
 
     def arrays(self, slot: Slot, count: int) -> dict[str, Block]:
         """The first `count` samples of a filled slot, which is free again when all arrays died."""
-        lease = self._lend_block(slot) if self._pin else self._lease.from_address(slot.address)
-        if not self._pin:
+        if self._pin:
+            lease = self._lend_block(slot)
+        else:
+            lease = self._lease.from_address(slot.address)
             lease.slot = slot
         return {spec.name: self._array(spec, lease, count) for spec in self._specs}
 

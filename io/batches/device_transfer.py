@@ -62,9 +62,7 @@ class DeviceTransfer:
         using.wait_stream(self._stream)
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(
-                using
-            )  # its memory is not used again before the loop's work is done
+            tensor.record_stream(using)  # its memory waits for the loop's work to be used again
             return tensor
 
         return _mapped(moved, keep, lambda it: it.to(device))

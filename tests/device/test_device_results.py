@@ -55,8 +55,8 @@ def of_cupy(seat: Seat, where: str) -> dict[str, Any]:
     ndarray.__module__ = "cupy"
     cupy: Any = types.ModuleType("cupy")
     cupy.empty = lambda shape, dtype: ndarray.from_numpy(device, np.zeros(shape, dtype))
-    config = dataclasses.replace(PATIENT, cuda_library=str(LIBRARIES / "libsimcuda.so"))
-    config = dataclasses.replace(config, nccl_library="none")
+    cuda = str(LIBRARIES / "libsimcuda.so")
+    config = dataclasses.replace(PATIENT, cuda_library=cuda, nccl_library="none")
     found: dict[str, Any] = {}
     with Comm.local(where, seat.rank, 2, config) as comm:
         for name, call in CALLS.items():

@@ -117,19 +117,18 @@ def test_progress_counts_what_the_loop_has_had(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "message"),
+    ("device", "present", "message"),
     [
-        ("nowhere", "device='nowhere'"),
-        (3.5, "device=3.5"),
-        pytest.param(
-            "cuda",
-            "device='cuda' needs torch with a CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
-        ),
-        ("cuda:99", "device='cuda:99'"),
+        ("nowhere", 0, "device='nowhere'"),
+        (3.5, 0, "device=3.5"),
+        ("cuda", 0, "device='cuda' needs torch with a CUDA device"),
+        ("cuda:99", 1, r"device='cuda:99': this process sees 1 CUDA device\(s\)"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(folder: Path, device: Any, message: str) -> None:
+def test_a_device_that_is_not_there_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, device: Any, present: int, message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
     with pytest.raises(ValueError, match=message):
         PartitionedLoader(folder, 8, 0, 1, device=device)
 
