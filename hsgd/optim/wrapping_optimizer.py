@@ -6,9 +6,7 @@ the with statement, and checks that all of them need. Never steps and never comm
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -18,6 +16,7 @@ from typing_extensions import Self
 
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
+from hsgd.optim.split_comms import SplitComms
 
 __all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
 
@@ -36,9 +35,7 @@ class WrappingOptimizer(Optimizer):
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
         self._optimizer = optimizer
         self._closed = False
-        self._parent: Comm | None = None
-        self._parent_closes: Callable[[], object] = lambda: None
-        self._split_off: list[Comm] = []
+        self._split_off: SplitComms | None = None
         self._take_over()
 
     def __enter__(self) -> Self:
@@ -78,26 +75,17 @@ class WrappingOptimizer(Optimizer):
         """close(), without waiting for anybody."""
         raise NotImplementedError
 
-    def _close_before(self, parent: Comm, *used: Comm | None) -> None:
+    def _close_before(self, given: Comm, *used: Comm | None) -> None:
         """When the communicator that was given closes, leave without waiting, unless _let_go() came
-        before; local. used: those of them that are not the parent itself end with this.
+        before; local. used: those of them that are not the given one end with this.
         """
-        weak = weakref.WeakMethod(self._abandon)
-        self._parent_closes = lambda: (found := weak()) and found()
-        self._parent = parent
-        self._split_off = [comm for comm in used if comm is not None and comm is not parent]
-        parent.before_close(self._parent_closes)
-        weakref.finalize(self, parent.not_before_close, self._parent_closes).atexit = False
+        self._split_off = SplitComms(given, used)
+        self._split_off.before_close(self._abandon)
 
     def _let_go(self, *, abort: bool = False) -> None:
         """Close what was split off; abort: so that nobody waits for this rank. Local."""
-        if self._parent is not None:
-            self._parent.not_before_close(self._parent_closes)
-        with contextlib.ExitStack() as last_first:
-            for comm in self._split_off:
-                last_first.callback(comm.close)
-                if abort and not comm.closed:
-                    last_first.callback(comm.abort)
+        if self._split_off is not None:
+            self._split_off.leave(abort=abort)
 
     def _check_open(self) -> None:
         if self.closed:

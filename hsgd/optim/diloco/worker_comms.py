@@ -6,7 +6,6 @@ Owns them, and that no rank waits for one that has failed. Never moves weights.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.process_groups import comm_of
+from hsgd.optim.split_comms import SplitComms
 from hsgd.optim.worker_group import WorkerGroup, split_workers
 
 __all__ = ["WorkerComms"]
@@ -38,8 +38,9 @@ class WorkerComms:
         parameters: Sequence[Tensor],
     ) -> None:
         self.comm, self._owned = comm_of(comm, "DiLoCo")
-        self._made: list[Comm] = [self.comm] if self._owned else []
-        self._closing: Callable[[], object] | None = None
+        self._split_off = SplitComms(self.comm)
+        self._made = self._split_off.made
+        self._made += [self.comm] if self._owned else []
         self.inside: WorkerGroup | None = None
         try:
             # One rank that waits for others is divided by no number.
@@ -70,31 +71,21 @@ class WorkerComms:
         """Have the communicator that was given call a method before it closes, unless leave() comes
         first; local. Does not keep the method's object.
         """
-        if self._owned:
-            return
-        weak = weakref.WeakMethod(method)
-        self._closing = lambda: (found := weak()) and found()
-        self.comm.before_close(self._closing)
+        if not self._owned:
+            self._split_off.before_close(method)
 
     def abort(self) -> None:
         """End what waits in the communicators that were made here; local, from any thread."""
-        for comm in self._made:
-            if not comm.closed:
-                comm.abort()
+        self._split_off.abort()
 
     def leave(self, abort: bool) -> None:
         """Close what was made; `abort`: so that nobody waits for this rank."""
-        if self._closing is not None:
-            self.comm.not_before_close(self._closing)
-            self._closing = None
-        with contextlib.ExitStack() as last_first:
-            for comm in self._made:
-                last_first.callback(comm.close)
-                if abort and not comm.closed:
-                    last_first.callback(comm.abort)
+        try:
             if self.inside is not None:
                 self.inside.unhook()
                 self.inside = None
+        finally:
+            self._split_off.leave(abort=abort)
 
     def _split(
         self, group: Literal["node"] | int | None, parameters: Sequence[Tensor]
