@@ -63,6 +63,7 @@ class NativeOptions(ctypes.Structure):
         ("late", ctypes.c_void_p),
         ("progress", ctypes.c_void_p),
         ("known_store", ctypes.c_uint32),
+        ("known_allreduce_bytes", ctypes.c_uint64),
         ("process", ctypes.c_void_p),
         ("comm_id", ctypes.c_uint64),
     )

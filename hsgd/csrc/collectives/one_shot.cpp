@@ -133,7 +133,10 @@ void run_combined(Context& context, const Operation& operation) {
 }  // namespace
 
 bool is_small(const Context& context, const Operation& operation) {
-  return operation.count == 0 || operation.bytes() <= context.sizes().oneshot_bytes();
+  const StepSizes& sizes = context.sizes();
+  const size_t most = operation.signature.kind() == HSGD_ALLREDUCE ? sizes.allreduce_oneshot_bytes()
+                                                                   : sizes.oneshot_bytes();
+  return operation.count == 0 || operation.bytes() <= most;
 }
 
 void run_one_shot_on_node(Context& context, const Operation& operation) {

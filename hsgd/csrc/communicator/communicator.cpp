@@ -31,6 +31,7 @@ hsgd_topology Communicator::topology() const {
   topology.leaders = place.leaders;
   topology.nontemporal = context_.sizes().tuning().store == Store::kNonTemporal ? 1 : 0;
   topology.oneshot_bytes = context_.sizes().oneshot_bytes();
+  topology.allreduce_bytes = context_.sizes().allreduce_oneshot_bytes();
   topology.chunk_bytes = context_.sizes().step_bytes();
   return topology;
 }

@@ -55,7 +55,7 @@ hsgd_allreduce_plan plan_allreduce(const hsgd_options& options, int nodes, int r
   plan.memory_bytes = memory_of_node(place, rounds, sizes, with_slots);
   plan.rounds = rounds.rounds();
   plan.messages = rounds.messages();
-  const bool is_small = bytes <= sizes.oneshot_bytes();
+  const bool is_small = bytes <= sizes.allreduce_oneshot_bytes();
   const WirePlan wire = sizes.wire_plan(bytes);
   plan.leaders = is_small ? std::min(1, wire.leaders) : wire.leaders;
   plan.step_bytes = is_small ? bytes : wire.step_bytes;

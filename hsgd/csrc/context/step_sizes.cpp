@@ -80,7 +80,11 @@ Tuning tuning_for(const Place& place, const RoundSchedule& rounds, const hsgd_op
   const size_t chunk_bytes =
       one_node ? Tuning::most_chunk_bytes(place.local_size) : Tuning().chunk_bytes;
   Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes, chunk_bytes);
-  if (!one_node) tuning.oneshot_bytes = cell_bytes_for(place, rounds, options);
+  if (!one_node) {
+    tuning.oneshot_bytes = tuning.allreduce_bytes = cell_bytes_for(place, rounds, options);
+  } else if (options.known_allreduce_bytes > 0) {
+    tuning.allreduce_bytes = std::min(options.known_allreduce_bytes, tuning.oneshot_bytes);
+  }
   return tuning;
 }
 

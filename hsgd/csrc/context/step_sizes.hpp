@@ -39,6 +39,7 @@ class StepSizes {
   void set_tuning(const Tuning& tuning) { tuning_ = tuning; }
 
   size_t oneshot_bytes() const { return tuning_.oneshot_bytes; }
+  size_t allreduce_oneshot_bytes() const { return tuning_.allreduce_bytes; }
   size_t cell_bytes() const;  // that a cell has room for: oneshot_bytes() at least
   size_t ring_bytes() const { return chunk_bytes_; }  // of one pipeline step at most
   size_t slice_bytes() const;                         // of a leader in such a step, at most

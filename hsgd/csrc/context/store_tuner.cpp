@@ -86,17 +86,21 @@ void StoreTuner::learn(uint64_t most_ticks) {
 }
 
 // Large results leave the caches before anybody reads them, and ordinary stores would read their
-// lines from memory first. Not where a sum replaces its input, whose lines are there, nor for a
-// broadcast: there it was no faster (docs/performance.md).
+// lines from memory first. Not where a sum replaces its input, whose lines are there. A broadcast's
+// root reads little, so that more of the caches is left for results (docs/internals/scale.md).
 Store StoreTuner::into_output(const Operation& operation) const {
   constexpr size_t kStreamedBytes = 4 << 20;
-  if (!streams_ || operation.root >= 0) return Store::kOrdinary;
+  constexpr size_t kBroadcastBytes = 64 << 20;  // on all ranks together
+  if (!streams_ || operation.out_bytes() < kStreamedBytes) return Store::kOrdinary;
+  if (operation.root >= 0) {
+    return operation.out_bytes() * ranks_ < kBroadcastBytes ? Store::kOrdinary
+                                                            : Store::kNonTemporal;
+  }
   const auto* in = static_cast<const std::byte*>(operation.in);
   const auto* out = static_cast<const std::byte*>(operation.out);
   const bool sums = operation.reduction.reduce != nullptr;
   const bool in_place = sums && out >= in && out < in + operation.bytes();
-  return !in_place && operation.out_bytes() >= kStreamedBytes ? Store::kNonTemporal
-                                                              : Store::kOrdinary;
+  return in_place ? Store::kOrdinary : Store::kNonTemporal;
 }
 
 }  // namespace hsgd

@@ -59,8 +59,10 @@ class StoreChoices {
 // The stores of one communicator.
 class StoreTuner {
  public:
-  StoreTuner(const hsgd_options& options, bool one_node, Store first)
+  // `ranks`: of this node.
+  StoreTuner(const hsgd_options& options, bool one_node, int ranks, Store first)
       : choices_(first),
+        ranks_(static_cast<size_t>(ranks)),
         usual_(first),
         learns_(options.nontemporal == 2 && one_node),
         streams_(options.nontemporal != 0 && one_node) {}
@@ -88,6 +90,7 @@ class StoreTuner {
     uint64_t ticks = 0;
   };
   StoreChoices choices_;
+  size_t ranks_;
   Store usual_;
   bool learns_;
   bool streams_;

@@ -11,6 +11,30 @@ namespace {
 // Another choice than the default must win by this much: noise shall not decide.
 constexpr double kClearly = 0.95;
 
+void set_oneshot_bytes(Tuning* tuning, size_t bytes) {
+  tuning->allreduce_bytes = bytes;
+  tuning->oneshot_bytes = std::max(bytes, tuning->oneshot_bytes);
+}
+
+struct OneshotRange {
+  size_t least;
+  size_t most;
+};
+
+// Of an allreduce, by what it reads. Where each rank reads all inputs, one step was faster than two
+// up to some 16 KiB of them together with 8 to 16 ranks on as many cores, up to 64 KiB with 2 and 4
+// (docs/internals/scale.md). A moment of noise, in which two steps are slow, shall not cost more
+// for the rest of the communicator's life than twice the time. With `combines` one rank reads for
+// all: that shall not take longer than two steps in which all work.
+OneshotRange oneshot_range(int ranks, bool combines) {
+  const size_t least_read = combines ? 64 << 10 : 16 << 10;
+  const auto share = [&](size_t bytes) {
+    return bytes / static_cast<size_t>(ranks) / kLine * kLine;
+  };
+  return {std::clamp(share(least_read), kLine, Tuning().oneshot_bytes),
+          std::min(share(4 * least_read), Tuning::kMostOneshotBytes)};
+}
+
 // The first of `tunings` is the default.
 Tuning best_of(size_t bytes, const std::vector<Tuning>& tunings, const MeasureTunings& measure) {
   if (tunings.size() == 1) return tunings[0];
@@ -28,6 +52,7 @@ Tuning Tuning::of(const hsgd_options& options, size_t oneshot_bytes, size_t chun
   };
   Tuning tuning;
   tuning.oneshot_bytes = given(options.oneshot_bytes, oneshot_bytes);
+  tuning.allreduce_bytes = tuning.oneshot_bytes;
   tuning.chunk_bytes = given(options.chunk_bytes, chunk_bytes);
   if (options.nontemporal == 1) tuning.store = Store::kNonTemporal;
   return tuning;
@@ -39,22 +64,19 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, 
   // That a rank which takes turns with others reads sooner than it gets its turn twice: with 3 to
   // 64 ranks on 2 cores one step was faster up to here.
   constexpr size_t kReadBytes = 1 << 20;
-  constexpr size_t kSummedBytes = 64 << 10;
   constexpr size_t kLeastChunkBytes = 32 << 10;
   const size_t chunk_bytes = shares_cores ? Tuning().chunk_bytes : Tuning::most_chunk_bytes(ranks);
   Tuning tuning = Tuning::of(options, Tuning().oneshot_bytes, chunk_bytes);
   if (shares_cores) {  // caches are not shared out the way that the rest assumes
     if (options.oneshot_bytes < 0) {
-      tuning.oneshot_bytes = std::clamp(kReadBytes / static_cast<size_t>(ranks),
-                                        tuning.oneshot_bytes, Tuning::kMostOneshotBytes);
+      set_oneshot_bytes(&tuning, std::clamp(kReadBytes / static_cast<size_t>(ranks),
+                                            tuning.oneshot_bytes, Tuning::kMostOneshotBytes));
     }
     return tuning;
   }
-  // One rank sums for all: that shall not take longer than two steps in which all work.
-  if (combines && options.oneshot_bytes < 0) {
-    const size_t share = kSummedBytes / static_cast<size_t>(ranks) / kLine * kLine;
-    tuning.oneshot_bytes = std::clamp(share, kLine, tuning.oneshot_bytes);
-  }
+  const OneshotRange range = oneshot_range(ranks, combines);
+  if (options.oneshot_bytes < 0) tuning.allreduce_bytes = range.least;
+  if (options.oneshot_bytes < 0 && combines) tuning.oneshot_bytes = range.least;
   std::vector<Tuning> candidates{tuning};
   if (options.nontemporal == 2) {
     candidates.push_back(tuning);
@@ -71,13 +93,13 @@ Tuning choose_tuning(const hsgd_options& options, int ranks, bool shares_cores, 
   if (options.oneshot_bytes >= 0) return tuning;
   // Sizes grow until two steps that each move less beat one that moves all.
   Tuning two_steps = tuning;
-  two_steps.oneshot_bytes = 0;
+  two_steps.allreduce_bytes = 0;
   Tuning one_step = tuning;
-  one_step.oneshot_bytes = Tuning::kMostOneshotBytes;
-  for (size_t bytes = 2 * tuning.oneshot_bytes; bytes <= Tuning::kMostOneshotBytes; bytes *= 2) {
+  one_step.allreduce_bytes = Tuning::kMostOneshotBytes;
+  for (size_t bytes = 2 * range.least; bytes <= range.most; bytes *= 2) {
     const std::vector<double> seconds = measure(bytes, {two_steps, one_step});
     if (seconds[1] >= seconds[0]) break;
-    tuning.oneshot_bytes = bytes;
+    set_oneshot_bytes(&tuning, bytes);
   }
   return tuning;
 }

@@ -19,13 +19,15 @@ namespace hsgd {
 struct Tuning {
   // What may be chosen at most when the options leave it open; memory is reserved for it.
   static constexpr size_t kMostOneshotBytes = 32 << 10;
-  // Few ranks have room for longer steps, of which there are fewer to wait for.
-  static constexpr int kFewRanks = 8;
+  // Few ranks have room for longer steps, of which there are fewer to wait for: on 16 cores 16
+  // ranks took a sixth less for 32 MB than in half as long ones (docs/internals/scale.md).
+  static constexpr int kFewRanks = 16;
   static constexpr size_t most_chunk_bytes(int ranks) {
     return ranks <= kFewRanks ? 256 << 10 : 128 << 10;
   }
 
-  size_t oneshot_bytes = 4096;  // up to this payload each rank reads everybody's whole input
+  size_t oneshot_bytes = 4096;    // up to this payload one synchronization is enough
+  size_t allreduce_bytes = 4096;  // the same in allreduces, where each rank reads all inputs whole
   size_t chunk_bytes = 128 << 10;
   Store store = Store::kOrdinary;  // into shared memory
 

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define HSGD_ABI_VERSION 7
+#define HSGD_ABI_VERSION 8
 #define HSGD_API __attribute__((visibility("default")))
 
 typedef struct hsgd_comm hsgd_comm;
@@ -112,9 +112,10 @@ typedef struct hsgd_options {
    * do, so that the rank yields its core but does not sleep, unless ranks outnumber cores. */
   int (*progress)(void);
   /* 0, or what these ranks measured when they made a communicator before, so that this one measures
-   * nothing: 1 ordinary, 2 non-temporal stores; on one node with its switch point and step in
-   * oneshot_bytes and chunk_bytes. */
+   * nothing: 1 ordinary, 2 non-temporal stores; on one node with its switch points and step in
+   * oneshot_bytes, known_allreduce_bytes (0: as oneshot_bytes) and chunk_bytes. */
   uint32_t known_store;
+  uint64_t known_allreduce_bytes;
   /* NULL, or what the communicators of this process share, which outlives them: each process that
    * they watch then takes one descriptor, not one for each communicator, and `hsgd status` sees
    * what these communicators do. */
@@ -143,6 +144,7 @@ typedef struct hsgd_topology {
   int32_t nontemporal;    /* the kind of store chosen at start-up: 0 or 1 */
   uint64_t oneshot_bytes; /* the switch point and the step in use, for collectives on this node */
   uint64_t chunk_bytes;
+  uint64_t allreduce_bytes; /* the switch point of allreduces, where each rank reads all inputs */
 } hsgd_topology;
 
 /* What an allreduce of one payload asks of each node, where all nodes have as many ranks. */

@@ -84,6 +84,7 @@ class Cache {
     if (tuning.node_count > 1) return known;
     known.oneshot_bytes = static_cast<int64_t>(tuning.oneshot_bytes);
     known.chunk_bytes = static_cast<int64_t>(tuning.chunk_bytes);
+    known.allreduce_bytes = tuning.allreduce_bytes;
     return known;
   }
 

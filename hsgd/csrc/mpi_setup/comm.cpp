@@ -61,6 +61,7 @@ hsgd_options with_known(hsgd_options options, const KnownTuning& first) {
   options.known_store = static_cast<uint32_t>(first.store);
   if (first.oneshot_bytes >= 0) options.oneshot_bytes = first.oneshot_bytes;
   if (first.chunk_bytes >= 0) options.chunk_bytes = first.chunk_bytes;
+  options.known_allreduce_bytes = first.allreduce_bytes;
   return options;
 }
 

@@ -26,6 +26,7 @@ struct KnownTuning {
   int64_t store = 0;           // as hsgd_options.known_store; 0: nothing is known
   int64_t oneshot_bytes = -1;  // < 0: as the options say
   int64_t chunk_bytes = -1;
+  uint64_t allreduce_bytes = 0;  // 0: as oneshot_bytes
 };
 
 // Collective over an intracommunicator, blocking, each step with options.timeout_s as deadline.

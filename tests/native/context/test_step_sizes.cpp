@@ -107,7 +107,7 @@ TEST("a communicator takes at most 4 MB per rank and 64 MB per node, however man
   }
 }
 
-TEST("up to eight ranks of one node have longer steps, more have no more memory each for it") {
+TEST("up to sixteen ranks of one node have longer steps, more have no more memory each for it") {
   const auto step_of = [](int ranks, int nodes) {
     const hsgd_options options = options_with(HSGD_FLOAT32);
     const hsgd::Place place = place_of(0, ranks, nodes);
@@ -115,8 +115,8 @@ TEST("up to eight ranks of one node have longer steps, more have no more memory 
     const hsgd::RoundSchedule rounds(nodes, static_cast<int>(options.wire_radix));
     return hsgd::StepSizes(place, map, rounds, options).node_step_bytes();
   };
-  for (const int ranks : {1, 2, 8}) CHECK_EQ(step_of(ranks, 1), size_t{256 << 10});
-  for (const int ranks : {9, 64}) {
+  for (const int ranks : {1, 2, 8, 16}) CHECK_EQ(step_of(ranks, 1), size_t{256 << 10});
+  for (const int ranks : {17, 64}) {
     CHECK_EQ(step_of(ranks, 1), size_t{128 << 10});
     CHECK(bytes_of_node(ranks, 1, HSGD_FLOAT32).shared < static_cast<size_t>(ranks) * 900'000);
   }

@@ -80,3 +80,21 @@ TEST("each kind of collective and each size learns for itself, where ranks move 
   CHECK(small->next() == Store::kNonTemporal);
   CHECK(choices.of(HSGD_ALLGATHER, 64 << 10)->next() == Store::kOrdinary);
 }
+
+TEST("a broadcast streams its result when those of all ranks leave the caches") {
+  hsgd_options options;
+  hsgd_options_default(&options);
+  const auto store = [&](int ranks, size_t bytes) {
+    hsgd::Operation operation;
+    operation.root = 0;
+    operation.count = bytes / sizeof(float);
+    operation.reduction.element_bytes = sizeof(float);
+    operation.signature =
+        hsgd::Signature::pack(HSGD_BROADCAST, HSGD_FLOAT32, HSGD_SUM, 0, operation.count, 0);
+    return hsgd::StoreTuner(options, true, ranks, Store::kOrdinary).into_output(operation);
+  };
+  CHECK(store(2, 16 << 20) == Store::kOrdinary);
+  CHECK(store(2, 32 << 20) == Store::kNonTemporal);
+  CHECK(store(16, 4 << 20) == Store::kNonTemporal);
+  CHECK(store(16, 2 << 20) == Store::kOrdinary);
+}
