@@ -74,8 +74,8 @@ class Config:
         _between(int, -1, 1 << 20),
         "bytes from 0 to 1048576, -1 to choose",
     )
-    """Largest payload that is sent in one synchronization, in which every rank reads the whole
-    input of every other rank, bytes; -1 measures.
+    """Largest payload that is sent in one synchronization, bytes; in an allreduce every rank then
+    reads the whole input of every other rank. -1 measures.
     """
     chunk_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_CHUNK_BYTES",

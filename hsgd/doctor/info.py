@@ -425,9 +425,11 @@ def _add_paths(report: Report, job: node_layout.JobTopology | None) -> None:
             "Without it every allreduce is left to MPI",
         )
         return
-    oneshot, chunk, store, took_ms = found.line.split()
-    large = _bytes(int(oneshot))
-    report.fact("Paths", f"up to {large}", "one-shot: each rank reads all local payloads")
+    allreduce, oneshot, chunk, store, took_ms = found.line.split()
+    large = _bytes(int(allreduce))
+    report.fact("Paths", f"up to {large}", "one-shot allreduce: each rank reads all local payloads")
+    if oneshot != allreduce:
+        report.fact("Paths", f"up to {_bytes(int(oneshot))}", "one-shot: other collectives")
     report.fact(
         "Paths",
         f"above {large}",

@@ -66,7 +66,10 @@ with Comm.local(path, rank, {ranks}) as comm:
 if rank != 0:
     os._exit(0)
 store = "non-temporal" if place.nontemporal else "ordinary"
-show(f"{{place.oneshot_bytes}} {{place.chunk_bytes}} {{store}} {{took_ms:.0f}}")
+show(
+    f"{{place.allreduce_bytes}} {{place.oneshot_bytes}} {{place.chunk_bytes}} {{store}} "
+    f"{{took_ms:.0f}}"
+)
 show("none")
 """
 _SUMS = """
@@ -142,7 +145,8 @@ def operators() -> Finding:
 def tuning(ranks: int) -> Finding:
     """What a communicator of `ranks` ranks of this node measures and chooses; local, blocking.
 
-    The line has four words: one-shot bytes, chunk bytes, kind of store, milliseconds of set-up.
+    The line has five words: one-shot bytes of allreduces and of others, chunk bytes, kind of store,
+    milliseconds of set-up.
     """
     return _run(_SHOW + (_FORKED_RANKS + _TUNING).format(ranks=ranks))
 

@@ -56,7 +56,7 @@ def meeting_point() -> str:
 
 def switch_points(config: Config) -> list[int]:
     """Payloads, in bytes, around which communicators of one node change what they do."""
-    points = [4096 << k for k in range(7)]  # where measured ones may lie
+    points = [256 << k for k in range(11)]  # where measured ones may lie
     if config.oneshot_bytes >= 0:
         points.append(config.oneshot_bytes)
     if config.chunk_bytes >= 0:

@@ -78,7 +78,8 @@ void bind_structures(nb::module_& module) {
       .def_ro("leaders", &hsgd_topology::leaders)
       .def_ro("nontemporal", &hsgd_topology::nontemporal)
       .def_ro("oneshot_bytes", &hsgd_topology::oneshot_bytes)
-      .def_ro("chunk_bytes", &hsgd_topology::chunk_bytes);
+      .def_ro("chunk_bytes", &hsgd_topology::chunk_bytes)
+      .def_ro("allreduce_bytes", &hsgd_topology::allreduce_bytes);
 }
 
 }  // namespace

@@ -95,7 +95,6 @@ class BroadcastPipeline final : public ChunkPipeline {
 void copy_part(Context& context, const Operation& operation, const SharedArguments& arguments) {
   const int size = context.place().local_size;
   const Range part = part_of(operation.bytes(), size, context.place().local_rank, 1);
-  const Store store = context.stores().into_output(operation);
   const int root = context.local_rank_of(operation.root);
   const std::byte* from = arguments.out[static_cast<size_t>(root)];
   for (size_t begin = part.begin; begin < part.end; begin += kCacheBlockBytes) {
@@ -103,7 +102,8 @@ void copy_part(Context& context, const Operation& operation, const SharedArgumen
     for (int i = 0; i < size; ++i) {
       const int to = in_turn(context, i);
       if (to == root) continue;
-      context.copy()(arguments.out[static_cast<size_t>(to)] + begin, from + begin, length, store);
+      context.copy()(arguments.out[static_cast<size_t>(to)] + begin, from + begin, length,
+                     Store::kOrdinary);
     }
   }
   context.intra_bytes() += static_cast<uint64_t>(size) * part.count();

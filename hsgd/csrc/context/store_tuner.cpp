@@ -45,6 +45,7 @@ void StoreChoice::take(Store store, double cost) {
 }
 
 StoreChoice* StoreChoices::of(hsgd_kind kind, size_t bytes) {
+  if (bytes <= kComparedBytes) return nullptr;
   size_t row = 0;
   switch (kind) {
     case HSGD_ALLREDUCE:

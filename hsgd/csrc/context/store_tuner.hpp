@@ -47,11 +47,13 @@ class StoreChoice {
 class StoreChoices {
  public:
   explicit StoreChoices(Store first) { choices_.fill(StoreChoice(first)); }
-  // nullptr: collectives of this kind are not compared, as their bytes differ between ranks.
+  // nullptr: collectives of this kind are not compared, as their bytes differ between ranks, nor
+  // are small ones, of which most go in one step, and not all are timed.
   StoreChoice* of(hsgd_kind kind, size_t bytes);
 
  private:
   static constexpr size_t kSizes = 8;  // a factor of four each, from kLeastBytes on
+  static constexpr size_t kComparedBytes = 4096;
   static constexpr size_t kLeastBytes = 16 << 10;
   std::array<StoreChoice, 4 * kSizes> choices_;
 };

@@ -22,10 +22,11 @@ struct OneshotRange {
 };
 
 // Of an allreduce, by what it reads. Where each rank reads all inputs, one step was faster than two
-// up to some 16 KiB of them together with 8 to 16 ranks on as many cores, up to 64 KiB with 2 and 4
-// (docs/internals/scale.md). A moment of noise, in which two steps are slow, shall not cost more
-// for the rest of the communicator's life than twice the time. With `combines` one rank reads for
-// all: that shall not take longer than two steps in which all work.
+// up to some 16 KiB of them together with 8 to 16 ranks on as many cores, as fast up to 64 KiB with
+// 4 (docs/internals/scale.md), faster with 2 (docs/performance.md). A moment of noise, in which two
+// steps are slow, shall not cost more for the rest of the communicator's life than twice the time.
+// With `combines` one rank reads for all: that shall not take longer than two steps in which all
+// work; the upper bound is a guess there.
 OneshotRange oneshot_range(int ranks, bool combines) {
   const size_t least_read = combines ? 64 << 10 : 16 << 10;
   const auto share = [&](size_t bytes) {

@@ -144,10 +144,12 @@ typedef struct hsgd_topology {
   int32_t nontemporal;    /* the kind of store chosen at start-up: 0 or 1 */
   uint64_t oneshot_bytes; /* the switch point and the step in use, for collectives on this node */
   uint64_t chunk_bytes;
-  uint64_t allreduce_bytes; /* the switch point of allreduces, where each rank reads all inputs */
+  uint64_t
+      allreduce_bytes; /* the same switch point for allreduces, where each rank reads all inputs */
 } hsgd_topology;
 
-/* What an allreduce of one payload asks of each node, where all nodes have as many ranks. */
+/* What an allreduce of one payload asks of each node, where all nodes have as many ranks. On one
+ * node as if nothing were measured. */
 typedef struct hsgd_allreduce_plan {
   uint64_t memory_bytes; /* of the communicator on one node, whatever the payload: shared segments
                             and buffers of all leaders */

@@ -13,6 +13,7 @@ using ranks::status_of;
 
 // What float32 of an operation travels as: small payloads are sent whole, as they are.
 hsgd_dtype narrowed(const Operation& operation, const hsgd_options& options, size_t nodes) {
+  if (nodes == 1) return HSGD_FLOAT32;
   const hsgd::RoundSchedule rounds(static_cast<int>(nodes), static_cast<int>(options.wire_radix));
   const auto messages = static_cast<uint64_t>(rounds.messages());
   if (operation.bytes() <= options.wire_oneshot_bytes / messages) return HSGD_FLOAT32;
@@ -180,6 +181,25 @@ TEST("ranks that are counted in groups on several nodes give the reference, bit 
   uint64_t seed = 70;
   for (const std::vector<int>& layout : {std::vector<int>{3, 4}, {5, 1, 3}, {4, 4, 4}}) {
     random_program(layout, seed++, 0, ranks::kOperations / 30, options);
+  }
+}
+
+TEST("ranks of one node that know of two limits from before give the reference, bit for bit") {
+  hsgd_options options = ranks::small_steps();
+  options.known_store = 1;
+  options.oneshot_bytes = 4096;
+  options.known_allreduce_bytes = 256;
+  uint64_t seed = 80;
+  for (const uint32_t flat_ranks : {16u, 1u}) {
+    options.flat_ranks = flat_ranks;
+    for (const int size : {2, 4}) {
+      const Cluster cluster{{size}, options, {1, seed, 12}};
+      run_program(cluster, seed++, ranks::kOperations / 30);
+      cluster.run([&](int, std::unique_ptr<hsgd::Communicator>& comm) {
+        CHECK_EQ(comm->topology().oneshot_bytes, uint64_t{4096});
+        CHECK_EQ(comm->topology().allreduce_bytes, uint64_t{256});
+      });
+    }
   }
 }
 

@@ -75,6 +75,7 @@ TEST("each kind of collective and each size learns for itself, where ranks move 
   CHECK(choices.of(HSGD_ALLREDUCE, (256 << 10) - 1) == small);
   CHECK(choices.of(HSGD_BROADCAST, 64 << 10) != small);
   CHECK(choices.of(HSGD_ALLTOALL, 64 << 10) == nullptr);
+  CHECK(choices.of(HSGD_ALLREDUCE, 4096) == nullptr);  // of which not all are timed
   run(*small, kSharedCache, 100);
   run(*small, kNoSharedCache, 100);
   CHECK(small->next() == Store::kNonTemporal);
