@@ -170,6 +170,7 @@ WAYS: dict[str, Make] = {
     "diloco-30": _diloco(sync_every=30),
     "diloco-100": _diloco(sync_every=100),
     "streaming-30": _diloco(sync_every=30, **_STREAM),
+    "eager-30": _diloco(sync_every=30, eager=True),
     "diloco-30-int8": _diloco(sync_every=30, compression="int8"),
     "diloco-30-topk": _diloco(sync_every=30, compression="topk"),
     "sparse-30": _diloco(sync_every=30, compression=_SPARSE, outer=_MEAN),

@@ -2,7 +2,8 @@
 
 Owns when a fragment is exchanged. Never computes an inner update: the wrapped
 optimizer does. Sources: DiLoCo (Douillard et al., arXiv:2311.08105) for the
-rule; Streaming DiLoCo (arXiv:2501.18512) for fragments, delay and alpha.
+rule; Streaming DiLoCo (2501.18512) for fragments, delay and alpha; Eager
+Updates (2502.12996) for eager.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.comm import Comm
 from hsgd.errors import HsgdError
 from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
-from hsgd.optim.diloco.exchanges_under_way import ExchangesUnderWay, Saved
+from hsgd.optim.diloco.exchanges_under_way import ExchangesUnderWay
 from hsgd.optim.diloco.fragments import (
     Fragment,
     Fragments,
@@ -32,10 +32,17 @@ from hsgd.optim.diloco.fragments import (
     phases,
 )
 from hsgd.optim.diloco.outer_optimizer import Nesterov
+from hsgd.optim.diloco.outer_state import (
+    average_outer,
+    exchanged_here,
+    load_fragments,
+    saved_alike,
+    saved_fragments,
+    take_outer,
+)
 from hsgd.optim.diloco.pseudo_gradient_exchange import (
     Compression,
     checked_compression,
-    exchange_of,
 )
 from hsgd.optim.diloco.worker_comms import WorkerComms
 from hsgd.optim.flat_vectors import joined, views_of
@@ -44,6 +51,8 @@ from hsgd.optim.worker_group import WorkerGroup
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 
 __all__ = ["DiLoCo"]
+
+_Read = Callable[[], list[Tensor]]
 
 
 class DiLoCo(WrappingOptimizer):
@@ -65,6 +74,9 @@ class DiLoCo(WrappingOptimizer):
         computation, and step() waits only if it takes longer. Below sync_every.
     alpha: share of the worker's own weights that stays when outer weights come; 0 takes the outer
         weights as they are.
+    eager: an outer step takes the worker's own part of now and that of the others of one period
+        ago, and waits for no exchange, which has a whole period. Outer weights differ between
+        workers then, and only synchronize_weights() averages buffers.
     compression: None, "bfloat16", "int8", "topk", or hsgd.optim.diloco's Int8 or TopK: what
         pseudo-gradients travel as. The last two keep what is left out for the next time.
     group: "node": the ranks of a node are one worker, whose gradients are averaged in every step
@@ -91,19 +103,19 @@ class DiLoCo(WrappingOptimizer):
         fragments: Fragments = 1,
         delay: int = 0,
         alpha: float = 0.0,
+        eager: bool = False,
         compression: Compression = None,
         group: Literal["node"] | int | None = "node",
     ) -> None:
         super().__init__(optimizer)
-        check_schedule(sync_every, delay, alpha)
+        check_schedule(sync_every, delay, alpha, eager)
         checked_compression(compression)
         self.outer = Nesterov() if outer is None else outer
-        self._period, self._delay, self._alpha = sync_every, delay, alpha
+        self._period, self._delay, self._alpha, self._eager = sync_every, delay, alpha, eager
         self._params = params if isinstance(params, nn.Module) else list(params)
         self._trained, self._buffers = exchanged_of(self._params)
         parts = cut(self._trained, fragments)
-        steps = phases(len(parts), sync_every)
-        self._parts = list(zip(parts, steps, strict=True))
+        self._parts = list(zip(parts, phases(len(parts), sync_every), strict=True))
         self._how = (group, compression)
         self._kept_for_restart: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
         self._metrics = DiLoCoMetrics()
@@ -136,9 +148,7 @@ class DiLoCo(WrappingOptimizer):
         return value if result is None else result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; local. In a worker of several ranks gradients are zeroed where they are
-        averaged.
-        """
+        """As torch's; local. In a worker of several ranks gradients are zeroed in place."""
         if self._group is not None:
             self._group.zero_gradients()
         else:
@@ -146,7 +156,7 @@ class DiLoCo(WrappingOptimizer):
 
     def settle(self) -> None:
         """Apply what is under way now, not `delay` steps later; blocking, collective in a worker.
-        All ranks call it after the same step.
+        All ranks call it after the same step. With eager=True it waits, and changes no weights.
         """
         self._check_open()
         with torch.no_grad(), self._ranks.told():
@@ -168,7 +178,9 @@ class DiLoCo(WrappingOptimizer):
             )
         with torch.no_grad(), self._ranks.told():
             for number, fragment in enumerate(self._fragments):
-                if fragment.taken != here:
+                if self._eager:
+                    self._average_outer(number, fragment.taken == here)
+                elif fragment.taken != here:
                     self._begin(number)
             self._apply(None, None, alpha=0.0)
             for fragment in self._fragments:
@@ -212,14 +224,7 @@ class DiLoCo(WrappingOptimizer):
         }
         if self._workers is not None and not self._waits_for_ranks:
             own["worker"] = self._workers.rank
-            own["fragments"] = [
-                {
-                    "outer_weights": fragment.outer_weights.clone(),
-                    "velocity": fragment.velocity.clone(),
-                    "left_out": exchange.state_dict(),
-                }
-                for fragment, exchange in zip(self._fragments, self._exchanges, strict=True)
-            ]
+            own["fragments"] = saved_fragments(self._exchanged)
         return {**self._optimizer.state_dict(), "diloco": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -245,15 +250,10 @@ class DiLoCo(WrappingOptimizer):
         steps = np.array([own["steps"]], np.int64)
         self._ranks.comm.broadcast(steps, name="steps of DiLoCo")
         self._metrics.steps = int(steps[0])
-        complete = self._workers is None or None not in [means for *_, means in own["under_way"]]
-        alike = own["workers"] == self._ranks.count and own["steps"] == self._metrics.steps
-        same = bool(self._ranks.combine(int(alike and complete), "min"))
-        under_way: Saved = own["under_way"]
-        count = len(under_way)
-        same &= self._ranks.combine(count, "min") == self._ranks.combine(count, "max")
-        self._queue.load(under_way if same else [])
+        same = saved_alike(own, self._ranks, self._metrics.steps, self._eager)
+        self._queue.load(own["under_way"] if same else [])
         if self._workers is not None:
-            self._load_fragments(own, self._workers, same)
+            load_fragments(own, self._exchanged, self._workers, same, self._eager)
 
     def abort(self) -> None:
         """Leave the other ranks, which get an error where they wait for this one; local, never
@@ -355,7 +355,8 @@ class DiLoCo(WrappingOptimizer):
     def __repr__(self) -> str:
         return (
             f"DiLoCo({self._optimizer!r}, {self.outer!r}, sync_every={self._period}, "
-            f"fragments={len(self._fragments)}, delay={self._delay}, alpha={self._alpha})"
+            f"fragments={len(self._fragments)}, delay={self._delay}, alpha={self._alpha}, "
+            f"eager={self._eager})"
         )
 
     # --- exchanges ---
@@ -376,8 +377,32 @@ class DiLoCo(WrappingOptimizer):
             extra = joined([b.cpu().float() for b in buffers]) if buffers else extra
         self._metrics.apply_s += time.perf_counter() - begin
         begin = time.perf_counter()
-        self._queue.begin(number, self._metrics.steps + self._delay, mine, extra)
+        due = self._metrics.steps + (self._period if self._eager else self._delay)
+        self._queue.begin(number, due, mine.clone() if self._eager else mine, extra)
         self._metrics.wait_s += time.perf_counter() - begin  # without a delay it is done now
+
+        def read() -> list[Tensor]:
+            fragment.step(self.outer, self._exchanged[number].eager.begin(mine))
+            return [fragment.outer_weights]
+
+        if self._eager:
+            self._take(number, read, self._alpha, buffers)
+
+    def _average_outer(self, number: int, exact: bool) -> None:
+        """Make outer weights, velocity and buffers the workers' means; collective, blocking.
+        exact: outer weights are of now; otherwise the weights are averaged in their place.
+        """
+        fragment, buffers = self._fragments[number], self._buffers_of(number, ending=True)
+        if self._group is not None:
+            self._group.average([buffer.detach() for buffer in buffers])
+
+        def read() -> list[Tensor]:
+            assert self._workers is not None
+            extra = joined([torch.empty(0), *(b.cpu().float() for b in buffers)])
+            average_outer(self._exchanged[number], self._workers, exact, extra)
+            return [fragment.outer_weights, extra]
+
+        self._take(number, read, 0.0, buffers)
 
     def _apply(self, step: int | None, outer: Nesterov | None, alpha: float) -> None:
         """What is due at the step, or all; in the order of beginning, which all ranks share. What
@@ -388,17 +413,28 @@ class DiLoCo(WrappingOptimizer):
             self._queue.drop_first()
 
     def _finish(self, number: int, outer: Nesterov | None, alpha: float) -> None:
-        fragment, buffers = self._fragments[number], self._buffers_of(number)
+        fragment = self._fragments[number]
 
         def read() -> list[Tensor]:
             begin = time.perf_counter()
             mean, averaged = self._queue.wait_first()
             arrived = time.perf_counter()
-            fragment.step(outer, mean)
             self._metrics.wait_s += arrived - begin
+            if self._eager:
+                self._exchanged[number].eager.arrive(mean)
+            else:
+                fragment.step(outer, mean)
             self._metrics.apply_s += time.perf_counter() - arrived
             return [fragment.outer_weights, averaged]
 
+        if not self._eager:
+            self._take(number, read, alpha, self._buffers_of(number))
+        elif self._workers is not None:
+            read()
+
+    def _take(self, number: int, read: _Read, alpha: float, buffers: list[Tensor]) -> None:
+        """Take outer weights and buffers, which the worker's first rank reads."""
+        fragment = self._fragments[number]
         arrived = self._shared(fragment.count + sum(b.numel() for b in buffers), read)
         begin = time.perf_counter()
         fragment.take(arrived[: fragment.count], alpha)
@@ -408,14 +444,15 @@ class DiLoCo(WrappingOptimizer):
         self._metrics.apply_s += time.perf_counter() - begin
         self._metrics.outer_steps += 1
 
-    def _buffers_of(self, number: int) -> list[Tensor]:
+    def _buffers_of(self, number: int, ending: bool = False) -> list[Tensor]:
         """What is averaged with a fragment."""
-        return self._buffers if number == len(self._fragments) - 1 else []
+        last = number == len(self._fragments) - 1
+        return self._buffers if last and (ending or not self._eager) else []
 
     def _outer_weights_of(self, fragment: Fragment) -> Tensor:
         return self._shared(fragment.count, lambda: [fragment.outer_weights])
 
-    def _shared(self, count: int, read: Callable[[], list[Tensor]]) -> Tensor:
+    def _shared(self, count: int, read: _Read) -> Tensor:
         """`count` values that the worker's first rank reads, on all of its ranks."""
         if self._group is None:
             parts = [part for part in read() if part.numel()]
@@ -428,17 +465,6 @@ class DiLoCo(WrappingOptimizer):
         return flat
 
     # --- saving and loading ---
-
-    def _load_fragments(self, own: dict[str, Any], workers: Comm, same: bool) -> None:
-        saved = own.get("fragments", [None] * len(self._fragments))
-        for fragment, exchange, one in zip(self._fragments, self._exchanges, saved, strict=True):
-            if one is not None:
-                fragment.outer_weights.copy_(one["outer_weights"])
-                fragment.velocity.copy_(one["velocity"])
-            for vector in (fragment.outer_weights, fragment.velocity):
-                workers.broadcast(vector, name="outer weights of DiLoCo")
-            kept = one is not None and same and own.get("worker") == workers.rank
-            exchange.load_state_dict(one["left_out"] if one is not None and kept else {})
 
     def _load_inner(self, state_dict: dict[str, Any]) -> None:
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "diloco"})
@@ -455,44 +481,20 @@ class DiLoCo(WrappingOptimizer):
         self._waits_for_ranks, self._left, self._aborted = True, False, False
         self._ranks = WorkerComms(comm, group, self._trained)
         try:
-            source, steps, has_outer = self._furthest(steps, bool(had))
+            source, steps, has_outer = self._ranks.furthest(steps, bool(had))
             broadcast_initial(self._ranks.comm, self._params, self._trained, root=source)
             workers = self._workers = self._ranks.between
             self._group = self._ranks.inside
             outer = workers is not None
             self._fragments = [Fragment(part, phase, outer) for part, phase in self._parts]
             if has_outer:
-                self._take_outer(source, steps, had)
+                take_outer(self._fragments, self._ranks.comm, source, steps, had)
         except BaseException:
             self._ranks.leave(abort=True)
             raise
         self._metrics.steps = steps
-        self._exchanges = [
-            exchange_of(compression, workers, one.count, f"pseudo-gradient {number}")
-            for number, one in enumerate(self._fragments)
-            if workers is not None
-        ]
-        self._queue = ExchangesUnderWay(self._exchanges, workers, self._delay > 0)
+        self._exchanged = exchanged_here(self._fragments, compression, workers, self._ranks.count)
+        exchanges = [each.exchange for each in self._exchanged]
+        self._queue = ExchangesUnderWay(exchanges, workers, self._delay > 0 or self._eager)
         self._waits_for_ranks = comm is None
         self._ranks.before_close(self._comm_closes)
-
-    def _furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
-        """The lowest rank of those that have taken the most steps, of those with outer weights
-        where there are any; its steps; whether it has outer weights. Collective, blocking.
-        """
-        size, rank = self._ranks.comm.size, self._ranks.comm.rank
-        place = steps * size + size - 1 - rank
-        furthest = self._ranks.combine(place if has_outer else -1, "max")
-        any_outer = furthest >= 0
-        if not any_outer:
-            furthest = self._ranks.combine(place, "max")
-        return size - 1 - furthest % size, furthest // size, any_outer
-
-    def _take_outer(self, source: int, steps: int, had: list[tuple[Tensor, Tensor]]) -> None:
-        """Take outer weights and velocity of rank `source`; collective, blocking."""
-        for number, fragment in enumerate(self._fragments):
-            weights = had[number][0].to("cpu", copy=True) if had else fragment.gathered()
-            velocity = had[number][1].to("cpu", copy=True) if had else torch.zeros_like(weights)
-            for vector in (weights, velocity):
-                self._ranks.comm.broadcast(vector, source, name="outer weights of DiLoCo")
-            fragment.start_from(weights, velocity, steps)

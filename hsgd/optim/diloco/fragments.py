@@ -175,13 +175,17 @@ def check_saved(own: Mapping[str, Any], fragments: Sequence[Fragment], leads: bo
         raise ValueError("DiLoCo: the state has no outer weights; load on rank 0 what rank 0 saved")
 
 
-def check_schedule(sync_every: int, delay: int, alpha: float) -> None:
+def check_schedule(sync_every: int, delay: int, alpha: float, eager: bool) -> None:
     """Raise ValueError for steps and a share that cannot be; local."""
     if not isinstance(sync_every, int) or sync_every < 1:
         raise ValueError(f"DiLoCo: sync_every is {sync_every!r}; give steps, 1 or more")
     if not isinstance(delay, int) or not 0 <= delay < sync_every:
         raise ValueError(
             f"DiLoCo: delay is {delay!r}; give steps, from 0 to below sync_every={sync_every}"
+        )
+    if eager and delay:
+        raise ValueError(
+            f"DiLoCo: eager=True gives each exchange a whole period; leave out delay={delay}"
         )
     if not 0 <= alpha < 1:
         raise ValueError(f"DiLoCo: alpha is {alpha!r}; give a share from 0 to below 1")

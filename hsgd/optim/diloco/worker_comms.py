@@ -54,6 +54,18 @@ class WorkerComms:
         """Of all ranks' numbers; collective, blocking."""
         return int(self.comm.allreduce(np.array([number], np.int64), op, name="DiLoCo")[0])
 
+    def furthest(self, steps: int, has_outer: bool) -> tuple[int, int, bool]:
+        """The lowest rank of those that have taken the most steps, of those with outer weights
+        where there are any; its steps; whether it has outer weights. Collective, blocking.
+        """
+        size, rank = self.comm.size, self.comm.rank
+        place = steps * size + size - 1 - rank
+        furthest = self.combine(place if has_outer else -1, "max")
+        any_outer = furthest >= 0
+        if not any_outer:
+            furthest = self.combine(place, "max")
+        return size - 1 - furthest % size, furthest // size, any_outer
+
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
         """Where a collective in it fails, so do those in which other ranks wait for this one, now

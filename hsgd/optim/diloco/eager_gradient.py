@@ -1,0 +1,49 @@
+"""Outer gradients that wait for no exchange: a worker's own part is of now, that of the others of
+one period ago.
+
+Owns the formula. Never communicates. Source: Eager Updates (Kale et al., arXiv:2502.12996).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["EagerGradient"]
+
+
+class EagerGradient:
+    """Of one fragment on one of `workers`. The mean over the workers of what begin() returns is the
+    mean of what they gave it, so the mean of their outer weights is what DiLoCo's would be.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._own: Tensor | None = None  # under way
+        self._others: Tensor | None = None  # arrived: their sum, over the number of workers
+
+    def begin(self, own: Tensor) -> Tensor:
+        """The gradient of the outer step to take now, as a new vector; local. own: how far this
+        worker came, which is kept, and must not change. The others' part is what has arrived, or 0.
+        """
+        gradient = own / self._workers
+        if self._others is not None:
+            gradient.add_(self._others)
+        self._own, self._others = own, None
+        return gradient
+
+    def arrive(self, mean: Tensor) -> None:
+        """The mean over the workers of what they gave begin() last; local."""
+        assert self._own is not None, "an exchange has begun"
+        self._others = mean.sub(self._own, alpha=1 / self._workers)
+        self._own = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next step needs, as copies; local."""
+        kept = {"own": self._own, "others": self._others}
+        return {name: vector.clone() for name, vector in kept.items() if vector is not None}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take it back; local. Without anything the others' part of the next step is 0."""
+        own, others = state.get("own"), state.get("others")
+        self._own = None if own is None else own.clone()
+        self._others = None if others is None else others.clone()

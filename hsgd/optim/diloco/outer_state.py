@@ -1,0 +1,134 @@
+"""The outer state of all fragments on one rank: saved, loaded, and made alike on all.
+
+Owns what is saved of a fragment, and which worker's state counts. Never decides when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.optim.diloco.eager_gradient import EagerGradient
+from hsgd.optim.diloco.fragments import Fragment
+from hsgd.optim.diloco.pseudo_gradient_exchange import Compression, Exchange, exchange_of
+from hsgd.optim.diloco.worker_comms import WorkerComms
+
+__all__ = [
+    "Exchanged",
+    "average_outer",
+    "exchanged_here",
+    "load_fragments",
+    "saved_alike",
+    "saved_fragments",
+    "take_outer",
+]
+
+_NAME = "outer weights of DiLoCo"
+
+
+class Exchanged(NamedTuple):
+    """A fragment on a rank that exchanges it with other workers."""
+
+    fragment: Fragment
+    exchange: Exchange
+    eager: EagerGradient
+
+
+def exchanged_here(
+    fragments: Sequence[Fragment], compression: Compression, workers: Comm | None, count: int
+) -> list[Exchanged]:
+    """Those of a rank that exchanges with `workers`; none where that is None; local. count: of
+    workers.
+    """
+    if workers is None:
+        return []
+    exchanges = (
+        exchange_of(compression, workers, one.count, f"pseudo-gradient {number}")
+        for number, one in enumerate(fragments)
+    )
+    return [
+        Exchanged(fragment, exchange, EagerGradient(count))
+        for fragment, exchange in zip(fragments, exchanges, strict=True)
+    ]
+
+
+def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: bool) -> bool:
+    """Whether all ranks saved at the same step, `steps`, with as many workers and the same
+    exchanges under way; with `eager` also whether each worker has what it saved itself; collective,
+    blocking.
+    """
+    workers, under_way = ranks.between, own["under_way"]
+    complete = workers is None or None not in [means for *_, means in under_way]
+    here = complete and own["workers"] == ranks.count and own["steps"] == steps
+    if eager and workers is not None:
+        here &= own.get("worker") == workers.rank
+    same = bool(ranks.combine(int(here), "min"))
+    count = len(under_way)
+    return ranks.combine(count, "min") == ranks.combine(count, "max") and same
+
+
+def saved_fragments(here: Sequence[Exchanged]) -> list[dict[str, Any]]:
+    """What load_fragments() takes back; local."""
+    return [
+        {
+            "outer_weights": fragment.outer_weights.clone(),
+            "velocity": fragment.velocity.clone(),
+            "left_out": exchange.state_dict(),
+            "eager": eager.state_dict(),
+        }
+        for fragment, exchange, eager in here
+    ]
+
+
+def load_fragments(
+    own: Mapping[str, Any], here: Sequence[Exchanged], workers: Comm, same: bool, eager: bool
+) -> None:
+    """Take it back; collective over the workers, blocking. own: DiLoCo's part of a state. same:
+    whether all ranks go on where they saved. eager: then each worker has outer weights of its own;
+    otherwise all have those of worker 0.
+    """
+    saved = own.get("fragments", [None] * len(here))
+    for (fragment, exchange, gradient), one in zip(here, saved, strict=True):
+        if one is not None:
+            fragment.outer_weights.copy_(one["outer_weights"])
+            fragment.velocity.copy_(one["velocity"])
+        for vector in () if same and eager else (fragment.outer_weights, fragment.velocity):
+            workers.broadcast(vector, name=_NAME)
+        kept = one if same and own.get("worker") == workers.rank else None
+        exchange.load_state_dict({} if kept is None else kept["left_out"])
+        gradient.load_state_dict({} if kept is None else kept.get("eager", {}))
+
+
+def take_outer(
+    fragments: Sequence[Fragment],
+    comm: Comm,
+    source: int,
+    steps: int,
+    had: Sequence[tuple[Tensor, Tensor]],
+) -> None:
+    """Take outer weights and velocity of rank `source`, which `had` them, or its weights and 0;
+    collective over the ranks, blocking. steps: that it has taken.
+    """
+    for number, fragment in enumerate(fragments):
+        weights = had[number][0].to("cpu", copy=True) if had else fragment.gathered()
+        velocity = had[number][1].to("cpu", copy=True) if had else torch.zeros_like(weights)
+        for vector in (weights, velocity):
+            comm.broadcast(vector, source, name=_NAME)
+        fragment.start_from(weights, velocity, steps)
+
+
+def average_outer(here: Exchanged, workers: Comm, exact: bool, extra: Tensor) -> None:
+    """Make outer weights, velocity and `extra` the workers' means, and forget what is under way;
+    collective over the workers, blocking. exact: outer weights are of now; otherwise the weights
+    are averaged in their place.
+    """
+    fragment = here.fragment
+    if not exact:
+        fragment.outer_weights = fragment.gathered()
+    for vector in (fragment.outer_weights, fragment.velocity, extra):
+        workers.allreduce(vector, "mean", out=vector, name=_NAME)
+    here.eager.load_state_dict({})
