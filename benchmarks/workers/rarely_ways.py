@@ -21,7 +21,17 @@ import hsgd.torch as hvd
 from hsgd import Comm
 from hsgd.optim import Budget, DiLoCo, ElasticAveraging, FixedPeriod, Gossip, Nesterov, TopK
 
-__all__ = ["BASE", "NEEDS_GLOO", "OUTER", "WAYS", "as_saved", "meet", "missing", "torchft_version"]
+__all__ = [
+    "BASE",
+    "EAGER",
+    "NEEDS_GLOO",
+    "OUTER",
+    "WAYS",
+    "as_saved",
+    "meet",
+    "missing",
+    "torchft_version",
+]
 
 Make = Callable[[Any, nn.Module, Comm, int], Any]
 
@@ -185,11 +195,16 @@ WAYS: dict[str, Make] = {
 SparseLoCo, gossip's a Budget of 1/10 in bfloat16."""
 
 
+EAGER = {"eager-30"}  # whose exchanges are under way at all times
+
+
 @contextlib.contextmanager
 def as_saved(optimizer: Any) -> Iterator[None]:
     """Within it the model is what the way would save; collective."""
-    if isinstance(optimizer, (DiLoCo, _TorchFT)):
-        inner: Any = optimizer.at_outer_weights()
+    if isinstance(optimizer, DiLoCo):
+        inner: Any = optimizer.at_outer_weights(average=True)
+    elif isinstance(optimizer, _TorchFT):
+        inner = optimizer.at_outer_weights()
     elif isinstance(optimizer, ElasticAveraging):
         inner = optimizer.at_centre()
     elif isinstance(optimizer, Gossip):

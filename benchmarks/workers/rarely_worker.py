@@ -29,7 +29,7 @@ from hsgd import Comm
 from hsgd.config import Config
 from hsgd.optim import DiLoCo
 from tasks.training_task import TASKS, Batch, TrainingTask, loss_of
-from workers.rarely_ways import BASE, NEEDS_GLOO, OUTER, WAYS, as_saved, meet
+from workers.rarely_ways import BASE, EAGER, NEEDS_GLOO, OUTER, WAYS, as_saved, meet
 
 __all__: list[str] = []
 
@@ -98,6 +98,8 @@ def train(comm: Comm, training: _Training, way: str, target: float | None) -> di
         if step not in looks:
             continue
         seconds += time.perf_counter() - begin
+        if way in EAGER:
+            optimizer.settle()  # an exchange that has just begun shall count, too
         sent = _sent_bytes() - before  # without what the loss below costs
         with as_saved(optimizer):
             loss, right = _scores(net, held_out)

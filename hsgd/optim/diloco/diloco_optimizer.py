@@ -27,15 +27,15 @@ from hsgd.optim.diloco.fragments import (
     Fragments,
     check_saved,
     check_schedule,
-    cut,
     exchanged_of,
-    phases,
+    scheduled,
 )
 from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.diloco.outer_state import (
     average_outer,
     exchanged_here,
     load_fragments,
+    outer_weights,
     saved_alike,
     saved_fragments,
     take_outer,
@@ -114,8 +114,7 @@ class DiLoCo(WrappingOptimizer):
         self._period, self._delay, self._alpha, self._eager = sync_every, delay, alpha, eager
         self._params = params if isinstance(params, nn.Module) else list(params)
         self._trained, self._buffers = exchanged_of(self._params)
-        parts = cut(self._trained, fragments)
-        self._parts = list(zip(parts, phases(len(parts), sync_every), strict=True))
+        self._parts = scheduled(self._trained, fragments, sync_every)
         self._how = (group, compression)
         self._kept_for_restart: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
         self._metrics = DiLoCoMetrics()
@@ -187,16 +186,19 @@ class DiLoCo(WrappingOptimizer):
                 fragment.take(self._outer_weights_of(fragment), 0.0)
 
     @contextlib.contextmanager
-    def at_outer_weights(self) -> Iterator[None]:
+    def at_outer_weights(self, average: bool = False) -> Iterator[None]:
         """Within it the parameters are the outer weights, for evaluation; local, in a worker
-        collective. Buffers, such as BatchNorm's statistics, stay the worker's own.
+        collective. Buffers stay the worker's own. average: with eager=True the workers' mean, for
+        which it waits for exchanges; collective.
         """
         self._check_open()
+        if average and self._eager:
+            self.settle()
         parameters = [p.detach() for fragment in self._fragments for p in fragment.parameters]
         kept = [parameter.clone() for parameter in parameters]
         try:
             for fragment in self._fragments:
-                fragment.take(self._outer_weights_of(fragment), 0.0)
+                fragment.take(self._outer_weights_of(fragment, average), 0.0)
             yield
         finally:
             for parameter, weights in zip(parameters, kept, strict=True):
@@ -217,11 +219,8 @@ class DiLoCo(WrappingOptimizer):
         compression left out, and the exchanges under way, for which it waits; local. Exchanges that
         failed are left out. The worker's own weights are the model's.
         """
-        own: dict[str, Any] = {
-            "steps": self._metrics.steps,
-            "workers": self._ranks.count,
-            "under_way": self._queue.saved(),
-        }
+        own: dict[str, Any] = {"steps": self._metrics.steps, "workers": self._ranks.count}
+        own["under_way"] = self._queue.saved()
         if self._workers is not None and not self._waits_for_ranks:
             own["worker"] = self._workers.rank
             own["fragments"] = saved_fragments(self._exchanged)
@@ -449,8 +448,9 @@ class DiLoCo(WrappingOptimizer):
         last = number == len(self._fragments) - 1
         return self._buffers if last and (ending or not self._eager) else []
 
-    def _outer_weights_of(self, fragment: Fragment) -> Tensor:
-        return self._shared(fragment.count, lambda: [fragment.outer_weights])
+    def _outer_weights_of(self, fragment: Fragment, average: bool = False) -> Tensor:
+        workers = self._workers if average and self._eager else None
+        return self._shared(fragment.count, lambda: [outer_weights(fragment, workers)])
 
     def _shared(self, count: int, read: _Read) -> Tensor:
         """`count` values that the worker's first rank reads, on all of its ranks."""

@@ -25,6 +25,7 @@ __all__ = [
     "cut",
     "exchanged_of",
     "phases",
+    "scheduled",
 ]
 
 Fragments = int | Sequence[nn.Module | Iterable[Tensor]]
@@ -125,6 +126,14 @@ def cut(parameters: Sequence[Tensor], fragments: Fragments) -> list[list[Tensor]
     if not all(parts):
         raise ValueError("DiLoCo: a fragment has no parameters")
     return parts
+
+
+def scheduled(
+    parameters: Sequence[Tensor], fragments: Fragments, period: int
+) -> list[tuple[list[Tensor], int]]:
+    """The parameters of each fragment, and its phase; local. Raises as cut() and phases()."""
+    parts = cut(parameters, fragments)
+    return list(zip(parts, phases(len(parts), period), strict=True))
 
 
 def _even(parameters: Sequence[Tensor], number: int) -> list[list[Tensor]]:

@@ -22,6 +22,7 @@ __all__ = [
     "average_outer",
     "exchanged_here",
     "load_fragments",
+    "outer_weights",
     "saved_alike",
     "saved_fragments",
     "take_outer",
@@ -119,6 +120,15 @@ def take_outer(
         for vector in (weights, velocity):
             comm.broadcast(vector, source, name=_NAME)
         fragment.start_from(weights, velocity, steps)
+
+
+def outer_weights(fragment: Fragment, workers: Comm | None) -> Tensor:
+    """This worker's; or their mean over `workers`, a new vector: then collective, blocking."""
+    own = fragment.outer_weights
+    if workers is None:
+        return own
+    mean: Tensor = workers.allreduce(own, "mean", name=_NAME)
+    return mean
 
 
 def average_outer(here: Exchanged, workers: Comm, exact: bool, extra: Tensor) -> None:

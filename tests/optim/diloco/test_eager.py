@@ -88,9 +88,15 @@ def run_toy(seat: Seat, path: str, size: int, steps: int, options: dict[str, Any
         own = values(params)
         with diloco.at_outer_weights():
             outer = values(params)
+        with diloco.at_outer_weights(average=True):
+            mean = values(params)
+        assert all(np.array_equal(a, b) for a, b in zip(own, values(params), strict=True))
         metrics = diloco.metrics()
         diloco.synchronize_weights()
-    return own, outer, values(params), metrics.outer_steps
+        together = values(params)
+        if len(options["fragments"]) == 1:  # exchanged after this very step
+            assert all(np.array_equal(a, b) for a, b in zip(mean, together, strict=True))
+    return own, outer, together, metrics.outer_steps
 
 
 @pytest.mark.parametrize(
