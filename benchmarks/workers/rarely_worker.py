@@ -97,9 +97,9 @@ def train(comm: Comm, training: _Training, way: str, target: float | None) -> di
         optimizer.step()
         if step not in looks:
             continue
-        seconds += time.perf_counter() - begin
         if way in EAGER:
             optimizer.settle()  # an exchange that has just begun shall count, too
+        seconds += time.perf_counter() - begin
         sent = _sent_bytes() - before  # without what the loss below costs
         with as_saved(optimizer):
             loss, right = _scores(net, held_out)

@@ -6,12 +6,13 @@ pass, and without copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["Flattened", "as_memory", "in_memory", "joined", "square", "views_of"]
+__all__ = ["Flattened", "as_memory", "in_memory", "joined", "square", "values_kept", "views_of"]
 
 
 class Flattened:
@@ -60,6 +61,17 @@ def views_of(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Parts of a 1-d tensor, one behind the other, in the shapes of `like`."""
     parts = flat.split([tensor.numel() for tensor in like])  # type: ignore[no-untyped-call]
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+@contextlib.contextmanager
+def values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Within it they may have other values; afterwards they have their own again. Local."""
+    kept = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, value in zip(tensors, kept, strict=True):
+            tensor.copy_(value)
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

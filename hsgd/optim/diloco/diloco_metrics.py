@@ -20,8 +20,9 @@ class DiLoCoMetrics:
     outer_steps: int = 0
     """Of all fragments."""
     wait_s: float = 0.0
-    """Waiting for exchanges that took longer than `delay` steps: exposed communication. Of a
-    worker of several ranks the first one waits, and the others for it: in their group_s."""
+    """Waiting for exchanges that took longer than `delay` steps, or with eager updates than a
+    period: exposed communication. Of a worker of several ranks the first one waits, and the others
+    for it: in their group_s."""
     exchange_s: float = 0.0
     """Of exchanges between workers, in the background."""
     apply_s: float = 0.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,8 +33,10 @@ from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.diloco.outer_state import (
     average_outer,
     exchanged_here,
+    go_on_from,
+    kept_outer,
     load_fragments,
-    outer_weights,
+    mean_outer,
     saved_alike,
     saved_fragments,
     take_outer,
@@ -45,7 +46,7 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import (
     checked_compression,
 )
 from hsgd.optim.diloco.worker_comms import WorkerComms
-from hsgd.optim.flat_vectors import joined, views_of
+from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.worker_group import WorkerGroup
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
@@ -124,7 +125,7 @@ class DiLoCo(WrappingOptimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of the wrapped optimizer, and what exchange there is to begin or to apply;
-        local, but for the worker's own ranks. Blocking where an exchange takes longer than `delay`.
+        local, but for the worker's own ranks. Blocking where an exchange takes longer than it has.
         A closure is called once in a group, before the gradients are averaged.
         """
         self._check_open()
@@ -176,14 +177,15 @@ class DiLoCo(WrappingOptimizer):
                 f"DiLoCo: ranks have taken {least} to {most} steps; all must take the same number"
             )
         with torch.no_grad(), self._ranks.told():
+            if self._eager:
+                self._average_outer(here)
+                return
             for number, fragment in enumerate(self._fragments):
-                if self._eager:
-                    self._average_outer(number, fragment.taken == here)
-                elif fragment.taken != here:
+                if fragment.taken != here:
                     self._begin(number)
             self._apply(None, None, alpha=0.0)
-            for fragment in self._fragments:
-                fragment.take(self._outer_weights_of(fragment), 0.0)
+            for number, fragment in enumerate(self._fragments):
+                fragment.take(self._outer_weights_of(number), 0.0)
 
     @contextlib.contextmanager
     def at_outer_weights(self, average: bool = False) -> Iterator[None]:
@@ -195,24 +197,16 @@ class DiLoCo(WrappingOptimizer):
         if average and self._eager:
             self.settle()
         parameters = [p.detach() for fragment in self._fragments for p in fragment.parameters]
-        kept = [parameter.clone() for parameter in parameters]
-        try:
-            for fragment in self._fragments:
-                fragment.take(self._outer_weights_of(fragment, average), 0.0)
+        with values_kept(parameters):
+            for number, fragment in enumerate(self._fragments):
+                with self._ranks.told():
+                    weights = self._outer_weights_of(number, average)
+                fragment.take(weights, 0.0)
             yield
-        finally:
-            for parameter, weights in zip(parameters, kept, strict=True):
-                parameter.copy_(weights)
 
     def metrics(self) -> DiLoCoMetrics:
         """What this rank did; local, never blocks. Exchanges count when they have ended."""
-        queue = self._queue
-        return replace(
-            self._metrics,
-            exchange_s=self._metrics.exchange_s + queue.seconds,
-            node_bytes=self._metrics.node_bytes + queue.node_bytes,
-            sent_bytes=self._metrics.sent_bytes + queue.sent_bytes,
-        )
+        return self._queue.added_to(self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's and, under "diloco", the outer weights, their velocity, what
@@ -220,6 +214,7 @@ class DiLoCo(WrappingOptimizer):
         failed are left out. The worker's own weights are the model's.
         """
         own: dict[str, Any] = {"steps": self._metrics.steps, "workers": self._ranks.count}
+        own["eager"] = self._period if self._eager else 0
         own["under_way"] = self._queue.saved()
         if self._workers is not None and not self._waits_for_ranks:
             own["worker"] = self._workers.rank
@@ -249,7 +244,8 @@ class DiLoCo(WrappingOptimizer):
         steps = np.array([own["steps"]], np.int64)
         self._ranks.comm.broadcast(steps, name="steps of DiLoCo")
         self._metrics.steps = int(steps[0])
-        same = saved_alike(own, self._ranks, self._metrics.steps, self._eager)
+        period = self._period if self._eager else 0
+        same = saved_alike(own, self._ranks, self._metrics.steps, period)
         self._queue.load(own["under_way"] if same else [])
         if self._workers is not None:
             load_fragments(own, self._exchanged, self._workers, same, self._eager)
@@ -277,14 +273,7 @@ class DiLoCo(WrappingOptimizer):
         super()._check_open()
         kept = self._kept_for_restart
         if state_dict is not None:
-            own = state_dict.get("diloco")
-            if own is None:
-                raise ValueError(
-                    "DiLoCo: give restart() a whole state, which state_dict() returned"
-                )
-            check_saved(own, self._fragments, leads=False)
-            saved = own.get("fragments", [])
-            kept = own["steps"], [(one["outer_weights"], one["velocity"]) for one in saved]
+            kept = kept_outer(state_dict, self._fragments)
         elif kept is None:
             there = () if self._waits_for_ranks else self._fragments
             had = [(one.outer_weights, one.velocity) for one in there if one.keeps_outer]
@@ -370,38 +359,44 @@ class DiLoCo(WrappingOptimizer):
         if self._group is not None:
             self._group.average([buffer.detach() for buffer in buffers])
         begin = time.perf_counter()
-        mine = extra = torch.empty(0)
+        mine = sent = extra = torch.empty(0)
         if self._workers is not None:
             mine = fragment.pseudo_gradient()
+            sent = mine.clone() if self._eager else mine
             extra = joined([b.cpu().float() for b in buffers]) if buffers else extra
         self._metrics.apply_s += time.perf_counter() - begin
         begin = time.perf_counter()
         due = self._metrics.steps + (self._period if self._eager else self._delay)
-        self._queue.begin(number, due, mine.clone() if self._eager else mine, extra)
+        self._queue.begin(number, due, sent, extra)
         self._metrics.wait_s += time.perf_counter() - begin  # without a delay it is done now
 
         def read() -> list[Tensor]:
+            begin = time.perf_counter()
             fragment.step(self.outer, self._exchanged[number].eager.begin(mine))
+            self._metrics.apply_s += time.perf_counter() - begin
             return [fragment.outer_weights]
 
         if self._eager:
             self._take(number, read, self._alpha, buffers)
+            self._metrics.outer_steps += 1
 
-    def _average_outer(self, number: int, exact: bool) -> None:
-        """Make outer weights, velocity and buffers the workers' means; collective, blocking.
-        exact: outer weights are of now; otherwise the weights are averaged in their place.
-        """
-        fragment, buffers = self._fragments[number], self._buffers_of(number, ending=True)
-        if self._group is not None:
-            self._group.average([buffer.detach() for buffer in buffers])
-
-        def read() -> list[Tensor]:
-            assert self._workers is not None
+    def _average_outer(self, here: int) -> None:
+        """Make all the workers' means; collective. Where it fails the outer weights stay."""
+        found: list[tuple[Tensor, Tensor]] = []
+        for number in range(len(self._fragments)):
+            buffers = self._buffers_of(number, ending=True)
+            if self._group is not None:
+                self._group.average([buffer.detach() for buffer in buffers])
             extra = joined([torch.empty(0), *(b.cpu().float() for b in buffers)])
-            average_outer(self._exchanged[number], self._workers, exact, extra)
-            return [fragment.outer_weights, extra]
 
-        self._take(number, read, 0.0, buffers)
+            def read(number: int = number, extra: Tensor = extra) -> list[Tensor]:
+                mine, exact = self._exchanged[number], self._fragments[number].taken == here
+                found.append(average_outer(mine, self._workers, self.outer, exact, extra))
+                return [found[-1][0], extra]
+
+            self._take(number, read, 0.0, buffers)
+        for mine, (weights, velocity) in zip(self._exchanged, found, strict=True):
+            go_on_from(mine, weights, velocity)
 
     def _apply(self, step: int | None, outer: Nesterov | None, alpha: float) -> None:
         """What is due at the step, or all; in the order of beginning, which all ranks share. What
@@ -424,12 +419,13 @@ class DiLoCo(WrappingOptimizer):
             else:
                 fragment.step(outer, mean)
             self._metrics.apply_s += time.perf_counter() - arrived
-            return [fragment.outer_weights, averaged]
+            return [] if self._eager else [fragment.outer_weights, averaged]
 
-        if not self._eager:
+        if self._eager:
+            self._shared(0, read)
+        else:
             self._take(number, read, alpha, self._buffers_of(number))
-        elif self._workers is not None:
-            read()
+            self._metrics.outer_steps += 1
 
     def _take(self, number: int, read: _Read, alpha: float, buffers: list[Tensor]) -> None:
         """Take outer weights and buffers, which the worker's first rank reads."""
@@ -441,16 +437,19 @@ class DiLoCo(WrappingOptimizer):
             buffer.copy_(mean)
         fragment.taken = self._metrics.steps
         self._metrics.apply_s += time.perf_counter() - begin
-        self._metrics.outer_steps += 1
 
     def _buffers_of(self, number: int, ending: bool = False) -> list[Tensor]:
         """What is averaged with a fragment."""
         last = number == len(self._fragments) - 1
         return self._buffers if last and (ending or not self._eager) else []
 
-    def _outer_weights_of(self, fragment: Fragment, average: bool = False) -> Tensor:
-        workers = self._workers if average and self._eager else None
-        return self._shared(fragment.count, lambda: [outer_weights(fragment, workers)])
+    def _outer_weights_of(self, number: int, average: bool = False) -> Tensor:
+        def read() -> list[Tensor]:
+            if average and self._eager:
+                return [mean_outer(self._exchanged[number], self._workers, self.outer)]
+            return [self._fragments[number].outer_weights]
+
+        return self._shared(self._fragments[number].count, read)
 
     def _shared(self, count: int, read: _Read) -> Tensor:
         """`count` values that the worker's first rank reads, on all of its ranks."""

@@ -12,8 +12,8 @@ __all__ = ["EagerGradient"]
 
 
 class EagerGradient:
-    """Of one fragment on one of `workers`. The mean over the workers of what begin() returns is the
-    mean of what they gave it, so the mean of their outer weights is what DiLoCo's would be.
+    """Of one fragment on one of `workers`. What a worker gives begin() counts in the outer steps of
+    all: in its own now, in those of the others one step later, with 1 / workers each.
     """
 
     def __init__(self, workers: int) -> None:
@@ -36,6 +36,11 @@ class EagerGradient:
         assert self._own is not None, "an exchange has begun"
         self._others = mean.sub(self._own, alpha=1 / self._workers)
         self._own = None
+
+    @property
+    def late(self) -> Tensor | None:
+        """What has arrived, and no step has taken yet."""
+        return self._others
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the next step needs, as copies; local."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.optim.background import BackgroundThread
+from hsgd.optim.diloco.diloco_metrics import DiLoCoMetrics
 from hsgd.optim.diloco.pseudo_gradient_exchange import Exchange
 
 __all__ = ["ExchangesUnderWay", "Means", "Saved"]
@@ -99,6 +100,15 @@ class ExchangesUnderWay:
                 done = Future()
                 done.set_result((means[0].clone(), means[1].clone()))
             self._queue.append(_UnderWay(fragment, due, done))
+
+    def added_to(self, metrics: DiLoCoMetrics) -> DiLoCoMetrics:
+        """The same with what the exchanges that have ended cost; local."""
+        return replace(
+            metrics,
+            exchange_s=metrics.exchange_s + self.seconds,
+            node_bytes=metrics.node_bytes + self.node_bytes,
+            sent_bytes=metrics.sent_bytes + self.sent_bytes,
+        )
 
     def close(self) -> None:
         """Wait for what is under way, and end the thread; blocking. Where the wait is interrupted

@@ -41,3 +41,8 @@ class Nesterov:
             weights.add_(velocity, alpha=-self.lr * self.momentum)
         else:
             weights.add_(velocity, alpha=-self.lr)
+
+    def amend(self, weights: Tensor, velocity: Tensor, gradient: Tensor) -> None:
+        """As if `gradient` had been added to that of the last step, in place; local."""
+        velocity.add_(gradient)
+        weights.add_(gradient, alpha=-self.lr * (1 + self.momentum if self.nesterov else 1))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.optim.diloco.eager_gradient import EagerGradient
-from hsgd.optim.diloco.fragments import Fragment
+from hsgd.optim.diloco.fragments import Fragment, check_saved
+from hsgd.optim.diloco.outer_optimizer import Nesterov
 from hsgd.optim.diloco.pseudo_gradient_exchange import Compression, Exchange, exchange_of
 from hsgd.optim.diloco.worker_comms import WorkerComms
 
@@ -21,11 +22,14 @@ __all__ = [
     "Exchanged",
     "average_outer",
     "exchanged_here",
+    "go_on_from",
+    "kept_outer",
     "load_fragments",
-    "outer_weights",
+    "mean_outer",
     "saved_alike",
     "saved_fragments",
     "take_outer",
+    "whole_outer",
 ]
 
 _NAME = "outer weights of DiLoCo"
@@ -57,14 +61,15 @@ def exchanged_here(
     ]
 
 
-def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: bool) -> bool:
+def saved_alike(own: Mapping[str, Any], ranks: WorkerComms, steps: int, eager: int) -> bool:
     """Whether all ranks saved at the same step, `steps`, with as many workers and the same
-    exchanges under way; with `eager` also whether each worker has what it saved itself; collective,
-    blocking.
+    exchanges under way; collective, blocking. eager: the period of eager updates, or 0: they must
+    have been made in the same way, and then each worker must have what it saved itself.
     """
     workers, under_way = ranks.between, own["under_way"]
     complete = workers is None or None not in [means for *_, means in under_way]
     here = complete and own["workers"] == ranks.count and own["steps"] == steps
+    here &= own.get("eager", 0) == eager
     if eager and workers is not None:
         here &= own.get("worker") == workers.rank
     same = bool(ranks.combine(int(here), "min"))
@@ -104,6 +109,20 @@ def load_fragments(
         gradient.load_state_dict({} if kept is None else kept.get("eager", {}))
 
 
+def kept_outer(
+    state: Mapping[str, Any], fragments: Sequence[Fragment]
+) -> tuple[int, list[tuple[Tensor, Tensor]]]:
+    """The steps, and outer weights and velocity of each fragment, of a whole state; local. Raises
+    ValueError for a state that has none, or of other fragments.
+    """
+    own = state.get("diloco")
+    if own is None:
+        raise ValueError("DiLoCo: give restart() a whole state, which state_dict() returned")
+    check_saved(own, fragments, leads=False)
+    saved = own.get("fragments", [])
+    return own["steps"], [(one["outer_weights"], one["velocity"]) for one in saved]
+
+
 def take_outer(
     fragments: Sequence[Fragment],
     comm: Comm,
@@ -122,23 +141,40 @@ def take_outer(
         fragment.start_from(weights, velocity, steps)
 
 
-def outer_weights(fragment: Fragment, workers: Comm | None) -> Tensor:
-    """This worker's; or their mean over `workers`, a new vector: then collective, blocking."""
-    own = fragment.outer_weights
-    if workers is None:
-        return own
-    mean: Tensor = workers.allreduce(own, "mean", name=_NAME)
+def mean_outer(here: Exchanged, workers: Comm | None, outer: Nesterov) -> Tensor:
+    """The mean over the workers of whole_outer()'s weights; collective over them, blocking."""
+    assert workers is not None, "this rank exchanges"
+    mean: Tensor = workers.allreduce(whole_outer(here, outer)[0], "mean", name=_NAME)
     return mean
 
 
-def average_outer(here: Exchanged, workers: Comm, exact: bool, extra: Tensor) -> None:
-    """Make outer weights, velocity and `extra` the workers' means, and forget what is under way;
-    collective over the workers, blocking. exact: outer weights are of now; otherwise the weights
-    are averaged in their place.
+def whole_outer(here: Exchanged, outer: Nesterov) -> tuple[Tensor, Tensor]:
+    """Outer weights and velocity as if the last outer step had had all that has arrived since, as
+    new vectors; local.
     """
-    fragment = here.fragment
+    weights, velocity = here.fragment.outer_weights.clone(), here.fragment.velocity.clone()
+    if here.eager.late is not None:
+        outer.amend(weights, velocity, here.eager.late)
+    return weights, velocity
+
+
+def average_outer(
+    here: Exchanged, workers: Comm | None, outer: Nesterov, exact: bool, extra: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean over the workers of whole_outer(), as new vectors, and of `extra`, in place;
+    collective over the workers, blocking. exact: outer weights are of now; otherwise the mean also
+    has what the workers did since, without a step.
+    """
+    assert workers is not None, "this rank exchanges"
+    weights, velocity = whole_outer(here, outer)
     if not exact:
-        fragment.outer_weights = fragment.gathered()
-    for vector in (fragment.outer_weights, fragment.velocity, extra):
+        weights.sub_(here.fragment.pseudo_gradient())
+    for vector in (weights, velocity, extra):
         workers.allreduce(vector, "mean", out=vector, name=_NAME)
+    return weights, velocity
+
+
+def go_on_from(here: Exchanged, weights: Tensor, velocity: Tensor) -> None:
+    """They are the outer state now, and nothing of before counts; local."""
+    here.fragment.outer_weights, here.fragment.velocity = weights, velocity
     here.eager.load_state_dict({})

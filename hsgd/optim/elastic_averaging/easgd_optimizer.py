@@ -29,7 +29,7 @@ from hsgd.networks import Network
 from hsgd.optim.background import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
-from hsgd.optim.flat_vectors import joined, views_of
+from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
 from hsgd.optim.worker_group import WorkerGroup, split_workers
@@ -250,14 +250,10 @@ class ElasticAveraging(WrappingOptimizer):
         its ranks get what its first rank reads.
         """
         weights = self._weights()
-        kept = [weight.clone() for weight in weights]
-        for weight, value in zip(weights, self._centre_of_all(), strict=True):
-            weight.copy_(value)
-        try:
-            yield
-        finally:
-            for weight, value in zip(weights, kept, strict=True):
+        with values_kept(weights):
+            for weight, value in zip(weights, self._centre_of_all(), strict=True):
                 weight.copy_(value)
+            yield
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, and under "elastic" the centre, its version and the trigger's

@@ -140,10 +140,10 @@ def test_without_outer_weights_they_are_the_weights_of_a_rank_that_has_trained()
     assert all(other[1:] == (at_start, end, steps) for other in others)
 
 
-def lose_a_rank_of_a_worker(seat: Seat, path: str) -> Any:
-    diloco, params = made(Comm.local(path, seat.rank, 4), group=2)
+def lose_a_rank_of_a_worker(seat: Seat, path: str, victim: int, eager: bool) -> Any:
+    diloco, params = made(Comm.local(path, seat.rank, 4), group=2, eager=eager)
     train(diloco, params, seat.rank, range(1, 5))
-    if seat.rank == 3:
+    if seat.rank == victim:
         signal.raise_signal(signal.SIGKILL)
     with pytest.raises(HsgdError) as caught:
         train(diloco, params, seat.rank, range(5, 20))
@@ -151,10 +151,11 @@ def lose_a_rank_of_a_worker(seat: Seat, path: str) -> Any:
     diloco.close()
 
 
-def test_the_other_workers_hear_of_a_rank_that_one_has_lost() -> None:
+@pytest.mark.parametrize(("victim", "eager"), [(3, False), (3, True), (2, True)])
+def test_the_other_workers_hear_of_a_rank_that_one_has_lost(victim: int, eager: bool) -> None:
     with Ranks(4) as ranks:  # with the default deadline, half an hour
-        ranks.start(lose_a_rank_of_a_worker, meeting_point())
-        rest = ranks.finish(on=[0, 1, 2])
+        ranks.start(lose_a_rank_of_a_worker, meeting_point(), victim, eager)
+        rest = ranks.finish(on=[rank for rank in range(4) if rank != victim])
     assert all(outcome.error is None for outcome in rest), [outcome.trace for outcome in rest]
 
 

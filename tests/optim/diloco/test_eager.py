@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from hsgd.optim import DiLoCo
+from hsgd import HsgdError
+from hsgd.config import Config
+from hsgd.optim import DiLoCo, Nesterov
 from hsgd.optim.diloco.fragments import phases
 from noisy_quadratics import gradient, initial
 from ranks import Ranks, Seat, meeting_point
@@ -20,13 +23,15 @@ __all__: list[str] = []
 
 SIZES = (7, 40, 12)
 RATE = 0.05
+HASTY = Config(timeout_s=10.0)
 
 
 def in_numpy(
     workers: int, steps: int, period: int, parts: list[list[int]], alpha: float
-) -> tuple[list[list[np.ndarray]], list[list[np.ndarray]]]:
+) -> tuple[list[list[np.ndarray]], ...]:
     """Each worker's weights and outer weights after all steps, in float64: in an outer step worker
-    m takes D_m(t) / M + sum of D_j(t - 1) / M over all others j.
+    m takes D_m(t) / M + sum of D_j(t - 1) / M over all others j. Then the outer weights as if the
+    last step had had the others' D_j(t).
     """
     local = [[initial(i, size) for i, size in enumerate(SIZES)] for _ in range(workers)]
     outer = copy.deepcopy(local)
@@ -49,7 +54,12 @@ def in_numpy(
                     local[m][i] = alpha * local[m][i] + (1 - alpha) * outer[m][i]
                 for m in range(workers):
                     before[m][i] = now[m]
-    return local, outer
+    whole = copy.deepcopy(outer)
+    for m in range(workers):
+        for i in range(len(SIZES)):
+            others = sum(before[j][i] for j in range(workers) if j != m)
+            whole[m][i] = outer[m][i] - 0.7 * (1 + 0.9) * others / workers
+    return local, outer, whole
 
 
 def toy() -> list[nn.Parameter]:
@@ -111,13 +121,11 @@ def run_toy(seat: Seat, path: str, size: int, steps: int, options: dict[str, Any
 def test_it_is_the_formula_of_the_paper(
     pools: Callable[[int], Ranks], size: int, period: int, parts: list[list[int]], alpha: float
 ) -> None:
-    """After a whole period the mean of the workers' outer weights, which synchronize_weights()
-    makes, is what outer steps on the mean of all would have given, had nobody waited.
-    """
+    """In the end synchronize_weights() adds what has arrived, and takes the mean."""
     steps = 50 * period
     options = {"sync_every": period, "fragments": parts, "alpha": alpha}
     found = pools(size).run(run_toy, meeting_point(), size, steps, options)
-    local, outer = in_numpy(size, steps, period, parts, alpha)
+    local, outer, whole = in_numpy(size, steps, period, parts, alpha)
     for rank, (own, own_outer, together, outer_steps) in enumerate(found):
         assert outer_steps == 50 * len(parts)
         for i in range(len(SIZES)):
@@ -125,9 +133,40 @@ def test_it_is_the_formula_of_the_paper(
             assert np.abs(own[i] - local[rank][i]).max() <= 1e-6 * scale
             assert np.abs(own_outer[i] - outer[rank][i]).max() <= 1e-6 * scale
             if i in parts[-1]:  # exchanged after this very step
-                mean = np.mean([outer[m][i] for m in range(size)], axis=0)
+                mean = np.mean([whole[m][i] for m in range(size)], axis=0)
                 assert np.abs(together[i] - mean).max() <= 1e-6 * scale
             assert np.array_equal(together[i], found[0][2][i])
+
+
+def walk(seat: Seat, path: str, size: int, eager: bool, dtype: torch.dtype) -> Any:
+    """Each step takes a worker 1 + its rank further, whatever the weights are."""
+    params = [nn.Parameter(torch.zeros(5, dtype=dtype))]
+    sgd = torch.optim.SGD(params, lr=1.0)
+    options: dict[str, Any] = {"outer": Nesterov(lr=1.0, momentum=0.0), "sync_every": 10}
+    comm = seat.comm(path, size)
+    found = []
+    with DiLoCo(sgd, params, comm, group=None, eager=eager, **options) as diloco:
+        for step in range(1, 46):
+            params[0].grad = torch.full((5,), 1.0 + seat.rank, dtype=dtype)
+            diloco.step()
+            if step == 40:
+                with diloco.at_outer_weights(average=True):
+                    found.append(float(params[0][0]))
+        for _ in range(2):
+            diloco.synchronize_weights()
+            found.append(float(params[0][0]))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_that_a_worker_did_is_lost(
+    pools: Callable[[int], Ranks], dtype: torch.dtype
+) -> None:
+    """Without momentum the mean has come as far as that of DiLoCo, at any time."""
+    plain = pools(3).run(walk, meeting_point(), 3, False, torch.float32)
+    assert plain[0] == pytest.approx([-80.0, -90.0, -90.0])
+    for found in pools(3).run(walk, meeting_point(), 3, True, dtype):
+        assert found == pytest.approx(plain[0], rel=1e-5 if dtype == torch.float32 else 1e-2)
 
 
 def save_and_go_on(seat: Seat, path: str, elsewhere: bool) -> Any:
@@ -196,6 +235,65 @@ def test_ranks_of_a_worker_are_alike_and_in_the_end_all_with_the_buffers(
     assert any(not torch.equal(a, b) for a, b in zip(found[0][0], found[2][0], strict=True))
     for rank in range(1, 4):
         assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[rank][1], strict=True))
+
+
+def load_another_schedule(seat: Seat, path: str) -> Any:
+    """States with an exchange under way go on without it under another schedule."""
+    schedules: list[dict[str, Any]] = [
+        {"sync_every": 10, "eager": True},
+        {"sync_every": 10, "delay": 3},
+        {"sync_every": 5, "eager": True},
+    ]
+    ended = []
+    for before in schedules:
+        for after in schedules:
+            params = toy()
+            sgd = torch.optim.SGD(params, lr=RATE)
+            comm = seat.comm(f"{path}-{len(ended)}", 2)
+            with DiLoCo(sgd, params, comm, group=None, **before) as diloco:
+                train(diloco, params, seat.rank, range(1, 19))
+                state = copy.deepcopy(diloco.state_dict())
+            sgd = torch.optim.SGD(params, lr=RATE)
+            with DiLoCo(sgd, params, comm, group=None, **after) as diloco:
+                diloco.load_state_dict(state)
+                train(diloco, params, seat.rank, range(19, 36))
+                diloco.synchronize_weights()
+            ended.append(values(params))
+    return ended
+
+
+def test_a_state_of_another_schedule_goes_on_without_what_was_under_way(
+    pools: Callable[[int], Ranks],
+) -> None:
+    first, second = pools(2).run(load_another_schedule, meeting_point())
+    for mine, theirs in zip(first, second, strict=True):
+        assert all(np.isfinite(part).all() for part in mine)
+        assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def lose_a_rank(seat: Seat, path: str) -> Any:
+    """The outer weights before and after synchronize_weights(), which a rank does not call."""
+    params = toy()
+    sgd = torch.optim.SGD(params, lr=RATE)
+    comm = seat.comm(path, 3, HASTY)
+    diloco = DiLoCo(sgd, params, comm, group=None, sync_every=5, eager=True)
+    train(diloco, params, seat.rank, range(1, 13))
+    if seat.rank == 2:
+        comm.abort()
+        return None
+    before = diloco.state_dict()["diloco"]["fragments"][0]
+    with pytest.raises(HsgdError):
+        diloco.synchronize_weights()
+    with contextlib.suppress(HsgdError):
+        diloco.close()
+    after = diloco.state_dict()["diloco"]["fragments"][0]
+    return [(before[name].numpy(), after[name].numpy()) for name in ("outer_weights", "velocity")]
+
+
+def test_where_they_cannot_be_made_alike_outer_weights_stay() -> None:
+    with Ranks(3) as pool:
+        for pairs in pool.run(lose_a_rank, meeting_point())[:2]:
+            assert all(np.array_equal(before, after) for before, after in pairs)
 
 
 def refuse(seat: Seat, path: str) -> str:
