@@ -136,6 +136,32 @@ def test_a_forked_child_takes_no_last_step(monkeypatch: pytest.MonkeyPatch) -> N
     state.last_step()
 
 
+def test_rounds_of_messages_wait_for_short_pauses_and_a_long_wait_for_few_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, looks = [100.0], [0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    def wait_for(rounds: int, limit_s: float) -> tuple[bool, float, int]:
+        """Whether it was done, after what time and how many looks."""
+        begin, looks[0] = clock[0], 0
+
+        def done() -> bool:
+            looks[0] += 1
+            return looks[0] > rounds
+
+        return ending._await(done, limit_s), clock[0] - begin, looks[0]
+
+    monkeypatch.setattr(ending.time, "sleep", sleep)
+    monkeypatch.setattr(ending.time, "monotonic", lambda: clock[0])
+    found, seconds, _ = wait_for(20, 60.0)
+    assert found and seconds < 0.01
+    found, seconds, looked = wait_for(10**9, 10.0)
+    assert not found and seconds < 10.1 and looked < 600
+
+
 # --- the program of the ranks ---
 
 
