@@ -195,7 +195,8 @@ WAYS: dict[str, Make] = {
 SparseLoCo, gossip's a Budget of 1/10 in bfloat16."""
 
 
-EAGER = {"eager-30"}  # whose exchanges are under way at all times
+EAGER = {"eager-30"}
+"""Ways whose exchanges are under way at all times."""
 
 
 @contextlib.contextmanager

@@ -98,7 +98,8 @@ def train(comm: Comm, training: _Training, way: str, target: float | None) -> di
         if step not in looks:
             continue
         if way in EAGER:
-            optimizer.settle()  # an exchange that has just begun shall count, too
+            # An exchange that has just begun shall count, too: seconds are an upper bound then.
+            optimizer.settle()
         seconds += time.perf_counter() - begin
         sent = _sent_bytes() - before  # without what the loss below costs
         with as_saved(optimizer):

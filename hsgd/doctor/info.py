@@ -432,10 +432,10 @@ def _add_paths(report: Report, job: node_layout.JobTopology | None) -> None:
         report.fact("Paths", f"up to {_bytes(int(oneshot))}", "one-shot: other collectives")
     report.fact(
         "Paths",
-        f"above {large}",
+        f"allreduces above {large}",
         f"in chunks of {_bytes(int(chunk))}, {store} stores into shared memory",
     )
-    report.fact("Paths", "Comm.empty arrays", f"in place, above {large}")
+    report.fact("Paths", "Comm.empty arrays", f"allreduced in place, above {large}")
     step = config.wire_chunk_bytes
     wire = f"pipelined with MPI in chunks of {_bytes(step)}" if step else "pipelined with MPI"
     if config.wire_dtype != "none":

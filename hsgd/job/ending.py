@@ -148,8 +148,8 @@ def prepare_goodbye(comm: Any, timeout_s: float) -> None:
 
 
 def _await(done: Callable[[], bool], limit_s: float) -> bool:
-    """Whether done() is true within the limit. MPI goes on in done() alone, and what takes several
-    rounds of messages shall not wait for a long pause in each of them.
+    """Whether done() is true within the limit; local, blocking. MPI goes on in done() alone, and
+    what takes several rounds of messages shall not wait for a long pause in each of them.
     """
     begin = now = time.monotonic()
     while not done():

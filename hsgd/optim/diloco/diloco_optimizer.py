@@ -75,9 +75,9 @@ class DiLoCo(WrappingOptimizer):
         computation, and step() waits only if it takes longer. Below sync_every.
     alpha: share of the worker's own weights that stays when outer weights come; 0 takes the outer
         weights as they are.
-    eager: an outer step takes the worker's own part of now and that of the others of one period
-        ago, and waits for no exchange, which has a whole period. Outer weights differ between
-        workers then, and only synchronize_weights() averages buffers.
+    eager: an outer step takes the worker's own part of now and that of the others of one step ago,
+        so that an exchange has a whole period. Outer weights differ between workers then, and only
+        synchronize_weights() averages buffers.
     compression: None, "bfloat16", "int8", "topk", or hsgd.optim.diloco's Int8 or TopK: what
         pseudo-gradients travel as. The last two keep what is left out for the next time.
     group: "node": the ranks of a node are one worker, whose gradients are averaged in every step
@@ -167,7 +167,8 @@ class DiLoCo(WrappingOptimizer):
 
         Fragments that were exchanged after this step become their outer weights; of others the
         outer weights become the mean of the workers' weights, without momentum, since there is no
-        whole period to step on. Raises HsgdError where ranks have taken different numbers of steps.
+        whole period to step on. With eager=True all become the workers' means, with what has
+        arrived. Raises HsgdError where ranks have taken different numbers of steps.
         """
         self.settle()
         here = self._metrics.steps
@@ -190,8 +191,8 @@ class DiLoCo(WrappingOptimizer):
     @contextlib.contextmanager
     def at_outer_weights(self, average: bool = False) -> Iterator[None]:
         """Within it the parameters are the outer weights, for evaluation; local, in a worker
-        collective. Buffers stay the worker's own. average: with eager=True the workers' mean, for
-        which it waits for exchanges; collective.
+        collective. Buffers stay the worker's own. average: with eager=True, which alone makes them
+        differ, the workers' mean; then collective, blocking, and raises what collectives raise.
         """
         self._check_open()
         if average and self._eager:
@@ -225,9 +226,9 @@ class DiLoCo(WrappingOptimizer):
         """Take it back; collective, blocking; waits for exchanges under way and forgets them. Each
         rank loads what it saved, or all load what rank 0 saved: steps, outer weights and velocity
         become those of rank 0, so that the number of workers may differ. Where it does, or where
-        ranks saved at different steps, saved exchanges are dropped; what compression left out goes
-        on with the worker that left it out. A wrapped optimizer's own state will do on all ranks:
-        then nothing else changes.
+        ranks saved at different steps, saved exchanges are dropped, with eager=True also under
+        another period; else each worker then keeps its own. What compression left out goes on with
+        its worker. A wrapped optimizer's own state will do on all ranks: nothing else changes then.
 
         Raises ValueError, before anything is changed, where the state is of another model or of
         other fragments.

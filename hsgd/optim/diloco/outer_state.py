@@ -29,7 +29,6 @@ __all__ = [
     "saved_alike",
     "saved_fragments",
     "take_outer",
-    "whole_outer",
 ]
 
 _NAME = "outer weights of DiLoCo"
@@ -142,13 +141,13 @@ def take_outer(
 
 
 def mean_outer(here: Exchanged, workers: Comm | None, outer: Nesterov) -> Tensor:
-    """The mean over the workers of whole_outer()'s weights; collective over them, blocking."""
+    """The mean over the workers of _whole_outer()'s weights; collective over them, blocking."""
     assert workers is not None, "this rank exchanges"
-    mean: Tensor = workers.allreduce(whole_outer(here, outer)[0], "mean", name=_NAME)
+    mean: Tensor = workers.allreduce(_whole_outer(here, outer)[0], "mean", name=_NAME)
     return mean
 
 
-def whole_outer(here: Exchanged, outer: Nesterov) -> tuple[Tensor, Tensor]:
+def _whole_outer(here: Exchanged, outer: Nesterov) -> tuple[Tensor, Tensor]:
     """Outer weights and velocity as if the last outer step had had all that has arrived since, as
     new vectors; local.
     """
@@ -161,12 +160,12 @@ def whole_outer(here: Exchanged, outer: Nesterov) -> tuple[Tensor, Tensor]:
 def average_outer(
     here: Exchanged, workers: Comm | None, outer: Nesterov, exact: bool, extra: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The mean over the workers of whole_outer(), as new vectors, and of `extra`, in place;
-    collective over the workers, blocking. exact: outer weights are of now; otherwise the mean also
-    has what the workers did since, without a step.
+    """The mean over the workers of _whole_outer(), as new vectors, and of `extra`, in place;
+    collective over the workers, blocking. exact: the fragment took outer weights after this
+    very step; otherwise the mean also has what the workers did since, without a step.
     """
     assert workers is not None, "this rank exchanges"
-    weights, velocity = whole_outer(here, outer)
+    weights, velocity = _whole_outer(here, outer)
     if not exact:
         weights.sub_(here.fragment.pseudo_gradient())
     for vector in (weights, velocity, extra):

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from hsgd import HsgdError
-from hsgd.config import Config
 from hsgd.optim import DiLoCo, Nesterov
+from hsgd.optim.diloco import diloco_optimizer
 from hsgd.optim.diloco.fragments import phases
 from noisy_quadratics import gradient, initial
 from ranks import Ranks, Seat, meeting_point
@@ -23,7 +23,6 @@ __all__: list[str] = []
 
 SIZES = (7, 40, 12)
 RATE = 0.05
-HASTY = Config(timeout_s=10.0)
 
 
 def in_numpy(
@@ -271,28 +270,40 @@ def test_a_state_of_another_schedule_goes_on_without_what_was_under_way(
         assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def lose_a_rank(seat: Seat, path: str) -> Any:
-    """The outer weights before and after synchronize_weights(), which a rank does not call."""
-    params = toy()
-    sgd = torch.optim.SGD(params, lr=RATE)
-    comm = seat.comm(path, 3, HASTY)
-    diloco = DiLoCo(sgd, params, comm, group=None, sync_every=5, eager=True)
+def fail_between_fragments(seat: Seat, path: str) -> Any:
+    """The outer state before and after synchronize_weights(), in which rank 2 fails once all have
+    averaged the first of two fragments.
+    """
+    diloco, params = made(seat, path, 3, fragments=[[0], [1, 2]], sync_every=5)
     train(diloco, params, seat.rank, range(1, 13))
-    if seat.rank == 2:
-        comm.abort()
-        return None
-    before = diloco.state_dict()["diloco"]["fragments"][0]
-    with pytest.raises(HsgdError):
-        diloco.synchronize_weights()
+    whole = diloco_optimizer.average_outer
+    calls = []
+
+    def fails(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if seat.rank == 2 and len(calls) == 2:
+            raise HsgdError("a fault of the test")
+        return whole(*arguments)
+
+    before = diloco.state_dict()["diloco"]["fragments"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diloco_optimizer, "average_outer", fails)
+        with pytest.raises(HsgdError):
+            diloco.synchronize_weights()
+    assert len(calls) == 2
+    after = diloco.state_dict()["diloco"]["fragments"]
     with contextlib.suppress(HsgdError):
         diloco.close()
-    after = diloco.state_dict()["diloco"]["fragments"][0]
-    return [(before[name].numpy(), after[name].numpy()) for name in ("outer_weights", "velocity")]
+    return [
+        (one[name].numpy(), other[name].numpy())
+        for one, other in zip(before, after, strict=True)
+        for name in ("outer_weights", "velocity")
+    ]
 
 
 def test_where_they_cannot_be_made_alike_outer_weights_stay() -> None:
     with Ranks(3) as pool:
-        for pairs in pool.run(lose_a_rank, meeting_point())[:2]:
+        for pairs in pool.run(fail_between_fragments, meeting_point()):
             assert all(np.array_equal(before, after) for before, after in pairs)
 
 
