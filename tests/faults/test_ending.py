@@ -7,6 +7,7 @@ this file is the program of the ranks: `python test_ending.py CASE`.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import signal
 import subprocess
@@ -139,27 +140,22 @@ def test_a_forked_child_takes_no_last_step(monkeypatch: pytest.MonkeyPatch) -> N
 def test_rounds_of_messages_wait_for_short_pauses_and_a_long_wait_for_few_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, looks = [100.0], [0]
+    """On a made-up clock, which only pauses move: nothing depends on the machine's time."""
+    pauses: list[float] = []
 
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
+    def looks_of(rounds: int, limit_s: float) -> tuple[bool, int]:
+        """Whether so many looks that find nothing fit in the limit, and how many there were."""
+        pauses.clear()
+        looks = itertools.count()
+        found = ending._await(lambda: next(looks) >= rounds, limit_s)
+        return found, next(looks)
 
-    def wait_for(rounds: int, limit_s: float) -> tuple[bool, float, int]:
-        """Whether it was done, after what time and how many looks."""
-        begin, looks[0] = clock[0], 0
-
-        def done() -> bool:
-            looks[0] += 1
-            return looks[0] > rounds
-
-        return ending._await(done, limit_s), clock[0] - begin, looks[0]
-
-    monkeypatch.setattr(ending.time, "sleep", sleep)
-    monkeypatch.setattr(ending.time, "monotonic", lambda: clock[0])
-    found, seconds, _ = wait_for(20, 60.0)
-    assert found and seconds < 0.01
-    found, seconds, looked = wait_for(10**9, 10.0)
-    assert not found and seconds < 10.1 and looked < 600
+    monkeypatch.setattr(ending.time, "sleep", pauses.append)
+    monkeypatch.setattr(ending.time, "monotonic", lambda: 100.0 + sum(pauses))
+    assert looks_of(rounds=20, limit_s=0.01) == (True, 21)
+    found, looks = looks_of(rounds=10**9, limit_s=10.0)
+    assert not found and looks < 600
+    assert max(pauses) <= ending._PAUSE_S  # so it ends at most that late
 
 
 # --- the program of the ranks ---
