@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import hsgd.torch as hvd
 from hsgd import Comm
 from hsgd.optim import Budget, DiLoCo, ElasticAveraging, FixedPeriod, Gossip, Nesterov, TopK
+from hsgd.optim.flat_vectors import values_kept
 
 __all__ = [
     "BASE",
@@ -126,13 +127,12 @@ class _TorchFT:
 
     @contextlib.contextmanager
     def at_outer_weights(self) -> Iterator[None]:
-        own = {name: p.detach().clone() for name, p in self._net.named_parameters()}
         (fragment,) = self._theirs._fragments
-        for name, parameter in self._net.named_parameters():
-            parameter.data.copy_(fragment.original_parameters[name])
-        yield
-        for name, parameter in self._net.named_parameters():
-            parameter.data.copy_(own[name])
+        own = {name: p.detach() for name, p in self._net.named_parameters()}
+        with values_kept(list(own.values())):
+            for name, weights in own.items():
+                weights.copy_(fragment.original_parameters[name])
+            yield
 
     def close(self) -> None:
         self._theirs.__exit__(None, None, None)
