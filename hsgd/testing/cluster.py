@@ -65,17 +65,28 @@ class Cluster:
 
     `rate` limits each node's link in both directions ("100mbit", "1gbit", "10gbit"; None: no
     limit). With `pid` each node has its own PID namespace and /proc, as containers have; then only
-    login can reach the nodes by ssh. Raises ClusterError when the machine does not allow it.
+    login can reach the nodes by ssh. With `management` login and nodes have a second network,
+    "mgmt0", as many clusters do; mpirun's daemons then use that one, and MPI still "eth0". Raises
+    ClusterError when the machine does not allow it.
     """
 
-    def __init__(self, nodes: int = 2, rate: str | None = None, *, pid: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: int = 2,
+        rate: str | None = None,
+        *,
+        pid: bool = False,
+        management: bool = False,
+    ) -> None:
         if not 1 <= nodes <= 250:
             raise ValueError(f"a cluster has 1 to 250 nodes, not {nodes}")
         self.rate = rate
+        self._management = management
         self._serial = itertools.count(1)
         self.nodes = [f"node{k}" for k in range(1, nodes + 1)]
         watch = os.pidfd_open(os.getpid())
-        words = [str(watch), rate or "", "pid" if pid else "", *self.nodes]
+        words = [str(watch), rate or "", "pid" if pid else "", "mgmt0" if management else ""]
+        words += self.nodes
         try:
             self._anchor = subprocess.Popen(
                 ["unshare", *ISOLATED.split(), sys.executable, "-BS", str(INSIDE), *words],
@@ -229,6 +240,7 @@ class Cluster:
         launch = [str(_tool("mpirun")), "-np", str(np), "--host", hosts or self.hosts(np)]
         launch += [] if "--map-by" in options else ["--map-by", "slot"]
         launch += ["--bind-to", "none", *mpi_options(np, mca)]
+        launch += ["--prtemca", "prte_if_include", "mgmt0"] if self._management else []
         launch += [word for item in passed.items() for word in ("-x", "=".join(item))]
         return [*launch, *options, *argv]
 

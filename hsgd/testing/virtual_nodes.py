@@ -20,6 +20,7 @@ __all__ = ["MARK"]
 MARK = "VIRTUAL_CLUSTER_RUN"  # in the environment of all processes of a run
 
 SUBNET = "10.99.0"
+MANAGEMENT_SUBNET = "10.98.0"  # of the network beside it, where asked for
 
 # The private /run also hides name service daemons of the machine, which would not know the nodes.
 LOGIN_SETUP = """
@@ -29,9 +30,6 @@ mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/bin /run/nodes /run/tmp
 [ ! -e /proc/sys/net/ipv6 ] || echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6
 ip link set lo up
-ip link add eth0 type bridge
-ip addr add "$1/24" dev eth0
-ip link set eth0 up
 """
 NODE_SETUP = """
 echo "$0" > /proc/sys/kernel/hostname
@@ -43,16 +41,21 @@ trap '' CHLD
 echo ready
 exec sleep infinity > /dev/null
 """
+BRIDGE_SETUP = """
+ip link add "$1" type bridge
+ip addr add "$2/24" dev "$1"
+ip link set "$1" up
+"""
 LINK_SETUP = """
 inside="nsenter --net=/proc/$1/ns/net"
-ip link add "$0" type veth peer name eth0 netns "$1"
-ip link set "$0" master eth0 up
-$inside ip addr add "$2/24" dev eth0
+ip link add "$0" type veth peer name "$3" netns "$1"
+ip link set "$0" master "$3" up
+$inside ip addr add "$2/24" dev "$3"
 $inside ip link set lo up
-$inside ip link set eth0 up
-[ -z "$3" ] && exit
-tc qdisc add dev "$0" root tbf rate "$3" burst 256kb latency 100ms
-$inside tc qdisc add dev eth0 root tbf rate "$3" burst 256kb latency 100ms
+$inside ip link set "$3" up
+[ -z "$4" ] && exit
+tc qdisc add dev "$0" root tbf rate "$4" burst 256kb latency 100ms
+$inside tc qdisc add dev "$3" root tbf rate "$4" burst 256kb latency 100ms
 """
 SSH = f"""#!/bin/sh
 # Stands in for ssh: accepts options before and after the host name, and ignores them all.
@@ -110,11 +113,12 @@ def _start_node(name: str, own_pid: bool) -> int:
     return node.pid
 
 
-def _make(rate: str, own_pid: bool, names: Sequence[str]) -> list[int]:
+def _make(rate: str, own_pid: bool, management: bool, names: Sequence[str]) -> list[int]:
     """Build login, bridge, nodes and links around this process; returns the pids of the nodes."""
     addresses = {"login": f"{SUBNET}.254"}
     addresses |= {name: f"{SUBNET}.{k}" for k, name in enumerate(names, 1)}
-    _sh(LOGIN_SETUP, "login", addresses["login"])
+    _sh(LOGIN_SETUP, "login")
+    _sh(BRIDGE_SETUP, "login", "eth0", addresses["login"])
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
     Path("/run/hosts").write_text("\n".join(lines) + "\n")
     Path("/run/bin/ssh").write_text(SSH)
@@ -125,14 +129,19 @@ def _make(rate: str, own_pid: bool, names: Sequence[str]) -> list[int]:
         for key in (name, addresses[name]):
             Path("/run/nodes", key).write_text(str(pid))
     for name in names:
-        _sh(LINK_SETUP, name, str(pids[name]), addresses[name], rate)
+        _sh(LINK_SETUP, name, str(pids[name]), addresses[name], "eth0", rate)
+    if management:
+        _sh(BRIDGE_SETUP, "login", "mgmt0", f"{MANAGEMENT_SUBNET}.254")
+        for k, name in enumerate(names, 1):
+            words = (str(pids[name]), f"{MANAGEMENT_SUBNET}.{k}", "mgmt0", "")
+            _sh(LINK_SETUP, f"{name}-mgmt", *words)
     return [pids[name] for name in names]
 
 
-def _anchor(watch: str, rate: str, own_pid: str, *names: str) -> None:
+def _anchor(watch: str, rate: str, own_pid: str, management: str, *names: str) -> None:
     """Build the cluster, report, and hold it until the controller says so or is gone."""
     try:
-        pids = _make(rate, bool(own_pid), names)
+        pids = _make(rate, bool(own_pid), bool(management), names)
     except SetupError as error:
         sys.exit(str(error))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # PID 1: the kernel reaps what is left to it

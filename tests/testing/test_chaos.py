@@ -104,8 +104,14 @@ def test_the_number_of_a_case_is_all_of_it() -> None:
         name for name, layer in LAYERS.items() if not layer.is_peer and layer.launch is not None
     }
     assert "setup" not in {case.phase for case in drawn if case.layer == "interposer"}
+    assert {case.fault for case in drawn} == FAULTS.keys()
+    assert all(len(set(case.nodes)) > 1 for case in drawn if case.fault in LINK_STATES)
+    drawn = [draw(number, faults=["cut"], under="mpirun") for number in range(100)]
+    assert {case.fault for case in drawn} == {"cut"}
     with pytest.raises(ValueError, match="not started by mpirun"):
         draw(1, ["comm"], under="mpirun")
+    with pytest.raises(ValueError, match="cut: no such fault for interposer-nodes under mpirun"):
+        draw(1, ["interposer-nodes"], ["cut"], under="mpirun")
 
 
 def told(**error: Any) -> dict[str, dict[str, Any]]:
@@ -177,6 +183,7 @@ def test_mpirun_may_end_the_others_where_it_was_not_told_to_let_them_live() -> N
     other = told(kind=["TypeError", "builtins.TypeError", "Exception", "builtins.Exception"])
     assert seen(replace(ended, told=other, status=256), case) == ["wrong error"]
     assert seen(ended, replace(case, fault="pause")) == ["crash", "crash"]
+    assert seen(ended, replace(case, fault="slow")) == ["crash", "crash"]
 
 
 def test_mpirun_may_end_the_others_when_one_that_was_told_has_ended() -> None:
@@ -192,6 +199,11 @@ def test_mpirun_may_end_the_others_when_one_that_was_told_has_ended() -> None:
     ):
         found = judge(Observed(case, [victim, other, far], fault_at=10.0)).problems
         assert [kind for kind, _ in found] == kinds
+    cut = replace(case, layer="mpi", fault="cut")
+    beyond = replace(mate, told=told(rank=2))
+    ended = replace(far, ended_at=10.4)  # the victim's mate, too, is told
+    for ranks in ([beyond, beyond, far], [ended, beyond, far]):
+        assert judge(Observed(cut, ranks, fault_at=10.0)).problems == []
 
 
 def test_a_hang_is_found_and_ended(tmp_path: Path) -> None:

@@ -50,6 +50,18 @@ seen = MPI.COMM_WORLD.gather((os.uname().nodename, local.size, os.environ.get("G
 if seen:
     print(json.dumps(seen))
 """
+CUT_OFF = """
+import os, sys, time
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+MPI.COMM_WORLD.Barrier()
+print(rank, "here", flush=True)
+while not os.path.exists(f"{sys.argv[1]}/cut"):
+    time.sleep(0.05)
+time.sleep(1 + rank)
+print(rank, "ends", flush=True)
+os._exit(0)  # MPI_Finalize would wait for the other side
+"""
 HOROVOD = """
 import os, torch, horovod.torch as hvd
 hvd.init()
@@ -290,6 +302,26 @@ def test_clusters_live_side_by_side_and_close_at_once(virtual_nodes: None) -> No
         assert other.run(["ls", "/dev/shm"], node=1).stdout == ""
         pids = [one.pid, other.pid]
     assert outliving(pids, grace_s=0) == []
+
+
+def test_mpirun_outlives_a_cut_link_where_its_daemons_have_a_network_of_their_own(
+    virtual_nodes: None, tmp_path: Path
+) -> None:
+    ranks = tmp_path / "rank.py"
+    ranks.write_text(CUT_OFF)
+    call = "import socket; socket.create_connection(('node2', 1), 1)"
+    with Cluster(2, management=True) as c:
+        argv = [sys.executable, str(ranks), str(tmp_path)]
+        command = c.mpirun_command(2, argv, options=("--with-ft", "ulfm"))
+        job = subprocess.Popen(c.command(command), env=c.environment(), stdout=subprocess.PIPE)
+        assert job.stdout is not None
+        assert {job.stdout.readline() for _ in range(2)} == {b"0 here\n", b"1 here\n"}
+        assert "Refused" in c.run([sys.executable, "-c", call]).stderr
+        c.set_link(2, "down")
+        assert "Refused" not in c.run([sys.executable, "-c", call]).stderr
+        (tmp_path / "cut").touch()
+        assert job.communicate(timeout=60)[0].splitlines() == [b"0 ends", b"1 ends"]
+        assert job.returncode == 0
 
 
 def test_a_rate_that_tc_does_not_know_is_an_error(virtual_nodes: None) -> None:

@@ -6,7 +6,7 @@ Owns the kinds of faults and the draw. Never runs anything.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,20 +105,16 @@ def draw(
     Raises ValueError where no layer that is named can be started so, or meets no fault that is.
     """
     luck = random.Random(number)
-    possible = [each for each in LAYERS.values() if _named(each, layers) and _layouts(each, under)]
-    if not possible:
+    named = [each for each in LAYERS.values() if _is_named(each, layers) and _layouts(each, under)]
+    if not named:
         raise ValueError(f"{', '.join(layers)}: not started by {under}")
-    layer = _choose(luck, possible)
-    nodes = luck.choice(_layouts(layer, under))
-    kinds = [
-        kind
-        for kind in FAULTS
-        if (not faults or kind in faults)
-        and kind not in layer.spared
-        and (under == "nodes" or kind not in LINK_STATES)
-    ]
-    if not kinds:
-        raise ValueError(f"{', '.join(faults)}: no such fault for {layer.name} under {under}")
+    possible = {each: found for each in named if (found := _harmed(each, faults, under))}
+    if not possible:
+        names = ", ".join(each.name for each in named)
+        raise ValueError(f"{', '.join(faults)}: no such fault for {names} under {under}")
+    layer = luck.choices(list(possible), [each.weight for each in possible])[0]
+    nodes = luck.choice(possible[layer])
+    kinds = _kinds(layer, nodes, faults, under)
     fault = luck.choices(kinds, [_WEIGHTS.get(kind, 2) for kind in kinds])[0]
     phase = luck.choices(list(_PHASES), (2 if layer.has_setup else 0, 6, 1))[0]
     return Case(
@@ -135,7 +131,7 @@ def draw(
     )
 
 
-def _named(layer: Layer, names: Collection[str]) -> bool:
+def _is_named(layer: Layer, names: Collection[str]) -> bool:
     return layer.name in names if names else not layer.is_peer
 
 
@@ -146,5 +142,18 @@ def _layouts(layer: Layer, under: str) -> list[tuple[int, ...]]:
     return [nodes for nodes in layer.layouts if under != "nodes" or len(set(nodes)) > 1]
 
 
-def _choose(luck: random.Random, layers: Sequence[Layer]) -> Layer:
-    return luck.choices(layers, [each.weight for each in layers])[0]
+def _harmed(layer: Layer, faults: Collection[str], under: str) -> list[tuple[int, ...]]:
+    """Of these layouts those on which it meets a fault that is named."""
+    return [nodes for nodes in _layouts(layer, under) if _kinds(layer, nodes, faults, under)]
+
+
+def _kinds(layer: Layer, nodes: tuple[int, ...], faults: Collection[str], under: str) -> list[str]:
+    """Faults that ranks on these nodes meet; links are cut where ranks use virtual ones."""
+    has_links = under != "fork" and len(set(nodes)) > 1
+    return [
+        kind
+        for kind in FAULTS
+        if (not faults or kind in faults)
+        and kind not in layer.spared
+        and (has_links or kind not in LINK_STATES)
+    ]

@@ -165,7 +165,7 @@ _ALL = (
     _mpi_calls(
         *("interposer-nodes", _IN_ORDER[1:3], "the same between nodes, where MPI keeps some calls"),
         Launch(preload=True),
-        spared=("stop", "gil"),  # MPI has no deadline
+        spared=("stop", "gil", "cut"),  # MPI has no deadline
     ),
     _mpi_calls(
         *("interposer-abort", _ONE_NODE[:3], "MPI's calls, taken, without ULFM"),

@@ -40,7 +40,7 @@ class MpiLaunch:
     def __init__(self, nodes: int = 3) -> None:
         self._events = selectors.DefaultSelector()
         try:
-            self._cluster = Cluster(nodes)
+            self._cluster = Cluster(nodes, management=True)  # of mpirun's daemons
         except ClusterError as error:
             raise StarterError(str(error)) from error
         self._clear()
@@ -189,5 +189,8 @@ class MpiLaunch:
         self._clear()
 
     def set_link(self, node: int, state: str) -> None:
-        """Not cut: mpirun's own daemons would end the job."""
-        raise StarterError(f"chaos: the link of node {node} is mpirun's, too, and stays as it is")
+        """Of the node with this index: MPI's link, not that of mpirun's daemons."""
+        try:
+            self._cluster.set_link(node + 1, state)
+        except ClusterError as error:
+            raise StarterError(str(error)) from error

@@ -63,12 +63,9 @@ def _judge_rank(seen: Observed, rank: int, verdict: Verdict) -> None:
         report("crash", f"got {signal.Signals(died_of).name}: {_tail(found)}")
         return
     ended_by_launcher = _ended_by_launcher(seen, found, died_of)
-    if is_victim:
-        if fault.ends or fault.raises or fault.hangs:
-            return
-    elif ended_by_launcher:
+    if ended_by_launcher or (is_victim and (fault.ends or fault.raises or fault.hangs)):
         return
-    elif not found.told and found.status != 0:
+    if not is_victim and not found.told and found.status != 0:
         report("crash", f"ended with status {found.status} before it began: {_tail(found)}")
         return
     if "wrong" in found.told:
@@ -88,7 +85,7 @@ def _ended_by_launcher(seen: Observed, found: RankSeen, died_of: int) -> bool:
     """
     launch = LAYERS[seen.case.layer].launch
     fault = FAULTS[seen.case.fault]
-    fails = seen.took_place and (fault.ends or fault.hangs or fault.raises)
+    fails = seen.took_place and (fault.ends or fault.hangs or fault.raises or fault.cuts)
     if launch is None or not fails or found.error is not None or found.status == 0:
         return False
     if not launch.lives_on:
