@@ -24,6 +24,7 @@ from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
 from hsgd.job import agent_link, ending, launcher_variables, torchrun
 from hsgd.job.board import Board
+from hsgd.job.mpi_calls import call_within
 from hsgd.job.tcp_meeting import meet_over_store, meet_within
 from hsgd.native_options import native_options
 from hsgd.rows import even_rows
@@ -570,7 +571,8 @@ class Comm(Closing):
         Returns the new communicator, which has the settings of this one and lives on its own, or
         None. Over MPI and several nodes this calls Split of the mpi4py communicator, which must not
         be freed before. When a rank cannot take part, all of its color get the error, and this
-        communicator goes on.
+        communicator goes on; not so after a CollectiveTimeout of MPI's own call, when this rank
+        leaves it.
         """
         if color is not None and not whole("split: color", color) <= INT_MAX:
             raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
@@ -603,13 +605,18 @@ class Comm(Closing):
         )
 
     def _split_mpi(self, color: int, key: int) -> Comm | None:
-        """Several nodes. MPI's Split has no deadline: all ranks meet here before."""
+        """Several nodes. All ranks meet here before: who does not come is named."""
         from mpi4py import MPI
 
         if self._mpi == MPI.COMM_NULL:
             raise ValueError("split: the mpi4py communicator was freed; keep it until then")
         self._native.allreduce(bytearray(1), bytearray(1), 0, "split")
-        mpi = self._mpi.Split(MPI.UNDEFINED if color < 0 else color, key)
+        limit_s, color = self._config.timeout_s, MPI.UNDEFINED if color < 0 else color
+        try:
+            mpi = call_within(limit_s, "split: MPI_Comm_split", self._mpi.Split, color, key)
+        except CollectiveTimeout:
+            self.leave()  # MPI is in that call still
+            raise
         if mpi == MPI.COMM_NULL:
             return None
         try:

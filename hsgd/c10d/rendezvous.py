@@ -15,6 +15,7 @@ from hsgd.errors import HsgdError
 from hsgd.job import launcher_variables
 from hsgd.job.board import Board
 from hsgd.job.launchers import mpi_rank
+from hsgd.job.mpi_calls import call_within
 
 __all__ = ["meet", "open_board"]
 
@@ -50,12 +51,13 @@ def meet(board: Board, config: Config) -> Comm:
 
 
 def _over_mpi(ranks: list[int], config: Config) -> Comm:
-    """All members have come, so that this cannot wait for ever; the others are not asked."""
+    """All members have come; the others are not asked."""
     from mpi4py import MPI
 
     launcher_variables.refuse_alone(MPI.COMM_WORLD.size, " ".join(map(str, MPI.get_vendor()[:1])))
     group = MPI.COMM_WORLD.Get_group().Incl(ranks)
-    mpi = MPI.COMM_WORLD.Create_group(group)
+    what, make = "the ranks of a group: MPI_Comm_create_group", MPI.COMM_WORLD.Create_group
+    mpi = call_within(config.timeout_s, what, make, group)
     try:
         return Comm(mpi, config)  # has a duplicate of its own
     finally:

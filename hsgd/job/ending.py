@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["prepare_goodbye", "watch"]
+__all__ = ["give_up", "prepare_goodbye", "watch"]
 
 _PAUSE_S = 0.02
 _SURVIVAL = "OMPI_MCA_mpi_ft_enable"
@@ -38,6 +38,9 @@ class _Ending:
         self.goodbye: Any = None
         self.preparing = threading.Lock()
         self.unfinished: list[Any] = []  # MPI may write there still
+        # Calls of MPI that may never return, and whether they have: while a thread is in one, there
+        # can be no MPI_Finalize.
+        self.given_up: list[tuple[str, Callable[[], bool]]] = []
         self.failure = ""  # name of the exception that ends the program
         self.status = 1
 
@@ -56,9 +59,10 @@ class _Ending:
         self.pid = os.getpid()
 
     def last_step(self) -> None:
-        if self.pid != os.getpid() or not self.limit_s or _others_survive():
-            return
-        if "mpi4py.run" in sys.modules or not (self.failure or self.goodbye):
+        is_ours = "mpi4py.run" not in sys.modules and not _others_survive()
+        waits = is_ours and self.limit_s > 0 and bool(self.failure or self.goodbye)
+        stuck = [what for what, is_over in self.given_up if not is_over()]
+        if self.pid != os.getpid() or not (waits or stuck):
             return
         from mpi4py import MPI
 
@@ -66,8 +70,10 @@ class _Ending:
             return
         try:
             _flush()
-            if not self.all_end(MPI) and self.failure:
+            if waits and not self.all_end(MPI) and self.failure:
                 self.abort(MPI, f"{self.limit_s:g} s later other ranks had not ended")
+            elif stuck:
+                self.abort(MPI, f"MPI is in a call that was given up ({', '.join(stuck)})", "")
         except KeyboardInterrupt:  # whoever sends it again does not want to wait
             self.failure, self.status = self.failure or "KeyboardInterrupt", _INTERRUPTED
             self.abort(MPI, "was interrupted while it waited for other ranks to end")
@@ -82,16 +88,22 @@ class _Ending:
         except MPI.Exception:
             return False
 
-    def abort(self, MPI: Any, reason: str) -> None:
+    def abort(
+        self,
+        MPI: Any,
+        reason: str,
+        advice: str = ". HSGD_ABORT_AFTER_S sets how long it waits; 0 never aborts",
+    ) -> None:
         """What follows is for the user's eyes, and must not keep this from being done."""
         late = hasattr(MPI, "_set_abort_status")
         if late:  # at the very end, after other atexit functions
             MPI._set_abort_status(self.status)
         try:
             with contextlib.suppress(OSError, ValueError):
+                by = f"by {self.failure}" if self.failure else "well"
                 print(
-                    f"hsgd: rank {MPI.COMM_WORLD.rank} ended by {self.failure}, and {reason}: the "
-                    "job is aborted. HSGD_ABORT_AFTER_S sets how long it waits; 0 never aborts",
+                    f"hsgd: rank {MPI.COMM_WORLD.rank} ended {by}, and {reason}: the job is "
+                    f"aborted{advice}",
                     file=sys.stderr,
                 )
             _flush()
@@ -114,6 +126,17 @@ def watch(limit_s: float) -> None:
     if _ending.pid != os.getpid():
         _ending.install()
     _ending.limit_s = limit_s
+
+
+def give_up(what: str, is_over: Callable[[], bool]) -> None:
+    """Say that a thread of this process is in a call of MPI that may never return; local.
+
+    is_over: whether it has returned. Where it has not at the end of the program, this rank aborts
+        the job: MPI_Finalize would wait for that thread, or end the process by SIGSEGV.
+    """
+    if _ending.pid != os.getpid():
+        _ending.install()
+    _ending.given_up.append((what, is_over))
 
 
 def prepare_goodbye(comm: Any, timeout_s: float) -> None:
