@@ -13,6 +13,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hsgd import forked, mpi_abi
@@ -571,8 +572,8 @@ class Comm(Closing):
         Returns the new communicator, which has the settings of this one and lives on its own, or
         None. Over MPI and several nodes this calls Split of the mpi4py communicator, which must not
         be freed before. When a rank cannot take part, all of its color get the error, and this
-        communicator goes on; not so after a CollectiveTimeout of MPI's own call, when this rank
-        leaves it.
+        communicator goes on. Not so where Split itself ends by a CollectiveTimeout or Ctrl-C: then
+        this rank has left this communicator.
         """
         if color is not None and not whole("split: color", color) <= INT_MAX:
             raise ValueError(f"split: color is {color}; give 0 to {INT_MAX}, or None")
@@ -611,12 +612,9 @@ class Comm(Closing):
         if self._mpi == MPI.COMM_NULL:
             raise ValueError("split: the mpi4py communicator was freed; keep it until then")
         self._native.allreduce(bytearray(1), bytearray(1), 0, "split")
-        limit_s, color = self._config.timeout_s, MPI.UNDEFINED if color < 0 else color
-        try:
-            mpi = call_within(limit_s, "split: MPI_Comm_split", self._mpi.Split, color, key)
-        except CollectiveTimeout:
-            self.leave()  # MPI is in that call still
-            raise
+        split = partial(self._mpi.Split, MPI.UNDEFINED if color < 0 else color, key)
+        what, limit_s = "split: MPI_Comm_split", self._config.timeout_s
+        mpi = call_within(limit_s, what, split, given_up=self._leave_mpi)
         if mpi == MPI.COMM_NULL:
             return None
         try:
@@ -626,6 +624,12 @@ class Comm(Closing):
             raise
         part._frees_mpi = True
         return part
+
+    def _leave_mpi(self) -> None:
+        """A call of MPI on this communicator was given up, and may go on."""
+        self._frees_mpi = False
+        self.expire(self._config.timeout_s)  # where another thread is in a collective
+        self.leave()
 
     def shrink(self, timeout_s: float | None = None) -> Comm:
         """A new communicator of the ranks that are left; collective over these, blocking.

@@ -7,12 +7,13 @@ has the deadline of the group.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError
-from hsgd.job import launcher_variables
+from hsgd.job import ending, launcher_variables
 from hsgd.job.board import Board
 from hsgd.job.launchers import mpi_rank
 from hsgd.job.mpi_calls import call_within
@@ -55,9 +56,10 @@ def _over_mpi(ranks: list[int], config: Config) -> Comm:
     from mpi4py import MPI
 
     launcher_variables.refuse_alone(MPI.COMM_WORLD.size, " ".join(map(str, MPI.get_vendor()[:1])))
+    ending.watch(config.abort_after_s)
     group = MPI.COMM_WORLD.Get_group().Incl(ranks)
-    what, make = "the ranks of a group: MPI_Comm_create_group", MPI.COMM_WORLD.Create_group
-    mpi = call_within(config.timeout_s, what, make, group)
+    create = partial(MPI.COMM_WORLD.Create_group, group)
+    mpi = call_within(config.timeout_s, "the ranks of a group: MPI_Comm_create_group", create)
     try:
         return Comm(mpi, config)  # has a duplicate of its own
     finally:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["give_up", "prepare_goodbye", "watch"]
+__all__ = ["give_up", "prepare_goodbye", "stuck", "watch"]
 
 _PAUSE_S = 0.02
 _SURVIVAL = "OMPI_MCA_mpi_ft_enable"
@@ -61,8 +61,7 @@ class _Ending:
     def last_step(self) -> None:
         is_ours = "mpi4py.run" not in sys.modules and not _others_survive()
         waits = is_ours and self.limit_s > 0 and bool(self.failure or self.goodbye)
-        stuck = [what for what, is_over in self.given_up if not is_over()]
-        if self.pid != os.getpid() or not (waits or stuck):
+        if self.pid != os.getpid() or not (waits or self.stuck()):
             return
         from mpi4py import MPI
 
@@ -72,11 +71,21 @@ class _Ending:
             _flush()
             if waits and not self.all_end(MPI) and self.failure:
                 self.abort(MPI, f"{self.limit_s:g} s later other ranks had not ended")
-            elif stuck:
-                self.abort(MPI, f"MPI is in a call that was given up ({', '.join(stuck)})", "")
+            elif self.stuck():
+                self.end_beside_calls(MPI)
         except KeyboardInterrupt:  # whoever sends it again does not want to wait
             self.failure, self.status = self.failure or "KeyboardInterrupt", _INTERRUPTED
             self.abort(MPI, "was interrupted while it waited for other ranks to end")
+
+    def stuck(self) -> list[str]:
+        """Calls of MPI that were given up and have not returned."""
+        return [what for what, is_over in self.given_up if not is_over()]
+
+    def end_beside_calls(self, MPI: Any) -> None:
+        """Without MPI_Finalize; does not return where other ranks go on."""
+        if _others_survive():
+            os._exit(self.status if self.failure else 0)
+        self.abort(MPI, f"MPI is in a call that was given up ({', '.join(self.stuck())})", "")
 
     def all_end(self, MPI: Any) -> bool:
         """Whether all ranks take the last step within the limit."""
@@ -100,9 +109,9 @@ class _Ending:
             MPI._set_abort_status(self.status)
         try:
             with contextlib.suppress(OSError, ValueError):
-                by = f"by {self.failure}" if self.failure else "well"
+                by = f" by {self.failure}" if self.failure else ""
                 print(
-                    f"hsgd: rank {MPI.COMM_WORLD.rank} ended {by}, and {reason}: the job is "
+                    f"hsgd: rank {MPI.COMM_WORLD.rank} ended{by}, and {reason}: the job is "
                     f"aborted{advice}",
                     file=sys.stderr,
                 )
@@ -132,11 +141,17 @@ def give_up(what: str, is_over: Callable[[], bool]) -> None:
     """Say that a thread of this process is in a call of MPI that may never return; local.
 
     is_over: whether it has returned. Where it has not at the end of the program, this rank aborts
-        the job: MPI_Finalize would wait for that thread, or end the process by SIGSEGV.
+        the job, or, where others may survive, ends alone: MPI_Finalize would wait for that thread,
+        or end the process by SIGSEGV.
     """
     if _ending.pid != os.getpid():
         _ending.install()
     _ending.given_up.append((what, is_over))
+
+
+def stuck() -> list[str]:
+    """Calls of MPI that were given up and have not returned; local."""
+    return _ending.stuck()
 
 
 def prepare_goodbye(comm: Any, timeout_s: float) -> None:

@@ -58,7 +58,7 @@ MPI.COMM_WORLD.Barrier()
 print(rank, "here", flush=True)
 while not os.path.exists(f"{sys.argv[1]}/cut"):
     time.sleep(0.05)
-time.sleep(1 + rank)
+time.sleep(1)
 print(rank, "ends", flush=True)
 os._exit(0)  # MPI_Finalize would wait for the other side
 """
@@ -320,7 +320,7 @@ def test_mpirun_outlives_a_cut_link_where_its_daemons_have_a_network_of_their_ow
         c.set_link(2, "down")
         assert "Refused" not in c.run([sys.executable, "-c", call]).stderr
         (tmp_path / "cut").touch()
-        assert job.communicate(timeout=60)[0].splitlines() == [b"0 ends", b"1 ends"]
+        assert {*job.communicate(timeout=60)[0].splitlines()} == {b"0 ends", b"1 ends"}
         assert job.returncode == 0
 
 

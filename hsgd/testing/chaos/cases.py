@@ -17,7 +17,7 @@ __all__ = ["FAULTS", "LINK_STATES", "STARTERS", "TIMEOUT_S", "Case", "Fault", "d
 STARTERS = {
     "fork": "on this machine, whose nodes are pretended",
     "nodes": "on virtual nodes, with links that are cut or slow; needs root",
-    "mpirun": "by Open MPI's mpirun on virtual nodes; needs root",
+    "mpirun": "by Open MPI's mpirun on virtual nodes, with the same links; needs root",
 }
 
 TIMEOUT_S = 2.0  # HSGD_TIMEOUT_S of all jobs

@@ -22,6 +22,7 @@ def main(folder: str) -> None:
         if order["launch"]["preload"]:
             os.environ.update(LD_PRELOAD=order["launch"]["library"], HSGD_MIN_BYTES="0")
         environment = {**os.environ, "HSGD_TIMEOUT_S": str(order["timeout_s"])}
+        environment["HSGD_INTERFACES"] = "eth0"  # whose links are cut; mpirun has another network
         words = [sys.executable, "-m", "hsgd.testing.chaos.mpi_rank", folder, str(rank)]
         os.execve(sys.executable, words, environment)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -10,12 +10,16 @@ import json
 import os
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from hsgd.testing.chaos.rank_main import be_rank
 
 __all__: list[str] = []
+
+_LATER_S = 1.5  # that a rank of another node waits beyond the deadline
 
 
 def _main(folder: str, rank: int) -> None:
@@ -32,9 +36,23 @@ def _main(folder: str, rank: int) -> None:
         sys.stderr.flush()
         if not order["launch"]["lives_on"]:
             MPI.COMM_WORLD.Abort(1)
+        if order["is_bounded"]:
+            _let_others_tell(Path(folder), rank, order)
         os._exit(1)
     if order["launch"]["lives_on"]:
         os._exit(0)
+
+
+def _let_others_tell(folder: Path, rank: int, order: dict[str, Any]) -> None:
+    """mpirun may end the others when this rank has ended with an exit code: one that would hang for
+    ever shall be seen to.
+    """
+    (folder / f"told-{rank}").touch()
+    limit = time.monotonic() + order["timeout_s"] + _LATER_S
+    while time.monotonic() < limit:
+        if len(list(folder.glob("told-*"))) >= len(order["nodes"]) - 1:  # all but a victim
+            return
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from hsgd import built
 from hsgd.comm import Comm
+from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, PeerLost
-from hsgd.job import agent_link
+from hsgd.job import agent_link, ending
 from hsgd.job.agent_link import AgentLink
+from hsgd.job.mpi_calls import call_within
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
@@ -227,12 +230,18 @@ def _communicator(comm: Any) -> Any:
         return None
     from mpi4py import MPI
 
-    part = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank in ranks else MPI.UNDEFINED)
-    if part == MPI.COMM_NULL:
+    world = MPI.COMM_WORLD
+    if world.rank not in ranks or not all(0 <= rank < world.size for rank in ranks):
         raise ValueError(
-            f"init: rank {MPI.COMM_WORLD.rank} is not among the ranks {ranks}; call init() only "
-            "for those"
+            f"init: the ranks {ranks} must lie in 0 to {world.size - 1}, and rank {world.rank} be "
+            "one of them; call init() only for those"
         )
+    config = Config.from_env()
+    ending.watch(config.abort_after_s)
+    group = world.Get_group().Incl(sorted(set(ranks)))
+    create = partial(world.Create_group, group)
+    part = call_within(config.timeout_s, "init: MPI_Comm_create_group", create)
+    group.Free()
     return part
 
 
