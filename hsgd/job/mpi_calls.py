@@ -74,20 +74,24 @@ def _in_a_thread(
         done.set()
 
     thread = threading.Thread(target=work, name="hsgd-mpi-call", daemon=True)
+    over = False
     try:
-        thread.start()
-        if not done.wait(timeout_s):
-            raise CollectiveTimeout(
-                f"{what}: did not return within {timeout_s:g} s, though all ranks had come to it: "
-                "one has ended, was stopped or hangs since, or a link is cut; look for it on all "
-                "nodes, or give it more time (HSGD_TIMEOUT_S, or timeout= of the group)"
-            )
-    except BaseException:
-        if thread.ident is None:  # the machine has no thread left
-            raise
-        ending.give_up(what, done.is_set)
-        given_up()
-        raise
+        try:
+            thread.start()
+        except RuntimeError as error:
+            over = True
+            raise HsgdError(f"{what}: no thread for it could be started ({error})") from error
+        over = done.wait(timeout_s)
+    finally:
+        if not over:  # Ctrl-C, too
+            ending.give_up(what, done.is_set)
+            given_up()
+    if not over:
+        raise CollectiveTimeout(
+            f"{what}: did not return within {timeout_s:g} s, though all ranks had come to it: "
+            "one has ended, was stopped or hangs since, or a link is cut; look for it on all "
+            "nodes, or give it more time (HSGD_TIMEOUT_S, or timeout= of the group)"
+        )
     if raised:
         raise raised.pop()  # which keeps this frame, and all in it
     return returned.pop()

@@ -184,6 +184,10 @@ def run_caught(rank: int) -> None:
         print("goes on to its end")
 
 
+def refuse(reason: str) -> None:
+    raise RuntimeError(reason)
+
+
 def run_alone(level: str) -> None:
     import mpi4py
 
@@ -207,6 +211,11 @@ def run_alone(level: str) -> None:
     with pytest.raises(ZeroDivisionError):
         call_within(5.0, "split", partial(divmod, 1, 0))
     if level == "multiple":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("threading.Thread.start", partial(refuse, "can't start new thread"))
+            with pytest.raises(HsgdError, match="split: no thread for it could be started"):
+                call_within(5.0, "split", partial(work, 7))
+        assert ending.stuck() == []
         with pytest.raises(CollectiveTimeout, match=r"split: did not return within 0.05 s"):
             call_within(0.05, "split", partial(work, 7), lambda: given_up.append("split"))
         with pytest.raises(HsgdError, match="create: MPI makes no communicator any more"):

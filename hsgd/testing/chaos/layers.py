@@ -114,6 +114,14 @@ _ALL = (
         steps=60,
     ),
     Layer(
+        "diloco",
+        "optim_programs:diloco",
+        _ONE_NODE + _NODES,
+        "DiLoCo",
+        (*_OWN, _NEW),
+        steps=60,
+    ),
+    Layer(
         "ddp",
         "torch_programs:ddp",
         _ONE_NODE + _NODES,

@@ -122,7 +122,11 @@ _TOGETHER: tuple[dict[str, Any], ...] = (
     {"strategy": "overlap"},
     {"strategy": "after_backward"},
 )
-_SHARED: tuple[dict[str, Any], ...] = ({"node_shared": True}, {"strategy": "notified_tree"})
+_SHARED: tuple[dict[str, Any], ...] = (
+    {"node_shared": True},
+    {"strategy": "notified_tree"},
+    {"strategy": "diloco", "strategy_options": {"sync_every": 3, "group": None}},
+)
 _APART: tuple[dict[str, Any], ...] = tuple(
     {"strategy": strategy} for strategy in ("gossip", "easgd_async", "easgd_hybrid")
 )
