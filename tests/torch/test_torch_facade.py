@@ -6,6 +6,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,22 @@ from hsgd.torch import names
 __all__: list[str] = []
 
 ROOT = Path(__file__).resolve().parents[2]
+SOME_RANKS = """
+import torch
+import hsgd.torch as hvd
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+for ranks in ([0, 2], [0, 1, 2, 3], [0]):
+    if rank == 1 and ranks == [0, 2]:
+        continue
+    try:
+        hvd.init(ranks)
+        total = hvd.allreduce(torch.ones(3), op=hvd.Sum)
+        print(f"{rank}: {hvd.rank()} of {hvd.size()}, {total[0]:g}|", flush=True)
+        hvd.shutdown()
+    except ValueError as error:
+        print(f"{rank}: {error}|", flush=True)
+"""
 SUBMODULES = (
     "mpi_ops",
     "compression",
@@ -153,3 +170,23 @@ def test_variables_have_horovods_defaults() -> None:
         }
     )
     assert read == HorovodSettings(False, 5.0, 0.0, "/tmp/t", True)
+
+
+def test_init_with_ranks_is_a_call_of_these_alone(
+    mpirun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "some_ranks.py"
+    script.write_text(SOME_RANKS)
+    done = mpirun(3, str(script))
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.strip() for line in done.stdout.split("|") if line.strip())
+    advice = "must lie in 0 to 2, and rank {} be one of them; call init() only for those"
+    assert told == sorted(
+        [
+            "0: 0 of 2, 2",
+            "2: 1 of 2, 2",
+            "0: 0 of 1, 1",
+            *(f"{rank}: init: the ranks [0] {advice.format(rank)}" for rank in (1, 2)),
+            *(f"{rank}: init: the ranks [0, 1, 2, 3] {advice.format(rank)}" for rank in range(3)),
+        ]
+    )
