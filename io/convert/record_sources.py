@@ -257,8 +257,9 @@ class CsvSource:
 class ParquetSource:
     """A Parquet table; every column of numbers, or of lists of them, is a field. Needs pyarrow.
 
+    Lists that are all of one length by their type have that as a shape; other lists are ragged.
     Columns of text, or of bytes, become ragged fields of bytes where `fields` names them, or all of
-    them with text.
+    them with text. What is stored as a dictionary is read as its values.
     """
 
     def __init__(self, path: Path, fields: Sequence[str] | None, *, text: bool = False) -> None:
@@ -266,9 +267,9 @@ class ParquetSource:
         self.left_out: dict[str, str] = {}
         table = self._open()
         self.num_samples = int(table.metadata.num_rows)
-        types, lists, texts = {}, set(), set()
+        types, shapes, lists, texts = {}, {}, set(), set()
         for entry in table.schema_arrow:
-            kind = entry.type
+            kind = _values_of(entry.type)
             if str(kind) in _TEXTS and (text if fields is None else entry.name in fields):
                 texts.add(entry.name)
                 types[entry.name] = np.dtype(np.uint8)
@@ -276,13 +277,14 @@ class ParquetSource:
             if str(kind).startswith(("list<", "large_list<")):
                 lists.add(entry.name)
                 kind = kind.value_type
+            shapes[entry.name], kind = _fixed_shape(kind)
             try:
                 types[entry.name] = np.dtype(kind.to_pandas_dtype())
             except NotImplementedError:
                 types[entry.name] = _OBJECT
         self.text_fields = frozenset(texts)
         self.specs = tuple(
-            replace(spec, ragged=spec.name in lists | texts)
+            replace(spec, ragged=spec.name in lists | texts, shape=shapes.get(spec.name, ()))
             for spec in _columns(path, types, fields)
         )
 
@@ -300,6 +302,8 @@ class ParquetSource:
         for batch in self._batches(spec.name, rows):
             column = batch.column(0)[before:]
             before = max(0, before - len(batch))
+            if hasattr(column, "dictionary_decode"):
+                column = column.dictionary_decode()
             if spec.name in self.text_fields and not column.null_count:
                 yield _bytes_of(column)
                 continue
@@ -307,9 +311,13 @@ class ParquetSource:
             if spec.ragged and not column.null_count:
                 lengths = column.value_lengths().to_numpy().astype(np.int64)
                 column = column.flatten()
+            for _ in spec.shape:
+                if not column.null_count:
+                    column = column.flatten()
             if column.null_count:
                 raise DataError(f"{self._path}: column {spec.name!r} has missing values; fill them")
             values = column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
+            values = values.reshape(-1, *spec.shape)
             yield values if lengths is None else Ragged(values, offsets_of(lengths))
 
     def _batches(self, name: str, rows: int) -> Iterator[Any]:
@@ -330,6 +338,19 @@ class ParquetSource:
             return parquet.ParquetFile(self._path)
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{self._path}: not readable as Parquet: {first_line(error)}") from None
+
+
+def _values_of(kind: Any) -> Any:
+    """Arrow's type of the values of a column, which may be stored by a dictionary of them."""
+    return kind.value_type if str(kind).startswith("dictionary<") else kind
+
+
+def _fixed_shape(kind: Any) -> tuple[tuple[int, ...], Any]:
+    """Of lists of a fixed length, which may nest: the lengths, and the type of what they hold."""
+    shape: tuple[int, ...] = ()
+    while str(kind).startswith("fixed_size_list<"):
+        shape, kind = (*shape, kind.list_size), kind.value_type
+    return shape, kind
 
 
 def _bytes_of(column: Any) -> Ragged:

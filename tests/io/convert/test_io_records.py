@@ -170,3 +170,43 @@ def test_the_names_of_classes_stay_with_the_labels(tmp_path):
     assert class_names(tmp_path / "table", "number") == []
     with pytest.raises(DataError, match="no field 'label'; there are: even, half, number"):
         class_names(tmp_path / "table")
+
+
+def test_parquet_columns_of_dictionaries_and_of_vectors(tmp_path):
+    """pandas writes categories as dictionaries; embeddings are lists of a fixed length."""
+    import pyarrow
+    from pyarrow import parquet
+
+    number = np.arange(40)
+    vectors = number[:, None] + np.arange(3, dtype=np.float32)
+    grids = number[:, None, None] + np.arange(4, dtype=np.int16).reshape(2, 2)
+    fixed = pyarrow.FixedSizeListArray.from_arrays
+    places = fixed(fixed(pyarrow.array(grids.astype(np.int16).ravel()), 2), 2)
+    lists = pyarrow.array([[[n, n + 1]] * (n % 3) for n in number.tolist()])
+    columns = {
+        "number": number,
+        "city": pandas.Categorical([("Bern", "Genf", "Z\u00fcrich")[n % 3] for n in number]),
+        "size": pyarrow.array(number % 4 * 10).dictionary_encode(),
+        "vector": fixed(pyarrow.array(vectors.ravel()), 3),
+        "grid": places,
+        "walk": lists.cast(pyarrow.list_(pyarrow.list_(pyarrow.int64(), 2))),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet", row_group_size=7)
+    convert_to_slabs(tmp_path / "t.parquet", tmp_path / "out", num_slabs=3, fields=list(columns))
+    for batch in loader_of(tmp_path / "out", 5, as_numpy=True, verify=True):
+        for row, n in enumerate(batch["number"].tolist()):
+            assert bytes(batch["city"][row]).decode() == ("Bern", "Genf", "Z\u00fcrich")[n % 3]
+            assert batch["size"][row] == n % 4 * 10
+            assert batch["walk"][row].tolist() == [[n, n + 1]] * (n % 3)
+            np.testing.assert_array_equal(batch["vector"][row], vectors[n])
+            np.testing.assert_array_equal(batch["grid"][row], grids[n])
+
+
+def test_a_vector_with_a_gap_is_refused(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    column = pyarrow.array([[1.0, 2.0], [3.0, None]], pyarrow.list_(pyarrow.float32(), 2))
+    parquet.write_table(pyarrow.table({"x": column}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="'x' has missing values"):
+        convert_to_slabs(tmp_path / "t.parquet", tmp_path / "out")
