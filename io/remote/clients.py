@@ -27,6 +27,7 @@ _MOST_REDIRECTS = 5
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # of OpenSSL's X509_V_ERR
 _MOST_CAUSES = 64  # looked at, of an error
+_PROXY_LOGIN = 407
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 # A client is made anew where one of these has changed.
 _S3_SETTINGS = (
@@ -34,6 +35,7 @@ _S3_SETTINGS = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION"),
 )
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_TUNNEL = re.compile(r"Tunnel connection failed: (\d+)")  # of http.client
 _SECRETS = re.compile(r"\?\S*|(?<=//)[^/\s@]*@")
 
 
@@ -106,10 +108,10 @@ class _HttpClient:
             "maxsize": _CONNECTIONS,
             "timeout": urllib3.Timeout(connect=_CONNECT_S, read=_READ_S),
         }
+        self._options = options
         self._plain = urllib3.PoolManager(**options)
-        self._proxies = {
-            url: urllib3.ProxyManager(url, **options) for url in set(_proxies().values())
-        }
+        self._proxies: dict[str, Any] = {}  # by URL
+        self._lock = threading.Lock()
 
     def get(self, url: str, start: int, stop: int, etag: str) -> Answer:
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
@@ -182,19 +184,39 @@ class _HttpClient:
             return refused
         reason = error.reason if isinstance(error, self._urllib3.exceptions.MaxRetryError) else None
         found = reason or error
+        if tunnel := _TUNNEL.search(str(found)):  # of https through a proxy, which refused
+            return _refusal(int(tunnel[1]), "")
         if isinstance(found, OSError | self._urllib3.exceptions.HTTPError):
             return RequestFailed(_first_line(found), again=True)
         return None
 
     def _pool(self, url: str) -> Any:
+        """Connections to the server, or to the proxy that the environment names for it."""
         from urllib.parse import urlsplit
-        from urllib.request import proxy_bypass
+        from urllib.request import getproxies, proxy_bypass
 
         parts = urlsplit(url)
-        proxy = _proxies().get(parts.scheme)
-        if proxy is None or proxy_bypass(parts.netloc):
+        proxy = getproxies().get(parts.scheme)
+        if not proxy or proxy_bypass(parts.netloc):
             return self._plain
-        return self._proxies.get(proxy, self._plain)
+        with self._lock:
+            if proxy not in self._proxies:
+                self._proxies[proxy] = self._connections_to(proxy)
+            return self._proxies[proxy]
+
+    def _connections_to(self, proxy: str) -> Any:
+        """Raises RequestFailed for one of another kind."""
+        from urllib.parse import unquote, urlsplit
+
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if parts.scheme not in ("http", "https"):
+            raise RequestFailed(f"{parts.scheme} proxies are not supported", again=False)
+        login = None
+        if parts.username is not None:
+            words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            login = self._urllib3.make_headers(proxy_basic_auth=words)
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        return self._urllib3.ProxyManager(place, proxy_headers=login, **self._options)
 
 
 class S3Client:
@@ -309,7 +331,13 @@ def _range_of(status: int, headers: Any) -> tuple[int, int, int]:
 
 def _refusal(status: int, after: str) -> RequestFailed:
     wait_s = float(after) if after.isdecimal() else 0.0
-    return RequestFailed(f"status {status}", status, again=status in _AGAIN, after_s=wait_s)
+    reason = f"status {status}"
+    if status == _PROXY_LOGIN:
+        reason += (
+            ": the proxy wants another login; give it in http_proxy, https_proxy for https, as "
+            "http://USER:PASSWORD@HOST:PORT"
+        )
+    return RequestFailed(reason, status, again=status in _AGAIN, after_s=wait_s)
 
 
 def _certificate_refusal(error: BaseException) -> RequestFailed | None:
@@ -334,13 +362,6 @@ def _certificate_refusal(error: BaseException) -> RequestFailed | None:
             waiting += [found.__cause__, found.__context__, getattr(found, "reason", None)]
             waiting += [*found.args, getattr(found, "kwargs", {}).get("error")]
     return None
-
-
-def _proxies() -> dict[str, str]:
-    """By scheme, the proxies of the environment."""
-    from urllib.request import getproxies
-
-    return {scheme: url for scheme, url in getproxies().items() if scheme in ("http", "https")}
 
 
 def _first_line(error: BaseException) -> str:
