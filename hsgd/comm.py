@@ -21,7 +21,7 @@ from hsgd.checked import INT_MAX, MOST_BYTES, c_int, extents, natural, whole
 from hsgd.closing import Closing, program_failed, wait_for_tellers
 from hsgd.codes import DTYPE_CODES, DTYPES, ITEM_BYTES, OP_CODES, OPS, Op
 from hsgd.config import Config
-from hsgd.errors import CollectiveTimeout, LaunchError, MissingExtra, PeerLost
+from hsgd.errors import CollectiveTimeout, HsgdError, LaunchError, MissingExtra, PeerLost
 from hsgd.handle import Handle
 from hsgd.job import agent_link, ending, launcher_variables, torchrun
 from hsgd.job.board import Board
@@ -611,7 +611,13 @@ class Comm(Closing):
 
         if self._mpi == MPI.COMM_NULL:
             raise ValueError("split: the mpi4py communicator was freed; keep it until then")
-        self._native.allreduce(bytearray(1), bytearray(1), 0, "split")
+        stuck = bytearray(1)
+        self._native.allreduce(bytearray([bool(ending.stuck())]), stuck, OP_CODES["max"], "split")
+        if stuck[0]:
+            raise HsgdError(
+                "split: MPI makes no communicator any more, because some rank has given up a call "
+                "that would make one; end the job"
+            )
         split = partial(self._mpi.Split, MPI.UNDEFINED if color < 0 else color, key)
         what, limit_s = "split: MPI_Comm_split", self._config.timeout_s
         mpi = call_within(limit_s, what, split, given_up=self._leave_mpi)

@@ -7,7 +7,6 @@ has the deadline of the group.
 from __future__ import annotations
 
 import os
-from functools import partial
 
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm import Comm
@@ -16,9 +15,14 @@ from hsgd.errors import HsgdError
 from hsgd.job import ending, launcher_variables
 from hsgd.job.board import Board
 from hsgd.job.launchers import mpi_rank
-from hsgd.job.mpi_calls import call_within
+from hsgd.job.mpi_calls import communicator_of
 
 __all__ = ["meet", "open_board"]
+
+_LATE = (
+    "though all its ranks had come to it: one has ended, was stopped or hangs since, or a link is "
+    "cut; look for it on all nodes, or raise HSGD_TIMEOUT_S and the group's timeout="
+)
 
 
 def open_board(store: object, rank: int, members: list[int], timeout_s: float) -> Board:
@@ -57,11 +61,8 @@ def _over_mpi(ranks: list[int], config: Config) -> Comm:
 
     launcher_variables.refuse_alone(MPI.COMM_WORLD.size, " ".join(map(str, MPI.get_vendor()[:1])))
     ending.watch(config.abort_after_s)
-    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
-    create = partial(MPI.COMM_WORLD.Create_group, group)
-    mpi = call_within(config.timeout_s, "the ranks of a group: MPI_Comm_create_group", create)
+    mpi = communicator_of(ranks, config.timeout_s, "the ranks of a group", late=_LATE)
     try:
         return Comm(mpi, config)  # has a duplicate of its own
     finally:
         mpi.Free()
-        group.Free()

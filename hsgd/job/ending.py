@@ -61,7 +61,8 @@ class _Ending:
     def last_step(self) -> None:
         is_ours = "mpi4py.run" not in sys.modules and not _others_survive()
         waits = is_ours and self.limit_s > 0 and bool(self.failure or self.goodbye)
-        if self.pid != os.getpid() or not (waits or self.stuck()):
+        stuck = self.stuck()
+        if self.pid != os.getpid() or not (waits or stuck):
             return
         from mpi4py import MPI
 
@@ -71,8 +72,8 @@ class _Ending:
             _flush()
             if waits and not self.all_end(MPI) and self.failure:
                 self.abort(MPI, f"{self.limit_s:g} s later other ranks had not ended")
-            elif self.stuck():
-                self.end_beside_calls(MPI)
+            elif stuck := self.stuck():
+                self.end_beside(MPI, stuck)
         except KeyboardInterrupt:  # whoever sends it again does not want to wait
             self.failure, self.status = self.failure or "KeyboardInterrupt", _INTERRUPTED
             self.abort(MPI, "was interrupted while it waited for other ranks to end")
@@ -81,11 +82,13 @@ class _Ending:
         """Calls of MPI that were given up and have not returned."""
         return [what for what, is_over in self.given_up if not is_over()]
 
-    def end_beside_calls(self, MPI: Any) -> None:
-        """Without MPI_Finalize; does not return where other ranks go on."""
+    def end_beside(self, MPI: Any, stuck: list[str]) -> None:
+        """Without MPI_Finalize; where other ranks go on, it does not return."""
         if _others_survive():
-            os._exit(self.status if self.failure else 0)
-        self.abort(MPI, f"MPI is in a call that was given up ({', '.join(self.stuck())})", "")
+            if "logging" in sys.modules:
+                sys.modules["logging"].shutdown()  # what else was to run at the end is left out
+            os._exit(self.status)
+        self.abort(MPI, f"MPI is in a call that was given up ({', '.join(stuck)})", "")
 
     def all_end(self, MPI: Any) -> bool:
         """Whether all ranks take the last step within the limit."""

@@ -8,14 +8,19 @@ other such call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
 from hsgd.job import ending
 
-__all__ = ["call_within"]
+__all__ = ["call_within", "communicator_of"]
 
+_LATE = (
+    "though all ranks had come to it: one has ended, was stopped or hangs since, or a link is cut; "
+    "look for it on all nodes, or raise HSGD_TIMEOUT_S"
+)
 Made = TypeVar("Made")
 
 
@@ -23,12 +28,15 @@ def call_within(
     timeout_s: float,
     what: str,
     call: Callable[[], Made],
+    *,
+    late: str = _LATE,
     given_up: Callable[[], object] = lambda: None,
 ) -> Made:
     """What `call` returns; blocking, as collective as the call is.
 
     call: one of mpi4py's that lets other threads run while it waits; a functools.partial, since
         what it holds lives on where it is given up.
+    late: what a user is told of a call that did not return in time.
     given_up: called where that happens, at the deadline or by Ctrl-C.
     timeout_s: kept with MPI_THREAD_MULTIPLE, which mpi4py asks for; below that nobody else may call
         MPI meanwhile, so this waits for as long as MPI does.
@@ -46,11 +54,45 @@ def call_within(
     try:
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             return call()
-        return _in_a_thread(timeout_s, what, call, given_up)
+        attempt = _Attempt(call)
+        over = False
+        try:
+            over = attempt.returns_within(timeout_s)
+        finally:
+            over = over or attempt.is_over()
+            if not over:
+                ending.give_up(what, attempt.is_over)
+                given_up()
+        if over:
+            return attempt.result()
     except MPI.Exception as error:
         if error.Get_error_class() in _deaths(MPI):
             raise PeerLost(f"{what}: a rank ended before it returned ({error})") from error
         raise HsgdError(f"{what}: {error}") from error
+    raise CollectiveTimeout(f"{what}: did not return within {timeout_s:g} s, {late}")
+
+
+def communicator_of(ranks: Sequence[int], timeout_s: float, who: str, *, late: str = _LATE) -> Any:
+    """An mpi4py communicator of these ranks of MPI_COMM_WORLD, in this order; collective over them,
+    blocking. who: of whom errors are. As call_within.
+    """
+    from mpi4py import MPI
+
+    whole = MPI.COMM_WORLD.Get_group()
+    group = whole.Incl(ranks)
+    whole.Free()
+    kept: list[object] = []
+    try:
+        return call_within(
+            timeout_s,
+            f"{who}: MPI_Comm_create_group",
+            partial(MPI.COMM_WORLD.Create_group, group),
+            late=late,
+            given_up=lambda: kept.append(group),
+        )
+    finally:
+        if not kept:  # else MPI has it still
+            group.Free()
 
 
 def _deaths(mpi: Any) -> set[int]:
@@ -59,39 +101,37 @@ def _deaths(mpi: Any) -> set[int]:
     return {getattr(mpi, name, mpi.ERR_UNKNOWN) for name in names} - {mpi.ERR_UNKNOWN}
 
 
-def _in_a_thread(
-    timeout_s: float, what: str, call: Callable[[], Made], given_up: Callable[[], object]
-) -> Made:
-    done = threading.Event()
-    returned: list[Made] = []
-    raised: list[BaseException] = []
+class _Attempt(Generic[Made]):
+    """A call in a thread of its own."""
 
-    def work() -> None:
-        try:
-            returned.append(call())
-        except BaseException as error:
-            raised.append(error)
-        done.set()
+    def __init__(self, call: Callable[[], Made]) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._returned: list[Made] = []
+        self._raised: list[BaseException] = []
 
-    thread = threading.Thread(target=work, name="hsgd-mpi-call", daemon=True)
-    over = False
-    try:
+    def returns_within(self, timeout_s: float) -> bool:
+        """Make it; whether it has returned."""
         try:
-            thread.start()
+            threading.Thread(target=self._work, name="hsgd-mpi-call", daemon=True).start()
         except RuntimeError as error:
-            over = True
-            raise HsgdError(f"{what}: no thread for it could be started ({error})") from error
-        over = done.wait(timeout_s)
-    finally:
-        if not over:  # Ctrl-C, too
-            ending.give_up(what, done.is_set)
-            given_up()
-    if not over:
-        raise CollectiveTimeout(
-            f"{what}: did not return within {timeout_s:g} s, though all ranks had come to it: "
-            "one has ended, was stopped or hangs since, or a link is cut; look for it on all "
-            "nodes, or give it more time (HSGD_TIMEOUT_S, or timeout= of the group)"
-        )
-    if raised:
-        raise raised.pop()  # which keeps this frame, and all in it
-    return returned.pop()
+            self._done.set()
+            raise HsgdError(f"a call of MPI: no thread could be started ({error})") from error
+        return self._done.wait(timeout_s)
+
+    def is_over(self) -> bool:
+        """Whether it has returned, or was never made."""
+        return self._done.is_set()
+
+    def result(self) -> Made:
+        """What it returned; raises what it raised. Once."""
+        if self._raised:
+            raise self._raised.pop()  # an error keeps the frame that raises it
+        return self._returned.pop()
+
+    def _work(self) -> None:
+        try:
+            self._returned.append(self._call())
+        except BaseException as error:
+            self._raised.append(error)
+        self._done.set()

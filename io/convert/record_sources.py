@@ -269,8 +269,10 @@ class ParquetSource:
         self.num_samples = int(table.metadata.num_rows)
         types, shapes, lists, texts = {}, {}, set(), set()
         for entry in table.schema_arrow:
-            kind = _values_of(entry.type)
-            if str(kind) in _TEXTS and (text if fields is None else entry.name in fields):
+            stored = entry.type
+            kind = _values_of(stored)
+            documents = text and kind is stored  # rather than one word of a few
+            if str(kind) in _TEXTS and (documents if fields is None else entry.name in fields):
                 texts.add(entry.name)
                 types[entry.name] = np.dtype(np.uint8)
                 continue
@@ -315,7 +317,10 @@ class ParquetSource:
                 if not column.null_count:
                     column = column.flatten()
             if column.null_count:
-                raise DataError(f"{self._path}: column {spec.name!r} has missing values; fill them")
+                raise DataError(
+                    f"{self._path}: column {spec.name!r} has missing values; fill them, or name "
+                    "other columns with --fields"
+                )
             values = column.to_numpy(zero_copy_only=False).astype(spec.dtype, copy=False)
             values = values.reshape(-1, *spec.shape)
             yield values if lengths is None else Ragged(values, offsets_of(lengths))

@@ -28,6 +28,11 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 8.0
 _UNKNOWN_AUTHORITY = frozenset({18, 19, 20, 21})  # of OpenSSL's X509_V_ERR
 _MOST_CAUSES = 64  # looked at, of an error
 _PROXY_LOGIN = 407
+_LOGIN = (
+    "give it in http_proxy, for https in https_proxy, as http://USER:PASSWORD@HOST:PORT, with "
+    "@ : / # ? [ ] % of a login as %40 and so on"
+)
+_NO_PROXY = f"the proxy that the environment names is none of http; {_LOGIN}"
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 # A client is made anew where one of these has changed.
 _S3_SETTINGS = (
@@ -184,8 +189,8 @@ class _HttpClient:
             return refused
         reason = error.reason if isinstance(error, self._urllib3.exceptions.MaxRetryError) else None
         found = reason or error
-        if tunnel := _TUNNEL.search(str(found)):  # of https through a proxy, which refused
-            return _refusal(int(tunnel[1]), "")
+        if (refused := _tunnel_refusal(found)) is not None:
+            return refused
         if isinstance(found, OSError | self._urllib3.exceptions.HTTPError):
             return RequestFailed(_first_line(found), again=True)
         return None
@@ -205,18 +210,21 @@ class _HttpClient:
             return self._proxies[proxy]
 
     def _connections_to(self, proxy: str) -> Any:
-        """Raises RequestFailed for one of another kind."""
+        """Raises RequestFailed for one of another kind, and never says more of it than that."""
         from urllib.parse import unquote, urlsplit
 
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        if parts.scheme not in ("http", "https"):
-            raise RequestFailed(f"{parts.scheme} proxies are not supported", again=False)
-        login = None
-        if parts.username is not None:
-            words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            login = self._urllib3.make_headers(proxy_basic_auth=words)
-        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        return self._urllib3.ProxyManager(place, proxy_headers=login, **self._options)
+        try:
+            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            login = None
+            if parts.username is not None:
+                words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+                login = self._urllib3.make_headers(proxy_basic_auth=words)
+            place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+            if parts.scheme in ("http", "https") and parts.path in ("", "/"):
+                return self._urllib3.ProxyManager(place, proxy_headers=login, **self._options)
+        except (ValueError, self._urllib3.exceptions.HTTPError):
+            pass
+        raise RequestFailed(_NO_PROXY, again=False)
 
 
 class S3Client:
@@ -287,6 +295,14 @@ class S3Client:
             return refusal
         if (refused := _certificate_refusal(error)) is not None:
             return refused
+        facts = getattr(error, "kwargs", {})  # of botocore's errors
+        cause = facts.get("error")
+        for each in (error, cause):
+            if (refused := _tunnel_refusal(each)) is not None:
+                return refused
+        is_odd = facts.get("proxy_url", "").count("//") > 1  # http:// before another scheme
+        if is_odd or isinstance(cause, ValueError):  # whose text may have a part of the login
+            return RequestFailed(_NO_PROXY, again=False)
         lost = (
             self._errors.ConnectionError,
             self._errors.HTTPClientError,
@@ -333,11 +349,20 @@ def _refusal(status: int, after: str) -> RequestFailed:
     wait_s = float(after) if after.isdecimal() else 0.0
     reason = f"status {status}"
     if status == _PROXY_LOGIN:
-        reason += (
-            ": the proxy wants another login; give it in http_proxy, https_proxy for https, as "
-            "http://USER:PASSWORD@HOST:PORT"
-        )
+        reason += f": the proxy wants another login; {_LOGIN}"
     return RequestFailed(reason, status, again=status in _AGAIN, after_s=wait_s)
+
+
+def _tunnel_refusal(error: object) -> RequestFailed | None:
+    """Of a proxy that opens no connection to a server of https; None for any other error."""
+    found = _TUNNEL.search(str(error))
+    if found is None:
+        return None
+    status = int(found[1])
+    if status == _PROXY_LOGIN:
+        return _refusal(status, "")
+    reason = f"the proxy opens no connection: it answers with status {status}"
+    return RequestFailed(reason, again=status in _AGAIN)
 
 
 def _certificate_refusal(error: BaseException) -> RequestFailed | None:

@@ -42,7 +42,7 @@ def test_no_rank_waits_for_ever_for_one_that_hangs_in_a_call_of_mpi(
     done = cluster(2).mpirun(RANKS, argv, options=("--with-ft", "ulfm"), timeout_s=60)
     for line in reports_of(done):
         assert line["kind"] == "CollectiveTimeout", line
-        assert line["line"].startswith(f"{CALLS[case]}: did not return within 2 s"), line
+        assert line["line"].startswith(f"{CALLS[case]}: did not return within 2 s, "), line
         assert "\n" not in line["line"]
 
 
@@ -56,10 +56,16 @@ def test_a_program_whose_rank_hangs_in_a_call_of_mpi_ends(
     env = {"HSGD_ABORT_AFTER_S": "2", "HSGD_TIMEOUT_S": str(TIMEOUT_S)}
     done = cluster(2).mpirun(RANKS, argv, options=options, env=env, timeout_s=60)
     assert "received signal" not in done.stderr, done.stderr  # what Open MPI says of a crash
+    assert done.returncode != 0
+    if case == "caught":
+        assert "goes on to its end" in done.stdout
+    else:
+        assert f"CollectiveTimeout: {CALLS['split']}: did not return" in done.stderr, done.stderr
     if not options:
-        assert done.returncode != 0
+        why = "was given up (split: MPI_Comm_split)" if case == "caught" else "had not ended"
         assert any(
-            f"hsgd: rank {rank} ended" in done.stderr and "the job is aborted" in done.stderr
+            line.startswith(f"hsgd: rank {rank} ended") and why in line
+            for line in done.stderr.splitlines()
             for rank in range(RANKS - 1)
         ), done.stderr
 
@@ -135,7 +141,7 @@ def run_part(rank: int) -> None:
             part.split(0)
     finally:
         assert rank == VICTIM or part.mpi  # false where it was freed
-        with pytest.raises(HsgdError, match="MPI makes no communicator any more"):
+        with pytest.raises(HsgdError):  # MPI makes no communicator any more, on some rank at least
             comm.split(0)
 
 
@@ -213,11 +219,12 @@ def run_alone(level: str) -> None:
     if level == "multiple":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("threading.Thread.start", partial(refuse, "can't start new thread"))
-            with pytest.raises(HsgdError, match="split: no thread for it could be started"):
+            with pytest.raises(HsgdError, match="no thread could be started"):
                 call_within(5.0, "split", partial(work, 7))
         assert ending.stuck() == []
+        note = partial(given_up.append, "split")
         with pytest.raises(CollectiveTimeout, match=r"split: did not return within 0.05 s"):
-            call_within(0.05, "split", partial(work, 7), lambda: given_up.append("split"))
+            call_within(0.05, "split", partial(work, 7), given_up=note)
         with pytest.raises(HsgdError, match="create: MPI makes no communicator any more"):
             call_within(5.0, "create", partial(work, 7))
         while ending.stuck():

@@ -118,7 +118,7 @@ class _Job:
             "store": self._starter.store,
             "under": self._case.under,
             "launch": self._launch(),
-            "is_bounded": self._layer.has_setup,  # all waits are hsgd's
+            "has_setup": self._layer.has_setup,
         }
         self._begin = time.monotonic()
         numbers = self._starter.start(

@@ -19,7 +19,7 @@ from hsgd.testing.chaos.rank_main import be_rank
 
 __all__: list[str] = []
 
-_LATER_S = 1.5  # that a rank of another node waits beyond the deadline
+_LATER_S = 1.5  # past its deadline a rank may wait for another node to name who is late
 
 
 def _main(folder: str, rank: int) -> None:
@@ -36,7 +36,7 @@ def _main(folder: str, rank: int) -> None:
         sys.stderr.flush()
         if not order["launch"]["lives_on"]:
             MPI.COMM_WORLD.Abort(1)
-        if order["is_bounded"]:
+        if order["has_setup"]:  # ranks wait in hsgd's calls alone, which have deadlines
             _let_others_tell(Path(folder), rank, order)
         os._exit(1)
     if order["launch"]["lives_on"]:
@@ -44,13 +44,14 @@ def _main(folder: str, rank: int) -> None:
 
 
 def _let_others_tell(folder: Path, rank: int, order: dict[str, Any]) -> None:
-    """mpirun may end the others when this rank has ended with an exit code: one that would hang for
-    ever shall be seen to.
+    """Wait until all but the victim have an error. mpirun may end the others when this rank ends
+    with an exit code, and the controller would not see that one of them waits for ever.
     """
-    (folder / f"told-{rank}").touch()
+    if not order["is_victim"]:
+        (folder / f"told-{rank}").touch()
     limit = time.monotonic() + order["timeout_s"] + _LATER_S
     while time.monotonic() < limit:
-        if len(list(folder.glob("told-*"))) >= len(order["nodes"]) - 1:  # all but a victim
+        if len(list(folder.glob("told-*"))) >= len(order["nodes"]) - 1:
             return
         time.sleep(0.05)
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from hsgd import built
 from hsgd.comm import Comm
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, PeerLost
-from hsgd.job import agent_link, ending
+from hsgd.job import agent_link, ending, launcher_variables
 from hsgd.job.agent_link import AgentLink
-from hsgd.job.mpi_calls import call_within
+from hsgd.job.mpi_calls import communicator_of
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
@@ -53,11 +52,14 @@ __all__ = [
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Set up the job; collective, blocking. A second call does nothing.
 
-    comm: an mpi4py communicator, ranks of MPI.COMM_WORLD, or an hsgd.Comm, which is then closed by
-    shutdown(); None is MPI.COMM_WORLD, or under torchrun all its workers, without MPI.
+    comm: an mpi4py communicator, ranks of MPI.COMM_WORLD, which alone make the call, or an
+    hsgd.Comm, which is then closed by shutdown(); None is MPI.COMM_WORLD, or under torchrun all its
+    workers, without MPI.
     process_sets: sets to register, the same on all ranks, or "dynamic" to add them later.
-    Raises ValueError for sets that are there twice, MissingExtra without mpi4py, LaunchError when
-    the MPI libraries do not agree, or MPI sees one rank where the launcher started more.
+    Raises ValueError for sets that are there twice, and for ranks that are not in MPI.COMM_WORLD or
+    without this one; CollectiveTimeout where one of them does not come; MissingExtra without
+    mpi4py, LaunchError when the MPI libraries do not agree, or MPI sees one rank where the launcher
+    started more.
     """
     if runtime.is_initialized():
         return
@@ -231,6 +233,7 @@ def _communicator(comm: Any) -> Any:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    launcher_variables.refuse_alone(world.size, " ".join(map(str, MPI.get_vendor()[:1])))
     if world.rank not in ranks or not all(0 <= rank < world.size for rank in ranks):
         raise ValueError(
             f"init: the ranks {ranks} must lie in 0 to {world.size - 1}, and rank {world.rank} be "
@@ -238,11 +241,11 @@ def _communicator(comm: Any) -> Any:
         )
     config = Config.from_env()
     ending.watch(config.abort_after_s)
-    group = world.Get_group().Incl(sorted(set(ranks)))
-    create = partial(world.Create_group, group)
-    part = call_within(config.timeout_s, "init: MPI_Comm_create_group", create)
-    group.Free()
-    return part
+    late = (
+        f"so not all of the ranks {ranks} have called init() with these ranks, or one has ended or "
+        "hangs; look at all of them, or raise HSGD_TIMEOUT_S"
+    )
+    return communicator_of(sorted(set(ranks)), config.timeout_s, "init", late=late)
 
 
 def _threads_supported(comm: Comm) -> bool:

@@ -133,6 +133,19 @@ def test_text_in_parquet_is_no_field_unless_it_is_named(tmp_path):
     assert [spec.name for spec in open_map(tmp_path / "out").fields] == ["number"]
 
 
+def test_a_column_of_categories_is_not_the_text_that_is_tokenized(tmp_path):
+    languages = arrow.array(["de", "rm"] * (COUNT // 2)).dictionary_encode()
+    table = table_of(0, COUNT // 2 * 2, "string").append_column("language", languages)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    convert_to_slabs(
+        tmp_path / "a.parquet",
+        tmp_path / "out",
+        tokenizer=lambda texts: [[len(each)] for each in texts],
+    )
+    fields = {spec.name for spec in open_map(tmp_path / "out").fields}
+    assert fields == {"number", "tokens"}
+
+
 def test_the_command_tokenizes(tmp_path, vocabulary, capsys):
     arguments = ["data", "convert", str(write_json(tmp_path)), str(tmp_path / "out"), "--quiet"]
     assert cli.main([*arguments, "--tokenizer", str(vocabulary)]) == 0

@@ -29,13 +29,16 @@ PROMPTLY = RemoteAccess(retry_s=1e6)  # what is tried again does not end
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on; a context manager. asked: targets, of those that gave the login."""
+    """Passes requests on; a context manager. asked: targets, of those that gave the login. turned
+    away: how many did not. refuses: the status of all answers.
+    """
 
     daemon_threads = True
 
-    def __init__(self, login: str = "") -> None:
+    def __init__(self, login: str = "", refuses: int = 0) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[str] = []
+        self.turned_away, self.refuses = 0, refuses
         words = base64.b64encode(login.encode()).decode()
         self.login = f"Basic {words}" if login else ""
         self.host = f"127.0.0.1:{self.server_address[1]}"
@@ -51,8 +54,10 @@ class Proxy(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     def is_let_in(self):
-        if self.server.login and self.headers["Proxy-Authorization"] != self.server.login:
-            self.send_response(407)
+        refused = self.headers["Proxy-Authorization"] != self.server.login
+        if self.server.refuses or (self.server.login and refused):
+            self.server.turned_away += 1
+            self.send_response(self.server.refuses or 407)
             self.send_header("Proxy-Authenticate", "Basic")
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -140,10 +145,34 @@ def test_a_login_that_is_missing_or_wrong_is_one_line_after_one_try(server, monk
             open_map(f"{server.url}/plain", access=PROMPTLY)
         assert "wrong-word" not in str(caught.value) and "\n" not in str(caught.value)
         assert not proxy.asked and not server.requests
+        assert proxy.turned_away == 1
 
 
-def test_a_proxy_of_another_kind_is_refused(server, monkeypatch):
-    monkeypatch.setenv(name_of_proxy(server), "socks5://user:word@127.0.0.1:1")
-    with pytest.raises(DataError, match="socks5 proxies are not supported") as caught:
-        open_map(f"{server.url}/plain", access=PROMPTLY)
-    assert "word" not in str(caught.value)
+@pytest.mark.parametrize("server", ["https"], indirect=True)
+@pytest.mark.parametrize("status", [403, 404])
+def test_what_a_proxy_refuses_is_not_told_of_the_object(server, monkeypatch, status):
+    with Proxy(refuses=status) as proxy:
+        monkeypatch.setenv(name_of_proxy(server), f"http://{proxy.host}")
+        wanted = f"the proxy opens no connection: it answers with status {status}"
+        with pytest.raises(DataError, match=wanted):
+            open_map(f"{server.url}/plain", access=PROMPTLY)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/plain", "https://127.0.0.1:1/x", "s3://b/x"])
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        *("socks5://user:word@127.0.0.1:1", "http://user:wo/rd@127.0.0.1:1"),
+        *("http://user:wo#rd@127.0.0.1:1", "http://user:wo[rd@127.0.0.1:1"),
+        *("http://user:wo?rd@127.0.0.1:1", "http://user:wo\u0141rd@127.0.0.1:1"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_refused_without_its_login(monkeypatch, url, proxy):
+    monkeypatch.setattr(clients._clients, "made", {})
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, proxy)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "tests")
+    with pytest.raises(DataError, match="proxy that the environment names is none of http") as e:
+        open_map(url, access=PROMPTLY)
+    assert "user" not in str(e.value) and "wo" not in str(e.value)
