@@ -175,7 +175,7 @@ def test_variables_have_horovods_defaults() -> None:
 def test_init_with_ranks_is_a_call_of_these_alone(
     mpirun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    script = tmp_path / "some_ranks.py"
+    script = tmp_path / "program.py"
     script.write_text(SOME_RANKS)
     done = mpirun(3, str(script))
     assert done.returncode == 0, done.stderr
