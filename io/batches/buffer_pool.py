@@ -29,6 +29,7 @@ __all__ = ["BufferRing", "RingClosed", "Slot"]
 
 _PAGE = 4096
 _HUGE = 2 << 20
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _LINE = 64
 _OFFSET_BYTES = 8  # int64
 
@@ -49,12 +50,13 @@ class _Arena:
     """One piece of memory of several slots. active: its slots are to be used again."""
 
     def __init__(self, slot_bytes: int, slots: int, *, sparse: bool) -> None:
-        # Large pages mean fewer faults and fewer misses; they need an aligned address. Where most
-        # of a slot is never touched, they would take memory for nothing.
+        # Large pages mean fewer faults and fewer misses; they need an aligned address, and memory
+        # that is private: Linux gives none to what may be shared, as mmap makes it by default.
+        # Where most of a slot is never touched, they would take memory for nothing.
         whole = slot_bytes * slots
         slack = _HUGE if whole >= _HUGE and not sparse else 0
         try:
-            self.memory = mmap.mmap(-1, whole + slack)
+            self.memory = mmap.mmap(-1, whole + slack, _PRIVATE)
         except (OSError, OverflowError) as error:
             raise MemoryError(
                 f"{slots} batches of {slot_bytes} bytes cannot be had ({error}); lower batch_size, "

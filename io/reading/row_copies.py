@@ -89,7 +89,7 @@ class Staging:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._memory = mmap.mmap(-1, self.nbytes)
+        self._memory = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,3 +227,19 @@ def test_a_dataset_with_a_batch_size_gives_the_batches_of_a_loader(folder):
     dataset = PartitionedDataset(folder, 8, 1, 2, seed=4)
     assert len(dataset) == 7
     assert numbers(dataset) == numbers(loader_of(folder, 8, 1, 2, seed=4))
+
+
+def test_a_large_ring_is_private_memory_of_which_large_pages_are_asked():
+    """Linux gives no large pages to anonymous memory that may be shared."""
+    ring = BufferRing(SPECS, 1 << 20, 2)
+    address = ring.arrays(ring.take(0), 1)["x"].ctypes.data
+    flags: set[str] = set()
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            low, high = (int(end, 16) for end in line.split()[0].split("-"))
+            inside = low <= address < high
+        if inside and line.startswith("VmFlags:"):
+            flags = set(line.split()[1:])
+    assert "wr" in flags and "sh" not in flags
+    assert "hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()
