@@ -32,7 +32,6 @@ _ATTEMPTS = 10  # to find a part of the wanted form inside an image
 _CENTRAL = 224 / 256
 _GAMMA = 0x9E3779B97F4A7C15
 _MOST_PIXELS = 2 * 89_478_485  # what Pillow refuses as well: a damaged header claims anything
-_MOST_KEPT = 16 << 20  # bytes of pixels in each thread
 _DRAWS = 1 + 4 * _ATTEMPTS
 _scratch = threading.local()
 
@@ -107,13 +106,11 @@ class ImageDecoder:
                 return None
             left, top, wide, high = self.part(height, width, draws)
             needed = self.size / min(wide, high)  # so much of each side, at least
-            least = math.ceil(height * min(1, needed)), math.ceil(width * min(1, needed))
             pixels = simplejpeg.decode_jpeg(
                 data,
-                min_height=least[0],
-                min_width=least[1],
+                min_height=math.ceil(height * min(1, needed)),
+                min_width=math.ceil(width * min(1, needed)),
                 min_factor=2,
-                buffer=_pixel_memory(height, width, least),
             )
         except (ValueError, RuntimeError):
             return None
@@ -171,22 +168,6 @@ def images(
     _simplejpeg()
     _pillow()
     return ImageDecoder(size, crop, flip, scale, ratio)
-
-
-def _pixel_memory(height: int, width: int, least: tuple[int, int]) -> NDArray[np.uint8] | None:
-    """This thread's, for an image as far reduced as simplejpeg reduces it. Scaling takes a tenth of
-    a millisecond less than from memory that is new for each image. None for large ones.
-    """
-    found: NDArray[np.uint8] | None = None
-    for part in (1, 2, 4, 8):
-        rows, columns = -(-height // part), -(-width // part)
-        if part == 1 or (rows >= least[0] and columns >= least[1]):
-            needed = rows * columns * 3
-    if needed <= _MOST_KEPT:
-        found = getattr(_scratch, "pixels", None)
-        if found is None or len(found) < needed:
-            found = _scratch.pixels = np.empty(needed, np.uint8)
-    return found
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

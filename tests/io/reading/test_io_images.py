@@ -20,7 +20,7 @@ from hsgd.io import (
     images,
     open_map,
 )
-from hsgd.io.batches import decode_stage, image_decoder
+from hsgd.io.batches import decode_stage
 from hsgd.io.batches.image_decoder import UnreadableImage
 from hsgd.io.convert.verify import find_damage
 from hsgd.io.reading.row_copies import crop_image
@@ -170,27 +170,6 @@ def test_large_images_are_reduced_while_they_are_decoded_and_look_the_same():
     decoder.decode(data, draws, found)
     decoder._place(smooth, decoder.part(600, 800, draws), draws, expected)
     assert np.abs(found.astype(int) - expected).max() <= 4
-
-
-@pytest.mark.parametrize("size", [1, 7, 32, 224])
-def test_kept_memory_is_enough_for_every_form_and_changes_nothing(size, monkeypatch):
-    """A buffer that is too small would send the image to Pillow, which is slow."""
-    draw = np.random.default_rng(size)
-    sizes = [(1, 1), (1, 700), (700, 1), *draw.integers(1, 600, (60, 2)).tolist()]
-    decoder = images(size, crop="random")
-    monkeypatch.setattr(image_decoder, "_decode_by_pillow", None)
-    for number, (height, width) in enumerate(sizes):
-        memory = standard_io.BytesIO()
-        pixels = draw.integers(0, 255, (height, width, 3), np.uint8)
-        Image.fromarray(pixels).save(memory, "JPEG", subsampling=number % 3)
-        data = np.frombuffer(memory.getvalue(), np.uint8)
-        for draws in decoder.draw(1, 2, np.arange(4)):
-            kept, new = np.empty((2, size, size, 3), np.uint8)
-            decoder.decode(data, draws, kept)
-            with monkeypatch.context() as without:
-                without.setattr(image_decoder, "_MOST_KEPT", -1)
-                decoder.decode(data, draws, new)
-            np.testing.assert_array_equal(kept, new)
 
 
 def test_what_is_random_depends_on_seed_epoch_and_sample_alone(original):
