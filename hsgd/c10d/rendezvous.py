@@ -12,17 +12,12 @@ from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.comm import Comm
 from hsgd.config import Config
 from hsgd.errors import HsgdError
-from hsgd.job import ending, launcher_variables
+from hsgd.job import launcher_variables
 from hsgd.job.board import Board
 from hsgd.job.launchers import mpi_rank
 from hsgd.job.mpi_calls import communicator_of
 
 __all__ = ["meet", "open_board"]
-
-_LATE = (
-    "though all its ranks had come to it: one has ended, was stopped or hangs since, or a link is "
-    "cut; look for it on all nodes, or raise HSGD_TIMEOUT_S and the group's timeout="
-)
 
 
 def open_board(store: object, rank: int, members: list[int], timeout_s: float) -> Board:
@@ -57,11 +52,7 @@ def meet(board: Board, config: Config) -> Comm:
 
 def _over_mpi(ranks: list[int], config: Config) -> Comm:
     """All members have come; the others are not asked."""
-    from mpi4py import MPI
-
-    launcher_variables.refuse_alone(MPI.COMM_WORLD.size, " ".join(map(str, MPI.get_vendor()[:1])))
-    ending.watch(config.abort_after_s)
-    mpi = communicator_of(ranks, config.timeout_s, "the ranks of a group", late=_LATE)
+    mpi = communicator_of(ranks, config, "the ranks of a group")
     try:
         return Comm(mpi, config)  # has a duplicate of its own
     finally:

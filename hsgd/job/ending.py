@@ -61,8 +61,7 @@ class _Ending:
     def last_step(self) -> None:
         is_ours = "mpi4py.run" not in sys.modules and not _others_survive()
         waits = is_ours and self.limit_s > 0 and bool(self.failure or self.goodbye)
-        stuck = self.stuck()
-        if self.pid != os.getpid() or not (waits or stuck):
+        if self.pid != os.getpid() or not (waits or self.stuck()):
             return
         from mpi4py import MPI
 

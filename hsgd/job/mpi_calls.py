@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost
-from hsgd.job import ending
+from hsgd.job import ending, launcher_variables
 
-__all__ = ["call_within", "communicator_of"]
+__all__ = ["call_within", "communicator_of", "world"]
 
 _LATE = (
     "though all ranks had come to it: one has ended, was stopped or hangs since, or a link is cut; "
-    "look for it on all nodes, or raise HSGD_TIMEOUT_S"
+    "look for it on all nodes, or raise HSGD_TIMEOUT_S, and timeout= of a process group"
 )
 Made = TypeVar("Made")
 
@@ -72,21 +73,30 @@ def call_within(
     raise CollectiveTimeout(f"{what}: did not return within {timeout_s:g} s, {late}")
 
 
-def communicator_of(ranks: Sequence[int], timeout_s: float, who: str, *, late: str = _LATE) -> Any:
-    """An mpi4py communicator of these ranks of MPI_COMM_WORLD, in this order; collective over them,
-    blocking. who: of whom errors are. As call_within.
-    """
+def world() -> Any:
+    """MPI.COMM_WORLD; local. Raises LaunchError where it has one rank and the launcher more."""
     from mpi4py import MPI
 
-    whole = MPI.COMM_WORLD.Get_group()
+    vendor = " ".join(map(str, MPI.get_vendor()[:1]))
+    launcher_variables.refuse_alone(MPI.COMM_WORLD.size, vendor)
+    return MPI.COMM_WORLD
+
+
+def communicator_of(ranks: Sequence[int], config: Config, who: str, *, late: str = _LATE) -> Any:
+    """An mpi4py communicator of these ranks of MPI.COMM_WORLD, in this order; collective over them,
+    blocking. who: of whom errors are. As call_within, and world().
+    """
+    everybody = world()
+    ending.watch(config.abort_after_s)
+    whole = everybody.Get_group()
     group = whole.Incl(ranks)
     whole.Free()
     kept: list[object] = []
     try:
         return call_within(
-            timeout_s,
+            config.timeout_s,
             f"{who}: MPI_Comm_create_group",
-            partial(MPI.COMM_WORLD.Create_group, group),
+            partial(everybody.Create_group, group),
             late=late,
             given_up=lambda: kept.append(group),
         )

@@ -19,7 +19,8 @@ from typing import Any
 
 from hsgd.testing.chaos.cases import FAULTS, LINK_STATES, TIMEOUT_S, Case
 from hsgd.testing.chaos.layers import LAYERS
-from hsgd.testing.chaos.starter import Starter
+from hsgd.testing.chaos.starter import Starter, StarterError
+from hsgd.testing.cluster import ClusterError
 from hsgd.testing.shared_files import orphaned_files, shared_files
 
 __all__ = ["Observed", "RankSeen", "run_case"]
@@ -246,7 +247,10 @@ class _Job:
 
     def _set_link(self, state: str) -> None:
         """Of the victim's node."""
-        self._starter.set_link(self._case.nodes[self._case.victim], state)
+        try:
+            self._starter.set_link(self._case.nodes[self._case.victim], state)
+        except ClusterError as error:
+            raise StarterError(str(error)) from error
         self._link_state = state
 
     # --- what is heard ---

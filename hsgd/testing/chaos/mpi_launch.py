@@ -190,7 +190,4 @@ class MpiLaunch:
 
     def set_link(self, node: int, state: str) -> None:
         """Of the node with this index: MPI's link, not that of mpirun's daemons."""
-        try:
-            self._cluster.set_link(node + 1, state)
-        except ClusterError as error:
-            raise StarterError(str(error)) from error
+        self._cluster.set_link(node + 1, state)

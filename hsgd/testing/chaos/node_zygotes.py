@@ -107,7 +107,4 @@ class NodeZygotes:
 
     def set_link(self, node: int, state: str) -> None:
         """Of the node with this index."""
-        try:
-            self._cluster.set_link(node + 1, state)
-        except ClusterError as error:
-            raise StarterError(str(error)) from error
+        self._cluster.set_link(node + 1, state)

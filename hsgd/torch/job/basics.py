@@ -14,9 +14,8 @@ from hsgd import built
 from hsgd.comm import Comm
 from hsgd.config import Config
 from hsgd.errors import CollectiveTimeout, PeerLost
-from hsgd.job import agent_link, ending, launcher_variables
+from hsgd.job import agent_link, mpi_calls
 from hsgd.job.agent_link import AgentLink
-from hsgd.job.mpi_calls import communicator_of
 from hsgd.metrics import Counters
 from hsgd.torch.job import operation_timeline, runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
@@ -230,22 +229,18 @@ def _communicator(comm: Any) -> Any:
     ranks = list(comm)
     if not ranks:
         return None
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-    launcher_variables.refuse_alone(world.size, " ".join(map(str, MPI.get_vendor()[:1])))
+    world = mpi_calls.world()
     if world.rank not in ranks or not all(0 <= rank < world.size for rank in ranks):
         raise ValueError(
             f"init: the ranks {ranks} must lie in 0 to {world.size - 1}, and rank {world.rank} be "
             "one of them; call init() only for those"
         )
-    config = Config.from_env()
-    ending.watch(config.abort_after_s)
     late = (
         f"so not all of the ranks {ranks} have called init() with these ranks, or one has ended or "
         "hangs; look at all of them, or raise HSGD_TIMEOUT_S"
     )
-    return communicator_of(sorted(set(ranks)), config.timeout_s, "init", late=late)
+    ranks = sorted(set(ranks))
+    return mpi_calls.communicator_of(ranks, Config.from_env(), "init", late=late)
 
 
 def _threads_supported(comm: Comm) -> bool:
