@@ -1,4 +1,5 @@
-"""How fast samples behind a URL reach the loop: hsgd.io, LitData, Streaming, h5py over fsspec.
+"""How fast samples behind a URL reach the loop: hsgd.io, LitData, Streaming, h5py over fsspec
+and s3fs.
 
 Owns the command line of `io_throughput.py --remote`, the files, the server and its link, and the
 figures. The readers are in workers/remote_reader.py, each turn of them a process of its own.
@@ -30,7 +31,7 @@ from harness.stopping import keeping
 from hsgd.testing.cluster import Cluster
 from hsgd.testing.processes import CommandTimeout, run_marked
 from studies.io_packages import import_streaming, reason_against
-from workers.remote_reader import BATCH_SIZE, BUCKET, FROM_FILES, READERS, SECOND_EPOCHS
+from workers.remote_reader import BATCH_SIZE, BUCKET, FETCHED, FROM_FILES, READERS, SECOND_EPOCHS
 
 __all__ = ["main"]
 
@@ -58,9 +59,8 @@ examples:
 """
 _PEERS = {
     "block": ("litdata", "streaming"),
-    "in-order": ("litdata-order", "streaming-order", "h5py-fsspec"),
+    "in-order": ("litdata-order", "streaming-order", "h5py-fsspec", "h5py-s3fs"),
 }
-_FETCHED = ("litdata", "streaming")  # by io_packages.py
 _OWN = {"block": "hsgd", "in-order": "hsgd-order"}
 _DEFAULT = [name for name in READERS if name not in SECOND_EPOCHS]
 _LITDATA_ROWS = 512
@@ -252,17 +252,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _usable(names: Sequence[str], found: Found, *, install: bool) -> list[str]:
     """Those whose packages are here; the others are named in `found`."""
-    for peer in _FETCHED:
-        wanted = any(name.startswith(peer) for name in names)
+    for peer in FETCHED:
+        wanted = any(peer in name for name in names)
         if wanted and (reason := reason_against(peer, install)):
             found.left_out[peer] = reason
-    if "h5py-fsspec" in names:
+    if any(name.startswith("h5py-") for name in names):
         missing = [n for n in ("fsspec", "aiohttp") if importlib.util.find_spec(n) is None]
         if missing:
-            found.left_out["h5py-fsspec"] = f"pip install {' '.join(missing)}"
+            found.left_out["h5py"] = f"pip install {' '.join(missing)}"
     for name, reason in found.left_out.items():
         print(f"left out: {name} ({reason})", file=sys.stderr)
-    return [n for n in names if not any(n.startswith(left) for left in found.left_out)]
+    return [n for n in names if not any(left in n for left in found.left_out)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path(folder),
             options.sample_bytes,
             options.total << 20,
-            [peer for peer in _FETCHED if any(name.startswith(peer) for name in names)],
+            [peer for peer in FETCHED if any(peer in name for name in names)],
         )
         with serve(Path(folder), rate) as site:
             measure(site, names, digest, options, found)

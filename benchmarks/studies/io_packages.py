@@ -50,6 +50,12 @@ PACKAGES = {
     # opencv and torchvision: io_images.py alone.
     "opencv": Package(("cv2",), ("opencv-python-headless==5.0.0.93",)),
     "pyfive": Package(("pyfive",), ("pyfive==1.3.0", "fsspec", "numcodecs", "typing_extensions")),
+    # of io_throughput.py --remote alone
+    "s3fs": Package(
+        ("s3fs",),
+        ("s3fs==2026.9.0", "fsspec==2026.9.0", "aiobotocore==3.10.0", "aioitertools", "wrapt",
+         "botocore==1.43.117", "jmespath", "python-dateutil", "six", "urllib3"),
+    ),
     "spdl": Package(("spdl.pipeline",), ("spdl_core==0.8.0",)),
     "streaming": Package(
         ("streaming",),

@@ -25,7 +25,15 @@ from hsgd.io import PartitionedLoader, ReadOptions
 
 from studies.io_packages import import_streaming, reason_against
 
-__all__ = ["BATCH_SIZE", "BLOCK_BYTES", "BUCKET", "FROM_FILES", "READERS", "SECOND_EPOCHS"]
+__all__ = [
+    "BATCH_SIZE",
+    "BLOCK_BYTES",
+    "BUCKET",
+    "FETCHED",
+    "FROM_FILES",
+    "READERS",
+    "SECOND_EPOCHS",
+]
 
 BATCH_SIZE = 64
 BLOCK_BYTES = 4 << 20
@@ -95,16 +103,23 @@ def _ranges(url: str, sample_bytes: int) -> Batches:
             yield block.reshape(-1, sample_bytes)
 
 
-def _h5py(url: str, sample_bytes: int) -> Batches:
-    """One contiguous HDF5 file, in order, through fsspec's file with blocks of 4 MiB ahead."""
-    h5py, fsspec = map(importlib.import_module, ("h5py", "fsspec"))
-    opened = fsspec.filesystem("http").open(
-        f"{url}/{BUCKET}/one.h5", block_size=BLOCK_BYTES, cache_type="readahead"
-    )
-    with opened as content, h5py.File(content, "r") as file:
-        data = file["data"]
-        for low in range(0, len(data), BATCH_SIZE):
-            yield data[low : low + BATCH_SIZE]
+def _h5py(protocol: str) -> Callable[[str, int], Batches]:
+    """One contiguous HDF5 file, in order, through a file of fsspec with blocks of 4 MiB ahead."""
+
+    def batches(url: str, sample_bytes: int) -> Batches:
+        h5py, fsspec = map(importlib.import_module, ("h5py", "fsspec"))
+        if protocol == "s3":
+            client = {"endpoint_url": url, "region_name": "us-east-1"}
+            system, name = fsspec.filesystem("s3", client_kwargs=client), f"{BUCKET}/one.h5"
+        else:
+            system, name = fsspec.filesystem("http"), f"{url}/{BUCKET}/one.h5"
+        opened = system.open(name, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        with opened as content, h5py.File(content, "r") as file:
+            data = file["data"]
+            for low in range(0, len(data), BATCH_SIZE):
+                yield data[low : low + BATCH_SIZE]
+
+    return batches
 
 
 def _litdata(shuffle: bool) -> Callable[[str, int], Batches]:
@@ -154,7 +169,8 @@ READERS: dict[str, Callable[[str, int], Batches]] = {
     "hsgd-files-again": _hsgd("block", again=True),
     "hsgd-files-full-again": _hsgd("full", again=True),
     "ranges": _ranges,
-    "h5py-fsspec": _h5py,
+    "h5py-fsspec": _h5py("http"),
+    "h5py-s3fs": _h5py("s3"),
     "litdata": _litdata(True),
     "litdata-order": _litdata(False),
     "streaming": _streaming(True),
@@ -162,6 +178,7 @@ READERS: dict[str, Callable[[str, int], Batches]] = {
 }
 
 
+FETCHED = ("litdata", "s3fs", "streaming")  # by io_packages.py; in the names of their readers
 SECOND_EPOCHS = tuple(name for name in READERS if name.endswith("-again"))
 FROM_FILES = tuple(name for name in READERS if "-files-" in name)  # the folder in place of the URL
 
@@ -203,8 +220,8 @@ def main() -> int:
     name, url, sample_bytes, budget_s = sys.argv[1:5]
     out = os.dup(1)
     os.dup2(2, 1)
-    for peer in ("litdata", "streaming"):
-        if name.startswith(peer) and (reason := reason_against(peer)):
+    for peer in FETCHED:
+        if peer in name and (reason := reason_against(peer)):
             raise SystemExit(f"{peer}: {reason}")
     importlib.import_module("torch")  # start-up does not count
     found = read(name, url, int(sample_bytes), float(budget_s))
