@@ -40,6 +40,7 @@ class AgentLink:
         self._updated: float | None = None
         self._lock = threading.Lock()
         self.round = 0
+        self._held = 0  # the last world in which this rank had the state of the training
         self._broken = 0  # the last world that is
         self._give_up: Callable[[], object] | None = None
         threading.Thread(target=self._listen, name="hsgd-agent-link", daemon=True).start()
@@ -86,8 +87,14 @@ class AgentLink:
         with self._lock:
             self._give_up = None
 
+    @property
+    def is_training(self) -> bool:
+        """Whether this rank has had the state of the training since it entered its world."""
+        return self._held == self.round > 0
+
     def hold(self) -> None:
         """This process has the state of the training, that of all ranks of its world; local."""
+        self._held = self.round
         self._say({"held": self.round})
 
     def listen(self, listener: Callable[[float], object] | None) -> None:

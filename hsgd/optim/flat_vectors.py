@@ -12,7 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Flattened", "as_memory", "in_memory", "joined", "square", "values_kept", "views_of"]
+__all__ = [
+    "Flattened",
+    "as_memory",
+    "at_least_float32",
+    "in_memory",
+    "joined",
+    "square",
+    "values_kept",
+    "views_of",
+]
 
 
 class Flattened:
@@ -90,6 +99,11 @@ def square(tensor: Tensor) -> float:
     if whole.dtype not in (torch.float32, torch.float64):
         whole = whole.float() if whole.is_floating_point() else whole.double()
     return float(whole.dot(whole))
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """A tensor of 16 bits in float32; others as they are."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def as_memory(array: object) -> Tensor:

@@ -6,13 +6,18 @@ Owns the command and the reading of output while the job runs. A rank's line is 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-__all__ = ["HSGD", "JOB_S", "TRAIN", "lines", "watched"]
+from hsgd.testing.processes import launch_environ, run_marked
+
+__all__ = ["HSGD", "JOB_S", "TRAIN", "lines", "local_training", "watched"]
 
 JOB_S = 120.0
 HSGD = [sys.executable, "-c", "import sys; from hsgd.cli import main; sys.exit(main())"]
@@ -55,6 +60,52 @@ def train(state):
 
 weights = train(state)
 say("done", hvd.rank(), hvd.size(), *weights)
+"""
+
+
+# Three ranks train apart; the last is killed at step 18, and another takes its place.
+LOCAL_TRAINING = """
+import json, os, signal, sys, time
+import torch
+import hsgd.torch as hvd
+
+def say(*words):
+    print("|" + " ".join(map(str, words)) + "|", flush=True)
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(3, 1)
+adam = torch.optim.Adam(model.parameters(), lr=0.05)
+optimizer = hvd.DistributedOptimizer(
+    adam, strategy=sys.argv[1], model=model, strategy_options=json.loads(sys.argv[2])
+)
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+taken = 0
+
+@hvd.elastic.run
+def train(state):
+    global taken
+    say("enter", hvd.size(), state.step, optimizer.metrics().steps)
+    first = sys.argv[3]  # a file that tells that rank 2 was killed
+    while state.step < 40:
+        if state.step == 18 and hvd.rank() == 2 and not os.path.exists(first):
+            open(first, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        while state.step == 25 and not (hvd.size() == 3 and os.path.exists(first)):
+            time.sleep(0.05)
+            state.commit()
+        optimizer.zero_grad()
+        (model(torch.eye(3)) - hvd.rank() - 1).square().sum().backward()
+        optimizer.step()
+        state.step += 1
+        taken += 1
+        if state.step % 5 == 0:
+            state.commit()
+
+train(state)
+optimizer.synchronize_weights() if sys.argv[1] == "diloco" else optimizer.global_average()
+say("done", hvd.size(), taken, optimizer.metrics().steps, *model.weight.detach().flatten().tolist())
+optimizer.close()
 """
 
 
@@ -110,6 +161,17 @@ class Watched:
         with self._grown:
             self._ended = True
             self._grown.notify_all()
+
+
+def local_training(folder: Path, strategy: str, options: dict[str, Any]) -> str:
+    """What the ranks wrote of an elastic job that loses a rank and gets another."""
+    script = folder / "train.py"
+    script.write_text(LOCAL_TRAINING)
+    words = [strategy, json.dumps(options), str(folder / "first")]
+    command = [*HSGD, "run", "-np", "3", "--min-np", "2", sys.executable, str(script), *words]
+    done = run_marked(command, launch_environ(), JOB_S)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 @contextlib.contextmanager

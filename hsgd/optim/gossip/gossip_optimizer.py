@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,22 +20,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.comm import Comm
-from hsgd.errors import CollectiveTimeout, about
+from hsgd.errors import CollectiveTimeout, HsgdError, about
 from hsgd.networks import Network
 from hsgd.optim.flat_vectors import Flattened
+from hsgd.optim.gossip.common_start import start_together
+from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
+from hsgd.optim.gossip.gossip_ranks import GossipRanks
 from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores
-from hsgd.optim.gossip.gossip_turns import Turns
+from hsgd.optim.gossip.gossip_turns import Turns, check_schedule, usual_trigger
 from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds, read_outer
-from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager
-from hsgd.optim.gossip.topology import Topology
-from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
+from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager, Traffic
+from hsgd.optim.gossip.pair_rounds import PairRounds
+from hsgd.optim.gossip.topology import Topology, graph_of
+from hsgd.optim.triggers.communication_triggers import Trigger
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
 
-__all__ = ["Gossip", "Momentum"]
+__all__ = ["Gossip"]
 
-Momentum = Literal["keep", "average", "reset"]
-_FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 _WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SETTLE_LOOK_S = 1e-4
 
@@ -48,7 +49,8 @@ class Gossip(WrappingOptimizer):
     params: the tensors that are averaged, or a model: its trainable parameters, and its floating
         buffers as `buffers` are. Dense, floating, on the CPU, equal in shapes and dtypes on all
         ranks. They become views of one vector. Rank 0's values are sent to all first.
-    comm: the ranks.
+    comm: the ranks, or a process group of torch.distributed of any backend. None: this call is
+        local, and restart() gives them before the first step.
     trigger: when to average, one object for each rank; None is RelativeChange(0.05), with
         `outer` FixedPeriod(50).
     topology: "random", "ring", "exponential2", a graph or a Topology; see hsgd.optim.Topology.
@@ -84,7 +86,7 @@ class Gossip(WrappingOptimizer):
         self,
         optimizer: Optimizer,
         params: nn.Module | Iterable[Tensor],
-        comm: Comm,
+        comm: Any,
         trigger: Trigger | None = None,
         topology: Any = "random",
         *,
@@ -102,44 +104,33 @@ class Gossip(WrappingOptimizer):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self._comm = comm
-        trigger = _usual_trigger(outer) if trigger is None else trigger
-        _check(trigger, max_interval, global_average_every, momentum, compression)
+        self._trigger = usual_trigger(outer) if trigger is None else trigger
+        check_schedule(self._trigger, max_interval, global_average_every)
+        check_choice("Gossip: momentum", momentum, get_args(Momentum))
+        check_choice("Gossip: compression", compression, _WIRE)
         if group_size is not None and not hierarchical:
             raise ValueError("Gossip: group_size is for hierarchical=True")
         self._global_every = global_average_every
-        rule = read_outer(outer, topology, compression, network)
-        self._momentum = momentum
-        self._timeout_s = comm.timeout_s if timeout_s is None else timeout_s
-        waits = 0.0 if rule is None else self._timeout_s
-        self._patience_s = waits if patience_s is None else patience_s
-        self._split(hierarchical, group_size)
-        graph = _graph_of(topology, self._places, seed)
+        self._rule = read_outer(outer, topology, compression, network)
+        self._topology, self._seed, self._network = topology, seed, network
+        self._wire = _WIRE[compression]
+        self._given_timeout_s, self._given_patience_s = timeout_s, patience_s
+        self._groups = (hierarchical, group_size)
         parameters, own_buffers = tensors_of(params, "Gossip")
         self._flat = Flattened(parameters)
         self._extra = Flattened([*own_buffers, *buffers], "buffer")
-        self._moments: Flattened | None = None
-        if momentum == "average":
-            self._moments = Flattened([torch.zeros_like(p) for p in self._flat.views])
-        for vector in (*self._flat.vectors, *self._extra.vectors):
-            comm.broadcast(vector, name="weights of Gossip")
-        self._pairs: PairAverager | None = None
-        self._rounds: OuterRounds | None = None
-        if self._gossips is not None and rule is not None:
-            self._rounds = self._outer_rounds(self._gossips, rule, seed)
-        elif self._gossips is not None:
-            self._pairs = self._averager(self._gossips, graph, compression, network, timeout_s)
-        place = 0 if self._gossips is None else self._gossips.rank
-        remote = () if self._pairs is None else self._pairs.remote
-        self._turns = Turns(trigger, graph, place, max_interval, remote)
+        self._moments = FirstMoments(momentum, self._flat.views)
         self._watched = list(self._flat.views.values())
-        self._turns.reset(self._watched)
+        alone = Topology("random", 1)  # until there are more
+        self._turns = Turns(self._trigger, alone, 0, max_interval)
         self._steps, self._distance = 0, float("nan")
         self._counts = dict.fromkeys(("asked", "averaged", "refused", "global_averages"), 0)
         self._global_bytes = np.zeros(2, np.int64)  # inside the node, and to others
-        self._told: set[int] = set()
-        self._described = f"{trigger!r}, {graph!r}"
-        self._close_before(comm, self._group, self._gossips)
+        self._earlier = Traffic()  # with the ranks of before a restart
+        self._pairs: PairAverager | None = None
+        self._rounds: OuterRounds | None = None
+        self._kept_outer: Mapping[str, Any] | None = None  # of rounds that are over
+        self._join(comm)
 
     # --- what training scripts call ---
 
@@ -148,32 +139,32 @@ class Gossip(WrappingOptimizer):
         for `patience_s`, `hierarchical` and `global_average_every`.
         """
         self._check_open()
-        if self._group is not None:
+        if self._ranks.inside is not None:
             if closure is not None:
                 raise TypeError("Gossip.step: hierarchical=True takes no closure; call backward()")
-            self._average_gradients(self._group)
+            self._ranks.average_gradients(list(self._flat.views))
         result = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         self._steps += 1
         with torch.no_grad():
-            self._adopt_moments()
+            self._moments.adopt(self.state)
             changed = self._gossip()
             if self._global_every is not None and self._steps % self._global_every == 0:
                 self.global_average()
-            elif self._group is not None:
-                self._tell_group(self._group, changed)
+            else:
+                self._tell_group(changed)
         return result
 
     def global_average(self) -> None:
         """Make all models the mean over ranks; collective, blocking. Settles before."""
         self.settle()
-        before = self._comm.metrics()
+        before = self._ranks.comm.metrics()
         with torch.no_grad():
             for vector in self._averaged():
-                self._comm.allreduce(vector, "mean", out=vector, name="global average")
+                self._ranks.comm.allreduce(vector, "mean", out=vector, name="global average")
             self._mixed()
             if self._rounds is not None:
                 self._rounds.restart()
-        now = self._comm.metrics()
+        now = self._ranks.comm.metrics()
         self._global_bytes += (
             now.intra_bytes - before.intra_bytes,
             now.inter_bytes_sent - before.inter_bytes_sent,
@@ -188,17 +179,16 @@ class Gossip(WrappingOptimizer):
         with torch.no_grad():
             if self._pairs is not None:
                 self._note(self._pairs.wait(self._timeout_s))
-            here = self._comm.barrier_async()
+            here = self._ranks.comm.barrier_async()
             while not here.done():
                 if self._pairs is not None:
                     self._note(self._pairs.poll())
                 time.sleep(_SETTLE_LOOK_S)
             here.wait()
-            if self._group is not None:
-                self._tell_group(self._group, True)
+            self._tell_group(True)
             # A rank that leaves may ask at once, and one that still looks would answer: so nobody
             # leaves before all have stopped looking.
-            self._comm.barrier()
+            self._ranks.comm.barrier()
             if self._pairs is not None and self._pairs.open:
                 late = ", ".join(map(str, self._pairs.open))
                 raise about(
@@ -212,9 +202,9 @@ class Gossip(WrappingOptimizer):
         """Root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
         squares = 0.0
         for vector in self._flat.vectors:
-            mean = self._comm.allreduce(vector, "mean", name="consensus")
+            mean = self._ranks.comm.allreduce(vector, "mean", name="consensus")
             squares += float((vector - mean).double().square().sum())
-        every = self._comm.allgather(np.array([squares]), name="consensus distance")
+        every = self._ranks.comm.allgather(np.array([squares]), name="consensus distance")
         return float(np.sqrt(np.mean(every)))
 
     @contextlib.contextmanager
@@ -223,7 +213,7 @@ class Gossip(WrappingOptimizer):
         every = (self._flat, self._extra)
         kept = [one.copies() for one in every]
         for vector in (v for one in every for v in one.vectors):
-            self._comm.allreduce(vector, "mean", out=vector, name="mean model")
+            self._ranks.comm.allreduce(vector, "mean", out=vector, name="mean model")
         try:
             yield
         finally:
@@ -233,25 +223,26 @@ class Gossip(WrappingOptimizer):
     def compare(self, score: Callable[[], float]) -> Scores:
         """Call `score` with this rank's model, and with the mean one; collective, blocking."""
         own = float(score())
-        every = self._comm.allgather(np.array([own]), name="scores")
+        every = self._ranks.comm.allgather(np.array([own]), name="scores")
         with self.mean_model():
             mean = float(score())
         return Scores(own, float(every.min()), float(every.mean()), mean)
 
     def metrics(self) -> GossipMetrics:
         """Counters of this rank; local."""
-        pairs = self._pairs if self._rounds is None else self._rounds.pairs
+        exchange = self._exchange()
+        traffic = self._earlier if exchange is None else self._earlier.plus(exchange.traffic)
         inside, between = self._global_bytes.tolist()
         return GossipMetrics(
             steps=self._steps,
             triggers=self._turns.triggers,
             skipped=self._turns.skipped,
             **self._counts,
-            messages=0 if pairs is None else pairs.traffic.messages,
-            local_bytes=inside + (0 if pairs is None else pairs.traffic.local_bytes),
-            remote_bytes=between + (0 if pairs is None else pairs.traffic.remote_bytes),
+            messages=traffic.messages,
+            local_bytes=inside + traffic.local_bytes,
+            remote_bytes=between + traffic.remote_bytes,
             last_distance=self._distance,
-            lost=() if pairs is None else tuple(sorted(pairs.lost)),
+            lost=() if exchange is None else tuple(sorted(exchange.lost)),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,8 +255,8 @@ class Gossip(WrappingOptimizer):
             "steps": self._steps,
             "counts": dict(self._counts),
         }
-        if self._rounds is not None:
-            state["gossip"]["outer"] = self._rounds.state_dict()
+        if (outer := self._outer_state()) is not None:
+            state["gossip"]["outer"] = outer
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -273,16 +264,41 @@ class Gossip(WrappingOptimizer):
         model's, which is to be loaded before.
         """
         gossip = state_dict.get("gossip")
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gossip"})
-        self._take_over()
-        if gossip is not None:
-            self._turns.load_state_dict(gossip["turns"])
-            self._steps = gossip["steps"]
-            self._counts.update(gossip["counts"])
+        self._load(state_dict)
         if self._rounds is not None and gossip is not None and "outer" in gossip:
             self._rounds.load_state_dict(gossip["outer"])
         elif self._rounds is not None:
             self._rounds.restart()
+
+    def abort(self) -> None:
+        """End what other ranks and this one wait for in groups, with an error; local, never blocks,
+        from any thread. restart() may follow.
+        """
+        self._ranks.abort()
+
+    def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
+        """Go on with the ranks of another communicator, after some were lost or have joined;
+        collective over it, blocking. Pairs of before are broken: nobody waits there.
+
+        comm: as when it was made; graphs and Topology objects must be for as many ranks.
+        state_dict: a copy of what this rank's state_dict() gave, to go back there first; the
+            weights of then are to be loaded before.
+        All ranks begin with the mean of the models of those that have taken steps, and with
+        `outer` with the mean of their velocities; where none has, with the lowest one's. Models
+        that are not finite are left out. Steps and rounds are those of the rank that has taken
+        most; a new rank's trigger is where that of the lowest older one is. Each rank keeps the
+        state of its wrapped optimizer. Where it raises, another restart() may follow.
+        """
+        super()._check_open()
+        if state_dict is not None and "gossip" not in state_dict:
+            raise ValueError("Gossip: give restart() a whole state, which state_dict() returned")
+        outer = self._outer_state()
+        self._lose_ranks()
+        if state_dict is not None:
+            self._load(state_dict)
+            outer = state_dict["gossip"].get("outer")
+        self._kept_outer = outer
+        self._join(comm)
 
     def close(self) -> None:
         """Take the last answers and leave; local, but collective between nodes and in groups. A
@@ -299,69 +315,129 @@ class Gossip(WrappingOptimizer):
                     self._note(self._pairs.close())
                 if self._rounds is not None:
                     self._rounds.pairs.close()
-                if self._group is not None and not self._group.closed:
-                    self._tell_group(self._group, True)
+                if self._ranks.inside is not None and not self._ranks.inside.closed:
+                    self._tell_group(True)
         finally:
-            self._let_go()
+            self._ranks.leave()
+
+    def _comm_closes(self) -> None:
+        self._left = True
+        self._leave()
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._left:
+            raise HsgdError(
+                "Gossip: its communicator was closed, by hvd.shutdown() for instance; make a new "
+                "one, or call restart(comm), after hvd.init()"
+            )
+        if self._waits_for_ranks:
+            raise HsgdError(
+                "Gossip: it has no ranks, since it was made without, or restart() failed; call "
+                "restart(comm), or give it to hvd.elastic.TorchState(model, optimizer)"
+            )
 
     def _abandon(self) -> None:
         self._closed = True
+        self._leave()
+
+    def _lose_ranks(self) -> None:
+        """No rank waits for this one."""
+        self._waits_for_ranks = True
+        if (exchange := self._exchange()) is not None:
+            self._earlier = self._earlier.plus(exchange.traffic)
+        self._leave()
+        self._pairs = self._rounds = None
+
+    def _leave(self) -> None:
         try:
-            pairs = self._pairs if self._rounds is None else self._rounds.pairs
-            if pairs is not None:
-                pairs.abandon()
+            if (exchange := self._exchange()) is not None:
+                exchange.abandon()
         finally:
-            self._let_go(abort=True)
+            self._ranks.leave(abort=True)
 
     def __repr__(self) -> str:
         return f"Gossip({self._optimizer!r}, {self._described})"
 
     # --- set-up ---
 
-    def _split(self, hierarchical: bool, group_size: int | None) -> None:
-        """Who gossips, and in which group this rank is."""
-        comm = self._comm
-        self._group: Comm | None = None
-        self._gossips: Comm | None = comm
-        self._places = comm.size
-        if not hierarchical:
-            return
-        if group_size is not None and (group_size < 1 or comm.size % group_size):
-            raise ValueError(
-                f"Gossip: group_size is {group_size}; give a divisor of {comm.size}, the ranks"
-            )
-        number = comm.cross_rank if group_size is None else comm.rank // group_size
-        groups = comm.allgather(np.array([number], np.int64), name="groups")
-        self._places = len(set(groups.tolist()))
-        self._group = comm.split(number, key=comm.rank)
-        assert self._group is not None
-        self._gossips = comm.split(0 if self._group.rank == 0 else None, key=number)
+    def _join(self, comm: Any) -> None:
+        """Begin together with the ranks of `comm`; collective over it, blocking."""
+        self._waits_for_ranks, self._left = True, False
+        self._ranks = ranks = GossipRanks(comm, *self._groups)
+        try:
+            given, usual = self._given_timeout_s, ranks.comm.timeout_s
+            self._timeout_s = usual if given is None else given
+            waits = 0.0 if self._rule is None else self._timeout_s
+            self._patience_s = waits if self._given_patience_s is None else self._given_patience_s
+            # One rank that waits for others is in nobody's graph.
+            graph = graph_of("random" if comm is None else self._topology, ranks.count, self._seed)
+            with torch.no_grad():
+                self._start(ranks, graph)
+        except BaseException:
+            ranks.leave(abort=True)
+            raise
+        self._waits_for_ranks = comm is None
+        ranks.before_close(self._comm_closes)
 
-    def _averager(
-        self,
-        comm: Comm,
-        graph: Topology,
-        compression: str | None,
-        network: Network,
-        timeout_s: float | None,
-    ) -> PairAverager:
-        return PairAverager(
-            comm,
-            self._averaged(),
-            [graph.neighbours(rank) for rank in range(self._places)],
-            wire_dtype=_WIRE[compression],
-            network=network,
-            timeout_s=timeout_s,
+    def _start(self, ranks: GossipRanks, graph: Topology) -> None:
+        """Begin where the others do, and form pairs; collective, blocking."""
+        outer = self._kept_outer
+        number, velocity = (0, None) if outer is None else (outer["rounds"], outer["velocity"])
+        vectors = self._flat.vectors
+        start = start_together(
+            ranks.comm, self._steps, number, velocity, vectors, self._extra.vectors
         )
+        if start.source is not None:
+            mine = self._turns.state_dict() if ranks.comm.rank == start.source else None
+            every = ranks.comm.allgather_object(mine, "triggers of Gossip")
+            if not self._steps:
+                counts = {"triggers": self._turns.triggers, "skipped": self._turns.skipped}
+                self._turns.load_state_dict({**every[start.source], **counts})
+        here = ranks.between
+        if here is not None and self._rule is not None:
+            also = self._averaged()[len(vectors) :]
+            self._rounds = OuterRounds(
+                here, self._rule, vectors, also, seed=self._seed, timeout_s=self._timeout_s
+            )
+            self._rounds.go_on(start.velocity, start.rounds)
+        elif here is not None:
+            self._pairs = PairAverager(
+                here,
+                self._averaged(),
+                [graph.neighbours(rank) for rank in range(ranks.count)],
+                wire_dtype=self._wire,
+                network=self._network,
+                timeout_s=self._given_timeout_s,
+            )
+        place = 0 if here is None else here.rank
+        self._turns.go_on_among(graph, place, () if self._pairs is None else self._pairs.remote)
+        self._steps, self._kept_outer = start.steps, None
+        self._described = f"{self._trigger!r}, {graph!r}"
+        self._told: set[int] = set()
+        self._turns.reset(self._watched)
+        if self._steps:
+            self._moments.reset(self.state)
 
-    def _outer_rounds(self, comm: Comm, rule: NoLoCo, seed: int) -> OuterRounds:
-        weights, also = self._flat.vectors, self._averaged()[len(self._flat.vectors) :]
-        return OuterRounds(comm, rule, weights, also, seed=seed, timeout_s=self._timeout_s)
+    def _exchange(self) -> PairAverager | PairRounds | None:
+        """What this rank meets others in."""
+        return self._pairs if self._rounds is None else self._rounds.pairs
+
+    def _outer_state(self) -> Mapping[str, Any] | None:
+        return self._kept_outer if self._rounds is None else self._rounds.state_dict()
+
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
+        """All but outer weights."""
+        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gossip"})
+        self._take_over()
+        if (gossip := state_dict.get("gossip")) is not None:
+            self._turns.load_state_dict(gossip["turns"])
+            self._steps = gossip["steps"]
+            self._counts.update(gossip["counts"])
 
     def _averaged(self) -> list[Tensor]:
         """All that goes into an average."""
-        moments = [] if self._moments is None else self._moments.vectors
-        return [*self._flat.vectors, *self._extra.vectors, *moments]
+        return [*self._flat.vectors, *self._extra.vectors, *self._moments.vectors]
 
     # --- a step ---
 
@@ -403,96 +479,23 @@ class Gossip(WrappingOptimizer):
         if committed:
             self._distance = committed[-1].distance
             self._mixed()
-        pairs = self._pairs if self._rounds is None else self._rounds.pairs
-        if pairs is not None and len(pairs.lost) > len(self._told):
-            for rank, why in pairs.lost.items():
+        exchange = self._exchange()
+        if exchange is not None and len(exchange.lost) > len(self._told):
+            for rank, why in exchange.lost.items():
                 if rank not in self._told and not why.endswith("closed"):
                     warnings.warn(f"Gossip goes on without rank {rank}: {why}", stacklevel=4)
-            self._told |= pairs.lost.keys()
+            self._told |= exchange.lost.keys()
         return bool(committed)
 
     def _mixed(self) -> None:
         """The weights are new."""
         self._turns.reset(self._watched)
-        self._reset_moments()
+        self._moments.reset(self.state)
 
-    def _reset_moments(self) -> None:
-        if self._momentum == "reset":
-            for state in self.state.values():
-                for name in _FIRST_MOMENTS:
-                    if isinstance(state.get(name), Tensor):
-                        state[name].zero_()
-
-    def _adopt_moments(self) -> None:
-        """Make first moments views of what is averaged, as soon as they are there."""
-        if self._moments is None:
-            return
-        for parameter, place in zip(self._flat.views, self._moments.views.values(), strict=True):
-            state = self.state.get(parameter, {})
-            for name in _FIRST_MOMENTS:
-                moment = state.get(name)
-                if isinstance(moment, Tensor) and moment.data_ptr() != place.data_ptr():
-                    place.copy_(moment)
-                    state[name] = place
-
-    def _average_gradients(self, group: Comm) -> None:
-        """Where nobody has a gradient there is none, or weight decay would move the tensor."""
-        parameters = list(self._flat.views)
-        used = np.array([parameter.grad is not None for parameter in parameters], np.uint8)
-        group.allreduce(used, "max", out=used, name="which tensors have gradients")
-        for parameter in (p for p, some in zip(parameters, used, strict=True) if some):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradient = parameter.grad.contiguous()
-            group.allreduce(gradient, "mean", out=gradient)
-            if gradient is not parameter.grad:
-                parameter.grad.copy_(gradient)
-
-    def _tell_group(self, group: Comm, changed: bool) -> None:
+    def _tell_group(self, changed: bool) -> None:
         """Give a group the weights of its first rank, if these changed."""
-        flag = np.array([changed], np.uint8)
-        group.broadcast(flag, name="whether weights changed")
-        if flag[0]:
-            for vector in self._averaged():
-                group.broadcast(vector, name="weights of the group")
-            self._reset_moments()  # as the first rank has done
+        if self._ranks.inside is not None and self._ranks.tell_group(self._averaged(), changed):
+            self._moments.reset(self.state)  # as the first rank has done
 
     def _rate(self) -> float:
         return float(self.param_groups[0].get("lr", 1.0))
-
-
-def _graph_of(topology: Any, size: int, seed: int) -> Topology:
-    graph = topology if isinstance(topology, Topology) else Topology(topology, size, seed)
-    if graph.size == size:
-        return graph
-    raise ValueError(
-        f"Gossip: the topology is for {graph.size} ranks, but {size} gossip; with "
-        "hierarchical=True those are the groups"
-    )
-
-
-def _usual_trigger(outer: object) -> Trigger:
-    """Partners of NoLoCo meet in the same steps."""
-    return RelativeChange(0.05) if outer is None else FixedPeriod(50)
-
-
-def _check(
-    trigger: Any,
-    max_interval: int | None,
-    global_average_every: int | None,
-    momentum: str,
-    compression: str | None,
-) -> None:
-    if not isinstance(trigger, Trigger):
-        raise TypeError(
-            f"Gossip: trigger is a {type(trigger).__name__}; give one of hsgd.optim.triggers, or "
-            "an object with step, reset, state_dict and load_state_dict"
-        )
-    for name, value in (
-        ("max_interval", max_interval),
-        ("global_average_every", global_average_every),
-    ):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"Gossip: {name} is {value!r}; give steps, 1 or more, or None")
-    check_choice("Gossip: momentum", momentum, get_args(Momentum))
-    check_choice("Gossip: compression", compression, _WIRE)

@@ -1,6 +1,7 @@
 """Whom a rank of Gossip asks, step by step: the trigger says when, the topology with whom.
 
-Owns the rank's place in its order of peers, and what it remembers of calls that came to nothing.
+Owns the usual trigger, the rank's place in its order of peers, and what it remembers of calls that
+came to nothing.
 Never communicates.
 """
 
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.topology import Topology
-from hsgd.optim.triggers.communication_triggers import Trigger
+from hsgd.optim.triggers.communication_triggers import FixedPeriod, RelativeChange, Trigger
 
-__all__ = ["Turns"]
+__all__ = ["Turns", "check_schedule", "usual_trigger"]
 
 
 class Turns:
@@ -47,6 +48,11 @@ class Turns:
         self._owed = False  # a request was refused
         self._yielded: int | None = None
         self._met_next = False  # the peer of the next turn came first
+
+    def go_on_among(self, topology: Topology, place: int, remote: Collection[int]) -> None:
+        """The ranks are others now; what is remembered of single ones is forgotten."""
+        self._topology, self._place, self._remote = topology, place, remote
+        self._owed, self._yielded, self._met_next = False, None, False
 
     def reset(self, params: Sequence[Tensor]) -> None:
         """The weights are new, or were sent."""
@@ -133,3 +139,25 @@ class Turns:
         self._turn, self._silent = state["turn"], state["silent"]
         self._since_call, self._owed = state["since_call"], state["owed"]
         self._yielded, self._met_next = state["yielded"], state["met_next"]
+
+
+def usual_trigger(outer: object) -> Trigger:
+    """Where none is given; local. Partners of NoLoCo meet in the same steps."""
+    return RelativeChange(0.05) if outer is None else FixedPeriod(50)
+
+
+def check_schedule(
+    trigger: Any, max_interval: int | None, global_average_every: int | None
+) -> None:
+    """Raise TypeError or ValueError for those of Gossip that cannot be; local."""
+    if not isinstance(trigger, Trigger):
+        raise TypeError(
+            f"Gossip: trigger is a {type(trigger).__name__}; give one of hsgd.optim.triggers, or "
+            "an object with step, reset, state_dict and load_state_dict"
+        )
+    for name, value in (
+        ("max_interval", max_interval),
+        ("global_average_every", global_average_every),
+    ):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"Gossip: {name} is {value!r}; give steps, 1 or more, or None")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.optim.flat_vectors import square
+from hsgd.optim.flat_vectors import at_least_float32, square
 from hsgd.optim.gossip.pair_averaging import Averaged
 from hsgd.optim.gossip.pair_rounds import PairRounds, partner_of
 
@@ -91,7 +91,7 @@ class OuterRounds:
     ) -> None:
         self._rank, self._size, self._seed, self._outer = comm.rank, comm.size, seed, outer
         self._weights, self._also = list(weights), list(also)
-        self._slow = [_at_least_float32(weight).clone() for weight in weights]
+        self._slow = [at_least_float32(weight).clone() for weight in weights]
         self._velocity = [torch.zeros_like(slow) for slow in self._slow]
         self._number = 0
         like = [*self._slow, *self._slow, *self._also]
@@ -104,7 +104,7 @@ class OuterRounds:
         """
         self._number += 1
         progress = [
-            _at_least_float32(weight) - slow
+            at_least_float32(weight) - slow
             for weight, slow in zip(self._weights, self._slow, strict=True)
         ]
         partner = partner_of(self._rank, self._size, self._number, self._seed)
@@ -140,6 +140,13 @@ class OuterRounds:
         for slow, weight in zip(self._slow, self._weights, strict=True):
             slow.copy_(weight)
 
+    def go_on(self, velocity: Sequence[Tensor] | None, rounds: int) -> None:
+        """Outer weights are the weights of now, after so many rounds; None: at rest. Local."""
+        self.restart()
+        for mine, given in zip(self._velocity, velocity or self._velocity, strict=True):
+            mine.copy_(given)
+        self._number = rounds
+
     def state_dict(self) -> dict[str, Any]:
         """Outer weights, velocity and the number of rounds."""
         return {
@@ -165,10 +172,6 @@ class OuterRounds:
             for vector, value in zip(mine, saved, strict=True):
                 vector.copy_(value)
         self._number = state["rounds"]
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _mean(one: Tensor, other: Tensor) -> Tensor:

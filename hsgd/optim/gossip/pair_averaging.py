@@ -75,6 +75,14 @@ class Traffic:
     local_bytes: int = 0
     remote_bytes: int = 0
 
+    def plus(self, other: Traffic) -> Traffic:
+        """Both together."""
+        return Traffic(
+            self.messages + other.messages,
+            self.local_bytes + other.local_bytes,
+            self.remote_bytes + other.remote_bytes,
+        )
+
 
 @dataclass
 class _Open:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-__all__ = ["NAMES", "Topology"]
+__all__ = ["NAMES", "Topology", "graph_of"]
 
 NAMES = ("random", "ring", "exponential2")
 _IN_TURN = ("ring", "exponential2")
@@ -136,3 +136,16 @@ def _checked(graph: list[list[int]], size: int) -> list[list[int]]:
             "connect the graph, or their models are never averaged with that of rank 0"
         )
     return graph
+
+
+def graph_of(topology: Any, size: int, seed: int) -> Topology:
+    """What Gossip's `topology` means for `size` ranks; local. Raises ValueError where it is for
+    another number of ranks.
+    """
+    graph = topology if isinstance(topology, Topology) else Topology(topology, size, seed)
+    if graph.size == size:
+        return graph
+    raise ValueError(
+        f"Gossip: the topology is for {graph.size} ranks, but {size} gossip; with "
+        "hierarchical=True those are the groups"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hsgd.optim.diloco.diloco_optimizer import DiLoCo
+from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.torch.elastic.sampler import ElasticSampler
 from hsgd.torch.exceptions import HostsUpdatedInterrupt
 from hsgd.torch.functions import (
@@ -159,7 +160,10 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        for handler in self._handlers.values():
+        # Models last: Gossip's ranks have weights of their own, and make one model of them.
+        for handler in sorted(
+            self._handlers.values(), key=lambda one: isinstance(one, ModelStateHandler)
+        ):
             handler.sync()
         super().sync()
 
@@ -221,9 +225,9 @@ class OptimizerStateHandler(_StateDictHandler):
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
-class DiLoCoStateHandler(_StateDictHandler):
-    """Of a DiLoCo, whose ranks go on from the outer weights of one that has them, each with the
-    state of its own inner optimizer.
+class LocalTrainingStateHandler(_StateDictHandler):
+    """Of a DiLoCo or Gossip, whose restart() says where the ranks go on, each with the state of its
+    own inner optimizer.
     """
 
     def save(self) -> None:
@@ -239,7 +243,7 @@ class DiLoCoStateHandler(_StateDictHandler):
     def sync(self) -> None:
         back = copy.deepcopy(self._saved) if self._goes_back else None
         job = runtime.current()
-        self.value.restart(job.private_comm(0, "diloco"), back)
+        self.value.restart(job.private_comm(0, "optimizer"), back)
         job.on_abort.append(self.value.abort)
         self._goes_back = False
         groups = self.value.param_groups
@@ -257,7 +261,8 @@ class SamplerStateHandler(_StateDictHandler):
 
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
-    (DiLoCo, DiLoCoStateHandler),
+    (DiLoCo, LocalTrainingStateHandler),
+    (Gossip, LocalTrainingStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
 ]

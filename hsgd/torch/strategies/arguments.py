@@ -1,6 +1,7 @@
 """Arguments of Horovod's DistributedOptimizer, as strategies take them.
 
-Owns the translation, and the words for arguments that have no meaning with a strategy.
+Owns the translation, the words for arguments that have no meaning with a strategy, and which ranks
+an optimizer gets.
 """
 
 from __future__ import annotations
@@ -8,11 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hsgd.comm import Comm
+from hsgd.job.agent_link import link
 from hsgd.torch.compression import Compression, Compressor
+from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
 
-__all__ = ["WITH_OPTIONS", "refuse_options", "refuse_others", "translated", "wire_of"]
+__all__ = [
+    "WITH_OPTIONS",
+    "ranks_of_job",
+    "refuse_options",
+    "refuse_others",
+    "translated",
+    "wire_of",
+]
 
 WITH_OPTIONS = ("gossip", "diloco", "easgd_async", "easgd_hybrid")
 
@@ -60,6 +71,15 @@ def wire_of(
         others["compression"] = compression
     refuse_others(strategy, others)
     return wires[compression]
+
+
+def ranks_of_job(what: str) -> Comm | None:
+    """A communicator of the job's ranks for one optimizer; collective, blocking. None, and local,
+    in an elastic job before the function of elastic.run, where ranks may come alone.
+    """
+    agent = link()
+    alone = agent is not None and not agent.is_training
+    return None if alone else runtime.current().private_comm(0, what)
 
 
 def refuse_options(strategy: str, options: Mapping[str, Any] | None) -> None:

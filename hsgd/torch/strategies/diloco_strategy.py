@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 
-from hsgd.job.agent_link import link
 from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.torch.compression import Compression, Compressor
-from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet
-from hsgd.torch.strategies.arguments import wire_of
+from hsgd.torch.strategies.arguments import ranks_of_job, wire_of
 
 __all__ = ["start_diloco"]
 
@@ -35,7 +33,8 @@ def start_diloco(
     **others: Any,
 ) -> DiLoCo:
     """The optimizer of DistributedOptimizer(strategy="diloco"); collective, blocking. In an elastic
-    job local: the state that it is given to brings it together with the other ranks.
+    job, before the function of elastic.run, local: the state that it is given to brings it together
+    with the other ranks.
 
     model: its floating buffers are averaged too; None: the optimizer's parameters alone.
     named_parameters: not needed. options: arguments of hsgd.optim.DiLoCo, such as sync_every.
@@ -46,5 +45,5 @@ def start_diloco(
     )
     arguments = {"compression": wire, **(options or {})}
     own = [p for group in optimizer.param_groups for p in group["params"]]
-    comm = None if link() is not None else runtime.current().private_comm(0, "diloco")
+    comm = ranks_of_job("diloco")
     return DiLoCo(optimizer, own if model is None else model, comm, **arguments)

@@ -12,9 +12,8 @@ import torch
 
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.torch.compression import Compression, Compressor
-from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet
-from hsgd.torch.strategies.arguments import wire_of
+from hsgd.torch.strategies.arguments import ranks_of_job, wire_of
 
 __all__ = ["start_gossip"]
 
@@ -33,7 +32,9 @@ def start_gossip(
     process_set: ProcessSet,
     **others: Any,
 ) -> Gossip:
-    """The optimizer of DistributedOptimizer(strategy="gossip"); collective, blocking.
+    """The optimizer of DistributedOptimizer(strategy="gossip"); collective, blocking. In an elastic
+    job, before the function of elastic.run, local: the state that it is given to brings it together
+    with the other ranks.
 
     model: its floating buffers are averaged too; None: the optimizer's parameters alone.
     named_parameters: not needed. options: arguments of hsgd.optim.Gossip, such as trigger and
@@ -47,5 +48,5 @@ def start_gossip(
     if model is not None:
         arguments.setdefault("buffers", [b for b in model.buffers() if b.is_floating_point()])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    comm = runtime.current().private_comm(0, "gossip")
+    comm = ranks_of_job("gossip")
     return Gossip(optimizer, parameters, comm, **arguments)

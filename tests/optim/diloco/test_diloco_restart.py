@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from elastic_jobs import HSGD, JOB_S, lines
+from elastic_jobs import JOB_S, lines, local_training
 from hsgd import Comm, HsgdError
 from hsgd.optim import DiLoCo
-from hsgd.testing.processes import launch_environ, run_marked
 from ranks import Ranks, Seat, meeting_point
 
 __all__: list[str] = []
@@ -203,66 +201,16 @@ def test_after_a_restart_that_failed_another_goes_on_from_the_same_weights() -> 
     assert flat(weights) == flat(outer) and steps == 6
 
 
-SCRIPT = """
-import os, signal, sys, time
-import torch
-import hsgd.torch as hvd
-
-def say(*words):
-    print("|" + " ".join(map(str, words)) + "|", flush=True)
-
-hvd.init()
-torch.manual_seed(hvd.rank())
-model = torch.nn.Linear(3, 1)
-adam = torch.optim.Adam(model.parameters(), lr=0.05)
-optimizer = hvd.DistributedOptimizer(
-    adam, strategy="diloco", model=model, strategy_options={"sync_every": 5, "group": None}
-)
-state = hvd.elastic.TorchState(model, optimizer, step=0)
-taken = 0
-
-@hvd.elastic.run
-def train(state):
-    global taken
-    say("enter", hvd.size(), state.step, optimizer.metrics().steps)
-    first = os.environ["HSGD_TEST_FIRST"]
-    while state.step < 40:
-        if state.step == 18 and hvd.rank() == 2 and not os.path.exists(first):
-            open(first, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        while state.step == 25 and not (hvd.size() == 3 and os.path.exists(first)):
-            time.sleep(0.05)
-            state.commit()
-        optimizer.zero_grad()
-        (model(torch.eye(3)) - hvd.rank() - 1).square().sum().backward()
-        optimizer.step()
-        state.step += 1
-        taken += 1
-        if state.step % 5 == 0:
-            state.commit()
-
-train(state)
-optimizer.synchronize_weights()
-say("done", hvd.size(), taken, optimizer.metrics().steps, *model.weight.detach().flatten().tolist())
-optimizer.close()
-"""
-
-
 @pytest.mark.timeout(3 * JOB_S)
 def test_an_elastic_job_loses_a_round_and_a_new_rank_gets_the_outer_weights(
     tmp_path: Path,
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    command = [*HSGD, "run", "-np", "3", "--min-np", "2", sys.executable, str(script)]
-    env = launch_environ(HSGD_TEST_FIRST=str(tmp_path / "first"))
-    done = run_marked(command, env, JOB_S)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    entered = lines(done.stdout, "enter")
+    output = local_training(tmp_path, "diloco", {"sync_every": 5, "group": None})
+    entered = lines(output, "enter")
     assert entered.count(["3", "0", "0"]) == 3
     back = [words for words in entered if words[1:] == ["15", "15"]]
     assert len(back) >= 2
-    ends = lines(done.stdout, "done")
+    ends = lines(output, "done")
     assert len(ends) == 3 and len({tuple(words[3:]) for words in ends}) == 1
     taken = sorted(int(words[1]) for words in ends)
     assert all(words[0] == "3" and words[2] == "40" for words in ends)

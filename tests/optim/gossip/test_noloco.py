@@ -6,6 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,28 @@ def test_it_is_the_formula_of_the_paper(
         assert np.abs(weights - wanted[worker]).max() <= 1e-6 * scale
         assert metrics.triggers == ROUNDS == metrics.averaged + metrics.skipped
     assert size <= 2 or np.abs(wanted[0] - wanted[1]).max() > 0.01  # workers are apart
+
+
+def over_a_process_group(seat: Seat, folder: str, backend: str) -> np.ndarray:
+    from torch import distributed as dist
+
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=2)
+    params = toy()
+    sgd, group = torch.optim.SGD(params, lr=RATE), dist.group.WORLD
+    with Gossip(sgd, params, group, FixedPeriod(PERIOD), outer="noloco", seed=SEED) as gossip:
+        take_steps(params, gossip, seat.rank, range(1, ROUNDS * PERIOD + 1))
+    dist.destroy_process_group()
+    return flat(params)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "hsgd"])
+def test_a_process_group_will_do(tmp_path: Path, backend: str) -> None:
+    wanted = in_numpy(2, ROUNDS, 0.5, 0.7, 0.7)
+    with Ranks(2) as ranks:
+        for worker, weights in enumerate(ranks.run(over_a_process_group, str(tmp_path), backend)):
+            scale = max(1.0, float(np.abs(wanted[worker]).max()))
+            assert np.abs(weights - wanted[worker]).max() <= 1e-6 * scale
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8])

@@ -1,0 +1,100 @@
+"""The ranks of a Gossip: all of them, those of a group, and those that gossip for their groups.
+
+Owns the communicators, and what the ranks of a group give one another. Never averages weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.optim.process_groups import comm_of
+from hsgd.optim.split_comms import SplitComms
+
+__all__ = ["GossipRanks"]
+
+
+class GossipRanks:
+    """Made collectively over `comm`, blocking; None: this rank alone, local. hierarchical,
+    group_size: as Gossip's.
+
+    comm: of all ranks. inside: this rank's group, where there are groups. between: of those that
+    gossip; None: this one does not. count: how many gossip.
+    Raises ValueError and TypeError for what cannot be, and what collectives raise.
+    """
+
+    def __init__(self, comm: Any, hierarchical: bool, group_size: int | None) -> None:
+        self.comm, self._owned = comm_of(comm, "Gossip")
+        self._split_off = SplitComms(self.comm)
+        self._made = self._split_off.made
+        self._made += [self.comm] if self._owned else []
+        self.inside: Comm | None = None
+        self.between: Comm | None = self.comm
+        self.count = self.comm.size
+        try:
+            if hierarchical and comm is not None:  # one rank that waits for others has no group
+                self._split(group_size)
+        except BaseException:
+            self.leave(abort=True)
+            raise
+
+    def average_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Of the group; collective in it, blocking. Where nobody has a gradient there is none, or
+        weight decay would move the tensor.
+        """
+        assert self.inside is not None, "there are groups"
+        used = np.array([parameter.grad is not None for parameter in parameters], np.uint8)
+        self.inside.allreduce(used, "max", out=used, name="which tensors have gradients")
+        for parameter in (p for p, some in zip(parameters, used, strict=True) if some):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = parameter.grad.contiguous()
+            self.inside.allreduce(gradient, "mean", out=gradient)
+            if gradient is not parameter.grad:
+                parameter.grad.copy_(gradient)
+
+    def tell_group(self, vectors: Sequence[Tensor], changed: bool) -> bool:
+        """Give the group its first rank's vectors, if that has `changed` them; collective in it,
+        blocking. Whether it had.
+        """
+        assert self.inside is not None, "there are groups"
+        flag = np.array([changed], np.uint8)
+        self.inside.broadcast(flag, name="whether weights changed")
+        for vector in vectors if flag[0] else ():
+            self.inside.broadcast(vector, name="weights of the group")
+        return bool(flag[0])
+
+    def before_close(self, method: Callable[[], object]) -> None:
+        """Have the communicator that was given call a method before it closes, unless leave() comes
+        first; local. Does not keep the method's object.
+        """
+        if not self._owned:
+            self._split_off.before_close(method)
+
+    def abort(self) -> None:
+        """End what waits in the communicators that were made here; local, from any thread."""
+        self._split_off.abort()
+
+    def leave(self, *, abort: bool = False) -> None:
+        """Close what was made; abort: so that nobody waits for this rank."""
+        self._split_off.leave(abort=abort)
+
+    def _split(self, group_size: int | None) -> None:
+        comm = self.comm
+        if group_size is not None and (group_size < 1 or comm.size % group_size):
+            raise ValueError(
+                f"Gossip: group_size is {group_size}; give a divisor of {comm.size}, the ranks"
+            )
+        number = comm.cross_rank if group_size is None else comm.rank // group_size
+        groups = comm.allgather(np.array([number], np.int64), name="groups")
+        self.count = len(set(groups.tolist()))
+        self.inside = comm.split(number, key=comm.rank)
+        assert self.inside is not None
+        self._made.append(self.inside)
+        self.between = comm.split(0 if self.inside.rank == 0 else None, key=number)
+        self._made += [self.between] if self.between is not None else []
