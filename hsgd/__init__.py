@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hsgd.errors import (
+    ClosedError,
     CollectiveTimeout,
     DataError,
     HsgdError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClosedError",
     "CollectiveTimeout",
     "Comm",
     "DataError",

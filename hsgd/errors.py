@@ -5,6 +5,7 @@ says what failed, who, with which values, and what to do.
 """
 
 __all__ = [
+    "ClosedError",
     "CollectiveTimeout",
     "DataError",
     "HsgdError",
@@ -69,6 +70,10 @@ class MissingExtra(HsgdError, ImportError):
 
 class LaunchError(HsgdError, RuntimeError):
     """A job cannot be started as asked."""
+
+
+class ClosedError(HsgdError, ValueError):
+    """What was called is closed, or has no ranks any more."""
 
 
 class DataError(HsgdError, OSError):

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from typing_extensions import Self
 
 from hsgd.comm import Comm
-from hsgd.errors import HsgdError
+from hsgd.errors import ClosedError
 from hsgd.optim.split_comms import SplitComms
 
 __all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
@@ -88,8 +88,11 @@ class WrappingOptimizer(Optimizer):
             self._split_off.leave(abort=abort)
 
     def _check_open(self) -> None:
+        self._check_not_closed()
+
+    def _check_not_closed(self) -> None:
         if self.closed:
-            raise HsgdError(f"this {type(self).__name__} is closed")
+            raise ClosedError(f"this {type(self).__name__} is closed")
 
     def _take_over(self) -> None:
         self.defaults = self._optimizer.defaults

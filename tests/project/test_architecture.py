@@ -114,7 +114,7 @@ PACKAGES = {
         "hsgd.job hsgd.launch hsgd.torch.negotiation hsgd.torch.operations hsgd.trace"
     ),
     "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
-    "hsgd.torch.elastic": "hsgd.job hsgd.optim.diloco hsgd.optim.gossip hsgd.torch.job",
+    "hsgd.torch.elastic": "hsgd.job hsgd.optim hsgd.torch.job",
     "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
     "hsgd.torch.strategies": (
         "hsgd.job hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip "

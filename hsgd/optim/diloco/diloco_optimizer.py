@@ -48,15 +48,15 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import (
 from hsgd.optim.diloco.worker_comms import WorkerComms
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
+from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.optim.worker_group import WorkerGroup
-from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 
 __all__ = ["DiLoCo"]
 
 _Read = Callable[[], list[Tensor]]
 
 
-class DiLoCo(WrappingOptimizer):
+class DiLoCo(RestartableOptimizer):
     """Wraps an optimizer: each worker steps on its own gradients; every `sync_every` steps all
     workers average how far they came from the outer weights, take an outer step on it, and go on
     from there. Made collectively; step() is local but for a worker's own ranks, and for waits.
@@ -91,6 +91,7 @@ class DiLoCo(WrappingOptimizer):
     """
 
     loads_together = True
+    _ranks: WorkerComms
     _group: WorkerGroup | None
 
     def __init__(
@@ -251,13 +252,6 @@ class DiLoCo(WrappingOptimizer):
         if self._workers is not None:
             load_fragments(own, self._exchanged, self._workers, same, self._eager)
 
-    def abort(self) -> None:
-        """Leave the other ranks, which get an error where they wait for this one; local, never
-        blocks. restart() may follow.
-        """
-        self._aborted = True
-        self._ranks.abort()
-
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
         """Go on with the ranks of another communicator, after some were lost or have joined;
         collective over it, blocking. The old one is broken: nobody waits there.
@@ -271,7 +265,7 @@ class DiLoCo(WrappingOptimizer):
         state of its wrapped optimizer. Exchanges under way, and what compression left out, are
         dropped. Where it raises, another restart() may follow, and goes on from the same weights.
         """
-        super()._check_open()
+        self._check_not_closed()
         kept = self._kept_for_restart
         if state_dict is not None:
             kept = kept_outer(state_dict, self._fragments)
@@ -300,10 +294,6 @@ class DiLoCo(WrappingOptimizer):
             self._closed = True
             self._leave(abort=False)
 
-    def _comm_closes(self) -> None:
-        self._left = True
-        self._leave(abort=self._aborted or self._ranks.comm.left_by_error)
-
     def _leave(self, abort: bool) -> None:
         """In a worker of several ranks gradients are forgotten, since they lie in memory of its
         communicator. abort: wait for nobody, and let nobody wait for this rank.
@@ -318,28 +308,6 @@ class DiLoCo(WrappingOptimizer):
                 self._queue.close()
         finally:
             self._ranks.leave(abort)
-
-    def _check_open(self) -> None:
-        super()._check_open()
-        if self._left:
-            raise HsgdError(
-                "DiLoCo: its communicator was closed, by hvd.shutdown() for instance; make a new "
-                "one, or call restart(comm), after hvd.init()"
-            )
-        if self._waits_for_ranks:
-            raise HsgdError(
-                "DiLoCo: it has no ranks, since it was made without, or restart() failed; call "
-                "restart(comm), or give it to hvd.elastic.TorchState(model, optimizer)"
-            )
-
-    def _abandon(self) -> None:
-        self._closed = True
-        self._lose_ranks()
-
-    def _lose_ranks(self) -> None:
-        """No worker waits for this one."""
-        self._waits_for_ranks = True
-        self._leave(abort=True)
 
     def __repr__(self) -> str:
         return (

@@ -6,7 +6,7 @@ Owns them, and that no rank waits for one that has failed. Never moves weights.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,14 +15,13 @@ from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
-from hsgd.optim.process_groups import comm_of
-from hsgd.optim.split_comms import SplitComms
+from hsgd.optim.optimizer_ranks import OptimizerRanks
 from hsgd.optim.worker_group import WorkerGroup, split_workers
 
 __all__ = ["WorkerComms"]
 
 
-class WorkerComms:
+class WorkerComms(OptimizerRanks):
     """Made collectively over `comm`, blocking; None: this rank alone, local. group, parameters: as
     DiLoCo's.
 
@@ -37,10 +36,7 @@ class WorkerComms:
         group: Literal["node"] | int | None,
         parameters: Sequence[Tensor],
     ) -> None:
-        self.comm, self._owned = comm_of(comm, "DiLoCo")
-        self._split_off = SplitComms(self.comm)
-        self._made = self._split_off.made
-        self._made += [self.comm] if self._owned else []
+        super().__init__(comm, "DiLoCo")
         self.inside: WorkerGroup | None = None
         try:
             # One rank that waits for others is divided by no number.
@@ -79,17 +75,6 @@ class WorkerComms:
                 error.rank = -1
             raise
 
-    def before_close(self, method: Callable[[], object]) -> None:
-        """Have the communicator that was given call a method before it closes, unless leave() comes
-        first; local. Does not keep the method's object.
-        """
-        if not self._owned:
-            self._split_off.before_close(method)
-
-    def abort(self) -> None:
-        """End what waits in the communicators that were made here; local, from any thread."""
-        self._split_off.abort()
-
     def leave(self, abort: bool) -> None:
         """Close what was made; `abort`: so that nobody waits for this rank."""
         try:
@@ -97,7 +82,7 @@ class WorkerComms:
                 self.inside.unhook()
                 self.inside = None
         finally:
-            self._split_off.leave(abort=abort)
+            super().leave(abort)
 
     def _split(
         self, group: Literal["node"] | int | None, parameters: Sequence[Tensor]

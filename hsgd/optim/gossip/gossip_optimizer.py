@@ -20,20 +20,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.errors import CollectiveTimeout, HsgdError, about
+from hsgd.comm import Comm
+from hsgd.errors import CollectiveTimeout, about
 from hsgd.networks import Network
 from hsgd.optim.flat_vectors import Flattened
-from hsgd.optim.gossip.common_start import start_together
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
 from hsgd.optim.gossip.gossip_ranks import GossipRanks
 from hsgd.optim.gossip.gossip_records import GossipMetrics, Scores
 from hsgd.optim.gossip.gossip_turns import Turns, check_schedule, usual_trigger
+from hsgd.optim.gossip.joint_start import Past, start_together
 from hsgd.optim.gossip.noloco import NoLoCo, OuterRounds, read_outer
 from hsgd.optim.gossip.pair_averaging import Averaged, PairAverager, Traffic
 from hsgd.optim.gossip.pair_rounds import PairRounds
 from hsgd.optim.gossip.topology import Topology, graph_of
+from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.optim.triggers.communication_triggers import Trigger
-from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
+from hsgd.optim.wrapping_optimizer import check_choice, tensors_of
 
 __all__ = ["Gossip"]
 
@@ -41,7 +43,7 @@ _WIRE = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SETTLE_LOOK_S = 1e-4
 
 
-class Gossip(WrappingOptimizer):
+class Gossip(RestartableOptimizer):
     """Wraps an optimizer: each rank steps on its own gradients, and averages its weights with one
     peer at a time; collective, blocking. step() is local, and waits for nobody.
 
@@ -82,6 +84,8 @@ class Gossip(WrappingOptimizer):
     died is left out, with a warning. Raises ValueError for arguments and tensors that cannot work.
     """
 
+    _ranks: GossipRanks
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -108,6 +112,8 @@ class Gossip(WrappingOptimizer):
         check_schedule(self._trigger, max_interval, global_average_every)
         check_choice("Gossip: momentum", momentum, get_args(Momentum))
         check_choice("Gossip: compression", compression, _WIRE)
+        if isinstance(topology, str):
+            Topology(topology, 1)  # or a wrong name would show on many ranks only
         if group_size is not None and not hierarchical:
             raise ValueError("Gossip: group_size is for hierarchical=True")
         self._global_every = global_average_every
@@ -130,6 +136,7 @@ class Gossip(WrappingOptimizer):
         self._pairs: PairAverager | None = None
         self._rounds: OuterRounds | None = None
         self._kept_outer: Mapping[str, Any] | None = None  # of rounds that are over
+        self._was_in = self._has_called = False  # see Past
         self._join(comm)
 
     # --- what training scripts call ---
@@ -157,14 +164,14 @@ class Gossip(WrappingOptimizer):
     def global_average(self) -> None:
         """Make all models the mean over ranks; collective, blocking. Settles before."""
         self.settle()
-        before = self._ranks.comm.metrics()
+        before = self._comm.metrics()
         with torch.no_grad():
             for vector in self._averaged():
-                self._ranks.comm.allreduce(vector, "mean", out=vector, name="global average")
+                self._comm.allreduce(vector, "mean", out=vector, name="global average")
             self._mixed()
             if self._rounds is not None:
                 self._rounds.restart()
-        now = self._ranks.comm.metrics()
+        now = self._comm.metrics()
         self._global_bytes += (
             now.intra_bytes - before.intra_bytes,
             now.inter_bytes_sent - before.inter_bytes_sent,
@@ -176,10 +183,11 @@ class Gossip(WrappingOptimizer):
         whose sum is to be exact. No weights change between the return of the first rank and that
         of the last.
         """
+        self._check_ranks()
         with torch.no_grad():
             if self._pairs is not None:
                 self._note(self._pairs.wait(self._timeout_s))
-            here = self._ranks.comm.barrier_async()
+            here = self._comm.barrier_async()
             while not here.done():
                 if self._pairs is not None:
                     self._note(self._pairs.poll())
@@ -188,7 +196,7 @@ class Gossip(WrappingOptimizer):
             self._tell_group(True)
             # A rank that leaves may ask at once, and one that still looks would answer: so nobody
             # leaves before all have stopped looking.
-            self._ranks.comm.barrier()
+            self._comm.barrier()
             if self._pairs is not None and self._pairs.open:
                 late = ", ".join(map(str, self._pairs.open))
                 raise about(
@@ -202,9 +210,9 @@ class Gossip(WrappingOptimizer):
         """Root of the mean over ranks of |w - mean(w)|^2; collective, blocking."""
         squares = 0.0
         for vector in self._flat.vectors:
-            mean = self._ranks.comm.allreduce(vector, "mean", name="consensus")
+            mean = self._comm.allreduce(vector, "mean", name="consensus")
             squares += float((vector - mean).double().square().sum())
-        every = self._ranks.comm.allgather(np.array([squares]), name="consensus distance")
+        every = self._comm.allgather(np.array([squares]), name="consensus distance")
         return float(np.sqrt(np.mean(every)))
 
     @contextlib.contextmanager
@@ -213,7 +221,7 @@ class Gossip(WrappingOptimizer):
         every = (self._flat, self._extra)
         kept = [one.copies() for one in every]
         for vector in (v for one in every for v in one.vectors):
-            self._ranks.comm.allreduce(vector, "mean", out=vector, name="mean model")
+            self._comm.allreduce(vector, "mean", out=vector, name="mean model")
         try:
             yield
         finally:
@@ -223,7 +231,7 @@ class Gossip(WrappingOptimizer):
     def compare(self, score: Callable[[], float]) -> Scores:
         """Call `score` with this rank's model, and with the mean one; collective, blocking."""
         own = float(score())
-        every = self._ranks.comm.allgather(np.array([own]), name="scores")
+        every = self._comm.allgather(np.array([own]), name="scores")
         with self.mean_model():
             mean = float(score())
         return Scores(own, float(every.min()), float(every.mean()), mean)
@@ -255,7 +263,8 @@ class Gossip(WrappingOptimizer):
             "steps": self._steps,
             "counts": dict(self._counts),
         }
-        if (outer := self._outer_state()) is not None:
+        outer = self._kept_outer if self._rounds is None else self._rounds.state_dict()
+        if outer is not None:
             state["gossip"]["outer"] = outer
         return state
 
@@ -271,10 +280,12 @@ class Gossip(WrappingOptimizer):
             self._rounds.restart()
 
     def abort(self) -> None:
-        """End what other ranks and this one wait for in groups, with an error; local, never blocks,
-        from any thread. restart() may follow.
+        """Wait for no rank any more, and let those that wait for this one in groups get an error;
+        local, never blocks, from any thread. restart() may follow.
         """
-        self._ranks.abort()
+        super().abort()
+        if (exchange := self._exchange()) is not None:
+            exchange.stop_waiting()
 
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
         """Go on with the ranks of another communicator, after some were lost or have joined;
@@ -283,26 +294,26 @@ class Gossip(WrappingOptimizer):
         comm: as when it was made; graphs and Topology objects must be for as many ranks.
         state_dict: a copy of what this rank's state_dict() gave, to go back there first; the
             weights of then are to be loaded before.
-        All ranks begin with the mean of the models of those that have taken steps, and with
-        `outer` with the mean of their velocities; where none has, with the lowest one's. Models
-        that are not finite are left out. Steps and rounds are those of the rank that has taken
-        most; a new rank's trigger is where that of the lowest older one is. Each rank keeps the
-        state of its wrapped optimizer. Where it raises, another restart() may follow.
+        All ranks begin with the mean of the models of those that were in it before, or where none
+        was, have taken steps; models that are not finite are left out. With `outer` they are the
+        outer weights, and velocities become their mean as well. Steps and rounds are those of the
+        rank that has taken most, and so is the trigger on ranks that have taken others, or did not
+        call it. Each rank keeps the state of its wrapped optimizer. Where it raises, another
+        restart() may follow.
         """
-        super()._check_open()
+        self._check_not_closed()
         if state_dict is not None and "gossip" not in state_dict:
             raise ValueError("Gossip: give restart() a whole state, which state_dict() returned")
-        outer = self._outer_state()
         self._lose_ranks()
         if state_dict is not None:
             self._load(state_dict)
-            outer = state_dict["gossip"].get("outer")
-        self._kept_outer = outer
+            self._kept_outer = state_dict["gossip"].get("outer")
         self._join(comm)
 
     def close(self) -> None:
         """Take the last answers and leave; local, but collective between nodes and in groups. A
-        second call does nothing. The weights stay as they are.
+        second call does nothing. The weights stay as they are. Models can still be compared where a
+        Comm was given, which stays open; over a process group compare them before.
 
         Raises CollectiveTimeout naming peers that did not answer, or did not take an answer.
         """
@@ -315,45 +326,22 @@ class Gossip(WrappingOptimizer):
                     self._note(self._pairs.close())
                 if self._rounds is not None:
                     self._rounds.pairs.close()
-                if self._ranks.inside is not None and not self._ranks.inside.closed:
+                inside = self._ranks.inside
+                if inside is not None and not inside.closed and not self._aborted:
                     self._tell_group(True)
         finally:
-            self._ranks.leave()
+            self._ranks.leave(abort=False)
 
-    def _comm_closes(self) -> None:
-        self._left = True
-        self._leave()
-
-    def _check_open(self) -> None:
-        super()._check_open()
-        if self._left:
-            raise HsgdError(
-                "Gossip: its communicator was closed, by hvd.shutdown() for instance; make a new "
-                "one, or call restart(comm), after hvd.init()"
-            )
-        if self._waits_for_ranks:
-            raise HsgdError(
-                "Gossip: it has no ranks, since it was made without, or restart() failed; call "
-                "restart(comm), or give it to hvd.elastic.TorchState(model, optimizer)"
-            )
-
-    def _abandon(self) -> None:
-        self._closed = True
-        self._leave()
-
-    def _lose_ranks(self) -> None:
-        """No rank waits for this one."""
-        self._waits_for_ranks = True
-        if (exchange := self._exchange()) is not None:
-            self._earlier = self._earlier.plus(exchange.traffic)
-        self._leave()
-        self._pairs = self._rounds = None
-
-    def _leave(self) -> None:
+    def _leave(self, abort: bool) -> None:
+        """Without waiting in any case: a half that was committed here may get lost then."""
+        if self._rounds is not None:
+            self._kept_outer = self._rounds.state_dict()
         try:
             if (exchange := self._exchange()) is not None:
+                self._earlier = self._earlier.plus(exchange.traffic)
                 exchange.abandon()
         finally:
+            self._pairs = self._rounds = None
             self._ranks.leave(abort=True)
 
     def __repr__(self) -> str:
@@ -361,9 +349,15 @@ class Gossip(WrappingOptimizer):
 
     # --- set-up ---
 
+    @property
+    def _comm(self) -> Comm:
+        """All ranks. Raises ClosedError where there are none."""
+        self._check_ranks()
+        return self._ranks.comm
+
     def _join(self, comm: Any) -> None:
         """Begin together with the ranks of `comm`; collective over it, blocking."""
-        self._waits_for_ranks, self._left = True, False
+        self._waits_for_ranks, self._left, self._aborted = True, False, False
         self._ranks = ranks = GossipRanks(comm, *self._groups)
         try:
             given, usual = self._given_timeout_s, ranks.comm.timeout_s
@@ -377,22 +371,22 @@ class Gossip(WrappingOptimizer):
         except BaseException:
             ranks.leave(abort=True)
             raise
+        self._has_called = ranks.between is not None
+        self._was_in = self._was_in or comm is not None
         self._waits_for_ranks = comm is None
         ranks.before_close(self._comm_closes)
 
     def _start(self, ranks: GossipRanks, graph: Topology) -> None:
         """Begin where the others do, and form pairs; collective, blocking."""
-        outer = self._kept_outer
-        number, velocity = (0, None) if outer is None else (outer["rounds"], outer["velocity"])
-        vectors = self._flat.vectors
-        start = start_together(
-            ranks.comm, self._steps, number, velocity, vectors, self._extra.vectors
-        )
-        if start.source is not None:
-            mine = self._turns.state_dict() if ranks.comm.rank == start.source else None
-            every = ranks.comm.allgather_object(mine, "triggers of Gossip")
-            if not self._steps:
-                counts = {"triggers": self._turns.triggers, "skipped": self._turns.skipped}
+        comm, outer, vectors = ranks.comm, self._kept_outer or {}, self._flat.vectors
+        own = self._steps, outer.get("rounds", 0), outer.get("velocity")
+        past = Past(*own, was_in=self._was_in, has_called=self._has_called)
+        start = start_together(comm, past, vectors, self._extra.vectors)
+        if any(start.takes):
+            turns = self._turns.state_dict()
+            every = comm.allgather_object(turns if comm.rank == start.source else None, "triggers")
+            if start.takes[comm.rank]:
+                counts = {name: turns[name] for name in ("triggers", "skipped")}
                 self._turns.load_state_dict({**every[start.source], **counts})
         here = ranks.between
         if here is not None and self._rule is not None:
@@ -421,15 +415,14 @@ class Gossip(WrappingOptimizer):
 
     def _exchange(self) -> PairAverager | PairRounds | None:
         """What this rank meets others in."""
-        return self._pairs if self._rounds is None else self._rounds.pairs
-
-    def _outer_state(self) -> Mapping[str, Any] | None:
-        return self._kept_outer if self._rounds is None else self._rounds.state_dict()
+        rounds = self._rounds  # once: abort() is called from other threads
+        return self._pairs if rounds is None else rounds.pairs
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         """All but outer weights."""
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gossip"})
         self._take_over()
+        self._moments.adopt(self.state)
         if (gossip := state_dict.get("gossip")) is not None:
             self._turns.load_state_dict(gossip["turns"])
             self._steps = gossip["steps"]

@@ -5,7 +5,7 @@ Owns the communicators, and what the ranks of a group give one another. Never av
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.optim.process_groups import comm_of
-from hsgd.optim.split_comms import SplitComms
+from hsgd.optim.optimizer_ranks import OptimizerRanks
 
 __all__ = ["GossipRanks"]
 
 
-class GossipRanks:
+class GossipRanks(OptimizerRanks):
     """Made collectively over `comm`, blocking; None: this rank alone, local. hierarchical,
     group_size: as Gossip's.
 
@@ -29,10 +28,7 @@ class GossipRanks:
     """
 
     def __init__(self, comm: Any, hierarchical: bool, group_size: int | None) -> None:
-        self.comm, self._owned = comm_of(comm, "Gossip")
-        self._split_off = SplitComms(self.comm)
-        self._made = self._split_off.made
-        self._made += [self.comm] if self._owned else []
+        super().__init__(comm, "Gossip")
         self.inside: Comm | None = None
         self.between: Comm | None = self.comm
         self.count = self.comm.size
@@ -68,21 +64,6 @@ class GossipRanks:
         for vector in vectors if flag[0] else ():
             self.inside.broadcast(vector, name="weights of the group")
         return bool(flag[0])
-
-    def before_close(self, method: Callable[[], object]) -> None:
-        """Have the communicator that was given call a method before it closes, unless leave() comes
-        first; local. Does not keep the method's object.
-        """
-        if not self._owned:
-            self._split_off.before_close(method)
-
-    def abort(self) -> None:
-        """End what waits in the communicators that were made here; local, from any thread."""
-        self._split_off.abort()
-
-    def leave(self, *, abort: bool = False) -> None:
-        """Close what was made; abort: so that nobody waits for this rank."""
-        self._split_off.leave(abort=abort)
 
     def _split(self, group_size: int | None) -> None:
         comm = self.comm

@@ -169,6 +169,7 @@ class PairAverager:
         """Peers that died or left, and why; they are not asked any more."""
         self.traffic = Traffic()
         self._closed = False
+        self._waits = True
         driven = self._remote[self._rank] and self._window.network == "mpi"
         self._driver = _Driver(self._window, comm) if driven else None
 
@@ -236,7 +237,7 @@ class PairAverager:
         """
         deadline = time.monotonic() + limit_s
         done = self.poll()
-        while self._open and (left := deadline - time.monotonic()) > 0:
+        while self._open and self._waits and (left := deadline - time.monotonic()) > 0:
             live = [peer for peer in self._peers if peer not in self.lost]
             slots = [self._request_slot(peer) for peer in live]
             seen = [max(self._seen[peer], self._put_off[peer]) for peer in live]
@@ -251,6 +252,10 @@ class PairAverager:
                 pass
             done += self.poll()
         return done
+
+    def stop_waiting(self) -> None:
+        """wait() returns, now and from here on; local, never blocks, from any thread."""
+        self._waits = False
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; local."""

@@ -24,6 +24,7 @@ from hsgd.window import NotifiedWindow
 __all__ = ["PairRounds", "partner_of"]
 
 _LINE = 64
+_LOOK_S = 0.05  # how often a wait looks whether it shall end
 _GONE = 1 << 62  # added to the last round that it sent by a rank that leaves
 
 
@@ -75,6 +76,7 @@ class PairRounds:
         """Partners that died or left, and why; their rounds are taken alone."""
         self.traffic = Traffic()
         self._closed = False
+        self._waits = True
 
     def swap(
         self, number: int, partner: int, vectors: Sequence[Tensor], patience_s: float
@@ -103,10 +105,10 @@ class PairRounds:
                 self._take(partner, number)
                 return found
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or not self._waits:
                 return None
             try:
-                self._window.wait_any(slots, [sent, taken], left)
+                self._window.wait_any(slots, [sent, taken], min(left, _LOOK_S))
             except CollectiveTimeout:
                 continue
             except PeerLost as error:
@@ -129,6 +131,10 @@ class PairRounds:
             with contextlib.suppress(CollectiveTimeout):
                 self._window.drain(self._timeout_s)
             self._window.close()
+
+    def stop_waiting(self) -> None:
+        """swap() returns, now and from here on; local, never blocks, from any thread."""
+        self._waits = False
 
     def abandon(self) -> None:
         """Leave without waiting for anybody; local."""

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from hsgd.optim.diloco.diloco_optimizer import DiLoCo
-from hsgd.optim.gossip.gossip_optimizer import Gossip
+from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.elastic.sampler import ElasticSampler
 from hsgd.torch.exceptions import HostsUpdatedInterrupt
 from hsgd.torch.functions import (
@@ -227,16 +226,17 @@ class OptimizerStateHandler(_StateDictHandler):
 
 class LocalTrainingStateHandler(_StateDictHandler):
     """Of a DiLoCo or Gossip, whose restart() says where the ranks go on, each with the state of its
-    own inner optimizer.
+    own inner optimizer. save() is local, but waits for exchanges under way.
     """
 
     def save(self) -> None:
-        """Waits for exchanges under way."""
         super().save()
         self._goes_back = False
 
     def restore(self) -> None:
-        """In sync(), with the ranks that are left. Those that wait for this one are told now."""
+        """In sync(), with the ranks that are left. Those that wait for this one in a collective are
+        told now.
+        """
         self.value.abort()
         self._goes_back = True
 
@@ -261,8 +261,7 @@ class SamplerStateHandler(_StateDictHandler):
 
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
-    (DiLoCo, LocalTrainingStateHandler),
-    (Gossip, LocalTrainingStateHandler),
+    (RestartableOptimizer, LocalTrainingStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
 ]

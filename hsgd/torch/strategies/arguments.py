@@ -11,6 +11,7 @@ from typing import Any
 
 from hsgd.comm import Comm
 from hsgd.job.agent_link import link
+from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
@@ -18,6 +19,7 @@ from hsgd.torch.operations.reductions import AVERAGE
 
 __all__ = [
     "WITH_OPTIONS",
+    "end_with_job",
     "ranks_of_job",
     "refuse_options",
     "refuse_others",
@@ -80,6 +82,12 @@ def ranks_of_job(what: str) -> Comm | None:
     agent = link()
     alone = agent is not None and not agent.is_training
     return None if alone else runtime.current().private_comm(0, what)
+
+
+def end_with_job(optimizer: RestartableOptimizer) -> None:
+    """In an elastic job: what other ranks wait for in it ends with their world; local."""
+    if link() is not None:
+        runtime.current().on_abort.append(optimizer.abort)
 
 
 def refuse_options(strategy: str, options: Mapping[str, Any] | None) -> None:

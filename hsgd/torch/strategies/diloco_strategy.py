@@ -13,7 +13,7 @@ import torch
 from hsgd.optim.diloco.diloco_optimizer import DiLoCo
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet
-from hsgd.torch.strategies.arguments import ranks_of_job, wire_of
+from hsgd.torch.strategies.arguments import end_with_job, ranks_of_job, wire_of
 
 __all__ = ["start_diloco"]
 
@@ -46,4 +46,6 @@ def start_diloco(
     arguments = {"compression": wire, **(options or {})}
     own = [p for group in optimizer.param_groups for p in group["params"]]
     comm = ranks_of_job("diloco")
-    return DiLoCo(optimizer, own if model is None else model, comm, **arguments)
+    made = DiLoCo(optimizer, own if model is None else model, comm, **arguments)
+    end_with_job(made)
+    return made

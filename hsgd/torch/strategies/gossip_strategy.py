@@ -13,7 +13,7 @@ import torch
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet
-from hsgd.torch.strategies.arguments import ranks_of_job, wire_of
+from hsgd.torch.strategies.arguments import end_with_job, ranks_of_job, wire_of
 
 __all__ = ["start_gossip"]
 
@@ -49,4 +49,6 @@ def start_gossip(
         arguments.setdefault("buffers", [b for b in model.buffers() if b.is_floating_point()])
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     comm = ranks_of_job("gossip")
-    return Gossip(optimizer, parameters, comm, **arguments)
+    made = Gossip(optimizer, parameters, comm, **arguments)
+    end_with_job(made)
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from elastic_jobs import HSGD, JOB_S, lines, local_training
-from hsgd import Comm, HsgdError
+from hsgd import ClosedError, Comm, HsgdError
 from hsgd.optim import FixedPeriod, Gossip, JitteredPeriod
 from hsgd.testing.processes import launch_environ, run_marked
 from ranks import Ranks, Seat, meeting_point
@@ -50,23 +51,37 @@ def velocity(gossip: Gossip) -> np.ndarray:
     return np.zeros(0) if outer is None else torch.cat(outer["velocity"]).numpy()
 
 
+def saved_by_another_job(trigger: Any, options: dict[str, Any]) -> dict[str, Any]:
+    gossip, params = made(Comm.local(meeting_point(), 0, 1), 9.0, copy.copy(trigger), **options)
+    with gossip:
+        train(gossip, params, 5, range(1, 31))
+        return copy.deepcopy(gossip.state_dict())
+
+
 def lose_one_and_win_one(
-    seat: Seat, first: str, second: str, trigger: Any, options: dict[str, Any]
+    seat: Seat, paths: list[str], trigger: Any, loads: bool, options: dict[str, Any]
 ) -> Any:
-    """Ranks 0 to 2 train, rank 2 dies, and rank 3 joins ranks 0 and 1."""
+    """Ranks 0 to 2 train, rank 2 dies, and rank 3 joins ranks 0 and 1. loads: it has loaded a state
+    of an older job before.
+    """
     if seat.rank == 3:
         gossip, params = made(None, 9.0, trigger, **options)
-        with pytest.raises(HsgdError, match=r"^Gossip: it has no ranks.*restart\(comm\)"):
-            gossip.step()
+        for call in (gossip.step, gossip.global_average, gossip.consensus_distance):
+            with pytest.raises(ClosedError, match=r"^Gossip: it has no ranks.*restart\(comm\)"):
+                call()
+        if loads:
+            gossip.load_state_dict(saved_by_another_job(trigger, options))
     else:
-        gossip, params = made(Comm.local(first, seat.rank, 3), 0.5, trigger, **options)
+        comm = Comm.local(paths[0], seat.rank, 3)
+        gossip, params = made(comm, 0.5, trigger, **options)
         train(gossip, params, seat.rank, range(1, 11))
+        gossip.settle()
         if seat.rank == 2:
             signal.raise_signal(signal.SIGKILL)
     before, speed = flat(params), velocity(gossip)
     earlier = gossip.metrics()
     place = {0: 0, 1: 1, 3: 2}[seat.rank]
-    gossip.restart(Comm.local(second, place, 3))
+    gossip.restart(Comm.local(paths[1], place, 3))
     at_start = flat(params), velocity(gossip), gossip.metrics().steps
     gossip.settle()  # or who is fast would change the others
     with warnings.catch_warnings():
@@ -82,20 +97,21 @@ def lose_one_and_win_one(
 
 
 @pytest.mark.parametrize(
-    ("trigger", "options"),
+    ("trigger", "loads", "options"),
     [
-        (None, {"outer": "noloco"}),
-        (JitteredPeriod(3), {"outer": "noloco"}),
-        (None, {"patience_s": 20.0}),
-        (None, {"momentum": "average", "patience_s": 20.0}),
+        (None, False, {"outer": "noloco"}),
+        (JitteredPeriod(3), False, {"outer": "noloco"}),
+        (JitteredPeriod(3), True, {"outer": "noloco"}),
+        (None, True, {"patience_s": 20.0}),
+        (None, False, {"momentum": "average", "patience_s": 20.0}),
     ],
 )
 def test_ranks_go_on_from_the_mean_of_those_that_have_trained(
-    trigger: Any, options: dict[str, Any]
+    trigger: Any, loads: bool, options: dict[str, Any]
 ) -> None:
-    points = meeting_point(), meeting_point()
+    points = [meeting_point(), meeting_point()]
     with Ranks(4) as ranks:
-        ranks.start(lose_one_and_win_one, *points, trigger, options)
+        ranks.start(lose_one_and_win_one, points, trigger, loads, options)
         rest = ranks.finish(on=[0, 1, 3])
     assert all(outcome.error is None for outcome in rest), [outcome.trace for outcome in rest]
     zero, one, new = (outcome.value for outcome in rest)
@@ -149,6 +165,8 @@ def fail_and_try_again(seat: Seat, first: str, second: str) -> Any:
         gossip.step()
     with pytest.raises(ValueError, match="a whole state"):
         gossip.restart(None, {"state": {}, "param_groups": []})
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        gossip.restart(None, {"state": {}, "param_groups": [], "gossip": {}})
     gossip.restart(Comm.local(second, seat.rank, 2))
     assert gossip.metrics().messages == sent > 0
     after = flat(params), velocity(gossip)
@@ -188,33 +206,99 @@ def test_models_that_are_not_finite_do_not_count(diverged: set[int]) -> None:
         np.testing.assert_allclose(after, wanted, rtol=1e-6)
 
 
-def groups_of_two(seat: Seat, first: str, second: str) -> Any:
-    """The first ranks of both groups are lost, and two ranks join."""
-    options = {"outer": "noloco", "hierarchical": True, "group_size": 2}
+def groups_of_two(seat: Seat, first: str, second: str, order: list[int], trigger: Any) -> Any:
+    """Four ranks in two groups train; those that `order` leaves out are lost, and others join."""
+    options = {"outer": "noloco", "hierarchical": True, "group_size": 2, "trigger": trigger}
     comm = Comm.local(first, seat.rank, 4) if seat.rank < 4 else None
     gossip, params = made(comm, 0.5 if seat.rank < 4 else 9.0, **options)
     if seat.rank < 4:
-        train(gossip, params, seat.rank, range(1, PERIOD + 1))
-    if seat.rank in (0, 2):
+        train(gossip, params, seat.rank, range(1, 2 * PERIOD + 1))
+    if seat.rank not in order:
         signal.raise_signal(signal.SIGKILL)
-    before = flat(params)
-    gossip.restart(Comm.local(second, (4, 1, 3, 5).index(seat.rank), 4))
+    before, earlier = flat(params), gossip.metrics()
+    gossip.restart(Comm.local(second, order.index(seat.rank), 4))
     after = flat(params)
-    train(gossip, params, seat.rank, range(PERIOD + 1, 2 * PERIOD + 1))
+    train(gossip, params, seat.rank, range(2 * PERIOD + 1, 6 * PERIOD + 1))
     end = flat(params)
     gossip.close()
-    return before, after, end, gossip.metrics().steps
+    now = gossip.metrics()
+    met = now.triggers - earlier.triggers, now.averaged - earlier.averaged
+    return before, after, end, now.steps, met
 
 
-def test_groups_that_lost_their_first_ranks_go_on() -> None:
+@pytest.mark.parametrize("order", [[4, 1, 3, 5], [0, 1, 3, 5], [4, 1, 2, 3]])
+@pytest.mark.parametrize("trigger", [FixedPeriod(PERIOD), JitteredPeriod(3)])
+def test_groups_that_lost_their_first_ranks_go_on(order: list[int], trigger: Any) -> None:
     with Ranks(6) as ranks:
-        ranks.start(groups_of_two, meeting_point(), meeting_point())
-        rest = ranks.finish(on=[1, 3, 4, 5])
+        ranks.start(groups_of_two, meeting_point(), meeting_point(), order, trigger)
+        rest = ranks.finish(on=order)
     assert all(outcome.error is None for outcome in rest), [outcome.trace for outcome in rest]
-    found = [outcome.value for outcome in rest]
-    for _, after, end, steps in found:
-        np.testing.assert_allclose(after, (found[0][0] + found[1][0]) / 2, rtol=1e-6)
-        assert steps == 2 * PERIOD and not np.array_equal(after, end)
+    found = dict(zip(order, (outcome.value for outcome in rest), strict=True))
+    mean = np.mean([found[rank][0] for rank in order if rank < 4], axis=0)
+    for _, after, end, steps, _ in found.values():
+        np.testing.assert_allclose(after, mean, rtol=1e-6)
+        assert steps == 6 * PERIOD and not np.array_equal(after, end)
+    first, second = (found[rank][4] for rank in order[::2])
+    assert first == second and first[0] == first[1] >= 4  # they call together, and meet
+
+
+def other_steps(seat: Seat, first: str, second: str) -> Any:
+    """Rank 1 goes back further than rank 0."""
+    gossip, params = made(
+        Comm.local(first, seat.rank, 2), trigger=JitteredPeriod(3, seed=seat.rank)
+    )
+    saved = []
+    for step in range(1, 11):
+        train(gossip, params, seat.rank, range(step, step + 1))
+        saved.append(copy.deepcopy(gossip.state_dict()))
+    gossip.restart(Comm.local(second, seat.rank, 2), saved[9 if seat.rank == 0 else 3])
+    own = gossip.state_dict()["gossip"]
+    gossip.close()
+    return own["steps"], own["turns"]["trigger"], saved[9]["gossip"]["turns"]["trigger"]
+
+
+def test_ranks_that_have_taken_other_steps_take_the_trigger_of_the_furthest() -> None:
+    with Ranks(2) as ranks:
+        (steps, trigger, saved), other = ranks.run(other_steps, meeting_point(), meeting_point())
+    assert steps == 10 and trigger == saved and other[:2] == (steps, trigger)
+
+
+def abort_in_a_round(seat: Seat, path: str) -> bool:
+    comm = Comm.local(path, seat.rank, 2)
+    gossip, params = made(comm, outer="noloco")  # waits for half an hour
+    if seat.rank == 0:
+        ending = threading.Timer(0.5, gossip.abort)
+        ending.start()
+        train(gossip, params, 0, range(1, 2 * PERIOD + 1))
+        ending.join()
+    comm.barrier()
+    gossip.close()
+    return gossip.metrics().averaged == 0
+
+
+def test_a_rank_that_waits_for_its_partner_goes_on_after_abort() -> None:
+    with Ranks(2) as ranks:
+        assert ranks.run(abort_in_a_round, meeting_point()) == [True, True]
+
+
+def sync_a_state(seat: Seat, path: str) -> Any:
+    with job(seat, path, 2) as hvd:
+        net = nn.Linear(2, 1)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.0)
+        options = {"trigger": FixedPeriod(100)}
+        gossip = hvd.DistributedOptimizer(sgd, strategy="gossip", strategy_options=options)
+        net.weight.data.fill_(seat.rank + 1.0)
+        net(torch.ones(1, 2)).sum().backward()
+        gossip.step()
+        state = hvd.elastic.TorchState(net, gossip, step=seat.rank)
+        state.sync()
+        gossip.close()
+        return net.weight.tolist(), state.step
+
+
+def test_a_state_keeps_the_mean_and_not_the_model_of_rank_0() -> None:
+    with Ranks(2) as ranks:
+        assert ranks.run(sync_a_state, meeting_point()) == [([[1.5, 1.5]], 0)] * 2
 
 
 def over_two_jobs(seat: Seat, first: str, second: str) -> Any:
@@ -259,6 +343,31 @@ def train(state):
 
 train(state)
 """
+
+
+NOT_IN_THE_STATE = """
+import torch
+import hsgd.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(3, 1)
+sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+optimizer = hvd.DistributedOptimizer(sgd, strategy="gossip", model=model)
+
+@hvd.elastic.run
+def train(state):
+    optimizer.step()
+
+train(hvd.elastic.TorchState(model, step=0))
+"""
+
+
+def test_an_optimizer_that_no_state_has_is_an_error_and_no_endless_restart(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NOT_IN_THE_STATE)
+    command = [*HSGD, "run", "-np", "2", "--min-np", "2", sys.executable, str(script)]
+    done = run_marked(command, launch_environ(), JOB_S)
+    assert done.returncode > 0 and "Gossip: it has no ranks" in done.stderr, done.stderr[-3000:]
 
 
 def test_in_an_elastic_job_it_may_be_made_where_all_ranks_are(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ def over_a_process_group(seat: Seat, folder: str, backend: str) -> np.ndarray:
     dist.init_process_group(backend, store=store, rank=seat.rank, world_size=2)
     params = toy()
     sgd, group = torch.optim.SGD(params, lr=RATE), dist.group.WORLD
-    with Gossip(sgd, params, group, FixedPeriod(PERIOD), outer="noloco", seed=SEED) as gossip:
+    trigger = FixedPeriod(PERIOD)
+    with Gossip(sgd, params, None, trigger, outer="noloco", seed=SEED) as gossip:
+        gossip.restart(group)
         take_steps(params, gossip, seat.rank, range(1, ROUNDS * PERIOD + 1))
     dist.destroy_process_group()
     return flat(params)

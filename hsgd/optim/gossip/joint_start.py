@@ -1,0 +1,97 @@
+"""Where the ranks of a Gossip begin together: at first, and after some were lost or have joined.
+
+Owns whose weights count. Never forms pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hsgd.comm import Comm
+from hsgd.optim.flat_vectors import at_least_float32
+
+__all__ = ["Past", "Start", "start_together"]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a rank has behind it."""
+
+    steps: int = 0
+    rounds: int = 0
+    velocity: Sequence[Tensor] | None = None
+    """Of outer steps."""
+    was_in: bool = False
+    """Whether it had other ranks before: one that is new may have loaded some old state."""
+    has_called: bool = False
+    """Whether its trigger has seen its steps."""
+
+
+class Start(NamedTuple):
+    """What is alike on all ranks then."""
+
+    steps: int
+    rounds: int
+    velocity: list[Tensor] | None
+    """Of outer steps; None: no rank has any."""
+    source: int
+    """The rank whose trigger counts."""
+    takes: list[bool]
+    """By rank: whether it takes the source's trigger."""
+
+
+def start_together(
+    comm: Comm, past: Past, weights: Sequence[Tensor], others: Sequence[Tensor]
+) -> Start:
+    """Make weights, and other vectors such as buffers, the mean over the ranks that count and whose
+    vectors are finite; collective, blocking. Those count that were in it before, or where none was,
+    that have taken steps. Where there are none all become those of the lowest rank that counts, or
+    of rank 0. Where it raises, each vector is as it was, or what all begin with.
+
+    past: this rank's. Its velocity has as many vectors as `weights`.
+    """
+    own = [*weights, *others]
+    finite = _finite(own)
+    moves = finite and past.velocity is not None and _finite(past.velocity)
+    mine = [past.steps, past.rounds, past.was_in, past.has_called, finite, moves]
+    every = comm.allgather(np.array(mine, np.int64), name="steps of Gossip")
+    steps, rounds, was_in, called, sound, moving = every.reshape(comm.size, len(mine)).T
+    older = was_in.astype(bool) if was_in.any() else steps > 0
+    counting = older & sound.astype(bool)
+    first = int(np.flatnonzero(older)[0]) if older.any() else 0
+    if counting.any():
+        means = [_mean_of(comm, vector, counting) for vector in own]
+        for vector, mean in zip(own, means, strict=True):
+            vector.copy_(mean)
+    else:
+        for vector in own:
+            comm.broadcast(vector, first, name="weights of Gossip")
+    if not older.any():
+        return Start(0, 0, None, 0, [False] * comm.size)
+    velocity, known = None, counting & moving.astype(bool)
+    if known.any():
+        like = [at_least_float32(weight) for weight in weights]
+        have = like if past.velocity is None else past.velocity
+        velocity = [_mean_of(comm, vector, known) for vector in have]
+    most = int(steps[older].max())
+    alike = older & called.astype(bool) & (steps == most)
+    source = int(np.flatnonzero(alike)[0]) if alike.any() else first
+    return Start(most, int(rounds[older].max()), velocity, source, (~alike).tolist())
+
+
+def _finite(vectors: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(vector).all()) for vector in vectors)
+
+
+def _mean_of(comm: Comm, vector: Tensor, counting: np.ndarray) -> Tensor:
+    """The mean over the ranks that count, as a new vector of float32 at least."""
+    whole = at_least_float32(vector)
+    share = whole / int(counting.sum()) if counting[comm.rank] else torch.zeros_like(whole)
+    comm.allreduce(share, "sum", out=share, name="weights of Gossip")
+    return share

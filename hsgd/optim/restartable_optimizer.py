@@ -1,0 +1,78 @@
+"""The base of optimizers that go on with other ranks, after some were lost or have joined.
+
+Owns whether there are ranks, and what is said where there are none. Never communicates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim.optimizer import Optimizer
+
+from hsgd.errors import ClosedError
+from hsgd.optim.optimizer_ranks import OptimizerRanks
+from hsgd.optim.wrapping_optimizer import WrappingOptimizer
+
+__all__ = ["RestartableOptimizer"]
+
+
+class RestartableOptimizer(WrappingOptimizer):
+    """Wraps an optimizer, which has the groups and the state; local. It has no ranks until its
+    class has formed them, in `_ranks`.
+    """
+
+    _ranks: OptimizerRanks
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self._waits_for_ranks = True
+        self._left = False  # with the communicator that was given
+        self._aborted = False
+
+    def abort(self) -> None:
+        """Leave the other ranks, which get an error where they wait for this one in a collective;
+        local, never blocks, from any thread. restart() may follow.
+        """
+        self._aborted = True
+        self._ranks.abort()
+
+    def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
+        """Go on with the ranks of another communicator; collective over it, blocking. state_dict: a
+        copy of what this rank's state_dict() gave, to go back there first.
+        """
+        raise NotImplementedError
+
+    def _leave(self, abort: bool) -> None:
+        """Close what there is. abort: wait for nobody, and let nobody wait for this rank."""
+        raise NotImplementedError
+
+    def _comm_closes(self) -> None:
+        self._left = True
+        self._leave(abort=self._aborted or self._ranks.comm.left_by_error)
+
+    def _abandon(self) -> None:
+        self._closed = True
+        self._lose_ranks()
+
+    def _lose_ranks(self) -> None:
+        """No rank waits for this one."""
+        self._waits_for_ranks = True
+        self._leave(abort=True)
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Raise ClosedError where there are none."""
+        name = type(self).__name__
+        if self._left:
+            raise ClosedError(
+                f"{name}: its communicator was closed, by hvd.shutdown() for instance; make a new "
+                "one, or call restart(comm), after hvd.init()"
+            )
+        if self._waits_for_ranks:
+            raise ClosedError(
+                f"{name}: it has no ranks, since it was made without, or restart() failed; call "
+                "restart(comm), or give it to hvd.elastic.TorchState(model, optimizer)"
+            )
