@@ -177,6 +177,7 @@ WAYS: dict[str, Make] = {
     "ddp-gloo": _DDP,
     "local-sgd-30": _diloco(sync_every=30, outer=_MEAN),
     "diloco-10": _diloco(sync_every=10),
+    "diloco-10-int8": _diloco(sync_every=10, compression="int8"),
     "diloco-30": _diloco(sync_every=30),
     "diloco-100": _diloco(sync_every=100),
     "streaming-30": _diloco(sync_every=30, **_STREAM),
