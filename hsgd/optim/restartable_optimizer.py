@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
+from hsgd.comm import Comm
 from hsgd.errors import ClosedError
 from hsgd.optim.optimizer_ranks import OptimizerRanks
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer
@@ -59,6 +60,12 @@ class RestartableOptimizer(WrappingOptimizer):
         self._waits_for_ranks = True
         self._leave(abort=True)
 
+    @property
+    def _comm(self) -> Comm:
+        """All ranks. Raises ClosedError where there are none."""
+        self._check_ranks()
+        return self._ranks.comm
+
     def _check_open(self) -> None:
         self._check_not_closed()
         self._check_ranks()
@@ -72,6 +79,7 @@ class RestartableOptimizer(WrappingOptimizer):
                 "one, or call restart(comm), after hvd.init()"
             )
         if self._waits_for_ranks:
+            self._check_not_closed()  # where a with block raised, it lost its ranks
             raise ClosedError(
                 f"{name}: it has no ranks, since it was made without, or restart() failed; call "
                 "restart(comm), or give it to hvd.elastic.TorchState(model, optimizer)"

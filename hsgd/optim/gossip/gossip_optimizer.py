@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, about
 from hsgd.networks import Network
 from hsgd.optim.flat_vectors import Flattened
@@ -262,6 +261,8 @@ class Gossip(RestartableOptimizer):
             "turns": self._turns.state_dict(),
             "steps": self._steps,
             "counts": dict(self._counts),
+            "was_in": self._was_in,
+            "has_called": self._has_called,
         }
         outer = self._kept_outer if self._rounds is None else self._rounds.state_dict()
         if outer is not None:
@@ -278,10 +279,13 @@ class Gossip(RestartableOptimizer):
             self._rounds.load_state_dict(gossip["outer"])
         elif self._rounds is not None:
             self._rounds.restart()
+        elif self._waits_for_ranks or self._left:
+            self._kept_outer = None if gossip is None else gossip.get("outer")
 
     def abort(self) -> None:
-        """Wait for no rank any more, and let those that wait for this one in groups get an error;
-        local, never blocks, from any thread. restart() may follow.
+        """Wait for no partner, and end what waits in groups with an error; local, never blocks,
+        from any thread. What all ranks do together ends with their communicator. restart() may
+        follow.
         """
         super().abort()
         if (exchange := self._exchange()) is not None:
@@ -307,27 +311,34 @@ class Gossip(RestartableOptimizer):
         self._lose_ranks()
         if state_dict is not None:
             self._load(state_dict)
-            self._kept_outer = state_dict["gossip"].get("outer")
+            own = state_dict["gossip"]
+            self._kept_outer = own.get("outer")
+            stayed = self._steps > 0
+            self._was_in, self._has_called = (
+                own.get("was_in", stayed),
+                own.get("has_called", stayed),
+            )
         self._join(comm)
 
     def close(self) -> None:
         """Take the last answers and leave; local, but collective between nodes and in groups. A
-        second call does nothing. The weights stay as they are. Models can still be compared where a
-        Comm was given, which stays open; over a process group compare them before.
+        second call does nothing. The weights stay as they are. Models can still be compared, but
+        not over a process group.
 
         Raises CollectiveTimeout naming peers that did not answer, or did not take an answer.
         """
         if self._closed:
             return
         self._closed = True
+        if self._aborted:
+            return self._leave(abort=True)
         try:
             with torch.no_grad():
                 if self._pairs is not None:
                     self._note(self._pairs.close())
                 if self._rounds is not None:
                     self._rounds.pairs.close()
-                inside = self._ranks.inside
-                if inside is not None and not inside.closed and not self._aborted:
+                if self._ranks.inside is not None and not self._ranks.inside.closed:
                     self._tell_group(True)
         finally:
             self._ranks.leave(abort=False)
@@ -348,12 +359,6 @@ class Gossip(RestartableOptimizer):
         return f"Gossip({self._optimizer!r}, {self._described})"
 
     # --- set-up ---
-
-    @property
-    def _comm(self) -> Comm:
-        """All ranks. Raises ClosedError where there are none."""
-        self._check_ranks()
-        return self._ranks.comm
 
     def _join(self, comm: Any) -> None:
         """Begin together with the ranks of `comm`; collective over it, blocking."""

@@ -41,7 +41,7 @@ class Start(NamedTuple):
     velocity: list[Tensor] | None
     """Of outer steps; None: no rank has any."""
     source: int
-    """The rank whose trigger counts."""
+    """The rank whose trigger counts: the one that has called it in most steps."""
     takes: list[bool]
     """By rank: whether it takes the source's trigger."""
 
@@ -80,9 +80,11 @@ def start_together(
         have = like if past.velocity is None else past.velocity
         velocity = [_mean_of(comm, vector, known) for vector in have]
     most = int(steps[older].max())
-    alike = older & called.astype(bool) & (steps == most)
-    source = int(np.flatnonzero(alike)[0]) if alike.any() else first
-    return Start(most, int(rounds[older].max()), velocity, source, (~alike).tolist())
+    callers = older & called.astype(bool)
+    furthest = int(steps[callers].max()) if callers.any() else 0
+    sources = callers & (steps == furthest)
+    source = int(np.flatnonzero(sources)[0]) if sources.any() else first
+    return Start(most, int(rounds[older].max()), velocity, source, (~sources).tolist())
 
 
 def _finite(vectors: Sequence[Tensor]) -> bool:

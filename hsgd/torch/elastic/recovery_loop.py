@@ -67,7 +67,8 @@ def _train(agent: AgentLink | None, state: State, call: Callable[[], Result]) ->
         except HostsUpdatedInterrupt as update:
             if agent is not None:
                 agent.leave(None)
-            skip_sync = update.skip_sync
+            # In another world the state has optimizers that get their ranks in sync().
+            skip_sync = update.skip_sync and agent is None
         basics.shutdown()
         basics.init()
         state.on_reset()

@@ -159,9 +159,9 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        # Models last: Gossip's ranks have weights of their own, and make one model of them.
+        # First: Gossip's ranks have weights of their own, and make one model of them.
         for handler in sorted(
-            self._handlers.values(), key=lambda one: isinstance(one, ModelStateHandler)
+            self._handlers.values(), key=lambda one: not isinstance(one, LocalTrainingStateHandler)
         ):
             handler.sync()
         super().sync()

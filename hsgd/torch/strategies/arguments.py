@@ -6,6 +6,7 @@ an optimizer gets.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,9 +86,16 @@ def ranks_of_job(what: str) -> Comm | None:
 
 
 def end_with_job(optimizer: RestartableOptimizer) -> None:
-    """In an elastic job: what other ranks wait for in it ends with their world; local."""
-    if link() is not None:
-        runtime.current().on_abort.append(optimizer.abort)
+    """In an elastic job: what ranks wait for in it ends with their world; local."""
+    if link() is None:
+        return
+    weak = weakref.WeakMethod(optimizer.abort)
+
+    def abort() -> None:
+        if (found := weak()) is not None:
+            found()
+
+    runtime.current().on_abort.append(abort)
 
 
 def refuse_options(strategy: str, options: Mapping[str, Any] | None) -> None:

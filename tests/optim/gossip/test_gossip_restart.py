@@ -132,9 +132,7 @@ def go_back(seat: Seat, first: str, second: str) -> Any:
     train(gossip, params, seat.rank, range(1, 6))
     saved, weights = copy.deepcopy(gossip.state_dict()), flat(params)
     train(gossip, params, seat.rank, range(6, 15))
-    with torch.no_grad():
-        for p, values in zip(params, np.split(weights, [5]), strict=True):
-            p.copy_(torch.from_numpy(values))
+    load(params, weights)
     gossip.restart(Comm.local(second, seat.rank, 2), copy.deepcopy(saved))
     now = gossip.state_dict()
     moments = saved["state"][0]
@@ -182,6 +180,40 @@ def test_after_a_restart_that_failed_another_goes_on() -> None:
         assert np.abs(mean).max() > 0
         for _, _, after in every:
             np.testing.assert_allclose(after[index], mean, rtol=1e-6)
+
+
+def load(params: list[nn.Parameter], values: np.ndarray) -> None:
+    with torch.no_grad():
+        for p, own in zip(params, np.split(values, [5]), strict=True):
+            p.copy_(torch.from_numpy(own))
+
+
+def fail_after_the_restart(seat: Seat, paths: list[str], newcomers: set[int]) -> Any:
+    """All go back to what they had before a restart that succeeded, as where a rank is lost before
+    the rest of the state is sent.
+    """
+    is_new = seat.rank in newcomers
+    comm = None if is_new else Comm.local(paths[0], seat.rank, 3 - len(newcomers))
+    gossip, params = made(comm, 10.0 * seat.rank if is_new else 0.5, outer="noloco")
+    if not is_new:
+        train(gossip, params, seat.rank, range(1, 2 * PERIOD))
+    saved, own, found = copy.deepcopy(gossip.state_dict()), flat(params), []
+    for path in paths[1:]:
+        load(params, own)
+        gossip.restart(Comm.local(path, seat.rank, 3), copy.deepcopy(saved))
+        found.append(flat(params))
+    gossip.close()
+    return found
+
+
+@pytest.mark.parametrize("newcomers", [{2}, {0, 1, 2}])
+def test_what_a_restart_made_of_a_new_rank_does_not_count_where_it_goes_back(
+    newcomers: set[int],
+) -> None:
+    with Ranks(3) as ranks:
+        every = ranks.run(fail_after_the_restart, [meeting_point() for _ in range(3)], newcomers)
+    for first, second in every:
+        assert np.array_equal(first, every[0][0]) and np.array_equal(second, first)
 
 
 def diverge(seat: Seat, first: str, second: str, diverged: set[int]) -> Any:
@@ -281,6 +313,24 @@ def test_a_rank_that_waits_for_its_partner_goes_on_after_abort() -> None:
         assert ranks.run(abort_in_a_round, meeting_point()) == [True, True]
 
 
+def close_after_abort(seat: Seat, path: str) -> None:
+    comm = Comm.local(path, seat.rank, 2)
+    gossip, params = made(comm, trigger=FixedPeriod(1))
+    if seat.rank == 0:
+        train(gossip, params, 0, range(1, 4))  # asks, and nobody answers
+        gossip.abort()
+        gossip.close()
+        with pytest.raises(ClosedError, match="this Gossip is closed"):
+            gossip.step()
+    comm.barrier()
+    gossip.close()
+
+
+def test_close_after_abort_waits_for_no_answer() -> None:
+    with Ranks(2) as ranks:
+        ranks.run(close_after_abort, meeting_point())
+
+
 def sync_a_state(seat: Seat, path: str) -> Any:
     with job(seat, path, 2) as hvd:
         net = nn.Linear(2, 1)
@@ -311,6 +361,10 @@ def over_two_jobs(seat: Seat, first: str, second: str) -> Any:
     with pytest.raises(HsgdError, match=r"its communicator was closed.*restart\(comm\)"):
         gossip.step()
     saved = gossip.state_dict()["gossip"]["outer"]["rounds"]
+    gossip.load_state_dict(copy.deepcopy(gossip.state_dict()))
+    assert gossip.state_dict()["gossip"]["outer"]["rounds"] == saved
+    gossip.load_state_dict(sgd.state_dict())
+    assert "outer" not in gossip.state_dict()["gossip"]
     gossip.restart(Comm.local(second, seat.rank, 2))
     at_start = flat(params)
     train(gossip, params, seat.rank, range(4, 7))
