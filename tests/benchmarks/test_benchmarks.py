@@ -267,7 +267,8 @@ def test_every_candidate_is_measured_or_left_out_with_a_reason(tmp_path: Path) -
     measured = {r["candidate"] for r in document["results"]}
     failed = {failure["candidate"]: failure["reason"] for failure in document["failures"]}
     here = layouts.on_one_node(2)
-    planned = {c.name for c in candidates.CANDIDATES if c.fits(here, "allreduce", 16384)}
+    known = (c for c in candidates.CANDIDATES if not c.only_named)
+    planned = {c.name for c in known if c.fits(here, "allreduce", 16384)}
     assert measured | failed.keys() == planned
     assert {"hsgd-c", "mpi-c", "hsgd", "mpi4py", "horovod", "horovod-plugin"} <= measured, failed
     assert all(f"left out: {name}: " in done.stderr for name in failed)

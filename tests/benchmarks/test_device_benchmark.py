@@ -43,7 +43,7 @@ def test_host_memory_in_place_of_a_device_is_measured_and_checked(tmp_path: Path
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     assert document["failures"] == []
-    names = {c.name for c in device_allreduce.CANDIDATES if not c.own_device} | {"chunk-1048576"}
+    names = {c.name for c in device_allreduce.CANDIDATES if not c.by_nccl} | {"chunk-1048576"}
     cases = [f"allreduce {size}, {n} ranks" for n in (2, 3) for size in ("64 KiB", "1 MiB")]
     found = {(row["case"], row["candidate"]) for row in document["results"]}
     assert found == {(case, name) for case in cases for name in names}

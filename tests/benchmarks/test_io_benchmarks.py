@@ -21,7 +21,7 @@ from hsgd.testing.processes import run_marked
 from images import image_loaders
 from studies import io_files, io_packages
 from studies.io_candidates import CANDIDATES
-from workers import io_ranks
+from workers import io_ranks, remote_reader
 
 __all__: list[str] = []
 
@@ -189,6 +189,7 @@ def test_each_candidate_reads_files_that_are_written_with_packages_that_are_decl
     assert len(set(names)) == len(names)
     needed = {name for candidate in CANDIDATES for name in candidate.packages()}
     needed |= {name for candidate in image_loaders.CANDIDATES for name in candidate.needs()}
+    needed |= set(remote_reader.FETCHED)
     assert needed == io_packages.PACKAGES.keys()
     peers = {"pyfive", "h5coro", "litdata", "spdl", "grain", "tensorstore"}
     pinned = {

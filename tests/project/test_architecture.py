@@ -117,7 +117,7 @@ PACKAGES = {
     "hsgd.torch.elastic": "hsgd.job hsgd.optim hsgd.torch.job",
     "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
     "hsgd.torch.strategies": (
-        "hsgd.job hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip "
+        "hsgd.job hsgd.optim hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip "
         "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch": (

@@ -1,32 +1,18 @@
 """Arguments of Horovod's DistributedOptimizer, as strategies take them.
 
-Owns the translation, the words for arguments that have no meaning with a strategy, and which ranks
-an optimizer gets.
+Owns the translation, and the words for arguments that have no meaning with a strategy.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from hsgd.comm import Comm
-from hsgd.job.agent_link import link
-from hsgd.optim.restartable_optimizer import RestartableOptimizer
 from hsgd.torch.compression import Compression, Compressor
-from hsgd.torch.job import runtime
 from hsgd.torch.job.process_sets import ProcessSet, global_process_set
 from hsgd.torch.operations.reductions import AVERAGE
 
-__all__ = [
-    "WITH_OPTIONS",
-    "end_with_job",
-    "ranks_of_job",
-    "refuse_options",
-    "refuse_others",
-    "translated",
-    "wire_of",
-]
+__all__ = ["WITH_OPTIONS", "refuse_options", "refuse_others", "translated", "wire_of"]
 
 WITH_OPTIONS = ("gossip", "diloco", "easgd_async", "easgd_hybrid")
 
@@ -74,28 +60,6 @@ def wire_of(
         others["compression"] = compression
     refuse_others(strategy, others)
     return wires[compression]
-
-
-def ranks_of_job(what: str) -> Comm | None:
-    """A communicator of the job's ranks for one optimizer; collective, blocking. None, and local,
-    in an elastic job before the function of elastic.run, where ranks may come alone.
-    """
-    agent = link()
-    alone = agent is not None and not agent.is_training
-    return None if alone else runtime.current().private_comm(0, what)
-
-
-def end_with_job(optimizer: RestartableOptimizer) -> None:
-    """In an elastic job: what ranks wait for in it ends with their world; local."""
-    if link() is None:
-        return
-    weak = weakref.WeakMethod(optimizer.abort)
-
-    def abort() -> None:
-        if (found := weak()) is not None:
-            found()
-
-    runtime.current().on_abort.append(abort)
 
 
 def refuse_options(strategy: str, options: Mapping[str, Any] | None) -> None:

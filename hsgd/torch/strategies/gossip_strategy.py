@@ -13,7 +13,8 @@ import torch
 from hsgd.optim.gossip.gossip_optimizer import Gossip
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.job.process_sets import ProcessSet
-from hsgd.torch.strategies.arguments import end_with_job, ranks_of_job, wire_of
+from hsgd.torch.strategies.arguments import wire_of
+from hsgd.torch.strategies.elastic_ranks import end_with_job, ranks_of_job
 
 __all__ = ["start_gossip"]
 

@@ -681,7 +681,7 @@ def test_what_cannot_work_is_refused_by_name() -> None:
         ("ValueError", "is not C-contiguous"),
         ("ValueError", "parameters cannot be added"),
         ("ValueError", "has 3 tensors of 35 values, this model 4 of 83; it is of another model"),
-        ("HsgdError", "this ElasticAveraging is closed"),
+        ("ClosedError", "this ElasticAveraging is closed"),
     ]
     assert len(reports) == len(lines)
     for (kind, line), (wanted, part) in zip(reports, lines, strict=True):
