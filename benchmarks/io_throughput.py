@@ -22,6 +22,7 @@ from typing import Any
 
 from harness import report
 from remote import exchange_study, remote_study
+from studies import io_records
 from studies.io_candidates import CANDIDATES, MEMORY_LIMIT, Candidate, fio_rate
 from studies.io_files import SMALL, DataSet, can_drop_caches, drop_caches, make, warm
 from studies.io_packages import reason_against
@@ -53,8 +54,8 @@ Peers that are not there are installed once, into hsgd's cache: pyfive, h5coro, 
 and TensorStore. WebDataset, Streaming and hdf5plugin must be in the environment, and FFCV, which is
 compiled against OpenCV and Numba. Those that cannot be used are named, with the reason.
 
---remote measures datasets behind a URL, --exchange slabs of another node, with options of their
-own: --remote --help, --exchange --help.
+--remote measures datasets behind a URL, --exchange slabs of another node, --records token streams
+and tables, with options of their own: --remote --help, and so on.
 
 examples:
   python benchmarks/io_throughput.py --quick
@@ -429,4 +430,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     others = {"--remote": remote_study.main, "--exchange": exchange_study.main}
+    others["--records"] = io_records.main
     sys.exit(next((run for word, run in others.items() if word in sys.argv), main)())

@@ -168,6 +168,22 @@ def test_slabs_of_another_node_are_measured_against_the_files(
     assert files["read_bytes"] > 0 == files["exchanged_bytes"]
 
 
+def test_records_are_measured_against_peers_and_preadv(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    words = ["--records", "--total", "4", "--rounds", "1", "--budget", "0.2", "--no-install"]
+    program = str(ROOT / "benchmarks" / "io_throughput.py")
+    command = [sys.executable, program, *words, "--json", str(file)]
+    done = run_marked(command, dict(os.environ), 200)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert document["failures"] == []
+    cases = [f"{kind}/b{b}" for kind, b in (("tokens", 64), ("tokens", 512), ("table", 4096))]
+    orders = [case.replace("/", f"/{order}/") for case in cases for order in ("block", "in-order")]
+    assert document["ratios"].keys() == {
+        f"vs_{what}/{case}" for what in ("peer", "limit") for case in orders
+    }
+
+
 @pytest.mark.bench
 def test_shuffle_quality_pairs_orders_and_reports_entropy(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
