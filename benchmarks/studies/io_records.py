@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,6 @@ class Reader:
     package: str = ""
 
 
-@dataclass
-class Found:
-    """What was measured so far."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-
 # --- files ---
 
 
@@ -89,7 +80,7 @@ def make_tokens(folder: Path, total_bytes: int, peers: Sequence[str]) -> None:
     tokens = random.integers(0, 50257, int(lengths.sum()), np.int32)
     tokens.tofile(folder / "tokens.bin")
     documents = np.split(tokens, np.cumsum(lengths)[:-1])
-    convert_to_slabs({"tokens": documents}, folder / "tokens")
+    convert_to_slabs({"tokens": documents}, folder / "slabs")
     if "litdata" in peers:
         import litdata
         from litdata.streaming.item_loader import TokensLoader
@@ -121,7 +112,7 @@ def make_table(folder: Path, total_bytes: int, peers: Sequence[str]) -> None:
     for name in _COLUMNS:
         whole = random.integers(0, 1 << 20, count, np.int32)
         arrays[name] = whole if name[0] == "i" else (whole / 1024).astype(np.float32)
-    convert_to_slabs(arrays, folder / "table")
+    convert_to_slabs(arrays, folder / "slabs")
     with h5py.File(folder / "table.h5", "w") as file:
         for name, array in arrays.items():
             file[name] = array
@@ -145,7 +136,7 @@ def _hsgd(kind: str, shuffle: str) -> Callable[[Path, int, int], Batches]:
         if key not in _loaders:
             pack = WINDOW if kind == "tokens" else None
             _loaders[key] = PartitionedLoader(
-                folder / kind,
+                folder / "slabs",
                 batch,
                 rank=0,
                 world_size=1,
@@ -160,22 +151,11 @@ def _hsgd(kind: str, shuffle: str) -> Callable[[Path, int, int], Batches]:
     return read
 
 
-def _preadv(kind: str) -> Callable[[Path, int, int], Batches]:
+def _preadv(folder: Path, batch: int, epoch: int) -> Batches:
     """Slabs, without records."""
     (limit,) = (one for one in CANDIDATES if one.name == "preadv")
-
-    def read(folder: Path, batch: int, epoch: int) -> Batches:
-        slabs = sorted((folder / kind).glob("slab-*"))
-        size = WINDOW * 4
-        count = sum(path.stat().st_size for path in slabs) // size
-        place = DataSet(folder / "preadv", size, count)
-        place.folder.mkdir(exist_ok=True)
-        if not (place.folder / "slabs").exists():
-            (place.folder / "slabs").symlink_to(folder / kind)
-        for block in limit.read(place, 0, 1, epoch):
-            yield [block]
-
-    return read
+    for block in limit.read(DataSet(folder, WINDOW * 4, 0), 0, 1, epoch):  # it counts no samples
+        yield [block]
 
 
 def _tokens_memmap(shuffled: bool) -> Callable[[Path, int, int], Batches]:
@@ -249,13 +229,13 @@ READERS = (
     Reader("memmap in order", "tokens", "in-order", _tokens_memmap(False)),
     Reader("LitData", "tokens", "block", _litdata(True), package="litdata"),
     Reader("LitData in order", "tokens", "in-order", _litdata(False), package="litdata"),
-    Reader("preadv", "tokens", "both", _preadv("tokens"), "limit"),
+    Reader("preadv", "tokens", "both", _preadv, "limit"),
     Reader("hsgd.io", "table", "block", _hsgd("table", "block"), "hsgd"),
     Reader("hsgd.io in order", "table", "in-order", _hsgd("table", "none"), "hsgd"),
     Reader("memmap", "table", "block", _table_memmap),
     Reader("h5py slabs", "table", "in-order", _table_h5py),
     Reader("parquet", "table", "in-order", _table_parquet, package="parquet"),
-    Reader("preadv", "table", "both", _preadv("table"), "limit"),
+    Reader("preadv", "table", "both", _preadv, "limit"),
 )
 
 
@@ -278,7 +258,7 @@ def take_turn(batches: Batches, budget_s: float) -> tuple[float, float, int]:
     return nbytes / seconds, (time.process_time() - worked) / max(nbytes, 1) * 1e9, taken
 
 
-def measure(kind: str, batch: int, folder: Path, options: Any, found: Found) -> None:
+def measure(kind: str, batch: int, folder: Path, options: Any, found: report.Measured) -> None:
     """All turns of a kind of records with one batch size, into `found`."""
     present = [one for one in READERS if one.kind == kind and one.package not in found.left_out]
     turns: dict[str, list[tuple[float, float, int]]] = {one.name: [] for one in present}
@@ -363,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.check_targets(parser, options.json)
     total = (options.total or (_QUICK_MB if options.quick else _USUAL_MB)) << 20
     options.rounds = options.rounds or (2 if options.quick else 5)
-    found = Found(left_out=_left_out(not options.no_install))
+    found = report.Measured(left_out=_left_out(not options.no_install))
     makers = {"tokens": make_tokens, "table": make_table}
     with keeping() as stopped, tempfile.TemporaryDirectory(prefix="hsgd-records-") as name:
         for kind in options.kinds:
@@ -373,22 +353,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             makers[kind](folder, total, sorted(peers))
             for batch in options.batches or _DEFAULT_BATCHES[kind]:
                 measure(kind, batch, folder, options, found)
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
-    facts = report.facts("io_records")
-    doc = {
-        "meta": {**facts, "settings": settings, "interrupted": bool(stopped.code)},
-        "ratios": ratios(found.rows),
-        "left_out": found.left_out,
-        "failures": found.failures,
-        "results": found.rows,
+    compared = ratios(found.rows)
+    columns = {
+        "kind": "kind",
+        "batch": "batch",
+        "candidate": "candidate",
+        "order": "order",
+        "GB/s": "gb_per_s",
+        "CPU s/GB": "cpu_s_per_gb",
     }
-    if options.json:
-        report.write_json(options.json, doc)
-    header = ["kind", "batch", "candidate", "order", "GB/s", "CPU s/GB"]
-    keys = ("kind", "batch", "candidate", "order", "gb_per_s", "cpu_s_per_gb")
-    if found.rows:
-        print(report.table(header, [[str(row[key]) for key in keys] for row in found.rows]))
-        print("  ".join(f"{case}: {ratio}" for case, ratio in doc["ratios"].items()))
-    for line in found.failures:
-        print(f"failed: {line}", file=sys.stderr)
-    return stopped.code or (0 if found.rows else 1)
+    code = report.finish("io_records", options, found, compared, columns, stopped.code)
+    print("  ".join(f"{case}: {ratio}" for case, ratio in compared.items()))
+    return code

@@ -5,6 +5,7 @@ Owns whether there are ranks, and what is said where there are none. Never commu
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 from torch.optim.optimizer import Optimizer
@@ -17,7 +18,7 @@ from hsgd.optim.wrapping_optimizer import WrappingOptimizer
 __all__ = ["RestartableOptimizer"]
 
 
-class RestartableOptimizer(WrappingOptimizer):
+class RestartableOptimizer(WrappingOptimizer, abc.ABC):
     """Wraps an optimizer, which has the groups and the state; local. It has no ranks until its
     class has formed them, in `_ranks`.
     """
@@ -37,15 +38,15 @@ class RestartableOptimizer(WrappingOptimizer):
         self._aborted = True
         self._ranks.abort()
 
+    @abc.abstractmethod
     def restart(self, comm: Any, state_dict: dict[str, Any] | None = None) -> None:
         """Go on with the ranks of another communicator; collective over it, blocking. state_dict: a
         copy of what this rank's state_dict() gave, to go back there first.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _leave(self, abort: bool) -> None:
         """Close what there is. abort: wait for nobody, and let nobody wait for this rank."""
-        raise NotImplementedError
 
     def _comm_closes(self) -> None:
         self._left = True
