@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hsgd.comm import Comm
 from hsgd.optim.optimizer_ranks import OptimizerRanks
+from hsgd.optim.worker_group import split_workers
 
 __all__ = ["GossipRanks"]
 
@@ -67,15 +68,9 @@ class GossipRanks(OptimizerRanks):
 
     def _split(self, group_size: int | None) -> None:
         comm = self.comm
-        if group_size is not None and (group_size < 1 or comm.size % group_size):
-            raise ValueError(
-                f"Gossip: group_size is {group_size}; give a divisor of {comm.size}, the ranks"
-            )
-        number = comm.cross_rank if group_size is None else comm.rank // group_size
-        groups = comm.allgather(np.array([number], np.int64), name="groups")
-        self.count = len(set(groups.tolist()))
-        self.inside = comm.split(number, key=comm.rank)
-        assert self.inside is not None
+        self.inside = split_workers(comm, group_size, "Gossip: group_size")
         self._made.append(self.inside)
-        self.between = comm.split(0 if self.inside.rank == 0 else None, key=number)
+        is_first = self.inside.rank == 0
+        self.count = int(comm.allreduce(np.array([is_first], np.int64), "sum", name="groups")[0])
+        self.between = comm.split(0 if is_first else None, key=comm.rank)
         self._made += [self.between] if self.between is not None else []
