@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,7 +97,8 @@ class PieceReads:
     """All reads of one piece. slabs: acquired in SlabFiles, to be released.
 
     failed: places of the piece that cannot be read, and why. places: of the piece. portions: by
-    task, the number of its rows in row_edges, and of its slab in slab_of.
+    task, the number of its rows in row_edges, and of its slab in slab_of. slow_share: of the rows
+    of all fields, those that Python reads.
     """
 
     data: DataMap
@@ -110,6 +111,7 @@ class PieceReads:
     portions: IntArray
     row_edges: IntArray
     slab_of: IntArray
+    slow_share: float
 
     def explain(self, number: int) -> tuple[IntArray, DataError]:
         """Places and error of a task that failed."""
@@ -260,7 +262,7 @@ class Scheduler:
             piece = self._whole_blocks(piece)
         portions = self._portions(piece)
         slab_of = portions.slab_of
-        addresses = self._addresses(piece, skip, bases)
+        places = self._places(piece, skip)
         placed = {
             column: self._placers[spec.name].place(
                 piece, portions.slabs, portions.starts, skip, bases
@@ -270,28 +272,30 @@ class Scheduler:
         }
         present = sorted(set(slab_of.tolist()))
         opened, failures = self._open([slab for slab in present if slab not in self._without_file])
-        tasks, nbytes = self._tasks(portions, addresses, placed, opened)
+        tasks, nbytes = self._tasks(portions, places, bases, placed, opened)
         expected = self._expected(portions.slabs, portions.starts)
         for column, values in enumerate(expected):
             tasks["checksums"][:, column] = values.ctypes.data + 4 * portions.edges[:-1]
         fast = tasks["offset"] >= 0
         failed: list[tuple[IntArray, DataError]] = []
         slow: deque[SlowRead] = deque()
+        # Field after field: where the values of one field go is little enough to stay in the cache.
         # Planning runs on a core whose caches the reads of the last piece have emptied: each NumPy
         # call there takes ten times what it does alone, so the common case makes few.
         if not failures and not any(found.failed for found in placed.values()) and fast.all():
-            chosen, numbers = tasks.reshape(-1), np.repeat(np.arange(len(slab_of)), fast.shape[1])
+            chosen = tasks.T.reshape(-1)
+            numbers = np.tile(np.arange(len(slab_of)), fast.shape[1])
             read = nbytes if self._plan.cache is None else nbytes[tasks["memory"] == 0]
         else:
             failed, readable = _failed(piece, portions, placed, failures)
             fast &= readable[:, None]
             missed = readable[:, None] & ~fast
-            slow.extend(self._slow(piece, portions, addresses, placed, missed))
-            chosen, numbers = np.ascontiguousarray(tasks[fast]), np.nonzero(fast)[0]
+            slow.extend(self._slow(piece, portions, places, bases, placed, missed))
+            chosen, numbers = np.ascontiguousarray(tasks.T[fast.T]), np.nonzero(fast.T)[1]
             read = nbytes[fast & (tasks["memory"] == 0)]
         return PieceReads(
             self._plan.data,
-            TaskBatch(chosen, (portions, addresses, expected, placed)),
+            TaskBatch(chosen, (portions, places, bases, expected, placed)),
             slow,
             list(opened),
             int(read.sum()),
@@ -300,6 +304,7 @@ class Scheduler:
             numbers,
             portions.row_edges,
             slab_of,
+            sum(len(read.places) for read in slow) / max(1, len(piece.places) * fast.shape[1]),
         )
 
     def _portions(self, piece: StreamPiece) -> _Portions:
@@ -320,7 +325,8 @@ class Scheduler:
     def _tasks(
         self,
         portions: _Portions,
-        addresses: list[Addresses],
+        places: Addresses,
+        bases: Addresses,
         placed: Mapping[int, PlacedRows],
         opened: Mapping[int, tuple[int, int]],
     ) -> tuple[NDArray[Any], IntArray]:
@@ -337,13 +343,15 @@ class Scheduler:
         handles = np.array([opened.get(slab, (-1, 1)) for slab in slab_of.tolist()])
         tasks["file"] = handles[:, :1]
         tasks["alignment"] = handles[:, 1:]
-        for column, spec in enumerate(self._fields):
-            tasks["row_bytes"][:, column] = spec.row_bytes
-            tasks["places"][:, column] = addresses[column].ctypes.data + 8 * row_edges[:-1]
+        tasks["row_bytes"] = [spec.row_bytes for spec in self._fields]
+        tasks["places"] = places.ctypes.data + 8 * row_edges[:-1, None]
+        tasks["bases"] = bases.ctypes.data
+        tasks["base_offset"] = [self._field_offsets[spec.name] for spec in self._fields]
         nbytes = tasks["row_bytes"] * np.diff(row_edges)[:, None]
         for column, found in placed.items():
             tasks["row_bytes"][:, column] = 1
             tasks["starts"][:, column] = found.starts.ctypes.data + 8 * edges[:-1]
+            tasks["bases"][:, column] = 0
             tasks["places"][:, column] = found.addresses.ctypes.data + 8 * row_edges[:-1]
             tasks["sizes"][:, column] = found.sizes.ctypes.data + 8 * row_edges[:-1]
             nbytes[:, column] = np.diff(offsets_of(found.sizes)[row_edges])
@@ -353,7 +361,8 @@ class Scheduler:
         self,
         piece: StreamPiece,
         portions: _Portions,
-        addresses: list[Addresses],
+        places: Addresses,
+        bases: Addresses,
         placed: Mapping[int, PlacedRows],
         wanted: NDArray[np.bool_],
     ) -> Iterator[SlowRead]:
@@ -361,23 +370,24 @@ class Scheduler:
         for number, column in np.argwhere(wanted).tolist():
             spec, rows = self._fields[column], portions.rows(number)
             ranges = slice(*portions.edges[number : number + 2].tolist())
-            read = SlowRead(
+            firsts = sizes = None
+            if (found := placed.get(column)) is not None:
+                addresses, sizes = found.addresses[rows], found.sizes[rows]
+                firsts = found.starts[ranges] // spec.row_bytes
+            else:
+                addresses = row_copies.addresses_of(
+                    places[rows], bases, self._field_offsets[spec.name], spec.row_bytes
+                )
+            yield SlowRead(
                 spec.name,
                 int(portions.slab_of[number]),
                 portions.starts[ranges],
                 portions.counts[ranges],
-                addresses[column][rows],
+                addresses,
                 piece.places[rows],
+                firsts,
+                sizes,
             )
-            if spec.ragged:
-                found = placed[column]
-                read = replace(
-                    read,
-                    addresses=found.addresses[rows],
-                    firsts=found.starts[ranges] // spec.row_bytes,
-                    sizes=found.sizes[rows],
-                )
-            yield read
 
     def _open(self, slabs: list[int]) -> tuple[dict[int, tuple[int, int]], dict[int, DataError]]:
         """Descriptors and alignments of slabs, and the errors of those that cannot be opened."""
@@ -419,22 +429,11 @@ class Scheduler:
         blocks = self._first_blocks[slabs] + starts // self._plan.data.checksum_rows
         return [of_field[blocks] for of_field in self._checksums]
 
-    def _addresses(self, piece: StreamPiece, skip: int, bases: Addresses) -> list[Addresses]:
-        """By field, the address of every row that the piece reads, 0 for unwanted ones."""
-        unwanted = piece.places < 0
-        some_unwanted = bool(unwanted.any())
+    def _places(self, piece: StreamPiece, skip: int) -> Addresses:
+        """Of every row that the piece reads, in all fields that are not ragged; see batch_places().
+        0 for unwanted ones.
+        """
         batch, row = np.divmod(piece.places + skip, self._plan.share.batch_size)
-        base = bases[batch]  # an unwanted row gets that of some batch
-        rows = row.view(np.uint64)
-        found = []
-        for spec in self._fields:
-            if spec.ragged:
-                found.append(base)  # placed elsewhere
-                continue
-            of_field = rows * np.uint64(spec.row_bytes)
-            of_field += base
-            of_field += np.uint64(self._field_offsets[spec.name])
-            if some_unwanted:
-                of_field[unwanted] = 0
-            found.append(of_field)
-        return found
+        places = row_copies.batch_places(batch, row)
+        places[piece.places < 0] = 0
+        return places

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hsgd.errors import DataError
 
 from ..format.element_windows import Windows
+from ..format.ragged import offsets_of
 from ..order.partition import IntArray, StreamPiece, concatenate_ranges
 from ..reading.reader import ReadStats, RowReader
 from ..remote.objects import ObjectReader
@@ -46,20 +47,27 @@ def _of_slab(reader: RowReader, number: int, name: str, low: int, high: int) -> 
     slab = reader.data.slabs[number]
     offsets = slab.extents[name].offsets
     assert offsets is not None
-    sample, after = 0, slab.count  # those before `sample` begin before low, `after` does not
-    while after - sample > _FEW:
-        middle = (sample + after) // 2
-        begins = int(reader.read_offsets(number, name, middle, 0)[0])
-        sample, after = (middle, after) if begins < low else (sample, middle)
     likely = _FEW + (high - low) * slab.count // max(1, offsets.elements)
-    while sample < slab.count:
+    # Where it would be if all samples had one length: mostly near enough for a single read.
+    sample = max(0, low * slab.count // max(1, offsets.elements) - _FEW // 2)
+    least, after = 0, slab.count  # those before `least` begin before low, `after` does not
+    while True:
         count = min(likely, slab.count - sample)
         begins_at = reader.read_offsets(number, name, sample, count)[:-1]
+        if sample > least and begins_at[0] >= low:
+            after = sample
+        elif begins_at[-1] < low and sample + count < after:
+            least = sample + count
+        else:
+            break
+        sample = (least + after) // 2 if after - least > _FEW else least
+    while True:
         chosen = slice(*np.searchsorted(begins_at, [low, high]).tolist())
         yield begins_at[chosen]
-        sample += count
-        if chosen.stop < count:
+        sample += len(begins_at)
+        if chosen.stop < len(begins_at) or sample >= slab.count:
             return
+        begins_at = reader.read_offsets(number, name, sample, min(likely, slab.count - sample))[:-1]
 
 
 class SegmentFinder:
@@ -93,11 +101,14 @@ class SegmentFinder:
         rows, places = rows[wanted], piece.places[wanted]
         by_row = np.argsort(rows, kind="stable")
         rows, places = rows[by_row], places[by_row]
-        starts = [places * length]
+        inside = [np.empty(0, np.int64)]  # of the windows in the order of `rows`
+        counts, firsts = np.zeros_like(rows), np.zeros_like(rows)
+        known = 0
         failed = []
         breaks = np.flatnonzero(np.diff(rows) > self._near) + 1
-        for part in np.split(np.arange(len(rows)), breaks) if len(rows) else ():
-            first, stop = int(rows[part[0]]), int(rows[part[-1]]) + 1
+        edges = [0, *breaks.tolist(), len(rows)] if len(rows) else []
+        for part in itertools.starmap(slice, itertools.pairwise(edges)):
+            first, stop = int(rows[part.start]), int(rows[part.stop - 1]) + 1
             try:
                 found = documents_between(
                     self._reader, self._windows.name, first * length, stop * length
@@ -105,20 +116,39 @@ class SegmentFinder:
             except DataError as error:
                 failed.append((places[part], error))
                 continue
-            window, inside = np.divmod(found, length)
-            at = np.minimum(np.searchsorted(rows, window), len(rows) - 1)
-            known = (rows[at] == window) & (inside > 0)
-            starts.append(places[at[known]] * length + inside[known])
-        flat = np.sort(np.concatenate(starts)) + skip * length
-        return self._by_batch(flat, batches), failed
+            window, within = np.divmod(found - first * length, length)
+            begins_inside = within > 0
+            inside.append(within[begins_inside])
+            each = np.bincount(window[begins_inside], minlength=stop - first)
+            counts[part] = each[rows[part] - first]
+            firsts[part] = offsets_of(each)[rows[part] - first] + known
+            known += len(inside[-1])
+        of_row = np.empty_like(places)
+        of_row[places] = np.arange(len(places))
+        flat, ends = _join(
+            (skip + np.arange(len(places))) % self._batch_size * length,
+            np.concatenate(inside),
+            firsts[of_row],
+            counts[of_row],
+        )
+        first_rows = np.arange(batches + 1) * self._batch_size - skip
+        edges = ends[first_rows.clip(0, len(places))].tolist()
+        return [flat[low:high] for low, high in itertools.pairwise(edges)], failed
 
-    def _by_batch(self, flat: IntArray, batches: int) -> list[Starts]:
-        """Cut into batches, counted from the first element of each."""
-        size = self._batch_size * self._windows.length
-        batch = flat // size
-        inside = (flat - batch * size).astype(np.int32)
-        edges = [0, *np.searchsorted(batch, np.arange(1, batches)).tolist(), len(flat)]
-        return [inside[low:high] for low, high in itertools.pairwise(edges)]
+
+def _join(
+    windows: IntArray, inside: IntArray, firsts: IntArray, counts: IntArray
+) -> tuple[Starts, IntArray]:
+    """The starts of all segments: of each window its first element, and so far behind it
+    inside[firsts[i] : firsts[i] + counts[i]]; and where those of each window begin, and the end.
+    """
+    ends = offsets_of(counts + 1)
+    flat = np.empty(int(ends[-1]), np.int32)
+    behind = np.ones(len(flat), bool)
+    behind[ends[:-1]] = False
+    flat[ends[:-1]] = windows
+    flat[behind] = np.repeat(windows, counts) + inside[concatenate_ranges(firsts, counts)]
+    return flat, ends
 
 
 def cumulative(parts: Sequence[Starts], elements: int) -> Starts:

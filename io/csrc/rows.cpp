@@ -18,6 +18,7 @@ constexpr int64_t kCallBytes = 8 << 20;  // one preadv
 // Below this many bytes in one place, on average, the kernel's work per vector costs more than a
 // second copy out of the cache (measured on EPYC 9004: break-even between 1 and 2 KB).
 constexpr int64_t kVectorBytes = 2048;
+constexpr int64_t kSampledRows = 1024;  // that show how long runs are
 
 // One range. Its first byte is at `offset` of the file.
 struct Request {
@@ -27,9 +28,21 @@ struct Request {
   const int64_t* sizes;  // or NULL
   int64_t rows;
   const uint64_t* places;
+  const uint64_t* bases;  // or NULL: places are addresses
+  uint64_t base_offset;
   hsgd_io_task* outcome;
 
   int64_t size(int64_t row) const { return sizes == nullptr ? row_bytes : sizes[row]; }
+
+  // Where a wanted row goes.
+  char* address(int64_t row) const {
+    uint64_t place = places[row];
+    if (bases != nullptr) {
+      const auto inside = static_cast<uint32_t>(place) * static_cast<uint64_t>(row_bytes);
+      place = bases[(place >> 32) - 1] + base_offset + inside;
+    }
+    return reinterpret_cast<char*>(static_cast<uintptr_t>(place));
+  }
 
   int64_t bytes() const {
     if (sizes == nullptr) return rows * row_bytes;
@@ -45,19 +58,32 @@ struct Run {
   int64_t bytes;
 };
 
-char* address(uint64_t place) { return reinterpret_cast<char*>(static_cast<uintptr_t>(place)); }
+// How many places from `first` on follow one another by `step`, at most `count`; at least 1.
+int64_t steady(const uint64_t* first, int64_t count, uint64_t step) {
+  constexpr int64_t kTogether = 16;  // a loop without exits, for vector instructions
+  int64_t end = 1;
+  if (end >= count || first[end] - first[end - 1] != step) return end;
+  for (; end + kTogether <= count; end += kTogether) {
+    uint64_t differs = 0;
+    for (int64_t k = end; k < end + kTogether; ++k) differs |= (first[k] - first[k - 1]) ^ step;
+    if (differs != 0) break;
+  }
+  while (end < count && first[end] - first[end - 1] == step) ++end;
+  return end;
+}
 
-Run run_of(const Request& request, int64_t row) {
+// The run that begins with `row`, up to row `stop`.
+Run run_of(const Request& request, int64_t row, int64_t stop) {
   const uint64_t* places = request.places;
   const bool wanted = places[row] != 0;
-  int64_t end = row + 1;
   if (request.sizes == nullptr) {
-    const uint64_t step = wanted ? static_cast<uint64_t>(request.row_bytes) : 0;
-    while (end < request.rows && places[end] == places[end - 1] + step) ++end;
-    return {end - row, (end - row) * request.row_bytes};
+    const uint64_t step = request.bases == nullptr ? static_cast<uint64_t>(request.row_bytes) : 1;
+    const int64_t rows = steady(places + row, stop - row, wanted ? step : 0);
+    return {rows, rows * request.row_bytes};
   }
+  int64_t end = row + 1;
   int64_t bytes = request.sizes[row];
-  while (end < request.rows) {
+  while (end < stop) {
     const auto step = static_cast<uint64_t>(wanted ? bytes : 0);
     if (places[end] != places[row] + step) break;
     bytes += request.sizes[end];
@@ -99,12 +125,12 @@ int read_into_rows(const Request& request) {
     int count = 0;
     int64_t bytes = 0;
     while (row < request.rows && count < kVectors && bytes < kCallBytes) {
-      const Run run = run_of(request, row);
+      const Run run = run_of(request, row, request.rows);
       if (request.places[row] == 0) {
         if (count > 0) break;
         offset += run.bytes;
       } else if (run.bytes > 0) {
-        vectors[count++] = {address(request.places[row]), static_cast<size_t>(run.bytes)};
+        vectors[count++] = {request.address(row), static_cast<size_t>(run.bytes)};
         bytes += run.bytes;
       }
       row += run.rows;
@@ -116,37 +142,88 @@ int read_into_rows(const Request& request) {
   return 0;
 }
 
+// Rows [row, stop), which lie at `from`, adjacent ones in one copy. Returns where they end.
+const char* move_runs(const Request& request, int64_t row, int64_t stop, const char* from) {
+  while (row < stop) {
+    const Run run = run_of(request, row, stop);
+    if (request.places[row] != 0) {
+      std::memcpy(request.address(row), from, static_cast<size_t>(run.bytes));
+    }
+    from += run.bytes;
+    row += run.rows;
+  }
+  return from;
+}
+
+// The same for rows of N bytes in places of batches: a copy of known length is one or two
+// instructions, where a call costs several times as much as what it copies.
+template <int64_t N>
+const char* move_values(const Request& request, int64_t row, int64_t stop, const char* from) {
+  const uint64_t* places = request.places;
+  while (row < stop) {
+    if (row + 1 < stop && places[row + 1] == places[row] + 1) {
+      const Run run = run_of(request, row, stop);
+      from = move_runs(request, row, row + run.rows, from);
+      row += run.rows;
+      continue;
+    }
+    if (places[row] != 0) std::memcpy(request.address(row), from, N);
+    from += N;
+    ++row;
+  }
+  return from;
+}
+
+const char* move_rows(const Request& request, int64_t row, int64_t stop, const char* from) {
+  if (request.bases != nullptr) {
+    switch (request.row_bytes) {
+      case 1:
+        return move_values<1>(request, row, stop, from);
+      case 2:
+        return move_values<2>(request, row, stop, from);
+      case 4:
+        return move_values<4>(request, row, stop, from);
+      case 8:
+        return move_values<8>(request, row, stop, from);
+      case 16:
+        return move_values<16>(request, row, stop, from);
+      default:
+        break;
+    }
+  }
+  return move_runs(request, row, stop, from);
+}
+
 // A place in the bytes of a range.
 struct Cursor {
   int64_t row = 0;
   int64_t skip = 0;
 };
 
-// Copies the next `count` bytes of the rows, which lie at `from`, to their places.
-void place_bytes(const Request& request, const char* from, int64_t count, Cursor* cursor) {
-  while (count > 0) {
-    const int64_t row = cursor->row;
-    const int64_t left = request.size(row) - cursor->skip;
-    const int64_t length = std::min(count, left);
-    if (request.places[row] != 0) {
-      std::memcpy(address(request.places[row]) + cursor->skip, from, static_cast<size_t>(length));
-    }
-    from += length;
-    count -= length;
-    cursor->skip += length;
-    if (length == left) *cursor = {row + 1, 0};
+// Copies what `count` bytes at `from` have of one row to its place; returns how much that is.
+int64_t place_part(const Request& request, const char* from, int64_t count, Cursor* cursor) {
+  const int64_t left = request.size(cursor->row) - cursor->skip;
+  const int64_t length = std::min(count, left);
+  if (request.places[cursor->row] != 0) {
+    std::memcpy(request.address(cursor->row) + cursor->skip, from, static_cast<size_t>(length));
   }
+  cursor->skip += length;
+  if (length == left) *cursor = {cursor->row + 1, 0};
+  return length;
 }
 
-// The rows of a range, which lie at `from`; adjacent ones in one copy.
-void move_rows(const Request& request, const char* from) {
-  for (int64_t row = 0; row < request.rows;) {
-    const Run run = run_of(request, row);
-    if (request.places[row] != 0) {
-      std::memcpy(address(request.places[row]), from, static_cast<size_t>(run.bytes));
+// Copies the next `count` bytes of the rows, which lie at `from`, to their places.
+void place_bytes(const Request& request, const char* from, int64_t count, Cursor* cursor) {
+  const char* end = from + count;
+  while (from < end) {
+    int64_t whole = 0;
+    if (request.sizes == nullptr && cursor->skip == 0) whole = (end - from) / request.row_bytes;
+    if (whole > 0) {
+      from = move_rows(request, cursor->row, cursor->row + whole, from);
+      cursor->row += whole;
+    } else {
+      from += place_part(request, from, end - from, cursor);
     }
-    from += run.bytes;
-    row += run.rows;
   }
 }
 
@@ -203,7 +280,7 @@ int read_checked(const Request& request, const Staging& staging, int64_t alignme
   request.outcome->position = request.offset;
   const char* first = staging.memory + (request.offset - start);
   if (hsgd_io_crc32c(0, first, bytes) != checksum) return HSGD_IO_MISMATCH;
-  move_rows(request, first);
+  move_rows(request, 0, request.rows, first);
   return 0;
 }
 
@@ -211,8 +288,9 @@ int read_range(const Request& request, const Staging& staging, int64_t alignment
   if (alignment <= 1) {
     int64_t runs = 0;
     int64_t bytes = 0;
-    for (int64_t row = 0; row < request.rows; ++runs) {
-      const Run run = run_of(request, row);
+    const int64_t sampled = std::min(request.rows, kSampledRows);
+    for (int64_t row = 0; row < sampled; ++runs) {
+      const Run run = run_of(request, row, request.rows);
       row += run.rows;
       bytes += run.bytes;
     }
@@ -227,10 +305,11 @@ int do_task(hsgd_io_task* task, const Staging& staging) {
   for (int64_t i = 0; i < task->ranges; ++i) {
     const int64_t count = task->counts[i];
     const int64_t offset = task->offset + task->starts[i] * task->row_bytes;
-    const Request request{task->file, offset, task->row_bytes, sizes, count, places, task};
+    const Request request{task->file, offset,      task->row_bytes,   sizes, count,
+                          places,     task->bases, task->base_offset, task};
     int status = 0;
     if (task->memory != nullptr) {
-      move_rows(request, static_cast<const char*>(task->memory) + offset);
+      move_rows(request, 0, count, static_cast<const char*>(task->memory) + offset);
     } else if (task->checksums != nullptr) {
       status = read_checked(request, staging, task->alignment, task->checksums[i]);
     } else {
@@ -270,6 +349,6 @@ extern "C" int hsgd_io_work(hsgd_io_batch* batch, void* staging, int64_t staging
 
 extern "C" void hsgd_io_move_rows(const void* from, int64_t row_bytes, const int64_t* sizes,
                                   int64_t rows, const uint64_t* places) {
-  move_rows(Request{-1, 0, row_bytes, sizes, rows, places, nullptr},
-            static_cast<const char*>(from));
+  const Request request{-1, 0, row_bytes, sizes, rows, places, nullptr, 0, nullptr};
+  move_rows(request, 0, rows, static_cast<const char*>(from));
 }

@@ -34,7 +34,9 @@ struct hsgd_io_task {
   const int64_t* starts;
   const int64_t* counts;
   const uint64_t* places;
-  const int64_t* sizes;       // or NULL
+  const uint64_t* bases;      // or NULL
+  uint64_t base_offset;       // of this field in a batch
+  const int64_t* sizes;       // or NULL; then bases is NULL
   const void* memory;         // or NULL
   const uint32_t* checksums;  // or NULL
   int64_t alignment;          // 1, or what O_DIRECT asks of offset, length and memory; a power of 2

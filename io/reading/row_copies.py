@@ -25,6 +25,8 @@ __all__ = [
     "Addresses",
     "Staging",
     "TaskBatch",
+    "addresses_of",
+    "batch_places",
     "crc32c",
     "crop_image",
     "move_rows",
@@ -33,9 +35,11 @@ __all__ = [
 END = -1  # HSGD_IO_END: the file ended before the rows did
 MISMATCH = -2  # HSGD_IO_MISMATCH: a checksum is wrong
 
-Addresses = NDArray[np.uint64]
+Addresses = NDArray[np.uint64]  # and places
 
-# struct hsgd_io_task; starts, counts, places, sizes, memory and checksums are addresses.
+_BATCH_SHIFT = 32  # of a place that is a row of a batch
+
+# struct hsgd_io_task; starts, counts, places, bases, sizes, memory and checksums are addresses.
 TASK = np.dtype(
     [
         ("offset", "i8"),
@@ -44,6 +48,8 @@ TASK = np.dtype(
         ("starts", "u8"),
         ("counts", "u8"),
         ("places", "u8"),
+        ("bases", "u8"),
+        ("base_offset", "u8"),
         ("sizes", "u8"),
         ("memory", "u8"),
         ("checksums", "u8"),
@@ -55,6 +61,25 @@ TASK = np.dtype(
         ("slept", "i8"),
     ]
 )
+
+
+def batch_places(batch: NDArray[np.int64], row: NDArray[np.int64]) -> Addresses:
+    """Places that are rows of batches, as tasks with `bases` take them."""
+    places = batch + 1
+    places <<= _BATCH_SHIFT
+    places += row
+    return places.view(np.uint64)
+
+
+def addresses_of(
+    places: Addresses, bases: Addresses, base_offset: int, row_bytes: int
+) -> Addresses:
+    """The addresses of places that are rows of batches; 0 stays 0."""
+    batch = (places >> np.uint64(_BATCH_SHIFT)).astype(np.int64) - 1
+    row = places & np.uint64((1 << _BATCH_SHIFT) - 1)
+    found: Addresses = bases[batch] + np.uint64(base_offset) + row * np.uint64(row_bytes)
+    found[batch < 0] = 0
+    return found
 
 
 class _Batch(ctypes.Structure):

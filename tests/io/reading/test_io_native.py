@@ -69,6 +69,65 @@ def test_rows_of_ranges_go_to_their_places_and_unwanted_ones_nowhere(table):
     np.testing.assert_array_equal(out, rows[[11, 12, 90]])
 
 
+SIZES = [1, 2, 3, 4, 7, 8, 16, 24, 3000]
+
+
+def batch_rows(draw, rows, batch_size, shuffled):
+    """Places of `rows` rows in batches, shuffled or in runs, some of them unwanted."""
+    order = draw.permutation(rows) if shuffled else np.arange(rows)
+    batch, row = np.divmod(order + 3, batch_size)  # the first batch has three rows already
+    places = row_copies.batch_places(batch, row)
+    places[draw.random(rows) < 0.1] = 0
+    return places
+
+
+@pytest.mark.parametrize("way", ["staged", "checked", "from memory"])
+@pytest.mark.parametrize("shuffled", [True, False], ids=["shuffled", "in runs"])
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_go_to_rows_of_batches(tmp_path, size, shuffled, way):
+    draw = np.random.default_rng(size)
+    rows, batch_size, offset = 5000 if size < 100 else 40, 64, 11
+    data = draw.integers(0, 256, (rows, size), np.uint8)
+    (tmp_path / "a").write_bytes(b"-" * 5 + data.tobytes())
+    batches = np.zeros((rows // batch_size + 2, offset + batch_size * size), np.uint8)
+    order = draw.permutation(len(batches))  # they lie anywhere in memory
+    bases = batches.ctypes.data + batches.shape[1] * order.astype(np.uint64)
+    half = rows // 2
+    starts, counts = np.array([half, 0]), np.array([rows - half, half])
+    places = batch_rows(draw, rows, batch_size, shuffled)
+    task = np.zeros(1, row_copies.TASK)
+    task["offset"], task["row_bytes"], task["ranges"] = 5, size, 2
+    task["starts"], task["counts"] = starts.ctypes.data, counts.ctypes.data
+    task["places"], task["bases"] = places.ctypes.data, bases.ctypes.data
+    task["base_offset"], task["alignment"] = offset, 1
+    read = np.concatenate([data[half:], data[:half]])
+    checksums = np.array([row_copies.crc32c(data[half:]), row_copies.crc32c(data[:half])], "u4")
+    if way == "checked":
+        task["checksums"] = checksums.ctypes.data
+    if way == "from memory":
+        task["memory"], task["offset"] = data.ctypes.data, 0
+    with open(tmp_path / "a", "rb") as file:
+        task["file"] = file.fileno()
+        row_copies.TaskBatch(task, None).work(
+            row_copies.Staging(1 << 18 if way == "checked" else 1)
+        )
+    assert task["status"][0] == 0
+    expected = np.zeros_like(batches)
+    batch, row = (
+        (places >> np.uint64(32)).astype(int) - 1,
+        (places & np.uint64(2**32 - 1)).astype(int),
+    )
+    for k in np.flatnonzero(places):
+        first = offset + row[k] * size
+        expected[order[batch[k]], first : first + size] = read[k]
+    np.testing.assert_array_equal(batches, expected)
+    addresses = row_copies.addresses_of(places, bases, offset, size)
+    assert (addresses[places == 0] == 0).all()
+    batches[:] = 0
+    row_copies.move_rows(read, addresses)
+    np.testing.assert_array_equal(batches, expected)
+
+
 def test_a_file_that_ends_early_and_a_bad_descriptor_are_told_with_the_byte(table):
     descriptor, _ = table
     out = np.zeros((4, 7), np.uint8)

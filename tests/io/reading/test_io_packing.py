@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hsgd.io import PartitionedDataset, RowReader, convert_to_slabs, open_map
 from hsgd.io.batches import segments
+from hsgd.io.batches.reader_pool import Filler
 from hsgd.io.convert import writer
+from hsgd.io.reading import row_copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,6 +237,22 @@ def test_windows_come_out_of_the_memory_of_the_node(pool, stored):
     seen = [n for batches, _ in found for batch in batches for n in check(batch, stored, 10)]
     assert sorted(seen) == list(range(len(read_whole(stored)[0]) // 10))
     assert all(slabs == 7 for _, slabs in found)
+
+
+def test_windows_that_lie_in_two_files_call_no_more_threads(original, monkeypatch):
+    work, calls = row_copies.TaskBatch.work, []
+
+    def of_the_page_cache(self, staging):
+        was_last = work(self, staging)
+        self.tasks["slept"] = 0
+        return was_last
+
+    monkeypatch.setattr(row_copies.TaskBatch, "work", of_the_page_cache)
+    monkeypatch.setattr(Filler, "_want_threads", lambda self, waits: calls.append(waits))
+    loader = loader_of(original, 5, pack=10, fields=["tokens"])
+    seen = [n for batch in loader for n in check(batch, original, 10)]
+    assert sorted(seen) == list(range(len(read_whole(original)[0]) // 10))
+    assert calls and not any(calls)
 
 
 def damage_offsets(folder, tmp_path):
