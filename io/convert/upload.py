@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +56,11 @@ def upload_slabs(
 
     Slabs come first and the index last: until then there is no dataset, with overwrite not the old
     one either. Objects of the same size and MD5 are not sent again, so that after a kill the same
-    call goes on where it was; two calls may send the same folder at once. overwrite: another
-    dataset under this URL is replaced, and slabs that it has more are removed. threads: files that
-    are sent at once, each with 16 MiB in memory. retry_s: how long a request that fails is sent
-    again. progress: show a bar on stderr.
+    call goes on where it was; two calls may send the same folder at once. Of two that send
+    different folders to one URL, one fails, or both. overwrite: another dataset under this URL is
+    replaced, and slabs that it has more are removed. threads: files that are sent at once, each
+    with 16 MiB in memory. retry_s: how long a request that fails is sent again. progress: show a
+    bar on stderr.
 
     Raises DataError for a folder that is damaged or was not converted, another dataset under the
     URL, and what S3 refuses; ValueError for bad arguments, MissingExtra without botocore.
@@ -82,6 +84,7 @@ def upload_slabs(
         with ThreadPoolExecutor(min(threads, len(slabs)), "hsgd-upload") as pool:
             try:
                 list(pool.map(upload.bring, slabs))
+                upload.check(slabs, list(pool.map(upload.find, slabs)))
             except BaseException:
                 writer.stop()
                 pool.shutdown(cancel_futures=True)
@@ -105,7 +108,12 @@ class _Upload:
     def __init__(self, writer: ObjectWriter, target: str, advance: Advance) -> None:
         self.sent = self.sent_bytes = self.kept = 0
         self._writer, self._target, self._show = writer, target, advance
+        self._brought: dict[str, StoredObject] = {}
         self._lock = threading.Lock()
+
+    def find(self, path: str) -> StoredObject | None:
+        """What lies where a file belongs; None also where nobody may ask."""
+        return self._writer.find(self._url(path))
 
     def is_other(self, path: str, *, unseen_is_absent: bool) -> bool:
         """Whether something else than this file lies where it belongs."""
@@ -115,15 +123,37 @@ class _Upload:
     def bring(self, path: str) -> None:
         """Send a file, unless it is there."""
         wanted = _described(path)
-        if self._writer.find(self._url(path)) == wanted:
+        if (found := self.find(path)) == wanted:
             self._advance(wanted.size)
             with self._lock:
                 self.kept += 1
+                self._brought[path] = found
             return
-        self._writer.send(self._url(path), path, wanted.md5, self._advance)
+        sent = self._writer.send(self._url(path), path, wanted.md5, self._advance)
         with self._lock:
             self.sent += 1
             self.sent_bytes += wanted.size
+            self._brought[path] = sent
+
+    def check(self, paths: Sequence[str], found: Sequence[StoredObject | None]) -> None:
+        """Raise DataError unless all files lie there as they were brought. found: after the last.
+
+        So of two uploads of different files, whose files got mixed, one sees it at least: had each
+        found all its own after its last, each would have sent its last after the other's.
+        """
+        if not any(found):
+            return  # who may only write cannot look
+        others = [
+            path
+            for path, there in zip(paths, found, strict=True)
+            if there is None or not there.is_same(self._brought[path])
+        ]
+        if others:
+            raise DataError(
+                f"{self._url(others[0])}: replaced or removed while the dataset was sent, as were "
+                f"{len(others)} of {len(paths)} slabs: something else is sent to this URL; let one "
+                "upload end, then send the other elsewhere, or this one again with --overwrite"
+            )
 
     def remove_beyond(self, slabs: int) -> None:
         """Remove the slabs that a larger dataset left."""

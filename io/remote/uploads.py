@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hsgd.errors import DataError
@@ -50,10 +50,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class StoredObject:
-    """What lies under a key. md5: "" where that is not known."""
+    """What lies under a key. md5: "" where that is not known. etag: of this very object, as S3
+    answered.
+    """
 
     size: int
     md5: str
+    etag: str = field(default="", compare=False)
+
+    def is_same(self, other: StoredObject) -> bool:
+        """Whether they have the same bytes, or are one object, of a store that tells no MD5."""
+        return self == other or (
+            self.size == other.size and self.etag != "" and self.etag == other.etag
+        )
 
 
 class ObjectWriter:
@@ -93,13 +102,13 @@ class ObjectWriter:
             return None
         etag = found.get("ETag", "").strip('"')
         md5 = found.get("Metadata", {}).get(_MD5, "" if "-" in etag else etag)
-        return StoredObject(int(found["ContentLength"]), md5)
+        return StoredObject(int(found["ContentLength"]), md5, etag)
 
     def remove(self, url: str) -> None:
         """Remove an object, if it is there. Raises DataError."""
         self._tried(url, "removing it", "delete_object", s3_place(url))
 
-    def send(self, url: str, path: str, md5: str, advance: Callable[[int], object]) -> None:
+    def send(self, url: str, path: str, md5: str, advance: Callable[[int], object]) -> StoredObject:
         """Put a file under a key, where it appears whole. md5: of the file. advance: told the bytes
         of each request that is done. Raises DataError.
         """
@@ -110,10 +119,11 @@ class ObjectWriter:
             body = next(parts, b"")
             if hashlib.md5(body, usedforsecurity=False).hexdigest() != md5:
                 raise _changed(path)
-            self._tried(url, "sending it", "put_object", {**place, **_checked(body)})
+            answer = self._tried(url, "sending it", "put_object", {**place, **_checked(body)})
             advance(size)
         else:
-            self._send_parts(url, path, place, parts, advance)
+            answer = self._send_parts(url, path, place, parts, advance)
+        return StoredObject(size, md5, answer.get("ETag", "").strip('"'))
 
     def _send_parts(
         self,
@@ -122,9 +132,9 @@ class ObjectWriter:
         place: dict[str, Any],
         parts: Iterator[bytes],
         advance: Callable[[int], object],
-    ) -> None:
+    ) -> Any:
         """The parts become an object when all are there. What a process left of it that was killed
-        goes, after a day: before, another process may be sending it.
+        goes, after a day: before, another process may be sending it. Returns what S3 answers.
         """
         key = s3_place(url)
         self._abort_others(url, key)
@@ -141,7 +151,8 @@ class ObjectWriter:
             if total.hexdigest() != place["Metadata"][_MD5]:
                 raise _changed(path)
             complete = {**upload, "MultipartUpload": {"Parts": sent}}
-            self._tried(url, "putting its parts together", "complete_multipart_upload", complete)
+            what = "putting its parts together"
+            return self._tried(url, what, "complete_multipart_upload", complete)
         except BaseException:
             with contextlib.suppress(Exception):  # parts cost money; the first error counts
                 self._s3.client.abort_multipart_upload(**upload)

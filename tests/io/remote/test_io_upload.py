@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import botocore.session
@@ -272,13 +273,59 @@ def test_a_smaller_dataset_leaves_nothing_of_a_larger_one(server, folder, tmp_pa
     assert stored() == expected(smaller)
 
 
+@pytest.mark.parametrize("interrupts", ["slab-00001", "slab-00003"])
+def test_two_datasets_sent_to_one_place_at_once_are_an_error(
+    server, folder, tmp_path, monkeypatch, interrupts
+):
+    """Before one slab of the first is sent, all of the second is; then its last slab again."""
+    other = make_slabs(tmp_path / "other", 100, SLABS, seed=1)
+    send, begun = uploads.ObjectWriter.send, []
+
+    def interrupted(writer, url, path, md5, advance):
+        if interrupts in path and not begun:
+            begun.append(path)
+            upload_slabs(other, URL, overwrite=True)
+        return send(writer, url, path, md5, advance)
+
+    monkeypatch.setattr(uploads.ObjectWriter, "send", interrupted)
+    with pytest.raises(DataError, match=r"slab-00000\.h5: replaced .* of 4 slabs: something else"):
+        upload_slabs(folder, URL, overwrite=True, threads=1)
+    assert stored()["some/data/index.h5"] == (other / "index.h5").read_bytes()
+    upload_slabs(folder, URL, overwrite=True)
+    assert stored() == expected(folder)
+
+
+def test_a_slab_that_another_removes_meanwhile_is_an_error(server, folder, tmp_path, monkeypatch):
+    find = uploads.ObjectWriter.find
+    monkeypatch.setattr(
+        uploads.ObjectWriter,
+        "find",
+        lambda self, url, **how: None if "00002" in url else find(self, url, **how),
+    )
+    with pytest.raises(DataError, match=r"slab-00002\.h5: replaced or removed while .* 1 of 4"):
+        upload_slabs(folder, URL)
+    assert "some/data/index.h5" not in stored()
+
+
+def test_a_store_that_tells_no_md5_is_believed_by_its_etag(server, folder, monkeypatch):
+    find = uploads.ObjectWriter.find
+
+    def encrypted(self, url, **how):
+        found = find(self, url, **how)
+        return found and replace(found, md5="of other bytes")
+
+    monkeypatch.setattr(uploads.ObjectWriter, "find", encrypted)
+    upload_slabs(folder, URL)
+    assert stored() == expected(folder)
+
+
 def test_a_file_that_changes_meanwhile_is_never_whole(server, folder, monkeypatch):
     send = uploads.ObjectWriter.send
 
     def change(writer, url, path, md5, advance):
         if "00001" in path:
             Path(path).write_bytes(b"another")
-        send(writer, url, path, md5, advance)
+        return send(writer, url, path, md5, advance)
 
     monkeypatch.setattr(uploads.ObjectWriter, "send", change)
     with pytest.raises(DataError, match=r"slab-00001.h5: changed while it was sent"):
