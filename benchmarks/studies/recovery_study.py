@@ -54,7 +54,7 @@ examples:
   python benchmarks/training.py --faults --tasks gpt --layouts 2x2 --minutes 10
 """
 EPOCHS = {"digits": 240, "gpt": 5}
-QUICK_EPOCHS = {"digits": 30, "gpt": 1}
+QUICK_EPOCHS = {"digits": 60, "gpt": 1}
 START_S = 120.0  # of a job, on a machine that others use too
 
 
@@ -170,7 +170,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--faults", action="store_true", help="this study")
-    add("--quick", action="store_true", help="digits once, a fault each 4 s: under a minute")
+    add("--quick", action="store_true", help="digits once, a fault each 2 s: under a minute")
     add("--json", type=Path, metavar="FILE", help="write everything there, after each training")
     add("--png", type=Path, metavar="FILE", help="plot faults and scores there")
     add("--tasks", nargs="+", choices=list(SAMPLES), help="which (default: both)")
@@ -186,7 +186,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     quick = options.quick
     options.tasks = options.tasks or (["digits"] if quick else list(SAMPLES))
     options.minutes = options.minutes or (0.5 if quick else 10.0)
-    options.every = options.every or (4.0 if quick else 20.0)
+    options.every = options.every or (2.0 if quick else 20.0)
     options.seeds = options.seeds or (1 if quick else 10**6)
     names = options.layouts or (["np4"] if quick else ["np4", "2x2"])
     try:
