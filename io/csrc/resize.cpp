@@ -6,11 +6,21 @@
 #include <cmath>
 #include <cstring>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
+#include "rows.h"
+
+// Which loops there are: 2 with those of AVX2, for processors that have it, 1 SSE2 alone, 0
+// portable ones alone.
+#if !defined(HSGD_IO_LOOPS)
+#if defined(__x86_64__)
+#define HSGD_IO_LOOPS 2
+#else
+#define HSGD_IO_LOOPS 0
+#endif
 #endif
 
-#include "rows.h"
+#if HSGD_IO_LOOPS > 0
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -53,8 +63,9 @@ int64_t most_taps(double length, int64_t size) {
 
 // Up to so many products are summed up in 16 bits, which then cannot overflow.
 constexpr int64_t kFew = 64;
-constexpr int64_t kBlock = 64;  // values at once: few enough for registers
-constexpr int64_t kLanes = 4;   // red, green, blue, and what follows
+constexpr int64_t kBlock = 64;    // values at once: few enough for registers
+constexpr int64_t kLanes = 4;     // red, green, blue, and what follows
+constexpr int64_t kTogether = 4;  // pixels
 
 uint16_t whole_weight(float weight) {
   return static_cast<uint16_t>(std::min(65535.0F, weight * 65536.0F + 0.5F));
@@ -101,21 +112,44 @@ void sum_few_lines(const Lines& lines, const float* weights, uint16_t* row, int6
   sum_blocks(lines, weights, row, values);
 }
 
-#if defined(__x86_64__)
+#if HSGD_IO_LOOPS > 1
+// The same as sum_block<kBlock>; bytes become the upper halves of words as they are unpacked.
+__attribute__((target("avx2"))) inline void sum_block_avx2(const Lines& lines,
+                                                           const uint16_t* weights, uint16_t* row) {
+  const __m256i zero = _mm256_setzero_si256();
+  __m256i sum[4];
+  for (auto& part : sum) part = _mm256_set1_epi16(static_cast<int16_t>(lines.count / 2));
+  for (int64_t k = 0; k < lines.count; ++k) {
+    const auto* line = reinterpret_cast<const __m256i*>(lines.first + k * lines.stride);
+    const __m256i weight = _mm256_set1_epi16(static_cast<int16_t>(weights[k]));
+    for (int half = 0; half < 2; ++half) {
+      const __m256i bytes = _mm256_loadu_si256(line + half);
+      const __m256i low = _mm256_mulhi_epu16(_mm256_unpacklo_epi8(zero, bytes), weight);
+      const __m256i high = _mm256_mulhi_epu16(_mm256_unpackhi_epi8(zero, bytes), weight);
+      sum[2 * half] = _mm256_add_epi16(sum[2 * half], low);
+      sum[2 * half + 1] = _mm256_add_epi16(sum[2 * half + 1], high);
+    }
+  }
+  auto* to = reinterpret_cast<__m256i*>(row);
+  for (int half = 0; half < 2; ++half) {  // unpacked within 128 bits: to their order
+    const __m256i low = sum[2 * half];
+    const __m256i high = sum[2 * half + 1];
+    _mm256_storeu_si256(to + 2 * half, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256(to + 2 * half + 1, _mm256_permute2x128_si256(low, high, 0x31));
+  }
+}
+
 __attribute__((target("avx2"))) void sum_few_lines_avx2(const Lines& lines, const float* weights,
                                                         uint16_t* row, int64_t values) {
-  sum_blocks(lines, weights, row, values);
+  if (values < kBlock) return sum_blocks(lines, weights, row, values);
+  uint16_t whole[kFew];
+  for (int64_t k = 0; k < lines.count; ++k) whole[k] = whole_weight(weights[k]);
+  for (int64_t done = 0; done < values; done += kBlock) {
+    const int64_t at = std::min(done, values - kBlock);  // the last block sums some again
+    sum_block_avx2({lines.first + at, lines.stride, lines.count}, whole, row + at);
+  }
 }
 #endif
-
-using SumLines = void (*)(const Lines&, const float*, uint16_t*, int64_t);
-
-SumLines fastest_sum() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return sum_few_lines_avx2;
-#endif
-  return sum_few_lines;
-}
 
 void sum_many_lines(const Lines& lines, const float* weights, uint16_t* row, int64_t values) {
   for (int64_t i = 0; i < values; ++i) {
@@ -128,7 +162,8 @@ void sum_many_lines(const Lines& lines, const float* weights, uint16_t* row, int
 }
 
 // The columns of a row: output pixel x is the weighted sum of `count` pixels from first[x] on.
-// whole: the weights as whole numbers, kLanes times each; NULL where they are many.
+// whole: the weights as whole numbers, kLanes times each, for kTogether pixels weight k of each and
+// then weight k + 1; NULL where they are many. Pixels behind the last have weights of 0.
 struct Columns {
   const int64_t* first;
   const float* weights;
@@ -137,56 +172,144 @@ struct Columns {
   int64_t size;
 };
 
-// Four values as bytes, of the sum of products of 16 bits as in sum_block.
-#if defined(__SSE2__)
+// Where the first values of kTogether pixels lie that are summed up together.
+using Together = const uint16_t* [kTogether];
+
+#if HSGD_IO_LOOPS > 0
+// Two pixels side by side.
+inline __m128i two_pixels(const uint16_t* one, const uint16_t* other) {
+  const __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(one));
+  const auto* high = reinterpret_cast<const __m64*>(other);
+  return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(low), high));
+}
+
+// The bytes of two of kTogether pixels.
 template <int64_t kCount>
-inline uint32_t sum_pixels(const uint16_t* from, const uint16_t* weights, int64_t count) {
+inline uint64_t sum_two(const Together& from, int64_t pair, const uint16_t* weights,
+                        int64_t count) {
   __m128i sum = _mm_set1_epi16(static_cast<int16_t>(128 + count / 2));  // 128 rounds
   for (int64_t k = 0; k < (kCount != 0 ? kCount : count); ++k) {
-    const auto* pixel = reinterpret_cast<const __m128i*>(from + k * kChannels);
-    const auto* weight = reinterpret_cast<const __m128i*>(weights + k * kLanes);
-    sum = _mm_add_epi16(sum, _mm_mulhi_epu16(_mm_loadl_epi64(pixel), _mm_loadl_epi64(weight)));
+    const __m128i pixels = two_pixels(from[pair] + k * kChannels, from[pair + 1] + k * kChannels);
+    const auto* weight =
+        reinterpret_cast<const __m128i*>(weights + (k * kTogether + pair) * kLanes);
+    sum = _mm_add_epi16(sum, _mm_mulhi_epu16(pixels, _mm_loadu_si128(weight)));
   }
   const __m128i bytes = _mm_srli_epi16(sum, 8);
-  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_packus_epi16(bytes, bytes)));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(bytes, bytes)));
 }
 #else
 template <int64_t kCount>
-inline uint32_t sum_pixels(const uint16_t* from, const uint16_t* weights, int64_t count) {
+inline uint64_t sum_two(const Together& from, int64_t pair, const uint16_t* weights,
+                        int64_t count) {
   using Words = uint16_t __attribute__((vector_size(8)));
   using Products = uint32_t __attribute__((vector_size(16)));
   using Bytes = uint8_t __attribute__((vector_size(4)));
-  Words sum = Words{} + static_cast<uint16_t>(128 + count / 2);  // 128 rounds
-  for (int64_t k = 0; k < (kCount != 0 ? kCount : count); ++k) {
-    Words pixel;
-    Words weight;
-    std::memcpy(&pixel, from + k * kChannels, sizeof pixel);
-    std::memcpy(&weight, weights + k * kLanes, sizeof weight);
-    const Products products =
-        __builtin_convertvector(pixel, Products) * __builtin_convertvector(weight, Products);
-    sum += __builtin_convertvector(products >> 16, Words);
+  Bytes found[2];
+  for (int64_t one = 0; one < 2; ++one) {
+    Words sum = Words{} + static_cast<uint16_t>(128 + count / 2);  // 128 rounds
+    for (int64_t k = 0; k < (kCount != 0 ? kCount : count); ++k) {
+      Words pixel;
+      Words weight;
+      std::memcpy(&pixel, from[pair + one] + k * kChannels, sizeof pixel);
+      std::memcpy(&weight, weights + (k * kTogether + pair + one) * kLanes, sizeof weight);
+      const Products products =
+          __builtin_convertvector(pixel, Products) * __builtin_convertvector(weight, Products);
+      sum += __builtin_convertvector(products >> 16, Words);
+    }
+    found[one] = __builtin_convertvector(sum >> 8, Bytes);
   }
-  const Bytes bytes = __builtin_convertvector(sum >> 8, Bytes);
-  uint32_t found;
-  std::memcpy(&found, &bytes, sizeof found);
-  return found;
+  uint64_t bytes;
+  std::memcpy(&bytes, found, sizeof bytes);
+  return bytes;
 }
 #endif
 
-// With kCount, it is the count.
+// kTogether pixels, of sums of products of 16 bits as in sum_block: their bytes at `to`, and up to
+// 2 more. With kCount, it is the count.
 template <int64_t kCount>
-void write_pixels(const Columns& columns, const uint16_t* row, uint8_t* to) {
-  const int64_t count = kCount != 0 ? kCount : columns.count;
+struct Sum {
+  static void write(const Together& from, const uint16_t* weights, int64_t count, uint8_t* to) {
+    for (int64_t pair = 0; pair < kTogether; pair += 2) {
+      const uint64_t bytes = sum_two<kCount>(from, pair, weights, count);
+      uint8_t pixels[2 * kLanes];
+      std::memcpy(pixels, &bytes, sizeof pixels);
+      std::memcpy(to + pair * kChannels, pixels, kLanes);  // the next overwrites the fourth
+      std::memcpy(to + (pair + 1) * kChannels, pixels + kLanes, kLanes);
+    }
+  }
+};
+
+#if HSGD_IO_LOOPS > 1
+template <int64_t kCount>
+struct SumAvx2 {
+  __attribute__((target("avx2"))) static void write(const Together& from, const uint16_t* weights,
+                                                    int64_t count, uint8_t* to) {
+    __m256i sum = _mm256_set1_epi16(static_cast<int16_t>(128 + count / 2));
+    for (int64_t k = 0; k < (kCount != 0 ? kCount : count); ++k) {
+      const int64_t at = k * kChannels;
+      const __m256i pixels =
+          _mm256_inserti128_si256(_mm256_castsi128_si256(two_pixels(from[0] + at, from[1] + at)),
+                                  two_pixels(from[2] + at, from[3] + at), 1);
+      const auto* weight = reinterpret_cast<const __m256i*>(weights + k * kTogether * kLanes);
+      sum = _mm256_add_epi16(sum, _mm256_mulhi_epu16(pixels, _mm256_loadu_si256(weight)));
+    }
+    const __m256i words = _mm256_srli_epi16(sum, 8);
+    const __m256i bytes = _mm256_packus_epi16(words, words);
+    const __m256i packed =
+        _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                       0, 1, 2, 4, 5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1)));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + 2 * kChannels),
+                     _mm256_extracti128_si256(packed, 1));
+  }
+};
+#endif
+
+template <typename SumOf>
+__attribute__((always_inline)) inline void write_pixels(const Columns& columns, int64_t count,
+                                                        const uint16_t* row, uint8_t* to) {
   const int64_t size = columns.size;
   const int64_t* first = columns.first;  // copies: bytes that are written may lie anywhere
   const uint16_t* weights = columns.whole;
-  for (int64_t x = 0; x + 1 < size; ++x, weights += count * kLanes, to += kChannels) {
-    const uint32_t bytes = sum_pixels<kCount>(row + first[x] * kChannels, weights, count);
-    std::memcpy(to, &bytes, kLanes);  // the next pixel overwrites the fourth
+  for (int64_t x = 0; x < size; x += kTogether, weights += count * kTogether * kLanes) {
+    Together from;
+    for (int64_t k = 0; k < kTogether; ++k) {
+      from[k] = row + first[std::min(x + k, size - 1)] * kChannels;
+    }
+    uint8_t last[kTogether * kLanes];
+    const bool more = x + kTogether < size;
+    SumOf::write(from, weights, count, more ? to + x * kChannels : last);
+    if (!more) std::memcpy(to + x * kChannels, last, static_cast<size_t>((size - x) * kChannels));
   }
-  const uint32_t last = sum_pixels<kCount>(row + first[size - 1] * kChannels, weights, count);
-  std::memcpy(to, &last, kChannels);
 }
+
+template <template <int64_t> typename SumOf>
+__attribute__((always_inline)) inline void write_few(const Columns& columns, const uint16_t* row,
+                                                     uint8_t* to) {
+  switch (columns.count) {
+    case 2:
+      return write_pixels<SumOf<2>>(columns, 2, row, to);
+    case 3:
+      return write_pixels<SumOf<3>>(columns, 3, row, to);
+    case 4:
+      return write_pixels<SumOf<4>>(columns, 4, row, to);
+    case 5:
+      return write_pixels<SumOf<5>>(columns, 5, row, to);
+    default:
+      return write_pixels<SumOf<0>>(columns, columns.count, row, to);
+  }
+}
+
+void write_few_pixels(const Columns& columns, const uint16_t* row, uint8_t* to) {
+  write_few<Sum>(columns, row, to);
+}
+
+#if HSGD_IO_LOOPS > 1
+__attribute__((target("avx2"))) void write_few_pixels_avx2(const Columns& columns,
+                                                           const uint16_t* row, uint8_t* to) {
+  write_few<SumAvx2>(columns, row, to);
+}
+#endif
 
 void write_many(const Columns& columns, const uint16_t* row, uint8_t* to) {
   for (int64_t x = 0; x < columns.size; ++x) {
@@ -202,20 +325,17 @@ void write_many(const Columns& columns, const uint16_t* row, uint8_t* to) {
   }
 }
 
-void write_row(const Columns& columns, const uint16_t* row, uint8_t* to) {
-  if (columns.whole == nullptr) return write_many(columns, row, to);
-  switch (columns.count) {
-    case 2:
-      return write_pixels<2>(columns, row, to);
-    case 3:
-      return write_pixels<3>(columns, row, to);
-    case 4:
-      return write_pixels<4>(columns, row, to);
-    case 5:
-      return write_pixels<5>(columns, row, to);
-    default:
-      return write_pixels<0>(columns, row, to);
-  }
+// The fastest that this processor has; all give the same.
+struct Loops {
+  void (*sum_few)(const Lines&, const float*, uint16_t*, int64_t);
+  void (*write_few)(const Columns&, const uint16_t*, uint8_t*);
+};
+
+Loops fastest_loops() {
+#if HSGD_IO_LOOPS > 1
+  if (__builtin_cpu_supports("avx2")) return {sum_few_lines_avx2, write_few_pixels_avx2};
+#endif
+  return {sum_few_lines, write_few_pixels};
 }
 
 // How many scratch holds of each, in the order of its parts.
@@ -223,7 +343,7 @@ struct Scratch {
   explicit Scratch(const hsgd_io_crop& crop)
       : across(most_taps(crop.width, crop.size)),
         down(most_taps(crop.height, crop.size)),
-        whole(across <= kFew ? across * crop.size * kLanes : 0),
+        whole(across <= kFew ? across * (crop.size + kTogether - 1) * kLanes : 0),
         row((static_cast<int64_t>(std::ceil(crop.width)) + 2 + across) * kChannels + kLanes),
         bytes(static_cast<int64_t>(sizeof(int64_t)) * crop.size +
               static_cast<int64_t>(sizeof(float)) * (across * crop.size + down) +
@@ -254,6 +374,16 @@ int64_t find_columns(const hsgd_io_crop& crop, int64_t most, int64_t* first, flo
   return count;
 }
 
+// The weights as Columns::whole has them.
+void fill_whole(const float* weights, int64_t count, int64_t size, uint16_t* whole) {
+  for (int64_t x = 0; x < (size + kTogether - 1) / kTogether * kTogether; ++x) {
+    uint16_t* to = whole + (x / kTogether * count * kTogether + x % kTogether) * kLanes;
+    for (int64_t k = 0; k < count; ++k, to += kTogether * kLanes) {
+      std::fill(to, to + kLanes, x < size ? whole_weight(weights[x * count + k]) : uint16_t{0});
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" int64_t hsgd_io_crop_image(const hsgd_io_crop* crop, void* scratch, int64_t bytes) {
@@ -266,21 +396,20 @@ extern "C" int64_t hsgd_io_crop_image(const hsgd_io_crop* crop, void* scratch, i
   auto* whole = reinterpret_cast<uint16_t*>(down + parts.down);
   uint16_t* row = whole + parts.whole;
   const int64_t count = find_columns(*crop, parts.across, first, weights);
-  for (int64_t i = 0; i < (parts.whole != 0 ? count * size : 0); ++i) {
-    std::fill(whole + i * kLanes, whole + (i + 1) * kLanes, whole_weight(weights[i]));
-  }
+  if (parts.whole != 0) fill_whole(weights, count, size, whole);
   const Columns columns{first, weights, parts.whole != 0 ? whole : nullptr, count, size};
   const auto low = static_cast<int64_t>(std::floor(crop->left));
   const auto high = static_cast<int64_t>(std::ceil(crop->left + crop->width));
   const int64_t values = (high - low) * kChannels;
   std::fill(row + values, row + parts.row, uint16_t{0});
   const int64_t stride = crop->row_pixels * kChannels;
-  const SumLines sum_few = fastest_sum();
+  const Loops loops = fastest_loops();
   for (int64_t y = 0; y < size; ++y) {
     const Taps own = taps_of(crop->top, crop->height, size, y, down);
     const Lines lines{crop->pixels + own.first * stride + low * kChannels, stride, own.count};
-    (own.count <= kFew ? sum_few : sum_many_lines)(lines, down, row, values);
-    write_row(columns, row, crop->to + y * size * kChannels);
+    (own.count <= kFew ? loops.sum_few : sum_many_lines)(lines, down, row, values);
+    (parts.whole != 0 ? loops.write_few : write_many)(columns, row,
+                                                      crop->to + y * size * kChannels);
   }
   return 0;
 }

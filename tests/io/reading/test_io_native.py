@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import platform
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,3 +152,31 @@ def test_a_range_with_a_wrong_checksum_is_not_delivered(table):
     task, _ = do(descriptor, [0, 50], [2, 2], places, [right[0], right[1] ^ 1])
     assert (task["status"], task["position"]) == (row_copies.MISMATCH, 5 + 350)
     np.testing.assert_array_equal(out[2:], 0)
+
+
+@pytest.mark.parametrize("loops", [0, 1] if platform.machine() == "x86_64" else [0])
+def test_images_are_scaled_alike_without_the_loops_of_this_processor(tmp_path, monkeypatch, loops):
+    built, source = tmp_path / "libresize.so", Path(__file__).parents[3] / "io/csrc/resize.cpp"
+    flags = f"-std=c++17 -O1 -shared -fPIC -DHSGD_IO_LOOPS={loops}"
+    compiler = (os.environ.get("CXX") or "c++").split()
+    subprocess.run([*compiler, *flags.split(), str(source), "-o", str(built)], check=True)
+    other = ctypes.CDLL(str(built))
+    pointer = ctypes.c_void_p
+    other.hsgd_io_crop_image.argtypes = [pointer, pointer, ctypes.c_int64]
+    other.hsgd_io_crop_image.restype = ctypes.c_int64
+    own, draw = row_copies._library(), np.random.default_rng(loops)
+    for number in range(200):
+        height, width = draw.integers(1, 400, 2)
+        pixels = draw.integers(0, 256, (height, width, 3), np.uint8)
+        left, top = draw.random(2) * (width, height) * 0.9
+        wide, high = (0.02 + 0.98 * draw.random(2)) * (width - left, height - top)
+        size = int(draw.choice([1, 2, 3, 4, 5, 31, 64, 224]))
+        found = []
+        for library in (own, other):
+            monkeypatch.setattr(row_copies, "_library", lambda chosen=library: chosen)
+            to = np.zeros((size + 1, size, 3), np.uint8)
+            part = (left, top, wide, high)
+            row_copies.crop_image(pixels, part, to[:size], flip=bool(number % 2), scratch=None)
+            found.append(to)
+        np.testing.assert_array_equal(*found)
+        assert not found[0][size].any()  # nothing behind the last pixel
