@@ -41,8 +41,9 @@ Taps taps_of(double start, double length, int64_t size, int64_t i, float* weight
   const double center = start + (static_cast<double>(i) + 0.5) * scale;
   const auto low = static_cast<int64_t>(std::floor(start));
   const auto high = static_cast<int64_t>(std::ceil(start + length));
-  const int64_t first = std::max(low, static_cast<int64_t>(std::floor(center - width)));
-  const int64_t last = std::min(high, static_cast<int64_t>(std::ceil(center + width)));
+  // The middles of pixels that are nearer than `width`: others would have a weight of 0.
+  const int64_t first = std::max(low, static_cast<int64_t>(std::floor(center - width - 0.5)) + 1);
+  const int64_t last = std::min(high, static_cast<int64_t>(std::ceil(center + width - 0.5)));
   double sum = 0;
   for (int64_t pixel = first; pixel < last; ++pixel) {
     const double weight = triangle((static_cast<double>(pixel) + 0.5 - center) / width);
