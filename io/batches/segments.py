@@ -39,7 +39,9 @@ def documents_between(reader: RowReader, name: str, first: int, stop: int) -> In
         parts += (found + (first - low) for found in _of_slab(reader, number, name, low, high))
         first += high - low
     found = np.concatenate(parts)
-    return found[np.diff(found, prepend=-1) > 0]  # empty samples begin where the next one does
+    differs = np.ones(len(found), bool)
+    np.not_equal(found[1:], found[:-1], out=differs[1:])
+    return found[differs]  # empty samples begin where the next one does
 
 
 def _of_slab(reader: RowReader, number: int, name: str, low: int, high: int) -> Iterator[IntArray]:
@@ -101,9 +103,7 @@ class SegmentFinder:
         rows, places = rows[wanted], piece.places[wanted]
         by_row = np.argsort(rows, kind="stable")
         rows, places = rows[by_row], places[by_row]
-        inside = [np.empty(0, np.int64)]  # of the windows in the order of `rows`
-        counts, firsts = np.zeros_like(rows), np.zeros_like(rows)
-        known = 0
+        owners, inside = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         failed = []
         breaks = np.flatnonzero(np.diff(rows) > self._near) + 1
         edges = [0, *breaks.tolist(), len(rows)] if len(rows) else []
@@ -116,39 +116,40 @@ class SegmentFinder:
             except DataError as error:
                 failed.append((places[part], error))
                 continue
-            window, within = np.divmod(found - first * length, length)
-            begins_inside = within > 0
-            inside.append(within[begins_inside])
-            each = np.bincount(window[begins_inside], minlength=stop - first)
-            counts[part] = each[rows[part] - first]
-            firsts[part] = offsets_of(each)[rows[part] - first] + known
-            known += len(inside[-1])
-        of_row = np.empty_like(places)
-        of_row[places] = np.arange(len(places))
-        flat, ends = _join(
-            (skip + np.arange(len(places))) % self._batch_size * length,
-            np.concatenate(inside),
-            firsts[of_row],
-            counts[of_row],
-        )
+            found -= first * length
+            window = found // length
+            found -= window * length
+            number = np.full(stop - first, -1)
+            number[rows[part] - first] = np.arange(part.start, part.stop)
+            owner = number[window]
+            kept = (found > 0) & (owner >= 0)
+            owners.append(owner[kept])
+            inside.append(found[kept])
+        flat, ends = self._placed(places, np.concatenate(owners), np.concatenate(inside), skip)
         first_rows = np.arange(batches + 1) * self._batch_size - skip
         edges = ends[first_rows.clip(0, len(places))].tolist()
         return [flat[low:high] for low, high in itertools.pairwise(edges)], failed
 
+    def _placed(
+        self, places: IntArray, owners: IntArray, inside: IntArray, skip: int
+    ) -> tuple[Starts, IntArray]:
+        """The starts of the segments of windows that go to `places`, in their order, counted from
+        the first element of each batch; and where those of each window begin, and the end.
 
-def _join(
-    windows: IntArray, inside: IntArray, firsts: IntArray, counts: IntArray
-) -> tuple[Starts, IntArray]:
-    """The starts of all segments: of each window its first element, and so far behind it
-    inside[firsts[i] : firsts[i] + counts[i]]; and where those of each window begin, and the end.
-    """
-    ends = offsets_of(counts + 1)
-    flat = np.empty(int(ends[-1]), np.int32)
-    behind = np.ones(len(flat), bool)
-    behind[ends[:-1]] = False
-    flat[ends[:-1]] = windows
-    flat[behind] = np.repeat(windows, counts) + inside[concatenate_ranges(firsts, counts)]
-    return flat, ends
+        owners, inside: of each document that begins behind the first element of a window, the
+        number of this window, ascending, and how far behind.
+        """
+        counts = np.bincount(owners, minlength=len(places))
+        in_order = np.empty_like(places)
+        in_order[places] = counts + 1
+        ends = offsets_of(in_order)
+        begins = ends[places]
+        windows = (skip + places) % self._batch_size * self._windows.length
+        flat = np.empty(int(ends[-1]), np.int32)
+        flat[begins] = windows
+        behind = begins + 1 - offsets_of(counts)[:-1]
+        flat[behind[owners] + np.arange(len(owners))] = windows[owners] + inside
+        return flat, ends
 
 
 def cumulative(parts: Sequence[Starts], elements: int) -> Starts:

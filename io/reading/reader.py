@@ -432,7 +432,8 @@ def check_offsets(path: str, name: str, start: int, ends: IntArray, offsets: Off
     """Raise DataError when samples from `start` on cannot end at these elements of their slab."""
     lengths = np.diff(ends)
     inside = ends[0] >= 0 and ends[-1] <= offsets.elements
-    if not inside or lengths.min(initial=0) < 0 or lengths.max(initial=0) > offsets.longest:
+    # A negative length is beyond all that are longest, as a number without sign.
+    if not inside or lengths.view(np.uint64).max(initial=0) > offsets.longest:
         raise DataError(
             f"{path}: the offsets of samples [{start}, {start + len(lengths)}) of {name!r} are "
             "damaged; restore this file"
