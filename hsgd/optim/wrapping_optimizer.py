@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 from typing_extensions import Self
 
-from hsgd.comm import Comm
 from hsgd.errors import ClosedError
-from hsgd.optim.split_comms import SplitComms
 
 __all__ = ["WrappingOptimizer", "check_choice", "tensors_of"]
 
@@ -35,7 +33,6 @@ class WrappingOptimizer(Optimizer):
         # Not Optimizer.__init__: groups, state and defaults are those of the wrapped one.
         self._optimizer = optimizer
         self._closed = False
-        self._split_off: SplitComms | None = None
         self._take_over()
 
     def __enter__(self) -> Self:
@@ -74,18 +71,6 @@ class WrappingOptimizer(Optimizer):
     def _abandon(self) -> None:
         """close(), without waiting for anybody."""
         raise NotImplementedError
-
-    def _close_before(self, given: Comm, *used: Comm | None) -> None:
-        """When the communicator that was given closes, leave without waiting, unless _let_go() came
-        before; local. used: those of them that are not the given one end with this.
-        """
-        self._split_off = SplitComms(given, used)
-        self._split_off.before_close(self._abandon)
-
-    def _let_go(self, *, abort: bool = False) -> None:
-        """Close what was split off; abort: so that nobody waits for this rank. Local."""
-        if self._split_off is not None:
-            self._split_off.leave(abort=abort)
 
     def _check_open(self) -> None:
         self._check_not_closed()

@@ -31,6 +31,7 @@ from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, Stop
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
+from hsgd.optim.split_comms import SplitComms
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
 from hsgd.optim.worker_group import WorkerGroup, split_workers
 from hsgd.optim.wrapping_optimizer import WrappingOptimizer, check_choice, tensors_of
@@ -164,7 +165,10 @@ class ElasticAveraging(WrappingOptimizer):
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
-        self._close_before(comm, None if self._group is None else self._group.comm, self._team)
+        self._split_off = SplitComms(
+            comm, (None if self._group is None else self._group.comm, self._team)
+        )
+        self._split_off.before_close(self._abandon)
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
         members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
@@ -302,7 +306,7 @@ class ElasticAveraging(WrappingOptimizer):
             return
         self._closed = True
         with contextlib.ExitStack() as last_first:  # each of them, whatever the others raise
-            last_first.callback(self._let_go)
+            last_first.callback(self._split_off.leave)
             if self._group is not None:
                 last_first.callback(self._group.unhook)
             if self._box is not None:
@@ -315,7 +319,7 @@ class ElasticAveraging(WrappingOptimizer):
     def _abandon(self) -> None:
         self._closed = True
         with contextlib.ExitStack() as last_first:  # as in close()
-            last_first.callback(self._let_go, abort=True)
+            last_first.callback(self._split_off.leave, abort=True)
             if self._progress is not None:
                 last_first.callback(self._progress.abandon)
             if self._box is not None:
