@@ -49,6 +49,7 @@ from .order.partition import (
 )
 from .order.resume import EpochState, state_from
 from .reading.reader import ReadStats
+from .reading.row_copies import MOST_ROWS
 from .reading.shared_index import open_map_together
 from .remote.block_files import DiskOptions
 from .remote.disk_cache import disk_cache_of
@@ -556,6 +557,8 @@ class PartitionedLoader(Closing):
 
     def _slots(self, share: Share) -> int:
         """Batches that the ring holds: two windows, those read ahead, and what the loop has."""
+        if (samples := self._slot_samples()) >= MOST_ROWS:
+            raise ValueError(f"batches of {samples} samples; use a batch_size below {MOST_ROWS}")
         reading, batch_size = self._options, share.batch_size
         piece_samples = self._order().piece_samples
         window = -(-piece_samples // batch_size) + 1

@@ -25,7 +25,7 @@ from ..order.partition import EpochOrder, IntArray, Range, Share, StreamPiece
 from ..reading import row_copies
 from ..reading.files import SECTOR_BYTES, SlabFiles
 from ..reading.reader import ReadStats, RowReader
-from ..reading.row_copies import TASK, Addresses, TaskBatch
+from ..reading.row_copies import TASK, Addresses, BatchRows, TaskBatch
 from ..remote.objects import ObjectReader
 from .ragged_places import PlacedRows, RaggedPlacer
 
@@ -33,6 +33,7 @@ __all__ = ["PieceReads", "ReadPlan", "Scheduler", "SlowRead", "staging_bytes"]
 
 _STAGING_BYTES = 1 << 20  # small rows pass through so much, which stays in the cache
 _DIRECT_BYTES = 4 << 20  # one read past the page cache
+_FEW = 8  # one of so many rows
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ class PieceReads:
     """All reads of one piece. slabs: acquired in SlabFiles, to be released.
 
     failed: places of the piece that cannot be read, and why. places: of the piece. portions: by
-    task, the number of its rows in row_edges, and of its slab in slab_of. slow_share: of the rows
-    of all fields, those that Python reads.
+    task, the number of its rows in row_edges, and of its slab in slab_of. reads_slowly: what
+    Python reads of it takes time.
     """
 
     data: DataMap
@@ -111,7 +112,7 @@ class PieceReads:
     portions: IntArray
     row_edges: IntArray
     slab_of: IntArray
-    slow_share: float
+    reads_slowly: bool
 
     def explain(self, number: int) -> tuple[IntArray, DataError]:
         """Places and error of a task that failed."""
@@ -206,7 +207,7 @@ class Scheduler:
         self._starts = np.array([slab.start for slab in slabs], np.int64)
         self._stops = self._starts + np.array([slab.count for slab in slabs], np.int64)
         self._fields = [spec for spec in plan.data.fields if spec.row_bytes]
-        remote = plan.data.access is not None
+        self._is_remote = remote = plan.data.access is not None
         # Byte offsets by slab and field; -1 where libhsgd_io cannot read.
         self._offsets = np.array(
             [
@@ -220,6 +221,9 @@ class Scheduler:
             ],
             np.int64,
         ).reshape(len(slabs), len(self._fields))
+        self._gathered = np.array(
+            [[slab.extents[spec.name].gathered for spec in self._fields] for slab in slabs], bool
+        ).reshape(self._offsets.shape)
         # Where slabs lie in memory, by slab and field; it does not change during an iteration.
         self._memory = np.zeros(self._offsets.shape, np.uint64)
         if plan.cache is not None:
@@ -262,7 +266,7 @@ class Scheduler:
             piece = self._whole_blocks(piece)
         portions = self._portions(piece)
         slab_of = portions.slab_of
-        places = self._places(piece, skip)
+        to_rows = self._batch_rows(piece, skip)
         placed = {
             column: self._placers[spec.name].place(
                 piece, portions.slabs, portions.starts, skip, bases
@@ -272,12 +276,13 @@ class Scheduler:
         }
         present = sorted(set(slab_of.tolist()))
         opened, failures = self._open([slab for slab in present if slab not in self._without_file])
-        tasks, nbytes = self._tasks(portions, places, bases, placed, opened)
+        tasks, nbytes = self._tasks(portions, to_rows, bases, placed, opened)
         expected = self._expected(portions.slabs, portions.starts)
         for column, values in enumerate(expected):
             tasks["checksums"][:, column] = values.ctypes.data + 4 * portions.edges[:-1]
         fast = tasks["offset"] >= 0
         failed: list[tuple[IntArray, DataError]] = []
+        reads_slowly = False
         slow: deque[SlowRead] = deque()
         # Field after field: where the values of one field go is little enough to stay in the cache.
         # Planning runs on a core whose caches the reads of the last piece have emptied: each NumPy
@@ -290,12 +295,13 @@ class Scheduler:
             failed, readable = _failed(piece, portions, placed, failures)
             fast &= readable[:, None]
             missed = readable[:, None] & ~fast
-            slow.extend(self._slow(piece, portions, places, bases, placed, missed))
+            reads_slowly = self._reads_slowly(portions, missed)
+            slow.extend(self._slow(piece, portions, to_rows, bases, placed, missed))
             chosen, numbers = np.ascontiguousarray(tasks.T[fast.T]), np.nonzero(fast.T)[1]
             read = nbytes[fast & (tasks["memory"] == 0)]
         return PieceReads(
             self._plan.data,
-            TaskBatch(chosen, (portions, places, bases, expected, placed)),
+            TaskBatch(chosen, (portions, to_rows, bases, expected, placed)),
             slow,
             list(opened),
             int(read.sum()),
@@ -304,7 +310,7 @@ class Scheduler:
             numbers,
             portions.row_edges,
             slab_of,
-            sum(len(read.places) for read in slow) / max(1, len(piece.places) * fast.shape[1]),
+            reads_slowly,
         )
 
     def _portions(self, piece: StreamPiece) -> _Portions:
@@ -325,7 +331,7 @@ class Scheduler:
     def _tasks(
         self,
         portions: _Portions,
-        places: Addresses,
+        to_rows: BatchRows,
         bases: Addresses,
         placed: Mapping[int, PlacedRows],
         opened: Mapping[int, tuple[int, int]],
@@ -344,7 +350,7 @@ class Scheduler:
         tasks["file"] = handles[:, :1]
         tasks["alignment"] = handles[:, 1:]
         tasks["row_bytes"] = [spec.row_bytes for spec in self._fields]
-        tasks["places"] = places.ctypes.data + 8 * row_edges[:-1, None]
+        tasks["places"] = to_rows.ctypes.data + 8 * row_edges[:-1, None]
         tasks["bases"] = bases.ctypes.data
         tasks["base_offset"] = [self._field_offsets[spec.name] for spec in self._fields]
         nbytes = tasks["row_bytes"] * np.diff(row_edges)[:, None]
@@ -361,7 +367,7 @@ class Scheduler:
         self,
         piece: StreamPiece,
         portions: _Portions,
-        places: Addresses,
+        to_rows: BatchRows,
         bases: Addresses,
         placed: Mapping[int, PlacedRows],
         wanted: NDArray[np.bool_],
@@ -376,7 +382,7 @@ class Scheduler:
                 firsts = found.starts[ranges] // spec.row_bytes
             else:
                 addresses = row_copies.addresses_of(
-                    places[rows], bases, self._field_offsets[spec.name], spec.row_bytes
+                    to_rows[rows], bases, self._field_offsets[spec.name], spec.row_bytes
                 )
             yield SlowRead(
                 spec.name,
@@ -429,11 +435,18 @@ class Scheduler:
         blocks = self._first_blocks[slabs] + starts // self._plan.data.checksum_rows
         return [of_field[blocks] for of_field in self._checksums]
 
-    def _places(self, piece: StreamPiece, skip: int) -> Addresses:
-        """Of every row that the piece reads, in all fields that are not ragged; see batch_places().
-        0 for unwanted ones.
-        """
+    def _batch_rows(self, piece: StreamPiece, skip: int) -> BatchRows:
+        """Where the rows that the piece reads go, in all fields that are not ragged."""
         batch, row = np.divmod(piece.places + skip, self._plan.share.batch_size)
-        places = row_copies.batch_places(batch, row)
-        places[piece.places < 0] = 0
-        return places
+        found = row_copies.batch_rows(batch, row)
+        found[piece.places < 0] = 0
+        return found
+
+    def _reads_slowly(self, portions: _Portions, missed: NDArray[np.bool_]) -> bool:
+        """Whether what Python reads takes time: `missed`, by portion and field. A few windows that
+        lie in two local files take none.
+        """
+        if self._is_remote or (missed & ~self._gathered[portions.slab_of]).any():
+            return bool(missed.any())
+        rows = np.diff(portions.row_edges)[:, None]
+        return bool(_FEW * (rows * missed).sum() > rows.sum() * missed.shape[1])

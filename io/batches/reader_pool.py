@@ -34,9 +34,7 @@ from .segments import SegmentFinder, Starts
 
 __all__ = ["STARVED", "Filled", "Filler", "Starved"]
 
-# One of so many tasks, or rows: small fields beside a large one come with its readahead, and of a
-# token stream only the windows that lie in two files are read by Python.
-_SLEEPS = 8
+_SLEEPS = 8  # one of so many tasks: small fields beside a large one come with its readahead
 # Who waits for many slots is not woken for each: a wake takes the interpreter's lock away from the
 # training loop.
 _MANY_SLOTS = 32
@@ -75,7 +73,7 @@ class _Work:
     reads: PieceReads
     unfinished: int
     failed: list[tuple[IntArray, DataError]]
-    reads_slowly: bool  # much of it, by Python
+    reads_slowly: bool  # some of it, by Python, and it takes time
 
     def has_reads(self) -> bool:
         """Whether there is something that no thread has taken."""
@@ -266,7 +264,7 @@ class Filler:
             reads,
             unfinished,
             reads.failed,
-            reads.slow_share >= 1 / _SLEEPS,
+            reads.reads_slowly,
         )
         for step in range(first_step, ended):
             del self._open[step]
@@ -341,7 +339,7 @@ class Filler:
 
     def _want_threads(self, *, waits: bool) -> None:
         """After a piece: all threads help when some of its tasks waited for a disk, or Python read
-        much of it.
+        what takes time.
 
         Reads out of the page cache keep a core busy each: more threads than cores only take
         turns with the training loop. On two cores two threads in place of four made batches of

@@ -17,7 +17,7 @@ from hsgd.errors import DataError
 
 from ..format.dataset_index import open_map
 from ..format.slab_folder import INDEX_NAME, is_slab_folder, slab_name
-from ..remote.uploads import ObjectWriter, StoredObject, md5_of
+from ..remote.uploads import ObjectWriter, StoredObject, UnseenObject, md5_of
 from ..remote.urls import child_url, is_url, names_a_file, url_of
 from .progress import Advance, Progress
 
@@ -56,11 +56,11 @@ def upload_slabs(
 
     Slabs come first and the index last: until then there is no dataset, with overwrite not the old
     one either. Objects of the same size and MD5 are not sent again, so that after a kill the same
-    call goes on where it was; two calls may send the same folder at once. Of two that send
-    different folders to one URL, one fails, or both. overwrite: another dataset under this URL is
-    replaced, and slabs that it has more are removed. threads: files that are sent at once, each
-    with 16 MiB in memory. retry_s: how long a request that fails is sent again. progress: show a
-    bar on stderr.
+    call goes on where it was; two calls may send the same folder at once. Where the slabs of two
+    that send different folders to one URL get mixed, one fails, or both. overwrite: another dataset
+    under this URL is replaced, and slabs that it has more are removed. threads: files that are sent
+    at once, each with 16 MiB in memory. retry_s: how long a request that fails is sent again.
+    progress: show a bar on stderr.
 
     Raises DataError for a folder that is damaged or was not converted, another dataset under the
     URL, and what S3 refuses; ValueError for bad arguments, MissingExtra without botocore.
@@ -84,14 +84,15 @@ def upload_slabs(
         with ThreadPoolExecutor(min(threads, len(slabs)), "hsgd-upload") as pool:
             try:
                 list(pool.map(upload.bring, slabs))
-                upload.check(slabs, list(pool.map(upload.find, slabs)))
+                upload.check(slabs, list(pool.map(upload.look, slabs)))
+                upload.bring(index)
+                if overwrite:
+                    upload.remove_beyond(len(slabs))
+                upload.check([*slabs, index], list(pool.map(upload.look, [*slabs, index])))
             except BaseException:
                 writer.stop()
                 pool.shutdown(cancel_futures=True)
                 raise
-        upload.bring(index)
-        if overwrite:
-            upload.remove_beyond(len(slabs))
     return Uploaded(upload.sent, upload.sent_bytes, upload.kept)
 
 
@@ -111,9 +112,12 @@ class _Upload:
         self._brought: dict[str, StoredObject] = {}
         self._lock = threading.Lock()
 
-    def find(self, path: str) -> StoredObject | None:
-        """What lies where a file belongs; None also where nobody may ask."""
-        return self._writer.find(self._url(path))
+    def look(self, path: str) -> StoredObject | UnseenObject | None:
+        """What lies where a file belongs; an UnseenObject where nobody may ask."""
+        try:
+            return self._writer.find(self._url(path), unseen_is_absent=False)
+        except UnseenObject as error:
+            return error
 
     def is_other(self, path: str, *, unseen_is_absent: bool) -> bool:
         """Whether something else than this file lies where it belongs."""
@@ -123,7 +127,7 @@ class _Upload:
     def bring(self, path: str) -> None:
         """Send a file, unless it is there."""
         wanted = _described(path)
-        if (found := self.find(path)) == wanted:
+        if (found := self._writer.find(self._url(path))) == wanted:
             self._advance(wanted.size)
             with self._lock:
                 self.kept += 1
@@ -135,24 +139,31 @@ class _Upload:
             self.sent_bytes += wanted.size
             self._brought[path] = sent
 
-    def check(self, paths: Sequence[str], found: Sequence[StoredObject | None]) -> None:
-        """Raise DataError unless all files lie there as they were brought. found: after the last.
+    def check(
+        self, paths: Sequence[str], found: Sequence[StoredObject | UnseenObject | None]
+    ) -> None:
+        """Raise DataError unless all files lie there as they were brought. found: looked at after
+        the last of them was.
 
         So of two uploads of different files, whose files got mixed, one sees it at least: had each
         found all its own after its last, each would have sent its last after the other's.
         """
-        if not any(found):
-            return  # who may only write cannot look
+        may_look = any(isinstance(there, StoredObject) for there in found)
         others = [
             path
             for path, there in zip(paths, found, strict=True)
-            if there is None or not there.is_same(self._brought[path])
+            if not (
+                there.may_be(self._brought[path])
+                if isinstance(there, StoredObject)
+                else there is not None and not may_look
+            )
         ]
         if others:
             raise DataError(
-                f"{self._url(others[0])}: replaced or removed while the dataset was sent, as were "
-                f"{len(others)} of {len(paths)} slabs: something else is sent to this URL; let one "
-                "upload end, then send the other elsewhere, or this one again with --overwrite"
+                f"{self._url(others[0])}: {len(others)} of {len(paths)} objects, this one first, "
+                "were replaced or removed while the dataset was sent, by another upload to this "
+                "URL: neither may be whole; when the other has ended, send the one that is to stay "
+                "again, with --overwrite"
             )
 
     def remove_beyond(self, slabs: int) -> None:

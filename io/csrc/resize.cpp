@@ -64,9 +64,9 @@ int64_t most_taps(double length, int64_t size) {
 
 // Up to so many products are summed up in 16 bits, which then cannot overflow.
 constexpr int64_t kFew = 64;
-constexpr int64_t kBlock = 64;    // values at once: few enough for registers
-constexpr int64_t kLanes = 4;     // red, green, blue, and what follows
-constexpr int64_t kTogether = 4;  // pixels
+constexpr int64_t kBlock = 64;  // values at once: few enough for registers
+constexpr int64_t kLanes = 4;   // red, green, blue, and what follows
+constexpr int64_t kPixels = 4;  // of a row, at once
 
 uint16_t whole_weight(float weight) {
   return static_cast<uint16_t>(std::min(65535.0F, weight * 65536.0F + 0.5F));
@@ -163,7 +163,7 @@ void sum_many_lines(const Lines& lines, const float* weights, uint16_t* row, int
 }
 
 // The columns of a row: output pixel x is the weighted sum of `count` pixels from first[x] on.
-// whole: the weights as whole numbers, kLanes times each, for kTogether pixels weight k of each and
+// whole: the weights as whole numbers, kLanes times each, for kPixels pixels weight k of each and
 // then weight k + 1; NULL where they are many. Pixels behind the last have weights of 0.
 struct Columns {
   const int64_t* first;
@@ -173,8 +173,8 @@ struct Columns {
   int64_t size;
 };
 
-// Where the first values of kTogether pixels lie that are summed up together.
-using Together = const uint16_t* [kTogether];
+// Where the first values of kPixels pixels lie that are summed up together.
+using PixelGroup = const uint16_t* [kPixels];
 
 #if HSGD_IO_LOOPS > 0
 // Two pixels side by side.
@@ -184,15 +184,14 @@ inline __m128i two_pixels(const uint16_t* one, const uint16_t* other) {
   return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(low), high));
 }
 
-// The bytes of two of kTogether pixels.
+// The bytes of two of kPixels pixels.
 template <int64_t kCount>
-inline uint64_t sum_two(const Together& from, int64_t pair, const uint16_t* weights,
+inline uint64_t sum_two(const PixelGroup& from, int64_t pair, const uint16_t* weights,
                         int64_t count) {
   __m128i sum = _mm_set1_epi16(static_cast<int16_t>(128 + count / 2));  // 128 rounds
   for (int64_t k = 0; k < (kCount != 0 ? kCount : count); ++k) {
     const __m128i pixels = two_pixels(from[pair] + k * kChannels, from[pair + 1] + k * kChannels);
-    const auto* weight =
-        reinterpret_cast<const __m128i*>(weights + (k * kTogether + pair) * kLanes);
+    const auto* weight = reinterpret_cast<const __m128i*>(weights + (k * kPixels + pair) * kLanes);
     sum = _mm_add_epi16(sum, _mm_mulhi_epu16(pixels, _mm_loadu_si128(weight)));
   }
   const __m128i bytes = _mm_srli_epi16(sum, 8);
@@ -200,7 +199,7 @@ inline uint64_t sum_two(const Together& from, int64_t pair, const uint16_t* weig
 }
 #else
 template <int64_t kCount>
-inline uint64_t sum_two(const Together& from, int64_t pair, const uint16_t* weights,
+inline uint64_t sum_two(const PixelGroup& from, int64_t pair, const uint16_t* weights,
                         int64_t count) {
   using Words = uint16_t __attribute__((vector_size(8)));
   using Products = uint32_t __attribute__((vector_size(16)));
@@ -212,7 +211,7 @@ inline uint64_t sum_two(const Together& from, int64_t pair, const uint16_t* weig
       Words pixel;
       Words weight;
       std::memcpy(&pixel, from[pair + one] + k * kChannels, sizeof pixel);
-      std::memcpy(&weight, weights + (k * kTogether + pair + one) * kLanes, sizeof weight);
+      std::memcpy(&weight, weights + (k * kPixels + pair + one) * kLanes, sizeof weight);
       const Products products =
           __builtin_convertvector(pixel, Products) * __builtin_convertvector(weight, Products);
       sum += __builtin_convertvector(products >> 16, Words);
@@ -225,12 +224,12 @@ inline uint64_t sum_two(const Together& from, int64_t pair, const uint16_t* weig
 }
 #endif
 
-// kTogether pixels, of sums of products of 16 bits as in sum_block: their bytes at `to`, and up to
+// kPixels pixels, of sums of products of 16 bits as in sum_block: their bytes at `to`, and up to
 // 2 more. With kCount, it is the count.
 template <int64_t kCount>
 struct Sum {
-  static void write(const Together& from, const uint16_t* weights, int64_t count, uint8_t* to) {
-    for (int64_t pair = 0; pair < kTogether; pair += 2) {
+  static void write(const PixelGroup& from, const uint16_t* weights, int64_t count, uint8_t* to) {
+    for (int64_t pair = 0; pair < kPixels; pair += 2) {
       const uint64_t bytes = sum_two<kCount>(from, pair, weights, count);
       uint8_t pixels[2 * kLanes];
       std::memcpy(pixels, &bytes, sizeof pixels);
@@ -243,7 +242,7 @@ struct Sum {
 #if HSGD_IO_LOOPS > 1
 template <int64_t kCount>
 struct SumAvx2 {
-  __attribute__((target("avx2"))) static void write(const Together& from, const uint16_t* weights,
+  __attribute__((target("avx2"))) static void write(const PixelGroup& from, const uint16_t* weights,
                                                     int64_t count, uint8_t* to) {
     __m256i sum = _mm256_set1_epi16(static_cast<int16_t>(128 + count / 2));
     for (int64_t k = 0; k < (kCount != 0 ? kCount : count); ++k) {
@@ -251,7 +250,7 @@ struct SumAvx2 {
       const __m256i pixels =
           _mm256_inserti128_si256(_mm256_castsi128_si256(two_pixels(from[0] + at, from[1] + at)),
                                   two_pixels(from[2] + at, from[3] + at), 1);
-      const auto* weight = reinterpret_cast<const __m256i*>(weights + k * kTogether * kLanes);
+      const auto* weight = reinterpret_cast<const __m256i*>(weights + k * kPixels * kLanes);
       sum = _mm256_add_epi16(sum, _mm256_mulhi_epu16(pixels, _mm256_loadu_si256(weight)));
     }
     const __m256i words = _mm256_srli_epi16(sum, 8);
@@ -272,13 +271,13 @@ __attribute__((always_inline)) inline void write_pixels(const Columns& columns, 
   const int64_t size = columns.size;
   const int64_t* first = columns.first;  // copies: bytes that are written may lie anywhere
   const uint16_t* weights = columns.whole;
-  for (int64_t x = 0; x < size; x += kTogether, weights += count * kTogether * kLanes) {
-    Together from;
-    for (int64_t k = 0; k < kTogether; ++k) {
+  for (int64_t x = 0; x < size; x += kPixels, weights += count * kPixels * kLanes) {
+    PixelGroup from;
+    for (int64_t k = 0; k < kPixels; ++k) {
       from[k] = row + first[std::min(x + k, size - 1)] * kChannels;
     }
-    uint8_t last[kTogether * kLanes];
-    const bool more = x + kTogether < size;
+    uint8_t last[kPixels * kLanes];
+    const bool more = x + kPixels < size;
     SumOf::write(from, weights, count, more ? to + x * kChannels : last);
     if (!more) std::memcpy(to + x * kChannels, last, static_cast<size_t>((size - x) * kChannels));
   }
@@ -344,7 +343,7 @@ struct Scratch {
   explicit Scratch(const hsgd_io_crop& crop)
       : across(most_taps(crop.width, crop.size)),
         down(most_taps(crop.height, crop.size)),
-        whole(across <= kFew ? across * (crop.size + kTogether - 1) * kLanes : 0),
+        whole(across <= kFew ? across * (crop.size + kPixels - 1) * kLanes : 0),
         row((static_cast<int64_t>(std::ceil(crop.width)) + 2 + across) * kChannels + kLanes),
         bytes(static_cast<int64_t>(sizeof(int64_t)) * crop.size +
               static_cast<int64_t>(sizeof(float)) * (across * crop.size + down) +
@@ -377,9 +376,9 @@ int64_t find_columns(const hsgd_io_crop& crop, int64_t most, int64_t* first, flo
 
 // The weights as Columns::whole has them.
 void fill_whole(const float* weights, int64_t count, int64_t size, uint16_t* whole) {
-  for (int64_t x = 0; x < (size + kTogether - 1) / kTogether * kTogether; ++x) {
-    uint16_t* to = whole + (x / kTogether * count * kTogether + x % kTogether) * kLanes;
-    for (int64_t k = 0; k < count; ++k, to += kTogether * kLanes) {
+  for (int64_t x = 0; x < (size + kPixels - 1) / kPixels * kPixels; ++x) {
+    uint16_t* to = whole + (x / kPixels * count * kPixels + x % kPixels) * kLanes;
+    for (int64_t k = 0; k < count; ++k, to += kPixels * kLanes) {
       std::fill(to, to + kLanes, x < size ? whole_weight(weights[x * count + k]) : uint16_t{0});
     }
   }

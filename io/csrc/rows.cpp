@@ -60,12 +60,12 @@ struct Run {
 
 // How many places from `first` on follow one another by `step`, at most `count`; at least 1.
 int64_t steady(const uint64_t* first, int64_t count, uint64_t step) {
-  constexpr int64_t kTogether = 16;  // a loop without exits, for vector instructions
+  constexpr int64_t kStep = 16;  // a loop without exits, for vector instructions
   int64_t end = 1;
   if (end >= count || first[end] - first[end - 1] != step) return end;
-  for (; end + kTogether <= count; end += kTogether) {
+  for (; end + kStep <= count; end += kStep) {
     uint64_t differs = 0;
-    for (int64_t k = end; k < end + kTogether; ++k) differs |= (first[k] - first[k - 1]) ^ step;
+    for (int64_t k = end; k < end + kStep; ++k) differs |= (first[k] - first[k - 1]) ^ step;
     if (differs != 0) break;
   }
   while (end < count && first[end] - first[end - 1] == step) ++end;

@@ -20,8 +20,12 @@ extern "C" {
 
 // Some rows of one file, and where they go. A table of rows of `row_bytes` each begins at byte
 // `offset` of the file; range i are its rows [starts[i], starts[i] + counts[i]). Their rows, one
-// range after the other, go to the addresses `places`, or nowhere where that is 0. Places do not
-// overlap. With checksums, range i is delivered only if checksums[i] is its CRC-32C.
+// range after the other, go to `places`, or nowhere where that is 0. Places do not overlap. With
+// checksums, range i is delivered only if checksums[i] is its CRC-32C.
+//
+// Without bases a place is an address. With bases it is row r, below 2^32, of batch b, written as
+// ((b + 1) << 32) + r, whose address is bases[b] + base_offset + r * row_bytes: so one list of
+// places serves all fields of some samples.
 //
 // With sizes the rows differ: the k-th of all has sizes[k] bytes, and range i is the counts[i] rows
 // that begin, one after the other, starts[i] * row_bytes bytes behind `offset`.

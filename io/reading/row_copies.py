@@ -21,12 +21,14 @@ import hsgd.errors
 __all__ = [
     "END",
     "MISMATCH",
+    "MOST_ROWS",
     "TASK",
     "Addresses",
+    "BatchRows",
     "Staging",
     "TaskBatch",
     "addresses_of",
-    "batch_places",
+    "batch_rows",
     "crc32c",
     "crop_image",
     "move_rows",
@@ -35,9 +37,12 @@ __all__ = [
 END = -1  # HSGD_IO_END: the file ended before the rows did
 MISMATCH = -2  # HSGD_IO_MISMATCH: a checksum is wrong
 
-Addresses = NDArray[np.uint64]  # and places
+Addresses = NDArray[np.uint64]
+BatchRows = NDArray[np.uint64]
+"""Rows of batches, as tasks with `bases` take them: ((batch + 1) << 32) + row; 0 is none."""
 
-_BATCH_SHIFT = 32  # of a place that is a row of a batch
+_BATCH_SHIFT = 32
+MOST_ROWS = 1 << _BATCH_SHIFT  # of a batch
 
 # struct hsgd_io_task; starts, counts, places, bases, sizes, memory and checksums are addresses.
 TASK = np.dtype(
@@ -63,20 +68,18 @@ TASK = np.dtype(
 )
 
 
-def batch_places(batch: NDArray[np.int64], row: NDArray[np.int64]) -> Addresses:
-    """Places that are rows of batches, as tasks with `bases` take them."""
-    places = batch + 1
-    places <<= _BATCH_SHIFT
-    places += row
-    return places.view(np.uint64)
+def batch_rows(batch: NDArray[np.int64], row: NDArray[np.int64]) -> BatchRows:
+    """Row row[i], below MOST_ROWS, of batch batch[i]."""
+    found = batch + 1
+    found <<= _BATCH_SHIFT
+    found += row
+    return found.view(np.uint64)
 
 
-def addresses_of(
-    places: Addresses, bases: Addresses, base_offset: int, row_bytes: int
-) -> Addresses:
-    """The addresses of places that are rows of batches; 0 stays 0."""
-    batch = (places >> np.uint64(_BATCH_SHIFT)).astype(np.int64) - 1
-    row = places & np.uint64((1 << _BATCH_SHIFT) - 1)
+def addresses_of(rows: BatchRows, bases: Addresses, base_offset: int, row_bytes: int) -> Addresses:
+    """Where these rows lie in memory; 0 for none. bases: addresses of the batches."""
+    batch = (rows >> np.uint64(_BATCH_SHIFT)).astype(np.int64) - 1
+    row = rows & np.uint64(MOST_ROWS - 1)
     found: Addresses = bases[batch] + np.uint64(base_offset) + row * np.uint64(row_bytes)
     found[batch < 0] = 0
     return found

@@ -23,7 +23,7 @@ from hsgd.errors import DataError
 from .clients import RequestFailed, s3_client
 from .urls import s3_place
 
-__all__ = ["ObjectWriter", "StoredObject", "md5_of"]
+__all__ = ["ObjectWriter", "StoredObject", "UnseenObject", "md5_of"]
 
 _PART_BYTES = 16 << 20  # sent by one request, and kept in memory
 _MOST_PARTS = 9_000  # S3 takes 10,000
@@ -58,11 +58,11 @@ class StoredObject:
     md5: str
     etag: str = field(default="", compare=False)
 
-    def is_same(self, other: StoredObject) -> bool:
-        """Whether they have the same bytes, or are one object, of a store that tells no MD5."""
-        return self == other or (
-            self.size == other.size and self.etag != "" and self.etag == other.etag
-        )
+    def may_be(self, sent: StoredObject) -> bool:
+        """Whether it can be what was sent: nothing that the store tells speaks against it."""
+        if self.size != sent.size:
+            return False
+        return "" in (self.md5, sent.etag) or self.md5 == sent.md5 or self.etag == sent.etag
 
 
 class ObjectWriter:
@@ -87,20 +87,22 @@ class ObjectWriter:
             self._tried(url, "looking for it", "get_object", wanted)["Body"].close()
 
     def find(self, url: str, *, unseen_is_absent: bool = True) -> StoredObject | None:
-        """What lies there. unseen_is_absent: None also where nobody may ask. Raises DataError."""
+        """What lies there. unseen_is_absent: None also where nobody may ask, else UnseenObject.
+        Raises DataError.
+        """
         try:
             found = self._tried(url, "looking for it", "head_object", s3_place(url))
-        except _Unseen:
+        except UnseenObject:
             if unseen_is_absent:
                 return None
-            raise DataError(
+            raise UnseenObject(
                 f"{url}: these credentials may not see whether a dataset is there; they need "
                 "s3:GetObject and s3:ListBucket, or replace what is there with --overwrite "
                 "(overwrite=True)"
             ) from None
         except _Absent:
             return None
-        etag = found.get("ETag", "").strip('"')
+        etag = _etag_of(found)
         md5 = found.get("Metadata", {}).get(_MD5, "" if "-" in etag else etag)
         return StoredObject(int(found["ContentLength"]), md5, etag)
 
@@ -123,7 +125,7 @@ class ObjectWriter:
             advance(size)
         else:
             answer = self._send_parts(url, path, place, parts, advance)
-        return StoredObject(size, md5, answer.get("ETag", "").strip('"'))
+        return StoredObject(size, md5, _etag_of(answer))
 
     def _send_parts(
         self,
@@ -188,7 +190,7 @@ class ObjectWriter:
                 code = _code_of(error)
                 asks = operation in ("get_object", "head_object")
                 if asks and code in _NOT_THERE | _PERHAPS_THERE:
-                    raise (_Absent if code in _NOT_THERE else _Unseen)(url) from None
+                    raise (_Absent if code in _NOT_THERE else UnseenObject)(url) from None
                 spent_s = time.monotonic() - began
                 delay_s = failure.delay_s(tries)
                 again = failure.again or code in _AGAIN
@@ -201,8 +203,13 @@ class _Absent(DataError):
     """There is no such object, as far as one may know."""
 
 
-class _Unseen(_Absent):
+class UnseenObject(_Absent):
     """There may be one, for who may look."""
+
+
+def _etag_of(answer: dict[str, Any]) -> str:
+    etag: str = answer.get("ETag", "")
+    return etag.removeprefix("W/").strip('"')
 
 
 def md5_of(path: str) -> str:

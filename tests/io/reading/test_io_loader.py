@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from hsgd.io import RowReader
+from hsgd.io import loader as loader_module
 from hsgd.io.batches import iteration as iterating
 from hsgd.io.batches.reader_pool import Filler
 from hsgd.io.reading import row_copies
@@ -305,6 +306,26 @@ def test_all_threads_help_only_while_tasks_wait_for_a_disk(folder, monkeypatch, 
     numbers(loader_of(folder, 5, threads=100, **TINY))
     cores = max(2, len(os.sched_getaffinity(0)))
     assert set(helping) == {100 if slept else cores}
+
+
+def test_batches_of_more_rows_than_can_be_numbered_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(loader_module, "MOST_ROWS", 102)
+    loader_of(folder, 1 << 40)
+    monkeypatch.setattr(loader_module, "MOST_ROWS", 101)
+    with pytest.raises(ValueError, match="batches of 101 samples; use a batch_size below 101"):
+        loader_of(folder, 1 << 40)
+
+
+def test_all_threads_help_where_python_reads_a_field(tmp_path, monkeypatch):
+    arrays = {f"x{n}": np.arange(200, dtype="i4") for n in range(10)}
+    path = write_hdf5(tmp_path / "a.h5", arrays)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("packed", data=np.arange(200), chunks=(50,), compression="gzip")
+    seen = []
+    monkeypatch.setattr(Filler, "_want_threads", lambda self, waits: seen.append(waits))
+    for batch in loader_of(path, 8, **TINY):
+        assert (batch["packed"] == batch["x3"]).all()
+    assert seen and all(seen)
 
 
 def test_errors_of_the_thread_reach_the_loop(folder):

@@ -76,11 +76,11 @@ def test_rows_of_ranges_go_to_their_places_and_unwanted_ones_nowhere(table):
 SIZES = [1, 2, 3, 4, 7, 8, 16, 24, 3000]
 
 
-def batch_rows(draw, rows, batch_size, shuffled):
+def rows_of_batches(draw, rows, batch_size, shuffled):
     """Places of `rows` rows in batches, shuffled or in runs, some of them unwanted."""
     order = draw.permutation(rows) if shuffled else np.arange(rows)
     batch, row = np.divmod(order + 3, batch_size)  # the first batch has three rows already
-    places = row_copies.batch_places(batch, row)
+    places = row_copies.batch_rows(batch, row)
     places[draw.random(rows) < 0.1] = 0
     return places
 
@@ -98,7 +98,7 @@ def test_rows_go_to_rows_of_batches(tmp_path, size, shuffled, way):
     bases = batches.ctypes.data + batches.shape[1] * order.astype(np.uint64)
     half = rows // 2
     starts, counts = np.array([half, 0]), np.array([rows - half, half])
-    places = batch_rows(draw, rows, batch_size, shuffled)
+    places = rows_of_batches(draw, rows, batch_size, shuffled)
     task = np.zeros(1, row_copies.TASK)
     task["offset"], task["row_bytes"], task["ranges"] = 5, size, 2
     task["starts"], task["counts"] = starts.ctypes.data, counts.ctypes.data

@@ -273,36 +273,57 @@ def test_a_smaller_dataset_leaves_nothing_of_a_larger_one(server, folder, tmp_pa
     assert stored() == expected(smaller)
 
 
-@pytest.mark.parametrize("interrupts", ["slab-00001", "slab-00003"])
+@pytest.mark.parametrize("before", ["slab-00001", "slab-00003", "index"])
 def test_two_datasets_sent_to_one_place_at_once_are_an_error(
-    server, folder, tmp_path, monkeypatch, interrupts
+    server, folder, tmp_path, monkeypatch, before
 ):
-    """Before one slab of the first is sent, all of the second is; then its last slab again."""
+    """All of the second is sent before one file of the first, which goes on then."""
     other = make_slabs(tmp_path / "other", 100, SLABS, seed=1)
     send, begun = uploads.ObjectWriter.send, []
 
     def interrupted(writer, url, path, md5, advance):
-        if interrupts in path and not begun:
+        if before in path and not begun:
             begun.append(path)
             upload_slabs(other, URL, overwrite=True)
         return send(writer, url, path, md5, advance)
 
     monkeypatch.setattr(uploads.ObjectWriter, "send", interrupted)
-    with pytest.raises(DataError, match=r"slab-00000\.h5: replaced .* of 4 slabs: something else"):
+    with pytest.raises(DataError, match=r"slab-00000\.h5: . of . objects, .* replaced or removed"):
         upload_slabs(folder, URL, overwrite=True, threads=1)
-    assert stored()["some/data/index.h5"] == (other / "index.h5").read_bytes()
     upload_slabs(folder, URL, overwrite=True)
     assert stored() == expected(folder)
 
 
-def test_a_slab_that_another_removes_meanwhile_is_an_error(server, folder, tmp_path, monkeypatch):
-    find = uploads.ObjectWriter.find
-    monkeypatch.setattr(
-        uploads.ObjectWriter,
-        "find",
-        lambda self, url, **how: None if "00002" in url else find(self, url, **how),
-    )
-    with pytest.raises(DataError, match=r"slab-00002\.h5: replaced or removed while .* 1 of 4"):
+def test_a_smaller_dataset_sent_meanwhile_is_an_error(server, folder, tmp_path, monkeypatch):
+    smaller = make_slabs(tmp_path / "smaller", 50, SLABS - 2, seed=1)
+    remove, begun = uploads.ObjectWriter.remove, []
+
+    def interrupted(writer, url):
+        if "slab-0000" in url and not begun:
+            begun.append(url)
+            upload_slabs(folder, URL, overwrite=True)
+        remove(writer, url)
+
+    upload_slabs(folder, URL)
+    monkeypatch.setattr(uploads.ObjectWriter, "remove", interrupted)
+    with pytest.raises(DataError, match=r"slab-00000\.h5: 3 of 3 objects, .* replaced or removed"):
+        upload_slabs(smaller, URL, overwrite=True)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_what_is_removed_meanwhile_is_an_error(server, folder, monkeypatch, status):
+    """Who may not list is told 403, of what is not there."""
+    look = uploads.ObjectWriter.find
+
+    def find(writer, url, *, unseen_is_absent=True):
+        if "00002" not in url:
+            return look(writer, url, unseen_is_absent=unseen_is_absent)
+        if status == 403 and not unseen_is_absent:
+            raise uploads.UnseenObject(url)
+        return None
+
+    monkeypatch.setattr(uploads.ObjectWriter, "find", find)
+    with pytest.raises(DataError, match=r"slab-00002\.h5: 1 of 4 objects, .* replaced or removed"):
         upload_slabs(folder, URL)
     assert "some/data/index.h5" not in stored()
 
