@@ -317,8 +317,7 @@ def test_batches_of_more_rows_than_can_be_numbered_are_refused(folder, monkeypat
 
 
 def test_all_threads_help_where_python_reads_a_field(tmp_path, monkeypatch):
-    arrays = {f"x{n}": np.arange(200, dtype="i4") for n in range(10)}
-    path = write_hdf5(tmp_path / "a.h5", arrays)
+    path = write_hdf5(tmp_path / "a.h5", {f"x{n}": np.arange(200) for n in range(10)})
     with h5py.File(path, "a") as file:
         file.create_dataset("packed", data=np.arange(200), chunks=(50,), compression="gzip")
     seen = []
