@@ -165,10 +165,13 @@ class ElasticAveraging(WrappingOptimizer):
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
-        self._split_off = SplitComms(
-            comm, (None if self._group is None else self._group.comm, self._team)
-        )
-        self._split_off.before_close(self._abandon)
+        self._split_off = self._leave_with(comm)
+
+    def _leave_with(self, comm: Comm) -> SplitComms:
+        """What was split off it ends before it does."""
+        found = SplitComms(comm, (None if self._group is None else self._group.comm, self._team))
+        found.before_close(self._abandon)
+        return found
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
         members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
