@@ -9,7 +9,7 @@
 #include "rows.h"
 
 // Which loops there are: 2 with those of AVX2, for processors that have it, 1 SSE2 alone, 0
-// portable ones alone.
+// portable ones alone. Set only by the test that compares them.
 #if !defined(HSGD_IO_LOOPS)
 #if defined(__x86_64__)
 #define HSGD_IO_LOOPS 2
