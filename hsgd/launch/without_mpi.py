@@ -44,7 +44,8 @@ def plan(
         )
     places = _places(parse_hosts(hosts, ranks) if hosts else (Host("localhost", ranks),), ranks)
     if len(places) == 1 and places[0][0].is_here:
-        return [_torchrun(["--standalone", f"--nproc-per-node={ranks}"], command)]
+        words = [sys.executable, "-m", "hsgd.launch.loopback_torchrun", f"--nproc-per-node={ranks}"]
+        return [[*words, "--no-python", *command]]
     first = places[0][0]
     meeting = [
         f"--nnodes={len(places)}",
