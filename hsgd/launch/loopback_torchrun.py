@@ -10,7 +10,7 @@ import socket
 import sys
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     rendezvous_handler_registry,
@@ -32,7 +32,7 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         super().__init__("127.0.0.1", port, 0, 1, run_id, int(_WAIT.total_seconds()))
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             "127.0.0.1", port, 1, True, _WAIT, master_listen_fd=listening.detach()
         )
 
