@@ -28,7 +28,7 @@ def run(*words: str, cache: Path | None = None) -> subprocess.CompletedProcess[s
     file = str(ROOT / "benchmarks" / "ranks_per_node.py")
     more = {"HSGD_CACHE": str(cache)} if cache else {}
     return run_marked(
-        [sys.executable, file, "--quick", "--no-install", *words], {**os.environ, **more}, LIMIT_S
+        [sys.executable, file, "--quick", *words], {**os.environ, **more}, LIMIT_S
     )
 
 
