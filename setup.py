@@ -323,10 +323,12 @@ def operators_libraries() -> list[Library]:
     this build has no headers of that ABI, or where there is none.
     """
     found = importlib.util.find_spec("torch")
-    torch = Path(((found and found.submodule_search_locations) or [""])[0])
+    # pip's isolated build hides the environment that it installs into, but not where it is
+    beside = sysconfig.get_path("platlib") + "/torch"
+    torch = Path(((found and found.submodule_search_locations) or [beside])[0])
     if not (torch / "include/torch/csrc/stable/c").is_dir():
         print(
-            "hsgd: no torch >= 2.10 in the environment of this build: its operators "
+            "hsgd: no torch >= 2.10 in the environment that this is for: its operators "
             "(hsgd.operators) go through Python",
             file=sys.stderr,
         )

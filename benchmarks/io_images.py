@@ -241,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory-epochs", type=int, default=50, help="of 64 images, for memory (default 50)")
     names = ", ".join(candidate.name for candidate in CANDIDATES)
     add("--candidates", nargs="+", metavar="NAME", help=f"of {names}")
-    add("--no-install", action="store_true", help="leave out peers that are not installed yet")
+    add("--peers", action="store_true", help="download peers that are not there yet")
     add("--folder", type=Path, help="where images are made and kept; default: a temporary one")
     return parser
 
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = Found()
     chosen = [candidate for candidate in CANDIDATES if candidate.name in names]
     with keeping() as stopped:
-        chosen = usable(chosen, not options.no_install, found.left_out)
+        chosen = usable(chosen, options.peers, found.left_out)
         measure(chosen, options, found)
     doc = document(chosen, options, found)
     doc["meta"]["interrupted"] = bool(stopped.code)

@@ -303,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     known = ", ".join(c.name for c in CANDIDATES)
     add("--candidates", nargs="+", metavar="NAME", help=f"of {known}")
     add("--copy", action="store_true", help="the loop copies each batch, instead of touching pages")
-    add("--no-install", action="store_true", help="leave out peers that are not installed yet")
+    add("--peers", action="store_true", help="download peers that are not there yet")
     add("--folder", type=Path, help="where data is made and kept; default: a temporary one")
     return parser
 
@@ -408,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopped = 0
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        chosen = usable(chosen, not options.no_install, found.left_out)
+        chosen = usable(chosen, options.peers, found.left_out)
         _measure_all(options, chosen, found)
     except KeyboardInterrupt:
         stopped = 130

@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--models", nargs="+", choices=MODELS, help="default: all, with --quick without bert")
     add("--threads", nargs="+", type=int, default=[1], help="of torch and the kernel (default 1)")
     add("--rounds", type=int, help="steps of each candidate (default 30)")
-    add("--no-install", action="store_true", help="leave out timm if it was not fetched yet")
+    add("--peers", action="store_true", help="download peers that are not there yet")
     add("--accuracy", action="store_true", help="accuracy against the batch: --accuracy --help")
     given = sys.argv[1:] if argv is None else list(argv)
     if "--accuracy" in given:
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rounds < 1 or min(options.threads) < 1:
         parser.error("--rounds and --threads: 1 or more")
     models = options.models or [m for m in MODELS if not options.quick or m != "bert"]
-    makers, missing = candidates(not options.no_install)
+    makers, missing = candidates(options.peers)
     rows, failures = [], [f"left out: {line}" for line in missing]
     wrong = False
     cases = [(model, threads) for model in models for threads in options.threads]

@@ -248,7 +248,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--own-cores", action="store_true", help="virtual nodes do not share cores, if they suffice"
     )
     add("--no-horovod", action="store_true", help="leave out Horovod")
-    add("--no-install", action="store_true", help="does nothing: all peers are in the environment")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.rounds = options.rounds or (3 if options.quick else 7)

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 from hsgd.cli import main
 
 __all__: list[str] = []
 
+
+def refuse_sources() -> None:
+    """In a clone `python -m` takes the sources there, which are not built, for hsgd."""
+    here = Path(__file__).resolve().parent
+    if importlib.util.find_spec("hsgd._native") is None:
+        sys.exit(
+            f"hsgd: error: python -m hsgd in {here.parent} takes the sources there, which are not "
+            "built, not the installed hsgd: call hsgd, or python -m hsgd in another folder"
+        )
+
+
 if __name__ == "__main__":
+    refuse_sources()
     raise SystemExit(main())

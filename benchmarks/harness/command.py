@@ -242,7 +242,7 @@ def _read_arguments(
         rounds=options.rounds or (benchmark.quick_rounds if quick else benchmark.rounds),
         budget_s=benchmark.quick_budget_s if quick else 1.0,
         collectives=collectives,
-        install=not options.no_install,
+        install=options.peers,
         limit_s=options.limit_s,
         span=benchmark.span,
         ulimit=f"-n {options.files}" if options.files else restored,
@@ -278,5 +278,6 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     about = f"who takes longer for {LEAST_CALLS} calls of a case ends there (default {LIMIT_S:g})"
     add("--limit-s", type=float, default=LIMIT_S, metavar="S", help=about)
     add("--files", type=int, metavar="N", help="descriptors of a rank, as with ulimit -n")
-    add("--no-install", action="store_true", help="leave out peers that are not installed yet")
+    about = "download peers that are not there yet: MPICH, Intel MPI, oneCCL, ... (some 480 MB)"
+    add("--peers", action="store_true", help=about)
     return parser

@@ -32,7 +32,7 @@ def made_once(name: str, install: bool, kind: str = "peers") -> Iterator[tuple[P
         yield folder, False
         return
     if not install:
-        raise PeerMissing("it is not there yet; run once without --no-install")
+        raise PeerMissing("it is not there yet; --peers downloads it")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{name}.lock").open("w") as lock:

@@ -101,7 +101,7 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
     """
     if job.peer in ("impi", "oneccl"):
         word = str(oneccl_library(install)) if job.peer == "oneccl" else ""
-        return _prepare_intel_mpi(folder, install, word)
+        return _prepare_intel_mpi(job, folder, install, word)
     if job.peer == "mpich":
         home = mpich_environment(install)
         path = home / "bin" / "mpirun"
@@ -122,17 +122,20 @@ def prepare(job: Job, folder: Path, install: bool) -> Tools:
     return Tools(launcher, tuple(worker), beside, word, variables)
 
 
-def _prepare_intel_mpi(folder: Path, install: bool, word: str) -> Tools:
+def _prepare_intel_mpi(job: Job, folder: Path, install: bool, word: str) -> Tools:
     """Intel MPI has MPICH's binary interface: it runs the C program that MPICH compiled."""
     home = intel_mpi_environment(install)
-    compiler = mpich_environment(install) / "bin" / "mpicc"
-    worker = compile_native(folder, str(compiler), hsgd=False)
+    if job.native:
+        compiler = mpich_environment(install) / "bin" / "mpicc"
+        worker = [str(compile_native(folder, str(compiler), hsgd=False))]
+    else:
+        worker = rank_command("worker", python=str(home / "bin" / "python"))
     path = home / "bin" / "mpiexec.hydra"
     before = os.environ.get("LD_LIBRARY_PATH", "")
     libraries = f"{home / 'lib'}:{before}" if before else str(home / "lib")
     return Tools(
         mpirun.Launcher(str(path), "MPICH", INTEL_MPI),  # whose options its launcher takes
-        (str(worker),),
+        tuple(worker),
         path.parent,
         word,
         environment={"LD_LIBRARY_PATH": libraries},

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 MPICH = ("mpich>=5.0", "mpi4py>=4.0", "numpy")
+MPI4PY = ("mpi4py>=4.0", "numpy")  # mpi4py's wheel takes any MPI
 INTEL_MPI = "2021.19.0"
 ONECCL = "2022.2.0"
 DEEPSPEED = "0.19.8"
@@ -70,16 +71,18 @@ def mpich_environment(install: bool) -> Path:
 
 
 def intel_mpi_environment(install: bool) -> Path:
-    """A virtual environment with Intel MPI, without libfabric, so for one node; made at the first
-    call if `install`. Raises PeerMissing.
+    """A virtual environment with Intel MPI, without libfabric, so for one node, with mpi4py and
+    NumPy; made at the first call if `install`. Raises PeerMissing.
     """
-    with made_once(f"impi-{INTEL_MPI}", install) as (folder, missing):
+    tag = sys.implementation.cache_tag
+    with made_once(f"impi-{INTEL_MPI}-{tag}", install) as (folder, missing):
         if missing:
             _say("Intel MPI into an environment of its own")
             _run("Intel MPI", [sys.executable, "-m", "venv", str(folder)])
             pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
             words = ["install", "--quiet", "--no-deps", f"impi-rt=={INTEL_MPI}"]
             _run("Intel MPI", [*pip, *words])
+            _run("Intel MPI", [*pip, "install", "--quiet", *MPI4PY])
     return folder
 
 

@@ -68,6 +68,7 @@ _COLOURS = {
     "mpich-c": "#cb181d",
     "mpich": "#fb9a99",
     "impi-c": "#6a51a3",
+    "impi": "#807dba",
     "oneccl": "#9e9ac8",
     "deepspeed": "#bf9000",
     "gloo": "#969696",

@@ -244,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rate", default="1gbit", help="of the link (default 1gbit); needs root")
     add("--plain", action="store_true", help="no link: the server and the loop are this machine")
     add("--candidates", nargs="+", metavar="NAME", choices=list(READERS), help=", ".join(READERS))
-    add("--no-install", action="store_true", help="leave out peers that are not installed yet")
+    add("--peers", action="store_true", help="download peers that are not there yet")
     return parser
 
 
@@ -277,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{reason}; --plain needs no virtual nodes")
     found = Found()
     with keeping() as stopped, tempfile.TemporaryDirectory(prefix="hsgd-remote-") as folder:
-        names = _usable(options.candidates or _DEFAULT, found, install=not options.no_install)
+        names = _usable(options.candidates or _DEFAULT, found, install=options.peers)
         digest = make_files(
             Path(folder),
             options.sample_bytes,

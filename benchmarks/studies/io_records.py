@@ -320,7 +320,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--total", type=int, metavar="MB", help="of data of each kind (default 512)")
     add("--rounds", type=int, help="turns of each candidate (default 5)")
     add("--budget", type=float, default=1.0, metavar="S", help="of one turn (default 1)")
-    add("--no-install", action="store_true", help="leave out peers that are not installed yet")
+    add("--peers", action="store_true", help="download peers that are not there yet")
     return parser
 
 
@@ -343,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.check_targets(parser, options.json)
     total = (options.total or (_QUICK_MB if options.quick else _USUAL_MB)) << 20
     options.rounds = options.rounds or (2 if options.quick else 5)
-    found = report.Measured(left_out=_left_out(not options.no_install))
+    found = report.Measured(left_out=_left_out(options.peers))
     makers = {"tokens": make_tokens, "table": make_table}
     with keeping() as stopped, tempfile.TemporaryDirectory(prefix="hsgd-records-") as name:
         for kind in options.kinds:

@@ -111,7 +111,7 @@ def _job() -> Trial | None:
     name = "MPI job"
     if launcher_variables.mpi_size() is not None:
         return Trial(name, "note", "not tried within a job", "Call hsgd doctor without mpirun")
-    command = [sys.executable, "-c", probe.JOB]
+    command = probe.python(probe.JOB)
     try:
         words, added = launch.plan_run(command, 2, None, [], os.environ)
     except LaunchError as error:
@@ -119,7 +119,7 @@ def _job() -> Trial | None:
             name,
             "note",
             str(error),
-            "Until then jobs start without MPI: hsgd run --launcher torchrun",
+            "Without MPI jobs start with torch: pip install torch, hsgd run --launcher torchrun",
         )
     found = probe.job(words, added)
     if found.error:

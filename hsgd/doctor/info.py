@@ -159,7 +159,7 @@ def _add_mpi(report: Report) -> None:
         report.problem(
             str(error),
             "Until then: no horovodrun --plugin hsgd, and no hsgd run under mpirun",
-            stops=launcher is not None or not _starts_without_mpi(),
+            stops=launcher is not None,
         )
         return
     ours = probe.libmpi_of_hsgd(used)
@@ -175,8 +175,8 @@ def _add_launcher(report: Report) -> Launcher | None:
     except launch.NoLauncher as error:
         without = _starts_without_mpi()
         remedy = "hsgd run starts jobs by torchrun, without MPI" if without else "no hsgd run"
-        report.problem(
-            str(error), f"Until then: {remedy}, and no horovodrun --plugin hsgd", stops=not without
+        report.problem(  # MPI is optional: Comm.local and the reader need none
+            str(error), f"Until then: {remedy}, and no horovodrun --plugin hsgd", stops=False
         )
         return None
     except LaunchError as error:

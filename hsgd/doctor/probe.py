@@ -22,6 +22,7 @@ __all__ = [
     "libmpi_of_hsgd",
     "libmpi_of_mpi4py",
     "operators",
+    "python",
     "sums",
     "tuning",
 ]
@@ -30,7 +31,9 @@ _LIMIT_S = 120
 _JOB_LIMIT_S = 60
 _SHOW = """
 import sys
-def show(value): sys.__stdout__.write(" ".join(str(value).splitlines()[0].split()) + "\\n")
+def show(value):  # MPI's texts may end with NUL bytes
+    text = str(value).replace("\\0", " ").splitlines()[0]
+    sys.__stdout__.write(" ".join(text.split()) + "\\n")
 """
 _SHOW_LIBMPI = """
 from hsgd.launch import elf
@@ -158,6 +161,13 @@ def sums(ranks: int) -> Finding:
     return _run(_SHOW + (_FORKED_RANKS + _SUMS).format(ranks=ranks))
 
 
+def python(code: str) -> list[str]:
+    """The command of a child that runs `code` and finds modules where this process does: `python
+    -c` alone would take sources in the working directory for the installed hsgd; local.
+    """
+    return [sys.executable, "-c", f"import sys\nsys.path[:] = {sys.path!r}\n{code}"]
+
+
 def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:
     """Whether a command that starts ranks of JOB works, with variables `added`; local, blocking."""
     try:
@@ -196,7 +206,7 @@ def _run(code: str) -> Finding:
     environ = {name: value for name, value in os.environ.items() if name != "HOROVOD_PLUGIN"}
     try:
         child = subprocess.run(
-            [sys.executable, "-c", code],
+            python(code),
             env=environ,
             capture_output=True,
             text=True,

@@ -34,7 +34,14 @@ def why_in_python() -> str:
     version = torch.__version__.split("+")[0].split(".")[:2]
     if tuple(map(int, version)) < _STABLE_SINCE:
         return f"torch {torch.__version__} is older than 2.10"
-    return "" if LIBRARY.is_file() else "hsgd was built without torch 2.10 or newer"
+    return (
+        ""
+        if LIBRARY.is_file()
+        else (
+            "hsgd was built before torch 2.10 or newer was here; build it again: pip install "
+            "--force-reinstall --no-deps . in a clone of hsgd"
+        )
+    )
 
 
 @functools.cache

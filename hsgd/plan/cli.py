@@ -159,7 +159,7 @@ def _lines(
             f"an allreduce: {one.leaders} leaders per node, {one.messages} messages in "
             f"{one.rounds} round{'s' if one.rounds > 1 else ''}, "
             f"{one.steps or 1} step{'s' if one.steps > 1 else ''}; between nodes it takes "
-            f"{_ms(one.between_s)}, inside a node {_ms(one.inside_s)}"
+            f"{_time(one.between_s)}, inside a node {_time(one.inside_s)}"
         )
     compute_s = workload.compute_s
     header = ["strategy", "communication", "exposed"]
@@ -182,19 +182,25 @@ def _row(outlook: Outlook, compute_s: float | None) -> list[str]:
     return [
         outlook.name,
         *map(_bounded, times),
-        _ms(outlook.suits_from_s),
+        _time(outlook.suits_from_s),
         f"{outlook.sent_bytes / 1e6:.4g} MB",
         f"{outlook.memory_bytes / 1e6:.4g} MB",
     ]
 
 
 def _bounded(times: _Times) -> str:
-    best, low, high = (1e3 * value for value in times)
-    return f"{best:.3g} ms ({low:.3g} to {high:.3g})"
+    best, low, high = map(_time, times)
+    return f"{best} ({low} to {high})"
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+def _time(seconds: float) -> str:
+    """Three digits, in the unit that needs no exponent."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= 0.9995 * unit or name == "us":
+            value = seconds / unit
+            break
+    digits = max(0, 2 - max(0, math.floor(math.log10(value)))) if value > 0 else 0
+    return f"{value:.{digits}f} {name}"
 
 
 def _table(rows: list[list[str]]) -> list[str]:

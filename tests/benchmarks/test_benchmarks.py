@@ -51,9 +51,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     file = str(ROOT / "benchmarks" / f"{program}.py")
     everything = {**os.environ, **CROWDED, **(env or {})}
-    alone = program in ("ddp", "interposer", "rarely") or "--accuracy" in words
-    needs_peers = [] if alone else ["--no-install"]
-    return run_marked([sys.executable, file, *needs_peers, *words], everything, LIMIT_S)
+    return run_marked([sys.executable, file, *words], everything, LIMIT_S)
 
 
 def plan(*names: str, sizes: tuple[int, ...] = (8,), **more: Any) -> turns.MeasurementPlan:

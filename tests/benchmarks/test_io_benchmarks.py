@@ -170,7 +170,7 @@ def test_slabs_of_another_node_are_measured_against_the_files(
 
 def test_records_are_measured_against_peers_and_preadv(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    words = ["--records", "--total", "4", "--rounds", "1", "--budget", "0.2", "--no-install"]
+    words = ["--records", "--total", "4", "--rounds", "1", "--budget", "0.2"]
     program = str(ROOT / "benchmarks" / "io_throughput.py")
     command = [sys.executable, program, *words, "--json", str(file)]
     done = run_marked(command, dict(os.environ), 200)
@@ -230,7 +230,7 @@ def test_a_peer_that_cannot_be_used_is_named_with_the_reason(
     left_out: dict[str, str] = {}
     assert io_throughput.usable(chosen, False, left_out) == [read]
     assert left_out == {
-        "nobody": "it is not there yet; run once without --no-install",
+        "nobody": "it is not there yet; --peers downloads it",
         "nowhere": "ModuleNotFoundError: No module named 'no_such_module'",
     }
     assert "left out: nobody (it is not there yet" in capsys.readouterr().err

@@ -27,9 +27,7 @@ COLLECTIVES = ("allreduce", "broadcast", "allgather", "barrier")
 def run(*words: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
     file = str(ROOT / "benchmarks" / "ranks_per_node.py")
     more = {"HSGD_CACHE": str(cache)} if cache else {}
-    return run_marked(
-        [sys.executable, file, "--quick", "--no-install", *words], {**os.environ, **more}, LIMIT_S
-    )
+    return run_marked([sys.executable, file, "--quick", *words], {**os.environ, **more}, LIMIT_S)
 
 
 def test_numbers_of_ranks_are_compared_in_each_collective(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_without_a_launcher_the_way_without_mpi_is_named(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("torch", ["2.13.0", None])
-def test_a_machine_without_mpirun_is_usable_where_torchrun_starts_jobs(
+def test_a_machine_without_mpirun_is_usable(
     monkeypatch: pytest.MonkeyPatch, torch: str | None
 ) -> None:
     def refuse(*_: object) -> None:
@@ -90,8 +91,8 @@ def test_a_machine_without_mpirun_is_usable_where_torchrun_starts_jobs(
     monkeypatch.setattr(info, "_version", lambda name: torch)
     report = info.Report()
     assert info._add_launcher(report) is None
-    assert report.usable == (torch is not None)
-    assert ("torchrun" in report.problems[0].remedy) == report.usable
+    assert report.usable and len(report.problems) == 1  # MPI is optional
+    assert ("torchrun" in report.problems[0].remedy) == (torch is not None)
 
 
 def test_stacks_that_nothing_can_read_are_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,3 +257,44 @@ def test_the_reason_of_a_failed_job_is_its_last_error_and_no_path() -> None:
     launcher = "-----\nprterun has detected an attempt to run as root.\nThis is unwise.\n-----\n"
     assert probe._reason(launcher, 1) == "prterun has detected an attempt to run as root."
     assert probe._reason("", 7) == "exit code 7"
+
+
+def test_sources_in_the_working_directory_do_not_shadow_what_the_doctor_tests(
+    tmp_path: Path,
+) -> None:
+    """In a clone, `python -c` finds the sources, which are not built: children must not."""
+    (tmp_path / "hsgd").mkdir()
+    (tmp_path / "hsgd" / "__init__.py").write_text("raise ImportError('sources, not built')\n")
+    script = tmp_path / "bin" / "hsgd"  # as the console script: its folder is first on the path
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom hsgd.cli import main\nsys.exit(main())\n")
+    done = subprocess.run(
+        [sys.executable, str(script), "doctor", "--json"],
+        env=launch_environ(),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    trials = {trial["name"]: trial for trial in json.loads(done.stdout)}
+    assert trials["shared memory"]["state"] == "ok", trials["shared memory"]
+    assert trials["MPI job"]["state"] == "ok", trials["MPI job"]
+    assert not any("\0" in trial["found"] for trial in trials.values())
+
+
+def test_python_m_hsgd_in_a_clone_says_that_sources_are_not_built(tmp_path: Path) -> None:
+    # not the native files: as in a clone of which a copy was installed
+    package = Path(info.__file__).parents[1]
+    leave = shutil.ignore_patterns("*.so", "csrc", "__pycache__")
+    shutil.copytree(package, tmp_path / "hsgd", ignore=leave)
+    done = subprocess.run(
+        [sys.executable, "-m", "hsgd", "doctor"],
+        env=launch_environ(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "call hsgd" in done.stderr, done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hsgd.config import Config
+from hsgd.plan import cli
 from hsgd.plan.calibration import DEFAULT, Calibration, read_calibration
 from hsgd.plan.model import Cluster, Prediction, predict_allreduce
 from hsgd.plan.strategies import BUCKET_BYTES, Workload, forecast
@@ -223,3 +224,14 @@ def test_any_calibration_round_trips(tmp_path: Path) -> None:
     path.write_text(json.dumps({"calibration": dataclasses.asdict(own)}))
     assert read_calibration(path) == own
     assert "two nodes of mine" in hsgd_plan(*WORDS, "--calibration", str(path)).stdout
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1.43, "1.43 s"), (12.34, "12.3 s"), (2030.0, "2030 s"), (0.9999, "1.00 s"),
+        (0.0951, "95.1 ms"), (0.6444, "644 ms"), (2.5e-6, "2.50 us"), (0.0, "0 us"),
+    ],
+)  # fmt: skip
+def test_times_have_three_digits_and_no_exponent(seconds: float, text: str) -> None:
+    assert cli._time(seconds) == text
