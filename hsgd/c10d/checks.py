@@ -5,6 +5,7 @@ Owns the lines. Never communicates: a rank whose arguments are wrong says so at 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from hsgd.c10d import dtypes
 
-__all__ = ["elements", "parts", "reducible", "size"]
+__all__ = ["alike", "apart", "elements", "parts", "reducible", "size"]
 
 
 def reducible(op: Any, tensor: Tensor) -> None:
@@ -25,6 +26,39 @@ def reducible(op: Any, tensor: Tensor) -> None:
         return
     if dtypes.bitwise(op, tensor.dtype) is None:
         dtypes.reducing(op, tensor.dtype)
+
+
+def alike(what: str, tensors: Sequence[Tensor]) -> None:
+    """Raise TypeError unless all tensors are dense, and of one dtype and device: bytes travel, and
+    nobody converts them.
+    """
+    first = tensors[0] if tensors else None
+    for tensor in tensors:
+        assert first is not None
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{what}: a tensor is {tensor.layout}; give dense ones")
+        if (tensor.dtype, tensor.device) != (first.dtype, first.device):
+            raise TypeError(
+                f"{what}: tensors of {first.dtype} on {first.device} and of {tensor.dtype} on "
+                f"{tensor.device}; give all of one dtype on one device"
+            )
+
+
+def apart(what: str, outputs: Sequence[Tensor]) -> None:
+    """Raise ValueError where two outputs share memory: the later one would overwrite the other."""
+    ends: list[tuple[int, int, int]] = []
+    for index, output in enumerate(outputs):
+        if output.numel():
+            begin, nbytes = output.data_ptr(), output.numel() * output.element_size()
+            # Tensors with gaps may lie in one another without touching: those count as a point.
+            ends.append((begin, begin + (nbytes if output.is_contiguous() else 1), index))
+    ends.sort()
+    for (_, end, one), (begin, _, other) in itertools.pairwise(ends):
+        if begin < end:
+            raise ValueError(
+                f"{what}: outputs {min(one, other)} and {max(one, other)} share memory; give each "
+                "its own"
+            )
 
 
 def size(what: str, tensor: Tensor, elements: int) -> None:

@@ -8,10 +8,11 @@ All methods are collective over the group, and follow torch.distributed's own ru
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -38,9 +39,11 @@ from hsgd.c10d.routes import at_once, by_device
 from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork, Worker
 from hsgd.config import Config
-from hsgd.errors import HsgdError
+from hsgd.errors import HsgdError, SignatureMismatch
 
 __all__ = ["Collectives"]
+
+_REFUSED = "the root refused its own arguments"
 
 
 class Collectives(dist.ProcessGroup):
@@ -123,6 +126,16 @@ class Collectives(dist.ProcessGroup):
         def execute() -> None:
             try:
                 run()
+            except SignatureMismatch as error:
+                for rank, name in zip(error.ranks, error.names, strict=True):
+                    if name is not None and name.endswith(_REFUSED):
+                        refused = SignatureMismatch(
+                            f"{what}: the root, rank {members[rank]}, refused its own arguments; "
+                            "see what it says"
+                        )
+                        refused.rank, refused.ranks = members[rank], error.ranks
+                        raise refused from None
+                raise in_global_ranks(error, members) from None
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
 
@@ -137,6 +150,25 @@ class Collectives(dist.ProcessGroup):
         work.traced = tracing.begin(self._traced_as, what, given)
         threaded = work.traced is not None and self._traced_threaded
         return self._worker.submit(work, blocking=blocking, threaded=threaded)
+
+    @contextlib.contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        """Where the root refuses its own arguments, the ranks that wait for it in the same
+        collective hear of it now: by a call that matches none of theirs.
+        """
+        try:
+            yield
+        except (TypeError, ValueError):
+
+            def tell() -> None:
+                with contextlib.suppress(HsgdError):
+                    note = torch.zeros(1, dtype=torch.uint8)
+                    self._comm.broadcast(note, self.rank(), name=f"{what}: {_REFUSED}")
+
+            self._worker.submit(
+                HsgdWork(f"{what} that is refused", tell, [], self._worker), blocking=False
+            )
+            raise
 
     def _flight_recorder(self) -> FlightRecorder | None:
         """Made by the first call: torch names a group only after it has made it."""
@@ -237,7 +269,9 @@ class Collectives(dist.ProcessGroup):
         """Each rank keeps the combination of what all gave at its place of the list."""
         pairs = list(zip(outputs, inputs, strict=True))
         for output, parts in pairs:
+            checks.alike("reduce_scatter", [output, *parts])
             checks.parts("reduce_scatter", parts, self.size(), output.numel())
+        checks.apart("reduce_scatter", outputs)
 
         def call(op: Any) -> None:
             for output, parts in pairs:
@@ -261,7 +295,9 @@ class Collectives(dist.ProcessGroup):
         """reduce_scatter_single of several tensors."""
         pairs = list(zip(outputs, inputs, strict=True))
         for output, source in pairs:
+            checks.alike("reduce_scatter_tensor", [output, source])
             checks.size("reduce_scatter_tensor", source, self.size() * output.numel())
+        checks.apart("reduce_scatter_tensor", outputs)
 
         def call(op: Any) -> None:
             for output, source in pairs:
@@ -326,7 +362,9 @@ class Collectives(dist.ProcessGroup):
         opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
         for parts, source in pairs:
+            checks.alike("all_gather", [source, *parts])
             checks.parts("all_gather", parts, self.size(), source.numel())
+        checks.apart("all_gather", [part for parts in outputs for part in parts])
 
         def call() -> None:
             for parts, source in pairs:
@@ -364,7 +402,9 @@ class Collectives(dist.ProcessGroup):
         opts = AllgatherOptions() if opts is None else opts
         pairs = list(zip(outputs, inputs, strict=True))
         for output, source in pairs:
+            checks.alike("all_gather_into_tensor", [source, output])
             checks.size("all_gather_into_tensor", output, self.size() * source.numel())
+        checks.apart("all_gather_into_tensor", outputs)
 
         def call() -> None:
             for output, source in pairs:
@@ -382,7 +422,10 @@ class Collectives(dist.ProcessGroup):
         (source,) = inputs
         parts = outputs[0] if self.rank() == opts.rootRank else []
         if self.rank() == opts.rootRank:
-            checks.parts("gather", parts, self.size(), source.numel())
+            with self._telling("gather"):
+                checks.alike("gather", [source, *parts])
+                checks.parts("gather", parts, self.size(), source.numel())
+                checks.apart("gather", parts)
 
         def call() -> None:
             _scatter_back(self._gather_at(opts.rootRank, dtypes.flat(source)), parts)
@@ -394,7 +437,9 @@ class Collectives(dist.ProcessGroup):
         """The root gets the tensors of all, joined in rank order."""
         places = [output] if self.rank() == opts.rootRank else []
         for place in places:
-            checks.size("gather_single", place, self.size() * source.numel())
+            with self._telling("gather_single"):
+                checks.alike("gather_single", [source, place])
+                checks.size("gather_single", place, self.size() * source.numel())
 
         def call() -> None:
             _scatter_back(self._gather_at(opts.rootRank, dtypes.flat(source)), places)
@@ -416,7 +461,9 @@ class Collectives(dist.ProcessGroup):
         (output,) = outputs
         parts = inputs[0] if self.rank() == opts.rootRank else []
         if self.rank() == opts.rootRank:
-            checks.parts("scatter", parts, self.size(), output.numel())
+            with self._telling("scatter"):
+                checks.alike("scatter", [output, *parts])
+                checks.parts("scatter", parts, self.size(), output.numel())
 
         def call() -> None:
             sent = [part.numel() for part in parts] or [0] * self.size()
@@ -440,6 +487,7 @@ class Collectives(dist.ProcessGroup):
     ) -> HsgdWork:
         """Each rank sends parts of the first dimension to all; no splits: even ones."""
         opts = AllToAllOptions() if opts is None else opts
+        checks.alike("all_to_all_single", [source, output])
         sent = checks.elements("input", source, input_splits, self.size())
         checks.elements("output", output, output_splits, self.size())
 
@@ -461,6 +509,8 @@ class Collectives(dist.ProcessGroup):
                 f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs on "
                 f"{self.size()} ranks; give one of each for every rank"
             )
+        checks.alike("all_to_all", [*inputs, *outputs])
+        checks.apart("all_to_all", outputs)
 
         def call() -> None:
             array = torch.cat([dtypes.flat(source) for source in inputs])

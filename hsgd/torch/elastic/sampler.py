@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -18,6 +19,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     dataset: its length is fixed. shuffle: permute the indices of each epoch. seed: the same on all
     ranks.
+    All ranks get len() indices: where what is left does not come out even, its first indices come
+    again, as in Horovod, whose last ranks get none where less than half of the ranks have one.
     The order is Horovod's. Call record_batch() after each batch and set_epoch() after each epoch;
     put the sampler into a TorchState, and it goes on where the ranks were.
     """
@@ -68,9 +71,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        left = self.remaining_indices
-        padded = left + left[: self.total_size - len(left)]
-        self.indices = padded[self.rank : self.total_size : self.num_replicas]
+        # Again and again: there may be less left than half of the ranks, or a single index.
+        padded = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
+        self.indices = list(padded)[self.rank :: self.num_replicas]
         return iter(self.indices)
 
     def __len__(self) -> int:

@@ -21,17 +21,25 @@ _MIB = 1 << 20
 
 
 def agree(
-    comm: Comm, names: Mapping[Tensor, str], overlap: str, *, sparse_as_dense: bool
+    comm: Comm,
+    names: Mapping[Tensor, str],
+    overlap: str,
+    terms: Mapping[str, object],
+    *,
+    sparse_as_dense: bool,
 ) -> tuple[list[Tensor], list[Tensor], str]:
     """Dense and sparse parameters in the order of the first rank, and its setting of the overlap;
     collective, blocking.
 
     names: of the parameters, in this rank's order. A parameter is sparse for all ranks where its
-    gradient is on one. Raises HorovodInternalError where ranks have different parameters.
+    gradient is on one. terms: other options that must be equal on all ranks, by name.
+    Raises HorovodInternalError, on all ranks, where parameters or terms differ.
     """
     own = [_describe(parameter, name, sparse_as_dense) for parameter, name in names.items()]
-    layouts = comm.allgather_object((overlap, own), "optimizer layout")
-    tables = [table for _, table in layouts]
+    words = {name: str(value) for name, value in terms.items()}
+    layouts = comm.allgather_object((overlap, own, words), "optimizer layout")
+    _compare([words for *_, words in layouts])
+    tables = [table for _, table, _ in layouts]
     first = {name: (shape, dtype) for name, shape, dtype, _ in tables[0]}
     for rank, table in enumerate(tables):
         for name, shape, dtype, _ in table:
@@ -55,6 +63,16 @@ def agree(
         [by_name[name] for name in order if name in sparse],
         layouts[0][0],
     )
+
+
+def _compare(terms: Sequence[Mapping[str, str]]) -> None:
+    for rank, words in enumerate(terms):
+        for name, value in words.items():
+            if value != terms[0][name]:
+                raise HorovodInternalError(
+                    f"DistributedOptimizer: {name} is {value} on rank {rank}, {terms[0][name]} on "
+                    "rank 0; give the same on every rank"
+                )
 
 
 def _describe(

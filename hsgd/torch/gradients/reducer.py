@@ -301,7 +301,11 @@ class GradientReducer:
         names = {parameter: self._names[id(parameter)] for parameter in self._order}
         wanted = self._overlap.wanted
         ordered, sparse, overlap = agree(
-            self._comm, names, wanted, sparse_as_dense=self._options.sparse_as_dense
+            self._comm,
+            names,
+            wanted,
+            self._terms(),
+            sparse_as_dense=self._options.sparse_as_dense,
         )
         if overlap != wanted:
             self._overlap = Overlap(overlap)
@@ -332,6 +336,17 @@ class GradientReducer:
             self._overlap.begin(len(self._buckets))  # a device's streams run beside backward anyway
         self._complete()
         return begun
+
+    def _terms(self) -> dict[str, object]:
+        """Options that all ranks must have alike, as texts can tell them."""
+        options = self._options
+        return {
+            "backward_passes_per_step": self.passes,
+            "op": options.op,
+            "gradient_predivide_factor": options.predivide,
+            "compression": options.compression.__qualname__,
+            "sparse_as_dense": options.sparse_as_dense,
+        }
 
     def _start_sparse(self, parameter: Tensor) -> Callable[[], Tensor]:
         if parameter.grad is None:
