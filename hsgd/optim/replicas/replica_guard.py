@@ -40,7 +40,7 @@ class ReplicaGuard:
     def __init__(self, tensors: Callable[[], Named]) -> None:
         self._tensors = tensors
         self._wanted: str = Config.from_env().check_replicas
-        self._mode = self._wanted
+        self._mode: str = self._wanted
         self._comm: Comm | None = None
         self._steps = 0
         self.restart()
