@@ -17,6 +17,7 @@ from hsgd.errors import (
     MissingExtra,
     PeerLost,
     QueueFull,
+    ReplicasDiffer,
     SharedMemoryError,
     SignatureMismatch,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "ParameterBox",
     "PeerLost",
     "QueueFull",
+    "ReplicasDiffer",
     "SharedMemoryError",
     "SignatureMismatch",
     "cross_rank",

@@ -156,6 +156,12 @@ class Config:
     """hsgd.torch: when gradients travel: always during backward, never during it, or auto, which
     tries both in the first steps.
     """
+    check_replicas: Literal["share", "0", "1"] = _variable(  # type: ignore[assignment]
+        "HSGD_CHECK_REPLICAS", "share", _one_of("share", "0", "1"), "share, 0 or 1"
+    )
+    """What is compared of parameters that ranks should hold alike: a share of them in each step, so
+    that all are in 256, nothing, or all of them in each step.
+    """
     min_bytes: int = _variable(  # type: ignore[assignment]
         "HSGD_MIN_BYTES", 1024, _between(int, 0, 1e15), "bytes from 0"
     )

@@ -13,6 +13,7 @@ __all__ = [
     "MissingExtra",
     "PeerLost",
     "QueueFull",
+    "ReplicasDiffer",
     "SharedMemoryError",
     "SignatureMismatch",
     "about",
@@ -56,6 +57,18 @@ class SignatureMismatch(HsgdError, ValueError):
 
     ranks: tuple[int, int] = (-1, -1)
     names: tuple[str | None, str | None] = (None, None)
+
+
+class ReplicasDiffer(HsgdError, ValueError):
+    """Ranks that should hold the same parameters do not; raised by all of them. Nothing was lost on
+    the way: an elastic job ends, as it would differ again.
+
+    parameter: the first that differs, or None where ranks have other ones. ranks: those that differ
+    from most, or from the first rank where there is no majority.
+    """
+
+    parameter: str | None = None
+    ranks: tuple[int, ...] = ()
 
 
 class SharedMemoryError(HsgdError, MemoryError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, get_args
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hsgd.config import Config
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.adasum_optimizer import AdasumDistributed
 from hsgd.torch.compression import Compression, Compressor
 from hsgd.torch.exceptions import HorovodInternalError
@@ -310,6 +312,7 @@ def DistributedOptimizer(
     wrapped = _behind(Distributed, optimizer)
     wrapped._reducer = GradientReducer(options, backward_passes_per_step, names)
     wrapped._names = names
+    wrapped._reducer.guard = _guard_of(wrapped)
     wrapped.process_set, wrapped.op = process_set, op
     wrapped.gradient_predivide_factor = gradient_predivide_factor
     wrapped.sparse_as_dense = sparse_as_dense
@@ -317,6 +320,17 @@ def DistributedOptimizer(
     if wrapped._active():
         wrapped._watch()
     return wrapped
+
+
+def _guard_of(wrapped: Distributed) -> ReplicaGuard:
+    found = weakref.ref(wrapped)  # whose reducer has the guard
+
+    def tensors() -> list[tuple[str, Tensor]]:
+        alive = found()
+        assert alive is not None
+        return [(name, parameter) for parameter, name in alive._parameter_names.items()]
+
+    return ReplicaGuard(tensors)
 
 
 def _with_adasum(

@@ -97,6 +97,7 @@ PACKAGES = {
     ),
     "hsgd.cli": "hsgd.agent hsgd.doctor hsgd.io hsgd.launch hsgd.plan hsgd.status hsgd.trace",
     "hsgd": "hsgd.box hsgd.cli hsgd.device hsgd.job hsgd.launch hsgd.status hsgd.trace",
+    "hsgd.optim.replicas": "",
     "hsgd.optim.triggers": "",
     "hsgd.optim.diloco": "",
     "hsgd.optim.large_batch": "",
@@ -115,13 +116,15 @@ PACKAGES = {
     ),
     "hsgd.torch.collectives": "hsgd.torch.job hsgd.torch.negotiation hsgd.torch.operations",
     "hsgd.torch.elastic": "hsgd.job hsgd.optim hsgd.torch.job",
-    "hsgd.torch.gradients": "hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations",
+    "hsgd.torch.gradients": (
+        "hsgd.optim.replicas hsgd.torch.collectives hsgd.torch.job hsgd.torch.operations"
+    ),
     "hsgd.torch.strategies": (
         "hsgd.job hsgd.optim hsgd.optim.diloco hsgd.optim.elastic_averaging hsgd.optim.gossip "
         "hsgd.optim.node_shared hsgd.optim.notified_tree hsgd.torch.job hsgd.torch.operations"
     ),
     "hsgd.torch": (
-        "hsgd.c10d hsgd.optim hsgd.optim.node_shared "
+        "hsgd.c10d hsgd.optim hsgd.optim.node_shared hsgd.optim.replicas "
         "hsgd.torch.collectives hsgd.torch.elastic hsgd.torch.gradients hsgd.torch.job "
         "hsgd.torch.negotiation hsgd.torch.operations hsgd.torch.strategies"
     ),

@@ -479,6 +479,7 @@ def test_it_goes_on_after_shutdown_and_init(ranks: Ranks) -> None:
 
 def overlapping(seat: Seat, path: str, size: int) -> list[int]:
     with job(seat, path, size) as hvd:
+        torch.manual_seed(3)
         model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), bucket_cap_mb=1e-6, strategy="overlap"

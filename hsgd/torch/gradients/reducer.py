@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from hsgd.comm import Comm
-from hsgd.errors import HsgdError
+from hsgd.errors import HsgdError, ReplicasDiffer
+from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
 from hsgd.torch.compression import Compressor
 from hsgd.torch.exceptions import HorovodInternalError
@@ -56,6 +57,9 @@ class GradientReducer:
 
     def __init__(self, options: Options, passes: int, names: dict[int, str]) -> None:
         self.passes = passes
+        self.guard: ReplicaGuard | None = None
+        """Of the parameters, at the end of each round."""
+        self._with_joined = False  # this round is
         self._options = options
         self._names = names
         self._watched: list[int] = []  # all parameters of the optimizer, by id()
@@ -137,6 +141,18 @@ class GradientReducer:
             self._finish_round(comm)
             self._overlap.end_step(comm)
         self._end_round()
+        self._check_replicas(comm)
+
+    def _check_replicas(self, comm: Comm) -> None:
+        """At the end of a round of all ranks; collective."""
+        try:
+            if self.guard is not None and not self._with_joined:
+                self.guard.check(comm)
+            self._with_joined = False
+        except ReplicasDiffer:
+            raise
+        except HsgdError as error:
+            raise HorovodInternalError(str(error)) from error
 
     def close_round(self) -> None:
         """reduce() what came and was not reduced, so that ranks stay together; collective then. In
@@ -165,6 +181,7 @@ class GradientReducer:
             if begun and self._comm is not None:
                 with contextlib.suppress(HsgdError):  # the next step has it as well
                     self._overlap.end_step(self._comm)
+                    self._check_replicas(self._comm)
             if not begun and any(error and not tells_of_join(error) for error in met):
                 self._start_anew(keep=False)  # others gave up earlier, and begin anew as well
             else:
@@ -270,7 +287,8 @@ class GradientReducer:
             sparse += self._extend(new)
         self._begun = True
         if end_round(comm, self._buckets):
-            self._overlap.abandon()
+            self._with_joined = True
+            self._abandon_trial()
         self._trace_collectives()
         for parameter, finish in sparse:
             parameter.grad = finish()
@@ -404,7 +422,10 @@ class GradientReducer:
             self.reduce()
 
     def _abandon_trial(self) -> None:
+        """Ranks have joined, and do not step; on all ranks after each such round."""
         self._overlap.abandon()
+        if self.guard is not None:
+            self.guard.restart()
 
     def _pending(self) -> list[tuple[str, float]]:
         """Collectives under way, for the stall inspector."""

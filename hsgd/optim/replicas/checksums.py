@@ -1,0 +1,107 @@
+"""Checksums of tensors: of the bits of their values, and of how these lie in memory.
+
+Owns the sums. Never communicates, and never waits for a device: what is summed there stays there.
+
+A sum is that of 32-bit words, each times a random odd number of 64 bits, modulo 2^64: one flipped
+bit always changes it, and any other change goes unseen once in 2^32 times. Source of the family:
+Lemire, Kaser, "Strongly universal string hashing is fast", arXiv:1202.4961 (multilinear).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["CHUNK_WORDS", "fold", "layout_sum", "value_sums", "word_count"]
+
+CHUNK_WORDS = 1 << 15
+"""Words that are summed at once: what lies in a cache of a core, and what torch leaves to one."""
+_WORD = 4
+_FACTOR = 0x9E3779B97F4A7C15  # odd: nothing is lost
+_MASK = (1 << 64) - 1
+_KINDS = (Tensor, nn.Parameter)
+
+
+def word_count(tensor: Tensor) -> int:
+    """How many words value_sums() has for a tensor, the last one perhaps of fewer bytes; 0 where
+    values are no replica's or cannot be read as they lie: of subclasses, as DTensor, of sparse
+    tensors, and of those without memory; local.
+    """
+    plain = type(tensor) in _KINDS and tensor.layout == torch.strided and not tensor.is_meta
+    return -(-tensor.numel() * tensor.element_size() // _WORD) if plain else 0
+
+
+def layout_sum(name: str, tensor: Tensor) -> int:
+    """Of name, shape, dtype and strides, but those of dimensions of one element, which have no
+    meaning; local.
+    """
+    strides: tuple[int, ...] = ()
+    if tensor.layout == torch.strided:
+        sizes = zip(tensor.stride(), tensor.shape, strict=True)
+        strides = tuple(stride if size > 1 else 0 for stride, size in sizes)
+    text = f"{name} {tuple(tensor.shape)} {strides} {tensor.dtype}"
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True
+    )
+
+
+def value_sums(tensor: Tensor, begin: int, end: int) -> Iterator[Tensor]:
+    """Of words [begin, end) of a tensor as its values lie in memory, each sum on its device; local.
+    Blocking on the CPU only.
+    """
+    words, rest = _words(tensor)
+    for at in range(begin, min(end, words.numel()), CHUNK_WORDS):
+        yield _sum(words[at : min(at + CHUNK_WORDS, end)])
+    if end > words.numel():
+        yield _sum(rest)
+
+
+def fold(sums: Iterable[int | Tensor]) -> int:
+    """One number of many, and of their order, from -2^63 to 2^63 - 1; blocking."""
+    found = list(sums)
+    devices = {each.device for each in found if isinstance(each, Tensor)}
+    for device in devices:  # one copy from each, not one for each sum
+        here = [i for i, s in enumerate(found) if isinstance(s, Tensor) and s.device == device]
+        values = torch.stack([torch.as_tensor(found[index]) for index in here]).tolist()
+        for index, value in zip(here, values, strict=True):
+            found[index] = value
+    total = 0
+    for each in found:
+        total = (total * _FACTOR + int(each) + 1) & _MASK
+    return total - (1 << 64) if total >> 63 else total
+
+
+@torch.no_grad()
+def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The values in the order of memory, as int32, and the bytes behind the last whole word."""
+    values = tensor.detach()
+    if torch.empty_like(values, device="meta").stride() == values.stride():  # without gaps
+        flat = values.as_strided((values.numel(),), (1,))
+    else:
+        flat = values.contiguous().view(-1)
+    octets = flat.view(torch.uint8)
+    whole = octets.numel() // _WORD * _WORD
+    if octets.storage_offset() % _WORD:
+        octets = octets.clone()
+    return octets[:whole].view(torch.int32), octets[whole:]
+
+
+@torch.no_grad()
+def _sum(words: Tensor) -> Tensor:
+    weights, scratch = _memory(words.device)
+    count = words.numel()
+    products = scratch[:count]
+    products.copy_(words)
+    return products.mul_(weights[:count]).sum()
+
+
+@functools.cache
+def _memory(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Weights, the same on all ranks, and room for products."""
+    made = torch.Generator().manual_seed(20201203)
+    weights = torch.randint(-(1 << 62), 1 << 62, (CHUNK_WORDS,), generator=made, device="cpu")
+    return (weights * 2 + 1).to(device), torch.empty(CHUNK_WORDS, dtype=torch.int64, device=device)
