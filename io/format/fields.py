@@ -127,7 +127,11 @@ class _Walk:
             )
         for name in names:
             full = f"{prefix}{name}"
-            reason, item = self._open(group, name)
+            try:
+                reason, item = self._open(group, name)
+            except DataError as error:  # of the file that a link names
+                self._found.broken[full] = str(error)
+                continue
             if reason:
                 self._found.left_out[full] = reason
             elif isinstance(item, self._h5py.Group) and LONGEST not in item.attrs:
@@ -173,8 +177,8 @@ class _Walk:
             if reason:
                 return reason, None
             return "", group[name]
-        except DataError as error:
-            return f"a link: {error}", None
+        except DataError:
+            raise
         except _DANGLING:
             where = link.path
             if isinstance(link, self._h5py.ExternalLink):
