@@ -197,6 +197,11 @@ def _add_convert(commands: Any) -> None:
         help="smaller slabs, slower to read (default: as is; lz4 and zstd need hdf5plugin and "
         "numcodecs)",
     )
+    convert.add_argument(
+        "--fill-unwritten",
+        action="store_true",
+        help="HDF5: take fill values for rows that nobody ever wrote (default: an error)",
+    )
     convert.add_argument("--overwrite", action="store_true", help="replace the slabs in DST")
     convert.add_argument(
         "--to",
@@ -270,6 +275,7 @@ def _convert(options: argparse.Namespace) -> int:
             encoded=options.encoded,
             tokenizer=options.tokenizer,
             compress=options.compress,
+            fill_unwritten=options.fill_unwritten,
             comm=comm,
             progress=not options.quiet,
         )

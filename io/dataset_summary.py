@@ -43,6 +43,7 @@ def describe(data: DataMap) -> str:
         rows.append((spec.name, shape, str(spec.dtype), total, how))
     lines = [data.path, f"  {kind}", *table(rows)]
     lines += [f"  no field: {name} ({why})" for name, why in data.left_out.items()]
+    lines += [f"  never written: {line}" for line in data.unwritten().values()]
     if header is not None:
         lines.append(f"  source sha256 {header.source_digest}, uuid {header.dataset_uuid}")
         lines += _slab_picture(data)
@@ -71,6 +72,7 @@ def document(data: DataMap) -> dict[str, object]:
         "samples_of_files": data.slab_counts,
         "fields": fields,
         "left_out": dict(data.left_out),
+        "unwritten": data.unwritten(),
     }
     if (header := data.header) is not None:
         seed = header.permutation_seed

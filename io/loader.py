@@ -36,6 +36,7 @@ from .format.dataset_index import DataMap, open_map
 from .format.element_windows import packed_map
 from .format.fields import left_out_line
 from .format.slab_folder import FieldSpec
+from .format.stored_rows import unwritten_lines
 from .launched import check_still_alone, rank_here
 from .options import CacheOptions, ErrorAction, ReadOptions, Shuffle
 from .order.partition import (
@@ -195,8 +196,15 @@ class PartitionedLoader(Closing):
         kept = [spec for spec in self._data.fields if spec.name not in self._decoders]
         _check_policy(self._on_error, self._comm, self._here.world_size, kept)
         line = left_out_line(self._data.path, "no fields, so", self._data.left_out)
-        if line and self._rank == 0:
-            warnings.warn(f"{line}; name the fields to use with fields=", stacklevel=3)
+        lines = [f"{line}; name the fields to use with fields="] if line else []
+        lines += unwritten_lines(
+            self._data.unwritten().values(),
+            accepted=self._options.fill_unwritten,
+            option="ReadOptions(fill_unwritten=True)",
+        )
+        for line in lines:
+            if self._rank == 0:
+                warnings.warn(line, stacklevel=3)
         if self._settings.as_torch:
             _check_torch_types(self._data.fields)
 

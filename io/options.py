@@ -48,6 +48,9 @@ class ReadOptions:
     mapped: bool = False
     """With shuffle="none": batches are views of the mapped files, nothing is copied or read ahead.
     For data in the page cache, in files that nobody cuts off: that would end the process."""
+    fill_unwritten: bool = False
+    """Give HDF5's fill values for rows that nobody ever wrote (chunks without data, parts of a
+    virtual dataset without source), with a warning; otherwise they are a DataError."""
     timeout_s: float = 600.0
     """Longest wait for one batch."""
     retry_s: float = 60.0

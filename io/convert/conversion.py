@@ -22,6 +22,7 @@ from ..format.attributes import Attributes
 from ..format.chunks import check_compression
 from ..format.fields import left_out_line
 from ..format.slab_folder import FORMAT_VERSION, INDEX_NAME, SOURCE_ORDER, FieldSpec
+from ..format.stored_rows import unwritten_lines
 from ..order.partition import IntArray
 from .array_sources import ArraySource, digits_splits
 from .atomic_folder import Position, Staged, staged_folder
@@ -52,6 +53,7 @@ def convert_to_slabs(
     encoded: bool = False,
     tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
     compress: str | None = None,
+    fill_unwritten: bool = False,
     progress: bool = False,
     comm: ConvertGroup | None = None,
 ) -> list[Path]:
@@ -72,6 +74,8 @@ def convert_to_slabs(
     compress: "gzip", or "lz4" or "zstd" (Blosc): slabs in chunks of whole samples,
     of about 4 MiB over all fields, the values of ragged fields in chunks that samples may cross.
     Meanwhile the disk holds the slabs as they are.
+    fill_unwritten: take HDF5's fill values for rows that nobody ever wrote, with a warning;
+    otherwise they are a DataError.
     progress: show a bar on stderr. comm: an mpi4py communicator: its ranks write slabs of their own
     (collective; the result is the same for any number of ranks, all see one path).
 
@@ -106,6 +110,7 @@ def convert_to_slabs(
             sources = {"": _open(name, fields, image_size, encoded=encoded, tokenizer=tokenizer)}
         for data in sources.values():
             _check_names(data.specs, name)
+            _check_written(data, fill_unwritten, warn=group.rank == 0)
         parts = [
             _Part(part, data, lengths_of(data), _attributes_of(data, name, warn=group.rank == 0))
             for part, data in sources.items()
@@ -181,6 +186,17 @@ class _Annotated(Protocol):
 
     def attributes(self) -> Attributes:
         """What the user wrote beside the samples."""
+
+
+def _check_written(source: Source, accepted: bool, *, warn: bool) -> None:
+    lines = unwritten_lines(
+        getattr(source, "unwritten", {}).values(),
+        accepted=accepted,
+        option="--fill-unwritten (fill_unwritten=True)",
+    )
+    for line in lines:
+        if warn:
+            warnings.warn(line, stacklevel=3)
 
 
 def _attributes_of(source: Source, name: str, *, warn: bool) -> Attributes:

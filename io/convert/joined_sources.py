@@ -33,8 +33,11 @@ class JoinedSource:
         self.text_fields: frozenset[str] = getattr(first, "text_fields", frozenset())
         self.num_samples = sum(source.num_samples for source in self._parts)
         self.left_out: dict[str, str] = {}
+        self.unwritten: dict[str, str] = {}
         for path, source in parts:
             self.left_out |= {f"{path.name}:{name}": why for name, why in source.left_out.items()}
+            unwritten = getattr(source, "unwritten", {})  # Parquet has all its rows
+            self.unwritten |= {f"{path.name}:{name}": what for name, what in unwritten.items()}
             if source.specs != self.specs:
                 raise DataError(
                     f"{path}: its fields are {_described(source.specs)}, those of "

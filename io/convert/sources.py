@@ -35,6 +35,7 @@ from ..format.fields import find_fields, linked_file
 from ..format.opening import examined, first_line, open_hdf5
 from ..format.ragged import Block, Ragged, ragged_of
 from ..format.slab_folder import INDEX_NAME, FieldSpec, import_h5py, is_slab_folder
+from ..format.stored_rows import StoredRows
 from ..order.partition import IntArray
 from ..reading.reader import RowReader
 from .joined_sources import HDF5_SUFFIXES, JoinedSource
@@ -118,6 +119,7 @@ class Hdf5Source:
     def __init__(self, path: Path, fields: Sequence[str] | None) -> None:
         self._data = open_map(path, fields)
         self._path = path
+        self.unwritten = self._data.unwritten()
         self.specs, self.left_out = self._data.fields, self._data.left_out
         self.num_samples = self._data.num_samples
 
@@ -153,6 +155,11 @@ class VlenSource:
         with examined(path) as file:
             chosen, self.left_out = choose_fields(file, path, fields)
             self.specs = tuple(_vlen_spec(file[name], path, name) for name in chosen)
+            stored = StoredRows()
+            gaps = {name: stored.gaps(file[name]) for name in chosen}
+            self.unwritten = {
+                name: f"{path}: {name!r}: {what}" for name, what in gaps.items() if what
+            }
             self.num_samples = int(file[chosen[0]].shape[0])
             linked = {linked_file(file, file[name]) for name in chosen}
             self._files = [path, *sorted(other for other in linked if other is not None)]

@@ -52,6 +52,7 @@ from .slab_folder import (
     read_header,
     slab_name,
 )
+from .stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import h5py
@@ -101,6 +102,7 @@ class Extent:
     offsets: of a ragged field. chunks: of a field that is read by chunks, around HDF5; its offset
     is -1. linked: the file behind an external link in which the rows lie, and what it was.
     gathered: rows are windows that have to be put together (element_windows.py); its offset is -1.
+    unwritten: what of the rows nobody ever wrote, for which HDF5 gives fill values.
     """
 
     offset: int
@@ -113,6 +115,7 @@ class Extent:
     chunks: Chunks | None = None
     linked: tuple[str, Identity] | None = None
     gathered: bool = False
+    unwritten: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,18 @@ class DataMap:
             chunks = self.slabs[0].extents[name].chunks
             plain = way if chunks is None else f"{way} + {chunks.names}"
             found[name] = f"h5py: {refusal}" if refusal else plain
+        return found
+
+    def unwritten(self) -> dict[str, str]:
+        """Field name -> what of it nobody ever wrote, in the first file with such rows, and what
+        HDF5 gives instead.
+        """
+        slabs = self.slabs if self.windows is None else self.windows.source.slabs
+        found: dict[str, str] = {}
+        for slab in slabs:
+            for name, extent in slab.extents.items():
+                if extent.unwritten:
+                    found.setdefault(name, f"{slab.path}: {name!r}: {extent.unwritten}")
         return found
 
     def refusals(self) -> dict[str, str]:
@@ -482,6 +497,9 @@ def choose_fields(
     shapes = found.shapes
     known = ", ".join(f"{name} {shape}" for name, shape in shapes.items()) or "none"
     chosen = list(shapes) if names is None else [name.strip("/") for name in names]
+    broken = [name for name in found.broken if names is None or name in chosen]
+    if broken:
+        raise DataError(f"{found.broken[broken[0]]}, or name other fields than {broken[0]!r}")
     unknown = [name for name in chosen if name not in shapes]
     if unknown:
         reasons = [f"{name}: {found.left_out[name]}" for name in unknown if name in found.left_out]
@@ -512,13 +530,14 @@ def _map_file(
     checksum_rows: of a slab, whose datasets then must have checksums.
     """
     size = identity[0]
-    specs, extents = [], {}
+    specs, extents, stored_rows = [], {}, StoredRows()
     for name in names:
         stored = stored_name(group, name)
         item = file[stored]
         ragged = LONGEST in item.attrs
         dataset = item[VALUES] if ragged else item
         dtype = supported_dtype(dataset, path, name)
+        unwritten = stored_rows.gaps(dataset)
         specs.append(FieldSpec(name, dataset.shape[1:], dtype.newbyteorder("="), ragged))
         other = linked_file(file, dataset)
         linked = None if other is None else (str(other), identity_of(other.stat()))
@@ -554,7 +573,16 @@ def _map_file(
         samples = dataset.shape[0] if offsets is None else file[f"{stored}/{OFFSETS}"].shape[0] - 1
         checksums = _read_checksums(dataset, path, samples, checksum_rows)
         extents[name] = Extent(
-            offset, dtype, chunks[0], chunk_bytes, refusal, checksums, offsets, mapped, linked
+            offset,
+            dtype,
+            chunks[0],
+            chunk_bytes,
+            refusal,
+            checksums,
+            offsets,
+            mapped,
+            linked,
+            unwritten=unwritten,
         )
     return tuple(specs), SlabMap(str(path), start, samples, identity, extents)
 
@@ -639,8 +667,6 @@ def _bypass_refusal(
     h5py = import_h5py()
 
     if dataset.is_virtual:
-        if isinstance(path, Path):
-            _check_virtual_sources(dataset, path)
         return "virtual dataset"
     create = dataset.id.get_create_plist()
     if create.get_layout() != h5py.h5d.CONTIGUOUS and not dataset.chunks:
@@ -669,11 +695,3 @@ def _bypass_refusal(
             f"and the file ends at {file_bytes}; copy or convert it again"
         )
     return ""
-
-
-def _check_virtual_sources(dataset: h5py.Dataset, path: Path) -> None:
-    """HDF5 silently gives fill values for a missing source file: refuse instead."""
-    for name in sorted({source.file_name for source in dataset.virtual_sources()} - {"."}):
-        source = path.parent / name
-        if not source.is_file():
-            raise DataError(f"{path}: {dataset.name} takes rows from {source}, which is missing")

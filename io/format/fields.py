@@ -8,14 +8,16 @@ Never reads samples and never decides how they are read (dataset_index.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hsgd.errors import DataError
 
+from .links import LinkGuard
 from .slab_folder import LONGEST, OFFSETS, VALUES, import_h5py
+from .stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import h5py
@@ -31,7 +33,6 @@ __all__ = [
 
 _MOST_AGAIN = 100_000  # names of groups met before: groups that share groups could take for ever
 _MOST_STEPS = 1_000  # on the way that one link leads
-_DEEPEST = 16  # links to links, as HDF5 has it
 _SHOWN = 5
 _What = TypeVar("_What")
 _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError)
@@ -40,15 +41,17 @@ _DANGLING = (KeyError, LookupError, OSError, RuntimeError, TypeError, ValueError
 @dataclass
 class FoundFields:
     """shapes: by name, in the order of names; the first axis is that of samples. left_out: by name,
-    why what is there is no field.
+    why what is there is no field. broken: by name, why a field cannot be used.
     """
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
 
     def inside(self, group: str) -> FoundFields:
         """Those inside a group, by the names that they have there."""
-        return FoundFields(_below(group, self.shapes), _below(group, self.left_out))
+        parts = (self.shapes, self.left_out, self.broken)
+        return FoundFields(*(_below(group, part) for part in parts))
 
     def some_groups(self) -> str:
         """The first groups with fields, for messages."""
@@ -106,7 +109,8 @@ class _Walk:
     def __init__(self, file: h5py.File, found: FoundFields) -> None:
         self._file, self._found = file, found
         self._met: set[tuple[int, int]] = set()
-        self._again = self._steps = 0
+        self._again = 0
+        self._stored = StoredRows()
         self._h5py = import_h5py()
 
     def visit(self, group: Any, prefix: str, above: frozenset[tuple[int, int]]) -> None:
@@ -123,7 +127,11 @@ class _Walk:
             )
         for name in names:
             full = f"{prefix}{name}"
-            reason, item = self._open(group, name)
+            try:
+                reason, item = self._open(group, name)
+            except DataError as error:  # of the file that a link names
+                self._found.broken[full] = str(error)
+                continue
             if reason:
                 self._found.left_out[full] = reason
             elif isinstance(item, self._h5py.Group) and LONGEST not in item.attrs:
@@ -136,6 +144,12 @@ class _Walk:
 
     def _take(self, name: str, item: Any) -> None:
         """Note a dataset, or a ragged field."""
+        if LONGEST not in item.attrs and self._stored.opens_sources(item):
+            try:
+                self._stored.gaps(item)
+            except DataError as error:
+                self._found.broken[name] = str(error)
+                return
         if LONGEST in item.attrs and linked_file(self._file, item) is not None:
             self._found.left_out[name] = "a ragged field of another file; convert that file"
         elif LONGEST in item.attrs:
@@ -152,7 +166,6 @@ class _Walk:
 
         Errors behind a hard link are those of a damaged file and are raised.
         """
-        self._steps = 0
         try:
             link = group.get(name, getlink=True)
         except TypeError as error:  # a kind of link that HDF5 does not have of its own
@@ -160,74 +173,18 @@ class _Walk:
         if isinstance(link, self._h5py.HardLink):
             return "", group[name]
         try:
-            reason = self._obstacle(group, name, 0)
+            reason = LinkGuard(_MOST_STEPS).obstacle(group, name)
             if reason:
                 return reason, None
             return "", group[name]
-        except DataError as error:
-            return f"a link: {error}", None
+        except DataError:
+            raise
         except _DANGLING:
             where = link.path
             if isinstance(link, self._h5py.ExternalLink):
                 where = f"{link.filename}:{link.path}"
             return f"a link to {where}, where nothing is", None
 
-    def _obstacle(self, group: Any, path: str, depth: int) -> str:
-        """Why HDF5 must not follow a path from a group on: "" when it may.
-
-        HDF5 opens whatever an external link names, and a pipe would let it wait for ever; so all
-        links on the way are looked at before it does.
-        """
-        if depth > _DEEPEST:
-            return "links to links without end"
-        if path.startswith("/"):
-            group = group.file["/"]
-        for step in path.split("/"):
-            if step in ("", "."):
-                continue
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
-                return f"a link whose way has more than {_MOST_STEPS} steps"
-            if not isinstance(group, self._h5py.Group):
-                raise KeyError(step)  # a dataset holds nothing
-            link = group.get(step, getlink=True)
-            if isinstance(link, self._h5py.SoftLink):
-                reason = self._obstacle(group, link.path, depth + 1)
-            elif isinstance(link, self._h5py.ExternalLink) and group.file.driver == "fileobj":
-                reason = f"a link to the file {link.filename}, which is not followed from a URL"
-            elif isinstance(link, self._h5py.ExternalLink):
-                reason = self._external_obstacle(group, link, depth)
-            else:
-                reason = ""
-            if reason:
-                return reason
-            group = group[step]
-        return ""
-
-    def _external_obstacle(self, group: Any, link: Any, depth: int) -> str:
-        places = [p for p in _places(Path(group.file.filename), link.filename) if os.path.exists(p)]
-        if not places:
-            return f"a link to the file {link.filename}, which is missing"
-        for place in places:
-            if not os.path.isfile(place):
-                return f"a link to {place}, which is no file"
-        with self._h5py.File(places[0], "r", locking=False) as other:
-            return self._obstacle(other, link.path, depth + 1)
-
     def _identity(self, item: Any) -> tuple[int, int]:
         info = self._h5py.h5o.get_info(item.id)
         return info.fileno, info.addr
-
-
-def _places(home: Path, name: str) -> Iterator[Path]:
-    """Where HDF5 looks for the file of an external link, in its order. home: who has the link."""
-    bare = name
-    if os.path.isabs(name):
-        yield Path(name)
-        bare = os.path.basename(name)
-    for prefix in os.environ.get("HDF5_EXT_PREFIX", "").split(":"):
-        if prefix:
-            yield Path(prefix) / bare
-    yield home.absolute().parent / bare
-    yield Path(bare)
-    yield home.resolve().parent / bare

@@ -19,6 +19,7 @@ from hsgd.errors import DataError
 from ..remote.metadata_file import MetadataFile, open_objects
 from ..remote.objects import ObjectIdentity, ObjectMissing, ObjectReader
 from ..remote.urls import child_url
+from .file_lock import being_written, lock_shared
 from .slab_folder import import_h5py
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
 Identity = tuple[int, int, int] | ObjectIdentity  # of a file: size, mtime_ns, inode
 
 _TRUNCATED = re.compile(r"truncated file: eof = (\d+).*stored_eof = (\d+)")
+_LOCKINGS = (None, False, True)  # as HDF5 does by itself, none, and always
 _AHEAD = 64  # objects whose metadata is fetched together
 # What h5py and NumPy raise for names, shapes, types and sizes that no sound file has.
 _DAMAGED = (
@@ -60,20 +62,39 @@ class UnknownFields(ValueError):
 
 
 def open_hdf5(path: str, cache_bytes: int = 1 << 20) -> h5py.File:
-    """Open read-only, without locking, closed on exec; DataError in one line when that fails."""
-    h5py = import_h5py()
-
+    """Open read-only, with a shared lock, closed on exec; DataError in one line when that fails."""
     if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would wait for ever
         raise DataError(f"{path}: not a file; name an HDF5 file or a slab folder")
+    file = _open_as_here(path, cache_bytes)
     try:
-        file = h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; check the path, or convert the data") from None
-    except OSError as error:
-        raise DataError(_explain_open(path, error)) from None
-    if file.driver == "sec2":
-        fcntl.fcntl(int(file.id.get_vfd_handle()), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+        if file.id.get_intent() & import_h5py().h5f.ACC_RDWR:
+            raise DataError(
+                f"{path}: this program has the file open for writing, and what it has not written "
+                "yet would be missing; close it first"
+            )
+        if file.driver == "sec2":
+            descriptor = int(file.id.get_vfd_handle())
+            fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+            lock_shared(descriptor, path)
+    except BaseException:
+        file.close()
+        raise
     return file
+
+
+def _open_as_here(path: str, cache_bytes: int) -> h5py.File:
+    """Open with the kind of locks of HDF5 that this program has the file open with, if it has."""
+    h5py = import_h5py()
+
+    for locking in _LOCKINGS:
+        try:
+            return h5py.File(path, "r", locking=locking, rdcc_nbytes=cache_bytes)
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file; check the path, or convert the data") from None
+        except OSError as error:
+            if "flag values don't match" not in str(error) or locking == _LOCKINGS[-1]:
+                raise DataError(_explain_open(path, error)) from None
+    raise AssertionError
 
 
 @contextmanager
@@ -203,6 +224,13 @@ def _explain_open(path: str, error: OSError) -> str:
     if truncated:
         have, want = truncated.groups()
         return f"{path}: truncated, bytes [{have}, {want}) are missing; copy or convert it again"
+    if "already open for" in str(error):  # marked so in the file: of libver="latest", and SWMR
+        return (
+            f"{path}: a program writes it, or ended without closing it; wait until it is closed "
+            "(hsgd does not read along with SWMR), or clear the mark with h5clear -s"
+        )
+    if "unable to lock file" in str(error):
+        return being_written(path)
     if "file signature not found" in str(error):
         return f"{path}: not an HDF5 file; convert .npz and .npy with: hsgd data convert SRC DST"
     return f"{path}: cannot be opened as HDF5: {first_line(error)}"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hsgd.errors import DataError
 
 from ..format.dataset_index import DataMap, SlabMap
+from ..format.file_lock import lock_shared
 from ..format.opening import Identity, identity_of
 
 __all__ = ["SECTOR_BYTES", "SlabFiles", "check_unchanged"]
@@ -90,17 +91,25 @@ class SlabFiles:
             os.close(self._files.pop(number).descriptor)
 
     def _open(self, slab: SlabMap) -> _File:
-        flags = os.O_RDONLY | os.O_CLOEXEC
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # which matters to pipes alone
+        file = None
         if self._direct:
             try:
-                return _File(os.open(slab.path, flags | os.O_DIRECT), SECTOR_BYTES)
+                file = _File(os.open(slab.path, flags | os.O_DIRECT), SECTOR_BYTES)
             except OSError as error:
                 self._direct = False
                 self.direct_refusal = f"{slab.path}: {error.strerror}"
         try:
-            return _File(os.open(slab.path, flags), 1)
+            file = file or _File(os.open(slab.path, flags), 1)
         except OSError as error:
             raise DataError(f"{slab.path}: cannot be opened: {error.strerror}") from error
+        if self.data.header is None:  # nobody writes sealed slabs
+            try:
+                lock_shared(file.descriptor, slab.path)
+            except BaseException:
+                os.close(file.descriptor)
+                raise
+        return file
 
     def _forget(self) -> None:
         self._lock = threading.Lock()

@@ -15,21 +15,7 @@ import pytest
 from hsgd.io import open_map
 
 from hdf5_samples import arrays_of, collect, write_hdf5
-from hsgd import cli
 from loaders import loader_of
-
-
-@pytest.fixture
-def hsgd_data(capsys):
-    """Runs `hsgd data WORDS...`; exit code, output, and errors."""
-
-    def run(*words):
-        capsys.readouterr()
-        code = cli.main(["data", *map(str, words)])
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return run
 
 
 def assert_one_line(found, *parts):

@@ -180,7 +180,8 @@ def test_slabs_with_ragged_fields_can_be_converted_anew(original, tmp_path):
 def test_samples_that_are_all_empty_are_a_field_too(tmp_path, compress):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["number"] = np.arange(40)
-        file.create_dataset("tokens", (40,), h5py.vlen_dtype(np.int32))
+        tokens = file.create_dataset("tokens", (40,), h5py.vlen_dtype(np.int32))
+        tokens[:] = [np.empty(0, np.int32)] * 40
     convert_to_slabs(tmp_path / "a.h5", tmp_path / "out", num_slabs=4, compress=compress)
     assert list(find_damage(open_map(tmp_path / "out"))) == []
     batches = list(loader_of(tmp_path / "out", 8, verify=True))

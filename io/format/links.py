@@ -1,0 +1,96 @@
+"""Soft and external links of HDF5 files, looked at before HDF5 follows them.
+
+Owns where HDF5 looks for a file that another names, and what keeps a link from being followed: HDF5
+opens whatever a link names, and a pipe would let it wait for ever. Never reads samples.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .opening import open_hdf5
+from .slab_folder import import_h5py
+
+__all__ = ["LinkGuard", "named_file"]
+
+_DEEPEST = 16  # links to links, as HDF5 has it
+
+
+class LinkGuard:
+    """What is on the way of links. most_steps: names that one way may have."""
+
+    def __init__(self, most_steps: int = 1_000) -> None:
+        self._most_steps, self._steps = most_steps, 0
+        self._h5py = import_h5py()
+
+    def obstacle(self, group: Any, path: str) -> str:
+        """Why HDF5 must not follow a path from a group on: "" if it may. Raises KeyError if nothing
+        is there, DataError if a file on the way cannot be used.
+        """
+        self._steps = 0
+        return self._obstacle(group, path, 0)
+
+    def _obstacle(self, group: Any, path: str, depth: int) -> str:
+        if depth > _DEEPEST:
+            return "links to links without end"
+        if path.startswith("/"):
+            group = group.file["/"]
+        for step in path.split("/"):
+            if step in ("", "."):
+                continue
+            self._steps += 1
+            if self._steps > self._most_steps:
+                return f"a link whose way has more than {self._most_steps} steps"
+            if not isinstance(group, self._h5py.Group):
+                raise KeyError(step)  # a dataset holds nothing
+            link = group.get(step, getlink=True)
+            if isinstance(link, self._h5py.SoftLink):
+                reason = self._obstacle(group, link.path, depth + 1)
+            elif isinstance(link, self._h5py.ExternalLink) and group.file.driver == "fileobj":
+                reason = f"a link to the file {link.filename}, which is not followed from a URL"
+            elif isinstance(link, self._h5py.ExternalLink):
+                reason = self._external_obstacle(group, link, depth)
+            else:
+                reason = ""
+            if reason:
+                return reason
+            group = group[step]
+        return ""
+
+    def _external_obstacle(self, group: Any, link: Any, depth: int) -> str:
+        home = Path(group.file.filename)
+        place, reason = named_file(home, link.filename, "HDF5_EXT_PREFIX")
+        if reason:
+            return f"a link to {reason}"
+        with open_hdf5(str(place)) as other:
+            return self._obstacle(other, link.path, depth + 1)
+
+
+def named_file(home: Path, name: str, variable: str) -> tuple[Path, str]:
+    """The file that HDF5 opens for a name that the file `home` has, and what is wrong with it: ""
+    if it is a regular file. variable: of the environment, with more folders to look into.
+    """
+    found = [place for place in _places(home, name, variable) if os.path.exists(place)]
+    if not found:
+        return Path(name), f"the file {name}, which is missing"
+    for place in found:
+        if not os.path.isfile(place):
+            return place, f"{place}, which is no file"
+    return found[0], ""
+
+
+def _places(home: Path, name: str, variable: str) -> Iterator[Path]:
+    """Where HDF5 looks for the file of a link, or of a virtual dataset, in its order."""
+    folder, bare = home.absolute().parent, name
+    if os.path.isabs(name):
+        yield Path(name)
+        bare = os.path.basename(name)
+    for prefix in os.environ.get(variable, "").split(":"):
+        if prefix:
+            yield Path(prefix.replace("${ORIGIN}", str(folder))) / bare
+    yield folder / bare
+    yield Path(bare)
+    yield home.resolve().parent / bare

@@ -1,0 +1,311 @@
+"""Whether the rows of a dataset are really stored somewhere: HDF5 gives fill values for all others.
+
+Owns the look at virtual datasets and their sources, at any depth, at files of external storage, and
+at chunks that nobody wrote. All of it is done before HDF5 reads, or asks for the shape of a virtual
+dataset: HDF5 opens whatever a source names, and follows a circle of them until the process dies.
+Never reads samples.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hsgd.errors import DataError
+
+from .links import LinkGuard, named_file
+from .opening import open_hdf5
+from .slab_folder import import_h5py
+
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["StoredRows", "unwritten_lines"]
+
+_DEEPEST = 16  # virtual datasets of virtual datasets
+_MOST_TILES = 4096  # parts of a virtual dataset, other than ranges of rows, that are put together
+
+
+def unwritten_lines(unwritten: Iterable[str], *, accepted: bool, option: str) -> list[str]:
+    """A line for each of DataMap.unwritten(), to warn with. Raises DataError with the first unless
+    they are accepted, by `option`.
+    """
+    lines = list(unwritten)
+    if lines and not accepted:
+        raise DataError(
+            f"{lines[0]}, and HDF5 would give fill values; write them, name other fields, or take "
+            f"the fill values with {option}"
+        )
+    return [f"{line}; samples have fill values there" for line in lines]
+
+
+class StoredRows:
+    """Looks at the datasets of one file. Each is looked at once, however often it is a source."""
+
+    def __init__(self) -> None:
+        self._h5py = import_h5py()
+        self._above: list[tuple[Any, str]] = []  # virtual datasets whose sources are looked at
+        self._seen: dict[Any, str] = {}
+
+    def gaps(self, dataset: h5py.Dataset) -> str:
+        """What of a dataset nobody ever wrote, in words with counts; "" if all of it was written.
+
+        Raises DataError naming file, dataset and source if something is missing that should be
+        there: a source, rows of one, a file of external storage.
+        """
+        info = self._h5py.h5o.get_info(dataset.id)
+        key = (*_file_of(dataset), info.addr)
+        where = f"{dataset.file.filename}: {dataset.name}"
+        if any(key == other for other, _ in self._above):
+            ways = [name for _, name in self._above]
+            raise DataError(
+                f"{where} is virtual and takes its rows from itself, through {' and '.join(ways)}; "
+                "write it anew"
+            )
+        if len(self._above) > _DEEPEST:
+            raise DataError(
+                f"{where}: virtual datasets of virtual datasets, more than {_DEEPEST} deep; write "
+                "one without the others"
+            )
+        if key not in self._seen:
+            create = dataset.id.get_create_plist()
+            if create.get_layout() == self._h5py.h5d.VIRTUAL:
+                self._above.append((key, where))
+                try:
+                    self._seen[key] = self._virtual_gaps(dataset, create)
+                finally:
+                    self._above.pop()
+            elif create.get_external_count():
+                _check_external(dataset, create)
+                self._seen[key] = ""
+            else:
+                self._seen[key] = _plain_gaps(dataset, create)
+        return self._seen[key]
+
+    def opens_sources(self, dataset: h5py.Dataset) -> bool:
+        """Whether HDF5 opens sources of a dataset as soon as somebody asks for its shape."""
+        create = dataset.id.get_create_plist()
+        return create.get_layout() == self._h5py.h5d.VIRTUAL and any(
+            _is_endless(create.get_virtual_vspace(n)) for n in range(create.get_virtual_count())
+        )
+
+    def _virtual_gaps(self, dataset: h5py.Dataset, create: Any) -> str:
+        where = f"{dataset.file.filename}: {dataset.name}"
+        if dataset.file.driver == "fileobj":
+            raise DataError(f"{where} is virtual, and its sources are not read from a URL; copy it")
+        by_file: dict[str, list[int]] = {}
+        for number in range(create.get_virtual_count()):
+            by_file.setdefault(create.get_virtual_filename(number), []).append(number)
+        found: dict[int, tuple[str, tuple[int, ...]]] = {}
+        told: list[str] = []
+        for name, numbers in by_file.items():
+            with self._source_file(dataset, name, where) as file:
+                for number in numbers:
+                    source = create.get_virtual_dsetname(number).replace("%%", "%")
+                    full, item = f"{file.filename}: {source}", self._source(file, source, where)
+                    gaps = self.gaps(item)  # before anybody asks for its shape
+                    told += [f"of the source {full}, {gaps}"] if gaps else []
+                    found[number] = full, item.shape or ()
+        for number, (full, shape) in found.items():
+            spaces = create.get_virtual_srcspace(number), create.get_virtual_vspace(number)
+            if not _holds(*spaces, shape, dataset.shape):
+                raise DataError(
+                    f"{where} takes rows from {full}, which has the shape {shape} and not all that "
+                    "is taken from it; restore it"
+                )
+        if unmapped := _unmapped(dataset, create):
+            told.insert(0, f"{unmapped} of {math.prod(dataset.shape)} values have no source")
+        more = f", and {len(told) - 1} more" if len(told) > 1 else ""
+        return told[0] + more if told else ""
+
+    def _source(self, file: h5py.File, name: str, where: str) -> h5py.Dataset:
+        try:
+            reason = LinkGuard().obstacle(file["/"], name)
+            if not reason and isinstance(file[name], self._h5py.Dataset):
+                return file[name]
+        except DataError:
+            raise
+        except (KeyError, LookupError, OSError, RuntimeError, ValueError):
+            reason = ""
+        raise DataError(
+            f"{where} takes rows from {file.filename}: {name}, which is {reason or 'missing'}; "
+            "restore it"
+        )
+
+    @contextmanager
+    def _source_file(self, dataset: h5py.Dataset, name: str, where: str) -> Iterator[h5py.File]:
+        if name == ".":
+            yield dataset.file
+            return
+        if "%b" in name.replace("%%", ""):
+            raise DataError(
+                f"{where} is virtual and names its sources by a pattern, {name}, which is not "
+                "read; copy it with h5repack, or name the sources one by one"
+            )
+        name = name.replace("%%", "%")
+        place, reason = named_file(Path(dataset.file.filename), name, "HDF5_VDS_PREFIX")
+        if reason:
+            raise DataError(f"{where} takes rows from {reason}; restore it")
+        with open_hdf5(str(place)) as file:
+            yield file
+
+
+def _file_of(item: Any) -> tuple[int, int]:
+    """Which file an object lies in, however it was named."""
+    if item.file.driver == "fileobj":
+        return -1, 0
+    status = os.stat(item.file.filename)
+    return status.st_dev, status.st_ino
+
+
+def _holds(wanted: Any, virtual: Any, shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a source of this shape has all that is selected of it for a virtual dataset of shape
+    `whole`. An endless selection must have as much as the virtual dataset has room for.
+    """
+    h5s = import_h5py().h5s
+
+    if wanted.get_select_type() == h5s.SEL_ALL:  # whose own extent the file does not keep
+        return math.prod(shape) >= int(virtual.get_select_npoints())
+    if wanted.get_simple_extent_ndims() != len(shape):
+        return False
+    if _is_endless(wanted):
+        return _points(_cut(wanted, shape), shape) >= _points(_cut(virtual, whole), whole)
+    if not wanted.get_select_npoints():
+        return True
+    _, last = wanted.get_select_bounds()
+    return all(n < have for n, have in zip(last, shape, strict=True))
+
+
+_Slab = tuple[tuple[int, int, int, int], ...]  # by axis: start, stride, count, block
+
+
+def _is_endless(space: Any) -> bool:
+    h5s = import_h5py().h5s
+
+    if space.get_select_type() != h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+        return False
+    _, _, count, block = space.get_regular_hyperslab()
+    return h5s.UNLIMITED in (*count, *block)
+
+
+def _cut(space: Any, shape: tuple[int, ...]) -> _Slab:
+    """A regular selection as far as a dataset of this shape reaches."""
+    found = []
+    for size, start, stride, count, block in zip(
+        shape, *space.get_regular_hyperslab(), strict=True
+    ):
+        left = max(0, size - start)
+        count = min(count, -(-left // stride))
+        found.append((start, stride, count, min(block, left)))
+    return tuple(found)
+
+
+def _points(slab: _Slab, shape: tuple[int, ...]) -> int:
+    total = 1
+    for size, (start, stride, count, block) in zip(shape, slab, strict=True):
+        last = min(block, size - start - (count - 1) * stride)
+        total *= (count - 1) * block + last if count else 0
+    return total
+
+
+def _rows_only(slab: _Slab, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The rows of a selection that is a range of whole rows; None for another."""
+    for size, (start, stride, count, block) in zip(shape[1:], slab[1:], strict=True):
+        if start or size != (block if count == 1 else count * block if stride == block else -1):
+            return None
+    start, stride, count, block = slab[0]
+    if count > 1 and stride != block:
+        return None
+    return start, min(shape[0], start + count * block)
+
+
+def _unmapped(dataset: h5py.Dataset, create: Any) -> int:
+    """Values of a virtual dataset that no source has; its sources were looked at."""
+    h5s = import_h5py().h5s
+
+    shape = tuple(dataset.shape)
+    total = math.prod(shape)
+    ranges, tiles = [], []
+    for number in range(create.get_virtual_count()):
+        space = create.get_virtual_vspace(number)
+        if space.get_select_type() == h5s.SEL_ALL:
+            return 0
+        if space.get_select_type() != h5s.SEL_HYPERSLABS:
+            return total - space.get_select_npoints() if create.get_virtual_count() == 1 else 0
+        if not space.is_regular_hyperslab():
+            tiles.append(space)
+            continue
+        slab = _cut(space, shape)
+        rows = _rows_only(slab, shape) if shape else None
+        if rows is None:
+            part = h5s.create_simple(shape)
+            start, stride, count, block = zip(*slab, strict=True)
+            part.select_hyperslab(start, count, stride, block)
+            tiles.append(part)
+        else:
+            ranges.append(rows)
+    if not tiles:
+        return (shape[0] - _covered(ranges)) * math.prod(shape[1:])
+    for start, stop in ranges:
+        part = h5s.create_simple(shape)
+        part.select_hyperslab((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
+        tiles.append(part)
+    if len(tiles) > _MOST_TILES:  # taken as apart from one another
+        return max(0, total - sum(int(tile.get_select_npoints()) for tile in tiles))
+    union = tiles[0]
+    for tile in tiles[1:]:
+        union = union.combine_select(tile, h5s.SELECT_OR)
+    return total - int(union.get_select_npoints())
+
+
+def _covered(ranges: list[tuple[int, int]]) -> int:
+    """How many numbers lie in some of the ranges."""
+    covered = reached = 0
+    for start, stop in sorted(ranges):
+        covered += max(0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return covered
+
+
+def _check_external(dataset: h5py.Dataset, create: Any) -> None:
+    """Raise DataError unless the files of external storage have all bytes of a dataset."""
+    left = math.prod(dataset.shape or (0,)) * dataset.id.get_type().get_size()
+    where = f"{dataset.file.filename}: {dataset.name}"
+    folder = str(Path(dataset.file.filename).absolute().parent)
+    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", folder)
+    for number in range(create.get_external_count()):
+        if left <= 0:
+            return
+        name, offset, size = create.get_external(number)
+        path = Path(prefix) / os.fsdecode(name)
+        wanted = min(left, size)
+        if not path.exists():
+            raise DataError(f"{where} has its rows in {path}, which is missing; restore it")
+        if not path.is_file():
+            raise DataError(f"{where} has its rows in {path}, which is no file")
+        if path.stat().st_size < offset + wanted:
+            raise DataError(
+                f"{where} has its rows in {path}, of which bytes [{offset}, {offset + wanted}) are "
+                f"needed and which ends at {path.stat().st_size}; restore it"
+            )
+        left -= wanted
+
+
+def _plain_gaps(dataset: h5py.Dataset, create: Any) -> str:
+    """What of a dataset that is neither virtual nor external was never allocated."""
+    h5d = import_h5py().h5d
+
+    if not dataset.shape or not math.prod(dataset.shape):
+        return ""
+    if dataset.chunks is None:
+        if create.get_layout() != h5d.CONTIGUOUS or dataset.id.get_offset() is not None:
+            return ""
+        return f"none of {dataset.shape[0]} rows was ever written"
+    chunks = dataset.chunks
+    total = math.prod(-(-n // step) for n, step in zip(dataset.shape, chunks, strict=True))
+    there = int(dataset.id.get_num_chunks())
+    return "" if there >= total else f"{total - there} of {total} chunks were never written"
