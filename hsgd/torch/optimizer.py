@@ -81,14 +81,15 @@ class Distributed(torch.optim.Optimizer):
         return self._reducer.overlap_choice
 
     def synchronize(self) -> None:
-        """Make the gradients those of all ranks; collective over the process set, blocking.
+        """Make the gradients those of all ranks, unless backward() has done so already; collective
+        over the process set, blocking.
 
-        To be followed by `with optimizer.skip_synchronize(): optimizer.step()`; between the two
-        gradients may be clipped or unscaled.
+        Kept for scripts of Horovod, which follow it by `with optimizer.skip_synchronize():
+        optimizer.step()`. Gradients may be clipped or unscaled with and without it.
         """
         if self._active():
             self._watch()
-            self._reducer.reduce()
+            self._reducer.settle()
         self._synchronized = True
 
     @contextlib.contextmanager
@@ -101,7 +102,13 @@ class Distributed(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Any = None) -> Any:
-        """synchronize(), unless told not to, and the optimizer's own step()."""
+        """synchronize(), unless told not to, and the optimizer's own step().
+
+        closure: gradients are those of all ranks after each of its calls, and the optimizer gets
+        the mean of the ranks' losses (with op Sum their sum), so that ranks decide alike.
+        """
+        if closure is not None and self._active():
+            return self._step_with(closure)
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -113,7 +120,25 @@ class Distributed(torch.optim.Optimizer):
                 )
             self.synchronize()
         self._synchronized = False
+        self._reducer.end_step()
         return super().step(closure)
+
+    def _step_with(self, closure: Any) -> Any:
+        if self._reducer.open:
+            self.synchronize()
+        self._synchronized = False
+
+        def evaluate() -> Any:
+            self._reducer.end_step()
+            loss = closure()
+            self._watch()
+            self._reducer.settle()
+            return self._reducer.combine_loss(loss)
+
+        try:
+            return super().step(evaluate)
+        finally:
+            self._reducer.end_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the optimizer. Gradients that came and were not used are reduced first, so that
@@ -121,6 +146,7 @@ class Distributed(torch.optim.Optimizer):
         """
         if self._active():
             self._reducer.close_round()
+            self._reducer.end_step()
             self._watch()
         super().zero_grad(set_to_none)
 

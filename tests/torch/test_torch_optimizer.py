@@ -242,9 +242,9 @@ def too_often(seat: Seat, path: str, size: int) -> None:
     with job(seat, path, size) as hvd:
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
         model(torch.ones(1, 2)).sum().backward()
-        with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+        with pytest.raises(AssertionError, match=r"set backward_passes_per_step"):
             model(torch.ones(1, 2)).sum().backward()
         optimizer.zero_grad()
         assert model.weight.grad is None
@@ -254,10 +254,10 @@ def too_often(seat: Seat, path: str, size: int) -> None:
             model(torch.ones(1, 2) * (seat.rank + 1)).sum().backward()
         optimizer.step()
         assert model.weight.grad is not None
-        assert model.weight.grad.tolist() == [[3.0, 3.0]]
+        assert model.weight.grad.tolist() == [[6.0, 6.0]]
 
 
-def test_more_passes_than_announced_are_refused_and_can_be_announced(ranks: Ranks) -> None:
+def test_sums_of_more_passes_than_announced_are_refused_and_can_be_announced(ranks: Ranks) -> None:
     on(ranks, 2, too_often)
 
 

@@ -40,14 +40,20 @@ def agree(
     layouts = comm.allgather_object((overlap, own, words), "optimizer layout")
     _compare([words for *_, words in layouts])
     tables = [table for _, table, _ in layouts]
-    first = {name: (shape, dtype) for name, shape, dtype, _ in tables[0]}
+    first = {name: (shape, dtype, strides) for name, shape, dtype, strides, _ in tables[0]}
     for rank, table in enumerate(tables):
-        for name, shape, dtype, _ in table:
-            if first.get(name) != (shape, dtype):
+        for name, shape, dtype, strides, _ in table:
+            if first.get(name, ())[:2] != (shape, dtype):
                 raise HorovodInternalError(
                     f"DistributedOptimizer: rank {rank} has parameter {name} of shape {shape} "
-                    f"and {dtype}, rank 0 has {first.get(name, 'none of that name')}; build "
+                    f"and {dtype}, rank 0 has {first.get(name, ('none of that name',))[:2]}; build "
                     "the same model on every rank"
+                )
+            if first[name][2] != strides:
+                raise HorovodInternalError(
+                    f"DistributedOptimizer: rank {rank} has parameter {name} with strides {strides}, "
+                    f"rank 0 with {first[name][2]}; give the model the same memory format on every "
+                    "rank"
                 )
         if len(table) != len(first):
             absent = sorted(first.keys() - {name for name, *_ in table})
@@ -56,7 +62,7 @@ def agree(
                 "0; build the same model on every rank"
             )
     by_name = {name: parameter for parameter, name in names.items()}
-    sparse = {name for table in tables for name, _, _, sparse in table if sparse}
+    sparse = {name for table in tables for name, *_, sparse in table if sparse}
     order = [name for name, *_ in tables[0]]
     return (
         [by_name[name] for name in order if name not in sparse],
@@ -77,10 +83,15 @@ def _compare(terms: Sequence[Mapping[str, str]]) -> None:
 
 def _describe(
     parameter: Tensor, name: str, sparse_as_dense: bool
-) -> tuple[str, tuple[int, ...], str, bool]:
+) -> tuple[str, tuple[int, ...], str, tuple[int, ...], bool]:
     gradient = parameter.grad
     sparse = gradient is not None and gradient.is_sparse and not sparse_as_dense
-    return name, tuple(parameter.shape), str(parameter.dtype), sparse
+    # The stride of a dimension of one element says nothing.
+    strides = tuple(
+        stride if length != 1 else 0
+        for length, stride in zip(parameter.shape, parameter.stride(), strict=True)
+    )
+    return name, tuple(parameter.shape), str(parameter.dtype), strides, sparse
 
 
 def split(

@@ -79,13 +79,13 @@ class Collective:
     compression: type[Compressor]
     device: torch.device
 
-    def start(self, array: Tensor) -> Handle[Any]:
-        """Begin it, in place; collective, not blocking."""
-        return self.comm.allreduce_async(array, self._core_op(array), array, self.label)
+    def start(self, array: Tensor, more: str = "") -> Handle[Any]:
+        """Begin it, in place; collective, not blocking. more: of its label."""
+        return self.comm.allreduce_async(array, self._core_op(array), array, self.label + more)
 
-    def run(self, array: Tensor) -> None:
-        """Make it, in place; collective, blocking."""
-        self.comm.allreduce(array, self._core_op(array), array, self.label)
+    def run(self, array: Tensor, more: str = "") -> None:
+        """Make it, in place; collective, blocking. more: of its label."""
+        self.comm.allreduce(array, self._core_op(array), array, self.label + more)
 
     def run_with_zeros(self) -> None:
         """Take part and add nothing; collective, blocking."""
@@ -176,10 +176,12 @@ class Bucket:
         """Whether the gradient at `index` was counted by take_run()."""
         return index < self._run
 
-    def launch(self) -> None:
+    def launch(self, rounds: int = 0) -> None:
         """Copy gradients that are elsewhere, and start the collective; collective over the ranks of
-        the bucket, not blocking.
+        the bucket, not blocking. rounds: how many were made before in this step; ranks that have
+        made more or fewer do not meet.
         """
+        more = f", backward pass {rounds + 1} of a step" if rounds else ""
         self.packing.pack()
         self.launched_s = time.monotonic()
         if self._predivide != 1.0:
@@ -192,9 +194,9 @@ class Bucket:
             self._result = compressed.contiguous()
         self._mismatch = None
         if self._threaded:
-            self._handle = self.collective.start(self._result)
+            self._handle = self.collective.start(self._result, more)
         else:
-            self.collective.run(self._result)
+            self.collective.run(self._result, more)
 
     def wait(self) -> SignatureMismatch | None:
         """Return when the collective has ended; blocking. What it has met if other ranks called

@@ -1,7 +1,8 @@
 """GradientReducer: from gradients of one rank to gradients of all, while backward still runs.
 
-Owns the hooks of the parameters, the buckets, and the round from the first gradient of a step to
-the last collective. Bucket by bucket in one order, which the ranks agree on once, when they first
+Owns the hooks of the parameters, the buckets, and the round from the first gradient to the last
+collective, which ends with the last backward pass of a step: when backward() returns, gradients are
+those of all ranks. Bucket by bucket in one order, which the ranks agree on once, when they first
 meet; what comes later (new groups, parameters that begin to need gradients) is appended the same
 way. Never updates parameters.
 """
@@ -18,13 +19,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hsgd.comm import Comm
+from hsgd.comm import Comm, Op
 from hsgd.errors import HsgdError, ReplicasDiffer
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
 from hsgd.torch.compression import Compressor
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.agreement import agree, split
+from hsgd.torch.gradients.backward_pass import BackwardPass
 from hsgd.torch.gradients.gradient_buckets import Bucket
 from hsgd.torch.gradients.joined import StandIn, end_round, tells_of_join
 from hsgd.torch.gradients.overlap import Overlap, OverlapChoice
@@ -32,6 +34,7 @@ from hsgd.torch.gradients.packing import HOT_COUNT
 from hsgd.torch.job import runtime
 from hsgd.torch.job.operation_timeline import add_levels
 from hsgd.torch.job.process_sets import ProcessSet
+from hsgd.torch.operations.reductions import AVERAGE, SUM
 
 __all__ = ["GradientReducer", "Options"]
 
@@ -69,6 +72,9 @@ class GradientReducer:
         self._arrived: list[Tensor] = []  # parameters whose gradients came, not yet looked at
         self._hooks: dict[Tensor, Any] = {}
         self._wake = _weak_hook(self)
+        self._pass = BackwardPass(_weak_hook(self, "_begin_pass"), _weak(self._end_pass, None))
+        self._passes_left = passes  # of this round
+        self._rounds = 0  # since the last step
         self._order: dict[Tensor, None] = {}  # new parameters, as their gradients came
         self._places: dict[Tensor, tuple[Bucket, int]] = {}
         self._sparse: dict[Tensor, None] = {}
@@ -95,10 +101,13 @@ class GradientReducer:
             self._resting = [p for p in self._resting if not self._follow(p)]
 
     def _follow(self, parameter: Tensor) -> bool:
-        if not (parameter.requires_grad and parameter.is_leaf):
+        if not parameter.is_leaf:
+            return False
+        if parameter not in self._hooks:
+            self._hook(parameter, self._wake)
+        if not parameter.requires_grad:
             return False
         self._known[parameter] = self.passes
-        self._hook(parameter, self._wake)
         return True
 
     @property
@@ -121,7 +130,7 @@ class GradientReducer:
 
     def set_passes(self, passes: int) -> None:
         """From the next step on."""
-        self.passes = passes
+        self.passes = self._passes_left = passes
         for parameter in self._known:
             self._known[parameter] = passes
         self._counted = False
@@ -141,7 +150,37 @@ class GradientReducer:
             self._finish_round(comm)
             self._overlap.end_step(comm)
         self._end_round()
+        self._rounds += 1
         self._check_replicas(comm)
+
+    def settle(self) -> None:
+        """reduce(), unless the gradients of this step are those of all ranks already; collective
+        and blocking then.
+        """
+        if self.open or not self._rounds:
+            self.reduce()
+
+    def end_step(self) -> None:
+        """What comes next belongs to another step; local."""
+        self._rounds = 0
+
+    def combine_loss(self, loss: Any) -> Any:
+        """Make the loss of a closure that of all ranks, so that optimizers which look at it decide
+        alike: the mean, or the sum where gradients are summed; collective, blocking, after a round.
+        What is no number stays as it is.
+        """
+        if not isinstance(loss, (int, float)) and not (
+            isinstance(loss, Tensor) and loss.numel() == 1
+        ):
+            return loss
+        assert self._comm is not None
+        total = torch.as_tensor(loss).detach().to("cpu", torch.float64).reshape(1).clone()
+        op: Op = "sum" if self._options.op == SUM else "mean"
+        with self._ending_on_error():
+            self._comm.allreduce(total, op, total, "optimizer loss")
+        if isinstance(loss, Tensor):
+            return total.reshape(loss.shape).to(loss.device, loss.dtype)
+        return float(total)
 
     def _check_replicas(self, comm: Comm) -> None:
         """At the end of a round of all ranks; collective."""
@@ -179,6 +218,7 @@ class GradientReducer:
             begun = self._begun
             met = [bucket.abandon(begun=begun) for bucket in self._buckets]
             if begun and self._comm is not None:
+                self._rounds += 1
                 with contextlib.suppress(HsgdError):  # the next step has it as well
                     self._overlap.end_step(self._comm)
                     self._check_replicas(self._comm)
@@ -194,6 +234,7 @@ class GradientReducer:
     def _end_round(self) -> None:
         self._touched = self._begun = False
         self._next = 0
+        self._passes_left = self.passes
         if self._counted:
             self.set_passes(self.passes)
 
@@ -202,24 +243,73 @@ class GradientReducer:
         if parameter in self._hooks:
             self._hooks[parameter].remove()
         register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
-        self._hooks[parameter] = register(call)
+        frozen = not parameter.requires_grad  # now: torch keeps hooks, but takes none
+        if frozen:
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                return
+            parameter.requires_grad_(True)
+        try:
+            self._hooks[parameter] = register(call)
+        finally:
+            if frozen:
+                parameter.requires_grad_(False)
 
     def _came(self, parameter: Tensor) -> None:
         """A hook of parameters that are new, complete a bucket, or are so large that they are
-        copied while in cache. That of the others is the append of a list: it costs no Python.
+        copied while in cache. That of the others is short: see BackwardPass.hook().
         """
         if self._job is not runtime.latest():
             self._start_anew(keep=True)
         if self._alone:
             self._arrived.clear()
             return
+        if self._pass.due:
+            self._begin_pass(parameter)
+        if parameter not in self._known and not self._follow(parameter):
+            return
         self._arrived.append(parameter)
         self._look()
         if self._next_is_complete():
             self._overlap.ready()
-            if self._overlap.active:
-                with self._ending_on_error():
-                    self._launch_complete()
+            # Not yet: hooks of the script may come after this one, and change the gradient.
+            self._pass.due = self._overlap.active
+
+    def _begin_pass(self, parameter: Tensor) -> None:
+        """Called with the first gradient of a backward pass, and with the next one after buckets
+        have become complete.
+        """
+        if self._job is not runtime.latest():
+            self._start_anew(keep=True)
+        if self._alone:
+            return
+        if self._pass.begin():
+            self._refuse_second_sum(parameter)
+        elif self._next_is_complete():
+            with self._ending_on_error():
+                self._launch_complete()
+
+    def _refuse_second_sum(self, first: Tensor) -> None:
+        """A mean of gradients that are equal on all ranks is what they were. A sum is not."""
+        if not self._rounds or self._options.op == AVERAGE:
+            return
+        if any(p.grad is not None for p in self._known if p is not first):
+            raise AssertionError(
+                "DistributedOptimizer: backward() was called again, and gradients that ranks have "
+                "combined already (op is not Average) would be combined once more; call step() or "
+                "zero_grad() of the optimizer in between, or set backward_passes_per_step"
+            )
+
+    def _end_pass(self) -> None:
+        """The backward pass has ended; collective over the process set and blocking if it was the
+        last one of the round.
+        """
+        if self._job is not runtime.latest() or self._alone:
+            return
+        self._look()
+        self._passes_left -= 1
+        if self._passes_left <= 0:
+            self._resting = [p for p in self._resting if not self._follow(p)]
+            self.reduce()
 
     def _look(self) -> None:
         """Work off what arrived."""
@@ -274,7 +364,7 @@ class GradientReducer:
     def _launch(self, bucket: Bucket) -> None:
         tracer = None if self._job is None else self._job.tracer
         begin_s = time.monotonic()
-        bucket.launch()
+        bucket.launch(self._rounds)
         if tracer is not None:
             tracer("pack", bucket.label, begin_s, bucket.launched_s)
 
@@ -329,6 +419,7 @@ class GradientReducer:
             self._overlap = Overlap(overlap)
         self._order.clear()
         begun = [(parameter, self._start_sparse(parameter)) for parameter in sparse]
+        light = self._pass.hook(self._arrived.append)
         self._sparse.update(dict.fromkeys(sparse))
         # All of them before the first is launched: a compression may fail, and must not leave out
         # what comes after.
@@ -347,7 +438,7 @@ class GradientReducer:
             for index, parameter in enumerate(members):
                 self._places[parameter] = (bucket, index)
                 if index < len(members) - 1 and parameter.numel() < HOT_COUNT:
-                    self._hook(parameter, self._arrived.append)
+                    self._hook(parameter, light)
             self._buckets.append(bucket)
             self._stand_in.collectives.append(bucket.collective)
         if all(bucket.collective.device.type == "cpu" for bucket in self._buckets):
@@ -414,6 +505,7 @@ class GradientReducer:
         self._job = runtime.latest()
         self._alone = not self.active
         self._counted = True
+        self._rounds = 0
         self._end_round()
 
     def _reduce_open(self) -> None:
@@ -435,13 +527,13 @@ class GradientReducer:
 # Parameters and the job outlive an optimizer, and must not keep its buckets.
 
 
-def _weak_hook(reducer: GradientReducer) -> Callable[[Tensor], None]:
+def _weak_hook(reducer: GradientReducer, method: str = "_came") -> Callable[[Tensor], None]:
     found = weakref.ref(reducer)
 
     def hook(parameter: Tensor) -> None:
         alive = found()
         if alive is not None:
-            alive._came(parameter)
+            getattr(alive, method)(parameter)
 
     return hook
 
