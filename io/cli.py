@@ -178,14 +178,7 @@ def _add_convert(commands: Any) -> None:
         metavar="F",
         help="digits only: part of each class that goes to DST/test (default: 0.2)",
     )
-    convert.add_argument(
-        "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
-    )
-    convert.add_argument(
-        "--encoded",
-        action="store_true",
-        help="keep images as the bytes of their files, of any size; the loader decodes them",
-    )
+    _add_images(convert)
     convert.add_argument(
         "--tokenizer",
         metavar="FILE",
@@ -211,6 +204,17 @@ def _add_convert(commands: Any) -> None:
     convert.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     _add_json(convert)
     convert.set_defaults(command_function=_convert)
+
+
+def _add_images(convert: Any) -> None:
+    convert.add_argument(
+        "--image-size", type=int, metavar="N", help="scale and cut images to N x N (default: as is)"
+    )
+    convert.add_argument(
+        "--encoded",
+        action="store_true",
+        help="keep images as the bytes of their files, of any size; the loader decodes them",
+    )
 
 
 def _add_upload(commands: Any) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -28,13 +28,14 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from hsgd.c10d import NAME, checks, dtypes, routes, torch_versions
+from hsgd.c10d import NAME, checks, dtypes, flat, routes, torch_versions
 from hsgd.c10d.backward import Backward
 from hsgd.c10d.ddp_buckets import SharedBuckets, is_called_by_autograd
 from hsgd.c10d.diagnostics import flight_recorder, tracing
 from hsgd.c10d.diagnostics.flight_recorder import FlightRecorder
 from hsgd.c10d.global_ranks import in_global_ranks
 from hsgd.c10d.rendezvous import meet, open_board
+from hsgd.c10d.root_refusal import refused_by_root, telling
 from hsgd.c10d.routes import at_once, by_device
 from hsgd.c10d.sparse import allreduce_sparse
 from hsgd.c10d.work import HsgdWork, Worker
@@ -42,8 +43,6 @@ from hsgd.config import Config
 from hsgd.errors import HsgdError, SignatureMismatch
 
 __all__ = ["Collectives"]
-
-_REFUSED = "the root refused its own arguments"
 
 
 class Collectives(dist.ProcessGroup):
@@ -127,15 +126,8 @@ class Collectives(dist.ProcessGroup):
             try:
                 run()
             except SignatureMismatch as error:
-                for rank, name in zip(error.ranks, error.names, strict=True):
-                    if name is not None and name.endswith(_REFUSED):
-                        refused = SignatureMismatch(
-                            f"{what}: the root, rank {members[rank]}, refused its own arguments; "
-                            "see what it says"
-                        )
-                        refused.rank, refused.ranks = members[rank], error.ranks
-                        raise refused from None
-                raise in_global_ranks(error, members) from None
+                refused = refused_by_root(error, what, members)
+                raise refused or in_global_ranks(error, members) from None
             except HsgdError as error:
                 raise in_global_ranks(error, members) from None
 
@@ -151,24 +143,9 @@ class Collectives(dist.ProcessGroup):
         threaded = work.traced is not None and self._traced_threaded
         return self._worker.submit(work, blocking=blocking, threaded=threaded)
 
-    @contextlib.contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
-        """Where the root refuses its own arguments, the ranks that wait for it in the same
-        collective hear of it now: by a call that matches none of theirs.
-        """
-        try:
-            yield
-        except (TypeError, ValueError):
-
-            def tell() -> None:
-                with contextlib.suppress(HsgdError):
-                    note = torch.zeros(1, dtype=torch.uint8)
-                    self._comm.broadcast(note, self.rank(), name=f"{what}: {_REFUSED}")
-
-            self._worker.submit(
-                HsgdWork(f"{what} that is refused", tell, [], self._worker), blocking=False
-            )
-            raise
+    def _telling(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """As root: the other ranks hear of arguments that the body refuses."""
+        return telling(what, self._comm, self._worker)
 
     def _flight_recorder(self) -> FlightRecorder | None:
         """Made by the first call: torch names a group only after it has made it."""
@@ -178,27 +155,6 @@ class Collectives(dist.ProcessGroup):
 
     def _note(self, what: str, given: Sequence[Tensor]) -> None:
         """Told of each call of this rank, before it runs; local."""
-
-    def _gather(self, array: Tensor) -> Tensor:
-        """The flat arrays of all ranks in rank order; blocking, within a work."""
-        out = array.new_empty(self.size() * array.numel())
-        self._comm.allgather(dtypes.as_bytes(array), out=dtypes.as_bytes(out))
-        return out
-
-    def _reduce_into(self, source: Tensor, op: Any, target: Tensor) -> None:
-        """Reduce flat tensors; `target` may be `source`."""
-        if (combine := dtypes.bitwise(op, source.dtype)) is not None:
-            rows = dtypes.as_bytes(self._gather(source)).view(self.size(), -1)
-            target.copy_(functools.reduce(combine, rows).view(source.dtype))
-            return
-        view = dtypes.reducing(op, source.dtype)
-        array = view.into(source)
-        in_place = target.data_ptr() == source.data_ptr()
-        out = array if in_place else torch.empty_like(array)
-        self._comm.allreduce(array, view.op, out=out)
-        back = view.back(out)
-        if back.data_ptr() != target.data_ptr():
-            target.copy_(back)
 
     # Reductions.
 
@@ -220,10 +176,12 @@ class Collectives(dist.ProcessGroup):
                 if buckets is not None and buckets.concerns(tensor):
                     buckets.move(tensor, is_bucket)
                 if tensor.layout == torch.sparse_coo:
-                    allreduce_sparse(tensor, self._gather, self.size())
+                    allreduce_sparse(
+                        tensor, functools.partial(flat.allgather, self._comm), self.size()
+                    )
                     continue
                 array = dtypes.flat(tensor)
-                self._reduce_into(array, op, array)
+                flat.reduce(self._comm, array, op, array)
                 dtypes.put_back(array, tensor)
 
         return self._submit("all_reduce", call, tensors, opts)
@@ -240,8 +198,8 @@ class Collectives(dist.ProcessGroup):
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
                 alike = [tensor for tensor in tensors if tensor.dtype == dtype]
                 joined = torch.cat([dtypes.flat(tensor) for tensor in alike])
-                self._reduce_into(joined, op, joined)
-                _scatter_back(joined, alike)
+                flat.reduce(self._comm, joined, op, joined)
+                flat.split_into(joined, alike)
 
         return self._submit("all_reduce_coalesced", call, tensors, opts)
 
@@ -255,10 +213,10 @@ class Collectives(dist.ProcessGroup):
         def call() -> None:
             array = dtypes.flat(tensor)
             if self.rank() == opts.rootRank:
-                self._reduce_into(array, op, array)
+                flat.reduce(self._comm, array, op, array)
                 dtypes.put_back(array, tensor)
             else:
-                self._reduce_into(array, op, torch.empty_like(array))
+                flat.reduce(self._comm, array, op, torch.empty_like(array))
 
         return self._submit("reduce", call, tensors, opts)
 
@@ -275,7 +233,9 @@ class Collectives(dist.ProcessGroup):
 
         def call(op: Any) -> None:
             for output, parts in pairs:
-                self._keep_own(torch.cat([dtypes.flat(part) for part in parts]), op, output)
+                flat.reduce_scatter(
+                    self._comm, torch.cat([dtypes.flat(part) for part in parts]), op, output
+                )
 
         given = [part for _, parts in pairs for part in parts]
         return self._submit_reduction("reduce_scatter", call, outputs, opts, given)
@@ -301,7 +261,7 @@ class Collectives(dist.ProcessGroup):
 
         def call(op: Any) -> None:
             for output, source in pairs:
-                self._keep_own(dtypes.flat(source), op, output)
+                flat.reduce_scatter(self._comm, dtypes.flat(source), op, output)
 
         return self._submit_reduction("reduce_scatter_tensor", call, outputs, opts, inputs)
 
@@ -320,24 +280,6 @@ class Collectives(dist.ProcessGroup):
         for output in outputs:
             checks.reducible(op, output)
         return self._submit(what, lambda: call(op), outputs, opts, given)
-
-    def _keep_own(self, source: Tensor, op: Any, output: Tensor) -> None:
-        """Reduce flat `source` over all ranks into this rank's part of it."""
-        if dtypes.bitwise(op, source.dtype) is not None:
-            total = torch.empty_like(source)
-            self._reduce_into(source, op, total)
-            own = total[self.rank() * output.numel() :][: output.numel()]
-            output.detach().copy_(own.view(output.shape))
-            return
-        view = dtypes.reducing(op, source.dtype)
-        array = view.into(source)
-        place = output.detach()
-        direct = place.is_contiguous() and array.data_ptr() == source.data_ptr()
-        rows = array.numel() // self.size()
-        out = view.into(place.view(-1)) if direct else array.new_empty(rows)
-        self._comm.reduce_scatter(array, view.op, out=out)
-        if not direct:
-            place.copy_(view.back(out).view(place.shape))
 
     # Movements.
 
@@ -368,7 +310,7 @@ class Collectives(dist.ProcessGroup):
 
         def call() -> None:
             for parts, source in pairs:
-                _scatter_back(self._gather(dtypes.flat(source)), parts)
+                flat.split_into(flat.allgather(self._comm, dtypes.flat(source)), parts)
 
         places = [part for parts in outputs for part in parts]
         return self._submit("all_gather", call, places, opts, inputs)
@@ -428,7 +370,7 @@ class Collectives(dist.ProcessGroup):
                 checks.apart("gather", parts)
 
         def call() -> None:
-            _scatter_back(self._gather_at(opts.rootRank, dtypes.flat(source)), parts)
+            flat.split_into(flat.gather(self._comm, opts.rootRank, dtypes.flat(source)), parts)
 
         return self._submit("gather", call, parts, opts, inputs)
 
@@ -442,18 +384,11 @@ class Collectives(dist.ProcessGroup):
                 checks.size("gather_single", place, self.size() * source.numel())
 
         def call() -> None:
-            _scatter_back(self._gather_at(opts.rootRank, dtypes.flat(source)), places)
+            flat.split_into(flat.gather(self._comm, opts.rootRank, dtypes.flat(source)), places)
 
         return self._submit("gather", call, places, opts, [source])
 
     gather_into_tensor = gather_single
-
-    def _gather_at(self, root: int, array: Tensor) -> Tensor:
-        """The flat arrays of all ranks at the root, nothing elsewhere; blocking, within a work."""
-        sent = [array.numel() * (rank == root) for rank in range(self.size())]
-        out = array.new_empty(array.numel() * self.size() * (self.rank() == root))
-        self._exchange(array, sent, out)
-        return out
 
     @by_device
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HsgdWork:
@@ -471,7 +406,7 @@ class Collectives(dist.ProcessGroup):
                 torch.cat([dtypes.flat(part) for part in parts]) if parts else output.new_empty(0)
             )
             out = dtypes.flat(output)
-            self._exchange(array, sent, out)
+            flat.alltoall(self._comm, array, sent, out)
             dtypes.put_back(out, output)
 
         return self._submit("scatter", call, outputs, opts, parts)
@@ -493,7 +428,7 @@ class Collectives(dist.ProcessGroup):
 
         def call() -> None:
             array, out = dtypes.flat(source), dtypes.flat(output)
-            self._exchange(array, sent, out)
+            flat.alltoall(self._comm, array, sent, out)
             dtypes.put_back(out, output)
 
         return self._submit("all_to_all_single", call, [output], opts, [source])
@@ -515,17 +450,10 @@ class Collectives(dist.ProcessGroup):
         def call() -> None:
             array = torch.cat([dtypes.flat(source) for source in inputs])
             out = array.new_empty(sum(output.numel() for output in outputs))
-            self._exchange(array, [source.numel() for source in inputs], out)
-            _scatter_back(out, outputs)
+            flat.alltoall(self._comm, array, [source.numel() for source in inputs], out)
+            flat.split_into(out, outputs)
 
         return self._submit("all_to_all", call, outputs, opts, inputs)
-
-    def _exchange(self, array: Tensor, sent: list[int], out: Tensor) -> None:
-        """alltoall of flat tensors, `sent` elements for each rank; blocking, within a work."""
-        packed = dtypes.as_bytes(array)
-        width = 1 if packed.dtype == array.dtype else array.element_size()
-        counts = [count * width for count in sent]
-        self._comm.alltoall(packed, counts, out=dtypes.as_bytes(out))
 
     @by_device
     def barrier(self, opts: Any = None) -> HsgdWork:
@@ -540,11 +468,3 @@ class Collectives(dist.ProcessGroup):
 def _close(worker: Worker, comm: Any) -> None:
     worker.close()
     comm.close()
-
-
-def _scatter_back(joined: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write the parts of a flat tensor to the tensors."""
-    begin = 0
-    for tensor in tensors:
-        tensor.detach().copy_(joined[begin : begin + tensor.numel()].view(tensor.shape))
-        begin += tensor.numel()

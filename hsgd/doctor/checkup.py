@@ -111,7 +111,7 @@ def _job() -> Trial | None:
     name = "MPI job"
     if launcher_variables.mpi_size() is not None:
         return Trial(name, "note", "not tried within a job", "Call hsgd doctor without mpirun")
-    command = probe.python(probe.JOB)
+    command = [sys.executable, "-c", probe.JOB]
     try:
         words, added = launch.plan_run(command, 2, None, [], os.environ)
     except LaunchError as error:

@@ -22,12 +22,13 @@ __all__ = [
     "libmpi_of_hsgd",
     "libmpi_of_mpi4py",
     "operators",
-    "python",
     "sums",
     "tuning",
 ]
 
 _LIMIT_S = 120
+# Of children: Python would take sources in the working directory for the installed hsgd.
+_ELSEWHERE = os.sep
 _JOB_LIMIT_S = 60
 _SHOW = """
 import sys
@@ -161,18 +162,12 @@ def sums(ranks: int) -> Finding:
     return _run(_SHOW + (_FORKED_RANKS + _SUMS).format(ranks=ranks))
 
 
-def python(code: str) -> list[str]:
-    """The command of a child that runs `code` and finds modules where this process does: `python
-    -c` alone would take sources in the working directory for the installed hsgd; local.
-    """
-    return [sys.executable, "-c", f"import sys\nsys.path[:] = {sys.path!r}\n{code}"]
-
-
 def job(words: Sequence[str], added: Mapping[str, str]) -> Finding:
     """Whether a command that starts ranks of JOB works, with variables `added`; local, blocking."""
     try:
         child = subprocess.run(
             [*words],
+            cwd=_ELSEWHERE,
             env={**os.environ, **added},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -206,7 +201,8 @@ def _run(code: str) -> Finding:
     environ = {name: value for name, value in os.environ.items() if name != "HOROVOD_PLUGIN"}
     try:
         child = subprocess.run(
-            python(code),
+            [sys.executable, "-c", code],
+            cwd=_ELSEWHERE,
             env=environ,
             capture_output=True,
             text=True,

@@ -551,32 +551,23 @@ def _map_file(
         elif refusal == _CHUNKED:
             found = chunks_of(dataset, size)
             refusal, mapped = (found, None) if isinstance(found, str) else ("", found)
-        if refusal and isinstance(path, str):
-            raise DataError(
-                f"{path}: field {name!r}: {refusal}, which only h5py reads, and only from files; "
-                "convert it with hsgd data convert, copy it, or name other fields"
-            )
-        if refusal and (missing := load_filters(dataset)):
-            raise DataError(f"{path}: field {name!r}: {missing}")
+        if refusal:
+            _check_h5py_reads(dataset, refusal, path, name)
         offsets = _map_offsets(file, stored, path, checksum_rows, size) if ragged else None
         if offsets is not None:
             if mapped is None and not dtype.isnative:
                 refusal = "its values are in another byte order"
-            if refusal and dataset.size:
-                raise DataError(
-                    f"{path}: ragged field {name!r}: {refusal}; change that, or restore this file"
-                )
+            _check_ragged(dataset, refusal, path, name)
             refusal = ""
         offset = -1 if refusal or mapped is not None else int(dataset.id.get_offset() or 0)
         chunks = dataset.chunks or (1,)
-        chunk_bytes = math.prod(chunks) * dtype.itemsize
         samples = dataset.shape[0] if offsets is None else file[f"{stored}/{OFFSETS}"].shape[0] - 1
         checksums = _read_checksums(dataset, path, samples, checksum_rows)
         extents[name] = Extent(
             offset,
             dtype,
             chunks[0],
-            chunk_bytes,
+            math.prod(chunks) * dtype.itemsize,
             refusal,
             checksums,
             offsets,
@@ -585,6 +576,23 @@ def _map_file(
             unwritten=unwritten,
         )
     return tuple(specs), SlabMap(str(path), start, samples, identity, extents)
+
+
+def _check_ragged(dataset: h5py.Dataset, refusal: str, path: Path | str, name: str) -> None:
+    if refusal and dataset.size:
+        raise DataError(
+            f"{path}: ragged field {name!r}: {refusal}; change that, or restore this file"
+        )
+
+
+def _check_h5py_reads(dataset: h5py.Dataset, refusal: str, path: Path | str, name: str) -> None:
+    if isinstance(path, str):
+        raise DataError(
+            f"{path}: field {name!r}: {refusal}, which only h5py reads, and only from files; "
+            "convert it with hsgd data convert, copy it, or name other fields"
+        )
+    if missing := load_filters(dataset):
+        raise DataError(f"{path}: field {name!r}: {missing}")
 
 
 def _check_claim(

@@ -50,8 +50,9 @@ class FoundFields:
 
     def inside(self, group: str) -> FoundFields:
         """Those inside a group, by the names that they have there."""
-        parts = (self.shapes, self.left_out, self.broken)
-        return FoundFields(*(_below(group, part) for part in parts))
+        return FoundFields(
+            _below(group, self.shapes), _below(group, self.left_out), _below(group, self.broken)
+        )
 
     def some_groups(self) -> str:
         """The first groups with fields, for messages."""

@@ -228,14 +228,15 @@ def _unmapped(dataset: h5py.Dataset, create: Any) -> int:
     h5s = import_h5py().h5s
 
     shape = tuple(dataset.shape)
-    total = math.prod(shape)
-    ranges, tiles = [], []
+    total: int = math.prod(shape)
+    ranges: list[tuple[int, int]] = []
+    tiles: list[Any] = []
     for number in range(create.get_virtual_count()):
         space = create.get_virtual_vspace(number)
         if space.get_select_type() == h5s.SEL_ALL:
             return 0
         if space.get_select_type() != h5s.SEL_HYPERSLABS:
-            return total - space.get_select_npoints() if create.get_virtual_count() == 1 else 0
+            return total - int(space.get_select_npoints()) if create.get_virtual_count() == 1 else 0
         if not space.is_regular_hyperslab():
             tiles.append(space)
             continue
@@ -249,10 +250,10 @@ def _unmapped(dataset: h5py.Dataset, create: Any) -> int:
         else:
             ranges.append(rows)
     if not tiles:
-        return (shape[0] - _covered(ranges)) * math.prod(shape[1:])
-    for start, stop in ranges:
+        return int((shape[0] - _covered(ranges)) * math.prod(shape[1:]))
+    for first, stop in ranges:
         part = h5s.create_simple(shape)
-        part.select_hyperslab((start, *(0 for _ in shape[1:])), (stop - start, *shape[1:]))
+        part.select_hyperslab((first, *(0 for _ in shape[1:])), (stop - first, *shape[1:]))
         tiles.append(part)
     if len(tiles) > _MOST_TILES:  # taken as apart from one another
         return max(0, total - sum(int(tile.get_select_npoints()) for tile in tiles))

@@ -51,9 +51,9 @@ def agree(
                 )
             if first[name][2] != strides:
                 raise HorovodInternalError(
-                    f"DistributedOptimizer: rank {rank} has parameter {name} with strides {strides}, "
-                    f"rank 0 with {first[name][2]}; give the model the same memory format on every "
-                    "rank"
+                    f"DistributedOptimizer: rank {rank} has parameter {name} with strides "
+                    f"{strides}, rank 0 with {first[name][2]}; give the model the same memory "
+                    "format on every rank"
                 )
         if len(table) != len(first):
             absent = sorted(first.keys() - {name for name, *_ in table})

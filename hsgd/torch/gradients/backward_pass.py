@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["BackwardPass"]
+__all__ = ["BackwardPass", "hook_leaf"]
 
-_engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine: Any = torch.autograd.Variable._execution_engine
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
@@ -94,3 +94,19 @@ class _End:
 
     def __del__(self) -> None:
         self._owner._leave(self._token, completed=False)
+
+
+def hook_leaf(parameter: Tensor, call: Callable[[Tensor], None]) -> Any:
+    """Call after each accumulation into parameter.grad, also in times when the parameter is frozen
+    now: torch keeps such hooks, but takes none. None for dtypes that never have gradients.
+    """
+    register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
+    if parameter.requires_grad:
+        return register(call)
+    if not (parameter.is_floating_point() or parameter.is_complex()):
+        return None
+    parameter.requires_grad_(True)
+    try:
+        return register(call)
+    finally:
+        parameter.requires_grad_(False)

@@ -80,12 +80,12 @@ class Collective:
     device: torch.device
 
     def start(self, array: Tensor, more: str = "") -> Handle[Any]:
-        """Begin it, in place; collective, not blocking. more: of its label."""
-        return self.comm.allreduce_async(array, self._core_op(array), array, self.label + more)
+        """Begin it, in place; collective, not blocking. more: before its label."""
+        return self.comm.allreduce_async(array, self._core_op(array), array, more + self.label)
 
     def run(self, array: Tensor, more: str = "") -> None:
-        """Make it, in place; collective, blocking. more: of its label."""
-        self.comm.allreduce(array, self._core_op(array), array, self.label + more)
+        """Make it, in place; collective, blocking. more: before its label."""
+        self.comm.allreduce(array, self._core_op(array), array, more + self.label)
 
     def run_with_zeros(self) -> None:
         """Take part and add nothing; collective, blocking."""
@@ -181,7 +181,7 @@ class Bucket:
         the bucket, not blocking. rounds: how many were made before in this step; ranks that have
         made more or fewer do not meet.
         """
-        more = f", backward pass {rounds + 1} of a step" if rounds else ""
+        more = f"backward pass {rounds + 1} of a step, " if rounds else ""
         self.packing.pack()
         self.launched_s = time.monotonic()
         if self._predivide != 1.0:

@@ -13,46 +13,31 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hsgd.comm import Comm, Op
+from hsgd.comm import Comm
 from hsgd.errors import HsgdError, ReplicasDiffer
 from hsgd.optim.replicas.replica_guard import ReplicaGuard
 from hsgd.torch.collectives.allreduce import sparse_allreduce_async
-from hsgd.torch.compression import Compressor
 from hsgd.torch.exceptions import HorovodInternalError
 from hsgd.torch.gradients.agreement import agree, split
-from hsgd.torch.gradients.backward_pass import BackwardPass
+from hsgd.torch.gradients.backward_pass import BackwardPass, hook_leaf
+from hsgd.torch.gradients.closure_loss import combine_loss
 from hsgd.torch.gradients.gradient_buckets import Bucket
 from hsgd.torch.gradients.joined import StandIn, end_round, tells_of_join
+from hsgd.torch.gradients.options import Options
 from hsgd.torch.gradients.overlap import Overlap, OverlapChoice
 from hsgd.torch.gradients.packing import HOT_COUNT
 from hsgd.torch.job import runtime
 from hsgd.torch.job.operation_timeline import add_levels
-from hsgd.torch.job.process_sets import ProcessSet
-from hsgd.torch.operations.reductions import AVERAGE, SUM
+from hsgd.torch.operations.reductions import AVERAGE
 
-__all__ = ["GradientReducer", "Options"]
+__all__ = ["GradientReducer"]
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How gradients travel; equal on all ranks."""
-
-    compression: type[Compressor]
-    op: int
-    predivide: float
-    groups: int | list[list[Tensor]] | None
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    bucket_cap_mb: float
-    overlap: str  # as for Overlap
 
 
 class GradientReducer:
@@ -87,7 +72,7 @@ class GradientReducer:
         self._alone = False  # it has no other ranks
         self._comm: Comm | None = None
         self._stand_in: StandIn | None = None
-        self._inspected: Callable[[], list[tuple[str, float]]] = _weak(self._pending, [])
+        self._inspected: Callable[[], list[tuple[str, float]]] = _weak(self._pending, [])  # stalls
 
     def watch(self, groups: Sequence[Sequence[Tensor]]) -> None:
         """Follow parameters that need gradients and are new; local. Called in every step: cheap
@@ -165,22 +150,10 @@ class GradientReducer:
         self._rounds = 0
 
     def combine_loss(self, loss: Any) -> Any:
-        """Make the loss of a closure that of all ranks, so that optimizers which look at it decide
-        alike: the mean, or the sum where gradients are summed; collective, blocking, after a round.
-        What is no number stays as it is.
-        """
-        if not isinstance(loss, (int, float)) and not (
-            isinstance(loss, Tensor) and loss.numel() == 1
-        ):
-            return loss
+        """As combine_loss(), after a round; collective, blocking."""
         assert self._comm is not None
-        total = torch.as_tensor(loss).detach().to("cpu", torch.float64).reshape(1).clone()
-        op: Op = "sum" if self._options.op == SUM else "mean"
         with self._ending_on_error():
-            self._comm.allreduce(total, op, total, "optimizer loss")
-        if isinstance(loss, Tensor):
-            return total.reshape(loss.shape).to(loss.device, loss.dtype)
-        return float(total)
+            return combine_loss(self._comm, loss, self._options.op)
 
     def _check_replicas(self, comm: Comm) -> None:
         """At the end of a round of all ranks; collective."""
@@ -242,17 +215,8 @@ class GradientReducer:
         """Have `call` told when autograd has added to the gradient."""
         if parameter in self._hooks:
             self._hooks[parameter].remove()
-        register: Callable[..., Any] = parameter.register_post_accumulate_grad_hook
-        frozen = not parameter.requires_grad  # now: torch keeps hooks, but takes none
-        if frozen:
-            if not (parameter.is_floating_point() or parameter.is_complex()):
-                return
-            parameter.requires_grad_(True)
-        try:
-            self._hooks[parameter] = register(call)
-        finally:
-            if frozen:
-                parameter.requires_grad_(False)
+        if (handle := hook_leaf(parameter, call)) is not None:
+            self._hooks[parameter] = handle
 
     def _came(self, parameter: Tensor) -> None:
         """A hook of parameters that are new, complete a bucket, or are so large that they are
@@ -412,7 +376,7 @@ class GradientReducer:
             self._comm,
             names,
             wanted,
-            self._terms(),
+            self._options.terms(self.passes),
             sparse_as_dense=self._options.sparse_as_dense,
         )
         if overlap != wanted:
@@ -445,17 +409,6 @@ class GradientReducer:
             self._overlap.begin(len(self._buckets))  # a device's streams run beside backward anyway
         self._complete()
         return begun
-
-    def _terms(self) -> dict[str, object]:
-        """Options that all ranks must have alike, as texts can tell them."""
-        options = self._options
-        return {
-            "backward_passes_per_step": self.passes,
-            "op": options.op,
-            "gradient_predivide_factor": options.predivide,
-            "compression": options.compression.__qualname__,
-            "sparse_as_dense": options.sparse_as_dense,
-        }
 
     def _start_sparse(self, parameter: Tensor) -> Callable[[], Tensor]:
         if parameter.grad is None:
@@ -520,13 +473,10 @@ class GradientReducer:
             self.guard.restart()
 
     def _pending(self) -> list[tuple[str, float]]:
-        """Collectives under way, for the stall inspector."""
         return [(b.label, b.launched_s) for b in list(self._buckets) if b.launched_s]
 
 
 # Parameters and the job outlive an optimizer, and must not keep its buckets.
-
-
 def _weak_hook(reducer: GradientReducer, method: str = "_came") -> Callable[[Tensor], None]:
     found = weakref.ref(reducer)
 

@@ -30,10 +30,15 @@ def first_step(seat: Seat, path: str, name: str, values: list[Any]) -> str:
         value = getattr(hvd.Compression, value) if name == "compression" else value
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **{name: value})
-        for _ in range(2 if name == "backward_passes_per_step" and seat.rank else 1):
-            model(torch.ones(1, 2)).sum().backward()
-        with pytest.raises(hvd.HorovodInternalError) as raised:
+        passes = 2 if name == "backward_passes_per_step" and seat.rank else 1
+
+        def step() -> None:
+            for _ in range(passes):
+                model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
+
+        with pytest.raises(hvd.HorovodInternalError) as raised:
+            step()
         return str(raised.value)
 
 

@@ -1,0 +1,50 @@
+"""A root that refuses its own arguments, and the ranks that wait for it in the same collective.
+
+Owns the call by which the root tells them, which matches none of theirs. Never checks arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hsgd.c10d.work import HsgdWork, Worker
+from hsgd.errors import HsgdError, SignatureMismatch
+
+__all__ = ["refused_by_root", "telling"]
+
+_REFUSED = "the root refused its own arguments"
+
+
+@contextlib.contextmanager
+def telling(what: str, comm: Any, worker: Worker) -> Iterator[None]:
+    """Tell the ranks of comm, if the body raises TypeError or ValueError; local."""
+    try:
+        yield
+    except (TypeError, ValueError):
+
+        def tell() -> None:
+            with contextlib.suppress(HsgdError):
+                note = torch.zeros(1, dtype=torch.uint8)
+                comm.broadcast(note, comm.rank, name=f"{what}: {_REFUSED}")
+
+        worker.submit(HsgdWork(f"{what} that is refused", tell, [], worker), blocking=False)
+        raise
+
+
+def refused_by_root(
+    error: SignatureMismatch, what: str, members: Sequence[int]
+) -> SignatureMismatch | None:
+    """What ranks that wait raise for such a call, in ranks of the whole job, if it is one."""
+    for rank, name in zip(error.ranks, error.names, strict=True):
+        if name is not None and name.endswith(_REFUSED):
+            refused = SignatureMismatch(
+                f"{what}: the root, rank {members[rank]}, refused its own arguments; "
+                "see what it says"
+            )
+            refused.rank, refused.ranks = members[rank], error.ranks
+            return refused
+    return None
