@@ -14,7 +14,8 @@ __all__: list[str] = []
 def refuse_sources() -> None:
     """In a clone `python -m` takes the sources there, which are not built, for hsgd."""
     here = Path(__file__).resolve().parent
-    if importlib.util.find_spec("hsgd._native") is None:
+    native = importlib.util.find_spec("hsgd._native")
+    if native is None or Path(native.origin or "").resolve().parent != here:
         sys.exit(
             f"hsgd: error: python -m hsgd in {here.parent} takes the sources there, which are not "
             "built, not the installed hsgd: call hsgd, or python -m hsgd in another folder"
