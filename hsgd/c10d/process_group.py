@@ -6,7 +6,6 @@ Owns what torch asks of a group about itself.
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +20,7 @@ from hsgd.c10d.devices.device_messages import DeviceMessages
 from hsgd.c10d.diagnostics import flight_recorder
 from hsgd.c10d.point_to_point import PointToPoint
 from hsgd.c10d.routes import by_device
+from hsgd.config import Config
 from hsgd.errors import HsgdError
 from hsgd.optim.replicas.guarded_ddp import guard_all
 
@@ -44,7 +44,7 @@ class HsgdProcessGroup(Collectives):
         self._messages: PointToPoint | None = PointToPoint(self._board, local=one_node)
         self._accelerators = Accelerators(options, backend_options, members)
         self._name = self._description = ""
-        if os.environ.get("HSGD_CHECK_REPLICAS"):  # asked for: DDP has no optimizer of ours
+        if Config.from_env().check_replicas == "1":
             guard_all()
         self._default_backend = flight_recorder.name_backend(self)
 

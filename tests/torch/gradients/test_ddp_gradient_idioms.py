@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from backend_programs import group
+import hsgd.c10d
 from gradient_idioms import IDIOMS, Net, Script
 from ranks import Ranks, Seat
 
@@ -59,7 +60,10 @@ def run(name: str, rank: int, size: int) -> Net:
 def compare(seat: Seat, path: str, size: int) -> list[Any]:
     torch.set_num_threads(1)
     failures, finals = [], []
-    with group(seat.rank, size, path):
+    hsgd.c10d.register()
+    store = dist.FileStore(path, size)
+    dist.init_process_group("hsgd", store=store, rank=seat.rank, world_size=size)
+    try:
         for name in [i.__name__ for i in IDIOMS if i.__name__ not in NOT_DDPS]:
             model, reference = run(name, seat.rank, size), run(name, 0, 1)
             finals.append([p.detach().clone().numpy().tobytes() for p in model.parameters()])
@@ -69,6 +73,8 @@ def compare(seat: Seat, path: str, size: int) -> list[Any]:
             )
             if not difference < 1e-9:
                 failures.append((name, difference))
+    finally:
+        dist.destroy_process_group()
     return [failures, finals]
 
 
