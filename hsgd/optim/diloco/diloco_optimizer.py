@@ -46,6 +46,7 @@ from hsgd.optim.diloco.pseudo_gradient_exchange import (
     checked_compression,
 )
 from hsgd.optim.diloco.worker_comms import WorkerComms
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.restartable_optimizer import RestartableOptimizer
@@ -117,6 +118,7 @@ class DiLoCo(RestartableOptimizer):
         self._params = params if isinstance(params, nn.Module) else list(params)
         self._trained, self._buffers = exchanged_of(self._params)
         self._parts = scheduled(self._trained, fragments, sync_every)
+        self._fixed = FixedParameters("DiLoCo", optimizer, self._params, self._trained)
         self._how = (group, compression)
         self._kept_for_restart: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
         self._metrics = DiLoCoMetrics()
@@ -130,6 +132,7 @@ class DiLoCo(RestartableOptimizer):
         A closure is called once in a group, before the gradients are averaged.
         """
         self._check_open()
+        self._fixed.check(self._optimizer)
         value = None
         if self._group is not None:
             if closure is not None:

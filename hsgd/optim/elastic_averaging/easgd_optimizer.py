@@ -29,6 +29,7 @@ from hsgd.networks import Network
 from hsgd.optim.background import BackgroundThread
 from hsgd.optim.elastic_averaging.easgd_progress import COUNTERS, Progress, StopRule
 from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked_pull_rate
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
 from hsgd.optim.split_comms import SplitComms
@@ -130,7 +131,9 @@ class ElasticAveraging(WrappingOptimizer):
         self._comm, self._order, self._overlap = comm, order, overlap
         _check(mode, order, stop_rule, compression, group_size)
         self._trigger = _trigger_of(update_interval)
+        params = params if isinstance(params, nn.Module) else list(params)
         self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
+        self._fixed = FixedParameters("ElasticAveraging", optimizer, params, self._parameters)
         weights = self._weights()
         _check_weights(weights)
         broadcast_initial(comm, params, weights)
@@ -184,6 +187,7 @@ class ElasticAveraging(WrappingOptimizer):
         group's collectives. A closure is called once in a group, before the gradients are averaged.
         """
         self._check_open()
+        self._fixed.check(self._optimizer)
         value = None
         if self._group is not None and closure is not None:
             # Its gradients are what the group averages.

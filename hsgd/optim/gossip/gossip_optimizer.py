@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from hsgd.errors import CollectiveTimeout, about
 from hsgd.networks import Network
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import Flattened
 from hsgd.optim.gossip.first_moments import FirstMoments, Momentum
 from hsgd.optim.gossip.gossip_ranks import GossipRanks
@@ -121,8 +122,10 @@ class Gossip(RestartableOptimizer):
         self._wire = _WIRE[compression]
         self._given_timeout_s, self._given_patience_s = timeout_s, patience_s
         self._groups = (hierarchical, group_size)
+        params = params if isinstance(params, nn.Module) else list(params)
         parameters, own_buffers = tensors_of(params, "Gossip")
         self._flat = Flattened(parameters)
+        self._fixed = FixedParameters("Gossip", optimizer, params, parameters, parameters)
         self._extra = Flattened([*own_buffers, *buffers], "buffer")
         self._moments = FirstMoments(momentum, self._flat.views)
         self._watched = list(self._flat.views.values())
@@ -145,6 +148,7 @@ class Gossip(RestartableOptimizer):
         for `patience_s`, `hierarchical` and `global_average_every`.
         """
         self._check_open()
+        self._fixed.check(self._optimizer)
         if self._ranks.inside is not None:
             if closure is not None:
                 raise TypeError("Gossip.step: hierarchical=True takes no closure; call backward()")

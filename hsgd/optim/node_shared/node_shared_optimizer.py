@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, StateDict
 
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.large_batch.lamb import LAMB
 from hsgd.optim.large_batch.lars import LARS
 from hsgd.optim.node_shared.node_gradients import ClusterGradients, NodeGradients
@@ -113,6 +114,8 @@ class NodeSharedOptimizer(Optimizer):
         self._check(optimizer)
         self.defaults = optimizer.defaults
         self.param_groups = optimizer.param_groups
+        every = shared.parameters
+        self._fixed = FixedParameters("node_shared", self, every, every, every)
         optimizer.state.clear()  # LARS makes its buffers at once; ours are shared
         self._ranges = {dtype: self._split(dtype) for dtype in shared.counts}
         self._gradients: NodeGradients | ClusterGradients
@@ -319,7 +322,7 @@ class NodeSharedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._shared.check()
+        self._fixed.check(self)
         if not self._is_reduced and isinstance(self._gradients, NodeGradients):
             self._complete()
         elif not self._is_reduced:

@@ -111,7 +111,6 @@ class SharedParameters:
             if self.comm.local_rank == 0:
                 view.copy_(value)
             parameter.data = view
-        self._addresses = [parameter.data_ptr() for parameter in self.parameters]
         self.synchronize()
 
     @property
@@ -128,17 +127,6 @@ class SharedParameters:
     def synchronize(self) -> None:
         """Wait for all ranks of the node; collective over them, blocking."""
         self.local.barrier()
-
-    def check(self) -> None:
-        """Raise RuntimeError where a parameter was moved out of the shared memory."""
-        for index, parameter in enumerate(self.parameters):
-            if parameter.data_ptr() != self._addresses[index]:
-                shape = tuple(self.places[index].shape)
-                raise RuntimeError(
-                    f"node_shared: parameter {index}, shape {shape}, no longer lies "
-                    "in shared memory; something assigned its .data (model.to(), .float()): do "
-                    "that before sharing, and write values with copy_()"
-                )
 
 
 def share_parameters(model: nn.Module, comm: Comm, root: int = 0) -> SharedParameters:

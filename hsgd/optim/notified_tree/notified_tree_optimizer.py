@@ -24,6 +24,7 @@ from torch.optim.optimizer import Optimizer
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
 from hsgd.networks import Network, choose_network
+from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import as_memory
 from hsgd.optim.notified_tree.tree_checks import (
     Roots,
@@ -154,6 +155,8 @@ class NotifiedTree(WrappingOptimizer):
         if self._shared:
             self._load_state_of_rank_0()
         owned = [p for index in self._owned for p in layers[index].parameters]
+        trained = [p for layer in layers for p in layer.parameters]
+        self._fixed = FixedParameters("NotifiedTree", optimizer, model, trained, trained)
         self._updater = Updater(optimizer, owned, before_update, len(parts) > len(layers))
         self._engine = Engine(
             self._window,
@@ -201,6 +204,7 @@ class NotifiedTree(WrappingOptimizer):
         if closure is not None:
             raise TypeError("NotifiedTree.step: closures are not supported; call backward() before")
         self._check_open()
+        self._fixed.check(self._optimizer)
         for layer in self._plan.layers:
             if self._posted[layer.index] <= self._step:
                 self._post(layer)
