@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-__all__ = ["FixedParameters", "named_tensors"]
+from hsgd.optim.layouts import named_tensors
+
+__all__ = ["FixedParameters"]
 
 _REMEDY = "is never exchanged; do that before, or close this optimizer and make a new one"
 
@@ -70,13 +72,6 @@ class FixedParameters:
 
     def _of(self, tensor: Tensor) -> str:
         return f"{self._what}: {self._names[tensor]}, shape {tuple(tensor.shape)},"
-
-
-def named_tensors(params: nn.Module | Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """Return tensors with what errors call them: of a model by name, others by number; local."""
-    if isinstance(params, nn.Module):
-        return [(f'parameter "{name}"', tensor) for name, tensor in params.named_parameters()]
-    return [(f"parameter {number}", tensor) for number, tensor in enumerate(params)]
 
 
 def _count(optimizer: Optimizer) -> int:

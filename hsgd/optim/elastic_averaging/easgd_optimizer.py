@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from hsgd.agree import agree
 from hsgd.box.local import ParameterBox
 from hsgd.comm import Comm
 from hsgd.errors import HsgdError
@@ -32,6 +33,7 @@ from hsgd.optim.elastic_averaging.easgd_rate import checked_moving_rate, checked
 from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import joined, values_kept, views_of
 from hsgd.optim.initial_weights import broadcast_initial
+from hsgd.optim.layouts import layout_terms
 from hsgd.optim.split_comms import SplitComms
 from hsgd.optim.triggers.communication_triggers import FixedPeriod, Trigger
 from hsgd.optim.worker_group import WorkerGroup, split_workers
@@ -129,14 +131,22 @@ class ElasticAveraging(WrappingOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self._comm, self._order, self._overlap = comm, order, overlap
-        _check(mode, order, stop_rule, compression, group_size)
-        self._trigger = _trigger_of(update_interval)
-        params = params if isinstance(params, nn.Module) else list(params)
-        self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
-        self._fixed = FixedParameters("ElasticAveraging", optimizer, params, self._parameters)
-        weights = self._weights()
-        _check_weights(weights)
-        broadcast_initial(comm, params, weights)
+        given = params if isinstance(params, nn.Module) else list(params)
+        options = {
+            "mode": mode,
+            "moving_rate": moving_rate,
+            "update_interval": update_interval,
+            "group_size": group_size,
+            "order": order,
+            "stop_rule": stop_rule,
+            "compression": compression,
+            "pull_rate": pull_rate,
+            "max_steps": max_steps,
+            "network": network,
+        }
+        agree(comm, "ElasticAveraging", lambda: self._take(given, options))
+        self._fixed = FixedParameters("ElasticAveraging", optimizer, given, self._parameters)
+        broadcast_initial(comm, given, self._weights())
         # A constant such as a mask of -inf has no distance from the centre's.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
         weights = self._weights()
@@ -175,6 +185,20 @@ class ElasticAveraging(WrappingOptimizer):
         found = SplitComms(comm, (None if self._group is None else self._group.comm, self._team))
         found.before_close(self._abandon)
         return found
+
+    def _take(
+        self, params: nn.Module | Sequence[Tensor], options: dict[str, Any]
+    ) -> dict[str, object]:
+        """Take the arguments; local. Returns what must be equal on all ranks. Raises ValueError and
+        TypeError for what cannot be.
+        """
+        _check(options)
+        self._trigger = _trigger_of(options["update_interval"])
+        self._parameters, self._buffers = tensors_of(params, "ElasticAveraging")
+        _check_weights(self._weights())
+        if not isinstance(options["update_interval"], int):
+            del options["update_interval"]  # a trigger of this rank's own
+        return {**options, **layout_terms(params)}
 
     def _join_group(self, group_size: int | None) -> WorkerGroup:
         members = split_workers(self._comm, group_size, "ElasticAveraging: group_size")
@@ -413,17 +437,15 @@ class ElasticAveraging(WrappingOptimizer):
         return [tensor.detach() for tensor in (*self._parameters, *self._buffers)]
 
 
-def _check(
-    mode: str, order: str, stop_rule: str, compression: str | None, group_size: int | None
-) -> None:
-    for what, given, choices in (
-        ("mode", mode, get_args(Mode)),
-        ("order", order, get_args(Order)),
-        ("stop_rule", stop_rule, get_args(StopRule)),
-        ("compression", compression, _COMPRESSIONS),
+def _check(options: dict[str, Any]) -> None:
+    for what, choices in (
+        ("mode", get_args(Mode)),
+        ("order", get_args(Order)),
+        ("stop_rule", get_args(StopRule)),
+        ("compression", _COMPRESSIONS),
     ):
-        check_choice(f"ElasticAveraging: {what}", given, choices)
-    if mode == "async" and group_size is not None:
+        check_choice(f"ElasticAveraging: {what}", options[what], choices)
+    if options["mode"] == "async" and options["group_size"] is not None:
         raise ValueError('ElasticAveraging: group_size is for mode="hybrid"; leave it out')
 
 

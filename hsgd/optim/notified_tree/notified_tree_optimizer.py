@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from hsgd.agree import agree
 from hsgd.comm import Comm
 from hsgd.errors import CollectiveTimeout, HsgdError, PeerLost, about
 from hsgd.networks import Network, choose_network
@@ -28,9 +29,8 @@ from hsgd.optim.fixed_parameters import FixedParameters
 from hsgd.optim.flat_vectors import as_memory
 from hsgd.optim.notified_tree.tree_checks import (
     Roots,
-    check_arguments,
-    check_roots,
     check_threads,
+    terms_of,
 )
 from hsgd.optim.notified_tree.tree_engine import Engine, reason_in
 from hsgd.optim.notified_tree.tree_parts import (
@@ -125,8 +125,12 @@ class NotifiedTree(WrappingOptimizer):
         super().__init__(optimizer)
         self._model, self._comm, self._overlap_forward = model, comm, overlap_forward
         layers = layers_of(model)
-        check_arguments(optimizer, layers, arity, part_bytes)
-        check_roots(roots, before_update is not None)
+        options = {"arity": arity, "roots": roots, "part_bytes": part_bytes, "network": network}
+        agree(
+            comm,
+            "NotifiedTree",
+            lambda: terms_of(optimizer, model, options, whole_step=before_update is not None),
+        )
         if before_update is not None and comm.rank == 0:
             warnings.warn(_NO_OVERLAP, stacklevel=2)
         node_count = len(set(comm.nodes))
