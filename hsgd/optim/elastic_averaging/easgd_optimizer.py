@@ -109,6 +109,12 @@ class ElasticAveraging(WrappingOptimizer):
     """
 
     loads_together = True
+    _parameters: list[Tensor]
+    _buffers: list[Tensor]
+    _box: ParameterBox | None = None
+    _progress: Progress | None = None
+    _push: Future[None] | None = None
+    _made = 0  # the version that the last push made
 
     def __init__(
         self,
@@ -149,7 +155,6 @@ class ElasticAveraging(WrappingOptimizer):
         broadcast_initial(comm, given, self._weights())
         # A constant such as a mask of -inf has no distance from the centre's.
         self._buffers = [b for b in self._buffers if bool(torch.isfinite(b).all())]
-        weights = self._weights()
         self._group = self._join_group(group_size) if mode == "hybrid" else None
         exchanges = self._group is None or self._group.leads
         self.workers = int(comm.allreduce(np.array([exchanges], np.int64))[0])
@@ -157,28 +162,28 @@ class ElasticAveraging(WrappingOptimizer):
             moving_rate, self.workers, own_pull=pull_rate is not None, warn=comm.rank == 0
         )
         self.pull_rate = checked_pull_rate(pull_rate, self.moving_rate)
-        count, dtype = sum(weight.numel() for weight in weights), _COMPRESSIONS[compression]
-        if self._group is None:
-            self._delta = torch.empty(count, dtype=dtype)
-        else:
-            self._delta = self._group.comm.empty(count, dtype, name="move of the group")
-        self._team: Comm | None = comm
-        if self._group is not None:
-            self._team = comm.split(0 if exchanges else None, key=comm.rank)
-        self._box: ParameterBox | None = None
-        self._progress: Progress | None = None
+        self._delta = self._room_for_move(_COMPRESSIONS[compression])
+        lead = 0 if exchanges else None
+        self._team = comm if self._group is None else comm.split(lead, key=comm.rank)
         if self._team is not None:
+            start = joined(self._weights())
             self._box = ParameterBox.over(
-                self._team, joined(weights), counters=COUNTERS, timeout_s=timeout_s, network=network
+                self._team, start, counters=COUNTERS, timeout_s=timeout_s, network=network
             )
             self._progress = Progress(self._box, self._team, stop_rule, max_steps)
         self._pusher = BackgroundThread("hsgd-push")
-        self._push: Future[None] | None = None
-        self._made = 0  # the version that the last push made
         self._over = self._done = False
         self._metrics = EASGDMetrics()
         self._trigger.reset(self._watched())
         self._split_off = self._leave_with(comm)
+
+    def _room_for_move(self, dtype: torch.dtype) -> Tensor:
+        """A vector for the move of all weights; in a group collective, and seen by all of it."""
+        count = sum(weight.numel() for weight in self._weights())
+        if self._group is None:
+            return torch.empty(count, dtype=dtype)
+        move: Tensor = self._group.comm.empty(count, dtype, name="move of the group")
+        return move
 
     def _leave_with(self, comm: Comm) -> SplitComms:
         """What was split off it ends before it does."""

@@ -126,19 +126,16 @@ class NotifiedTree(WrappingOptimizer):
         self._model, self._comm, self._overlap_forward = model, comm, overlap_forward
         layers = layers_of(model)
         options = {"arity": arity, "roots": roots, "part_bytes": part_bytes, "network": network}
-        agree(
-            comm,
-            "NotifiedTree",
-            lambda: terms_of(optimizer, model, options, whole_step=before_update is not None),
-        )
-        if before_update is not None and comm.rank == 0:
+        whole = before_update is not None
+        agree(comm, "NotifiedTree", lambda: terms_of(optimizer, model, options, whole_step=whole))
+        if whole and comm.rank == 0:
             warnings.warn(_NO_OVERLAP, stacklevel=2)
         node_count = len(set(comm.nodes))
         self._shared = roots == "shared" and node_count > 1
         sizes = [layer.bytes for layer in layers]
         teams = teams_of(comm.rank, comm.nodes, arity, sizes, self._shared)
         self._owned = [layer.index for layer in layers if teams[layer.index].is_root]
-        suits = before_update is None and updates_elements(optimizer)
+        suits = not whole and updates_elements(optimizer)
         if not _on_all(comm, suits) or (part_bytes is None and node_count == 1):
             part_bytes = 0
         parts = parts_of(layers, part_bytes)
@@ -163,11 +160,8 @@ class NotifiedTree(WrappingOptimizer):
         self._fixed = FixedParameters("NotifiedTree", optimizer, model, trained, trained)
         self._updater = Updater(optimizer, owned, before_update, len(parts) > len(layers))
         self._engine = Engine(
-            self._window,
-            self._plan,
-            teams,
-            self._update,
-            whole_step=before_update is not None,
+            *(self._window, self._plan, teams, self._update),
+            whole_step=whole,
             before_notify=_before_notify,
         )
         comm.barrier()  # the last one: from here on only notifications
